@@ -12,28 +12,28 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, log1p_complex, log_ndtr, log_ndtr_sides
 
 NEGLIGIBLE = 1e-24
-"""Terms of nodes at either end of a sum are left out where they are below this share of the sum."""
+"""Nodes at either end of a sum are left out if their terms are below this share of the sum."""
 POINTS = 24
 """Number of Gauss-Legendre nodes on each panel."""
 _PLACES, _WEIGHTS = np.polynomial.legendre.leggauss(POINTS)
 _ELLIPSES = np.array([1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.5, 9.0, 14.0, 25.0])
 """Sizes rho of the Bernstein ellipses that are tried for every panel."""
 ROOM = 6.3
-"""A slot counts as far if its u is above `Windows.high` less this many widths `high_blur`."""
+"""A slot counts as far if its u is above `Windows.high` - ROOM * `Windows.high_blur`."""
 SMALLEST = 1e-290
 """Masses and likelihood ratios below this number may have lost digits to underflow."""
 LARGEST_LOG = 600.0
-"""Cap on the logarithm of the bound of a window's modulus; a larger bound would be useless."""
+"""Cap on the logarithm of bounds of a window's modulus. A larger bound would be useless."""
 LEAST_S_OF_ONE_SLOT = 3.0
 """Smallest 1/sigma for which one slot is tried as the only large one."""
 LEFT_TO_OTHERS = np.geomspace(1e-12, 0.3, 24)
-"""Shares of the threshold tried as the most that the other slots have."""
+"""Limits on what the other slots contribute to S, tried as shares of the threshold (README.md, section 6)."""
 SLACK = 1e-11
 """Relative allowance for the rounding of a sum over cells: masses are off by at most some hundred units (section 5)."""
 
 
 class Windows(NamedTuple):
-    """The smooth cuts of one slot's law: bulk below `low`, far above `high`; the law ends sharply at `end`."""
+    """The smooth cuts of one slot's law: bulk below `low`, far slots above `high`. The law ends sharply at `end`."""
 
     low: Array
     """(B,) upper end of the bulk in u; at -inf there is no bulk, and everything is integrated."""
@@ -49,7 +49,7 @@ class Windows(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """A grid in u, with the mass of every cell, and the place of a cell's mean of X between the values at its edges."""
+    """A grid in u, with every cell's mass, and the place of its mean of X between the values of X at its edges."""
 
     s: Array
     """(B, 1) 1/sigma."""
@@ -94,7 +94,7 @@ def interval(a: Array, b: Array) -> Array:
 
 
 def cells_of(s: Array, t: Array, windows: Windows, size: int) -> Cells:
-    """Lay `size` cells from `windows.start` to `windows.end`: as many at each finite window as for the range itself."""
+    """Lay `size` cells from `windows.start` to `windows.end`: as many at each finite window as over the whole range."""
     s, t = s[:, None], t[:, None]
     start, end = windows.start[:, None], windows.end[:, None]
     grid = start + (end - start) * np.linspace(0.0, 1.0, 4 * size + 1)
@@ -131,10 +131,10 @@ def cuts_of(cells: Cells, windows: Windows) -> Cuts:
 
 
 def shares(cuts: Cuts, alpha: Array) -> tuple[Array, Array]:
-    """Bound |w1 w2| and |(1 - w1) w2| over each cell at Im u <= alpha from above, (B, J).
+    """Bound |w1 w2| and |(1 - w1) w2| from above over each cell, (B, J), for Im u <= alpha.
 
-    |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)).  The factors
-    e^{y^2/2} and Phi may overflow and underflow where their product does not, so their logarithms are added.
+    |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)).  The factor e^{y^2/2} may overflow and Phi underflow
+    where their product does neither, so their logarithms are added.
     """
 
     def window(most: Array, least: Array, y: Array) -> Array:
@@ -165,9 +165,9 @@ def jump_below(windows: Windows) -> Array:
 def log_real(cells: Cells, weight: Array, below: Array, r: Array, sign: float) -> Array:
     """Bound log E[w e^{sign r X/t}] from above, (B, R), for weights (B, J) and r >= 0 of shape (B, R).
 
-    below : (B,) largest weight below the first edge.
+    In each cell a chord in X bounds the exponential, which is convex in X.  For sign = 1 the law ends at the last edge.
 
-    A chord lies above the exponential, which is convex in X.  For sign = 1 the law ends at the last edge.
+    below : (B,) largest weight below the first edge.
     """
     share = np.clip(cells.share + sign * cells.doubt, 0.0, 1.0)
     w0, w1 = weight * cells.mass * (1.0 - share), weight * cells.mass * share
@@ -189,9 +189,9 @@ def _relative(cells: Cells) -> Array:
 def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: float) -> tuple[Array, Array]:
     """Bound log |A(c + iy')| and log |B(c + iy')| from above for every y' >= y, (B,).
 
-    The line of integration is u + i sign alpha(u), with alpha >= 0 piecewise linear, 0 at both ends,
-    s alpha <= pi/2; the argument `alpha` has its values at the edges, (B, J + 1).
-    There |e^{sign z X}| = e^{X (sign c cos(s alpha) - y sin(s alpha))}.
+    The path of integration is u + i sign alpha(u).  alpha is piecewise linear, at least 0, and 0 at both ends; s alpha
+    is at most pi/2.  The argument `alpha` holds its values at the edges of the cells, (B, J + 1).  On the path
+    |e^{sign z X}| = e^{X (sign c cos(s alpha) - y sin(s alpha))}.
     """
     s, windows = cells.s, cuts.windows
     most, least = np.maximum(alpha[:, :-1], alpha[:, 1:]), np.minimum(alpha[:, :-1], alpha[:, 1:])
@@ -222,10 +222,10 @@ def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: f
 def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
     """Return lower and upper bounds, by theorems, of E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,).
 
-    Upper: `(sqrt(v + (k-1)^2) -+ (k-1))/2` (Scarf), since S has mean 1 and variance v = (e^{s^2} - 1)/t.  Where that is
-    larger than 1 for a call or k for a put, 1 or k is the bound.
-    Lower, call: the mean payoff on {some X_i > tk}, where S > k; or (1 - k)_+.
-    Lower, put: the mean payoff on {all X_i <= k}, where S <= k; or (k - 1)_+.
+    Upper: `(sqrt(v + (k-1)^2) -+ (k-1))/2` (Scarf), with - for the call and + for the put.  S has the mean 1 and the
+        variance v = (e^{s^2} - 1)/t.  The bound is capped at 1 for the call, and at k for the put.
+    Lower, call: E[S - k; some X_i > tk], since S > k there; or (1 - k)_+ if that is larger.
+    Lower, put: E[k - S; all X_i <= k], since S <= k there; or (k - 1)_+ if that is larger.
     """
     with np.errstate(all="ignore"):
         # 1e-300 is added to the variance of S, since s^2 may underflow
@@ -253,7 +253,7 @@ def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
 
 
 def one_slot_above(s: Array, t: Array, k: Array) -> Array:
-    """Bound E(S - k)_+ from above where one slot carries nearly all (README.md, section 6), (B,); 1 elsewhere."""
+    """Bound E(S - k)_+ from above, (B,), where one slot contributes nearly all of it (README.md, 6); 1 elsewhere."""
     found = np.ones_like(s)
     rows = np.flatnonzero((s > LEAST_S_OF_ONE_SLOT) & (t > 1.0))
     s, t, k = s[rows, None], t[rows, None], k[rows, None]
@@ -271,7 +271,8 @@ def one_slot_above(s: Array, t: Array, k: Array) -> Array:
 def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
     """Guess the logarithm of E(S - k)_+ or E(k - S)_+.
 
-    S is taken to be lognormal, or X to be large for one slot and 1 for every other slot.
+    One guess takes S to be lognormal. For the call, another takes X to be large for one slot and 1 for all other slots.
+    The larger counts.
     """
     with np.errstate(all="ignore"):
         spread = np.sqrt(np.log1p(np.expm1(np.minimum(s * s, 600.0)) / t))
@@ -306,7 +307,7 @@ class Nodes(NamedTuple):
 
 
 def panels_of(s: Array, t: Array, windows: Windows, size: Array, most: float = 4.0, fine: int = 600) -> Array:
-    """Choose the ends of panels, (B, J + 1), close where the integrand turns quickly. No bound depends on this choice.
+    """Choose ends of panels, (B, J + 1): close together where the integrand turns fast. Bounds hold for any choice.
 
     size : (B,) largest |z| at which the panels are used.
     """
@@ -351,11 +352,11 @@ def panel_errors(
 ) -> tuple[Array, Array]:
     """Bound the quadrature errors of int N w (e^{sign z X/t} - 1) for all |Im z| <= y: (bulk, jumps), (B,) each.
 
-    less_one : (B,) False where bulk, or jumps if there is no bulk, are integrated without the - 1. Jumps beside a bulk
-    always are integrated without it.
+    The error of a panel of half width q is at most 8 q sup |f| rho^{-2n}/(1 - rho^{-2}), with sup |f| over the ellipse
+    of size rho about the panel.  sup |f| is bounded over the rectangle around the ellipse, factor by factor.
 
-    The bound is 8 q sup |f| rho^{-2n}/(1 - rho^{-2}) on the ellipse of size rho about a panel of half width q.  sup |f|
-    is taken over the rectangle around the ellipse, factor by factor.
+    less_one : (B,) whether the base is integrated with the "- 1". The base is the bulk, or the jumps if there is no
+        bulk. Jumps beside a bulk are always integrated without it.
     """
     middle, half = 0.5 * (ends[:, 1:] + ends[:, :-1])[..., None], 0.5 * (ends[:, 1:] - ends[:, :-1])[..., None]
     real, imag = half * (_ELLIPSES + 1.0 / _ELLIPSES) * 0.5, half * (_ELLIPSES - 1.0 / _ELLIPSES) * 0.5
@@ -397,7 +398,7 @@ def panel_errors(
 
 
 def rounding_units(nodes: Nodes, s: Array, t: Array, windows: Windows) -> Array:
-    """Bound the rounding of each node's term in a sum, relative to its factors' product, in units of 2^-53, (B, X)."""
+    """Bound the rounding of each node's term in a sum, (B, X), in units of 2^-53 of the product of its factors."""
     u = np.abs(nodes.u)
     units = nodes.u.shape[1] + 60.0 + 4.0 * u * u + 6.0 * (s[:, None] * u + 0.5 * s[:, None] ** 2 + np.log(t)[:, None])
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
@@ -436,7 +437,7 @@ class Powers(NamedTuple):
 def turned_by(angle: Array) -> Array:
     """Compute e^{i angle} - 1 = 2 i tau/(1 - i tau) with tau = tan(angle/2): one tangent replaces sine and cosine.
 
-    A relative error of tau causes no larger relative error of the result; NumPy's tangent is off by 4 ulp at most.
+    The relative error of the result is at most that of tau. NumPy's tangent is off by at most 4 ulp.
     """
     tau = np.tan(0.5 * angle)
     share = 2.0 * tau / (1.0 + tau * tau)
@@ -452,8 +453,8 @@ def _tables(x: Array, step: Array, many: int) -> Array:
 
 
 def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
-    """Sum w (e^{iyx} - 1) over x at all y of the line, from tables of coarse and fine steps, (B, count)."""
-    # 32,000 multiplications at most in one matrix product, so that the linear algebra library starts no threads
+    """Sum w (e^{iyx} - 1) over x, at each y of the line, from tables of coarse and of fine steps of y, (B, count)."""
+    # a matrix product has at most 32,000 multiplications, so that the linear algebra library starts no threads
     size = max(32_000 // (first.shape[1] * second.shape[2]), 1)
     found: Array | float = 0.0
     for begin in range(0, weight.shape[1], size):
@@ -475,7 +476,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     less = np.expm1(sign * c[:, None] * nodes.x)
     base = np.where(whole[:, None], nodes.jump, nodes.bulk)
     rest = np.where(whole[:, None], 0.0, nodes.jump)
-    # `lack` is 1 minus the mass of the base
+    # `base` is the bulk, or the jumps if there is no bulk; `lack` is 1 minus its mass
     root = np.sqrt(1.0 + windows.low_blur**2)
     lack = np.where(whole, 0.0, tail(np.where(whole, 0.0, windows.low) / root))
     lost = np.where(whole, 0.0, 2.0 * tail((windows.end - np.where(whole, 0.0, windows.low)) / windows.low_blur))
@@ -492,7 +493,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     below = tail(-windows.start)
     start_grown = np.exp(np.maximum(sign, 0.0) * c * small)
     departure = np.sum(base * less, axis=1) - lack
-    direct = ~(departure > -0.5)  # where true, the sum is more accurate than 1 + departure
+    direct = ~(departure > -0.5)  # True where the sum of `base * grown` is more accurate than 1 + departure
     at_c = np.where(direct, np.maximum(np.sum(base * grown, axis=1), 1e-200), 1.0 + departure)
     log_at_c = np.where(direct, np.log(at_c), np.log1p(np.where(direct, 0.0, departure)))
     rest_at_c = np.sum(rest * grown, axis=1)
@@ -519,7 +520,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     moved, other = spun[0], spun[1] + rest_at_c[:, None]
     at = at_c[:, None]
     a, b = moved.real / at, moved.imag / at
-    bent = np.abs(a) + b * b  # rounding is in proportion to |a| + b^2, as 2 a + a^2 + b^2 may cancel
+    bent = np.abs(a) + b * b  # the rounding of log|1 + a + ib| is in proportion to this, as 2 a + a^2 + b^2 may cancel
     log_base = log_at_c[:, None] + log1p_complex(a, b)
     size_base = np.exp(log_base.real - log_total[:, None])
     t_ = t[:, None]

@@ -13,7 +13,8 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, blocks, keep_apart, log1p, namespace, pick, powers, repeat, sum_depth
 
 ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
-"""Multiples of the saddle point tried as abscissae: up to 1 for the contour, all for bounds of images to the right."""
+"""Abscissae that are tried, as multiples of the saddle point: up to 1 for the contour, all of them for the Chernoff
+bounds of images to the right."""
 LEAST_VALUE = 1e-300
 """Smallest value or lower bound whose logarithm is taken. A lower bound below it is not used."""
 SUM_OUTWARD = 1.0000001
@@ -21,7 +22,7 @@ SUM_OUTWARD = 1.0000001
 NEWTON_STEPS = 6
 """Number of Newton steps from the saddle point's eps to the contour integral's eps."""
 MARGIN = 1.02
-"""Factor on the distance of either bound of eps from the estimate, since the slope changes along the way."""
+"""Factor on the distance of either bound of eps from the estimate. It covers the change of the slope on the way."""
 
 
 class Bracketed(NamedTuple):
@@ -38,7 +39,7 @@ class Bracketed(NamedTuple):
 
 
 class Summand(Protocol):
-    """The fields of `Nodes`, or of the split contour's `Integrand`, that a trapezoid sum needs."""
+    """What a trapezoid sum needs: fields that both `Nodes` and the split contour's `Integrand` have."""
 
     @property
     def c(self) -> Array: ...
@@ -99,7 +100,7 @@ def trapezoid(nodes: Summand, epsilon: Array) -> tuple[Array, Array]:
 
 
 def two_sided(nodes: Summand, slack: Array, tail: Array, epsilon: Array) -> Array:
-    """Bound the error of the trapezoid sum, divided by Z, due to its terms and the cut-off; images are left out."""
+    """Bound the error of the trapezoid sum, divided by Z, from its terms and the cut-off; images are not included."""
     xp = namespace(nodes.t, epsilon)
     turned = 8.0 * ROUNDOFF * (nodes.t + nodes.c[..., None]) * xp.abs(epsilon)[..., None] * xp.exp(nodes.log_modulus)
     return SUM_OUTWARD * (xp.sum(xp.hypot(*nodes.weight) * (slack + turned), axis=-1) + tail)
@@ -112,7 +113,7 @@ def log_geometric(gap: Array) -> Array:
 
 
 def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, log_mass: Array | float = 0.0) -> Array:
-    """Return the logarithm of a bound on the periodic images that the trapezoid rule adds (README.md, section 1).
+    """Return the logarithm of a bound on the sum of periodic images that the trapezoid rule adds (README.md, 1).
 
     at, log_bound : (A,) abscissae of Chernoff bounds, and the logarithms of these bounds at eps = 0.
     log_mass : logarithm of the integrated mass.
@@ -127,7 +128,7 @@ def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, 
 
 
 def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Return `two_sided`, and the logarithm of a bound on the periodic images, which only lower the lower bound."""
+    """Return the result of `two_sided`, and the log of a bound on the images, which affect only the lower bound."""
     images = log_images(nodes.c, nodes.h, nodes.images_at, nodes.images_log, epsilon)
     return two_sided(nodes, nodes.slack, nodes.tail, epsilon), images
 
@@ -155,7 +156,7 @@ def bracketed(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Arra
     log_z = nodes.k0 - nodes.c * epsilon
     lower, upper = ends(nodes, epsilon, value, off)
     estimate = log_z + xp.log(xp.maximum(value, LEAST_VALUE))
-    # an estimate more than 0.1 below the upper bound of log delta is not used
+    # the contour's result is not used where its estimate of log delta lies more than 0.1 below its upper bound
     ok = (value > 0) & xp.isfinite(upper) & (upper - estimate < 0.1)
     chernoff = nodes.images_log - nodes.images_at * epsilon[..., None]
     chernoff = chernoff + 8.0 * ROUNDOFF * (xp.abs(nodes.images_log) + xp.abs(chernoff))
@@ -179,7 +180,7 @@ def newton(nodes: Nodes, start: Array, log_delta: Array, steps: int = NEWTON_STE
 
 
 def rate_of(nodes: Nodes, value: Array, slope: Array) -> Array:
-    """Return minus the derivative of log delta in eps, clipped to its possible range near the saddle point."""
+    """Return minus the derivative of log delta in eps, clipped to what is possible near the saddle point."""
     return namespace(value).clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
 
 
@@ -197,7 +198,7 @@ def certified(
     """
     xp = namespace(below, above)
     lowers, uppers = ends_at(xp.stack([below, above]))
-    # the caller knows the logarithms of delta only to a few units of rounding
+    # the given logarithms of delta are off by a few units of rounding
     lower_ok = lowers[0] - 4.0 * ROUNDOFF * xp.abs(log_delta_high) >= log_delta_high
     upper_ok = uppers[1] + 4.0 * ROUNDOFF * xp.abs(log_delta_low) <= log_delta_low
     lower_ok = lower_ok & (below < xp.inf)
@@ -209,7 +210,7 @@ def epsilon_of(
 ) -> tuple[Array, Array, Array, Array]:
     """Return `certified` bounds of eps about an estimate, at distances that follow from the errors of delta.
 
-    margin : factor on these distances, since the slope changes along the way.
+    margin : factor on these distances, which covers the change of the slope on the way.
     """
     xp = namespace(nodes.t, estimate)
     value, slope = trapezoid(nodes, estimate)
@@ -240,7 +241,7 @@ def log_kappa(c: Array) -> Array:
 def period_for(
     highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: Array
 ) -> tuple[Array, Array]:
-    """Return the abscissa whose images allow the shortest period, and that period.
+    """Return the abscissa at which the shortest period makes the images negligible, and that period.
 
     at, log_bound : (A,) abscissae to choose from, and the logarithms of the Chernoff bounds there at eps = 0.
     highest : largest abscissa allowed.
@@ -248,7 +249,7 @@ def period_for(
     """
     xp = namespace(at, log_bound)
     goal = xp.minimum(log_delta, 0.0) + log_tol
-    # the Chernoff bound stands in for the integrand's size: their ratio varies slowly with c
+    # the Chernoff bound stands for the size of the integrand, since the ratio of the two varies slowly with c
     size = log_bound - at * epsilon[..., None]
     # row i, column j: the contour at abscissa i, the image bounded by Chernoff at abscissa j
     gap = at[..., None, :] - at[..., None]
@@ -259,7 +260,8 @@ def period_for(
     return pick(xp, at, best), pick(xp, period, best)
 
 
-# Characteristic functions at all nodes come from one matrix product: an exponential for every pair would be slow.
+# Characteristic functions at all nodes. They come from one matrix product, since an exponential for every pair of a
+# quadrature point and a node would be slow.
 
 
 def _rotations(angle: Array, count: int) -> tuple[Array, Array]:
@@ -286,9 +288,9 @@ def _split(count: int) -> tuple[int, int]:
 def departures(weight: Array, angle: Array, count: int) -> tuple[Array, Array]:
     """Compute `sum_j w_j (e^{i k angle_j} - 1)` for all k < count, (count,), accurate relative to its terms; w is (X,).
 
-    With k = a + inner b, `e^{i k angle} - 1` is x + y + x y: x is entry a of one short table, y entry b of another.
-    So one matrix product gives all k. The points are summed in blocks of arrays.BLOCK_SIZE, whose sums are added, which
-    keeps the summation shallow.
+    With k = a + inner b, `e^{i k angle} - 1` is x + y + x y, where x is entry a of one short table, and y entry b of
+    another. So one matrix product gives all k. The points are summed in blocks of arrays.BLOCK_SIZE, and then the sums
+    of the blocks are added. This keeps the rounding error small.
     """
     xp = namespace(weight, angle)
     inner, outer = _split(count)
@@ -327,7 +329,7 @@ def polar(re: Array, im: Array) -> tuple[Array, Array]:
 def depth(points: int, count: int) -> float:
     """Return the error of the terms of `departures`, in units of `w_j min(2, t |loss_j|)`.
 
-    Errors of weights and losses are not included. The error is 5.1 for each step of either table, 4.9 for each
-    rounding of a sum of products, and the depth of the weights' own sum.
+    Errors of weights and losses are not included. The error adds up 5.1 units for each step of either table, 4.9 for
+    each rounding of a sum of products, and the depth of the weights' own sum.
     """
     return 5.1 * sum(_split(count)) + 4.9 * (sum_depth(points) + 4.0) + sum_depth(points)

@@ -33,11 +33,11 @@ FIRST_SIDE_LOBE = 0.217235
 FINITE_LOSS_ERROR = 1e-26
 """Absolute error of a finite loss, besides a relative one of 16 units (mechanisms/README.md)."""
 LOG_MIX_UNITS = 18.0
-"""Relative error of log mix in units, without the effect of y's error (README.md, section 4)."""
+"""Relative error of log mix, in units of rounding, if y were exact (README.md, section 4)."""
 TALLEST_LINE = 12.0
 """Largest height of a shifted line of integration, in u."""
 LARGEST_DOUBT = 0.1
-"""Largest error of a weight's logarithm for which first order suffices; above it nothing is certified."""
+"""Largest error of a weight's logarithm for which a bound to first order is used; above it nothing is certified."""
 ROUNDED_UP = 1.001
 """Factor for the rounding of an error bound's own arithmetic."""
 
@@ -50,7 +50,8 @@ def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
     first = log1p(-q)
     shift, move = a / sigma, -a * q / sigma
     by_jensen = 0.5 * move * (move + 1.0 / sigma)
-    # for remove, two tails of either Gaussian; for add, a bound on the right and two on the left (the smaller counts)
+    # for remove: both tails of either Gaussian; for add: one bound on the right and two on the left, of which the
+    # smaller counts
     beyond = stack(xp, [hi, -lo, hi - shift, shift - lo, hi, -lo, -lo - move])
     log_size = stack(xp, [first, first, second, second, a * t.loss[..., -1], a * first, by_jensen])
     log_tail = xp.where(beyond > 0, -xp.log(2.0) - 0.5 * beyond**2, 0.0)
@@ -73,7 +74,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     u = xp.concatenate([ends[..., :1], t.u, ends[..., 1:]], axis=-1)
     loss = xp.concatenate([end_loss[..., :1], t.loss, end_loss[..., 1:]], axis=-1)
     y = u / width - 0.5 / width**2
-    # odds of e^600 are as good as infinite odds
+    # larger odds than e^600 would change nothing
     odds = xp.exp((xp.log(q) - log1p(-q))[..., None] + xp.minimum(y, 600.0))
     nearest = xp.minimum(xp.abs(u[..., :-1]), xp.abs(u[..., 1:])) * (u[..., :-1] * u[..., 1:] > 0)
     # `off` bounds the rounding of y, and `blurred` what rounding adds to the exponents
@@ -87,7 +88,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     widest = xp.pi * sigma
     steepest = xp.max(t.posterior * (t.weight > 1e-12), axis=-1)
     wanted = xp.minimum(2.0 * xp.pi / t.step - t_max * steepest / sigma, 9.5)
-    # heights of the line are tried about the one that seems best; any height gives a bound
+    # three heights of the line are tried, as shares of the one that seems best; any height gives a bound
     shifts = xp.minimum(widest, wanted)[..., None] * xp.asarray((0.5, 0.8, 0.95))
     alpha = xp.clip(shifts, 1e-3 * widest[..., None], xp.minimum(0.97 * widest, TALLEST_LINE)[..., None])
     # from here on the axis before the last is for the heights of the line
@@ -152,7 +153,7 @@ def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: flo
     size = xp.abs(t.loss)
     rotated = units.weight + depth
     turned = units.loss + 12.0 * size
-    # errors count to first order; nothing is certified where the largest error is beyond LARGEST_DOUBT
+    # errors count to first order, up to a factor; where the largest exceeds LARGEST_DOUBT, nothing is certified
     grown = ROUNDOFF * xp.where(units.doubt < LARGEST_DOUBT, 1.0 + 2.0 * units.doubt, xp.inf)
     own = sum_depth(t.u.shape[-1]) + 40.0 + 8.0 * xp.abs(t.log_m)
     return (
@@ -165,10 +166,10 @@ def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: flo
 def gaussian_errors(
     sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array, depth: float
 ) -> tuple[Array, Array, Array, Array]:
-    """Return (a, b, m, e): M(c + it)/M(c) is off by at most a + min(b t, m) for |t| <= t_max, and log M(c) by e."""
+    """Return (a, b, m, e). For |t| <= t_max, M(c + it)/M(c) is off by at most a + min(b |t|, m), and log M(c) by e."""
     xp = namespace(t.u, t_max)
     quadrature = ROUNDED_UP * (_range_error(sigma, q, sign, t) + _step_error(sigma, q, sign, t, t_max))
-    # `quadrature` becomes the error of a quotient whose numerator and denominator may both be off by it
+    # from here on `quadrature` is the error of a quotient; it was that of the numerator and of the denominator
     quadrature = xp.where(quadrature < 0.5, 2.0 * quadrature / (1.0 - xp.minimum(quadrature, 0.5)), xp.inf)
     rate, ceiling, weight = _rounding_errors(sigma, q, t, t_max, depth)
     return quadrature, rate, ceiling, quadrature + weight
@@ -177,9 +178,9 @@ def gaussian_errors(
 def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: Array, step: Array) -> Array:
     """Bound the excess of log M(c) over the logarithm of its trapezoid sum.
 
-    With v = alpha/sigma, `mix cos(v/2) <= |mix(x + i alpha)| <= mix` on whole lines.  Left of the end of a grid
-    `|mix(x + i alpha)|^2 >= mix^2 (1 - s sin^2(v/2))`, with s = 4 o/(1+o)^2 at the odds o there (s = 1 for odds beyond
-    1).
+    With v = alpha/sigma, `mix cos(v/2) <= |mix(x + i alpha)| <= mix` on whole lines.  Left of the right end of a grid
+    `|mix(x + i alpha)|^2 >= mix^2 (1 - s sin^2(v/2))`.  Here s = 4 o/(1+o)^2, with o the odds at that end; if o > 1, s
+    is 1.
     """
     xp = namespace(end, c)
     log_odds = xp.log(q) - log1p(-q) + end / sigma - 0.5 / sigma**2
@@ -195,7 +196,7 @@ def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: 
     shrunk = 0.5 * log1p(-s * xp.sin(0.5 * alpha / sigma) ** 2)
     decay = 2.0 * xp.pi * alpha / step
     relative = 2.0 * xp.exp(0.5 * alpha**2 + xp.where(removing, 0.0, -c * shrunk) - decay) / (-xp.expm1(-decay))
-    # an error of one half of M(c) or more proves nothing
+    # where the error may be half of M(c) or more, nothing is claimed
     error = xp.min(relative, axis=-1)
     return xp.where(error < 0.5, -log1p(-xp.minimum(error, 0.5)), xp.inf)
 
@@ -209,8 +210,8 @@ def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> A
     xp = namespace(sigma, c)
     t = tilted_gaussian(sigma, q, sign, c, nodes)
     edge = xp.maximum(xp.abs(t.u[..., 0]), xp.abs(t.u[..., -1]))
-    # `units` bounds the error of a weight's logarithm as in `per_term`, from means or maxima of its parts: log sum exp
-    # moves by at most the mean of small errors, and by at most the largest of large errors
+    # log sum exp moves by at most the mean of its terms' errors if these are small, and always by at most the largest.
+    # `units` bounds either as `per_term` does, from means or from maxima of the quantities in it.
     z, through_y = xp.abs(t.power) + 1.0, 4.0 * (edge / sigma + 0.5 / sigma**2) - 3.0 * xp.log(q)
 
     def units(loss: Array, square: Array, posterior: Array) -> Array:
@@ -251,10 +252,10 @@ def _finite_above(loss: Array, mass: Array, c: Array) -> Array:
 
 
 def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
-    """Return an upper bound of `K(c) + log kappa(c)`, so that `delta(eps) <= e^{K(c) - c eps} kappa(c)` for every eps.
+    """Return an upper bound of `K(c) + log kappa(c)`; `delta(eps) <= e^{K(c) - c eps} kappa(c)` for every eps.
 
-    `kappa(c) = c^c/(1+c)^{1+c}` is the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`, c > 0.  The quadrature error
-    of K and all rounding are added.  The bound is inf where nothing is certain.
+    `kappa(c) = c^c/(1+c)^{1+c}` is the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`, c > 0.  The bound covers the
+    quadrature error of K and all rounding.  It is inf where nothing is certain.
     """
     xp = namespace(law.sign, c)
     at = c[..., None]
@@ -295,7 +296,7 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     other = xp.where(xp.any(rising, axis=-1), xp.argmax(xp.where(rising, log_f, -xp.inf), axis=-1), peak)
     modes = stack(xp, [peak, other])
     tops = xp.take_along_axis(log_f, modes, axis=-1)
-    # without a second mode `other` is the peak, its floor is its top, and its slabs are empty
+    # without a second mode, `other` is the peak, the floor is its top, and its slabs are empty
     floor = xp.minimum(pick(xp, valley, other), tops[..., 1])
     floors = stack(xp, [xp.full_like(floor, -xp.inf), floor])
     # in a normal density the lowest level would lie 5.5 deviations from the mode, 15 nats below it
@@ -329,7 +330,8 @@ def _lengths(sigma: Array, t: Tilted, log_f: Array, off: Array, modes: Array, le
     slope_r, slope_l = f_r - at(log_f, outer_r), f_l - at(log_f, outer_l)
     part_r = xp.where(slope_r > 0, (f_r - levels) / xp.where(slope_r > 0, slope_r, 1.0), 0.0)
     part_l = xp.where(slope_l > 0, (f_l - levels) / xp.where(slope_l > 0, slope_l, 1.0), 0.0)
-    # the loss is convex in u: a tangent on the right and a chord on the left give an interval inside the level set
+    # the loss is convex in u, so a tangent at the right end and a chord at the left end give an interval that lies
+    # inside the level set
     end_r = at(t.loss, inner_r) + part_r * t.step[..., None] * at(t.posterior, inner_r) / sigma[..., None]
     end_l = loss_l + part_l * (at(t.loss, outer_l) - loss_l)
     # each end of the interval moves with the rounding of its losses

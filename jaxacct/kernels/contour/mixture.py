@@ -2,9 +2,9 @@
 
     delta(eps) = (1/2 pi i) int e^{K(z) - z eps}/(z (z+1)) dz on Re z = c,   K = sum_i n_i log sum_b share_b M_b(z)
 
-One branch has the pair P = sum_j w_j N(s_j, 1), Q = N(0, 1) in u, s_j >= 0, with the ratio
+The output of a branch is u, with the pair P = sum_j w_j N(s_j, 1), Q = N(0, 1), s_j >= 0, and the likelihood ratio
 mix = sum_j w_j e^{s_j u - s_j^2/2}.  In either direction M(z) = int phi(u) mix(u)^a du, with a = z + 1 for remove and
-a = -z for add.  NumPy only.
+a = -z for add.  These kernels run on NumPy only.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SMALL_LOSSES = 30.0
 BLOCK = 16
 """Number of values of t that are evaluated at a time."""
 HEIGHT_SHARE = 0.998
-"""Factor on the density's heights that covers the rounding of the density and of the tilted law's integral."""
+"""Factor on the heights of the density. It covers the rounding of the density, and of the integral that scales it."""
 LOG_TOLERANCE = float(np.log(1e-9))
 """Logarithm of the largest error from images and cut-off, relative to delta."""
 LARGEST_CANCELLATION = 3.0
@@ -58,11 +58,11 @@ def delta_bracket(nodes: Nodes, epsilon: float) -> tuple[float, float, float]:
 
 
 def epsilon_bracket(nodes: Nodes, start: float, log_low: float, log_high: float) -> tuple[float, float, float]:
-    """Return (lower, estimate, upper) of epsilon; `upper` is for delta = e^log_low, `lower` for delta = e^log_high."""
+    """Return (lower, estimate, upper) of epsilon: `upper` for the delta e^log_low, `lower` for the delta e^log_high."""
     lower, upper = -np.inf, np.inf
     with np.errstate(all="ignore"):
         found = newton(nodes, np.asarray(start), np.asarray(log_low), 16)
-        for margin in (1.02, 1.5, 4.0):  # distance of a bound from the estimate, in errors of the latter
+        for margin in (1.02, 1.5, 4.0):  # distance of a bound from the estimate, in units of the estimate's error
             low, _, high, _ = epsilon_of(nodes, found, np.asarray(log_low), np.asarray(log_high), margin)
             lower, upper = max(lower, float(low)), min(upper, float(high))
             if lower > -np.inf and upper < np.inf:
@@ -73,7 +73,7 @@ def epsilon_bracket(nodes: Nodes, start: float, log_low: float, log_high: float)
 def nodes_for_epsilon(parts: list[Part], epsilon: float, log_delta: float | None = None) -> Nodes:
     """Place a contour for delta at an epsilon.
 
-    log_delta : logarithm of delta(epsilon); None: the saddle point approximation serves.
+    log_delta : logarithm of delta(epsilon). If it is None, the saddle point approximation is used.
     """
     c, _ = saddle(parts, lambda eps, _: eps < epsilon)
     if log_delta is None:
@@ -82,7 +82,7 @@ def nodes_for_epsilon(parts: list[Part], epsilon: float, log_delta: float | None
 
 
 def nodes_for_delta(parts: list[Part], log_delta: float) -> tuple[Nodes, float]:
-    """Place a contour for epsilon at a given delta; return its nodes and the epsilon at which it was placed."""
+    """Place a contour for epsilon at a given delta. Return its nodes, and the epsilon for which it was placed."""
     c, eps = saddle(parts, lambda _, found: found > log_delta)
     return _nodes(parts, c, eps, log_delta), eps
 
@@ -134,7 +134,7 @@ def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) 
             logs.append(value + error + float(log_kappa(one)) + 1e-9)
         except TooMany:
             logs.append(np.inf)
-    # here the rounding of the phase and of the sum of terms is added; core.two_sided adds that of t eps in the phase
+    # here the rounding of Im K in the phase and of the sum of terms is added; core.two_sided adds the rounding of t eps
     slack = wrong + ROUNDOFF * (count + 48.0) * np.exp(power.real)
     place, h = np.float64(c), np.float64(step)
     weight = weight_at(place, h, t)
@@ -251,7 +251,7 @@ def largest_modulus_gap(branch: Quadrature, t: Array) -> Array:
 
 
 def _on_lines(branch: Quadrature, t: Array) -> Array:
-    """Bound |M(c + it)|/M(c), (T,), on lines u + iv, where |e^{it loss}| = e^{-t arg mix} falls; the best v counts."""
+    """Bound |M(c + it)|/M(c), (T,), by integrals on lines u + iv, where |e^{it loss}| = e^{-t arg mix} falls in t."""
     law = branch.law
     spread = float(law.shift[-1] - law.shift[0])
     # no line lies above a height of 3, since the Gaussian grows by e^{v^2/2}
@@ -290,14 +290,14 @@ def _by_level_sets(branch: Quadrature, t: Array) -> Array:
 
 
 def _cells(branch: Quadrature) -> tuple[Array, Array]:
-    """Return lower bounds of each cell's length in the loss and of the loss's density in that cell."""
+    """Return lower bounds for each cell: of the length of its range of losses, and of the loss's density there."""
     spread = float(branch.law.shift[-1] - branch.law.shift[0])
     bend = -1.0 + max(branch.power, 0.0) * 0.25 * spread**2  # largest second derivative of log p
     low = np.minimum(branch.p[:-1], branch.p[1:]) / branch.step * np.exp(-max(bend, 0.0) * branch.step**2 / 8.0)
     slope = np.maximum(branch.slope[1:], branch.slope[:-1])
     rounding = 1e-13 * (1.0 + np.abs(branch.log_mix[1:]) + branch.law.shift.size / 64.0)
     length = np.maximum(np.diff(branch.log_mix) * (1.0 - 1e-6) - rounding, 0.0)
-    # a cell holds no more than its density times its width, whatever the rounding of its length
+    # length times height is kept below the cell's mass, however the length is rounded
     most = HEIGHT_SHARE * low * branch.step
     with np.errstate(divide="ignore", invalid="ignore"):
         height = np.where((length > 0.0) & (slope > 0.0), HEIGHT_SHARE * low / slope, 0.0)
@@ -313,19 +313,19 @@ def _unimodal(height: Array, mode: int) -> Array:
 
 
 class TooMany(ArithmeticError):
-    """A grid or a contour would be longer than is allowed, or float64 cannot hold its numbers."""
+    """Raised where a grid or a contour would be longer than is allowed, or float64 cannot hold its numbers."""
 
 
 class BranchLaw(NamedTuple):
     """The law of a branch in one direction."""
 
     shift: Array  # (A,) in deviations, ascending
-    weight: Array  # (A,) positive; the true weights are within 4 units of these, and sum to 1
+    weight: Array  # (A,) positive; the true weights sum to 1 and differ from these by at most 4 units
     sign: float  # 1 remove, -1 add
 
 
 class Quadrature(NamedTuple):
-    """A branch under the tilt e^{c loss}; `p` sums to 1 up to rounding and quadrature error."""
+    """A branch under the tilt e^{c loss}, on a grid. The tilted law `p` sums to 1 up to rounding and quadrature."""
 
     law: BranchLaw
     power: float  # exponent a of mix at t = 0
@@ -340,17 +340,17 @@ class Quadrature(NamedTuple):
     """Bound of the error from quadrature step and range, relative to M(c), for any t up to the largest asked for."""
     by_size: float
     by_length: float
-    """Bounds of the rounding of M(c + it)/M(c): at most min(by_size, t by_length)."""
+    """M(c + it)/M(c) has a rounding error of at most min(by_size, t by_length)."""
 
 
 def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadrature:
-    """Evaluate M(c) and its errors on a grid that serves Im z up to t; the error wanted is M(c) e^log_goal."""
+    """Evaluate M(c) and its errors on a grid that serves |Im z| <= t. The wanted error is e^log_goal M(c)."""
     shift, weight = law.shift, law.weight
     power = c + 1.0 if law.sign > 0 else -c
     least, most = float(shift[0]), float(shift[-1])
     spread = most - least
     need = -log_goal
-    # the grid extends so many deviations beyond every place where the mode of the tilted law can be
+    # `reach`: how many deviations the grid extends beyond any place where the mode of the tilted law can lie
     reach = max(12.0, float(np.sqrt(2.0 * (need + 5.0))))
     if law.sign > 0:
         left, right = -reach, power * most + reach
@@ -364,7 +364,7 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
     width = 2.0 * np.pi / (t * most + need / height + 0.5 * height)
     for _ in range(8):  # the step is shortened until the bound of the quadrature error is small enough
         fraction, exponent = np.frexp(width)
-        step = float(np.ldexp(np.floor(fraction * 32.0) / 32.0, int(exponent)))  # so all nodes are exact
+        step = float(np.ldexp(np.floor(fraction * 32.0) / 32.0, int(exponent)))  # five binary digits: nodes are exact
         first, last = int(np.floor(left / step)), int(np.ceil(right / step))
         if not 0 < last - first <= 100_000 or (last - first) * shift.size > 6e6:  # limits of memory
             raise TooMany("quadrature points")
@@ -448,7 +448,7 @@ def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f:
 
 
 def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[float, float]:
-    """Bound log int phi mix^-c below `low` in two ways: by the tangent at `low`, and by the smallest shift's term."""
+    """Bound log int_{u < low} phi mix^-c in two ways: by log mix's tangent at `low`, by the smallest shift's term."""
     y = np.log(law.weight) + law.shift * low - 0.5 * law.shift**2
     posterior = np.exp(y - logsumexp(y))
     mean, least = float(posterior @ law.shift), float(law.shift[0])
@@ -559,7 +559,7 @@ def log_delta_at(c: float, at: Sketch) -> tuple[float, float]:
 
 
 def saddle(parts: list[Part], too_small: Callable[[float, float], bool]) -> tuple[float, float]:
-    """Return (c, eps): the c where `too_small(eps, log_delta)` turns false, by bisection in log c, and its eps."""
+    """Find by bisection in log c the c from which on `too_small(eps, log_delta)` is false; return (c, eps)."""
     low, high = np.log(1e-6), np.log(1e7)
     for _ in range(46):
         middle = 0.5 * (low + high)

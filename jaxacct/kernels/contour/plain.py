@@ -40,7 +40,7 @@ from jaxacct.kernels.law import (
 FEWEST_NODES, MOST_NODES = 12.0, 2048.0
 """Smallest and largest number of nodes tried for the cut-off in t; the largest program has 2048 nodes."""
 NODE_COUNTS = 18
-"""How many numbers of nodes are tried, in geometric steps."""
+"""How many numbers of nodes are tried. They are a geometric sequence."""
 SPARE_NATS = 7.0
 """Nats by which the terms that are cut off must lie below the tolerance."""
 DECAY_ROUNDING = 1e-9
@@ -87,7 +87,7 @@ def _finite_nodes(n: Array, loss: Array, mass: Array, c: Array, t: Array) -> Par
 
 
 def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array) -> Array:
-    """Return the smallest number of nodes tried for which the terms cut off are small enough."""
+    """Return the smallest number of nodes, of those tried, after which the terms are small enough to be cut off."""
     xp = namespace(law.sign, h)
     cuts = xp.ceil(xp.geomspace(FEWEST_NODES, MOST_NODES, NODE_COUNTS))
     frequency = h[..., None] * cuts
@@ -101,7 +101,7 @@ def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array
 
 
 def _decay_at(law: LossLaw, levels: tuple[Array, Array], frequency: Array, at_c: Array) -> Array:
-    """Return a lower bound of -log|phi| from `frequency` on; `at_c` bounds the relative errors of M(c) and `levels`."""
+    """Bound -log|M(c + it)/M(c)| of all steps from below, for t >= frequency; `at_c` bounds the errors of M(c)."""
     xp = namespace(law.sign, frequency)
     decay = law.mu2 * frequency**2 / 2.0
     if law.gauss_n.shape[-1]:
@@ -180,7 +180,7 @@ def values_along(nodes: Nodes, epsilon: Array) -> Array:
 
 
 def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Return `errors` of `values_along`: those of phases grow with |eps|, those of Horner's rule with the count."""
+    """Return what `errors` returns, for `values_along`. Errors of phases grow with |eps|, Horner's with the count."""
     xp = namespace(nodes.t, epsilon)
     weight = xp.hypot(*nodes.weight)
     size = weight * xp.exp(nodes.log_modulus)
@@ -202,7 +202,7 @@ def value_and_slopes(
 ) -> tuple[Array, Array, Array]:
     """Compute log delta, -delta'/delta and delta''/delta at eps for sampled Gaussian laws, without a certificate.
 
-    The trapezoid sum has the first `keep` nodes. Every derivative in eps brings a factor -z.
+    The trapezoid sum is over the first `keep` nodes. Each derivative in eps multiplies a term by -z.
     """
     xp = namespace(law.sign, c)
     grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, law.sign[..., None], c[..., None], points)
@@ -238,11 +238,11 @@ def axis_nodes(points: int) -> int:
 
 
 def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int) -> tuple[Array, Array]:
-    """Choose abscissa and period together; `axis` is the number of quadrature points on the real axis.
+    """Choose abscissa c and period together; `axis` is the number of quadrature points on the real axis.
 
     The trapezoid rule adds images, which are bounded by `e^{-c period}` to the left and by Chernoff to the right.
-    Tails of sampled mechanisms are nearly exponential.  So an abscissa somewhat below the saddle point shortens the
-    period several times, at the price of some cancellation.
+    Tails of sampled mechanisms are nearly exponential.  So a c somewhat below the saddle point allows a period that is
+    several times shorter, at the price of some cancellation.
     """
     return place_with_bounds(law, point, epsilon, log_tol, axis)[:2]
 
@@ -250,15 +250,15 @@ def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int
 def place_with_bounds(
     law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int
 ) -> tuple[Array, Array, Array, Array]:
-    """Return abscissa and period, and the Chernoff bounds by which `place` chose them.
+    """Return the abscissa and period that `place` chooses, and the Chernoff bounds that decide it.
 
-    Abscissae of the bounds, and logarithms of the bounds at eps = 0, are (A,) each.
+    The bounds are given by their abscissae, (A,), and by their logarithms at eps = 0, (A,).
     """
     xp = namespace(law.sign, point.c)
     at = point.c[..., None] * xp.asarray(ABSCISSA_MULTIPLES)
     log_bound = gaussian_errors.chernoff(lifted(law), at, axis)
-    # Programs with 128 points or more on the axis allow less: for the laws that need so many, hidden humps may make the
-    # terms cancel more than Chernoff's bound shows.
+    # With 128 points or more on the axis, less cancellation is allowed. The laws that need so many may have hidden
+    # humps, which make terms cancel more than Chernoff's bound shows.
     allowed = LARGEST_CANCELLATION if axis < 128 else 1.5
     return *period_for(point.c, at, log_bound, epsilon, point.log_delta, log_tol, allowed), at, log_bound
 
@@ -299,7 +299,7 @@ def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, poin
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
     c, period, at, log_bound = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
     gap = at - c[..., None]
-    # a margin of 11 nats keeps images far below delta at the smallest eps, where delta is seldom below e^-5
+    # images at the smallest eps are made e^-11, far below delta there, which is seldom below e^-5
     image = log_bound - at * xp.min(along, axis=-1)[..., None] + 11.0
     wider = xp.min(xp.where(gap > 0.0, image / xp.where(gap > 0.0, gap, 1.0), xp.inf), axis=-1)
     h = 2.0 * xp.pi / xp.maximum(period, wider)
@@ -310,7 +310,7 @@ def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, poin
 
 
 def _in_front(found: Bracketed) -> Bracketed:
-    """Move the first axis of a bracket, that of several eps, behind its batch axes."""
+    """Move the first axis of every array, the axis of several eps, behind the batch axes."""
     xp = namespace(found.lower)
     lower, estimate, upper, ok = (xp.moveaxis(end, 0, -1) for end in found[:4])
     return Bracketed(lower, estimate, upper, ok, found.needs)
@@ -319,12 +319,12 @@ def _in_front(found: Bracketed) -> Bracketed:
 def epsilon(
     law: LossLaw, log_delta_low: Array, log_delta_high: Array, log_tol: Array, points: int, count: int, rounds: int = 1
 ) -> Bracketed:
-    """Compute `inf {eps : delta(eps) <= delta}` before clipping at 0, for a delta between two bounds.
+    """Compute `inf {eps : delta(eps) <= delta}`, which may be negative, for a delta between two bounds.
 
     `upper` holds for log_delta_low, `lower` for log_delta_high.
 
-    The saddle point approximation supplies the first contour.  The approximation is poor where rare large losses put a
-    second hump into the tilted law.  So every further round places the contour anew at the latest solution.
+    The first contour is placed by the saddle point approximation.  This is poor where rare large losses put a second
+    hump into the tilted law.  So every further round places the contour anew, for the latest solution.
     """
     xp = namespace(law.sign, log_delta_low)
     point = saddle_for_delta(law, log_delta_low, axis_nodes(points))

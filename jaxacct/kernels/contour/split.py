@@ -1,8 +1,8 @@
 """The split contour: delta(eps) where few steps matter (kernels/README.md, section 6, with a figure and a glossary).
 
-The far outcomes are cut off, since under the tilt their losses would outweigh all losses that decide delta.
-Compositions of bulk steps alone are taken out where they form a near-atom, since the characteristic function of a
-near-atom does not decay.  A near-atom is likely where few of many steps sample the record.
+Two things are not integrated.  Far outcomes are cut off, since under the tilt their losses would outweigh all losses
+that decide delta.  Compositions of bulk steps alone are left out if they form a near-atom, since the characteristic
+function of a near-atom does not decay.  A near-atom is likely where few of many steps sample the record.
 
 delta is the contour integral of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the share of the compositions with a
 far step.  For keep_bulk = 0 the share of the compositions of bulk steps alone is added (split_remainder.py).  The
@@ -57,9 +57,10 @@ from jaxacct.kernels.law import REFINEMENT_STEPS, LossLaw, saddle_for_delta_of, 
 LARGEST_CANCELLATION = 9.0
 """Nats by which moving the abscissa away from the saddle point may enlarge an integrand that is small there."""
 AFFORDED_CANCELLATION = 16.0
-"""Largest cancellation, in nats.  Rounding is about e^-30 of the largest term, so e^-14 of accuracy is left."""
+"""Largest cancellation, in nats.  Rounding is about e^-30 of the largest term, so the relative accuracy is e^-14."""
 SPARE_NATS = 2.0
-"""Nats by which the terms that are cut off must lie below the tolerance, since a coarse grid estimates their decay."""
+"""Nats by which the terms that are cut off must lie below the tolerance.  They allow for the coarse grid, on which the
+decay is estimated."""
 PLACEMENT_POINTS = 128
 """Number of quadrature points for placing the contour."""
 SCAN = np.geomspace(0.04, 6.0, 7)
@@ -96,7 +97,7 @@ def no_placements(size: int, parts: int) -> Placement:
 
 
 def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: Array | None = None) -> Grid:
-    """Return grids for the J sampled Gaussians, even in u, or close enough in u to follow e^{itL} up to `frequency`."""
+    """Return grids for the J sampled Gaussians: even in u, or with points that follow e^{itL} for t <= `frequency`."""
     turns = None if frequency is None else frequency[..., None]
     return grid(steps_of(law, windows.low, windows.high), c[..., None], points, turns)
 
@@ -128,7 +129,7 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
     sizes = size(at)
     # nats lost to cancellation even at the saddle point
     least = xp.min(sizes - at * epsilon, axis=0) - log_delta
-    # always allow 1.5 nats of cancellation: less would leave hardly any choice of abscissa
+    # at least 1.5 nats of cancellation are allowed: less would leave hardly any choice of abscissa
     allowed = xp.clip(AFFORDED_CANCELLATION - least, 1.5, LARGEST_CANCELLATION)
     tried, bound = (xp.moveaxis(x, 0, -1) for x in (at, sizes))
     c, period = period_for(point.c, tried, bound, epsilon, log_delta, log_tol, allowed[..., None])
@@ -154,7 +155,7 @@ def _pick_in_front(x: Array, index: Array) -> Array:
 
 
 def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Placement:
-    """Place windows and contour; integrate compositions of bulk steps alone, or leave them out if that saves nodes."""
+    """Place windows and contour. Compositions of bulk steps alone are integrated, or left out if that saves nodes."""
     xp = namespace(law.gauss_n, epsilon)
     choice = split_remainder.choose(law, epsilon, log_delta, log_tol)
     low, high, one = choice.low, choice.high, xp.ones_like(choice.bulk_at)
@@ -269,7 +270,7 @@ def integrand_at(law: LossLaw, contour: Contour, points: int, count: int) -> tup
 
 
 def needed(law: LossLaw, contour: Contour, grids: Grid) -> Array:
-    """Return the numbers of points and nodes that follow the contour until its terms are negligible."""
+    """Return the numbers of points and nodes that suffice to follow the integrand until its terms are negligible."""
     xp = namespace(law.gauss_n, grids.u)
     rise = xp.max(grids.loss[..., -1] - grids.loss[..., 0], axis=-1)
     turns = contour.nodes_needed * rise / contour.period
@@ -289,26 +290,26 @@ def estimate(integrand: Integrand, epsilon: Array) -> tuple[Array, Array]:
 
 
 LARGEST_DOUBT = 0.1
-"""Largest error of a weight's logarithm for which first order suffices; above it nothing is certified."""
+"""Largest error of a weight's logarithm for which a bound to first order is used; above it nothing is certified."""
 FIRST_ORDER = 1.01
 """Factor for the terms beyond the first order of a small error."""
 LEAST_LOG_SCALE = -690.0
 """Smallest logarithm of Z that is exponentiated: e^-690 is still a normal number."""
 BELIEVED = 1e6
-"""`Start.trust` of a value that an earlier, smaller program found but could not certify: the search begins at it."""
+"""`Start.trust` of a value that a smaller program has found, but not certified. The search begins at such a value."""
 LARGEST_MOVE = 2.5
 """Largest factor by which eps moves in one round: the contour serves only eps near the one it was placed for."""
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
 """Smallest and largest eps that the search may return."""
 MARGIN = 1.05
-"""Factor on the distance of either bound of eps from the estimate, since the slope changes along the way."""
+"""Factor on the distance of either bound of eps from the estimate. It covers the change of the slope on the way."""
 
 
 class Start(NamedTuple):
     """A value of eps or of log delta to start from, and how far it is to be trusted.
 
-    `trust` is the factor by which the saddle point approximation may differ from the value before the value is
-    disbelieved.  It is 0 where there is no value, and inf where the value is the solution already.
+    The value is used only if the saddle point approximation differs from it by a factor of at most `trust`.  `trust` is
+    0 where there is no value, and inf where the value is the solution already.
     """
 
     value: Array
@@ -324,7 +325,7 @@ def _solve(integrand: Integrand, start: Array, log_delta: Array) -> Array:
         moved = eps + xp.clip((value - log_delta) / rate, -0.4 * start, 0.4 * start)
         return xp.clip(moved, start / LARGEST_MOVE, start * LARGEST_MOVE)
 
-    return repeat(xp, 7, newton, start)  # from a start within a factor of LARGEST_MOVE more steps change nothing
+    return repeat(xp, 7, newton, start)  # if the start is within a factor of LARGEST_MOVE, more steps change nothing
 
 
 class _Round(NamedTuple):
@@ -364,7 +365,7 @@ def _rounds(
 
 
 def _first(law: LossLaw, log_delta: Array, log_tol: Array) -> Array:
-    """Return the saddle point approximation of eps; far outcomes are cut off where their mass is negligible."""
+    """Return the saddle point approximation of eps. Outcomes so far out that their mass is negligible are cut off."""
     xp = namespace(law.gauss_n, log_delta)
     one = xp.ones_like(law.sign)
     high = xp.where(law.sign[..., None] > 0, split_remainder.far_by_mass(law, log_delta + log_tol), NO_WINDOW)
@@ -393,7 +394,7 @@ def epsilon(
     log_delta_low, log_delta_high, log_tol, *known = _together(law, log_delta_low, log_delta_high, log_tol, *start)
     value, trust = known
     guess = xp.clip(_first(law, log_delta_low, log_tol), LEAST_EPSILON, LARGEST_EPSILON)
-    # an approximation below 1e-11 lies near LEAST_EPSILON, so it refutes no starting value
+    # a guess below 1e-11 may have been clipped at LEAST_EPSILON, so it does not refute a larger starting value
     likely = (value * trust > guess) & ((value < guess * trust) | (guess < 1e-11))
     found = _rounds(
         law,
@@ -410,10 +411,10 @@ def epsilon(
 def epsilon_placed(
     law: LossLaw, log_delta_low: Array, log_delta_high: Array, start: Array, placed: Placement, points: int, count: int
 ) -> Bracketed:
-    """Compute `epsilon` from a solution `start` and a placement that were found for nearly the same law.
+    """Compute what `epsilon` computes, from a solution `start` and a placement found for nearly the same law.
 
-    The certificate bounds every error for this law, wherever the windows are.  The bounds of the remainder assume the
-    remove direction. So in the add direction nothing is certified for windows that cut anything off.
+    The certificate bounds every error for this law, wherever the windows are.  The bounds of the remainder hold only in
+    the remove direction. So in the add direction nothing is certified if the windows cut anything off.
     """
     xp = namespace(law.gauss_n, start)
     log_delta_low, log_delta_high, start = _together(law, log_delta_low, log_delta_high, start)
@@ -453,7 +454,7 @@ def _certified(
 
 
 def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int) -> Bracketed:
-    """Bracket the logarithm of delta at eps >= 0; the value of `start` is used if its trust is BELIEVED or more."""
+    """Bracket the logarithm of delta at eps >= 0. The value in `start` is used if its trust is at least BELIEVED."""
     found, eps = _placed(law, eps, start, log_tol, points, count, rounds)
     return _at(law, found, eps, found.value, points)
 
@@ -526,8 +527,8 @@ class _OnAxis(NamedTuple):
 def _on_the_axis(law: LossLaw, placed: Placement, points: int) -> _OnAxis:
     """Bound the periodic images, and the compositions of bulk steps alone, by Chernoff.
 
-    One trace of the error bound serves all grids.  The first axis stands for two kinds of grids: for the contour, and
-    for bulk steps alone.  The axis behind it stands for two abscissae of each.
+    All grids go through the error bound together, so that it is traced once.  The first axis has two kinds of grids:
+    for the contour, and for bulk steps alone.  The second axis has two abscissae for each kind.
     """
     xp = namespace(law.gauss_n, placed.contour.c)
     contour, choice = placed
@@ -574,7 +575,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     ratio = xp.exp(odds)[..., None] * jumps / ceilings
     most = composed(n, log1p(ratio))
     fallen = xp.exp(-most)
-    gain = -xp.expm1(-most) + keep_bulk[..., None] * fallen  # largest (e^R - 1 + keep_bulk)/e^R
+    gain = -xp.expm1(-most) + keep_bulk[..., None] * fallen  # bound of (e^R - 1 + keep_bulk)/e^R
     units = ROUNDOFF * (16.0 + n.shape[-1])
     moved = composed(n, (part_errors[0] + units * xp.hypot(*bulk)) / ceilings)
     jumped = composed(n, ratio / (1.0 + ratio) * (part_errors[1] / jumps + 2.0 * units))
@@ -589,7 +590,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     size = xp.abs(integrand.k0) + xp.sum(n * xp.abs(parts.log_bulk), axis=-1) + law.mu2 * c * (c + 1.0) + rise + 30.0
     common = FIRST_ORDER * (xp.sum(n * at_c[0], axis=-1) + ratio_error) + units * size
     left_out = split_remainder.bounds(law, windows, choice, integrand.far, axis.bulk_at, axis.bulk_log, points)
-    # the decay is bounded anew: that which placed the contour comes from a coarse grid without an error bound
+    # the decay is bounded anew, since the decay that placed the contour comes from a coarse grid without error bounds
     beyond = split_parts.decay_beyond(law, windows, axis.even, axis.parts, axis.errors, c, integrand.k0, t_max)
     beyond = beyond + xp.log(xp.pi * (t_max - 0.5 * integrand.h))
     needs = needed(law, contour, grids)
@@ -615,14 +616,17 @@ def ends(integrand: Integrand, certificate: Certificate, epsilon: Array) -> tupl
     low = z * least * xp.where(least > 0, down, up) - split_remainder.OUTWARD * images * up + far
     log_low, log_high = (xp.log(xp.maximum(x, 1e-300)) for x in (low, high))
     margin = 16.0 * ROUNDOFF * (xp.abs(log_z) + xp.abs(integrand.c * epsilon) + 8.0)
-    # the integral is at least 0, so a negative upper bound contradicts the other bounds
+    # the integral is at least 0, so nothing is claimed where its upper bound is negative
     certain = (value + both >= 0.0) & (high < xp.inf)
     low = xp.where(certain & (low > 1e-300), log_low - margin - 8.0 * ROUNDOFF * xp.abs(log_low), -xp.inf)
     return low, xp.where(certain, log_high + margin + 8.0 * ROUNDOFF * xp.abs(log_high), xp.inf)
 
 
 def _window_rounding(distance: Array, blur: Array) -> tuple[Array, Array]:
-    """Return the units of rounding of a window's log w, and a bound of |d log w/du|, `distance` inside its centre."""
+    """Return the rounding of a window's log w, in units, and a bound of |d log w/du|.
+
+    distance : from the window's centre, positive on the side where w is near 1.
+    """
     xp = namespace(distance)
     x = xp.clip(distance / blur, -40.0, 9.0)
     return 20.0 + 6.0 * xp.minimum(x, 0.0) ** 2, xp.where(x < 8.5, xp.maximum(-x, 0.0) + 1.0, 0.0) / blur
@@ -637,7 +641,7 @@ class _Units(NamedTuple):
 
 
 def _units(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> tuple[_Units, _Units]:
-    """Bound the rounding of bulk and of jumps: that of gaussian_errors.py, and errors of the nodes and windows."""
+    """Bound the rounding of bulk and of jumps: as in gaussian_errors.py, plus the errors of nodes and windows."""
     xp = namespace(nodes.u, c)
     z, size, place = xp.abs(c)[..., None] + 1.0, xp.abs(nodes.loss), xp.abs(nodes.u)
     sigma, q, low, high = (x[..., None] for x in (steps.sigma, steps.q, steps.low, steps.high))

@@ -7,8 +7,8 @@ The bulk lies below `low`, the far tail above `high`, and the jumps between them
 
 The contour integrates `prod (A+B)^n - (1 - keep_bulk) prod A^n`: compositions without a far step, and for
 keep_bulk = 0 only those with at least one jump.  The windows are entire functions, so that the trapezoid rule stays
-exponentially accurate.  Its nodes are equidistant in `v = u + warp L(u)`.  They lie close where the loss is steep, so
-that following e^{itL} costs one point per turn and no more.
+exponentially accurate.  The nodes of the rule are equidistant in `v = u + warp L(u)`.  So they are close in u where the
+loss is steep, and one point per turn suffices to follow e^{itL}.
 
 Bounds of the errors of A and B follow: quadrature, the terms beyond the cut-off in t, and periodic images.  Each is
 relative to the part's own value on the real axis (kernels/README.md, sections 1, 2 and 6).
@@ -43,10 +43,11 @@ from jaxacct.kernels.law import TAIL_NATS, LossLaw, Tilted, log_mix, quadrature_
 GRID_BEYOND_FAR_WINDOW = 17.0
 """The grid reaches this many widths of the far window beyond `high`.
 
-The far window is below 1e-60 there.  So less than e^-45 remains of a tilted law even if it grows by e^60 on the way.
+There the far window is below 1e-60.  So even of a tilted law that grows by a factor e^60 on the way, less than e^-45
+remains.
 """
 LARGEST_TURN_SHARE = 0.85
-"""Largest share of the grid's points that may follow the turns of e^{itL}; the other points resolve the windows."""
+"""Largest share of the grid's points for following the turns of e^{itL}. The other points resolve the windows."""
 NO_WINDOW = 1e9
 """Place u of a window that must remove no outcome: every outcome lies below it."""
 
@@ -98,12 +99,12 @@ class TiltedParts(NamedTuple):
 
 
 def low_blur(sigma: Array) -> Array:
-    """Return the width of the low window, narrower for small sigma since losses grow like e^{u/sigma}."""
+    """Return the width of the low window. It is small for small sigma, since losses grow like e^{u/sigma}."""
     return 0.15 * namespace(sigma).minimum(sigma, 1.0)
 
 
 def high_blur(sigma: Array) -> Array:
-    """Return the width of the far window, narrower for small sigma as `low_blur` is."""
+    """Return the width of the far window. It is small for small sigma, as `low_blur` is."""
     return 0.1 * namespace(sigma).minimum(sigma, 1.0)
 
 
@@ -116,7 +117,7 @@ def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
         shape = np.broadcast_shapes(np.shape(sign), np.shape(c), last.shape)
         return np.full(shape, first), np.broadcast_to(last, shape)
     lo, hi = quadrature_range(sigma, q, sign, c)
-    cells = 128  # size of a grid that looks for the end of the tilted law; no bound depends on that end
+    cells = 128  # number of cells of a grid on which the end of the tilted law is looked for; no bound depends on it
     cell = (hi - lo) / float(cells)
     u = lo[..., None] + cell[..., None] * xp.arange(cells + 1)
     exponent = -c[..., None] * log_mix(sigma[..., None], q[..., None], u)[0] - 0.5 * u**2
@@ -126,7 +127,7 @@ def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
 
 
 def grid(steps: Steps, c: Array, nodes: int, frequency: Array | None = None, stop: Array = np.inf) -> Grid:
-    """Place `nodes` points up to a sharp end `stop`: even in u, or close enough to follow e^{itL} up to `frequency`."""
+    """Place `nodes` points, at most at u = `stop`: even in u, or so that they follow e^{itL} for t <= `frequency`."""
     sigma, q, _, low, high = steps
     xp = namespace(sigma, low, high, c)
     lo, hi = ends(steps, c)
@@ -164,7 +165,7 @@ def _warped(
         loss, posterior = log_mix(sigma, q, u)
         return u - (u + warps * loss - v) / (1.0 + warps * posterior / sigma)
 
-    # `Grid.slack` bounds the error that four Newton steps leave
+    # after four Newton steps an error is left, which `Grid.slack` bounds
     u = repeat(xp, 4, newton, interp(xp, v, even + warps * loss, even))
     loss, posterior = log_mix(sigma, q, u)
     growth = 1.0 + warps * posterior / sigma
@@ -218,7 +219,7 @@ def shares(grids: Grid) -> Shares:
 
 
 def _weights(law: LossLaw, parts: Shares, c: Array) -> tuple[Array, Array]:
-    """Return the log of the largest weight of bulk plus jumps under the tilt c, and weights relative to it, (J, X)."""
+    """Return the log of the largest weight of bulk plus jumps under the tilt c, and all weights over it, (J, X)."""
     xp = namespace(law.gauss_n, parts.loss, c)
     exponent = xp.where(law.sign > 0, c + 1.0, -c)[..., None, None] * parts.loss + parts.log_both
     top = xp.max(exponent, axis=-1)
@@ -242,7 +243,7 @@ def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
 def cumulants(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> tuple[Array, Array, Array]:
     """Compute `log_size` and its first two derivatives.
 
-    These place the contour and enter no bound, since a part smaller than e^-600 of the other is not resolved.
+    They only place the contour. They enter no bound, since a part that is below e^-600 of the other is not resolved.
     """
     xp = namespace(law.gauss_n, parts.loss, c)
     n, loss = law.gauss_n, law.sign[..., None, None] * parts.loss
@@ -276,13 +277,13 @@ def place_of(sigma: Array, q: Array, loss: Array) -> Array:
 
 
 SHIFT_EXPONENTS = (0.0, 0.2, 0.4, 0.6)
-"""Heights tried for the shifted line, as exponents of a geometric scale.
+"""Heights that are tried for the shifted line, as exponents on a geometric scale.
 
-0 is the height that suits the far window, 1 the largest height that the strip allows."""
+Exponent 0 stands for the height that suits the far window, exponent 1 for the largest height that the strip allows."""
 USELESS = 1e30
 """An error bound so large that nothing is certified.
 
-It is finite because it may be multiplied by a weight of zero, as with the jumps for keep_bulk = 1 and low =
+It is finite, since it may be multiplied by a weight of zero. The jumps have such a weight if keep_bulk = 1 and low =
 NO_WINDOW."""
 STAIRS = 12.0
 """Number of stairs by which the two sides of the shifted path are bounded."""
@@ -293,9 +294,9 @@ LEAST_SIGMA_PER_STEP = 0.05
 TALLEST_LINE = 12.0
 """Largest height of a shifted line of integration, in u."""
 STRIP_SHARE = 0.97
-"""Largest height of a shifted line, as a share of pi sigma, half the width of the strip of analyticity."""
+"""Largest height of a shifted line, as a share of pi sigma, which is half the width of the strip of analyticity."""
 SIDES_FACTOR = 2.0 * TALLEST_LINE
-"""Largest total length of the path's two sides.  They contribute at most this times a bound of the integrand there.
+"""Largest total length of the path's two sides.  They contribute at most this times a bound of the integrand on them.
 
 On the sides the kernel is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section 6)."""
 ROUNDED_UP = 1.001
@@ -313,7 +314,7 @@ def _log_tail_above(x: Array) -> Array:
 
 
 def _window(largest: Array, smallest: Array, growth: Array) -> Array:
-    """Return an upper bound of `log |Phi(x + i y)|` for smallest <= x <= largest, growth = y^2/2."""
+    """Return an upper bound of `log |Phi(x + i y)|` for smallest <= x <= largest and `growth` = y^2/2."""
     xp = namespace(largest, smallest, growth)
     return xp.minimum(growth + _log_tail_above(largest), softplus(growth + _log_tail_above(-smallest)))
 
@@ -339,7 +340,7 @@ def _gaussian(u: Array) -> Array:
 
 
 def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
-    """Return upper bounds of log bulk and log jump, least and largest arg mix, by cell of a line at height alpha."""
+    """Bound on each cell of a line at height alpha: log bulk and log jump from above, arg mix from below and above."""
     (sigma, q, sign, *_), (u, loss) = steps, edges
     xp = namespace(u, loss, c, alpha)
     angle, width, power = (alpha / sigma)[..., None], sigma[..., None], c[..., None] + 1.0
@@ -365,7 +366,7 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
 
 def side_bounds(steps: Steps, c: Array, alpha: Array, nodes: Grid) -> Array:
     """Bound the log densities of (bulk, jump) at the grid's two ends from above, (2, 2), at heights up to alpha."""
-    # the path's sides lie up to half a step outside the grid; the density there is at most that at the last nodes
+    # the sides of the path lie up to half a step outside the grid, where the density is at most that at the last nodes
     sigma, _, sign, low, high = steps
     xp = namespace(nodes.u, c, alpha)
     u, loss, posterior = (x[..., [0, -1]] for x in (nodes.u, nodes.loss, nodes.posterior))
@@ -384,7 +385,7 @@ def side_bounds(steps: Steps, c: Array, alpha: Array, nodes: Grid) -> Array:
 
 
 def cell_edges(steps: Steps, nodes: Grid) -> tuple[Array, Array]:
-    """Return the edges of cells, which begin and end half a step or more outside the grid, and log mix at the edges."""
+    """Return the edges of cells, and log mix there. The outermost edges lie half a step or more outside the grid."""
     xp = namespace(nodes.u)
     outside = stack(xp, [nodes.u[..., 0] - nodes.step, nodes.u[..., -1] + nodes.gap[..., -1]])
     loss, _ = log_mix(steps.sigma[..., None], steps.q[..., None], outside)
@@ -429,11 +430,12 @@ def _least(
 
 
 def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turning: Array | float) -> Array:
-    """Bound the integral along the path's sides, relative to A(c) and B(c); `turning`: phase per unit of height."""
+    """Bound the integral along the path's sides, relative to A(c) and B(c); the phase is at most `turning` * alpha."""
     xp = namespace(nodes.u, c, alpha)
     climb = in_front(np.arange(1.0, STAIRS + 1.0) / STAIRS, alpha.ndim)
     decay = 2.0 * xp.pi * alpha / nodes.step
-    # along a side the integrand grows and the kernel falls: each stair takes the worse end of either
+    # along a side the integrand grows and the kernel falls: a stair takes the integrand at its top, the kernel at its
+    # foot
     rise = side_bounds(steps, c, climb * alpha, nodes)
     turned = turning * alpha - decay * (climb - climb[0])
     exponent = rise + turned[..., None, None] - own[..., None]
@@ -464,7 +466,7 @@ def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: 
 
 
 def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Bound `step_errors`' errors at t = 0, on an even grid, from `mix cos(v/2) <= |mix(x + i sigma v)| <= mix`."""
+    """Bound what `step_errors` bounds, at t = 0 on an even grid, by mix cos(v/2) <= |mix(x + i sigma v)| <= mix."""
     xp = namespace(nodes.u, c)
     u, loss = cell_edges(steps, nodes)
     own = stack(xp, [parts.log_bulk, parts.log_jump])
@@ -485,7 +487,7 @@ def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Arra
 
 
 DECAY_ROUNDING = 1e-9
-"""Relative rounding error of a decay, and of the two logarithms whose difference the decay is."""
+"""Relative rounding error of a decay, and of the logarithms `rise` and `reached`, whose difference it is."""
 FIRST_ORDER = 1.01
 """Factor for the terms beyond the first order of a small error."""
 
@@ -502,8 +504,8 @@ def _whole(nodes: Grid, parts: TiltedParts, sign: Array, c: Array) -> Tilted:
 def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
     """Return lower bounds of the decay, -log(|integrand|/e^{K(c)}), at every t >= frequency, for keep_bulk 1 and 0.
 
-    The first axis of all arguments but the law is for the two values of keep_bulk; frequencies have one more axis in
-    front of it.
+    All arguments but the law have a first axis for the two values of keep_bulk. `frequency` has one more axis, in front
+    of this.
     """
     xp = namespace(law.gauss_n, windows.low, frequency)
     (_, *kept), (windows, *left) = (jax.tree.map(lambda x, i=i: x[i], (windows, grids, parts, c)) for i in range(2))
@@ -539,7 +541,7 @@ def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c
 
 
 def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jump: Array, frequency: Array) -> Array:
-    """Bound log |B(c + it)|/B(c) for every t >= frequency by a shifted line, on which e^{itL} decays (remove)."""
+    """Bound log(|B(c + it)|/B(c)) for every t >= frequency by a shifted line, on which |e^{itL}| falls (remove)."""
     xp = namespace(nodes.u, frequency)
     sigma, steps = law.gauss_sigma, steps_of(law, windows.low, windows.high)._replace(sign=xp.ones_like(c))
     # heights of the line, in widths of the low window
@@ -558,8 +560,8 @@ def _raised(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, r
     xp = namespace(law.gauss_n, errors)
     n, of_bulk, of_jump = law.gauss_n, errors[..., 0], errors[..., 1]
     share = logistic(xp, parts.log_jump - parts.log_bulk)
-    # Raising A and B alike adds n times the error of log A.  Raising B alone adds d log(e^R - 1) <= (1 + R)/R dR, where
-    # dR is at most R times the error of log B.
+    # If A and B rise by the same factor, K(c) rises by n times the rise of log A.  If B rises alone, K(c) rises by
+    # d log(e^R - 1) <= (1 + R)/R dR, where dR is at most R times the rise of log B.
     jumps = xp.sum(xp.where(n > 0, of_jump, 0.0), axis=-1)
     without = xp.sum(n * of_bulk, axis=-1) + (1.0 + rise) * jumps
     with_bulk = xp.sum(n * ((1.0 - share) * of_bulk + share * of_jump), axis=-1)

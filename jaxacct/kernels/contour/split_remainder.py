@@ -1,7 +1,7 @@
-"""The remainder, which the split contour does not integrate: compositions with a far step or of bulk steps alone.
+"""The remainder, which the split contour does not integrate: compositions with a far step, or of bulk steps alone.
 
-Compositions with a far step contribute a closed form to delta, and an excess over it that is bounded.  The contribution
-of bulk steps alone is bounded by Chernoff (kernels/README.md, section 6).
+What compositions with a far step contribute to delta is a closed form, and an excess over that form, which is bounded.
+What compositions of bulk steps alone contribute is bounded by Chernoff (kernels/README.md, section 6).
 """
 
 import math
@@ -27,20 +27,21 @@ from jaxacct.kernels.contour.split_parts import (
 from jaxacct.kernels.law import LossLaw, log_mix
 
 FAR_LOSSES = np.geomspace(0.05, 100.0, 24)
-"""Centres tried for the far window: by how much their loss exceeds eps, in units of `scale_of`."""
+"""Centres that are tried for the far window, given by (loss at the centre - eps)/`scale_of`."""
 LOW_LOSSES = np.geomspace(0.005, 0.8, 14)
-"""Centres tried for the low window: their loss, in units of `scale_of`.
+"""Centres that are tried for the low window, given by (loss at the centre)/`scale_of`.
 
 At the lowest centre nearly all outcomes are jumps; at the highest the bulk reaches nearly to eps.
 """
 TRIED_ABSCISSAE = np.geomspace(1.5, 150.0, 14)
 """Abscissae of the Chernoff bounds that choose windows, in units of 1/`scale_of`."""
 BULK_END = 13.0
-"""The law of a bulk step is cut this many window widths above the low window's centre; bounds add the mass cut off."""
+"""The law of a bulk step is cut off this many window widths above the low window's centre. Bounds include the mass cut
+off."""
 LARGEST_EXPONENT = 600.0
 """Largest eps that is exponentiated: e^600 is far from float64's limits."""
 LARGEST_MOMENT = 1e200
-"""A larger moment bounds nothing and is replaced by inf."""
+"""If a moment is larger than this, no useful bound follows from it, and the bound is inf."""
 FAR_ROUNDING = 1e-11
 """Relative rounding allowed for the far masses; their few operations cause far less."""
 OUTWARD = 1.000001
@@ -48,10 +49,10 @@ OUTWARD = 1.000001
 
 
 class FarMasses(NamedTuple):
-    """The masses of the compositions with a far step, one for P and one for Q."""
+    """The mass of the compositions with a far step, under P and under Q."""
 
-    p: Array  # under P: 1 - prod m^n, m the mass of a step that is not far
-    q: Array  # under Q: 1 - prod m'^n, m' likewise
+    p: Array  # 1 - prod m^n, where m is the P-mass of one step's outcomes that are not far
+    q: Array  # 1 - prod m'^n, where m' is the Q-mass of these outcomes
 
 
 class Remainder(NamedTuple):
@@ -82,7 +83,7 @@ def _phi(x: Array) -> Array:
 
 
 def far_by_mass(law: LossLaw, log_goal: Array) -> Array:
-    """Return (J,) values of u: the chance that some step's output lies beyond is less than e^log_goal."""
+    """Return values of u, (J,), so large that some step's output lies beyond with a chance of less than e^log_goal."""
     xp = namespace(law.gauss_n, log_goal)
     spread = xp.sqrt(1.0 + high_blur(law.gauss_sigma) ** 2)
     room = xp.log(2.0 * law.gauss_n * law.gauss_n.shape[-1]) - log_goal[..., None]
@@ -116,7 +117,7 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
     scale = scale_of(law, epsilon)[..., None]
     widest = far_by_mass(law, log_delta + log_tol)
     sigma, q = law.gauss_sigma[..., None], law.gauss_q[..., None]
-    # 160 points from u = -9, below which 1e-19 of the outcomes lie; no bound depends on these points
+    # a rough quadrature on 160 points from u = -9 on, below which 1e-19 of the outcomes lie; it enters no bound
     step = (widest + 9.0) / 159
     u = -9.0 + step[..., None] * xp.arange(160)
     loss, _ = log_mix(sigma, q, u)
@@ -178,12 +179,12 @@ def far_masses(law: LossLaw, high: Array) -> FarMasses:
 
 
 def bulk_grids(law: LossLaw, choice: WindowChoice, points: int) -> tuple[Grid, Array]:
-    """Return grids of bulk steps, cut off at BULK_END, and abscissae of their Chernoff bounds on a new first axis."""
+    """Return grids of bulk steps, cut off at BULK_END, and abscissae for their Chernoff bounds, on a new first axis."""
     xp = namespace(law.gauss_n, choice.low)
     sigma, one = law.gauss_sigma, xp.ones_like(choice.bulk_at)
     stop = choice.low + BULK_END * low_blur(sigma)
     grids = grid(steps_of(law, choice.low, choice.high), one[..., None], points, stop=stop)
-    return grids, xp.stack([f * choice.bulk_at for f in (0.85, 1.1)])  # two, as the grid may fail at the larger
+    return grids, xp.stack([f * choice.bulk_at for f in (0.85, 1.1)])  # two, since the grid may fail at the larger one
 
 
 def bounds(
@@ -195,7 +196,7 @@ def bounds(
     bulk_log: Array,
     points: int,
 ) -> Remainder:
-    """Bound the remainder with certainty, given the Chernoff bounds of compositions of bulk steps alone."""
+    """Certify bounds of the remainder. `bulk_at`, `bulk_log`: Chernoff bounds of compositions of bulk steps alone."""
     xp = namespace(law.gauss_n, windows.high)
     sigma, q, n = law.gauss_sigma, law.gauss_q, law.gauss_n
     near = xp.sqrt(1.0 + low_blur(sigma) ** 2)
@@ -244,7 +245,7 @@ def far(masses: FarMasses, epsilon: Array) -> tuple[Array, Array]:
     xp = namespace(masses.p, epsilon)
     scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * masses.q
     linear = masses.p * (1.0 - FAR_ROUNDING) - scaled * (1.0 + FAR_ROUNDING)
-    # neither e^eps nor the mass under Q may be near float64's limits
+    # 0 where e^eps or the mass under Q is near float64's limits
     linear = xp.where((epsilon < LARGEST_EXPONENT) & (masses.q > 1e-290), linear, 0.0)
     return xp.maximum(linear, 0.0), xp.where(linear > 0, -scaled, 0.0)
 
@@ -255,7 +256,7 @@ def far_above(bounds: Remainder, epsilon: Array) -> Array:
     least = xp.min(bounds.excess_log + bounds.excess_at * epsilon[..., None], axis=-1)
     scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * bounds.far.q
     linear = bounds.far.p * (1.0 + FAR_ROUNDING) - scaled * (1.0 - FAR_ROUNDING)
-    # 1e-60 of the far mass covers what the integrated law loses beyond the grid's last point
+    # the integrated law ends at the grid's last point; what it loses beyond is below 1e-60 of the far mass
     above = xp.maximum(linear, 0.0) + OUTWARD * xp.exp(xp.minimum(least, 0.0)) + 1e-60 * bounds.far.p
     return xp.minimum(above, bounds.far.p * (1.0 + FAR_ROUNDING))
 
