@@ -31,7 +31,7 @@ ROUNDS = 14
 NARROW = 1e-2
 """A search ends when the relative width of its bracket is at most this share of the wanted width."""
 CUT_OFF = 3e-3
-"""The terms that the first contour of a search leaves out, relative to delta, are this share of the wanted width."""
+"""The first contour of a search leaves out terms of the size (this share) * (wanted relative width) * delta."""
 NEAR = 0.01
 """Newton's method on one contour ends when its step is at most this share of the width at which the search ends."""
 SIGNS = {"remove": 1.0, "add": -1.0}
@@ -193,7 +193,7 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
     k = np.exp(sign * eps)
     floor, most = np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295))
     guess = np.clip(allocation_law.guess(sign, s, t, k) - min(sign, 0.0) * eps, floor, most)
-    shift = np.where(sign > 0, 0.0, -eps)  # log(option) = log(delta) + shift
+    shift = np.where(sign > 0, 0.0, -eps)  # log(value of the option) - log(delta)
     value: Value | None = None
     for _ in range(PLACEMENTS):
         ends = np.empty((4, len(s)))
@@ -380,10 +380,9 @@ def _newton(
 
     value = value_of(contour, eps)
     usable, low, high = read(value, eps)
+    # `middle` is the next eps where the bracket of delta at eps is too wide for Newton's method to start
     middle = 0.5 * (low + high)
-    middle = np.where(
-        np.abs(middle - eps) > 1e-3 * eps, middle, 0.5 * (eps + high)
-    )  # used where the bracket of delta at eps is too wide to start Newton
+    middle = np.where(np.abs(middle - eps) > 1e-3 * eps, middle, 0.5 * (eps + high))
     new, mid, slope = np.where(usable, eps, middle), value.estimate, value.slope
     for _ in range(5):  # Newton steps on one contour
         step = (np.log(mid) - np.log(delta)) * mid / slope

@@ -23,8 +23,8 @@ from jaxacct.kernels.lattice_laws import Cells
 MOST_PAIRS = 2**17
 """Largest number of sums of two atoms when finite laws are convolved. Sorting them takes some ten milliseconds."""
 CUT_SHARE = 1e-6
-"""Share of the mass that may be left out which is cut off at either end of a finite law. That it is so small costs only
-a few more atoms."""
+"""At either end of a finite law, losses are cut off whose mass is this share of the mass that may be left out. So small
+a share costs only a few more atoms."""
 UNDERFLOW = 1e-307
 """Upper bound of what a product of masses loses by underflow."""
 LOSS_UNITS = 128.0
@@ -262,7 +262,7 @@ class SampledGaussian(LatticePart):
         else:
             cells = cells.without_first()
             bottom = 0.0
-            if kept:  # `bottom` is the mass below node 1, `inexact` the error of its mean ratio
+            if kept:  # `bottom` is the mass below node 1, `inexact` the error of the mean ratio of that mass
                 edge = float(u[1])
                 bottom = float(ndtr(edge)) * (1.0 - ROUNDOFF * (8.0 + 8.0 * min(edge, 0.0) ** 2))
                 inexact = abs(self._mean_rise(edge) - rise)
@@ -273,8 +273,8 @@ class SampledGaussian(LatticePart):
     def _contracted(self, step: float) -> tuple[float, bool]:
         """Return (log mix - log(1 - q) at node 0, whether the mass below node 1 is kept); node 1 is node 0 + step.
 
-        All outputs below node 1 are merged into one, which is post-processing. Node 0 is at their mean ratio. It cannot
-        be at the infimum of the ratio, since no mass can be merged onto an infimum.
+        All outputs below node 1 are merged into one, which is post-processing. Node 0 is at the mean ratio of these
+        outputs. Node 0 cannot be at the infimum of the ratio, since no mass can be merged onto an infimum.
         """
         low, high = -37.0, 38.0 + 1.0 / self.sigma
 

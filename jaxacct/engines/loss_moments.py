@@ -115,7 +115,7 @@ def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarr
     raised, inexact = exponent + log_mass, 32.0 - 8.0 * np.where(mass > 0, log_mass, 0.0)
     top = np.max(raised, axis=1, initial=-745.0)
     weight = np.exp(raised - top[:, None])
-    total = np.maximum(np.sum(weight, axis=1), 1e-300)  # 0 where the part is absent
+    total = np.maximum(np.sum(weight, axis=1), 1e-300)  # the sum is 0 where the part is absent
     value = top + np.log(total)
     error = ROUNDOFF * (
         atoms + np.abs(top) + np.sum(weight * (16.0 + inexact + 8.0 * np.abs(exponent)), axis=1) / total

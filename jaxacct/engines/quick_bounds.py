@@ -231,7 +231,10 @@ def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
 
 
 def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
-    """Return a lower bound of log Pr[N >= k], as above: by the tail's first terms, or by 1 - (bound of Pr[N < k])."""
+    """Return a lower bound of log Pr[N >= k] for the number N of hits in n steps; k is whole and at least 1.
+
+    It is the larger of two: the log of the sum of the tail's first terms, and that of 1 minus a bound of Pr[N < k].
+    """
     _, log_term, error = _divergence(n, k, hit)
     fewer, _, off = _divergence(n, k - 1.0, hit)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -222,7 +222,7 @@ def gaussian_counts(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.n
 
 
 def gaussian_means(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.ndarray) -> Tests:
-    """Return tests on the sum of the outputs. Its unit is its standard deviation if no step is a hit."""
+    """Return tests on the sum of the outputs, in units of the sum's standard deviation when no step is a hit."""
     sigma, q, n = (x[:, None] for x in (sigma, q, n))
     s, root = 1.0 / sigma, np.sqrt(n)
     removing = parts.sign[:, None] > 0
@@ -263,7 +263,7 @@ def laplace_counts(parts: Components, column: int) -> Tests:
     removing = parts.sign[:, None] > 0
     # remove: {v >= edge - d} with d < 2 edge. add: {v <= -(edge - d)}, its mirror image.
     drop = np.minimum(LAPLACE_DROPS, 1.999 * edge)
-    near = np.log1p(-0.5 * np.exp(-0.5 * drop))  # near: the law whose mode is on this side
+    near = np.log1p(-0.5 * np.exp(-0.5 * drop))  # `near`: under the law whose mode is on this side; `far`: the other
     near_rest = -np.log(2.0) - 0.5 * drop
     far = -np.log(2.0) - edge + 0.5 * drop
     far_rest = np.log1p(-np.exp(far))

@@ -18,8 +18,7 @@ broadcast against each other, and may be none at all. Docstrings and comments na
   |x| <= LARGEST_ANGLE; beyond it they are off by SIMPLE_UNITS of 1. (There glibc's may be off by more units of their
   value: by 10^5 at 10^200, near multiples of pi/2. No bound needs more than the model: bounds relate the error of a
   sine to its angle, and 4 units of 1 are less than 4 units of such an angle.)
-* log1p as below, expm1, hypot and logistic are off by at most COMPOUND_UNITS, erfc(x) by
-  SIMPLE_UNITS (4 + x^2).
+* expm1, hypot, logistic and this module's log1p are off by at most COMPOUND_UNITS, erfc(x) by SIMPLE_UNITS (4 + x^2).
 * Results below SMALLEST_NORMAL may be replaced by 0.
 * A sum of n terms, in any order, is off by at most n - 1 units of the sum of their magnitudes.
 
@@ -243,13 +242,13 @@ def log1p_complex(a: Array, b: Array) -> Array:
 
 @jax.custom_jvp
 def _log1p_by_bits(x: Array) -> Array:
-    """Return `log1p_inline` for XLA.
+    """Return what `log1p_inline` returns, for XLA.
 
     Let 1 + x = 2^k m with m in (sqrt(1/2), sqrt 2). Then `log m = 2 artanh s` with s = (m - 1)/(m + 1), which is
     computed by the polynomial in s^2 of fdlibm's e_log.c (Sun Microsystems 1993). The rounding error of 1 + x, divided
     by 1 + x, is added.
     """
-    one = jnp.where(jnp.isnan(x), 2.0, 1.0)  # XLA rewrites (1 + x) - 1 to x where it knows the 1
+    one = jnp.where(jnp.isnan(x), 2.0, 1.0)  # XLA would rewrite (1 + x) - 1 to x if it knew that `one` is 1
     whole = one + x
     rest = jnp.where(jnp.abs(x) >= 1.0, one - (whole - x), x - (whole - one)) / jnp.where(whole > 0.0, whole, 1.0)
     bits = lax.bitcast_convert_type(whole, jnp.int64)

@@ -7,8 +7,8 @@ The answer is certified afterwards.
    system is triangular: x from the value, then c from `eps(c) = eps`.
 2. Secant steps in x on the contour integral itself, with c and the period kept.
 
-`solve_rate` finds the noise at which a true-positive rate is b, and the eps from which the rate is best seen. The rate
-at a false-positive rate a is at most `F = delta(eps) + e^eps a` for every eps. The least F over eps shall be b:
+`solve_rate` finds the noise at which the bound of a true-positive rate is b, and the eps of that bound. The rate at a
+false-positive rate a is at most `F = delta(eps) + e^eps a` for every eps. The least F over eps shall be b:
 
     F = b,    dF/d eps = e^eps (a - Q(L > eps)) = 0.
 
@@ -176,7 +176,7 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
     xp = namespace(law.sign, c)
     t = tilted_gaussian(law.gauss_sigma[..., 0], law.gauss_q[..., 0], law.sign, c, nodes)
     sigma, q, n = law.gauss_sigma[..., 0], law.gauss_q[..., 0], law.gauss_n[..., 0]
-    # A q at its largest value has derivative 0.
+    # A q that is capped at LARGEST_Q does not change with x.
     in_q = xp.where(q < LARGEST_Q, q, 0.0) * unknown[..., 1]
     moved = loss_change(sigma, q, t, sigma * unknown[..., 0], in_q)
     mean, mean_moved = xp.sum(t.weight * t.loss, axis=-1), xp.sum(t.weight * moved, axis=-1)

@@ -92,7 +92,8 @@ def quadrature_range(sigma: Array, q: Array, sign: Array, c: Array) -> tuple[Arr
     a = c + 1.0
     grown = a * (a - 1.0) / (2.0 * sigma**2)
     below = a * xp.log(q) + grown
-    # Log of the ratio of the second Gaussian's size to the lower bound max(1, e^below) of M(c); here nothing cancels.
+    # `second` is the log of the ratio of the second Gaussian's size to max(1, e^below), a lower bound of M(c). In this
+    # form nothing cancels.
     second = xp.where(below > 0.0, -c * xp.log(q), xp.log(q) + grown)
     below = xp.maximum(0.0, below)
     first_reach = xp.sqrt(2.0 * xp.maximum(TAIL_NATS - below, 0.0))
@@ -135,7 +136,7 @@ def tilted_gaussian(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -
 
 
 def lifted(law: LossLaw) -> LossLaw:
-    """Return the law with a last batch axis of size 1, which broadcasts against several abscissae a configuration."""
+    """Return the law with a last batch axis of size 1, to broadcast it against several abscissae per configuration."""
     xp = namespace(law.sign)
     return LossLaw(*(xp.expand_dims(x, -1 - own) for x, own in zip(law, OWN_AXES, strict=True)))
 

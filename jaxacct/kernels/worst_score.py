@@ -294,7 +294,7 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
         return size_p * steep(law, curve.p[at] - u_p) - cost, cost
 
     def best_of(at: Array) -> Array:
-        """Return which row of `at` serves each group's end best: by gain - cost, or over cost if none is positive."""
+        """Return which row of `at` serves each group's end best: by gain - cost, or by gain/cost if none is positive."""
         win, cost = value(at, around_q, around_p, row_q[::each], row_p[::each])
         win = xp.where(xp.max(win, axis=0) > 0.0, win, win / xp.maximum(cost, 1e-300))
         return xp.argmax(win, axis=0)
@@ -476,7 +476,10 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
 
 
 class Lines(NamedTuple):
-    """Upper bounds, linear in E, of the leak of one polygon: the value of a cell is `slope gain - E cost`."""
+    """Upper bounds, linear in E, of the leak of one polygon: the value of a cell is `slope gain - E cost`.
+
+    There are G groups with S lines each, and C cells of w for each group.
+    """
 
     infinite: Array
     slope: Array  # (2, G) largest and smallest slope of a group
@@ -584,7 +587,7 @@ def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution
     both = lambda a, b: xp.concatenate([a, b], axis=2)
     # If the sketch has NaN, its mesh is not ascending, and no bound is claimed.
     placed = xp.all(xp.diff(shared) >= 0) & xp.all(height >= 0.0) & xp.all(xp.diff(where.rows) >= 0)
-    placed = placed & xp.all(xp.diff(w_q) >= 0.0)  # `before` counts among ascending numbers
+    placed = placed & xp.all(xp.diff(w_q) >= 0.0)  # `before` needs ascending numbers
     return Lines(
         infinite=xp.where(placed, at_infinity(law, curve.p[0], 1.0), xp.inf),
         slope=xp.stack([slope[0], slope[-1]]),

@@ -395,7 +395,7 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
     local : (B,) whether Im u follows X(u), and not the mean of X.
     """
     u, s = cells.edges, cells.s
-    # s y X alpha - alpha^2/2 is largest at alpha = s y X
+    # a shift of alpha lowers the integrand by about s y X alpha - alpha^2/2 nats, most at alpha = s y X
     size = np.minimum(1.45 / s, y[:, None] * s * np.where(local[:, None], cells.x, _one_over_t(cells)))
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
         there = np.abs(place[:, None]) < np.inf
@@ -403,7 +403,8 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
         here = np.exp(s * at - 0.5 * s * s) * _one_over_t(cells)
         most = np.minimum(STEEPEST, y[:, None] * s * here * blur[:, None])
         away = np.abs(u - at) / blur[:, None]
-        near = away.copy()  # smallest over the two cells at an edge: a cell's bound takes the larger shift of its edges
+        # `near`: least distance over the two cells at an edge, since a cell's bound takes the larger shift of its edges
+        near = away.copy()
         near[:, 1:], near[:, :-1] = np.minimum(near[:, 1:], away[:, :-1]), np.minimum(near[:, :-1], away[:, 1:])
         far = np.sqrt(np.maximum(near * near - CLEAR, most * most))
         shift = np.minimum(most + np.maximum(near - STEEPEST, 0.0), far)

@@ -145,7 +145,7 @@ def nodes_at(
     log_modulus = -law.mu2[..., None] * t**2 / 2.0
     angle = law.mu2[..., None] * t * (c + 0.5)[..., None]
     log_ceiling, relative, common = log_modulus, 0.0 * t, 0.0 * c
-    sizes, turns, terms = k0, xp.abs(angle), 1.0  # `sizes`, `turns`: sum |terms| of K(c), of `angle`
+    sizes, turns, terms = k0, xp.abs(angle), 1.0  # `sizes`, `turns`: sums of |terms| of K(c) and `angle`
     for part in parts:
         n = part.n[..., None]
         k0 = k0 + xp.sum(part.n * part.log_m, axis=-1)

@@ -181,7 +181,7 @@ class Integrand(NamedTuple):
     k0: Array  # K(c)
     h: Array  # spacing of t
     t: Array  # (count,)
-    weight: tuple[Array, Array]  # as in Nodes
+    weight: tuple[Array, Array]  # as in core.Nodes
     log_modulus: Array  # (count,)
     angle: Array  # (count,)
     far: FarMasses
@@ -516,7 +516,7 @@ class Certificate(NamedTuple):
 class _OnAxis(NamedTuple):
     """Values at t = 0, on the real axis, where the grids are even in u."""
 
-    even: Grid  # its tilt is the contour's abscissa
+    even: Grid  # the grid for the tilt by the contour's abscissa
     parts: TiltedParts
     errors: Array  # (J, 2) bounds of the errors of log A and log B
     images_log: Array  # log Chernoff bound at eps = 0, for the images
