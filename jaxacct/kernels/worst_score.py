@@ -294,7 +294,7 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
         return size_p * steep(law, curve.p[at] - u_p) - cost, cost
 
     def best_of(at: Array) -> Array:
-        """Return which row of `at` serves each group's end best: by gain - cost, or by gain/cost if none is positive."""
+        """Return which row of `at` serves each group's end best: by gain - cost or, if none is positive, gain/cost."""
         win, cost = value(at, around_q, around_p, row_q[::each], row_p[::each])
         win = xp.where(xp.max(win, axis=0) > 0.0, win, win / xp.maximum(cost, 1e-300))
         return xp.argmax(win, axis=0)
