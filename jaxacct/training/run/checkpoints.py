@@ -114,7 +114,7 @@ class Store:
         return dict(self._manager.restore(number, args=args.Composite(run=args.JsonRestore())).run)
 
     def look(self) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """Return the notes and arrays of the last checkpoint.  Note a look first if the run has not ended."""
+        """Return the notes and arrays of the last checkpoint.  If the run has not ended, first note a look."""
         number = self.latest()
         if number is None:
             raise InputError(f"{self._path}: holds no checkpoint; give the folder that fit had as checkpoints=")
@@ -135,7 +135,7 @@ class Store:
         return run, found
 
     def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes] = digest_tree) -> Checkpoint:
-        """Return a checkpoint, arrays laid out as those of ``like``; `digest_of` computes the digest `Lineage.seal`."""
+        """Return a checkpoint with arrays laid out as in ``like``; `digest_of` computes the digest `Lineage.seal`."""
         args, run = self._ocp.args, self.notes(number)
         own = _leaves(like)
         if "leaves" in run and run["leaves"] != own:
@@ -209,8 +209,8 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None) -> PyTree:
 
     Raises
     ------
-    InputError : a folder without a checkpoint, a model other than the checkpoint's, parameters that need ``like``; of a
-        run that has not ended, a ledger that is missing or in use.
+    InputError : a folder without a checkpoint, a model other than the checkpoint's, or parameters that need ``like``.
+        Also a ledger that is missing or in use, if the run has not ended.
 
     >>> import tempfile, jax.numpy as jnp, optax
     >>> from jaxacct.training import Plan, Trainer, params_of
