@@ -398,7 +398,7 @@ class Lines(NamedTuple):
 
 
 def claimed_lines(claim: Any, guessed: str) -> Lines:
-    """Return lines above the claimed curve: of adding and removing a canary, or for guesses "in" of removing alone."""
+    """Return lines above the claimed curve: of adding and removing a canary, or, for guesses "in", of removing."""
     relation = "add_or_remove_one" if guessed == "both" else "remove_one"
     if isinstance(claim, Plan):
         one = profile(claim.mechanism, claim.relation)

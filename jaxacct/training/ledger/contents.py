@@ -256,7 +256,8 @@ class Contents:
         self.runs: dict[str, Spent] = {}
         self.headers: dict[str, list[Run]] = {}
         self.run = ""
-        self._certified: tuple[str, Counter[Release], int] | None = None  # the last result that `leaves_room` certified
+        # plan as JSON, releases, and number of other mechanisms, which `leaves_room` certified last
+        self._certified: tuple[str, Counter[Release], int] | None = None
 
     @property
     def plan(self) -> Plan:

@@ -387,7 +387,7 @@ class Plan(PlanRequest):
         return self.promised() if self.filter else self.of_all(self.mechanism)
 
     def epsilon_after(self, step: int) -> Bounds:
-        """Return epsilon at target_delta of the first `step` steps of one run."""
+        """Return epsilon at target_delta of the first `step` steps of one run; with a filter, of the whole plan."""
         self._require(step, self.steps)
         if self.filter or (step == self.steps and self.repetitions is None):
             return self.epsilon

@@ -333,7 +333,7 @@ def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
 def sum_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
     """Return the PartitionSpecs of sums of gradients; each device adds the noise to its own part of a sum.
 
-    They are the specs of the parameters, except that `_cut` cuts the sum of a large parameter that is not cut.
+    They are the specs of the parameters, but if a large parameter lies whole on every device, `_cut` cuts its sum.
     """
     specs = param_specs(mesh, shard, params)
     one = lambda leaf, spec: spec if any(axes_of(names) for names in spec) else _cut(np.shape(leaf), mesh)

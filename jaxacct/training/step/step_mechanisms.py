@@ -127,7 +127,7 @@ def single(
         return RandomAllocation(base, nearest_slots(sampling_probability))
     if sampling in UNSAMPLED and np.ndim(sampling_probability) == 0:
         return ShuffledBatches(base, 1)  # 1: the number of batches changes nothing
-    # rates of fixed batches are an array where a rate of 0 stands for no release
+    # `prefixes` gives an array of rates, in which a rate of 0 stands for no release
     if sampling in (POISSON, *UNSAMPLED, CYCLIC):
         return PoissonSampled(base, sampling_probability)
     raise InputError(f"sampling = {sampling!r:.40} has no accounting; use one of {', '.join(SAMPLING)}")
