@@ -19,9 +19,10 @@ from training_cases import PLAN, TARGETED, gaussian_epsilon, note, written
 import jaxacct as ja
 from jaxacct import cli, selection
 from jaxacct.core.bounds import STATUSES
+from jaxacct.core.text import percent
 from jaxacct.interop import to_json
 from jaxacct.report import Claim, report
-from jaxacct.report.claim import down, percent, safe, up
+from jaxacct.report.claim import down, safe, up
 from jaxacct.report.page import Code, Facts, Heading, Paragraph, Picture, Rows, html, markdown
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, _above, by_points
 from jaxacct.report.subjects import counted

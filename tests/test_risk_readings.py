@@ -1,5 +1,6 @@
 """Readings of a risk: held against the reference table, closed forms, finite mechanisms by hand, and float64's ends."""
 
+import html
 import math
 from fractions import Fraction
 
@@ -10,6 +11,7 @@ from scipy.stats import norm
 
 import jaxacct as ja
 from jaxacct.accounting.risk_readings import Place, _cells, best_epsilon, gaussian_fit, rate_at
+from jaxacct.core.text import outward, percent
 
 # of shared/reference/risk.csv: noise, rate, steps; tpr at .01 and .001, mu above 1e-10 and its regret
 ROWS = np.array(
@@ -220,3 +222,41 @@ def test_mu_holds_wherever_its_search_begins(narrow):
         place = Place(np.array([-norm.ppf(1e-6) - 0.5 + off]), np.ones(1))
         found = gaussian_fit(deltas, np.array([1e-6]), "certified", place, narrow).mu
         assert found.upper[0] >= 1.0 >= found.lower[0] and found.upper[0] - found.lower[0] <= max(narrow, 1e-4)
+
+
+@pytest.mark.parametrize("relation", ja.mechanisms.RELATIONS)
+def test_each_reading_has_a_sentence_with_its_upper_end(relation):
+    found = ja.risk(ja.Gaussian([1.0, 3.0]), prior=0.2, relation=relation)
+    for place in (0, 1):
+        said = found.explain((place,))
+        assert len(said) == len(found.readings)
+        for reading, words in zip(found.readings, said, strict=True):
+            value = float(reading.bounds.upper[place])
+            told = outward(value, ".4g", up=True) if reading.name == "gdp_mu" else percent(value)
+            assert f" {told}" in words and "{" not in words, reading.name
+        assert "without the output it is 80 %" in said[[one.name for one in found.readings].index("bayes_success")]
+    assert ("two given records" in said[0]) == (relation == "replace_one")
+    assert ("was not used" in said[0]) == (relation == "add_one")
+
+
+def test_forms_of_the_table(table):
+    run = ja.Gaussian(2.0)
+    one = ja.risk(run)
+    page = one._repr_html_()
+    assert all(html.escape(words) in page for words in one.explain()) and page.count("<tr") == 1 + len(one.readings)
+    assert "20 more rows of 30 are not shown" in table._repr_html_()
+    frame = table.to_pandas()
+    assert frame.upper.tolist() == [row["upper"] for row in table.rows()] and list(frame["index"][:2]) == [[0], [1]]
+    assert set(frame.prior.dropna()) == {0.5}
+
+
+def test_the_picture_has_a_bar_for_each_probability(table):
+    for found, count in ((ja.risk(ja.Gaussian(2.0)), 1), (table, 3)):
+        axes = found.plot()
+        drawn = [one for one in found.readings if one.name not in ("gdp_mu", "gdp_regret", "bayes_excess")]
+        for number, bars in enumerate(axes.containers):
+            assert [bar.get_width() for bar in bars] == [np.ravel(one.bounds.upper)[number] for one in drawn]
+        assert len(axes.containers) == count and axes.get_yticklabels()[0].get_text() == "advantage"
+        marks = dict(zip([one.name for one in drawn], axes.get_lines()[0].get_xdata(), strict=True))
+        assert (marks["advantage"], marks["bayes_success"], marks["reconstruction"]) == (0.0, 0.5, 0.01)
+    assert "draw at most 8" in refusal(ja.risk(ja.Gaussian(np.arange(1.0, 10.0))).plot)

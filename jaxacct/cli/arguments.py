@@ -44,7 +44,7 @@ QUESTION = {
     "advise": {"target_epsilon": "epsilon to be met", "target_delta": "delta to be met"},
     "risk": {
         "fpr": "false-positive rates (default 0.01 0.001)",
-        "prior": "prior probabilities of membership (default 0.1)",
+        "prior": "prior probabilities of membership (default 0.5)",
         "baseline": "successes of a reconstruction without output (default 0.01)",
         "above_fpr": "floor of the error rates for mu of Gaussian DP, part of the claim (default 1e-10)",
     },

@@ -53,6 +53,33 @@ def _on_the_side(text: str, exact: Decimal, up: bool) -> bool:
     return shown >= exact if up else shown <= exact
 
 
+def percent(value: float) -> str:
+    """Write a probability in per cent with three digits, rounded up, but never above 100.
+
+    >>> percent(0.0291392), percent(0.9999999), percent(0.0)
+    ('2.92 %', '100 %', '0 %')
+    """
+    if not value < 1.0:
+        return "100 %"
+    return f"{outward(Decimal(value).scaleb(2, Context(prec=2000)), '.3g', up=True)} %"
+
+
+def plain_percent(value: float, other: bool = False) -> str:
+    """Write a given probability p in per cent with every digit; with `other`, write 1 - p.
+
+    >>> plain_percent(0.01), plain_percent(0.001), plain_percent(0.07, other=True), plain_percent(0.9999999999)
+    ('1 %', '0.1 %', '93 %', '99.99999999 %')
+    """
+    given = Decimal(repr(float(value)))
+    if other:
+        given = Context(prec=400).subtract(Decimal(1), given)
+    exact = given.scaleb(2, Context(prec=400))
+    text = f"{exact:f}" if exact.adjusted() > -5 else f"{exact:e}"
+    if len(text) > 24:  # 1 - p has many digits where p is near 0
+        return "almost 100 %"
+    return f"{text.rstrip('0').rstrip('.') if '.' in text and 'e' not in text else text} %"
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows of a table as lines, their columns right-aligned."""
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]

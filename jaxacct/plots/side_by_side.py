@@ -1,4 +1,4 @@
-"""Privacy profiles and trade-off functions of any mechanisms in one picture, their brackets as bands."""
+"""Privacy profiles, trade-off functions and risks of any mechanisms in one picture."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.files import optional_package
 from jaxacct.core.progress import Progress
+from jaxacct.core.text import outward
 from jaxacct.core.types import ArrayLike, Foreign
 from jaxacct.core.validation import NON_NEGATIVE, PROBABILITY, InputError, check, choice, shown
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
@@ -19,6 +20,7 @@ from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.plots import style
 from jaxacct.plots.results import MOST_CURVES, SMALLEST_DELTA
 from jaxacct.representations.mechanism_profile import Profile, profile
+from jaxacct.representations.risk_table import Reading, RiskTable
 
 ENDS_TRIED = (SMALLEST_DELTA, 1e-6, 1e-3, 0.1)
 """Deltas at which a curve may end: a curve ends at the smallest of them whose epsilon is finite."""
@@ -146,6 +148,69 @@ def plot_tradeoffs(
         style.title(axes, "trade-off function: lines are lower ends,", "bands reach up to upper ends", words)
         axes.legend()
     return axes
+
+
+def plot_risks(table: RiskTable, *, axes: Foreign = None) -> Foreign:
+    """Draw the readings of `ja.risk` that are probabilities, beside those without the output (needs matplotlib).
+
+    Every bar is an upper end.  A line across it marks what an attacker achieves who does not see the output.  A batch
+    has a bar for each of its configurations, 8 at most.
+
+    Parameters
+    ----------
+    table : RiskTable
+    axes : matplotlib Axes, optional
+        As in `plot_profiles`.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    Raises
+    ------
+    InputError
+        If the table has more than 8 configurations.
+
+    References
+    ----------
+    jaxacct/representations/README.md derives every reading.
+
+    >>> import jaxacct as ja
+    >>> axes = ja.risk(ja.Gaussian(2.0)).plot()
+    >>> [label.get_text() for label in axes.get_yticklabels()][:2]
+    ['advantage', 'true positive rate\\nfpr 0.01']
+    """
+    bars = [one for one in table.readings if not one.name.startswith("gdp") and one.name != "bayes_excess"]
+    at = [", ".join(f"{key} {value:g}" for key, value in one.at.items()) for one in bars]
+    names = [f"{one.name.replace('_', ' ')}\n{where}".strip() for one, where in zip(bars, at, strict=True)]
+    shape = bars[0].bounds.shape
+    count = int(np.prod(shape))
+    if count > MOST_CURVES:
+        raise InputError(f"the table has {count} configurations; draw at most {MOST_CURVES} at once")
+    colours, places, thick = style.colours(range(count)), np.arange(len(bars))[::-1], 0.8 / max(count, 1)
+    with style.settings():
+        axes = axes_for(axes, square=False)
+        for number, index in enumerate(np.ndindex(shape)):
+            ends = [float(one.bounds.upper[index]) for one in bars]
+            rows = places + thick * ((count - 1) / 2 - number)
+            drawn = axes.barh(rows, ends, 0.9 * thick, color=colours[number], label=str(list(index)))
+            axes.bar_label(drawn, [outward(end, ".3g", up=True) for end in ends], padding=3, fontsize="small")
+        without = [_without_output(one) for one in bars]
+        axes.plot(without, places, "|", color="black", markersize=16, label="without the output")
+        axes.set_yticks(places, names)
+        axes.set(xlim=(0.0, 1.15), xlabel="largest probability (advantage: difference of two)")
+        style.title(axes, "what the best attack achieves: upper ends", style.RELATION[table.relation])
+        handles, labels = axes.get_legend_handles_labels()
+        axes.legend(handles, labels) if shape else axes.legend(handles[:1], labels[:1])
+    return axes
+
+
+def _without_output(reading: Reading) -> float:
+    """Return what an attacker achieves who does not see the output."""
+    at = reading.at
+    if reading.name == "bayes_success":
+        return max(at["prior"], 1.0 - at["prior"])
+    return float(at.get("prior", at.get("baseline", at.get("fpr", 0.0))))
 
 
 def _curves(mechanisms: Any, relation: str | None) -> tuple[list[_Curve], str]:

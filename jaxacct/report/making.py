@@ -18,11 +18,12 @@ import jaxacct
 from jaxacct.core.bounds import KINDS, Bounds, explain
 from jaxacct.core.files import replacing
 from jaxacct.core.progress import Progress
+from jaxacct.core.text import percent, plain_percent
 from jaxacct.core.validation import OPEN_PROBABILITY, InputError, check_one
 from jaxacct.interop.documents import to_json
 from jaxacct.mechanisms import Mechanism
 from jaxacct.report import wording
-from jaxacct.report.claim import Claim, down, percent, plain_percent, safe, up
+from jaxacct.report.claim import Claim, down, safe, up
 from jaxacct.report.page import (
     Blanks,
     Block,

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
+from jaxacct.core.text import percent
 from jaxacct.mechanisms import Mechanism, PrivacyProfile
-from jaxacct.report.claim import Claim, percent
+from jaxacct.report.claim import Claim
 from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection import AdaptiveSelection, Selection
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from jaxacct.core.text import percent, plain_percent
 from jaxacct.mechanisms import MatrixMechanism, Mechanism
-from jaxacct.report.claim import Claim, percent, plain_percent, up
+from jaxacct.report.claim import Claim, up
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, Readings
 
 RELATIONS = {

@@ -7,12 +7,48 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.text import outward
-from jaxacct.core.types import ArrayLike
+from jaxacct.core.files import optional_package
+from jaxacct.core.text import outward, percent, plain_percent
+from jaxacct.core.types import ArrayLike, Foreign
 from jaxacct.core.validation import OPEN_PROBABILITY, check, refuse_tracers
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.representations.mechanism_profile import FLOOR, profile
+
+_SENTENCES = {
+    "advantage": "A test for whether {event} has a true-positive rate of at most its false-positive rate plus {upper}.",
+    "true_positive_rate": "A test that is positive for {fpr} of {others} is positive for at most {upper} of {ones}.",
+    "posterior": (
+        "If {event} with probability {prior} beforehand, a positive test with false-positive rate {fpr} raises this to "
+        "at most {upper}."
+    ),
+    "bayes_success": (
+        "If {event} with probability {prior} beforehand, the best guess is right with probability at most {upper}; "
+        "without the output it is {guess}."
+    ),
+    "bayes_excess": "Of that, at most {upper} are owed to the output.",
+    "reconstruction": (
+        "A reconstruction that succeeds with probability {baseline} without the output succeeds with probability at "
+        "most {upper}."
+    ),
+    "gdp_mu": (
+        "Where both error rates are at least {above_fpr}, no test has lower ones than the best test of a Gaussian "
+        "mechanism with mu = {upper}."
+    ),
+    "gdp_regret": (
+        "The Gaussian mechanism of gdp_mu overstates the risk: the true error rates are at most {upper} away. At 0 it "
+        "states the risk exactly."
+    ),
+}
+"""What each reading says; `event`, `ones` and `others` are those of the relation in `_WORDS`."""
+_WORDS = {
+    "replace_one": ("the first of two given records was used", "the runs with the first", "the runs with the second"),
+    "add_one": ("a record was not used", "the records that were not used", "the records that were used"),
+}
+_HEAD = ("reading", "at", "lower", "upper", "kind", "status")
+_MEMBERSHIP = "a record was used", "the records that were used", "the records that were not used"
+"""The event that an attacker tells, the cases in which it occurred, and the others; for relations not in `_WORDS`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,15 +122,62 @@ class RiskTable:
             readings.append({"reading": one.name, **one.at, **ends})
         return {"relation": self.relation, "readings": readings}
 
-    def __repr__(self) -> str:
-        lines = [("reading", "at", "lower", "upper", "kind", "status")]
+    def explain(self, index: tuple[int, ...] = ()) -> list[str]:
+        """Return a sentence for each reading of one configuration: `index` is its place in the batch.
+
+        Each figure is the upper end of its bracket, rounded up.  The sentence is a claim if the bracket's kind is
+        "certified" or "bound".
+
+        >>> import jaxacct as ja
+        >>> ja.risk(ja.Gaussian(1.0)).explain()[0]
+        'A test for whether a record was used has a true-positive rate of at most its false-positive rate plus 38.3 %.'
+        """
+        event, ones, others = _WORDS.get(self.relation, _MEMBERSHIP)
+        found = []
+        for reading in self.readings:
+            value = float(reading.bounds[index].upper if index else reading.bounds.upper)
+            upper = outward(value, ".4g", up=True) if reading.name == "gdp_mu" else percent(value)
+            at = {name: plain_percent(number) for name, number in reading.at.items()}
+            prior = reading.at.get("prior", 0.0)
+            words = {"event": event, "ones": ones, "others": others, "upper": upper, "guess": ""}
+            words["guess"] = plain_percent(prior, other=prior < 0.5)
+            found.append(_SENTENCES[reading.name].format(**words, **at))
+        return found
+
+    def to_pandas(self) -> Foreign:
+        """Return the readings as a pandas.DataFrame, a row for each risk of each configuration (needs pandas)."""
+        return optional_package("pandas", "a DataFrame").DataFrame(self.rows())
+
+    def plot(self, axes: Foreign = None) -> Foreign:
+        """Draw the readings that are probabilities, and return the matplotlib Axes: `plots.plot_risks`."""
+        import jaxacct  # `jaxacct.plots` imports this module, so it cannot be imported above
+
+        return jaxacct.plots.plot_risks(self, axes=axes)
+
+    def _repr_html_(self) -> str:
+        head, cells, rest = list(_HEAD), self._cells(), ""
+        if self.readings[0].bounds.shape:
+            shown, rest = markup.cut(len(cells))
+            cells = [cells[place] for place in shown]
+        else:
+            head.append("in words")
+            cells = [(*row, words) for row, words in zip(cells, self.explain(), strict=True)]
+        return markup.table(f"RiskTable, {self.relation}", head, cells, rest)
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        """Return the cells of each row as text, the ends rounded outward."""
+        found = []
         for row in self.rows():
             at = ", ".join(
                 f"{name} {value:g}" for name, value in row.items() if name in ("prior", "fpr", "baseline", "above_fpr")
             )
             place = f"{row['index']} " if "index" in row else ""
             ends = (outward(row[end], "#.7g" if row[end] else "g", end == "upper") for end in ("lower", "upper"))
-            lines.append((f"{place}{row['reading']}", at, *ends, row["kind"], row["status"]))
+            found.append((f"{place}{row['reading']}", at, *ends, row["kind"], row["status"]))
+        return found
+
+    def __repr__(self) -> str:
+        lines = [_HEAD, *self._cells()]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = ("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines)
         return "\n".join(line.rstrip() for line in text)
@@ -104,7 +187,7 @@ def risk(
     mechanism: Mechanism,
     *,
     fpr: ArrayLike = (0.01, 0.001),
-    prior: ArrayLike = 0.1,
+    prior: ArrayLike = 0.5,
     baseline: ArrayLike = 0.01,
     above_fpr: float = 1e-10,
     relation: str = "add_or_remove_one",
@@ -140,8 +223,8 @@ def risk(
 
     >>> import jaxacct as ja
     >>> table = ja.risk(ja.Gaussian(1.0), fpr=0.001)
-    >>> round(float(table["gdp_mu"].upper), 6), round(float(table["bayes_success", 0.1].upper), 6)
-    (1.0, 0.901336)
+    >>> round(float(table["gdp_mu"].upper), 6), round(float(table["bayes_success", 0.5].upper), 6)
+    (1.0, 0.691462)
     """
     refuse_tracers("ja.risk", "jaxacct.kernels.contour", mechanism=mechanism)
     rates, priors, baselines = (

@@ -194,8 +194,8 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None) -> PyTree:
     """Return the parameters in the last checkpoint of a run, for inference: without key, data or trainer.
 
     If the run has not ended, its outputs now count as seen: the checkpoint and its ledger say so.  Then the run has
-    spent its whole plan even if it takes no further step (jaxacct/training/ledger/README.md, "Outputs that were seen").
-    Do not call this while `fit` writes to the folder; a callback gets the parameters, too.
+    spent its whole plan even if it takes no further step.  Do not call this while `fit` writes to the folder; a
+    callback gets the parameters, too.
 
     Parameters
     ----------
@@ -211,6 +211,10 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None) -> PyTree:
     ------
     InputError : a folder without a checkpoint, a model other than the checkpoint's, or parameters that need ``like``.
         Also a ledger that is missing or in use, if the run has not ended.
+
+    References
+    ----------
+    jaxacct/training/ledger/README.md, "Outputs that were seen".
 
     >>> import tempfile, jax.numpy as jnp, optax
     >>> from jaxacct.training import Plan, Trainer, params_of
