@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         profile_from_cdfs,
         repeat,
     )
-    from jaxacct.plots import plot_profiles, plot_tradeoffs
+    from jaxacct.plots import plot_profiles, plot_risks, plot_tradeoffs
     from jaxacct.representations.mechanism_profile import Profile, profile
     from jaxacct.representations.renyi_divergences import rdp_delta, rdp_epsilon
     from jaxacct.representations.risk_table import RiskTable, risk
@@ -114,6 +114,7 @@ __all__ = [
     "epsilon_gradient",
     "explain",
     "plot_profiles",
+    "plot_risks",
     "plot_tradeoffs",
     "profile",
     "profile_from_cdfs",
@@ -140,7 +141,7 @@ _HOMES = dict.fromkeys(__all__, "mechanisms") | {
     **dict.fromkeys(("Bounds", "explain"), "core.bounds"),
     "InputError": "core.validation",
     **dict.fromkeys(("CacheInfo", "cache_info", "clear_cache"), "engines.programs"),
-    **dict.fromkeys(("plot_profiles", "plot_tradeoffs"), "plots"),
+    **dict.fromkeys(("plot_profiles", "plot_risks", "plot_tradeoffs"), "plots"),
     **dict.fromkeys(("Profile", "profile"), "representations.mechanism_profile"),
     **dict.fromkeys(("rdp_delta", "rdp_epsilon"), "representations.renyi_divergences"),
     **dict.fromkeys(("RiskTable", "risk"), "representations.risk_table"),

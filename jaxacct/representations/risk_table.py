@@ -149,10 +149,10 @@ class RiskTable:
         return optional_package("pandas", "a DataFrame").DataFrame(self.rows())
 
     def plot(self, axes: Foreign = None) -> Foreign:
-        """Draw the readings that are probabilities, and return the matplotlib Axes: `plots.plot_risks`."""
+        """Draw the readings that are probabilities, and return the matplotlib Axes: `ja.plot_risks`."""
         import jaxacct  # `jaxacct.plots` imports this module, so it cannot be imported above
 
-        return jaxacct.plots.plot_risks(self, axes=axes)
+        return jaxacct.plot_risks(self, axes=axes)
 
     def _repr_html_(self) -> str:
         head, cells, rest = list(_HEAD), self._cells(), ""

@@ -123,7 +123,7 @@ def accounted(run: ja.Mechanism) -> float:
     d: ja.Bounds = ja.delta(run, epsilon=2.0, relation="add_one")
     p: ja.Profile = ja.profile(run, relation="remove_one", engine="lattice")
     pictures = [ja.plot_profiles({"A": run}), ja.plot_tradeoffs(p), plots.plot_profiles(run), plots.plot_tradeoffs(run)]
-    pictures += [ja.risk(run).plot(), plots.plot_risks(ja.risk(run))]
+    pictures += [ja.risk(run).plot(), plots.plot_risks(ja.risk(run)), ja.plot_risks(ja.risk(run))]
     pictures += [p.plot(), p.plot_tradeoff(fpr=[0.1]), b.to_dict(), ja.Bounds.from_dict(b.to_dict()), run.expression()]
     gradient: ja.Mechanism = ja.epsilon_gradient(run, delta=1e-5)
     renyi: list[ja.Bounds] = [ja.rdp_epsilon(run, 1e-5, orders=[2.0]), ja.rdp_delta(run, 1.0)]
