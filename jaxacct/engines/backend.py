@@ -42,8 +42,8 @@ CHUNK_POINTS = 2**14
 """Number of quadrature points in a chunk on NumPy, over all its configurations. With smaller chunks there are more
 calls. Larger chunks do not fit into a cache."""
 NODES_A_POINT = 16
-"""Number of terms of a finite part that count as one quadrature point. A point needs about so many entries of tables, a
-term needs one."""
+"""Number of terms of a finite part that count as one quadrature point, since a point takes about this many entries of
+tables, and a term takes one."""
 
 
 class _Path(NamedTuple):
@@ -52,8 +52,7 @@ class _Path(NamedTuple):
 
 
 CALLS_ERFC = "jaxacct.kernels.contour.split"
-"""Name of the module whose kernels certify with erfc. erfc is SciPy's, so it is checked apart from NumPy's functions.
-"""
+"""Name of the module whose kernels certify with erfc. SciPy's erfc is tried only before one of these kernels runs."""
 
 _path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", default=None)
 
@@ -93,13 +92,14 @@ def fixed(numpy: bool) -> Iterator[None]:
 
 
 def suiting(size: int, *, selections: bool = False) -> str:
-    """Return the name of the backend that "auto" means for a job of this size; `selections` as for `on_numpy`."""
+    """Return the name of the backend that "auto" means for a job of this size. `on_numpy` explains `selections`."""
     return "numpy" if on_numpy(size, selections=selections) else "xla"
 
 
 def on_numpy(size: int, *, apart: bool = False, selections: bool = False) -> bool:
-    """Return whether a batch of this size goes to NumPy; `apart` as for `job`.
+    """Return whether a batch of this size goes to NumPy.
 
+    apart : as in `job`.
     selections : whether the batch consists of private selections at their worst score.
     """
     path = _path.get()

@@ -30,7 +30,7 @@ WORDS = 120
 def double_precision() -> Iterator[None]:
     """Give JAX float64 inside the block, and make a device that has float64 the default one.
 
-    If there is no such device, JAX takes no data from the host: NumPy works, and a function of JAX raises.
+    If there is no such device, JAX takes no data from the host. Then NumPy still works, and functions of JAX raise.
     """
     device = _first()
     if device is None:

@@ -1,10 +1,10 @@
 """The lattice engine: brackets of epsilon and delta from laws on a lattice, composed by FFT (README.md).
 
-A plan (tilt, window, range) is made on a sketch of the laws. Each lattice length in turn gives a composition that
-dominates the true one, and one that the true one dominates, and so a bracket. Longer lattices follow until the bracket
-is narrow enough or the memory limit is reached. Brackets of several lengths are intersected. A mechanism may be known
-only to lie between two pairs of distributions, a lower and an upper one. Then the dominating composition is made from
-the upper pair and the dominated one from the lower pair. "For two pairs" below means such mechanisms.
+A plan (tilt, window, range) is made on a sketch of the laws. Then two compositions are made on a lattice: one dominates
+the true composition, the other is dominated by it. Together they give a bracket. Longer lattices follow until the
+bracket is narrow enough or the memory limit is reached. Brackets of several lengths are intersected. A mechanism may be
+known only to lie between two pairs of distributions, a lower and an upper one. Then the dominating composition is made
+from the upper pair and the dominated one from the lower pair. "For two pairs" below means such mechanisms.
 """
 
 from __future__ import annotations
@@ -476,7 +476,7 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
 
 
 def unresolved(laws: list[LatticePart], plan: LatticePlan, length: int) -> bool:
-    """Return whether a lattice of this length is too coarse: rounding up each step's loss would add more than eps."""
+    """Return whether a lattice of this length is too coarse: rounding up all steps' losses would add more than eps."""
     step = (plan.top - plan.bottom) / length
     moved = 0.0
     for law in laws:
@@ -496,7 +496,7 @@ def common_step(step: float, laws: list[LatticePart]) -> float:
     distance, weight = (np.array(x) for x in zip(*gaps, strict=True))
     lead = distance[np.argmax(weight * distance)]
     most, fewest = max(np.floor(lead / step), 1.0), max(np.ceil(lead / (1.5 * step)), 1.0)
-    if fewest > most:  # no whole fraction of `lead` is in this range
+    if fewest > most:  # no lead/k with a whole number k lies in this range
         return step
     steps = lead / np.arange(most, fewest - 1.0, -1.0)[:20000]
     cost = np.zeros(steps.size)
@@ -609,7 +609,7 @@ def _side(
 
 
 def _extra(placed: list[Placed], upper: bool) -> float:
-    """Return the delta that mass at infinity adds (upper), or that is subtracted for deficits (lower; README.md)."""
+    """Return what delta gains by mass at infinity (upper), or what is subtracted from it for deficits (lower)."""
     if upper:
         survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - ROUNDOFF)) for x in placed)
         return float(-np.expm1(survival) * (1.0 + 1e-12) + LOST_MASS * sum(x.repeats for x in placed))

@@ -31,7 +31,7 @@ LOSS_UNITS = 128.0
 """Error of a finite law's loss in units of rounding, which covers two cases: 16 units for the finite classes, and
 `16 + 4 (1 + 1.45 |log q|)` for classes sampled at q >= 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
 SUM_ROUNDING = 1e-8
-"""Largest distance between 1 and a sum of masses that rounding alone may explain. For 2^22 masses 4e-10 is enough."""
+"""Largest distance between 1 and a sum of masses that may be due to rounding. 4e-10 would do for 2^22 masses."""
 
 
 class ApproximateLaw(NamedTuple):
@@ -43,7 +43,7 @@ class ApproximateLaw(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """One part on the lattice, rounded up or down: P-mass k sits at the loss `direction (origin + k h)`."""
+    """One part on a lattice of spacing h, rounded up or down. P-mass k lies at the loss `direction (origin + k h)`."""
 
     mass: np.ndarray  # (N,)
     origin: float

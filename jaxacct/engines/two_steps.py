@@ -21,7 +21,7 @@ from jaxacct.mechanisms.loss_components import Components
 LONGEST_CELL = 0.25
 """Largest length w of a cell, in standard deviations of the first step's noise."""
 LARGEST_TURN = 2.0
-"""The largest w (|u| + 2 s) of a cell: w its length, u its outputs, s = 1/sigma of the first step."""
+"""Largest value of w (|u| + 2 s) for a cell of length w at outputs u; s is 1/sigma of the first step."""
 WEIGHT_ERROR = 2e-14
 """Relative error of a cell's weights: that of the quadrature, and the rounding of its ten terms and of their sum."""
 LOG_NORMAL_TOP = -0.5 * np.log(2.0 * np.pi)
@@ -44,15 +44,15 @@ POINTS_BEYOND = 12
 REACH = 39.0
 """Deviations beyond which a normal law has no mass in float64."""
 _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9, 60.0, 36)])
-"""Survey points, in the exponent y, about a place where the integrand may have a kink: dense towards the kink."""
+"""Distances, in the exponent y, of survey points from a place where the integrand may have a kink: dense near 0."""
 _WIDE = np.linspace(-REACH, REACH, 105)
-"""Survey points about either mode: three to four in a deviation."""
+"""Distances of survey points from either mode, in standard deviations: 0.75 apart."""
 CELL_COUNTS = (800, 5000)
 """Numbers of cells of a configuration: at first, and in a second try where its bracket is wide."""
 WIDE = 1e-6
 """Relative width beyond which a bracket is wide."""
 CELLS_AT_A_TIME = 2**25 // (8 * 60)
-"""Largest number of cells at a time, over all configurations. Some 60 float64 arrays of them take 32 MiB in all."""
+"""Largest number of cells at a time, over all configurations. About 60 float64 arrays of this size take 32 MiB."""
 LEAST_BOUND = 1e-305
 """Smallest value of a bound of delta whose logarithm is taken; smaller bounds are raised to it."""
 CLOSE = 1e-4

@@ -93,7 +93,7 @@ def repeat(xp: Namespace, steps: int, body: Callable[[Any, Carry], Carry], carry
 
 
 def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carry], Carry], carry: Carry) -> Carry:
-    """Return the carry after `carry = body(carry)` while `going(carry)`, for every configuration by itself.
+    """Return the carry after repeating `carry = body(carry)` while `going(carry)`, for each configuration separately.
 
     `going` returns one truth value for each configuration. A configuration that has stopped keeps its carry, so that
     its answer does not depend on the others of its batch. Every array of the carry has all batch axes in front.

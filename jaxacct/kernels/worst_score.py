@@ -271,7 +271,7 @@ OUTWARD = 1e-12
 
 
 class Order(NamedTuple):
-    """A score order of an inner polygon: the row of Q-mass (q_k, q_{k+1}] is served at w = w_k."""
+    """A score order of an inner polygon: the row from Q-mass q_k to q_{k+1} is served at w = w_k."""
 
     row_q: Array  # (R + 1,)
     row_p: Array  # (R + 1,)

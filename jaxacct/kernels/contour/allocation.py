@@ -772,9 +772,10 @@ def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -
 def put_below(s: Array, t: Array, k: Array) -> Array:
     """Bound log E(k - S)_+ from above, (B,), by the smallest log(e^{ck} E e^{-cS}/(e c)) over several c."""
     deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
-    near = np.maximum(1.0 - k, deviation) / deviation**2  # the saddle point if S were normal
+    # the grid lies about two saddle points: `near` for a normal S, `alone` for the event that max X < t k
+    near = np.maximum(1.0 - k, deviation) / deviation**2
     edge = (np.log(t * k)) / s + 0.5 * s
-    alone = t / (s * k) * np.exp(-0.5 * (edge**2 + LOG_TWO_PI) - log_ndtr(edge))  # the same for the event max X < t k
+    alone = t / (s * k) * np.exp(-0.5 * (edge**2 + LOG_TWO_PI) - log_ndtr(edge))
     grid = near[:, None] * np.geomspace(0.5, 60.0, 12) ** np.minimum(s, 1.0)[:, None]
     grid = np.concatenate([grid, alone[:, None] * np.geomspace(0.1, 10.0, 9)], axis=1)
     none, one = np.full_like(s, -np.inf), np.ones_like(s)
@@ -795,7 +796,7 @@ class RoundProfile(NamedTuple):
 
 
 def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarray:
-    """Choose losses eps for a profile: densely where one round's loss is likely, and less so along its tail."""
+    """Choose losses eps for a profile: densely where one round's loss is likely, and less densely along its tail."""
     # `far_from`: log of the delta at which the far tail begins; `times`: factor on the number of losses before it
     far_from, times = (LAST_LOG_DELTA, DENSE) if dense else (-31.0, 1.0)
     deviation = max(float(_deviation_of_loss(np.asarray(s), np.asarray(t))), LEAST_DEVIATION)

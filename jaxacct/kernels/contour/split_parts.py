@@ -53,7 +53,7 @@ NO_WINDOW = 1e9
 
 
 class Windows(NamedTuple):
-    """Centres of the windows that split outcomes, and whether compositions of bulk steps alone stay in."""
+    """Centres of the windows that split outcomes, and whether compositions of bulk steps alone are integrated."""
 
     low: Array  # (J,) centres of the windows between bulk and jumps, in u
     high: Array  # (J,) centres of the windows between jumps and far tail, in u

@@ -43,7 +43,7 @@ LARGEST_EXPONENT = 600.0
 LARGEST_MOMENT = 1e200
 """If a moment is larger than this, no useful bound follows from it, and the bound is inf."""
 FAR_ROUNDING = 1e-11
-"""Relative rounding allowed for the far masses; their few operations cause far less."""
+"""Relative rounding error that is allowed for far masses. The few operations that give them cause far less."""
 OUTWARD = 1.000001
 """Factor for the rounding of a sum of exponentials, whose logarithms are known to a part in 1e8 or better."""
 
