@@ -58,8 +58,8 @@ LADDER = (
     Rung(576, 384, 2, 8, split=True, tolerance=1e-7),
     Rung(2560, 1024, 3, 1, split=True, tolerance=3e-6),
 )
-"""Rungs for compositions of Gaussians. From one plain rung to the next, points, nodes and time grow about threefold,
-and chunks shrink accordingly. The same holds roughly for the split rungs."""
+"""Rungs for compositions of Gaussians: three plain ones and three split ones, each from coarse to fine. The more points
+and nodes a rung has, the smaller its chunks are."""
 
 PLAIN = (*LADDER[:3], Rung(1536, 512, 3, 2), Rung(2560, 1024, 3, 1), Rung(4096, 2048, 3, 1))
 """Rungs for compositions with Laplace or finite parts. None is of the split contour, which cannot answer for these."""

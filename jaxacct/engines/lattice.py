@@ -34,7 +34,7 @@ LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
 QUICK = 2**18
 """Length beyond which lattices are made only to reach `enough`. It is a sixteenth of the longest lattice's length."""
 NARROW = 2e-4
-"""A row is given up if even the longest lattice would leave it a bracket wider, relatively, than this and `enough`."""
+"""A row is given up if even the longest lattice would leave a relative width that exceeds both this and `enough`."""
 SAYS_NOTHING = 0.9
 """A bracket of at least this relative width has a useless lower bound, or no upper bound."""
 STALLED = 0.5

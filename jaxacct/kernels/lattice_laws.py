@@ -192,7 +192,7 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     xp = namespace(u, last, rate, lift, hit, upper)
     nodes = u.shape[0]
     top = u[last]
-    # The mass below the standard quantile -37.5, which is 4.7e-308, is dropped here. The caller adds it back.
+    # The mass below the standard quantile -37.5, less than 4.7e-308, is dropped here. The caller adds it back.
     bottom = xp.minimum(xp.maximum(u[0], -37.5), top)
     mode = xp.where(hit > 0, rate, 0.0)
     end_of_grid = xp.clip(mode + REACH, bottom, top)

@@ -435,7 +435,7 @@ def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tupl
 
 
 def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float, local: Array) -> Array:
-    """Bound log((h/pi) sum |F(z)|/|z|^2) over all nodes with Im z > y from above, (B,), on the path of `local`."""
+    """Bound log of (h/pi) sum_{Im z > y} |F(z)|/|z|^2, a sum over nodes, from above, (B,), on the path of `local`."""
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = log_path(cells, cuts, c, y, _path(cells, cuts.windows, y, local), sign)
     both = np.where(whole, jump, np.logaddexp(bulk, jump))
