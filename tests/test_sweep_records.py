@@ -62,6 +62,29 @@ def test_a_frame_comes_back_with_its_index_and_columns():
     assert joined.loc["z", "upper"] == ja.epsilon(ja.Gaussian(2.0), 1e-5).upper
 
 
+def test_columns_keep_their_types():
+    pandas = pytest.importorskip("pandas")
+    given = pandas.DataFrame(
+        {
+            "noise_multiplier": np.array([1.0, 1.5], np.float32),
+            "batch_size": [64, 32],
+            "dataset_size": np.array([6400, 6400], np.int32),
+            "steps": pandas.array([100, 200], dtype="Int64"),
+            "delta": [1e-5, None],
+            "epsilon": [None, 1],
+            "site": pandas.Categorical(["A", "B"]),
+            "seed": pandas.array([None, 7], dtype="Int64"),
+        },
+        index=pandas.MultiIndex.from_tuples([("x", 1), ("x", 2)]),
+    )
+    for found, rows in ((ja.sweep(given), given), (ja.sweep(given).take([1]), given.iloc[[1]])):
+        answered = found.to_pandas()
+        assert answered.index.equals(rows.index)
+        for name in given.columns.drop(["delta", "epsilon"]):
+            pandas.testing.assert_series_equal(answered[name], rows[name])
+        assert set(answered[["delta", "epsilon"]].dtypes) == {np.dtype(float)}
+
+
 def test_a_row_taken_from_a_table_keeps_its_index():
     assert ja.sweep(frame()).take([2]).to_pandas().index.tolist() == ["x"]
 

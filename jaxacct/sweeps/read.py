@@ -65,7 +65,8 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
     `repetitions = "geometric"` and `gamma = [0.1, 0.01]` (or another law of K, `jaxacct.sweeps.grid.LAWS`) epsilon is
     the epsilon of running the configuration K times and releasing the best output.  A file without `[[block]]` is one
     block.  A CSV has the same names as columns, among them `name` and `quantity`; an empty cell is a value left out.
-    Other columns are kept beside the answers.  A column whose name looks like an absent input is refused.
+    Other columns are kept beside the answers.  A
+    column whose name looks like an absent input is refused.
 
     Parameters
     ----------
@@ -172,8 +173,8 @@ def _record(header: list[str], number: int, cells: list[str]) -> list[Any]:
 def as_grid(grid: Any, quantity: str | None = None) -> Grid:
     """Return the grid of a DataFrame or a list of dicts, one configuration per row.
 
-    None and NaN in an input are values left out.  Columns that are no inputs are kept beside the answers, and so is the
-    index of a DataFrame.  A column whose name looks like an absent input is refused.
+    None and NaN in an input are values left out.  Columns that are no inputs are kept beside the answers.  A
+    column whose name looks like an absent input is refused.
 
     >>> run = {"noise_multiplier": 2.0, "sampling_probability": 1, "steps": 1, "delta": 1e-5}
     >>> grid = as_grid([run | {"site": "A"}, run | {"site": "B"}])
@@ -184,7 +185,7 @@ def as_grid(grid: Any, quantity: str | None = None) -> Grid:
         names = [str(name) for name in grid.columns]
         columns = {name: grid.iloc[:, place] for place, name in enumerate(names)}
         cells = {name: _with_none(column) if name in COLUMNS else column for name, column in columns.items()}
-        return grid_of_records(names, cells, [f"row {label!r}" for label in grid.index], quantity, grid.index)
+        return grid_of_records(names, cells, [f"row {label!r}" for label in grid.index], quantity, grid)
     for place, record in enumerate(grid):
         if not isinstance(record, Mapping):
             raise InputError(
@@ -206,7 +207,7 @@ def grid_of_records(
     cells: Mapping[str, Any],
     places: Sequence[str],
     quantity: str | None = None,
-    index: Any = None,
+    frame: Any = None,
 ) -> Grid:
     """Return the grid of columns of cells, in which None marks a value left out; an error names the row by `places`.
 
@@ -239,7 +240,7 @@ def grid_of_records(
     groups = [_group([rows[row] for row in group], [places[row] for row in group]) for group in patterns.values()]
     grid = concatenate(groups).take(np.argsort(order))
     beside = {name: _kept(cells[name]) for name in names if name not in COLUMNS}
-    return Grid(grid.name, grid.quantity, grid.inputs, beside, index)
+    return Grid(grid.name, grid.quantity, grid.inputs, beside, frame)
 
 
 def _refuse_misspelt(names: Sequence[str]) -> None:

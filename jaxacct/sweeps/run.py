@@ -111,7 +111,7 @@ def sweep(
         target_epsilon and target_delta); the sweep solves for the field that is left out.  dataset_size, batch_size and
         epochs may replace sampling_probability and steps.  See `jaxacct.sweeps.read_grid` for files.  In a DataFrame or
         a list of dicts every row is one configuration.  Columns that are no inputs are kept beside the answers, and
-        `to_pandas` of the result has the index of the DataFrame.
+        `to_pandas` of the result has the index and the types of the DataFrame.
     mode : {"product", "zip"}
         For a dict: every combination (the last field varies fastest), or the arrays broadcast together.
     quantity : str, optional
@@ -323,7 +323,7 @@ class Work:
 
     def whole(self, table: Table) -> Table:
         """Return the table with the grid's other columns, which journals and slices do not hold."""
-        return table.beside(self.grid.beside, self.grid.index)
+        return table.beside(self.grid.beside, self.grid.frame)
 
 
 @dataclass(frozen=True)

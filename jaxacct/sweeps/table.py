@@ -46,8 +46,8 @@ class Table:
     ----------
     columns : dict of arrays, each of shape (rows,)
         One column is `quantity`.
-    index : pandas.Index, optional
-        Index of the DataFrame that was swept; `to_pandas` restores it.
+    frame : pandas.DataFrame, optional
+        The DataFrame that was swept; `to_pandas` restores its index and the types of its columns.
 
     >>> from jaxacct.sweeps import sweep
     >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
@@ -56,7 +56,7 @@ class Table:
     """
 
     columns: dict[str, np.ndarray]
-    index: Leaf = None
+    frame: Leaf = None
 
     def __len__(self) -> int:
         return len(self.columns["quantity"])
@@ -82,13 +82,13 @@ class Table:
 
     def take(self, rows: Index) -> Table:
         """Return the rows at a NumPy index."""
-        index = None if self.index is None else self.index[rows]
-        return Table({name: column[rows] for name, column in self.columns.items()}, index)
+        frame = None if self.frame is None else self.frame.iloc[rows]
+        return Table({name: column[rows] for name, column in self.columns.items()}, frame)
 
-    def beside(self, others: Mapping[str, np.ndarray], index: Foreign = None) -> Table:
-        """Return the table with other columns after the column `name`, and with an index for `to_pandas`."""
+    def beside(self, others: Mapping[str, np.ndarray], frame: Foreign = None) -> Table:
+        """Return the table with other columns after the column `name`, and with the DataFrame that was swept."""
         name = {"name": self["name"]} if "name" in self.columns else {}
-        return Table(name | dict(others) | self.columns, index)
+        return Table(name | dict(others) | self.columns, frame)
 
     def rows(self) -> Iterator[list[str]]:
         """Yield the cells of each row as text: floats in full, absent inputs empty, absent answers as nan."""
@@ -118,8 +118,21 @@ class Table:
                 writer.write_table(arrow.table(columns, schema=schema))
 
     def to_pandas(self) -> Foreign:
-        """Return the table as a pandas.DataFrame (needs pandas)."""
-        return optional_package("pandas", "a DataFrame").DataFrame(self.columns, index=self.index)
+        """Return the table as a pandas.DataFrame (needs pandas).
+
+        If a DataFrame was swept, the result has its index, and its columns as they were; those with values to solve for
+        are float64.
+        """
+        found = optional_package("pandas", "a DataFrame").DataFrame(self.columns)
+        if self.frame is None:
+            return found
+        found.index = self.frame.index
+        for place, name in enumerate(map(str, self.frame.columns)):
+            given = self.frame.iloc[:, place]
+            asked = name in ("name", "quantity", *INPUTS)  # a column of the question, perhaps with values left out
+            if name in found and not (asked and given.isna().any()):
+                found[name] = given.array
+        return found
 
     def to_xarray(self) -> Foreign:
         """Return the table as an xarray.Dataset with a labelled axis for every input that varies (needs xarray).
