@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from helpers import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -105,3 +106,40 @@ def test_bad_input_gets_one_line(arguments, words):
     with pytest.raises(ja.InputError, match=words) as refused:
         ja.calibrate(given.pop("mechanism"), **given)
     assert "\n" not in str(refused.value)
+
+
+CASES = {
+    "noise": (lambda s: ja.dp_sgd(s, 0.01, 1000), 0.5, 1e-6, False),
+    "a rate, at most 1": (lambda q: ja.PoissonSampled(ja.Gaussian(2.0), q), 0.5, 1e-6, False),
+    "a rate that is always met": (lambda q: ja.PoissonSampled(ja.Gaussian(20.0), q), 5.0, 1e-6, False),
+    "steps": (lambda n: ja.repeat(ja.Gaussian(30.0), n), [0.5, 9.0], 1e-6, True),
+    "growing": (ja.PureDP, [1e-4, 0.3, 20.0], 0.0, False),
+    "never met": (lambda s: ja.compose(ja.Gaussian(s), ja.PureDP(2.0)), [3.0, 1.0], 1e-5, False),
+    "unbounded": (ja.Gaussian, 1.0, 0.0, False),
+    "a large batch of values": (ja.Laplace, np.geomspace(1e-5, 1e5, 11), 0.0, False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_search_finds_its_own_bracket(case):
+    make, epsilon, delta, whole = CASES[case]
+    given = {"target_epsilon": epsilon, "target_delta": delta, "whole": whole}
+    ends = (1, 1e9) if whole else (1e-9, 1.0 if "rate" in case else 1e9)
+    found, known = ja.calibrate(make, **given), ja.calibrate(make, **given, bracket=ends)
+    assert np.array_equal(found.status, known.status) and np.array_equal(found.ok, known.ok)
+    np.testing.assert_allclose(found.value, known.value, rtol=2e-3)
+    upper = np.asarray(found.epsilon.upper)[np.asarray(found.ok)]
+    assert np.all(upper <= np.broadcast_to(epsilon, np.shape(found.ok))[np.asarray(found.ok)])
+
+
+def test_a_function_that_does_not_take_one_needs_a_bracket():
+    below = lambda x: ja.Gaussian(x - 5.0)
+    assert "give a bracket" in refusal(ja.calibrate, below, target_epsilon=1.0, target_delta=1e-5)
+    found = ja.calibrate(below, target_epsilon=1.0, target_delta=1e-5, bracket=(5.1, 100.0))
+    assert repr(found).startswith(f"Calibration(value={float(found.value)!r}, epsilon=Bounds(")
+
+
+def test_targets_and_noise_of_zero_say_what_there_is_instead():
+    assert "use target_advantage" in refusal(ja.calibrate_noise_multiplier, 0.0, 1e-5, 0.1, 10)
+    assert "1e-9 to debug" in refusal(ja.dp_sgd, 0.0, 0.1, 10)
+    assert ja.epsilon(ja.dp_sgd(1e-9, 0.1, 10), 1e-5).upper > 1e17

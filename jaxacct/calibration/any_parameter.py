@@ -20,6 +20,7 @@ from jaxacct.core.validation import (
     DELTA_OR_ZERO,
     POSITIVE,
     InputError,
+    Options,
     UnboundedLossError,
     broadcast_shape,
     check,
@@ -34,6 +35,9 @@ from jaxacct.mechanisms.base import require_mechanism, take_rows
 ROUGH = 0.9, 0.05
 """Two values of rtol for epsilon at the ends of the bracket. The second is for rows that the first leaves undecided."""
 
+LADDER = 1e-9, 1e9
+"""Smallest and largest value that is tried where no bracket is given."""
+
 
 @with_hints
 def calibrate(
@@ -41,7 +45,7 @@ def calibrate(
     *,
     target_epsilon: ArrayLike,
     target_delta: ArrayLike,
-    bracket: tuple[Any, Any],
+    bracket: tuple[Any, Any] | None = None,
     whole: bool = False,
     monotone: bool = False,
     relation: str = "add_or_remove_one",
@@ -65,8 +69,9 @@ def calibrate(
     target_delta : array_like in [0, 1)
         Delta at which epsilon is taken.  At 0 no value of a mechanism with an unbounded loss meets the target; the
         status says so.
-    bracket : (lowest, highest), array_likes > 0
-        Ends of the search.  All arguments broadcast, with one search for each element.
+    bracket : (lowest, highest), array_likes > 0, optional
+        Ends of the search.  All arguments broadcast, with one search for each element.  By default the powers of 10
+        next to 1 that enclose the target, from 1e-9 (whole numbers: 1) to 1e9, as far as the function takes them.
     whole : bool
         Whether the parameter is a whole number, such as a number of steps.
     monotone : bool
@@ -89,14 +94,15 @@ def calibrate(
     Raises
     ------
     InputError
-        Invalid values, a bracket out of order, shapes that do not broadcast, or a function that returns no mechanism.
+        Invalid values, a bracket out of order, shapes that do not broadcast, or a function that returns no mechanism,
+        or that does not take 1 where no bracket is given.
 
     References
     ----------
     The search is described in calibration/search.py.
 
     >>> import jaxacct as ja
-    >>> c = ja.calibrate(lambda b: ja.Laplace(b), target_epsilon=0.5, target_delta=1e-6, bracket=(0.1, 100.0))
+    >>> c = ja.calibrate(lambda b: ja.Laplace(b), target_epsilon=0.5, target_delta=1e-6)
     >>> round(float(c.value), 3), bool(c.epsilon.upper <= 0.5), c.status
     (2.0, True, 'ok')
     """
@@ -107,15 +113,16 @@ def calibrate(
     chosen = options(relation=relation, rtol=rtol, backend=backend, least_rtol=LEAST_RTOL)
     check_flag("whole", whole, "say whether the value is a whole number")
     check_flag("monotone", monotone, "say whether epsilon is known to be monotone in the value")
-    if not isinstance(bracket, tuple | list) or len(bracket) != 2:
-        raise InputError(f"bracket = {bracket!r:.40} must be a pair (lowest, highest); give two positive values")
-    rule = COUNT if whole else POSITIVE
     given = {
         "target_epsilon": check("target_epsilon", target_epsilon, POSITIVE),
         "target_delta": check("target_delta", target_delta, DELTA_OR_ZERO),
-        "bracket[0]": check("bracket[0]", bracket[0], rule),
-        "bracket[1]": check("bracket[1]", bracket[1], rule),
     }
+    if bracket is None:
+        bracket = _bracket(mechanism, *given.values(), whole, chosen)
+    if not isinstance(bracket, tuple | list) or len(bracket) != 2:
+        raise InputError(f"bracket = {bracket!r:.40} must be a pair (lowest, highest); give two positive values")
+    rule = COUNT if whole else POSITIVE
+    given |= {f"bracket[{place}]": check(f"bracket[{place}]", end, rule) for place, end in enumerate(bracket)}
     shapes = {name: np.shape(value) for name, value in given.items()}
     first = np.broadcast_to(given["bracket[0]"], broadcast_shape(shapes))
     shape = broadcast_shape({"the mechanism": batch_shape(_made(mechanism, first))} | shapes)
@@ -135,6 +142,53 @@ def calibrate(
             whole,
         )
     return result(found, shape, chosen.relation, monotone)
+
+
+def _bracket(
+    mechanism: Callable[[Any], Mechanism], epsilon: np.ndarray, delta: np.ndarray, whole: bool, chosen: Options
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return a bracket for each element: about two powers of 10 with the target between them, else the two ends."""
+    shapes = {"target_epsilon": np.shape(epsilon), "target_delta": np.shape(delta)}
+    try:
+        one = _made(mechanism, np.ones(broadcast_shape(shapes)))
+    except InputError as error:
+        raise InputError(
+            f"mechanism does not take the value 1 ({error}); give a bracket of values that it takes"
+        ) from None
+    shape = broadcast_shape({"the mechanism": batch_shape(one)} | shapes)
+    low, high = np.ones(shape), np.ones(shape)
+    ends, found = [1.0, 1.0], np.zeros(shape, bool)
+    meets: dict[float, np.ndarray] = {}
+
+    def look(x: float) -> None:
+        made = _made(mechanism, np.full(shape, x))
+        try:
+            rough = account.epsilon(made, delta, relation=chosen.relation, rtol=ROUGH[0], backend=chosen.backend).upper
+        except UnboundedLossError:
+            rough = np.array(np.inf)
+        meets[x] = np.broadcast_to(rough <= epsilon, shape)
+
+    look(1.0)
+    sides = {1: 10.0} if whole else {1: 10.0, 0: 0.1}
+    while sides and not found.all():
+        for side, factor in list(sides.items()):
+            before, here = ends[side], float(f"{ends[side] * factor:.0e}")
+            try:
+                look(here)
+            except InputError:  # the function does not take it, such as a rate above 1
+                here = 0.0
+            if not LADDER[0] <= here <= LADDER[1]:
+                del sides[side]
+                continue
+            ends[side] = here
+            new = (meets[here] != meets[before]) & ~found
+            low[new], high[new] = min(before, here), max(before, here)
+            found |= new
+    least, most = sorted(ends)
+    low[~found], high[~found] = least, most
+    # values beyond a power of 10 show whether that power is the best
+    low, high = np.maximum(low / 1.25, least), np.minimum(high * 1.25, most)
+    return (np.floor(low), np.ceil(high)) if whole else (low, high)
 
 
 def search_mechanisms(

@@ -6,7 +6,7 @@ the split contour solves the others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -82,7 +82,8 @@ RISK_RULES: dict[str, Constraint] = dict.fromkeys((*TARGETS[:5], "at_fpr", "prio
     ),
 }
 """Allowed values of each target and setting."""
-RULES: dict[str, Constraint] = {"target_epsilon": POSITIVE, "target_delta": DELTA, **NUMBERS, **RISK_RULES}
+_EPSILON = Constraint("use a positive {name}; for delta at epsilon 0 use target_advantage", 0, lower_open=True)
+RULES: dict[str, Constraint] = {"target_epsilon": _EPSILON, "target_delta": DELTA, **NUMBERS, **RISK_RULES}
 """Allowed values of each number of a calibration."""
 
 
@@ -120,7 +121,7 @@ def given_target(target_epsilon: Any, target_delta: Any, risks: dict[str, Any]) 
     return RiskTarget(named[0], values)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Calibration:
     """Calibrated values with the certified epsilon that they give; made by the calibrations.
 
@@ -162,6 +163,12 @@ class Calibration:
     best: Leaf = True
     risk: Leaf = None
     relation: str = field(kw_only=True)
+
+    def __repr__(self) -> str:
+        """Return the fields with their names, scalars of NumPy as plain numbers."""
+        shown = {one.name: getattr(self, one.name) for one in fields(self)}
+        plain = {name: x.item() if isinstance(x, np.generic) else x for name, x in shown.items()}
+        return f"Calibration({', '.join(f'{name}={x!r}' for name, x in plain.items())})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain Python, ready for JSON; `Bounds.from_dict` reads "epsilon" and "risk" back."""

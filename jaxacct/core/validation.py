@@ -38,10 +38,10 @@ class InputError(ValueError):
         Line breaks in it become spaces.
 
     >>> import jaxacct as ja
-    >>> ja.Gaussian([1.0, -1.0])
+    >>> ja.Laplace([1.0, -1.0])
     Traceback (most recent call last):
         ...
-    jaxacct.InputError: noise_multiplier[1] = -1.0 must be > 0; use a positive, finite noise multiplier
+    jaxacct.InputError: scale[1] = -1.0 must be > 0; use a positive, finite scale
     """
 
     __module__ = "jaxacct"  # users import the class from here
@@ -103,6 +103,7 @@ class Constraint:
 
 
 POSITIVE = Constraint("use a positive, finite {name}", 0, lower_open=True)
+NOISE = Constraint("use a positive, finite {name}, or 1e-9 to debug", 0, lower_open=True)
 REAL = Constraint("use a finite {name}", -np.inf)
 NON_NEGATIVE = Constraint("use a finite {name} of 0 or more", 0)
 PROBABILITY = Constraint("use a {name} between 0 and 1", 0, 1)

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxacct.core.floats import LOST_TAIL, ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.types import Leaf
-from jaxacct.core.validation import POSITIVE, Constraint, InputError, check_int, refuse_where
+from jaxacct.core.validation import NOISE, POSITIVE, Constraint, InputError, check_int, refuse_where
 from jaxacct.mechanisms.base import SENSITIVITY, AdditiveNoise, batch_shape, register
 from jaxacct.mechanisms.finite import FiniteMechanism, OfFinitePair
 from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart
@@ -65,7 +65,7 @@ class Gaussian(AdditiveNoise):
 
     exact_pair: ClassVar = True
     noise_multiplier: Leaf
-    constraints: ClassVar = {"noise_multiplier": POSITIVE}
+    constraints: ClassVar = {"noise_multiplier": NOISE}
     law: ClassVar = GaussianPart
 
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]]:

@@ -14,6 +14,7 @@ from jaxacct.core.keywords import with_hints
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
     COUNT,
+    NOISE,
     POSITIVE,
     PROBABILITY,
     Constraint,
@@ -43,7 +44,7 @@ NUMBERS: dict[str, Constraint] = {
     "batch_size": POSITIVE,
     "slots": COUNT,
     "epochs": POSITIVE,
-    "noise_multiplier": POSITIVE,
+    "noise_multiplier": NOISE,
     "sampling_probability": PROBABILITY,
     "steps": COUNT,
     "cap": COUNT,

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.types import Leaf
-from jaxacct.core.validation import POSITIVE, InputError, shown
+from jaxacct.core.validation import NOISE, InputError, shown
 from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.banded_bins import bands_of, in_bins
 from jaxacct.mechanisms.base import Combinator, Mechanism, register, weakest
@@ -66,7 +66,7 @@ class MatrixMechanism(Combinator):
     strategy: Strategy = field(metadata={"static": True})
     noise_multiplier: Leaf
     participation: Participation | None = field(default=None, metadata={"static": True})
-    constraints: ClassVar = {"noise_multiplier": POSITIVE}
+    constraints: ClassVar = {"noise_multiplier": NOISE}
 
     def __post_init__(self) -> None:
         if not isinstance(self.strategy, Strategy):

@@ -21,7 +21,7 @@ from jaxacct.calibration.search import status_of_upper_end
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.keywords import with_hints
-from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, check
+from jaxacct.core.validation import COUNT, NOISE, NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, check
 from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import MatrixMechanism, Mechanism, PureDP
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, nearest_slots
@@ -82,7 +82,7 @@ _UNUSUAL = {"candidates": "iid", "cap": None, "unit": "record", "noise": None, "
 """Usual values of some settings.  A document holds such a setting only if its value is another one."""
 _SEGMENT_NUMBERS = {
     "steps": COUNT,
-    "noise_multiplier": POSITIVE,
+    "noise_multiplier": NOISE,
     "sampling_probability": PROBABILITY,
     "expected_batch_size": POSITIVE,
 }

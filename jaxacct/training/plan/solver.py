@@ -23,6 +23,7 @@ from jaxacct.core.bounds import Bounds, explain
 from jaxacct.core.validation import (
     COUNT,
     DELTA,
+    NOISE,
     POSITIVE,
     PROBABILITY,
     Constraint,
@@ -64,7 +65,7 @@ _RULES: dict[str, Constraint] = {
     "dataset_size": COUNT,
     "sampling_probability": PROBABILITY,
     "expected_batch_size": POSITIVE,
-    "noise_multiplier": POSITIVE,
+    "noise_multiplier": NOISE,
     "steps": COUNT,
     "epochs": POSITIVE,
     "slots": SIZE,
