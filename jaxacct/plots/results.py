@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.accounting import account
-from jaxacct.core.progress import Progress
 from jaxacct.core.validation import InputError, choice
 from jaxacct.mechanisms.dp_sgd_run import SOURCES
 from jaxacct.plots import style
+from jaxacct.plots.side_by_side import MOST_CURVES, Curve, draw_profiles, draw_tradeoffs
+from jaxacct.representations.mechanism_profile import profile
 from jaxacct.sweeps.grid import ANSWER, WORDS, suggest
 from jaxacct.sweeps.read import SETTLED_BY
 from jaxacct.sweeps.solve import run_of_row
@@ -26,14 +26,8 @@ from jaxacct.sweeps.table import TEXT, Table, measures, place, read_table, solve
 
 KINDS = ("curve", "heatmap", "profile", "tradeoff")
 """The kinds of pictures."""
-MOST_CURVES = 8
-"""Largest number of curves of one picture; a reader could not distinguish more."""
 MOST_MARKED_POINTS = 25
 """Largest number of points for which a curve has marks; more marks would hide the curve."""
-EPSILONS_PER_PROFILE = 64
-"""Number of values of epsilon at which a profile is computed: enough for a smooth curve."""
-SMALLEST_DELTA = 1e-10
-"""Smallest delta of a drawn profile, below any delta that is claimed in practice."""
 MOST_ROWS = 6
 """Largest number of rows that are drawn by default: their legend still fits."""
 _PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
@@ -58,7 +52,7 @@ def plot(
     out : path ending in .png, .svg or .pdf
     kind : {"curve", "heatmap", "profile", "tradeoff"}
         A curve shows a value against an input, with the value's bracket as a band.  A heat map shows a value as colour
-        over two inputs.  "profile" shows delta against epsilon for some rows, and "tradeoff" their trade-off functions.
+        over two inputs.  "profile" draws `plot_profiles` of some rows, and "tradeoff" their `plot_tradeoffs`.
         By default a curve, or a heat map where two inputs have more than eight values each.
     x, by : names of inputs
         The input along the horizontal axis, and the input of a family of curves or along the vertical axis.  By default
@@ -77,7 +71,7 @@ def plot(
 
     References
     ----------
-    Dong, Roth, Su (2022), Gaussian Differential Privacy, Proposition 2.5 (the trade-off function from a profile).
+    Dong, Roth, Su (2022), Gaussian Differential Privacy, Proposition 2.12 (the trade-off function from a profile).
 
     >>> import tempfile
     >>> from jaxacct.plots import plot
@@ -100,7 +94,9 @@ def plot(
                 if given is not None:
                     raise InputError(f"{name} is for curves and heat maps; choose rows with --rows or --where")
             chosen = pick(filtered(table, where or {}), None if rows is None else list(rows))
-            (draw_profiles if kind == "profile" else draw_tradeoffs)(chosen, axes)
+            shared = {name: column[0] for name, column in _inputs(chosen).items() if len(set(column)) == 1}
+            words = style.described(shared), style.RELATION.get(str(chosen["relation"][0]), "")
+            (draw_profiles if kind == "profile" else draw_tradeoffs)(axes, _curves(chosen), None, *words)
             report: dict[str, Any] = {"kind": kind, "curves": len(chosen)}
         else:
             if rows is not None:
@@ -333,88 +329,17 @@ def pick(table: Table, rows: list[int] | None) -> Table:
     return chosen
 
 
-def profile(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return four arrays (rows, points): epsilon; then `lower`, `estimate` and `upper` of delta.
-
-    Epsilon goes from 0 to where delta is 1e-10.  Its values are denser near 0, where the trade-off function needs them.
-    A progress bar counts rows.
-    """
-    relation = str(table["relation"][0])
-    found, bar = np.zeros((len(table), 4, EPSILONS_PER_PROFILE)), Progress(len(table), None, unit="profiles")
-    try:
-        for row in range(len(table)):
-            bar.update(row)
-            run = run_of_row({name: column[row] for name, column in table.columns.items()})
-            end = account.epsilon(run, SMALLEST_DELTA, relation=relation).upper
-            epsilon = np.linspace(0.0, 1.0, EPSILONS_PER_PROFILE) ** 3 * max(float(end), 1e-3)
-            bounds = account.delta(run, epsilon, relation=relation)
-            found[row] = epsilon, bounds.lower, bounds.estimate, bounds.upper
-        bar.update(len(table))
-    finally:
-        bar.close()
-    epsilon, low, middle, high = np.moveaxis(found, 1, 0)
-    return epsilon, low, middle, high
+def _curves(table: Table) -> list[Curve]:
+    """Return a curve for each row; its label names the inputs that differ between the rows."""
+    differ = {name: column for name, column in _inputs(table).items() if len(set(column)) > 1}
+    found = []
+    for row, relation in enumerate(table["relation"].tolist()):
+        run = run_of_row({name: column[row] for name, column in table.columns.items()})
+        name = style.described({name: column[row] for name, column in differ.items()})
+        found.append(Curve(name or type(run).__name__, profile(run, relation)))
+    return found
 
 
-def tradeoff(epsilon: np.ndarray, delta: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    """Return lower bounds on the false negative rates at false positive rates alpha, from points of a privacy profile.
-
-    `f(alpha) = max over the points of max(0, 1 - delta - e^eps alpha, e^-eps (1 - delta - alpha))`, for a profile
-    that holds in both directions [Dong, Roth and Su 2022, Proposition 2.5].  With upper ends of delta, f is a certified
-    lower bound on the trade-off function.
-
-    >>> tradeoff(np.array([0.0, 1.0]), np.array([0.2, 0.0]), np.array([0.0, 0.2, 1.0])).round(3).tolist()
-    [1.0, 0.6, 0.0]
-    """
-    eps, slack, at = epsilon[:, None], delta[:, None], alpha[None, :]
-    steep = 1.0 - slack - np.exp(eps) * at
-    flat = np.exp(-eps) * (1.0 - slack - at)
-    return np.maximum(np.max(np.maximum(steep, flat), axis=0), 0.0)
-
-
-def draw_profiles(table: Table, axes: Any) -> None:
-    """Draw delta against epsilon, with the bracket as a band."""
-    epsilon, low, middle, high = profile(table)
-    for row, (name, colour, dash) in enumerate(_looks(table)):
-        axes.plot(epsilon[row], middle[row], dash, color=colour, label=name)
-        axes.fill_between(epsilon[row], low[row], high[row], color=colour, alpha=0.25, linewidth=0)
-    largest = epsilon[:, -1]
-    if style.spread_over_decades(largest):
-        style.scale(axes, "x", largest)
-        axes.set_xlim(0.05 * largest.min(), 1.2 * largest.max())
-    else:
-        axes.set_xlim(left=0.0)
-    axes.set_yscale("log")
-    axes.set(ylim=(SMALLEST_DELTA, 1.5), xlabel=style.MEANING["epsilon"], ylabel="$\\delta(\\varepsilon)$")
-    _finish(table, axes, "privacy profile, certified")
-
-
-def draw_tradeoffs(table: Table, axes: Any) -> None:
-    """Draw the certified lower bound on the trade-off function, with the line of perfect privacy."""
-    relation = str(table["relation"][0])
-    if relation in ("add_one", "remove_one"):
-        raise InputError(f"a trade-off curve needs both directions, not relation {relation!r}; use add_or_remove_one")
-    epsilon, _, _, high = profile(table)
-    alpha = np.unique(np.concatenate([np.linspace(0.0, 1.0, 401), np.geomspace(1e-6, 1e-2, 60)]))
-    for row, (name, colour, dash) in enumerate(_looks(table)):
-        axes.plot(alpha, tradeoff(epsilon[row], high[row], alpha), dash, color=colour, label=name)
-    axes.plot([0, 1], [1, 0], ":", color="0.5", linewidth=1.0)
-    axes.text(0.52, 0.52, "no leakage", color="0.4", fontsize=8.5, rotation=-45, ha="center", va="center")
-    axes.set(xlabel="false positive rate $\\alpha$", ylabel="false negative rate, at least $f(\\alpha)$")
-    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
-    _finish(table, axes, "trade-off function, certified lower bound")
-
-
-def _looks(table: Table) -> list[tuple[str, Any, str]]:
-    """Return (label, colour, line style) per row; the label names the inputs that differ between the rows."""
-    shown = [name for name in ("name", *_PARAMETERS) if name in table.columns]
-    columns = {name: table[name].tolist() for name in shown if len(set(table[name].tolist())) > 1}
-    names = [style.described({name: column[row] for name, column in columns.items()}) for row in range(len(table))]
-    return list(zip(names, style.colours(names), style.dashes(len(names)), strict=True))
-
-
-def _finish(table: Table, axes: Any, what: str) -> None:
-    shown = [name for name in ("name", *_PARAMETERS) if name in table.columns]
-    shared = {name: table[name].tolist()[0] for name in shown if len(set(table[name].tolist())) == 1}
-    style.title(axes, what, style.described(shared), style.RELATION.get(str(table["relation"][0]), ""))
-    style.legend(axes, len(table))
+def _inputs(table: Table) -> dict[str, list[Any]]:
+    """Return the columns that describe the run of a row."""
+    return {name: table[name].tolist() for name in ("name", *_PARAMETERS) if name in table.columns}

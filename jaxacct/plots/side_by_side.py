@@ -1,4 +1,4 @@
-"""Privacy profiles, trade-off functions and risks of any mechanisms in one picture."""
+"""Privacy profiles, trade-off functions and risks of any mechanisms, and advice on noise, each in one picture."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from jaxacct.core.validation import NON_NEGATIVE, PROBABILITY, InputError, check
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.plots import style
-from jaxacct.plots.results import MOST_CURVES, SMALLEST_DELTA
 from jaxacct.representations.mechanism_profile import Profile, profile
 from jaxacct.representations.risk_table import Reading, RiskTable
 
+MOST_CURVES = 8
+"""Largest number of curves of one picture; a reader could not distinguish more."""
+SMALLEST_DELTA = 1e-10
+"""Smallest delta of a drawn profile, below any delta that is claimed in practice."""
 ENDS_TRIED = (SMALLEST_DELTA, 1e-6, 1e-3, 0.1)
 """Deltas at which a curve may end: a curve ends at the smallest of them whose epsilon is finite."""
 EPSILONS = 120
@@ -33,8 +36,14 @@ LEAST_DRAWN = 1e-300
 RATES = 81
 """Number of false positive rates at which a trade-off function is computed."""
 
+OTHER_NOISE = {
+    "random_allocation": "random allocation, independent noise",
+    "fixed_order": "not sampled, buffered noise",
+}
+"""Options without a number of bands to choose, each with its name in the legend."""
 
-class _Curve(NamedTuple):
+
+class Curve(NamedTuple):
     """A curve: its name in the legend, and the profile that it shows."""
 
     name: str
@@ -87,18 +96,10 @@ def plot_profiles(
     ('$\\delta(\\varepsilon)$', ['Gaussian (certified)', 'Laplace (certified)'])
     """
     curves, words = _curves(mechanisms, relation)
-    grid = _epsilons(curves) if epsilon is None else np.unique(check("epsilon", epsilon, NON_NEGATIVE))
+    grid = None if epsilon is None else np.unique(check("epsilon", epsilon, NON_NEGATIVE))
     with style.settings():
         axes = axes_for(axes, square=False)
-        found = _answers(curves, lambda one: one.delta(grid))
-        drawn = [_draw(axes, look, grid, each, "upper") for look, each in zip(_looks(curves), found, strict=True)]
-        smallest = min(line[line > 0.0].min(initial=1.0) for line in drawn)
-        axes.set_yscale("log")
-        axes.set_ylim(max(SMALLEST_DELTA if epsilon is None else 0.0, 0.5 * smallest), 1.5)
-        axes.set_xlim(left=float(grid[0]))
-        axes.set(xlabel=style.MEANING["epsilon"], ylabel="$\\delta(\\varepsilon)$")
-        style.title(axes, "privacy profile: lines are upper ends, bands reach down to lower ends", words)
-        axes.legend()
+        draw_profiles(axes, curves, grid, words)
     return axes
 
 
@@ -136,18 +137,43 @@ def plot_tradeoffs(
     ('false negative rate $f(\\alpha)$', 'Gaussian (certified)')
     """
     curves, words = _curves(mechanisms, relation)
-    near_zero = np.concatenate([np.geomspace(1e-4, 1e-2, 10), np.linspace(0.0, 1.0, RATES - 10)])
-    grid = np.unique(near_zero) if fpr is None else np.unique(check("fpr", fpr, PROBABILITY))
+    grid = None if fpr is None else np.unique(check("fpr", fpr, PROBABILITY))
     with style.settings():
         axes = axes_for(axes, square=True)
-        for look, each in zip(_looks(curves), _answers(curves, lambda one: one.tradeoff(grid)), strict=True):
-            _draw(axes, look, grid, each, "lower")
-        axes.plot([0, 1], [1, 0], ":", color="0.5", linewidth=1.0, label="no leakage")
-        axes.set(xlabel="false positive rate $\\alpha$", ylabel="false negative rate $f(\\alpha)$")
-        axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
-        style.title(axes, "trade-off function: lines are lower ends,", "bands reach up to upper ends", words)
-        axes.legend()
+        draw_tradeoffs(axes, curves, grid, words)
     return axes
+
+
+def draw_profiles(axes: Any, curves: list[Curve], epsilon: np.ndarray | None, *words: str) -> None:
+    """Draw delta against epsilon, by default up to where delta is 1e-10, under a title of `words`."""
+    grids, ends = _epsilons(curves) if epsilon is None else ([epsilon] * len(curves), epsilon)
+    found = _answers(curves, grids, lambda one, at: one.delta(at))
+    drawn = [_draw(axes, *each, "upper") for each in zip(_looks(curves), grids, found, strict=True)]
+    smallest = min(line[line > 0.0].min(initial=1.0) for line in drawn)
+    axes.set_yscale("log")
+    axes.set_ylim(max(SMALLEST_DELTA if epsilon is None else 0.0, 0.5 * smallest), 1.5)
+    if epsilon is None and style.spread_over_decades(ends):
+        style.scale(axes, "x", ends)
+        axes.set_xlim(0.05 * min(ends), 1.2 * max(ends))
+    else:
+        axes.set_xlim(left=float(grids[0][0]))
+    axes.set(xlabel=style.MEANING["epsilon"], ylabel="$\\delta(\\varepsilon)$")
+    style.title(axes, "privacy profile: lines are upper ends, bands reach down to lower ends", *words)
+    style.legend(axes, max(len(curves), 2))
+
+
+def draw_tradeoffs(axes: Any, curves: list[Curve], fpr: np.ndarray | None, *words: str) -> None:
+    """Draw the trade-off functions, by default at 81 rates, under a title of `words`."""
+    near_zero = np.concatenate([np.geomspace(1e-4, 1e-2, 10), np.linspace(0.0, 1.0, RATES - 10)])
+    grids = [np.unique(near_zero) if fpr is None else fpr] * len(curves)
+    found = _answers(curves, grids, lambda one, at: one.tradeoff(at))
+    for each in zip(_looks(curves), grids, found, strict=True):
+        _draw(axes, *each, "lower")
+    axes.plot([0, 1], [1, 0], ":", color="0.5", linewidth=1.0, label="no leakage")
+    axes.set(xlabel="false positive rate $\\alpha$", ylabel="false negative rate $f(\\alpha)$")
+    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    style.title(axes, "trade-off function: lines are lower ends,", "bands reach up to upper ends", *words)
+    style.legend(axes, max(len(curves), 2))
 
 
 def plot_risks(table: RiskTable, *, axes: Foreign = None) -> Foreign:
@@ -205,6 +231,32 @@ def plot_risks(table: RiskTable, *, axes: Foreign = None) -> Foreign:
     return axes
 
 
+def draw_strategies(advice: Any, axes: Any = None) -> Any:
+    """Draw a `training.StrategyAdvice`; return the axes, by default those of a new figure."""
+    banded = [option for option in advice.options if option.sampling not in OTHER_NOISE]
+    bands, colours, dashes = (
+        [one.strategy.overlap for one in banded],
+        style.colours(["", *OTHER_NOISE]),
+        style.dashes(3),
+    )
+    with style.settings():
+        axes = axes_for(axes, square=False)
+        axes.plot(bands, [one.error for one in banded], "o-", color=colours[0], label="cyclic Poisson, banded noise")
+        for (name, label), colour, dash in zip(OTHER_NOISE.items(), colours[1:], dashes[1:], strict=True):
+            for option in advice.options:
+                if option.sampling == name:
+                    axes.axhline(option.error, color=colour, linestyle=dash, label=label)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(bands, list(map(str, bands)))
+        axes.set(xlabel="bands (1: DP-SGD)", ylabel="error of prefix sums (clip norms)")
+        axes.set_ylim(bottom=0.0)
+        names = ("target_epsilon", "target_delta", "steps", "dataset_size", "batch_size")
+        words = style.described({name: getattr(advice, name) for name in names})
+        style.title(axes, f"noise alone, at certified privacy; {style.RELATION[advice.relation]}", words)
+        axes.legend()
+    return axes
+
+
 def _without_output(reading: Reading) -> float:
     """Return what an attacker achieves who does not see the output."""
     at = reading.at
@@ -213,14 +265,14 @@ def _without_output(reading: Reading) -> float:
     return float(at.get("prior", at.get("baseline", at.get("fpr", 0.0))))
 
 
-def _curves(mechanisms: Any, relation: str | None) -> tuple[list[_Curve], str]:
+def _curves(mechanisms: Any, relation: str | None) -> tuple[list[Curve], str]:
     """Return one curve for each element of each mechanism, and the relation of all curves in words."""
     if relation is not None:
         choice("relation", relation, RELATIONS)
     named = mechanisms if isinstance(mechanisms, Mapping) else {"": mechanisms}
     if not named:
         raise InputError("mechanisms is empty; give at least one, such as {'A': ja.Gaussian(1.0)}")
-    curves: list[_Curve] = []
+    curves: list[Curve] = []
     for name, given in named.items():
         if isinstance(given, Profile):
             if relation not in (None, given.relation):
@@ -238,50 +290,52 @@ def _curves(mechanisms: Any, relation: str | None) -> tuple[list[_Curve], str]:
     return curves, style.RELATION[curves[0].profile.relation]
 
 
-def _elements(name: str, whole: Profile, room: int) -> list[_Curve]:
+def _elements(name: str, whole: Profile, room: int) -> list[Curve]:
     shape = batch_shape(whole.mechanism)
     count = int(np.prod(shape))
     if count > room:
         raise InputError(f"the mechanisms have more than {MOST_CURVES} elements; draw at most {MOST_CURVES} at once")
     if not shape:
-        return [_Curve(name, whole)]
-    return [_Curve(f"{name} {list(index)}", whole.element(index)) for index in itertools.product(*map(range, shape))]
+        return [Curve(name, whole)]
+    return [Curve(f"{name} {list(index)}", whole.element(index)) for index in itertools.product(*map(range, shape))]
 
 
-def _epsilons(curves: list[_Curve]) -> np.ndarray:
-    """Return values of epsilon, denser near 0, from 0 to the largest epsilon at which a curve ends.
+def _epsilons(curves: list[Curve]) -> tuple[list[np.ndarray], list[float]]:
+    """Return values of epsilon for each curve, denser near 0, and the epsilon at which each curve ends.
 
     A curve ends at the epsilon of the smallest delta in `ENDS_TRIED` whose epsilon is finite, or at epsilon 10 if none
-    is finite.  All these ends are among the values.
+    is finite.  A curve that stays above delta 1e-10 has values up to the farthest end.
     """
-    ends = []
-    for _, one in curves:
-        found = account.epsilon(one.mechanism, np.array(ENDS_TRIED), relation=one.relation).upper
-        ends.append(float(next((end for end in found if np.isfinite(end)), 10.0)))
-    return np.unique([*(np.linspace(0.0, 1.0, EPSILONS) ** 2 * max(*ends, 1e-3)), *ends])
+    tried = [account.epsilon(one.mechanism, np.array(ENDS_TRIED), relation=one.relation).upper for _, one in curves]
+    ends = [max(float(next((end for end in found if np.isfinite(end)), 10.0)), 1e-3) for found in tried]
+    last = [end if np.isfinite(found[0]) else max(ends) for end, found in zip(ends, tried, strict=True)]
+    squares = np.linspace(0.0, 1.0, EPSILONS) ** 2
+    return [np.unique(np.append(squares * far, end)) for far, end in zip(last, ends, strict=True)], ends
 
 
-def _answers(curves: list[_Curve], ask: Callable[[Profile], Bounds]) -> list[Bounds]:
+def _answers(
+    curves: list[Curve], grids: list[np.ndarray], ask: Callable[[Profile, np.ndarray], Bounds]
+) -> list[Bounds]:
     """Return the answer of `ask` for each curve's profile; a progress bar counts the curves."""
     found: list[Bounds] = []
     bar = Progress(len(curves), None, unit="curves")
     try:
-        for curve in curves:
+        for curve, grid in zip(curves, grids, strict=True):
             bar.update(len(found))
-            found.append(ask(curve.profile))
+            found.append(ask(curve.profile, grid))
         bar.update(len(found))
     finally:
         bar.close()
     return found
 
 
-def _looks(curves: list[_Curve]) -> list[tuple[_Curve, Any, str]]:
+def _looks(curves: list[Curve]) -> list[tuple[Curve, Any, str]]:
     """Return the curves with their colours and line styles."""
     names = [curve.name for curve in curves]
     return list(zip(curves, style.colours(names), style.dashes(len(names)), strict=True))
 
 
-def _draw(axes: Any, look: tuple[_Curve, Any, str], grid: np.ndarray, found: Bounds, end: str) -> np.ndarray:
+def _draw(axes: Any, look: tuple[Curve, Any, str], grid: np.ndarray, found: Bounds, end: str) -> np.ndarray:
     """Draw one curve: a line for the end of the bracket that a claim may use, and a band; return the line's values."""
     curve, colour, dash = look
     kinds = "; ".join(dict.fromkeys(np.ravel(found.kind).tolist()))

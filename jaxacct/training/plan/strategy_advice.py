@@ -94,7 +94,7 @@ class StrategyAdvice:
 
     def plot(self, axes: Foreign = None) -> Foreign:
         """Draw the error against the number of bands, and return the matplotlib Axes (needs matplotlib)."""
-        from jaxacct.plots.strategies import draw_strategies
+        from jaxacct.plots.side_by_side import draw_strategies
 
         return draw_strategies(self, axes)
 
