@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
+from jaxacct.accounting import dispatch
 from jaxacct.engines import closed_form
 
 
@@ -84,3 +85,43 @@ def test_one_step_of_next_to_no_epsilon(sigma, q, delta, removing):
     with mpmath.workdps(700):
         assert exact_delta_of_one_step(sigma, q, removing, high) <= delta
         assert exact_delta_of_one_step(sigma, q, removing, low) >= delta
+
+
+@mpmath.workdps(60)
+def exact_delta_of_atoms(loss, mass, eps):
+    return sum((m * (1 - mpmath.exp(eps - x)) for x, m in zip(loss, mass, strict=True) if x > eps), mpmath.mpf(0))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_one_step_of_atoms(seed):
+    """Every end holds for all losses and masses within their errors, and is narrow."""
+    rng = np.random.default_rng(seed)
+    loss = 10.0 ** rng.uniform(-6, 3, 50) * rng.choice([-1, 1], 50)
+    mass = 10.0 ** rng.uniform(-250, 0, 50)
+    mass /= mass.sum()
+    exact = [mpmath.mpf(x) for x in loss], [mpmath.mpf(m) for m in mass]
+    for eps in (0.0, 1e-7, *(1.001 * loss[:4].clip(0.0)), 500.0):
+        low, _, high = (float(x[0]) for x in closed_form.delta_of_atoms(loss[None], mass[None], np.array([eps])))
+        truth = exact_delta_of_atoms(*exact, mpmath.mpf(eps))
+        assert low <= truth <= high <= truth * (1 + mpmath.mpf(1e-9)) + 1e-300
+    for delta in (0.9, 1e-3, 1e-20, 1e-200):
+        at = np.array([delta]), np.array([1e-15])
+        low, _, high = (float(x[0]) for x in closed_form.epsilon_of_atoms(loss[None], mass[None], *at))
+        assert exact_delta_of_atoms(*exact, mpmath.mpf(high)) <= delta
+        assert low == 0.0 or exact_delta_of_atoms(*exact, mpmath.mpf(low)) >= delta
+        assert low <= high <= low * (1 + 1e-9) + 1e-15
+
+
+def test_atoms_that_are_asked_together_are_those_asked_alone(monkeypatch):
+    monkeypatch.setattr(dispatch, "ATOMS_TOGETHER", 3)
+    choices = ja.PoissonSampled(ja.RandomizedResponse(np.linspace(0.6, 0.9, 5)), 0.3)
+    together = ja.epsilon(choices, 1e-4)
+    alone = [ja.epsilon(ja.PoissonSampled(ja.RandomizedResponse(p), 0.3), 1e-4) for p in np.linspace(0.6, 0.9, 5)]
+    assert together.upper.tolist() == [float(one.upper) for one in alone]
+    assert set(together.engine) == {"closed_form"}
+
+
+def test_delta_that_is_attained_by_mass_at_infinity():
+    """Approximate DP at its own delta has its own epsilon."""
+    found = ja.epsilon(ja.ApproximateDP(1.0, 1e-5), 1e-5)
+    assert 1.0 - 1e-12 < found.lower <= 1.0 <= found.upper < 1.0 + 1e-12

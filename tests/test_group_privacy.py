@@ -171,3 +171,11 @@ def test_calibration_of_noise_and_of_the_group():
     group = ja.calibrate(lambda k: ja.dp_sgd(4.0, 0.05, 50, group=k), bracket=(2, 9), whole=True, rtol=1e-2, **goal)
     at, beyond = (ja.epsilon(ja.dp_sgd(4.0, 0.05, 50, group=int(group.value) + more), 1e-5) for more in (0, 1))
     assert at.upper <= 2.0 < beyond.upper
+
+
+def test_a_group_that_is_always_there_is_one_gaussian():
+    """So many steps have no narrow contour and no narrow lattice."""
+    whole = ja.epsilon(ja.dp_sgd(1.0, 1.0, 1e9, group=2), 1e-20)
+    plain = ja.epsilon(ja.repeat(ja.Gaussian(0.5), 1e9), 1e-20)
+    assert whole.status == "ok" and whole.lower <= plain.upper and plain.lower <= whole.upper
+    assert whole.upper - whole.lower < 1e-9 * whole.upper

@@ -485,3 +485,23 @@ def test_lattices_that_cannot_help_are_not_made(run, delta, longest, monkeypatch
     monkeypatch.setattr(lattice, "sides_of", lambda *given: (lengths.append(given[2]), make(*given))[1])
     found = ja.epsilon(ja.dp_sgd(*run), delta, engine="auto" if longest else "lattice")
     assert max(lengths) == longest and found.status == "width" and 0.0 < found.lower < found.upper < np.inf
+
+
+@pytest.mark.parametrize("edge", [0.0, 1e-33], ids=["noise", "plateau"])
+@pytest.mark.parametrize("upper", [True, False])
+@pytest.mark.parametrize("guess", [1e-3, 40.0, 1e4])
+def test_crossings_of_staircases_are_found_in_few_evaluations(upper, edge, guess, monkeypatch):
+    """Delta of nearly an atom is flat but for steep falls, where Newton's method leaps beyond the last fall."""
+    asked = []
+
+    def evaluate(side, eps):
+        asked.append(eps)
+        return 0.5 * math.exp(-eps / 1e3) if eps < 40.0 else 1e-9 if eps < 50.0 else edge
+
+    monkeypatch.setattr(lattice, "evaluate", evaluate)
+    side = lattice.Side(*[None] * len(lattice.Side._fields))._replace(theta=0.01, upper=upper)
+    low, high = lattice.crossing(side, 1e-6, guess, 1e-6)
+    assert low <= 40.0 <= high <= low + 2e-6
+    low, high = lattice.crossing(side, 1e-20, guess, 1e-6)
+    assert low <= 50.0 <= high <= low + (0.05 if edge == 0.0 else 2e-6)
+    assert len(asked) < 90

@@ -37,6 +37,8 @@ COSTLY = 0.05
 """Seconds of CPU for one configuration. An engine that costs more is asked only after all theorems."""
 WIDE = {"epsilon": 0.1, "delta": 0.5}
 """Rényi accounting is tried for brackets that are relatively wider than this. It does not improve narrower ones."""
+ATOMS_TOGETHER = 1_000_000
+"""Largest number of losses of single steps that are summed together, which bounds the memory."""
 NARROWEST, REFINED_SHARE = 1e-6, 0.01
 """Outside of searches the contour engine refines to half of max(NARROWEST, REFINED_SHARE rtol) in relative width, or to
 half of rtol where that is smaller."""
@@ -92,6 +94,7 @@ def kinds_of(parts: Components) -> Kinds:
     steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
     plain, alone = parts.mu > 0, (steps == 0) & (others == 0)
     ordinary = (parts.mu2 > LEAST_SQUARE) & (parts.mu2 < 1.0 / LEAST_SQUARE)
+    finite = ~plain & (steps + np.sum(parts.laplace_n, axis=1) == 0) & (np.sum(parts.finite_n, axis=1) == 1.0)
     empty, gaussian, sampled = ~plain & alone, plain & alone, np.where(plain | (others > 0), 0.0, steps)
     return Kinds(
         empty,
@@ -100,7 +103,7 @@ def kinds_of(parts: Components) -> Kinds:
         beyond_kernels=plain & ~alone & ~ordinary,
         nearly_always_sampled=np.any((parts.gauss_n > 0) & (parts.gauss_q > 0.9), axis=1),
         answered_by={
-            "closed_form": gaussian | (sampled == 1),
+            "closed_form": gaussian | (sampled == 1) | finite,
             "two_steps": sampled == 2,
             "contour": contour.reach(parts).answers & ~empty,
             "lattice": np.ones(empty.shape, bool),
@@ -270,7 +273,7 @@ def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.
 
 
 class ClosedForm(Engine):
-    """Composed Gaussians without sampling, and one Poisson sampled Gaussian step."""
+    """Composed Gaussians without sampling, and one step of a sampled Gaussian or with finitely many losses."""
 
     name = "closed_form"
     cost = 1e-5
@@ -279,12 +282,14 @@ class ClosedForm(Engine):
     def epsilon(self, question: Question) -> Answer:
         from jaxacct.engines import closed_form
 
-        return _by_formula(question, closed_form.epsilon, closed_form.epsilon_of_one_step, question.slack)
+        steps = closed_form.epsilon_of_one_step, closed_form.epsilon_of_atoms
+        return _by_formula(question, closed_form.epsilon, *steps, question.slack)
 
     def delta(self, question: Question) -> Answer:
         from jaxacct.engines import closed_form
 
-        return _by_formula(question, closed_form.delta, closed_form.delta_of_one_step)
+        steps = closed_form.delta_of_one_step, closed_form.delta_of_atoms
+        return _by_formula(question, closed_form.delta, *steps)
 
 
 class TwoSteps(Engine):
@@ -365,20 +370,32 @@ class Lattice(Engine):
 
 
 def _by_formula(
-    question: Question, plain: Callable[..., Answer], one_step: Callable[..., Answer], *more: np.ndarray
+    question: Question,
+    plain: Callable[..., Answer],
+    one_step: Callable[..., Answer],
+    of_atoms: Callable[..., Answer],
+    *more: np.ndarray,
 ) -> Answer:
-    """Answer composed Gaussians by `plain` and single sampled steps by `one_step`. Both take the target and `more`."""
-    ends = np.zeros((3, question.target.size))
+    """Answer composed Gaussians by `plain`, single steps by the others. All take the target and `more`."""
+    ends, parts = np.zeros((3, question.target.size)), question.parts
     values = question.target, *more
+    finite = np.any(parts.finite_n > 0, axis=1)
     rows = np.flatnonzero(question.kinds.gaussian)
     if rows.size:
-        ends[:, rows] = plain(question.parts.mu[rows], *(value[rows] for value in values))
-    rows = np.flatnonzero(~question.kinds.gaussian)
+        ends[:, rows] = plain(parts.mu[rows], *(value[rows] for value in values))
+    rows = np.flatnonzero(~question.kinds.gaussian & ~finite)
     if rows.size:
-        part = question.parts.take(rows)
+        part = parts.take(rows)
         column = np.argmax(part.gauss_n, axis=1)[:, None]
         sigma, q = (np.take_along_axis(x, column, 1)[:, 0] for x in (part.gauss_sigma, part.gauss_q))
         ends[:, rows] = one_step(sigma, q, part.sign > 0, *(value[rows] for value in values))
+    rows = np.flatnonzero(finite)
+    together = max(1, ATOMS_TOGETHER // max(parts.finite_loss.shape[-1], 1))
+    for first in range(0, rows.size, together):
+        some = rows[first : first + together]
+        column = np.argmax(parts.finite_n[some], axis=1)
+        law = parts.finite_loss[some, column], parts.finite_mass[some, column]
+        ends[:, some] = of_atoms(*law, *(value[some] for value in values))
     return Answer(*ends)
 
 

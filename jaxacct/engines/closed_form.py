@@ -19,12 +19,17 @@ inequalities bound epsilon:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 import scipy
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import contour
+from jaxacct.engines.lattice_parts import LOSS_UNITS, inexact
 from jaxacct.engines.protocol import Answer
+from jaxacct.kernels.contour.gaussian_errors import FINITE_LOSS_ERROR
 
 LEAST_GAP = 1e-300
 """Smallest value of a difference of Mills ratios, of a delta at a <= 0, and of a slope. Smaller ones are raised to it,
@@ -35,6 +40,8 @@ LEAST_EPSILON = 2.0**-1060
 """Bisection halves the exponent of epsilon down to this (subnormal) value. Below it, epsilon itself is halved."""
 BISECTIONS = 78
 """Largest number of bisection steps: 11 or 12 for the exponent of epsilon, 53 for its digits, and some to spare."""
+ROUNDOFF_OF_LOG = 4096.0 * ROUNDOFF
+"""Largest error of the logarithm of a delta of at least 1e-308, and of the target's."""
 NEWTON_STEPS = 40
 """Number of Newton steps for epsilon, the same in all rows. The bounds are certified wherever Newton ends."""
 _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(6))
@@ -239,35 +246,93 @@ def _exponentials(value: np.ndarray, error: np.ndarray) -> Answer:
 def epsilon_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, delta: np.ndarray, slack: np.ndarray
 ) -> Answer:
-    """Return the bracket of epsilon of one Poisson sampled Gaussian, by two bisections on bounds of delta.
+    """Return the bracket of epsilon of one Poisson sampled Gaussian.
 
-    The bisections begin at an upper bound: the epsilon of the Gaussian without sampling, or the largest loss.
+    The search begins at an upper bound: the epsilon of the Gaussian without sampling, or the largest loss.
     """
-    target = np.log(delta)
-    largest = simple_epsilon(1.0 / sigma, target, slack).upper
+    largest = simple_epsilon(1.0 / sigma, np.log(delta), slack).upper
     top = np.where(removing, largest, np.minimum(largest, -np.log1p(-q) * (1.0 + 4.0 * ROUNDOFF)))
 
-    def crossing(certain: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return (low, high) around the least eps with delta <= target: surely so if `certain`, otherwise possibly."""
-        low, high = np.zeros_like(top), top.copy()
-        for turn in range(BISECTIONS):
-            # The exponent of epsilon is halved first, since epsilon may be as small as the smallest float64.
-            root = np.sqrt(np.maximum(low, LEAST_EPSILON)) * np.sqrt(high)
-            at = np.where(high > 4.0 * np.maximum(low, LEAST_EPSILON), root, 0.5 * (low + high))
-            at = np.zeros_like(top) if turn == 0 else at
-            value, error = log_delta_of_one_step(sigma, q, removing, at)
-            with np.errstate(invalid="ignore"):
-                met = value + error <= target - slack if certain else ~(value - error >= target + slack)
-            if turn == 0:
-                high = np.where(met, 0.0, high)
-            else:
-                before = low, high
-                low, high = np.where(met, low, at), np.where(met, at, high)
-                if np.array_equal(before, (low, high)):
-                    break  # low and high are neighbours in float64 in every row
-        return np.where(high == 0.0, 0.0, low), high
+    def bounds(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, error = log_delta_of_one_step(sigma, q, removing, at)
+        with np.errstate(invalid="ignore"):
+            return value - error, value + error
 
-    _, upper = crossing(True)
-    lower, _ = crossing(False)
-    lower = np.where(lower <= upper, lower, 0.0)
+    return _by_bisection(bounds, top, np.log(delta), slack)
+
+
+def _by_bisection(
+    bounds: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    top: np.ndarray,
+    target: np.ndarray,
+    slack: np.ndarray,
+) -> Answer:
+    """Return the bracket of the least eps in [0, top] at which log delta is at most the target.
+
+    bounds : gives lower and upper bounds of log delta at eps, (2, B). The first row decides the upper end, where the
+        target is surely met. The second row decides the lower end, where it is possibly met.
+    """
+    surely = np.array([[True], [False]])
+    low, high = np.zeros((2, top.size)), np.stack([top, top])
+    for turn in range(BISECTIONS):
+        # The exponent of epsilon is halved first, since epsilon may be as small as the smallest float64.
+        root = np.sqrt(np.maximum(low, LEAST_EPSILON)) * np.sqrt(high)
+        at = np.where(high > 4.0 * np.maximum(low, LEAST_EPSILON), root, 0.5 * (low + high))
+        at = np.zeros_like(at) if turn == 0 else at
+        least, most = bounds(at)
+        with np.errstate(invalid="ignore"):
+            met = np.where(surely, most <= target - slack, ~(least >= target + slack))
+        if turn == 0:
+            high = np.where(met, 0.0, high)
+            continue
+        before = low, high
+        low, high = np.where(met, low, at), np.where(met, at, high)
+        if np.array_equal(before, (low, high)):
+            break  # low and high are neighbours in float64 in every row
+    low = np.where(high == 0.0, 0.0, low)
+    lower, upper = np.where(low[1] <= high[0], low[1], 0.0), high[0]
     return Answer(lower, 0.5 * (lower + upper), upper)
+
+
+class Atoms(NamedTuple):
+    """Lower and upper bounds of the finite losses of one step in each row, (B, A), and of their masses."""
+
+    loss: tuple[np.ndarray, np.ndarray]
+    mass: tuple[np.ndarray, np.ndarray]
+
+    def delta(self, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return lower and upper bounds of `sum mass (1 - e^{eps - loss})_+` at eps, (..., B)."""
+        units = ROUNDOFF * (self.mass[0].shape[-1] + 16.0)  # the terms are positive, and each has a few units of error
+        ends = []
+        for loss, mass, outward in zip(self.loss, self.mass, (-1.0, 1.0), strict=True):
+            share = -np.expm1(np.minimum(eps[..., None] - loss, 0.0))
+            underflow = np.sum(share > 0.0, axis=-1) * contour.LEAST_DELTA
+            ends.append(np.sum(mass * share, axis=-1) * (1.0 + outward * units) + outward * underflow)
+        return np.maximum(ends[0], 0.0), ends[1]
+
+
+def atoms(loss: np.ndarray, mass: np.ndarray) -> Atoms:
+    """Return the atoms of losses and masses that are known within the errors of a finite law."""
+    wrong = ROUNDOFF * (LOSS_UNITS + 4.0) * np.abs(loss) + 2.0 * FINITE_LOSS_ERROR
+    off = np.where(mass > 0.0, inexact(np.where(mass > 0.0, mass, 1.0)), 0.0)
+    return Atoms((loss - wrong, loss + wrong), (np.maximum(mass - off, 0.0), mass + off))
+
+
+def delta_of_atoms(loss: np.ndarray, mass: np.ndarray, eps: np.ndarray) -> Answer:
+    """Return the bracket of delta of one step with finitely many losses."""
+    low, high = atoms(loss, mass).delta(eps)
+    high = np.minimum(high, 1.0)
+    return Answer(np.minimum(low, high), np.minimum(0.5 * (low + high), high), high)
+
+
+def epsilon_of_atoms(loss: np.ndarray, mass: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
+    """Return the bracket of epsilon of one step with finitely many losses."""
+    law = atoms(loss, mass)
+    top = np.maximum(np.max(law.loss[1], axis=1), 0.0)
+
+    def bounds(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        low, high = law.delta(at)
+        with np.errstate(divide="ignore"):
+            return np.log(low) - ROUNDOFF_OF_LOG, np.log(high) + ROUNDOFF_OF_LOG
+
+    return _by_bisection(bounds, top, np.log(delta), slack)

@@ -70,8 +70,12 @@ LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
 LOST_MASS = 1e-290
 """Upper bound of the P-mass of one law that is lost or moved on the lattice by underflow."""
+ESTIMATE = 2.0 / 3.0
+"""Place of the estimate in a bracket: for smooth laws the lower bound's error is about twice the upper bound's."""
+EDGE = 1e-3
+"""Relative width at which the search for a lower bound ends where errors exceed the target just above it."""
 CROSSING_STEPS = 60
-"""Largest number of steps of Newton's method and bisection. The bounds are evaluated wherever the steps end."""
+"""Largest number of steps of secants and bisection. The bounds are evaluated wherever the steps end."""
 
 
 class LatticeAnswer(NamedTuple):
@@ -163,20 +167,20 @@ def epsilon(
     tried: list[tuple[int, float]] = []
     first = _first(plan, case.above) if case.two() else 0
     length = _next_length(pieces, tried, first)
-    if 0.0 < ceiling < np.inf and evaluate(_upper_side(pieces, plan, length), ceiling)[0] <= delta_lower:
+    if 0.0 < ceiling < np.inf and evaluate(_upper_side(pieces, plan, length), ceiling) <= delta_lower:
         return _answer(0.0, ceiling, case.rtol)
     while length:
         for attempt in range(ATTEMPTS):
             down, up = sides_of(pieces, plan, length)
             tolerance = 0.02 * case.rtol * max(plan.centre, 1e-12)
-            low = max(low, crossing(down, delta_upper, plan.centre, tolerance)[0])
-            guess = max(low, tolerance) if case.two() else plan.centre
-            high = min(high, crossing(up, delta_lower, guess, tolerance)[1])
+            bracketed = 0.0 < low < high < np.inf
+            guess = low + ESTIMATE * (high - low) if bracketed else plan.centre
+            low = crossing(down, delta_upper, guess, tolerance, low=low)[0]
+            high = crossing(up, delta_lower, low if case.two() else guess, tolerance, high=high)[1]
             middle = 0.5 * (low + high)
             near = abs(middle - plan.centre) <= max(2.0 / plan.theta, 1e-3 * middle)
-            # The middle of the bracket serves as an estimate of epsilon: for two pairs always, for a single pair
-            # unless the bracket is wide.
-            known = case.two() or high - low < SAYS_NOTHING * high
+            # The middle of the bracket serves as an estimate of epsilon unless the bracket is wide.
+            known = high - low < SAYS_NOTHING * high
             lost = middle > FAR_OFF * max(plan.centre, ceiling)
             if near or not known or lost or not np.isfinite(middle) or attempt == ATTEMPTS - 1:
                 break
@@ -282,8 +286,7 @@ def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
         return LatticeAnswer(-np.inf, np.nan, np.inf, "contradiction")
     if high == 0.0:
         return LatticeAnswer(0.0, 0.0, 0.0, "zero")
-    # For smooth laws the error of the lower bound is about twice that of the upper bound, so the estimate is at 2/3.
-    middle = low + (2.0 / 3.0) * (high - low) if np.isfinite(high) else high
+    middle = low + ESTIMATE * (high - low) if np.isfinite(high) else high
     status = "ok" if np.isfinite(high) and high - low <= rtol * high else "width"
     return LatticeAnswer(float(low), float(middle), float(high), status)
 
@@ -618,8 +621,8 @@ def _extra(placed: list[Placed], upper: bool) -> float:
     return float(np.expm1(growth) * (1.0 + 1e-12)) if growth < 0.69 else float("inf")
 
 
-def evaluate(side: Side, eps: float) -> tuple[float, float]:
-    """Return the side's upper or lower bound of delta at eps, and the derivative of log delta in eps."""
+def evaluate(side: Side, eps: float) -> float:
+    """Return the side's upper or lower bound of delta at eps."""
     theta, outward = side.theta, side.shift + 8.0 * ROUNDOFF * abs(eps)
     eps = eps - outward if side.upper else eps + outward
     mass, start = side.composed.mass, side.start
@@ -630,7 +633,7 @@ def evaluate(side: Side, eps: float) -> tuple[float, float]:
         first = int(min(before, mass.shape[0] - 1)) if before > 0.0 else 0
         mass, start = mass[first:], start + first * side.step
     sums = side.run(payoff, mass, start - eps, side.step, theta)
-    value, slope, norm, magnitude = (float(x) for x in sums)
+    value, norm, magnitude = (float(x) for x in sums)
     length, end = side.composed.mass.shape[0], side.start + side.span - eps
     rounding = ROUNDOFF * (length + 32.0 + 8.0 * theta * side.span) * magnitude
     wrong = float(side.composed.error) * norm * (1.0 + 1e-9) + rounding + UNDERFLOW
@@ -647,42 +650,60 @@ def evaluate(side: Side, eps: float) -> tuple[float, float]:
         result = scale * (value - wrong) * (1.0 - 1e-14) - side.extra
     if not np.isfinite(result):  # nothing is known of delta
         result = 1.0 if side.upper else 0.0
-    return float(result), -slope / value if value > 0 else -theta
+    return float(result)
 
 
-def crossing(side: Side, target: float, guess: float, tolerance: float) -> tuple[float, float]:
+def crossing(
+    side: Side, target: float, guess: float, tolerance: float, low: float = 0.0, high: float = np.inf
+) -> tuple[float, float]:
     """Return (a, b): the side's bound of delta is above the target at a, and at most the target at b.
 
-    The bound is evaluated at a and b, except at a = 0, where nothing need be shown. Newton's method on log delta
-    searches between a and b. b is 0 if an upper bound of delta(0) is at most the target, and inf if no b was found.
-    Where nothing is known of delta, the bound is 1 (upper) or 0 (lower), which cannot make a or b wrong.
+    Other lattices proved `low`, if they were lower sides, or `high`, if they were upper sides. The bound is evaluated
+    at all other a and b, except at a = 0, where nothing need be shown. b is 0 if an upper bound of delta(0) is at most
+    the target, and inf if no b was found. Where nothing is known of delta, the bound is 1 (upper) or 0 (lower), which
+    cannot make a or b wrong.
+
+    The search follows secants of log delta. The first has the slope of e^{-theta eps}. Where the moves do not shrink,
+    the bracket is halved.
     """
-    if side.upper and evaluate(side, 0.0)[0] <= target:
+    if side.upper and evaluate(side, 0.0) <= target:
         return 0.0, 0.0
-    low, high, at = 0.0, np.inf, max(guess, tolerance)
-    width = tolerance
+    at = min(max(guess, tolerance), high)
+    width, slope, last = tolerance, -side.theta, None
+    wide = 0.0
+    moves = [np.inf, np.inf]  # sizes of the last two moves
     for _ in range(CROSSING_STEPS):
-        value, slope = evaluate(side, at)
+        value = evaluate(side, at)
         if value > target:
             low = at
         else:
             high = at
-        if value <= 0.0 and low == 0.0 and evaluate(side, tolerance)[0] <= target:
-            return 0.0, tolerance  # the lower bound of delta says nothing here
-        if high - low <= 2.0 * tolerance:
+            wide = EDGE * at if value < -target else 2.0 * tolerance
+        if value <= 0.0 and low == 0.0:
+            if evaluate(side, tolerance) <= target:
+                return 0.0, tolerance  # the lower bound of delta says nothing here
+            low = tolerance
+        if high - low <= max(wide, 2.0 * tolerance):
             break
-        newton = at + np.log(value / target) / -slope if value > 0 and slope < 0 else np.nan
-        if abs(newton - at) <= tolerance:
-            at = at + width if value > target else at - width
+        if value > 0.0 and last is not None and last[1] > 0.0 and value != last[1]:
+            slope = float(np.log(value / last[1])) / (at - last[0])
+        last = at, value
+        move = float(np.log(value / target)) / -slope if value > 0.0 and slope < 0.0 else np.nan
+        moves = [moves[1], abs(move)]
+        shrinks = moves[1] <= max(0.5 * moves[0], tolerance) or not np.isfinite(high)
+        if abs(move) <= tolerance:
+            move = width if value > target else -width
             width *= 2.0
+        if low < at + move < high and shrinks:
+            at += move
+        elif np.isfinite(high):
+            at = float(np.sqrt(low * high)) if high > 4.0 * low > 0.0 else 0.5 * (low + high)
         else:
-            at = newton
-        if not low < at < high:
-            at = 0.5 * (low + high) if np.isfinite(high) else 2.0 * low + tolerance
+            at = 2.0 * low + tolerance
     return low, high
 
 
 def read(sides: tuple[Side, Side], epsilon: float) -> tuple[float, float]:
     """Return lower and upper bounds of delta at an eps, from compositions made for this eps or for another."""
     down, up = sides
-    return max(0.0, -float(np.expm1(epsilon)), evaluate(down, epsilon)[0]), min(1.0, evaluate(up, epsilon)[0])
+    return max(0.0, -float(np.expm1(epsilon)), evaluate(down, epsilon)), min(1.0, evaluate(up, epsilon))

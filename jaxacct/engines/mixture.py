@@ -11,12 +11,15 @@ another endpoint gives a lower bound of delta; an error d of the endpoint lowers
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import scipy
 
-from jaxacct.core.floats import FAILURES, SMALLEST_POSITIVE
+from jaxacct.core.floats import FAILURES, ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.engines import closed_form
+from jaxacct.engines.protocol import Answer
 from jaxacct.kernels.arrays import logsumexp
 from jaxacct.kernels.contour.core import Nodes
 from jaxacct.kernels.contour.mixture import (
@@ -86,7 +89,11 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
             own = batch_shape(leaf)
             places = np.broadcast_to(np.arange(len(found)).reshape(own), shape).reshape(-1)
             for row, place in enumerate(places.tolist()):
-                rows[row].append((float(counts[row]), found[place]))
+                shift = _only_shift(found[place])
+                if shift is None:
+                    rows[row].append((float(counts[row]), found[place]))
+                else:
+                    plain[row].append(float(np.sqrt(counts[row])) * shift)
             continue
         if relation == "replace_one":
             return None
@@ -115,6 +122,8 @@ def one_epsilon(row: Row, sign: float, delta: float) -> Ends:
     """Return (lower, estimate, upper) of epsilon at a delta > 0, in one direction."""
     if not row:
         return 0.0, 0.0, 0.0
+    if (mu := _gaussian(row)) is not None:
+        return _by_formula(closed_form.epsilon, mu, delta, 0.0)
     shift = SHARE_LEFT_OUT * delta
     low, high = delta - shift, delta + shift
     for left_out in LEFT_OUT:
@@ -138,6 +147,8 @@ def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None)
     """
     if not row:
         return 0.0, 0.0, 0.0
+    if (mu := _gaussian(row)) is not None:
+        return _by_formula(closed_form.delta, mu, epsilon)
     for left_out in LEFT_OUT:
         parts, lost = _parts(row, sign, left_out)
         if epsilon >= _largest_loss(parts, sign):
@@ -276,6 +287,25 @@ def _is_law(branch: Branch) -> bool:
 
 def _moves(branch: Branch) -> bool:
     return bool(np.any((branch.shifts > 0.0) & (branch.weights > 0.0)))
+
+
+def _gaussian(row: Row) -> float | None:
+    """Return the shift of all steps together where they are one Gaussian without sampling, else None."""
+    return _only_shift(row[0][1]) if len(row) == 1 and row[0][0] == 1.0 else None
+
+
+def _by_formula(formula: Callable[..., Answer], mu: float, *given: float) -> Ends:
+    """Return the bracket of a Gaussian whose shift `mu` is rounded by a few units; epsilon and delta grow with mu."""
+    near = mu * (1.0 + 16.0 * ROUNDOFF * np.array([-1.0, 0.0, 1.0]))
+    found = formula(near, *(np.full(3, each) for each in given))
+    return float(found.lower[0]), float(found.estimate[1]), float(found.upper[2])
+
+
+def _only_shift(branches: list[Branch]) -> float | None:
+    """Return the shift of a step that is a Gaussian without sampling; None for other steps."""
+    kept = branches[0].shifts[branches[0].weights > 0.0]
+    known = len(branches) == 1 and branches[0].share == 1.0 and kept.size == 1
+    return float(kept[0]) if known else None
 
 
 def _is_one_step(parts: list[Part]) -> bool:

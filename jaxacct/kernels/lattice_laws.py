@@ -48,13 +48,11 @@ class Payoff(NamedTuple):
     """Sums of tilted masses T against a payoff f.
 
     value : sum T f.
-    slope : sum T e^{-(theta+1)d} 1[d > 0]. slope/value is minus the derivative of log delta in eps.
     norm : |f|_2.
     magnitude : sum |T| f.
     """
 
     value: Array
-    slope: Array
     norm: Array
     magnitude: Array
 
@@ -122,12 +120,10 @@ def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
     d = start + step * xp.arange(mass.shape[0])
     above = d > 0
     d = xp.where(above, d, 0.0)
-    decay = xp.exp(-theta * d)
-    f = xp.where(above, -decay * xp.expm1(-d), 0.0)
-    slope = xp.where(above, decay * xp.exp(-d), 0.0)
+    f = xp.where(above, -xp.exp(-theta * d) * xp.expm1(-d), 0.0)
     largest = xp.maximum(xp.max(f), 1e-300)
     norm = largest * xp.sqrt(xp.sum(xp.square(f / largest)))  # the squares of f itself may underflow
-    return Payoff(xp.sum(mass * f), xp.sum(mass * slope), norm, xp.sum(xp.abs(mass) * f))
+    return Payoff(xp.sum(mass * f), norm, xp.sum(xp.abs(mass) * f))
 
 
 class Cells(NamedTuple):

@@ -9,6 +9,7 @@ a = -z for add.  These kernels run on NumPy only.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -194,11 +195,15 @@ def _cut_off(parts: list[Part], laws: list[list[Quadrature]], log_z: float, log_
         each = [float(np.sum(q.p * (q.log_mix - np.sum(q.p * q.log_mix)) ** 2)) for q in row]
         variance += part.times * sum(float(p) * x for p, x in zip(_portions(part, row)[0], each, strict=True))
     t = np.geomspace(1.0, 1e5, 120) / max(float(np.sqrt(variance)), 1e-12)
-    left = log_z + _log_modulus(parts, laws, t) - np.log(np.pi * t) - (log_delta + LOG_TOLERANCE)
-    enough = np.flatnonzero(left <= 0.0)
-    if not enough.size:
+
+    def negligible(place: int) -> bool:
+        left = log_z + _log_modulus(parts, laws, t[[place]])[0] - np.log(np.pi * t[place])
+        return bool(left <= log_delta + LOG_TOLERANCE)
+
+    first = bisect.bisect_left(range(t.size), True, key=negligible)  # the bound of the modulus falls with t
+    if first == t.size:
         raise TooMany("the characteristic function does not fall")
-    return float(t[enough[0]])
+    return float(t[first])
 
 
 def _powers(parts: list[Part], laws: list[list[Quadrature]], t: Array, step: float) -> tuple[Array, Array]:
