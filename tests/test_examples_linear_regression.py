@@ -187,8 +187,8 @@ def test_a_candidate_costs_what_its_parts_compose_to(accounting):
     assert (np.asarray(candidate.epsilon)[[0, -1]] - [0.0, 2.6] < 0.3).all()
     exact, found = ja.delta(gaussian, at).upper, ja.delta(candidate, at).upper
     assert (found >= exact + budget.failure).all() and (found <= 1.05 * exact + 4 * budget.failure).all()
-    dear = budget.point(1e-7)
-    assert dear.delta <= 1e-7 * (1 + 1e-9) and dear.epsilon > float(ja.epsilon(candidate, 1e-7).upper)
+    epsilon, delta = budget.point(1e-7)
+    assert delta <= 1e-7 * (1 + 1e-9) and epsilon > float(ja.epsilon(candidate, 1e-7).upper)
 
 
 @pytest.mark.slow

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 from helpers import refusal
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.special import ndtr
 from selection_cases import hockey_stick, worst_order
 
@@ -23,29 +21,6 @@ def test_selection_from_one_point_holds_for_every_score_order(law, eps, delta):
     assert worst_order(p, p[::-1], law, found.epsilon) <= found.delta + 1e-15
     again = selection.two_point_selection(law, eps, delta, eps, delta)
     assert (again.epsilon, again.delta) == (found.epsilon, found.delta)
-
-
-@settings(deadline=None)
-@given(
-    gamma=st.floats(1e-6, 1.0, exclude_max=True),
-    eps=st.floats(0.0, 10.0),
-    delta=st.one_of(st.just(0.0), st.floats(-40, -0.001).map(lambda x: 10.0**x)),
-    cut=st.floats(-30, -0.001).map(lambda x: 10.0**x),
-)
-def test_random_stopping_is_never_below_two_points(gamma, eps, delta, cut):
-    """Which is what it rests on; where its delta is 1 it claims nothing."""
-    law = selection.Geometric(gamma)
-    theirs, ours = selection.random_stopping(law, eps, delta, cut), selection.two_point_selection(law, eps, delta)
-    assert theirs.delta == 1.0 or (
-        theirs.epsilon >= ours.epsilon * (1 - 1e-12) and theirs.delta >= ours.delta * (1 - 1e-12)
-    )
-
-
-def test_random_stopping_of_pure_candidates_triples_epsilon_for_geometric_laws_only():
-    found = selection.random_stopping(selection.Geometric(0.2), 0.7, 0.0, 1e-9)
-    assert found.epsilon == pytest.approx(2.1) and found.delta == pytest.approx(1e-9)
-    with pytest.raises(ja.InputError, match="geometric"):
-        selection.random_stopping(selection.Logarithmic(0.1), 0.7, 0.0, 1e-9)
 
 
 def test_two_thresholds_of_a_gaussian_are_the_optimised_theorem():
@@ -96,21 +71,11 @@ def test_noisy_max_agrees_with_the_mechanism_and_the_closed_form():
     assert np.isinf(selection.noisy_max_epsilon(5.0, 1000, 200, 1e-6).epsilon)
 
 
-def test_propose_test_release_goes_into_a_selection():
-    point = selection.propose_test_release_guarantee([0.5, 0.1], 1e-7, 0.2, 1e-7, 1e-7)
-    np.testing.assert_allclose(point.epsilon, [0.7, 0.3])
-    np.testing.assert_allclose(point.delta, 3e-7)
-    tuned = selection.two_point_selection(selection.Geometric(0.01), point.epsilon, point.delta)
-    np.testing.assert_allclose(tuned.epsilon, 3 * point.epsilon, rtol=1e-3)
-    np.testing.assert_allclose(tuned.delta, 3e-5)
-
-
 def test_refusals():
     law = selection.Geometric(0.5)
     assert "truncated negative binomial" in refusal(selection.two_point_selection, selection.Poisson(2.0), 1.0, 0.0)
     assert "go together" in refusal(selection.two_point_selection, law, 1.0, 0.0, 2.0)
     assert "one law" in refusal(selection.thresholds, selection.Geometric([0.1, 0.2]), 1.0, 1e-5, 1e-5)
     assert "mu = 0.0" in refusal(selection.gaussian_selection, law, 0.0, 1e-5)
-    assert "failure = 1.0" in refusal(selection.propose_test_release_guarantee, 1.0, 0.0, 1.0, 0.0, 1.0)
     assert "order = 1.0" in refusal(selection.noisy_max_renyi, 1.0, 2, 1.0)
     assert "monotone = 1" in refusal(selection.noisy_max_renyi, 1.0, 2, 2.0, monotone=1)

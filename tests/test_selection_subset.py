@@ -111,13 +111,6 @@ def test_profiles_are_tighter_than_renyi_and_the_rest_than_all():
     assert found["all", "profile"] > float(ja.epsilon(run, 1e-5).upper)
 
 
-def test_expected_cost():
-    k = selection.Poisson(15)
-    rest, both = (selection.expected_cost(k, 0.1, 1000, 2, variant=v) for v in ("rest", "all"))
-    assert (rest, both) == (4800.0, 5000.0)
-    assert selection.expected_cost(k, [0.1, 0.2], 1000, 2).shape == (2,)
-
-
 @pytest.mark.slow
 def test_candidates():
     grid = np.array([0.0, 0.5, 1.0, 2.0])

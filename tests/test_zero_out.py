@@ -88,7 +88,7 @@ DISPLACED = {
     "direction": lambda m: ja.profile(m, "zero_out").cdf(0.1, "add"),
     "gradient": lambda m: ja.epsilon_gradient(m, 1e-5, relation="zero_out"),
     "candidates": lambda m: selection.candidates_profile([m], [0.5], relation="zero_out"),
-    "claim": lambda m: audit.known_curve_p_value(5, 10, 20, ja.profile(m, "zero_out")),
+    "claim": lambda m: audit.one_run(5, 10, 20, claim=ja.profile(m, "zero_out"), delta=1e-5),
 }
 """Calls that ask for one direction by its name or for a pair, each once answered by the pair of add/remove."""
 
@@ -116,7 +116,7 @@ def test_a_claim_about_a_zeroed_canary():
     one = audit.clopper_pearson(0, 1000, 300, 1000, relation="zero_out", **counts)
     assert one.epsilon == audit.clopper_pearson(0, 1000, 300, 1000, **counts).epsilon
     claims = [ja.profile(ja.Gaussian(1.0), name) for name in ("zero_out", "add_or_remove_one")]
-    p_values = [audit.known_curve_p_value(19, 20, 100, claim) for claim in claims]
+    p_values = [audit.one_run(19, 20, 100, claim=claim, delta=1e-5).p_value for claim in claims]
     assert p_values[0] == p_values[1]
 
 

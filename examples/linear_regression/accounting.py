@@ -63,7 +63,7 @@ class Budget:
         each = 0.5 * (delta - self.failure)
         proposal = float(ja.epsilon(ja.PrivacyProfile(*self.proposal), each).upper)
         test = float(ja.epsilon(self.test, each).upper)
-        return selection.propose_test_release_guarantee(proposal, each, test, each, self.failure)
+        return proposal + test, 2 * each + self.failure
 
     def epsilon(self, accounting):
         """Epsilon at `delta` of the tuning by one of ACCOUNTINGS; an upper bound."""
@@ -71,10 +71,10 @@ class Budget:
             return float(ja.epsilon(selection.select(self.candidate, self.law), self.delta).upper)
         dear = self.point(self.delta / float(self.law.mean) * (1.0 - 1e-9))
         if accounting == "one point":
-            found = [selection.two_point_selection(self.law, dear.epsilon, dear.delta)]
+            found = [selection.two_point_selection(self.law, *dear)]
         else:
-            cheap = [self.point(delta) for delta in np.geomspace(dear.delta, 0.5, 25)]
-            found = [selection.two_point_selection(self.law, *one[:2], *dear[:2]) for one in cheap]
+            cheap = [self.point(delta) for delta in np.geomspace(dear[1], 0.5, 25)]
+            found = [selection.two_point_selection(self.law, *one, *dear) for one in cheap]
         assert all(one.delta <= self.delta for one in found)
         return float(min(one.epsilon for one in found))
 

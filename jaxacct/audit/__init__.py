@@ -14,7 +14,7 @@ from jaxacct.audit.selection_game import (
     winners,
     winning_ranks,
 )
-from jaxacct.audit.single_run import CurveTest, coin_guesses, known_curve_p_value, one_run, one_run_p_value
+from jaxacct.audit.single_run import CurveTest, coin_guesses, one_run, one_run_p_value
 
 __all__ = [
     "Cells",
@@ -37,7 +37,6 @@ __all__ = [
     "gaussian_fit",
     "gradient_canaries",
     "input_canary",
-    "known_curve_p_value",
     "one_run",
     "one_run_p_value",
     "winners",

@@ -126,6 +126,11 @@ def one_run(
     the coins were chosen by looking at the output alone, and ``correct`` of these were guessed right (`coin_guesses`).
     The (epsilon, delta) is about adding or removing one canary.
 
+    With a claim, the number of guesses was fixed before the coins were tossed: the largest scores, not the scores above
+    a threshold.  Guesses depend on the output that the claim is about, and on randomness of their own, not on the
+    coins.  If several numbers of guesses or scores are tried, the caller must multiply each p-value by the number of
+    tries.
+
     Parameters
     ----------
     correct, guesses, canaries : array_like of whole numbers
@@ -134,7 +139,9 @@ def one_run(
         The arrays broadcast.  If the claim is a Plan, delta may be left out: it is then the plan's.
     confidence : float in (0, 1)
     claim : Plan, Mechanism, Profile or float, optional
-        As for `known_curve_p_value`, which also says what must hold of the guesses.
+        The claim about adding or removing one canary: the curve of one run of a plan, the curve of a mechanism, or
+        mu-Gaussian DP for a number mu > 0.  A plan or profile under replace_one or zero_out claims the curve of
+        replacing a canary, or of zeroing it out.
     guessed : {"both", "in"}
         "in" if every guess says that a canary was in, and some coins are not guessed: sharper against a claim.
 
@@ -145,7 +152,8 @@ def one_run(
 
     References
     ----------
-    As for `one_run_p_value` and, with a claim, `known_curve_p_value`.
+    As for `one_run_p_value`; with a claim Mahloujifar, Melis and Chaudhuri (2024), arXiv:2410.22235, and README.md of
+    this folder, "A known curve".
 
     >>> one_run(95, 100, 1000, delta=1e-5, confidence=0.95)
     LowerBound(epsilon >= 2.165176 at delta 1e-05, confidence 0.95, 1,000 trials, one_run)
@@ -270,50 +278,6 @@ class CurveTest(LowerBound):
         mu = np.array2string(np.asarray(self.mu), precision=6, threshold=8)
         bound = super().__repr__().removeprefix("LowerBound(")
         return f"CurveTest({self.claim}: p = {p}, refuted: {self.refuted}; mu >= {mu}, {bound}"
-
-
-def known_curve_p_value(
-    correct: ArrayLike,
-    guesses: ArrayLike,
-    canaries: ArrayLike,
-    claim: Plan | Mechanism | Profile | float,
-    *,
-    guessed: str = "both",
-) -> Numbers:
-    """Bound the probability that the claimed trade-off curve lets c or more of g guesses be right, rounded up.
-
-    Each of m canaries was in or out by a fair coin of its own, and the mechanism ran once.  The number of guesses g was
-    fixed before the coins were tossed: the g largest scores, not the scores above a threshold.  Guesses depend on the
-    output that the claim is about, and on randomness of their own, not on the coins.  If several g or scores are tried,
-    the caller must multiply each p-value by the number of tries.
-
-    Parameters
-    ----------
-    correct, guesses, canaries : array_like of whole numbers
-        c, g and m: correct <= guesses <= canaries.  All broadcast.
-    claim : Plan, Mechanism, Profile or float
-        The claim about adding or removing one canary: the curve of one run of a plan, the curve of a mechanism, or
-        mu-Gaussian DP for a number mu > 0.  A plan or profile under replace_one or zero_out claims the curve of
-        replacing a canary, or of zeroing it out.
-    guessed : {"both", "in"}
-        "in" if every guess says that a canary was in: sharper, and needs only the curve of removing.
-
-    Returns
-    -------
-    float or numpy.ndarray
-
-    References
-    ----------
-    Mahloujifar, Melis and Chaudhuri (2024), arXiv:2410.22235; README.md of this folder, "A known curve", has the
-    proofs.
-
-    >>> round(known_curve_p_value(19, 20, 100, 1.0), 3), round(known_curve_p_value(19, 20, 100, 1.0, guessed="in"), 3)
-    (0.391, 0.244)
-    """
-    fields, shape = guess_counts(correct, guesses, canaries, 0.0)
-    choice("guessed", guessed, GUESSED)
-    c, g, m, _ = (np.broadcast_to(x, shape).reshape(-1, 1) for x in fields)
-    return plain(_p_value(c, g, m, by_lines(claimed_lines(claim, guessed)), guessed).reshape(shape))
 
 
 def known_curve_test(

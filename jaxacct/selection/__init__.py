@@ -7,8 +7,6 @@ from jaxacct.selection.closed_form_guarantees import (
     line_noise_multiplier,
     noisy_max_epsilon,
     noisy_max_renyi,
-    propose_test_release_guarantee,
-    random_stopping,
     thresholds,
     two_point_selection,
 )
@@ -31,7 +29,7 @@ from jaxacct.selection.named_bounds import (
     monotone_score_delta,
     monotone_score_epsilon,
 )
-from jaxacct.selection.subset_privacy import expected_cost, subset_epsilon, subset_renyi
+from jaxacct.selection.subset_privacy import subset_epsilon, subset_renyi
 from jaxacct.selection.top import TopSelection
 from jaxacct.selection.worst_case import Attack, attack, output_law
 
@@ -54,7 +52,6 @@ __all__ = [
     "bound_delta",
     "bound_epsilon",
     "candidates_profile",
-    "expected_cost",
     "gaussian_selection",
     "line_noise_multiplier",
     "monotone_score_delta",
@@ -62,8 +59,6 @@ __all__ = [
     "noisy_max_epsilon",
     "noisy_max_renyi",
     "output_law",
-    "propose_test_release_guarantee",
-    "random_stopping",
     "rounds",
     "select",
     "subset_epsilon",

@@ -102,44 +102,6 @@ def two_point_selection(
     return _broadcast(epsilon, np.minimum(k.mean * np.asarray(left) * ROUNDED_UP, 1.0))
 
 
-def random_stopping(k: TruncatedNegativeBinomial, epsilon: ArrayLike, delta: ArrayLike, cut: ArrayLike) -> Guarantee:
-    """Bound a selection with geometric K by the form of Liu and Talwar: `(3 eps + 3 s, s T + cut)`-DP.
-
-    Here `s = sqrt(2 delta)` and `T = log(1/cut)/gamma`.  The form serves comparisons: `two_point_selection` is never
-    larger in epsilon or in delta.  For that reason the form also holds for K without a limit at T.
-
-    Parameters
-    ----------
-    k : TruncatedNegativeBinomial
-        A geometric law; all arguments broadcast.
-    epsilon : array_like >= 0
-    delta : array_like in [0, 1)
-        The guarantee of every candidate.
-    cut : array_like in (0, 1)
-        Share of delta that the stopping time T costs in the theorem of Liu and Talwar.
-
-    Returns
-    -------
-    Guarantee
-        epsilon and delta of the selection, kind "bound".
-
-    References
-    ----------
-    Liu and Talwar (2019), Theorem 3.5; README.md of this folder, "Liu and Talwar's (eps, delta) form".
-
-    >>> from jaxacct import selection
-    >>> [float(x.round(5)) for x in random_stopping(selection.Geometric(0.1), 0.5, 1e-10, 1e-6)[:2]]
-    [1.50004, 0.00195]
-    """
-    _require(k)
-    if np.any(np.asarray(k.eta) != 1.0):
-        raise InputError("k must be geometric (eta = 1) here; use two_point_selection for other laws")
-    eps, missed = np.asarray(check("epsilon", epsilon, NON_NEGATIVE)), np.asarray(check("delta", delta, DELTA_OR_ZERO))
-    cut, root = np.asarray(check("cut", cut, DELTA)), np.sqrt(2.0 * missed)
-    total = np.minimum((root * -np.log(cut) / np.asarray(k.gamma) + cut) * ROUNDED_UP, 1.0)
-    return _broadcast(3.0 * (eps + root) * ROUNDED_UP, total)
-
-
 def thresholds(k: TruncatedNegativeBinomial, epsilon: float, delta: float, target_delta: float) -> Thresholds:
     """Choose two points for candidates that differ in noise, rate or length, from the profile of a Gaussian.
 
@@ -212,39 +174,6 @@ def gaussian_selection(k: TruncatedNegativeBinomial, mu: ArrayLike, delta: Array
     one = 0.5 * mu**2 + mu * np.sqrt(2.0 * -np.log(k.gamma))
     grown = one + np.log1p((1.0 - np.asarray(k.gamma)) * np.exp(-one))
     return _broadcast((far + (np.asarray(k.eta) + 1.0) * grown) * ROUNDED_UP, delta)
-
-
-def propose_test_release_guarantee(
-    epsilon: ArrayLike, delta: ArrayLike, test_epsilon: ArrayLike, test_delta: ArrayLike, failure: ArrayLike
-) -> Guarantee:
-    """Return the guarantee of generalised propose-test-release: `(eps + eps_test, delta + delta_test + failure)`-DP.
-
-    The privacy loss of the proposal depends on the data.  A test, itself (eps_test, delta_test)-DP, finds that the
-    proposal is (eps, delta)-DP on these data.  The test is wrong with probability at most ``failure``.  The whole has
-    no Rényi guarantee.  For tuning, `two_point_selection` takes the returned point.
-
-    Parameters
-    ----------
-    epsilon, test_epsilon : array_like >= 0
-    delta, test_delta, failure : array_like in [0, 1)
-        All broadcast.
-
-    Returns
-    -------
-    Guarantee
-        kind "bound".
-
-    References
-    ----------
-    Redberg, Zhu and Wang (2023), Algorithm 2, as in Koskela, Redberg and Wang (2024), Theorem 6.1.
-
-    >>> [float(x) for x in propose_test_release_guarantee(0.5, 1e-6, 0.25, 0.0, 1e-6)[:2]]
-    [0.75, 2e-06]
-    """
-    each = check("epsilon", epsilon, NON_NEGATIVE), check("test_epsilon", test_epsilon, NON_NEGATIVE)
-    names = {"delta": delta, "test_delta": test_delta, "failure": failure}
-    losses = [np.asarray(check(name, value, DELTA_OR_ZERO)) for name, value in names.items()]
-    return _broadcast(np.add(*each), np.minimum(losses[0] + losses[1] + losses[2], 1.0))
 
 
 def noisy_max_epsilon(

@@ -16,8 +16,8 @@ from scipy.special import gammaln, logsumexp
 
 from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.types import ArrayLike, Numbers
-from jaxacct.core.validation import COUNT, DELTA, POSITIVE, PROBABILITY, InputError, check, choice
+from jaxacct.core.types import ArrayLike
+from jaxacct.core.validation import DELTA, PROBABILITY, InputError, check, choice
 from jaxacct.mechanisms import Mechanism, PoissonSampled, PrivacyProfile, batch_shape, compose
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.mechanisms.parts import FinitePair
@@ -157,44 +157,6 @@ def subset_renyi(
         value.append(found / (a - 1))
     total = np.array(value) + (np.max(training, axis=0) if variant == "all" else 0.0)
     return np.maximum(total, 0.0) * ROUNDED_UP
-
-
-def expected_cost(
-    k: Law, sampling_probability: ArrayLike, dataset_size: ArrayLike, epochs: ArrayLike, *, variant: str = "rest"
-) -> Numbers:
-    """Compute the expected number of gradient evaluations of tuning on a sample and training.
-
-    With E epochs and m the mean of K it is `E (m q n + (1-q) n)` for "rest" and `E (m q n + n)` for "all".  Tuning on
-    all data would cost `E m n`.
-
-    Parameters
-    ----------
-    k : Law
-        The law of K; all arguments broadcast.
-    sampling_probability : array_like in [0, 1]
-        q, with which a record is in the sample.
-    dataset_size : array_like of whole numbers
-        n records.
-    epochs : array_like > 0
-        E passes per run.
-    variant : {"rest", "all"}
-
-    Returns
-    -------
-    float or numpy.ndarray
-
-    References
-    ----------
-    Koskela and Kulkarni (2023), section 3.4.
-
-    >>> from jaxacct import selection
-    >>> float(expected_cost(selection.Poisson(15), 0.1, 60_000, 40))
-    5760000.0
-    """
-    choice("variant", variant, VARIANTS)
-    q = np.asarray(check("sampling_probability", sampling_probability, PROBABILITY))
-    n, e = np.asarray(check("dataset_size", dataset_size, COUNT)), np.asarray(check("epochs", epochs, POSITIVE))
-    return (e * n * (k.mean * q + (1.0 - q if variant == "rest" else 1.0)))[()]
 
 
 def _moment(values: np.ndarray, order: np.ndarray) -> np.ndarray:
