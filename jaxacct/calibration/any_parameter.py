@@ -118,7 +118,9 @@ def calibrate(
         "target_delta": check("target_delta", target_delta, DELTA_OR_ZERO),
     }
     if bracket is None:
-        bracket = _bracket(mechanism, *given.values(), whole, chosen)
+        bracket = _bracket(
+            mechanism, np.asarray(given["target_epsilon"]), np.asarray(given["target_delta"]), whole, chosen
+        )
     if not isinstance(bracket, tuple | list) or len(bracket) != 2:
         raise InputError(f"bracket = {bracket!r:.40} must be a pair (lowest, highest); give two positive values")
     rule = COUNT if whole else POSITIVE
