@@ -10,7 +10,7 @@ author = "The jaxacct maintainers"
 copyright = "The jaxacct maintainers, Apache-2.0"
 version = release = jaxacct.__version__
 extensions = ["myst_parser", *(f"sphinx.ext.{name}" for name in ("autodoc", "autosummary", "napoleon", "viewcode"))]
-exclude_patterns = ["jaxacct/site/pages", "tests", "benchmarks"]
+exclude_patterns = ["jaxacct/site/pages", "tests"]
 suppress_warnings = ["myst.header", "misc.highlighting_failure", "ref.python", "docutils"]
 """Kinds of warnings to ignore, such as those of docutils about docstrings, which are written as plain text."""
 smartquotes = False
