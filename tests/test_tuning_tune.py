@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
+from flax import nnx
 from helpers import refusal
 from training_runs import sharing_programs, squares
 
@@ -120,6 +122,46 @@ def test_what_the_trainer_takes_is_handed_on(forced):
         private_loss=PrivateLoss(bound=4.0, noise=20.0),
     )
     assert best.status == "tuned" and np.array_equal(best.params["b"], [0.25, 0.25]) and np.all(best.params["w"] != 0)
+
+
+class Line(nn.Module):
+    normalised: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(nn.BatchNorm(use_running_average=True)(x) if self.normalised else x)[..., 0]
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_linen_module_is_tuned_as_a_loss_function_is(forced, rounds):
+    forced(3)
+    law, data, module = selection.PointMass(3), (DATA, DATA[:, 0]), Line()
+    loss = lambda output, target: (output - target) ** 2
+    given = (
+        tuning.grid(rate=[0.1, 0.2]),
+        data,
+        Plan(None, 1e-5, SIZE, sampling_probability=1.0, steps=2, noise_multiplier=9.0, repetitions=law),
+    )
+    many = {"update": lambda winners: given[0], "rounds": 2} if rounds > 1 else {}
+    more = {"key": KEY, "score": lambda w: -float(jnp.sum(w["params"]["Dense_0"]["kernel"] ** 2)), **many}
+    tune = tuning.tune_in_rounds if rounds > 1 else tuning.tune
+    of_module = tune(module, sgd, *given, loss=loss, **more)
+    first = lambda key: module.init({"params": key}, DATA[0])
+    own = lambda params, example: loss(module.apply(params, example[0]), example[1])
+    of_function = tune(own, sgd, *given, init=first, **more)
+    assert of_module.config == of_function.config and jax.tree.structure(of_module.params) == jax.tree.structure(
+        of_function.params
+    )
+    for a, b in zip(jax.tree.leaves(of_module.params), jax.tree.leaves(of_function.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_is_no_linen_module_or_lacks_a_start_is_refused():
+    data, loss = (DATA, DATA[:, 0]), lambda output, target: (output - target) ** 2
+    ask = lambda *given, **more: refusal(tuning.tune, *given, sgd, SPACE, data, GEOMETRIC, score=lambda w: 0.0, **more)
+    assert "init is missing" in ask(Line())
+    assert "must be linen's" in ask(nnx.Linear(2, 1, rngs=nnx.Rngs(0)), loss=loss)
+    assert "batch_stats" in ask(Line(normalised=True), loss=loss)
 
 
 def test_ties_go_to_the_candidate_drawn_first(forced):

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.types import Leaf, PyTree
@@ -23,6 +25,7 @@ from jaxacct.training.ledger.contents import Spent, claim
 from jaxacct.training.ledger.format import Run
 from jaxacct.training.plan import Plan
 from jaxacct.training.step.counts_and_losses import PrivateLoss
+from jaxacct.training.step.models import initialised, is_equinox, is_nnx, loss_of, refuse_state
 from jaxacct.tuning.candidates import (
     Adaptive,
     Group,
@@ -83,8 +86,9 @@ def tune(
     data: PyTree,
     plan: Plan | MatchedPlan | SearchPlan,
     *,
-    init: Callable[[Any], Any],
+    init: Callable[[Any], Any] | None = None,
     score: Callable[[Any], Any] | PrivateScore,
+    loss: Callable[[Any, Any], Any] | None = None,
     candidates: str | None = None,
     top: int | None = None,
     pad: int | None = None,
@@ -107,7 +111,8 @@ def tune(
 
     Parameters
     ----------
-    loss_fn : (params, example) -> scalar; with rngs (params, example, key).
+    loss_fn : (params, example) -> scalar; with rngs (params, example, key).  Or a linen module together with ``loss``,
+        whose examples are pairs (input, target).
     make_optimizer : config -> Optax transformation.  Candidates whose configs have equal words (such as the
         optimizer's name) train side by side, 16 at a time; their numbers are traced.  "clip_norm" in a config is the
         clip norm.
@@ -116,7 +121,8 @@ def tune(
     data : pytree of arrays, the plan's dataset_size examples along the first axis.
     plan : a Plan with repetitions; a `MatchedPlan` for candidates that also differ in sampling probability and length;
         a `SearchPlan` for several winners.
-    init : JAX key -> first parameters, of equal shapes for all keys.
+    init : JAX key -> first parameters, of equal shapes for all keys.  May be left out for a linen module.
+    loss : (output, target) -> scalar, for a module, as for the Trainer.
     score : params -> a number, larger is better, of public data only; or a PrivateScore.  NaN ranks below -inf, and
         among equal scores the candidate drawn first wins: one rule for every K.  An exception in training or scoring a
         candidate counts as NaN, and nothing of it is shown; try training and scoring on made-up data first.
@@ -161,6 +167,7 @@ def tune(
         raise InputError(f"plan is for {rounds} rounds; use tuning.tune_in_rounds")
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
     shared |= {"rngs": rngs, "trainable": trainable, "private_loss": private_loss}
+    loss_fn, init = _model(loss_fn, loss, rngs, init, data)
     given = (loss_fn, make_optimizer, space, data, plan, init, score, candidates, pad, ledger, key, progress)
     return _tuned(*given, shared, top, 1, None)
 
@@ -173,8 +180,9 @@ def tune_in_rounds(
     plan: SearchPlan | Plan,
     *,
     update: Callable[[tuple[Winner, ...]], Any],
-    init: Callable[[Any], Any],
+    init: Callable[[Any], Any] | None = None,
     score: Callable[[Any], Any] | PrivateScore,
+    loss: Callable[[Any, Any], Any] | None = None,
     rounds: int | None = None,
     candidates: str | None = None,
     pad: int | None = None,
@@ -197,8 +205,8 @@ def tune_in_rounds(
 
     Parameters
     ----------
-    loss_fn, make_optimizer, data, init, pad, clip_norm, method, micro_batch, rngs, trainable, private_loss : as for
-        `tune`.
+    loss_fn, make_optimizer, data, init, loss, pad, clip_norm, method, micro_batch, rngs, trainable, private_loss : as
+        for `tune`.
     key, progress, ledger : as for `tune`.
     space : the space of the first round.
     plan : a `SearchPlan` with `rounds`, which solves for the noise; or a Plan with repetitions and a noise multiplier.
@@ -239,6 +247,7 @@ def tune_in_rounds(
     count, top = int(check_one("rounds", count, COUNT, "one number for all")), int(getattr(plan, "top", 1))
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
     shared |= {"rngs": rngs, "trainable": trainable, "private_loss": private_loss}
+    loss_fn, init = _model(loss_fn, loss, rngs, init, data)
     given = (loss_fn, make_optimizer, space, data, plan, init, score, candidates, pad, ledger, key, progress)
     return _tuned(*given, shared, top, count, update)
 
@@ -321,6 +330,29 @@ def tune_with(
     )
     winners = [Winner(result, configs[number], won) for number, result, won in found]
     return _released(winners, Winner(None, configs[0], float("nan")), cost, word)
+
+
+def _model(
+    loss_fn: Any, loss: Callable[[Any, Any], Any] | None, rngs: bool, init: Callable[[Any], Any] | None, data: Any
+) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
+    """Return the loss of (params, example) and `init`, made from a linen module if there is one."""
+    if loss is None:
+        if init is None:
+            raise InputError("init is missing; give a function of a JAX key, or a linen module with loss")
+        return loss_fn, init
+    if is_nnx(loss_fn) or is_equinox(loss_fn):
+        raise InputError(
+            "loss_fn is a module of nnx or Equinox, must be linen's; give a function (params, example) -> loss and init"
+        )
+    inputs = data[0] if isinstance(data, tuple | list) else None
+    example = jax.tree.map(lambda a: np.zeros(np.shape(a)[1:], jnp.result_type(a)), inputs)
+
+    def first(key: Any) -> Any:
+        params = initialised(loss_fn, key, example, rngs, None)
+        refuse_state(loss_fn, params)
+        return params
+
+    return loss_of(loss_fn, loss, rngs, None), init or first
 
 
 def _tuned(
