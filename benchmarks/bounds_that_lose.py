@@ -108,7 +108,7 @@ def ways(mechanism: ja.Mechanism, delta: float, relation: str) -> Iterator[tuple
 
 def _by_zcdp(mechanism: ja.Mechanism, delta: float, relation: str) -> float:
     rho = float(representations.zero_concentrated(mechanism, relation).upper)
-    return float(representations.epsilon_from_zcdp(rho, delta).upper) if 0.0 < rho < 1e100 else np.inf
+    return float(ja.epsilon(ja.ZCDP(rho), delta).upper) if 0.0 < rho < 1e100 else np.inf
 
 
 def losses(quick: bool, only: str = "", log: Callable[[str], None] = lambda line: None) -> list[str]:

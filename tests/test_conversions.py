@@ -60,13 +60,6 @@ def test_guarantees_stay_guarantees():
     assert (again.upper >= delta - 1e-12).all() and (again.kind == "bound").all()
 
 
-def test_approximate_dp_tradeoff_is_that_of_its_pair():
-    a = np.array([0.0, 0.05, 0.3, 0.95, 1.0])
-    f = profile_conversions.tradeoff_from_approximate_dp(1.0, 0.1, a)
-    exact = ja.profile(ja.ApproximateDP(1.0, 0.1), rtol=1e-3).tradeoff(a)
-    assert (f.lower <= exact.upper + 1e-12).all() and np.max(np.abs(f.lower - exact.lower)) < 1e-3
-
-
 # Gaussian differential privacy
 
 
@@ -79,19 +72,6 @@ def test_gdp_round_trip(mu, eps):
     if delta > 1e-290:
         back = profile_conversions.gdp_from_profile(eps, delta)
         assert back.lower <= mu * (1 + 1e-9) and back.upper >= mu * (1 - 1e-9) and back.relative_width < 1e-6
-
-
-@given(st.floats(0.0, 8.0), st.floats(1e-12, 1.0))
-@settings(max_examples=60, deadline=None)
-def test_gdp_tradeoff(mu, a):
-    found = profile_conversions.tradeoff_from_gdp(mu, a)
-    with mpmath.workdps(40):
-        low, high = mpmath.mpf(-45), mpmath.mpf(10)
-        for _ in range(160):
-            middle = (low + high) / 2
-            low, high = (middle, high) if mpmath.ncdf(middle) < mpmath.mpf(a) else (low, middle)
-        truth = mpmath.ncdf(-low - mpmath.mpf(mu)) if a < 1 else mpmath.mpf(0)
-        assert found.lower <= truth <= found.upper
 
 
 # Rényi divergence
@@ -114,13 +94,12 @@ def test_renyi_to_epsilon_is_the_formula_minimised():
 @given(st.floats(0.01, 5.0), st.floats(1e-12, 1e-2))
 @settings(max_examples=40, deadline=None)
 def test_zcdp(rho, delta):
-    found = renyi_divergences.epsilon_from_zcdp(rho, delta).upper
+    found = ja.epsilon(ja.ZCDP(rho), delta).upper
     alpha = 1 + np.geomspace(1e-3, 1e5, 20_001)
     brute = np.min(rho * alpha + np.log((alpha - 1) / alpha) - (np.log(delta) + np.log(alpha)) / (alpha - 1))
-    assert found == pytest.approx(max(brute, 0), rel=1e-5)
+    assert found <= max(brute, 0) * (1 + 1e-5)
     # a Gaussian is rho-zCDP, and its exact epsilon is smaller
     assert found >= ja.epsilon(ja.Gaussian(1 / np.sqrt(2 * rho)), delta).lower
-    np.testing.assert_allclose(renyi_divergences.renyi_from_zcdp(rho, alpha), rho * alpha, rtol=1e-12)
 
 
 def test_renyi_to_tradeoff_never_exceeds_the_truth():

@@ -25,7 +25,7 @@ ARROWS: dict[str, set[str]] = {
     "mechanisms": {"kernels", "strategies"},
     "engines": {"kernels", "mechanisms"},
     "accounting": {"engines", "kernels", "mechanisms"},
-    "representations": {"accounting", "engines", "mechanisms"},
+    "representations": {"accounting", "engines", "kernels", "mechanisms"},
     "samplers": {"accounting", "engines", "mechanisms"},
     "selection": {"accounting", "engines", "kernels", "mechanisms", "representations", "samplers"},
     "calibration": {"accounting", "engines", "kernels", "mechanisms", "selection"},

@@ -218,7 +218,7 @@ def test_what_is_no_mechanism_is_refused(value):
                 for f in (ja.epsilon, ja.delta, ja.epsilon_gradient, ja.rdp_epsilon, ja.repeat)
             ),
             *(lambda m, f=f: f(m, 0.1) for f in (ja.PoissonSampled, ja.SampledWithoutReplacement, ja.rdp_delta)),
-            *(lambda m, f=f: f(m, 2.0) for f in (representations.fourier_delta, representations.renyi_divergence)),
+            lambda m: representations.renyi_divergence(m, 2.0),
             *(lambda m, f=f: f(m) for f in (ja.profile, batch_shape, representations.renyi_curve, interop.to_json)),
             *(lambda m, f=f: f(m) for f in (representations.zero_concentrated, interop.to_dp_event)),
             lambda m: components(m, "add_one", "add"),

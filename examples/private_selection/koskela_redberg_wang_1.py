@@ -30,7 +30,7 @@ def attack(m: float, delta: float) -> float:
 def bounds(m: np.ndarray, delta: np.ndarray) -> dict[str, np.ndarray]:
     along = ORDERS[:, None]
     renyi = np.broadcast_to(selection.noisy_max_renyi(SIGMA, m, along), (ORDERS.size, m.size))
-    theorem = selection.noisy_max_epsilon(SIGMA, m, 1, delta).epsilon
+    theorem = ja.epsilon(ja.Gaussian(SIGMA / 2.0), delta / m).upper
     return {
         "Renyi (Zhu, Wang)": epsilon_from_renyi(ORDERS, renyi, delta).upper,
         "closed form (Corollary 3.4)": 2.0 / SIGMA**2 + 2.0 / SIGMA * np.sqrt(2.0 * np.log(m / delta)),

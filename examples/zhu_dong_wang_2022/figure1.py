@@ -9,14 +9,10 @@ so rho = 1 is chosen, with eps0 = 2 arccosh(e^{rho/4}).
 
 import numpy as np
 from drawing import run
+from scipy.special import ndtr, ndtri
 
 import jaxacct as ja
-from jaxacct.representations.profile_conversions import (
-    tradeoff_from_approximate_dp,
-    tradeoff_from_gdp,
-    tradeoff_from_profile,
-)
-from jaxacct.representations.renyi_divergences import epsilon_from_renyi, renyi_from_zcdp, tradeoff_from_renyi
+from jaxacct.representations import epsilon_from_renyi, tradeoff_from_profile, tradeoff_from_renyi
 
 RHO = 1.0
 
@@ -26,14 +22,14 @@ def numbers(small: bool) -> dict[str, np.ndarray]:
     corner = 1.0 / (1.0 + np.exp(ratio))
     fpr = np.sort(np.append(np.linspace(0.01, 0.99, 9 if small else 99), corner))
     orders = np.concatenate([[0.5, 0.55, 0.7, 0.85, 1.0], np.geomspace(1.05, 100.0, 20 if small else 120)])
-    values = renyi_from_zcdp(RHO, orders)
+    values = RHO * orders
     deltas = np.geomspace(1e-6, 0.9, 15 if small else 80)
     eps = epsilon_from_renyi(orders, values, deltas).upper
     response = np.linspace(0.0, ratio, 30)
     return {
         "false positive rate": fpr,
-        "Gaussian": tradeoff_from_gdp(mu, fpr).estimate,
-        "randomised response": tradeoff_from_approximate_dp(ratio, 0.0, fpr).estimate,
+        "Gaussian": ndtr(-ndtri(fpr) - mu),
+        "randomised response": np.maximum(1.0 - np.exp(ratio) * fpr, np.exp(-ratio) * (1.0 - fpr)),
         "Renyi to f": tradeoff_from_renyi(orders, values, fpr).lower,
         "Renyi to (eps, delta) to f": tradeoff_from_profile(eps, deltas, fpr).lower,
         "response by its profile": tradeoff_from_profile(

@@ -5,9 +5,9 @@ The text of the paper has lost sigma and delta; sigma = 20 and delta = 1e-5 are 
 
 import numpy as np
 from drawing import run
+from fourier_accountant import fourier_delta
 
 import jaxacct as ja
-from jaxacct.representations.fourier_accountant import fourier_delta
 from jaxacct.representations.renyi_divergences import rdp_epsilon
 
 SIGMA, DELTA = 20.0, 1e-5

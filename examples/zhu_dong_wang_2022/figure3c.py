@@ -6,9 +6,9 @@ direction, for up to 2000 compositions.
 
 import numpy as np
 from drawing import run
+from fourier_accountant import fourier_delta, riemann_delta
 
 import jaxacct as ja
-from jaxacct.representations.fourier_accountant import fourier_delta, riemann_delta
 from jaxacct.representations.renyi_divergences import rdp_delta
 
 Q, SIGMA, EPSILON = 0.02, 2.0, 1.0

@@ -1,24 +1,19 @@
 """Representations of privacy and conversions between them: profile, trade-off function, Rényi, zCDP, Gaussian DP."""
 
-from jaxacct.representations.fourier_accountant import fourier_delta, riemann_delta
 from jaxacct.representations.profile_conversions import (
     Guarantee,
     gdp_from_profile,
     profile_from_tradeoff,
-    tradeoff_from_approximate_dp,
-    tradeoff_from_gdp,
     tradeoff_from_profile,
 )
 from jaxacct.representations.renyi_divergences import (
     RenyiCurve,
     delta_from_renyi,
     epsilon_from_renyi,
-    epsilon_from_zcdp,
     rdp_delta,
     rdp_epsilon,
     renyi_curve,
     renyi_divergence,
-    renyi_from_zcdp,
     tradeoff_from_renyi,
     zero_concentrated,
 )
@@ -28,18 +23,12 @@ __all__ = [
     "RenyiCurve",
     "delta_from_renyi",
     "epsilon_from_renyi",
-    "epsilon_from_zcdp",
-    "fourier_delta",
     "gdp_from_profile",
     "profile_from_tradeoff",
     "rdp_delta",
     "rdp_epsilon",
     "renyi_curve",
     "renyi_divergence",
-    "renyi_from_zcdp",
-    "riemann_delta",
-    "tradeoff_from_approximate_dp",
-    "tradeoff_from_gdp",
     "tradeoff_from_profile",
     "tradeoff_from_renyi",
     "zero_concentrated",

@@ -40,7 +40,7 @@ from jaxacct.engines.protocol import MechanismQuestion
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import element, on_batch, register, require_mechanism, take_rows
 from jaxacct.mechanisms.loss_components import add_and_remove
-from jaxacct.representations.fourier_accountant import LogCharacteristic, log_characteristic
+from jaxacct.representations.characteristic_function import LogCharacteristic, log_characteristic
 from jaxacct.representations.profile_conversions import best_cells, conjugate, consistent
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.types import ArrayLike
-from jaxacct.core.validation import DELTA_OR_ZERO, NON_NEGATIVE, OPEN_PROBABILITY, PROBABILITY, REAL, InputError, check
+from jaxacct.core.validation import NON_NEGATIVE, OPEN_PROBABILITY, PROBABILITY, REAL, InputError, check
 from jaxacct.engines import closed_form
 from jaxacct.engines.loss_moments import Interval
 
@@ -120,35 +119,6 @@ def profile_from_tradeoff(fpr: ArrayLike, fnr: ArrayLike, epsilon: ArrayLike) ->
         return Bounds(np.zeros_like(found.high), found.high, found.high, kind)
     found = consistent(found)
     return Bounds(found.low, 0.5 * (found.low + found.high), found.high, kind)
-
-
-def tradeoff_from_approximate_dp(epsilon: ArrayLike, delta: ArrayLike, fpr: ArrayLike) -> Bounds:
-    """Return the trade-off function of (eps, delta)-DP: `max(0, 1 - delta - e^eps a, e^-eps (1 - delta - a))`.
-
-    Parameters
-    ----------
-    epsilon : array_like, >= 0
-    delta : array_like in [0, 1)
-    fpr : array_like in [0, 1]
-        False positive rates a. All arguments broadcast.
-
-    Returns
-    -------
-    Bounds
-        kind "bound": `lower` is the guarantee.
-
-    References
-    ----------
-    Wasserman and Zhou (2010); Kairouz, Oh and Viswanath (2015).
-
-    >>> float(tradeoff_from_approximate_dp(0.0, 0.1, 0.2).lower.round(9))
-    0.7
-    """
-    eps, delta = np.asarray(check("epsilon", epsilon, NON_NEGATIVE)), np.asarray(check("delta", delta, DELTA_OR_ZERO))
-    a = np.asarray(check("fpr", fpr, PROBABILITY))
-    value = np.maximum(np.maximum(1.0 - delta - np.exp(eps) * a, np.exp(-eps) * (1.0 - delta - a)), 0.0)
-    value = np.maximum(value - 1e-14 * (value > 0), 0.0)  # 1e-14 covers the rounding of a few operations
-    return Bounds(value, value, np.maximum(np.broadcast_to(1.0 - a, value.shape), value), "bound")
 
 
 def _values(name: str, values: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, str]:
@@ -267,34 +237,3 @@ def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
 
     low, high = crossing("upper")[0] * (1.0 - 1e-15), crossing("lower")[1] * (1.0 + 1e-15)
     return Bounds(low, np.sqrt(low) * np.sqrt(high), high, "certified", engine="closed_form")
-
-
-def tradeoff_from_gdp(mu: ArrayLike, fpr: ArrayLike) -> Bounds:
-    """Return the trade-off function of mu-Gaussian differential privacy, `f_mu(a) = Phi(Phi^-1(1 - a) - mu)`.
-
-    Parameters
-    ----------
-    mu : array_like, >= 0
-    fpr : array_like in [0, 1]
-        They broadcast.
-
-    Returns
-    -------
-    Bounds
-        kind "certified", if SciPy's normal distribution is accurate to 1e-14.
-
-    References
-    ----------
-    Dong, Roth and Su (2022), Definition 2.6.
-
-    >>> float(tradeoff_from_gdp(1.0, 0.5).estimate.round(9))
-    0.158655254
-    """
-    mu, a = np.broadcast_arrays(check("mu", mu, NON_NEGATIVE), check("fpr", fpr, PROBABILITY))
-    quantile = -ndtri(a)
-    value = ndtr(quantile - mu)
-    with np.errstate(invalid="ignore"):
-        # relative error of `value` if SciPy's normal distribution has errors of 1e-14
-        relative = 1e-14 * (4.0 + (np.abs(quantile - mu) + 1.0) * (np.abs(quantile) + mu))
-    relative = np.where(np.isfinite(quantile), np.minimum(relative, 1.0), 0.0)
-    return Bounds(value * (1.0 - relative), value, np.minimum(value * (1.0 + relative), 1.0), "certified")

@@ -19,11 +19,10 @@ from jaxacct.core.types import ArrayLike, Leaf
 from jaxacct.core.validation import DELTA, NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, check, refuse_tracers
 from jaxacct.engines import loss_moments
 from jaxacct.engines.loss_moments import Interval, log_moments
+from jaxacct.kernels.contour.core import log_kappa
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import on_batch, register
 
-_ORDERS_ZCDP = np.geomspace(0.02, 50.0, 1500)
-"""Values of alpha - 1 that `epsilon_from_zcdp` tries, as multiples of the value that is best for the simple bound."""
 UP_EXPONENTIAL = 1.0 + 1e-12
 """Factor that rounds an exponential up: exponents up to 745 in size make relative errors well below 1e-12."""
 CUT = 1e-290
@@ -364,11 +363,6 @@ def _largest_bounded(parts: Components) -> np.ndarray:
     return np.maximum(laplace + np.sum(each, axis=1), 0.0)
 
 
-def log_kappa(c: np.ndarray) -> np.ndarray:
-    """Compute log kappa(c) for kappa(c) = c^c/(1+c)^{1+c}, the least kappa with (1 - e^-x)_+ <= kappa e^{cx}."""
-    return -np.log1p(c) - c * np.log1p(1.0 / c)
-
-
 def epsilon_from_renyi(orders: ArrayLike, values: ArrayLike, delta: ArrayLike) -> Bounds:
     """Return eps such that a mechanism with Rényi divergences `values` at `orders` is (eps, delta)-DP.
 
@@ -520,63 +514,3 @@ def _excess(orders: np.ndarray, allowed: np.ndarray, p: np.ndarray, q: np.ndarra
                 divergence = np.logaddexp(*each) / (alpha - 1.0)
             found |= divergence > limit
     return found
-
-
-def renyi_from_zcdp(rho: ArrayLike, orders: ArrayLike) -> np.ndarray:
-    """Return the Rényi divergences that rho-zCDP bounds: `rho alpha` at orders alpha >= 1.
-
-    Parameters
-    ----------
-    rho : array_like, >= 0
-    orders : array_like (O,), > 0
-
-    Returns
-    -------
-    numpy.ndarray
-        Upper bounds of the divergences, shape (O, *shape of rho).
-
-    References
-    ----------
-    Bun and Steinke (2016), Definition 1.1.
-
-    >>> renyi_from_zcdp(0.5, [2.0, 4.0]).tolist()
-    [1.0, 2.0]
-    """
-    rho, orders = np.asarray(check("rho", rho, NON_NEGATIVE)), np.asarray(check("orders", orders, POSITIVE))
-    return np.multiply.outer(orders, rho)
-
-
-def epsilon_from_zcdp(rho: ArrayLike, delta: ArrayLike) -> Bounds:
-    """Return eps such that rho-zCDP gives (eps, delta)-DP: the Rényi conversion minimised over orders.
-
-    The answer is never above the simpler `rho + 2 sqrt(rho log(1/delta))`. At large deltas `jaxacct.epsilon(ZCDP(rho),
-    delta)` is smaller.
-
-    Parameters
-    ----------
-    rho : array_like, > 0
-    delta : array_like in (0, 1)
-        They broadcast.
-
-    Returns
-    -------
-    Bounds
-        kind "bound": `upper` is the guarantee, and `lower` is 0.
-
-    References
-    ----------
-    Bun and Steinke (2016), Proposition 1.3; Canonne, Kamath and Steinke (2020), Proposition 12.
-
-    >>> float(epsilon_from_zcdp(0.5, 1e-5).upper.round(4))
-    4.7284
-    """
-    rho, delta = np.broadcast_arrays(check("rho", rho, POSITIVE), check("delta", delta, DELTA))
-    centre = np.sqrt(np.log(1.0 / delta) / rho)
-    c = np.multiply.outer(_ORDERS_ZCDP, centre)
-    eps = np.min(rho * (1.0 + c) + (log_kappa(c) - np.log(delta)) / c, axis=0)
-    simple = rho + 2.0 * np.sqrt(rho * np.log(1.0 / delta))
-    eps = np.maximum(np.minimum(eps, simple), 0.0) * (1.0 + 1e-13)  # for the rounding of two logarithms
-    # the inequalities of Pinsker and of Bretagnolle and Huber bound the squared total variation under rho-zCDP
-    variation = np.minimum(0.5 * rho, -np.expm1(-rho))
-    eps = np.where(delta**2 * (1.0 - 1e-14) >= variation, 0.0, eps)
-    return Bounds(np.zeros_like(eps), eps, eps, "bound", engine="renyi")

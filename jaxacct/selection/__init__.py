@@ -3,9 +3,7 @@
 from jaxacct.selection.adaptive import AdaptiveSelection
 from jaxacct.selection.closed_form_guarantees import (
     candidates_profile,
-    gaussian_selection,
     line_noise_multiplier,
-    noisy_max_epsilon,
     noisy_max_renyi,
     thresholds,
     two_point_selection,
@@ -52,11 +50,9 @@ __all__ = [
     "bound_delta",
     "bound_epsilon",
     "candidates_profile",
-    "gaussian_selection",
     "line_noise_multiplier",
     "monotone_score_delta",
     "monotone_score_epsilon",
-    "noisy_max_epsilon",
     "noisy_max_renyi",
     "output_law",
     "rounds",

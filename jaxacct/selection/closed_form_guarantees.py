@@ -31,7 +31,7 @@ from jaxacct.core.validation import (
     check_flag,
     choice,
 )
-from jaxacct.mechanisms import Gaussian, Mechanism, PrivacyProfile, batch_shape, dp_sgd, repeat
+from jaxacct.mechanisms import Gaussian, Mechanism, PrivacyProfile, batch_shape, dp_sgd
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 from jaxacct.representations.profile_conversions import Guarantee, gdp_from_profile
@@ -143,77 +143,6 @@ def thresholds(k: TruncatedNegativeBinomial, epsilon: float, delta: float, targe
     return Thresholds(first, missed, last, second / ROUNDED_UP**2)
 
 
-def gaussian_selection(k: TruncatedNegativeBinomial, mu: ArrayLike, delta: ArrayLike) -> Guarantee:
-    """Bound a selection of mu-Gaussian-DP candidates in a closed form that shows how eps grows: like sqrt(log m).
-
-    `eps = mu^2/2 + mu sqrt(2 log(m/delta)) + (eta+1) log(e^E + 1 - gamma)`, `E = mu^2/2 + mu sqrt(2 log(1/gamma))`.
-
-    Parameters
-    ----------
-    k : TruncatedNegativeBinomial
-        The law of K, m its mean; all arguments broadcast.
-    mu : array_like > 0
-    delta : array_like in (0, 1)
-
-    Returns
-    -------
-    Guarantee
-        epsilon and delta of the selection, kind "bound".
-
-    References
-    ----------
-    Koskela, Redberg and Wang (2024), Corollary 5.5.
-
-    >>> from jaxacct import selection
-    >>> round(float(gaussian_selection(selection.Geometric(0.1), 0.2681, 1e-5).epsilon), 3)
-    3.463
-    """
-    _require(k)
-    mu, delta = np.asarray(check("mu", mu, POSITIVE)), np.asarray(check("delta", delta, DELTA))
-    far = 0.5 * mu**2 + mu * np.sqrt(2.0 * np.maximum(np.log(k.mean) - np.log(delta), 0.0))
-    one = 0.5 * mu**2 + mu * np.sqrt(2.0 * -np.log(k.gamma))
-    grown = one + np.log1p((1.0 - np.asarray(k.gamma)) * np.exp(-one))
-    return _broadcast((far + (np.asarray(k.eta) + 1.0) * grown) * ROUNDED_UP, delta)
-
-
-def noisy_max_epsilon(
-    noise_multiplier: ArrayLike, candidates: ArrayLike, steps: ArrayLike, delta: ArrayLike, *, monotone: bool = False
-) -> Guarantee:
-    """Bound k-fold adaptive report noisy max with Gaussian noise: `m^k delta_k(eps) <= delta`.
-
-    Here delta_k is the profile of k composed Gaussians.  Each step reports which of m ``candidates`` has the largest
-    noisy score.  For few steps a composition of `ja.GaussianNoisyMax` is usually much tighter.  Where this
-    composition is looser, the only cause is its discretisation.
-
-    Parameters
-    ----------
-    noise_multiplier : array_like > 0
-        Standard deviation of the noise, divided by the largest change of a score by one record.
-    candidates, steps : array_like of whole numbers >= 1
-        m and k.
-    delta : array_like in (0, 1)
-        All broadcast.
-    monotone : bool
-        Whether a record moves all scores in one direction: the sensitivity is then 1, otherwise 2.
-
-    Returns
-    -------
-    Guarantee
-        kind "bound"; epsilon is inf where delta/m^k is below 1e-300.
-
-    References
-    ----------
-    Koskela, Redberg and Wang (2024), Theorem 3.3.
-
-    >>> round(float(noisy_max_epsilon(10.0, 100, 1, 1e-5).epsilon), 3)
-    0.932
-    """
-    sigma, m, k, target = _noisy(noise_multiplier, candidates, steps, delta, monotone)
-    left = np.exp(np.log(target) - k * np.log(m)) / ROUNDED_UP
-    epsilon = upper_epsilon(repeat(Gaussian(sigma / (1.0 if monotone else 2.0)), k), left, "add_or_remove_one")
-    return _broadcast(epsilon, target)
-
-
 def noisy_max_renyi(
     noise_multiplier: ArrayLike, candidates: ArrayLike, order: ArrayLike, *, monotone: bool = False
 ) -> np.ndarray:
@@ -221,10 +150,14 @@ def noisy_max_renyi(
 
     Parameters
     ----------
-    noise_multiplier, candidates, monotone
-        As for `noisy_max_epsilon`: sigma, m, and whether the scores are monotone; D is then 1, otherwise 2.
+    noise_multiplier : array_like > 0
+        Standard deviation of the noise, divided by the largest change of a score by one record.
+    candidates : array_like of whole numbers >= 1
+        m.
     order : array_like > 1
         The order a; all broadcast.
+    monotone : bool
+        Whether a record moves all scores in one direction: D is then 1, otherwise 2.
 
     Returns
     -------
@@ -237,17 +170,11 @@ def noisy_max_renyi(
     >>> float(noisy_max_renyi(2.0, 1, 4.0).round(9))
     2.0
     """
-    sigma, m, _, _ = _noisy(noise_multiplier, candidates, 1, 0.5, monotone)
+    check_flag("monotone", monotone, "say whether all scores move alike")
+    sigma = np.asarray(check("noise_multiplier", noise_multiplier, POSITIVE))
+    m = np.asarray(check("candidates", candidates, COUNT))
     a = np.asarray(check("order", order, Constraint("use an order above 1", 1, lower_open=True)))
     return (a * (1.0 if monotone else 4.0) / (2.0 * sigma**2) + np.log(m) / (a - 1.0)) * ROUNDED_UP
-
-
-def _noisy(sigma: Any, candidates: Any, steps: Any, delta: Any, monotone: bool) -> tuple[np.ndarray, ...]:
-    """Return the checked arguments of report noisy max: noise multiplier, candidates, steps and delta."""
-    check_flag("monotone", monotone, "say whether all scores move alike")
-    rules = (("noise_multiplier", POSITIVE), ("candidates", COUNT), ("steps", COUNT), ("delta", DELTA))
-    given = (sigma, candidates, steps, delta)
-    return tuple(np.asarray(check(name, x, rule)) for (name, rule), x in zip(rules, given, strict=True))
 
 
 def _broadcast(epsilon: Any, delta: Any) -> Guarantee:

@@ -204,8 +204,6 @@ def selected(run: ja.Mechanism) -> ja.Bounds:
         selection.subset_epsilon(run, k, run, 0.1, 1e-5),
     ]
     guarantees: list[representations.Guarantee] = [
-        selection.gaussian_selection(k, 1.0, 1e-5),
-        selection.noisy_max_epsilon(10.0, 100, 1, 1e-5),
         selection.two_point_selection(k, 1.0, 1e-6),
     ]
     others: list[Any] = [
@@ -223,22 +221,16 @@ def selected(run: ja.Mechanism) -> ja.Bounds:
 def represented(run: ja.Mechanism) -> list[ja.Bounds]:
     curve: representations.RenyiCurve = representations.renyi_curve(run)
     print(
-        representations.renyi_from_zcdp(0.1, [2.0]),
         curve.orders,
     )
     return [
         representations.delta_from_renyi([2.0], [0.1], 1.0),
         representations.epsilon_from_renyi([2.0], [0.1], 1e-5),
-        representations.epsilon_from_zcdp(0.1, 1e-5),
-        representations.fourier_delta(run, 1.0),
         representations.gdp_from_profile([0.0, 1.0], [0.3, 0.1]),
         representations.profile_from_tradeoff([0.0, 1.0], [1.0, 0.0], 1.0),
         representations.rdp_delta(run, 1.0),
         representations.rdp_epsilon(run, 1e-5),
         representations.renyi_divergence(run, 2.0),
-        representations.riemann_delta(1.0, 0.01, 1000, 1.0),
-        representations.tradeoff_from_approximate_dp(1.0, 1e-5, 0.1),
-        representations.tradeoff_from_gdp(1.0, 0.1),
         representations.tradeoff_from_profile([0.0, 1.0], [0.3, 0.1], 0.1),
         representations.tradeoff_from_renyi([2.0], [0.1], 0.1),
         representations.zero_concentrated(run),
