@@ -14,6 +14,7 @@ import pytest
 from training_cases import gaussian_epsilon
 from training_runs import plan_of
 
+from jaxacct.core import progress
 from jaxacct.training import Plan, Trainer
 from jaxacct.training.run import log
 
@@ -22,6 +23,7 @@ from jaxacct.training.run import log
 def every_step(monkeypatch):
     """A line for each step."""
     monkeypatch.setattr(log, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(progress, "WAIT", 1e9)  # no lines before the first step, however slow the machine
 
 
 def fitted(plan):
@@ -54,6 +56,17 @@ def test_training_does_not_wait_for_the_table(every_step, monkeypatch, capsys):
     lines = capsys.readouterr().err.splitlines()
     shown = [float(line.rsplit("epsilon <= ", 1)[1]) for line in lines]
     assert shown == [pytest.approx(gaussian_epsilon(math.sqrt(step) / 3.0), rel=0.03) for step in range(1, 6)]
+
+
+@pytest.mark.parametrize("show", [True, False, None])
+def test_tracing_and_compiling_say_so(monkeypatch, capsys, show):
+    monkeypatch.setattr(progress, "WAIT", 0.0)
+    monkeypatch.setattr(progress, "on_terminal", lambda: False)
+    plan = plan_of(10, noise=3.0, steps=2)
+    trainer = Trainer(lambda p, x: jnp.sum((p - x) ** 2), optax.sgd(0.1), plan, 1.0)
+    trainer.fit(trainer.init(jnp.zeros(2)), jnp.ones((10, 2)), progress=show)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == (["0 steps: tracing the step", "0 steps: compiling the step"] if show else [])
 
 
 @pytest.mark.slow

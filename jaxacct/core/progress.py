@@ -113,14 +113,16 @@ class Waiting:
 
 
 @contextlib.contextmanager
-def waiting(total: int | None, unit: str = "rows") -> Iterator[Waiting]:
+def waiting(total: int | None, unit: str = "rows", show: bool | None = None) -> Iterator[Waiting]:
     """Show a progress line, updated every half second, once the `with` block has taken a second.
 
     The line appears on a terminal and in a notebook, unless another bar is there, and vanishes when the work is done.
     Without a total the line is a count. If the line cannot be shown, as when the terminal is gone, the work goes on.
+    If `show` is True, one line stays where lines cannot be redrawn; if it is False, nothing is shown.
     """
     work = Waiting()
-    if not (on_terminal() or in_notebook()) or not _waiting.acquire(blocking=False):
+    wanted = on_terminal() or in_notebook() if show is None else show
+    if not wanted or not _waiting.acquire(blocking=False):
         yield work
         return
     try:
@@ -143,6 +145,9 @@ def _ticking(work: Waiting, total: int | None, unit: str) -> Iterator[None]:
         with contextlib.suppress(OSError, ValueError):
             while not over.wait(pause):
                 pause = TICK
+                if not (on_terminal() or in_notebook()):
+                    say(f"{work.done:,} {unit}")
+                    return
                 if not _open or bar.stands:
                     bar.update(work.done, f"  for {_clock(time.monotonic() - began)}")
 

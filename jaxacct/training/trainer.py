@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxacct.core import markup
 from jaxacct.core.chacha import key_from_bytes
-from jaxacct.core.progress import say
+from jaxacct.core.progress import say, waiting
 from jaxacct.core.types import Foreign, PyTree
 from jaxacct.core.validation import COUNT, InputError, check, choice
 from jaxacct.training.clipping.clipped_sum import METHODS, norm_methods, sensitivity
@@ -310,11 +310,12 @@ class Trainer:
             state.lineage.root.key  # noqa: B018 - refuses a state without one
             where.processes.decide(functools.partial(require_ledger, state.history, ledger))
             start = (self.rule, self.plan, carried, state.lineage, state.step, data, rest)
-            if isinstance(data, Source):
-                with_ledger = any(where.processes.any(where.processes.first and ledger is not None))
-                program: Program = Streamed(where, *start, users, found, with_ledger)
-            else:
-                program = Program(where, *start)
+            with waiting(None, "steps: tracing the step", progress if where.processes.first else False):
+                if isinstance(data, Source):
+                    with_ledger = any(where.processes.any(where.processes.first and ledger is not None))
+                    program: Program = Streamed(where, *start, users, found, with_ledger)
+                else:
+                    program = Program(where, *start)
             stack.callback(program.close)
             for trace in program.traces:
                 frozen = () if rest is None else rest.frozen
@@ -372,7 +373,8 @@ class Trainer:
             )  # before the first release, so that a run can be replayed after a crash
             store.save(saved)
         if step < until:
-            program.begin(line, step, until)
+            with waiting(None, "steps: compiling the step", progress if processes.first else False):
+                program.begin(line, step, until)
         bar = ProgressLine(plan, step, progress if processes.first else False)
         try:
             while step < plan.steps:
