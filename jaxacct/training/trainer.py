@@ -1,4 +1,4 @@
-"""Trainer: DP-SGD with the budget inside the loop."""
+"""Trainer: DP-SGD that stops before a step would exceed the budget."""
 
 from __future__ import annotations
 

@@ -151,7 +151,10 @@ class Advice:
         return optional_package("pandas", "a DataFrame").DataFrame([dataclasses.asdict(one) for one in self.options])
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        """Draw released noise, or the candidates that were solved for: .png, .svg or .pdf (needs matplotlib)."""
+        """Draw a picture (.png, .svg, .pdf) of the options: the released noise, or E[K] if that was solved for.
+
+        It needs matplotlib.
+        """
         from jaxacct.plots import style
 
         place = Path(path)
@@ -244,7 +247,7 @@ def advise(
     dataset_size : the number of records n.
     sampling_probability : of DP-SGD, in (0, 1].
     epochs, steps : one of the two.
-    candidates : numbers E[K], each of which gets the least noise that meets the target.
+    candidates : expected numbers of candidates, E[K]; each gets the least noise that meets the target.
     noise_multiplier : given in place of candidates: the largest E[K] that it allows is found.
     shares : in (0, 1].  Share 1 has candidates on all data and no final run.  Below 1 the candidates are on a Poisson
         sample, and a final run follows.
@@ -260,7 +263,7 @@ def advise(
     -------
     Advice
         All epsilons are upper ends of the certified accounting (exact worst case over scores), for adding or removing
-        one record, and none exceeds the target.  An option that no noise or no E[K] meets has the status "infeasible".
+        one record, and none exceeds the target.  The status is "infeasible" if no noise, or no E[K], meets the target.
 
     References
     ----------

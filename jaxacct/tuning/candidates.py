@@ -36,7 +36,7 @@ from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE, WITH_NOI
 from jaxacct.tuning.search_spaces import plain
 
 STEP_STREAM = 5
-"""Purpose, as a number, of the stream that has a key for every step; `jaxacct.training.noise` has 1 to 4."""
+"""Purpose, as a number, of the stream that has a key for every step; `training.step.noise` has 1 to 4 and 7 to 9."""
 PASS_STREAM = 6
 """Purpose of the stream that has a key for every pass over fixed batches, and for every round of allocation."""
 STEPS_PER_CALL = 128

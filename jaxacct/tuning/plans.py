@@ -1,7 +1,7 @@
 """Plans of whole tunings: each solves for the noise with which the whole search for the winner meets one target.
 
 Every plan checks a request, looks for one number (`least_noise`), and keeps the guarantee that holds at that number.  A
-`SubsetPlan` represents the tuning and the final run by finite pairs that dominate them
+`SubsetPlan` represents the tuning and the final run by pairs of finite distributions that dominate them
 (`selection.subset_privacy.product`).
 """
 
@@ -44,7 +44,7 @@ from jaxacct.training.plan import Plan, Segment
 from jaxacct.tuning.private_score import Whole, whole
 
 TUNING_POINTS = 112
-"""Number of eps in a selection's profile: twice as many would lower epsilon by less than 0.1 %."""
+"""Number of points of a selection's profile (epsilon, delta): twice as many would lower epsilon by less than 0.1 %."""
 LAST_DELTA_SHARE = 1e-4
 """Share of the target delta at which profiles end; the delta at this end counts as mass at infinity."""
 LEAST_NOISE, LARGEST_NOISE = 1e-2, 1e5
@@ -433,7 +433,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float, r
 
 
 def guessed_noise(epsilon: float, delta: float, rate: float, steps: float) -> float:
-    """Guess where a search for the noise begins: by the central limit theorem, at the noise of a run of 0.6 epsilon."""
+    """Guess where to begin a search: at the noise with which, by the central limit theorem, a run has 0.6 `epsilon`."""
     mu = 0.6 * epsilon / math.sqrt(2.0 * math.log(1.0 / delta) + epsilon)
     return 1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))
 

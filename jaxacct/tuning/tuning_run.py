@@ -400,7 +400,7 @@ def _tuned(
     programs: dict[Any, Any] = {}  # all rounds share the compiled programs
 
     def best_of(space: Any, secret: Secret) -> tuple[list[Winner], Winner]:
-        """Return the winners of one selection, and what is released without a winner: a Winner that no data enter."""
+        """Return the winners of one selection, and a Winner that depends on no data, released if there are none."""
         place = lambda number: secret.choice(b"setting", number, len(plans))
 
         def kind_of(config: Mapping[str, Any], number: int) -> Hashable:
@@ -435,7 +435,7 @@ def _tuned(
 
 
 def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str) -> Tuned:
-    """Return the release: all winners, with the winner of the best score in the single fields."""
+    """Return the release: all winners; the fields for a single winner hold the one with the best score."""
     best = max(enumerate(winners), key=lambda one: rank(one[1].score, one[0]))[1] if winners else nothing
     status = "tuned" if winners else "none"
     fields = (best.params, best.config, best.score, status, cost.epsilon, cost.mechanism, best.plan, word)

@@ -104,5 +104,5 @@ def gaussian_tail(x: Any) -> Any:
 
 
 def integrate(function: Any, low: Any, high: Any, tolerance: Any) -> Any:
-    """Integrate along a segment; function(z, True) must not be finite where the function is not analytic."""
+    """Integrate along a segment; where the function is not analytic, function(z, True) must not be a finite ball."""
     return acb.integral(function, acb(low), acb(high), abs_tol=tolerance, rel_tol=tolerance)

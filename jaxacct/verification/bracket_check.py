@@ -1,9 +1,9 @@
 """Check of a bracket of epsilon or delta against the mechanism's definition, in ball arithmetic: `ja.verify`.
 
 A wide enclosure of delta(eps) costs almost nothing and refutes grossly false brackets.  Its lower end is
-P(S) - e^eps Q(S) for some sets S of outcomes, among them the best test of a single step.  For Poisson-sampled
-Gaussians the upper end is the delta of the same Gaussians without sampling.  Sampling does not make delta larger, since
-H_E(P || Q) is convex in P and in Q.
+P(S) - e^eps Q(S) for some sets S of outcomes, with P and Q the two laws of the outcome.  Among the S is the best test
+of a single step.  For Poisson-sampled Gaussians the upper end is the delta of the same Gaussians without sampling.
+Sampling does not make delta larger, since the hockey-stick divergence is convex in P and in Q.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def verify(
 
     lower = 0 and upper = inf hold always.  lower = inf holds where the mass at infinity exceeds delta.  A bracket of
     delta is compared with delta(epsilon) itself.  An end that is NaN is never verified.  A bracket is undecided
-    if its mechanism has no definition here, or a field that the definition does not read.
+    if its mechanism has no definition here, or has a field that the definition does not read.
 
     Parameters
     ----------

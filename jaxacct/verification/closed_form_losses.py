@@ -1,4 +1,4 @@
-"""Losses with closed forms: Gaussian, Laplace and bounded range, and one step of Poisson-sampled Laplace."""
+"""Losses with closed forms: of Gaussian, Laplace and bounded-range mechanisms, and of one sampled Laplace step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jaxacct.verification.ball_arithmetic import acb, arb, gaussian_tail
 
 
 class ClosedForm:
-    """Law of a loss L whose moment generating function M(z) = E_P[e^{zL}], `mgf`, has a closed form."""
+    """Law of the loss L = log dP/dQ of two laws P and Q; the method `mgf` is a closed form of M(z) = E_P[e^{zL}]."""
 
     infinity = None
     masses = (arb(1), arb(1))
-    """P- and Q-mass of the finite losses, M(0) and M(-1)."""
+    """Mass of the finite losses under P, which is M(0), and under Q, which is M(-1)."""
 
     def mgf(self, z: Any) -> Any:
         raise NotImplementedError  # each law of this file has its own
@@ -80,7 +80,7 @@ class LaplaceLoss(ClosedForm):
         return ((z * self.top).exp() * (1 + share) + (-(1 + z) * self.top).exp() * (1 - share)) / 2
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
-        """Bound |M(c + iu)| for all u >= t. |1 + 2z| grows with Im z, so that both terms are largest at t."""
+        """Bound |M(c + iu)| for all u >= t. |1 + 2z| grows with Im z, so that both terms of M are largest at u = t."""
         share = 1 / acb(1 + 2 * c, 2 * t).abs_lower()
         whole = ((c * self.top).exp() * (1 + share) + (-(1 + c) * self.top).exp() * (1 + share)) / 2
         return whole.abs_upper()

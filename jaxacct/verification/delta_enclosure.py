@@ -1,7 +1,7 @@
-"""Enclosures of delta(eps) in one direction, by the method that suits the law, at several levels of effort.
+"""Encloses delta(eps) in one direction, by the method that suits the law, at several levels of effort.
 
 Laws with finitely many losses are composed by a sum over every total loss.  Two or three sampled Gaussian steps are
-integrated directly.  Other compositions take a sum over a vertical line (line_sum.py).
+integrated directly.  Other compositions take a sum over a vertical line of the complex plane (line_sum.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jaxacct.verification.sampled_gaussian import SampledGaussian
 FAR_TOO_MANY = 10**30
 """Stands for any number of total losses that is too large to enumerate."""
 LEVELS = 4
-"""Levels of effort; each tuple below has one entry for each level."""
+"""Number of levels of effort; each tuple below has one entry for each level."""
 BITS = (160, 320, 1280, 5120)
 """Bits of precision of closed forms and of enumeration, by level; cancellation costs some laws thousands of bits."""
 DIGITS = (4, 10, 15, 22)
@@ -105,7 +105,7 @@ def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
     if len(parts) == 1:
         ((part, count),) = parts
         if isinstance(part, LaplaceLoss) and count <= 300:  # the cost grows with the square of the count
-            # the powers cancel: the digits that they lose grow in proportion to the count
+            # the terms of the sum cancel: the digits that this costs grow in proportion to the count
             with precision(BITS[level] + 8 * count):
                 return repeated_laplace(part.top, count, epsilon)
         if isinstance(part, FiniteLosses):
@@ -272,7 +272,7 @@ class _Step:
     sign: int
 
     def ratio(self, u: Any) -> Any:
-        """Compute the likelihood ratio m = 1 - q + q e^y at an output."""
+        """Compute the likelihood ratio 1 - q + q e^{u/sigma - 1/(2 sigma^2)} at an output u."""
         law = self.law
         return 1 - law.rate + law.rate * (u / law.sigma - 1 / (2 * law.sigma**2)).exp()
 
@@ -290,7 +290,7 @@ class _Step:
 
 
 def _payoff(steps: list[_Step], places: list[Any], grown: Any) -> Any:
-    """Integrate sign (m_1 ... m_n - grown) over the outputs that all are beyond their thresholds `places`."""
+    """Integrate sign * (m_1 ... m_n - grown) over the outputs where each step's is beyond its threshold in `places`."""
     p, q = acb(1), acb(1)
     for step, u in zip(steps, places, strict=True):
         one, two = step.beyond(u)

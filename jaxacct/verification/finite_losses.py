@@ -1,4 +1,4 @@
-"""Laws with finitely many losses, as two vectors of masses; discrete Gaussian noise with its tails cut is one too."""
+"""Laws with finitely many losses, as two vectors of masses; discrete Gaussian noise is one if its tails are cut off."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_OUTCOMES = 20_000
 
 @dataclass(frozen=True)
 class FiniteLosses:
-    """Outcomes with a finite loss log p/q, and the P-mass `infinity` where dQ = 0.
+    """Outcomes with a finite loss log p/q, and the P-mass `infinity` of the outcomes with q = 0.
 
     grid : (offset, step, whole numbers k) where loss = offset + k step is known exactly, else None.
     cut : upper bound of the P-mass of outcomes that are left out; 0 except for integer Gaussian noise.
@@ -153,9 +153,9 @@ def output_masses(p: list[float], q: list[float]) -> Masses:
 
 
 def in_either_order(p: list[float], q: list[float]) -> Masses:
-    """Return the pair whose profile at every epsilon is the larger of the profiles of (p, q) and (q, p).
+    """Return the masses of two laws whose profile at every epsilon is the larger of those of (p, q) and (q, p).
 
-    The pair follows from the knots of that profile, in exact fractions.
+    The masses follow from the knots of that profile, in exact fractions.
     """
     laws = [[Fraction(x) for x in law] for law in (p, q)]
     one, two = ([x / sum(law) for x in law] for law in laws)
@@ -179,7 +179,7 @@ def in_either_order(p: list[float], q: list[float]) -> Masses:
 
 
 def _profile(p: list[Fraction], q: list[Fraction]) -> Callable[[Fraction], Fraction]:
-    """Return sum (p - E q)_+ as a function of E > 0."""
+    """Return the function x -> sum (p - x q)_+ of x = e^epsilon, for x > 0."""
     ordered = sorted((a / b, a, b) for a, b in zip(p, q, strict=True) if b)
     ratios, beyond = [row[0] for row in ordered], [(1 - sum((a for _, a, _ in ordered), Fraction(0)), Fraction(0))]
     for _, a, b in reversed(ordered):
@@ -193,9 +193,9 @@ def _profile(p: list[Fraction], q: list[Fraction]) -> Callable[[Fraction], Fract
 
 
 def response(epsilon: Any, delta: Any) -> Masses:
-    """Return the pair that dominates (epsilon, delta)-DP.
+    """Return the masses of the two laws that dominate every (epsilon, delta)-DP mechanism.
 
-    Each law has mass delta where the other has none; the other outcomes are randomised response of ratio e^epsilon.
+    Each law has mass delta where the other has none; the remaining outcomes are randomised response of ratio e^epsilon.
     """
     rare = (1 - delta) / (1 + epsilon.exp())
     likely = (1 - delta) / (1 + (-epsilon).exp())

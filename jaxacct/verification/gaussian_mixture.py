@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians: M(z) on a line, as for the sampled Gaussian, and delta of one step by its best event.
+"""Mixtures of Gaussians: computes M(z) = E_P[e^{zL}] on a line, L the loss, and delta of one step by its best event.
 
 Proofs: README.md of this folder, "Mixtures of Gaussians".
 """
@@ -17,7 +17,7 @@ from jaxacct.verification.ball_arithmetic import acb, arb, ctx, gaussian_tail, w
 from jaxacct.verification.sampled_gaussian import SampledGaussian, around_fixed_point
 
 NEGLIGIBLE = arb(2) ** -400
-"""Contributions of many records are left out if the sum of their probabilities is below this bound."""
+"""Bound of the total probability of the large numbers of drawn records that a mixture leaves out."""
 
 
 def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
@@ -33,7 +33,7 @@ def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
 
 
 def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any], Any]:
-    """Return Pr[`batch` draws from `size` records have j of a `group`] for j = 0, 1, ..., and 0: none is left."""
+    """Return Pr[`batch` draws from `size` records have j of a `group`] for all j, and 0: no j is left out."""
     total = math.comb(size, batch)
     most = min(group, batch)
     return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(most + 1)], arb(0)
@@ -46,7 +46,7 @@ class GaussianMixture(SampledGaussian):
     A sampled Gaussian has the shares 0 and 1.
 
     shares : increasing from 0 to 1.
-    lost : upper bound of the P-mass of the contributions that are left out.
+    lost : upper bound of the P-mass of the components j that are left out.
     """
 
     shares: tuple[Any, ...] = ()
@@ -55,7 +55,7 @@ class GaussianMixture(SampledGaussian):
 
     @classmethod
     def of(cls, sigma: Any, weights: Any, lost: Any, direction: str) -> GaussianMixture:
-        """Build the mixture in which contribution j has weight_j; `sigma` is the noise in units of one record."""
+        """Build the mixture in which j records take part with probability weights[j], and each moves the mean by 1."""
         kept = [(j, w) for j, w in enumerate(weights) if j == 0 or not w.is_zero()]
         top = kept[-1][0]
         shares = tuple(arb(j) / top for j, _ in kept)
@@ -68,7 +68,7 @@ class GaussianMixture(SampledGaussian):
 
     @property
     def largest(self) -> Any:
-        """The largest loss; None if losses are unbounded: for remove, and for add if contribution 0 has weight 0."""
+        """The largest loss; None if losses are unbounded: for remove, and for add if weights[0] is 0."""
         return None if self.direction == "remove" or not self.weights[0] > 0 else -self.weights[0].log()
 
     @property
@@ -120,7 +120,7 @@ class GaussianMixture(SampledGaussian):
         return top + np.log((terms * np.exp(1j * shares * np.asarray(angle)[..., None])).sum(-1))
 
     def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return one window for all peaks of N(u) mix^e; at a peak u = e/sigma times the mean of the shares given u."""
+        """Return one window around all peaks of N(u) mix^e; at a peak u is e/sigma * (mean of the shares given u)."""
         scale = self._exponent(c) / float(self.sigma.mid())
         shares = np.array([float(x.mid()) for x in self.shares])
         weights = np.log(np.array([float(x.mid()) for x in self.weights]))

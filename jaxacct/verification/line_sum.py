@@ -23,7 +23,10 @@ from jaxacct.verification.closed_form_losses import GaussianLoss
 from jaxacct.verification.sampled_gaussian import Cut
 
 LINE_SHARES = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
-"""Positions Re z of the line that are tried, as shares of the saddle point; below 1 the aliases may fall faster."""
+"""Positions Re z of the line that are tried, as shares of the saddle point.
+
+At a share below 1 the aliases, the terms j != 0 of the sum over delta(eps + j p), may fall faster.
+"""
 LONG_SUM_PRODUCTS = 400_000
 """Number of products from which a sum counts as long; then plans with cuts are tried too. Each node of the sum takes as
 many products as M(z) has nodes."""
@@ -34,7 +37,7 @@ _kept: list[tuple[Any, float, float, LineSum]] = []
 
 
 def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, dearest: float = float("inf")) -> Any:
-    """Enclose the finite part of delta(epsilon) to about `digits` digits of e^log_scale, with at most `most` nodes."""
+    """Enclose delta(epsilon) from finite losses to about `digits` digits of e^log_scale, with at most `most` nodes."""
     with precision(128), np.errstate(all="ignore"):
         parts = build()
         key = (tuple((part.key, count) for part, count in parts), digits, most)
@@ -65,7 +68,7 @@ def at_most(parts: Any, epsilon: float) -> Any:
 
 
 class LineSum:
-    """M on the nodes of a line, for any epsilon near the one for which the line was planned."""
+    """Values of M at the nodes of a line; they serve any epsilon near the one for which the line was planned."""
 
     def __init__(self, build: Any, plan: Plan) -> None:
         self.plan, self.bits = plan, int(96 + 3.2 * plan.bits)
@@ -82,7 +85,7 @@ class LineSum:
             self.tail = self._tail()
 
     def _values(self) -> list[Any]:
-        """Compute M(z)/(z (z + 1)) at every node, halved at the first; if small losses are apart, M - A replaces M."""
+        """Compute M(z)/(z (z + 1)) at every node, halved at the first; if there is a `small_loss`, M - A replaces M."""
         c, plan, step, width = arb(self.plan.line.c), self.plan, self.step, self.width
         lines = [part.values(c, step, self.rows, width, count, plan.bits) for part, count in self.parts]
         apart = plan.small_loss.along_line(self.parts, c, step, self.rows, width, plan.bits) if plan.small_loss else []
@@ -142,7 +145,7 @@ class LineSum:
         if not plan.smoothing:
             whole = first - _aliases(self.parts, plan, epsilon)
             return whole + plan.small_loss.delta(self.parts, epsilon) if plan.small_loss else whole
-        # the second sum is smoothed with 4 times the variance: it has e^{4x} where the first has e^x, and less tail
+        # the second sum is smoothed with 4 times the variance: its terms have rise^4 where the first sum's have rise
         most = arb(4)
         aliases = _aliases([*self.parts, (GaussianLoss(most * square), 1)], plan, epsilon)
         first -= aliases
@@ -231,10 +234,10 @@ class Plan:
     line : the line and the period of the sum along it.
     count : nodes of the sum.
     smoothing : deviation of the extra Gaussian loss, 0 where there is none; see "Smoothing" in README.md.
-    bits : accuracy of the values of M, in natural digits.
+    bits : accuracy of the values of M, in natural digits (factors of e).
     cost : products that the sum takes: its nodes times the nodes of one M(z).
-    small_loss : the cuts by which steps with small loss are taken apart, None where they are not taken apart.
-    cuts : the cuts of each part above which its largest outputs are left out; empty if none are left out.
+    small_loss : the cuts that separate steps with small loss from the others; None if they are not separated.
+    cuts : for each part the cuts above which its largest outputs are left out; empty if none are left out.
     """
 
     line: Line
@@ -247,7 +250,10 @@ class Plan:
 
 
 def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:
-    """Yield plans until one is short: first plain, then with small losses apart, then without the largest outputs."""
+    """Yield plans until the sum of one is short.
+
+    The first is plain; the second separates the steps with small loss; the others leave out the largest outputs.
+    """
     first = _plan(parts, epsilon, aim, most, False)
     yield first
     if first.cost < LONG_SUM_PRODUCTS or not small_loss_steps.only_sampled_gaussians(parts):

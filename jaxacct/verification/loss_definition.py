@@ -45,14 +45,14 @@ from jaxacct.verification.sampled_gaussian import SampledGaussian
 Part = tuple[Any, int]
 """A loss, and the number of times that it is composed."""
 Rule = Callable[..., list[Part]]
-"""Maps the question and the fields of a mechanism, passed by name, to the losses of one run."""
+"""Function of the question and of a mechanism's fields, passed by name; it returns the losses of one run."""
 RULES: dict[type, Rule] = {}
 """The definition of each class; subclasses do not inherit it."""
 R = TypeVar("R", bound=Rule)
 MOST_RECORDS = 20_000
 """Largest number of records of a data set with a cap: the chance that the cap is reached has as many terms."""
 EITHER = "either"
-"""Direction for both orders of a replaced record: each pair of laws gets the larger profile of its two orders."""
+"""Direction that covers both orders of each pair of laws, (p, q) and (q, p): the pair gets the larger profile."""
 
 
 @dataclass(frozen=True)
@@ -385,13 +385,13 @@ def _matrix(asked: Asked, strategy: Any, noise_multiplier: Any, participation: A
 
 @functools.lru_cache(maxsize=16)
 def _moves(strategy: Any, participation: Any, bits: int) -> Moves:
-    """Return how far a record moves C X, at the current precision of `bits`; raise NotCovered for unknown classes."""
+    """Return how far a record moves C X, for the strategy's matrix C and data X; `bits` is the current precision."""
     held, told = fields_of(strategy, MATRICES, beside=("epochs",)), fields_of(participation, WAYS)
     return WAYS[type(participation)](MATRICES[type(strategy)](**held), **told)
 
 
 def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
-    """Define a sampled group: Binomial(k, q) records take part, and each adds 1.
+    """Define a sampled group: Binomial(group, q) of its records take part, and each adds 1.
 
     q is the product of all nested rates.
     """
@@ -408,7 +408,7 @@ def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
 
 @defines(known.SampledWithReplacement)
 def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_size: Any, group: int) -> list[Part]:
-    """Define Binomial(B, k/n) draws of a group of k records, each draw in place of another record."""
+    """Define Binomial(batch_size, group/dataset_size) draws of the group's records, each in another record's place."""
     _refuse(asked, "SampledWithReplacement", "replace_one", "zero_out")
     weights = binomial_weights(int(batch_size), ball(float(group)) / ball(float(dataset_size)))
     return _mixture(_noise(mechanism) / 2, *weights, asked.direction)
@@ -483,7 +483,7 @@ def _sampled_step(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
-    """Return the worst pair for e^eps >= 1: if the record, x, is not drawn, -x (remove) or x (add) is in its place."""
+    """Return the worst pair for e^eps >= 1: where the record, x, is not drawn, the batch has -x (remove) or x (add)."""
     s, nothing = 1 / noise, arb(0)
     if direction == "remove":
         return PairOfMixtures(((-s, 1 - rate), (s, rate)), ((-s, 1 - rate), (nothing, rate)))

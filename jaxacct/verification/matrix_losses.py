@@ -1,4 +1,4 @@
-"""Matrix mechanisms: the columns of C by the definition of each strategy, and how far one record moves C X."""
+"""Defines matrix mechanisms: the columns of each strategy's matrix C, and how far one record moves C X, X the data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Column = dict[Any, Any]
 MOST_ENTRIES = 100_000
 """Largest number of entries of C for which a definition is given."""
 MOST_PATTERNS = 20_000
-"""Largest number of patterns in which a record may take part."""
+"""Largest number of patterns, which are the sets of steps in which a record may take part."""
 MOST_SIGNS = 10
 """Largest number of steps of a pattern for which all signs of the contributions are tried."""
 NEARLY = arb(1e-12)
@@ -46,7 +46,7 @@ def _buffered(buffers: int, steps: int, scales: Sequence[float], decays: Sequenc
 
 
 def _banded_inverse(inverse_bands: int, steps: int, inverse: Sequence[float]) -> list[Column]:
-    """Solve inverse * column = (1, 0, 0, ...), entry by entry."""
+    """Solve inverse * column = (1, 0, 0, ...), with * a convolution, entry by entry."""
     _require_size(steps, steps)
     given = [ball(d) for d in inverse[:inverse_bands]]
     column = [1 / given[0]]
@@ -77,8 +77,8 @@ def _product(one: Column, other: Column) -> Any:
 def _squared_move(columns: list[Column], patterns: list[Sequence[int]]) -> Moves:
     """Enclose the largest || sum_{i in pi} C e_i x_i^T ||^2 over the patterns pi and contributions |x_i| <= 1.
 
-    The square is sum_ij G_ij <x_i, x_j>, at most sum_ij |G_ij|.  Contributions +x or -x with the best signs reach
-    the lower end.  The mean over all signs is the trace.
+    With G the Gram matrix of the columns, the square is sum_ij G_ij <x_i, x_j>, at most sum_ij |G_ij|.  Contributions
+    +x or -x with the best signs reach the lower end.  The mean over all signs is the trace.
     """
     gram = functools.lru_cache(None)(lambda i, j: _product(columns[i], columns[j]))
 

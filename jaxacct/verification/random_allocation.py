@@ -25,7 +25,7 @@ MARGIN = 14.0
 class AllocationLoss:
     """P = (1/t) sum_i N(e_i, sigma^2 I) against Q = N(0, sigma^2 I) in t dimensions, in one direction.
 
-    S = (X_1 + ... + X_t)/t is the ratio of their densities.  Each X is e^{s u - s^2/2} with s = 1/sigma, where u has
+    S = (X_1 + ... + X_t)/t is the ratio of their densities.  Each X_i is e^{s u - s^2/2} with s = 1/sigma, where u has
     the law N(0, 1) under Q.
     Let put(k) = E(k - S)_+, which is computed from phi(z) = E e^{-z X/t}.  For remove delta is E(S - e^eps)_+ =
     1 - e^eps + put(e^eps), and for add it is e^eps put(e^-eps).
@@ -78,7 +78,10 @@ class AllocationLoss:
         return total * step * scale + cut - between(0, images.abs_upper())
 
     def _beyond(self, c: Any, y: Any, plan: _Plan) -> Any:
-        """Bound |phi(c + iy')| for all y' >= y by e^{a^2/2} phi(c cos(sa) + y sin(sa)); a moves the path of u down."""
+        """Bound |phi(c + iy')| for all y' >= y by e^{(sigma angle)^2/2} phi(r), r = c cos(angle) + y sin(angle).
+
+        For this the path of u is moved down by sigma * angle.
+        """
         angle = arb(plan.turned)
         r = c * angle.cos() + y * angle.sin()
         weights, exponents, error = self._nodes(r, arb(0), arb(plan.real_strip), plan)
@@ -110,7 +113,7 @@ class AllocationLoss:
                 yield [product[i, b] + spread for b in range(plan.width)]
 
     def _nodes(self, c: Any, angle: Any, strip: Any, plan: _Plan) -> tuple[list[Any], list[Any], Any]:
-        """Return weights w, exponents x and error of phi(z) = sum w e^{zx} for Re z >= c; `angle` turns the path."""
+        """Return weights w, exponents x, error: phi(z) = sum w e^{zx} +- error if Re z >= c; `angle` turns the path."""
         s, t, down = 1 / self.sigma, self.slots, angle * self.sigma
         width = strip * self.sigma
         h = 2 * arb.pi() * width / arb(plan.digits + float((2 * width * width).upper()))
@@ -124,7 +127,7 @@ class AllocationLoss:
         grown = (down * down / 2).exp()
         far = -(s * last * h - s * s / 2).exp() / t
         outside = gaussian_tail(-first * h) + gaussian_tail(last * h) * (c * angle.cos() * far).exp()
-        # the error is bounded on two lines, `width` above and `width` below the path; the upper line may be real
+        # the error is bounded on the lines `width` above and `width` below the path; the upper one may be the real axis
         if bool(angle > 0):
             if not (strip <= angle and angle + strip <= arb.pi() / 2):
                 raise Unplanned("its path is turned too far")

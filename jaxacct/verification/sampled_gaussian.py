@@ -77,7 +77,7 @@ class SampledGaussian:
         return (mixed, plain) if self.direction == "remove" else (plain, mixed)
 
     def _mass(self, shift: Any) -> Any:
-        """Enclose the kept mass of N(shift, 1): the first cut has a closed form, others only lower the lower end."""
+        """Enclose the kept mass of N(shift, 1): exactly for one cut; more cuts lower the lower end by what they cut."""
         found = []
         for cut in self.cuts:
             spread = (1 + arb(cut.width) ** 2).sqrt()
@@ -231,7 +231,7 @@ class SampledGaussian:
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """Return the least rate at which N, times the shares of those cuts that fall, decays beyond `end`."""
+        """Return the least rate at which N(u), times the shares of the cuts that fall there, decays beyond `end`."""
         fall = side * end
         for cut in self.cuts:
             if cut.side != side:
@@ -239,7 +239,7 @@ class SampledGaussian:
         return fall
 
     def _value(self, a: Any, b: Any, exponent: Any, side: int) -> Any:
-        """Compute N(a) mix(b)^exponent times the share at a of every cut that falls towards `side`."""
+        """Compute N(a) mix(b)^exponent, times the shares that the cuts that fall towards `side` have at `a`."""
         value = (-a * a / 2 + exponent * self._mix_real(b).log()).exp() / (2 * arb.pi()).sqrt()
         for cut in self.cuts:
             if cut.side != side:
@@ -398,7 +398,7 @@ class SampledGaussian:
 
     @property
     def _stretch(self) -> float:
-        """The sum sigma^2 (1 + sum of 1/width^2 over the cuts): N and the shares grow by e^{stretch angle^2/2}."""
+        """Factor sigma^2 (1 + sum of 1/width^2 over cuts): on moved lines N and shares grow by e^{factor angle^2/2}."""
         return float(self.sigma.mid()) ** 2 * (1.0 + sum(cut.width**-2 for cut in self.cuts))
 
     def _log_grown(self, c: float, angle: float) -> float:

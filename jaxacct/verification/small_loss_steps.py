@@ -1,9 +1,10 @@
-"""Sampled Gaussian steps with small loss, taken apart from the others; and steps without their largest outputs.
+"""Separates sampled Gaussian steps with small loss from the others, and leaves out the largest outputs of steps.
 
 A smooth cut divides each output u.  The share chi(u) = Phi((u - place)/width) counts as a large loss, and the share
 1 - chi(u) as a small one.  The moment generating function of a step becomes M = A + B: the small losses are in
-A = E[mix^e (1 - chi)] and the large losses in B = E[mix^e chi].  Where all steps have a small loss, the total is small
-too, and the part of delta(eps) from such runs is known almost exactly.  The sum over the line then has the terms
+A = E[mix^e (1 - chi)] and the large losses in B = E[mix^e chi], with mix and e as in `SampledGaussian`.  Where all
+steps have a small loss, the total is small too, and the part of delta(eps) from such runs is known almost exactly.  The
+sum over the line then has the terms
 
     (M^n - A^n) e^{-z eps}/(z (z + 1)),    |M^n - A^n| <= n M(c)^{n-1} |B|,
 
@@ -28,7 +29,7 @@ LARGEST_CUT_WIDTHS = (0.5, 0.2, 0.08)
 
 @dataclass(frozen=True)
 class SmallLossSteps:
-    """Cuts that take the steps with small loss apart.
+    """Cuts that separate the steps with small loss from the others.
 
     cuts : (place, width) of the cut of each part.
     order : the exponent a of the bound in `delta`.
@@ -38,7 +39,7 @@ class SmallLossSteps:
     order: float
 
     def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
-        """Enclose B of each part along the line, with the same absolute error as the enclosures of M."""
+        """Enclose each part's B, its M from large losses, along the line, with the absolute error of the part's M."""
         at, found = np.array([float(c.mid())]), []
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             less = float((part.log_mgf(at) - law.log_mgf(at))[0])
@@ -101,7 +102,7 @@ def only_sampled_gaussians(parts: Any) -> bool:
 def plan_split(
     parts: Any, c: float, epsilon: float, wanted: float, step: float, most: int, bits: float
 ) -> SplitPlan | None:
-    """Choose in floats cuts, equally far above each least loss, for which the sum costs least; None if no cuts do."""
+    """Choose in floats the cuts, equally far above each least loss, with the cheapest sum; None if there are none."""
     best: SplitPlan | None = None
     ends = sum(count * np.log1p(-float(part.rate.mid())) for part, count in parts)
     gap = epsilon - ends if parts[0][0].direction == "remove" else -ends - epsilon

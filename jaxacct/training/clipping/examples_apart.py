@@ -1,9 +1,9 @@
-"""A function of one example, run for every example of a batch, and refused if examples could reach one another.
+"""Runs a function of one example for every example of a batch; refuses it if examples could reach one another.
 
-The function is traced with one example, and the trace runs under vmap.  Three checks look at the trace.  One is a list
-of the operations that treat each example as if it were alone.  One compares the bits of a small batch before and after
-a row changes.  One looks for records among the constants.  Reasons and limits: README.md of this folder, "Examples
-apart".
+The function is traced with one example, and the trace runs under vmap.  Three checks look at the trace.  One allows
+only operations that are known to treat each example as if it were alone.  One changes a row of a small batch, and
+compares the bits of the other rows' results.  One looks for records among the constants.  Reasons and limits: README.md
+of this folder, "Examples apart".
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.traces import bind, evaluate, inner_traces
 
 _LEAST_RUN = 16
-"""Shortest run, in rows, that shows that a constant holds data.  A run is consecutive rows that both have."""
+"""Smallest number of consecutive rows, equal in a constant and in the data, that shows that the constant holds data."""
 _ALL_BYTES = 2**28
-"""Largest data, in bytes, that are compared whole.  Of larger data, and of any Source, some blocks are compared."""
+"""Largest size, in bytes, of data that are compared whole with the constants.
+
+Of larger data, and of any Source, only some blocks of rows are compared.
+"""
 _BLOCKS, _BLOCK_ROWS = 32, 64
-"""Number of blocks that are compared of data above `_ALL_BYTES` or of a Source, and number of rows in a block."""
+"""Number of blocks that are compared if the data exceed `_ALL_BYTES` or are a Source; number of rows in a block."""
 _OWN_BYTES = 12
-"""Number of bytes by which compressed evidence must be longer than compressed zeros: simple rows agree by chance."""
+"""Number of bytes by which a row, compressed, must be longer than compressed zeros: simpler rows agree by chance."""
 _MOST_COLUMNS = 64
-"""Largest number of columns, of the data or of a constant, with which single columns are compared as well."""
+"""Largest number of columns of the data, or of a constant, up to which columns are also compared one by one."""
 _GROUPS = {
     "elementwise": """
         abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil

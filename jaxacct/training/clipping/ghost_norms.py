@@ -1,6 +1,6 @@
 """Norms of per-example gradients, found without the gradients, from the uses of a parameter in the loss.
 
-A parameter may be used as the matrix of products, the kernel of a convolution or the table of an embedding.  Its
+A parameter may be used as a factor of a matrix product, the kernel of a convolution or the table of an embedding.  Its
 gradient is then a sum of products of the operation's input and the cotangent of its output.  Both factors are computed
 with the loss and its gradient anyway.  Derivations, and bounds of all rounding: jaxacct/training/clipping/README.md,
 "Clipping".
@@ -20,9 +20,12 @@ import numpy as np
 from jaxacct.training.clipping.parameter_uses import Step, Use, Uses, largest, merged
 
 BLOCK = 64
-"""Number of terms that a block adds one after the other.  Larger blocks round more; smaller blocks need more levels."""
+"""Number of terms in a block.  A sum adds each block's terms one by one, then adds these sums in blocks, and so on.
+
+Larger blocks round more; smaller blocks need more of these levels.
+"""
 NOTHING = -(2**20)
-"""Exponent of an array without any normal number: so low that it stays the lowest with any other exponent added."""
+"""Exponent of an array without normal numbers: so low that its sum with any exponent is still below all exponents."""
 HIGHEST = jax.lax.Precision.HIGHEST
 """Precision of products: the error bounds need full float32, and some devices would round the factors first."""
 
@@ -46,7 +49,7 @@ class Site:
 
     leaf, shape : number of the parameter among the leaves, and its shape.
     uses : each use, with whether x and dy change places in it.
-    steps : the steps through the parameter's entries that make groups, K and M.
+    steps : the steps, each (size, stride), through the parameter's entries along each of the axes groups, K and M.
     narrow : the dtype with the smallest range among those that the parameter is cast to.
     """
 
@@ -68,7 +71,7 @@ class Site:
 
     @property
     def cheap(self) -> bool:
-        """Whether all x_t and dy_t together have no more entries than the gradient; unit vectors count as none."""
+        """Whether all x_t and dy_t together have no more entries than the gradient; unit vectors count as 0 entries."""
         inner, outer = map(_size, self.steps[1:])
         return sum(_rows(use) * (outer + inner * (not use.product.indexed)) for use, _ in self.uses) <= inner * outer
 
@@ -88,11 +91,14 @@ class Site:
         )
 
     def measured(self, rows: Rows, dtype: Any) -> tuple[Any, Any, Any]:
-        """Return three arrays (groups, examples): E; an upper bound on (|g|/2^E)^2; whether g is surely finite."""
+        """Return three arrays (groups, examples) about the gradient g of each group and example.
+
+        They hold an exponent E, an upper bound on (|g|/2^E)^2, and whether g is surely finite.
+        """
         return self._each_group(jax.vmap(lambda one: self._norm_squared(*_normalised(_wide(one, dtype)))), rows)
 
     def total(self, rows: Rows, keep: Any, weights: Any, dtype: Any) -> Any:
-        """Return the sum of weight times g/2^E over the examples in ``keep``; the weights are (groups, examples)."""
+        """Return the sum of weight * g/2^E (`measured`) over the examples in ``keep``; weights : (groups, examples)."""
 
         def one(rows: Rows, weights: Any) -> Any:
             rows = jax.vmap(lambda one: _normalised(_wide(one, dtype))[0])(rows)
@@ -124,7 +130,7 @@ class Site:
         return jax.tree.map(lambda a: a[None], function(jax.tree.map(lambda a: a[:, 0], rows), *(a[0] for a in more)))
 
     def _norm_squared(self, rows: Rows, top: Any, most: Any) -> tuple[Any, Any, Any]:
-        """Return three values from normalised rows: E; an upper bound on (|g|/2^E)^2; whether g is surely finite."""
+        """Return `measured` of one group and example, from the results of `_normalised`: rows, E (`top`), m (`most`)."""
         number, beside, x, dy = rows
         right = jnp.concatenate([a for a in (beside, dy) if a is not None])
         unit = jnp.finfo(right.dtype).eps / 2
@@ -187,7 +193,7 @@ def _form(use: Use) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...
 
 
 def _arranged(use: Use, x: Any, dy: Any) -> tuple[Any, Any]:
-    """Return x and dy as (groups, rows, ...): runs of loops over slices are groups, runs of other loops are rows."""
+    """Return x and dy as (groups, rows, ...): iterations of loops over slices become groups, all others become rows."""
     loops = use.view.loops
     matrix = use.product.matrix
     for _ in loops:
@@ -295,7 +301,7 @@ def sum_squares(values: Any) -> Any:
 
 
 def blocked_sum(values: Any) -> Any:
-    """Sum non-negative terms, with at most 63 additions and a relative error of 63 u for each level of blocks."""
+    """Sum non-negative terms; at each level of blocks the relative error is at most that of 63 rounded additions."""
     flat = values.reshape(-1)
     while flat.size > BLOCK:
         flat = jnp.pad(flat, (0, -flat.size % BLOCK)).reshape(-1, BLOCK).sum(1)
@@ -303,7 +309,7 @@ def blocked_sum(values: Any) -> Any:
 
 
 def allowance(sizes: Sequence[int], dtype: Any) -> float:
-    """Return the share by which a clip norm is lowered; it covers the rounding of scaling, and of norms of `sizes`."""
+    """Return the share by which a clip norm is lowered, to cover rounding in norms of arrays of `sizes` and scaling."""
     levels = max(map(block_levels, sizes), default=1)
     return (BLOCK * levels + len(sizes) + 16) * float(jnp.finfo(dtype).eps) / 2
 

@@ -27,7 +27,7 @@ from jaxacct.training.clipping.traces import BODIES, bind, evaluate, written_out
 Place = tuple[int, ...]
 """Path to an operation in a trace: the numbers of the loops and checkpoints around it, then its own number."""
 Met = dict[tuple[Place, int], Any]
-"""(operation's place, operand's number) -> the operand's value, with a first axis for each loop around it."""
+"""(operation's place, operand's number) -> the operand's value; each loop around the operation adds a leading axis."""
 Step = tuple[int, int]
 """(size, stride) of an axis, or of a part of an axis."""
 
@@ -37,7 +37,7 @@ class Product:
     """Gradient of an operation with respect to its operand w, as a sum of products of rows.
 
     other : the number of the operand x.  output : shape and dtype of y.
-    groups, left, right : the axes of w that make the axes of the gradient (groups, K, M), each in this order.
+    groups, left, right : the axes of w that are merged, in this order, into the gradient's axes: groups, K and M.
     matrix : a function (x, dy) -> two arrays, the x_t as (groups, rows, K) and the dy_t as (groups, rows, M).
     indexed : whether the x_t are unit vectors.  ``matrix`` then returns the position of the 1 in each, (groups, rows).
     A position outside of 0 to K - 1 stands for a vector of zeros.

@@ -62,7 +62,7 @@ def bind(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def computed_once(true: Any, function: Callable[[], Any]) -> Any:
-    """Compute each array of the pytree ``function()`` once, in a branch that ``true``, an `unfolded_true`, decides."""
+    """Compute each array of the pytree ``function()`` once: in a branch on ``true``, which `unfolded_true` returned."""
     traced, shapes = jax.make_jaxpr(function, return_shape=True)()
     outputs = jax.lax.cond(
         true,
@@ -93,7 +93,7 @@ def _true(*bits: Any) -> Any:
 
 @_true.def_vmap
 def _true_for_all(axis_size: int, batched: Sequence[bool], *bits: Any) -> tuple[Any, bool]:
-    """Return one value for a whole batch: with a value for each member, both outcomes of a branch would be computed."""
+    """Return one value for a whole batch: with a value for each member, vmap would compute both sides of a branch."""
     return _true(*(value[0] if many else value for value, many in zip(bits, batched, strict=True))), False
 
 

@@ -1,4 +1,7 @@
-"""Ledgers: their lines (`format`), the totals and claims that follow (`contents`), and the file (`ledger`)."""
+"""Ledgers record what runs release.
+
+`format` reads and writes their lines, `contents` adds them up and makes claims, and `ledger` keeps the file.
+"""
 
 from jaxacct.training.ledger.ledger import Ledger, Mark
 

@@ -1,8 +1,8 @@
-"""Contents: the total of a ledger's entries, the claims that follow, and whether another step fits the target.
+"""Adds up a ledger's entries, makes claims from the total, and decides whether another step fits the target.
 
-The stop rule needs no accounting as long as the releases so far and the next step are among the releases of a plan
-that meets its target.  Once a ledger has left its plan, the longest continuation that still meets the target is
-certified once.  Later steps are compared with that continuation (README.md, "The stop rule").
+This last decision, the stop rule, needs no accounting as long as the releases so far and the next step are among the
+releases of a plan that meets its target.  Once a ledger has left its plan, the longest continuation that still meets
+the target is certified once.  Later steps are compared with that continuation (README.md, "The stop rule").
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Partition:
         return self.share == entry.sampling_probability and not full
 
     def releases(self) -> list[Release]:
-        """Return the releases that the partition costs: the costliest step's Gaussians, or one round."""
+        """Return the releases as which the partition counts: the costliest step's Gaussians, or one round."""
         if self.sampling != rules.ALLOCATION:
             return [release_of_pass(self.sampling, sigma, self.share) for sigma in self.dearest]
         # The factor exceeds the rounding of a sum of 1000 terms, so that `noise` never exceeds the exact noise.
@@ -232,7 +232,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
-    """Return epsilon of the composition.  If many releases differ, each bound joins similar ones in its own way."""
+    """Return epsilon of the composition.  If many releases differ, each bound first joins similar ones its own way."""
     if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
         return account.epsilon(total(several), delta, relation=relation)
     most = account.epsilon(total(several, at_most), delta, relation=relation)
@@ -256,7 +256,7 @@ class Contents:
         self.runs: dict[str, Spent] = {}
         self.headers: dict[str, list[Run]] = {}
         self.run = ""
-        # plan as JSON, releases, and number of other mechanisms, which `leaves_room` certified last
+        # what `leaves_room` certified last: a plan as JSON, the releases, and the number of other mechanisms
         self._certified: tuple[str, Counter[Release], int] | None = None
 
     @property
@@ -270,7 +270,7 @@ class Contents:
         return sum((spent.releases for spent in known), Counter())
 
     def spent(self, run: str | None = None) -> Mechanism:
-        """Return all releases that count (with `promised`), of one run or of all runs, as one mechanism."""
+        """Return all releases that count, `promised` ones too, of one run or of all runs, as one mechanism."""
         return total([self.counting(name) for name in self._names(run)])
 
     def epsilon(

@@ -33,7 +33,7 @@ _KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
 class Run(NamedTuple):
     """Beginning of a run, or its continuation with another plan.
 
-    told : whether the ledger notes that outputs of the run are seen; version 1 did not.
+    told : whether the ledger notes when outputs of the run are seen; version 1 did not.
     """
 
     run: str

@@ -200,14 +200,14 @@ class Ledger(Contents):
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
         super().__init__(path)
         self._file = LedgerFile(path, file)
-        self.lock = threading.RLock()  # a thread holds it from its choice of a run to the entry
+        self.lock = threading.RLock()  # a thread holds it from choosing a run until its entry is written
         self._chains = [ledger_format.BEGINNING]  # checksums before the first line, and after each line
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], plan: Plan, run: str | None = None, by: str = "") -> Ledger:
         """Create a ledger for a run of a plan, readable by its owner alone; an existing file is refused.
 
-        run : its name, by default a random one.  by : who runs it.
+        run : the run's name, by default a random one.  by : who runs it.
         """
         place = Path(path)
         taken = InputError(f"{place}: is there already; use Ledger.open to go on with it, or another name")

@@ -1,4 +1,4 @@
-"""Plans: the request for a run and its solution (`solver`), and the solved plan (`plan`)."""
+"""Plans of runs: `solver` finds the settings that a request leaves open, `plan` holds the solved plan."""
 
 from jaxacct.training.plan.plan import Plan
 from jaxacct.training.plan.segments import Segment

@@ -137,7 +137,7 @@ class Plan(PlanRequest):
         record's gradient becomes 0 and its place stays), or, unless sampling is "poisson", "replace_one".  With fixed
         batches "zero_out" is the default, and relations that add or remove a record are refused: the shuffle then moves
         another record to another batch.
-    noise_schedule : relative noise, one factor per step or pairs (until_step, factor), the last until_step may be None.
+    noise_schedule : relative noise, one factor per step or pairs (until_step, factor); the last until_step may be None.
         `noise_multiplier` is then the overall scale of the noise, given or solved for.
     batch_schedule : expected batch sizes in the same forms, in place of sampling_probability.
     repetitions : a law of K (`jaxacct.selection`): all K runs of a tuning together meet the target.
@@ -298,7 +298,7 @@ class Plan(PlanRequest):
         if self.noise is None or not (self.shared or self.sampling == rules.ORDER):
             return None
         own, past, keep, of_sum, of_fresh = self.noise.taps(step)
-        if not past.size:  # a diagonal matrix needs no buffers, but 0 buffers stand for no weights
+        if not past.size:  # a diagonal matrix needs no buffers, but empty arrays would stand for no weights at all
             return Taps(own * self._unit, np.zeros(1), np.ones(1), np.zeros(1), np.zeros(1))
         return Taps(own * self._unit, past, keep, of_sum, of_fresh * self._unit)
 
@@ -326,9 +326,9 @@ class Plan(PlanRequest):
     def pass_of(self, step: int) -> tuple[int, int, int]:
         """Return the number of the pass in which a step is, the first step of this pass, and the step after its last.
 
-        Fixed batches have passes, random allocation has rounds, and groups take turns in passes.  A new pass begins
-        where the batch size changes.  Within a pass the batches must be disjoint.  Within a round each record must keep
-        the slot that it drew.
+        Fixed batches have passes over the data, random allocation has rounds, and cyclic Poisson sampling has passes
+        through its groups.  A new pass begins where the batch size changes.  Within a pass the batches must be
+        disjoint.  Within a round each record must keep the slot that it drew.
         """
         self._require(step, self.steps - 1)
         if self.sampling not in rules.BY_PASS:
@@ -477,9 +477,9 @@ class Plan(PlanRequest):
 
     @classmethod
     def from_document(cls, node: object) -> Self:
-        """Return the plan of an object that `plan_document` made; raise InputError for others.
+        """Return the plan of an object that `plan_document` made; raise InputError for other objects.
 
-        Its epsilon is computed anew.
+        The plan's epsilon is computed anew.
         """
         wanted = ("format", "version", *_TERMS, "noise_multiplier", "segments", "filter", "repetitions")
         # a setting of `_UNUSUAL` that is missing has its usual value

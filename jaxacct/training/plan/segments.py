@@ -56,7 +56,7 @@ class Segment(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Value for the steps from the end of the previous piece to `until` - 1; None stands for the end of the run."""
+    """Value for the steps from the previous piece's `until` to `until` - 1; None stands for the end of the run."""
 
     until: int | None
     value: float

@@ -1,4 +1,4 @@
-"""Requests for plans, checked, and their solution: segments, noise and filter of the plan that meets the target.
+"""Checks requests for plans, and solves them: finds the segments, noise and filter with which a plan meets its target.
 
 The noise, the number of steps, or the sampling probability may be left open.  Every search returns only a value that
 a certified engine evaluated (calibration/search.py).  Steps compose exactly, or through a Renyi filter [Feldman and
@@ -219,7 +219,7 @@ class Solution(NamedTuple):
     cap: int | None = None
 
 
-# Epsilon of a run under the terms of a plan: exactly, or through its filter
+# Epsilon of a run: by exact composition, or through the plan's filter
 
 
 def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:

@@ -49,7 +49,7 @@ class StrategyOption:
     status: str
 
     def row(self) -> dict[str, Any]:
-        """Return the columns of the table as plain numbers and words."""
+        """Return the option's row of the table, by column, as plain numbers and words."""
         named = {"strategy": type(self.strategy).__name__, "bands": self.strategy.overlap}
         return {"sampling": self.sampling} | named | {k: plain(v) for k, v in vars(self).items() if k != "strategy"}
 
@@ -71,7 +71,7 @@ class StrategyAdvice:
 
     @property
     def best(self) -> StrategyOption:
-        """The option of least error; refused where no noise meets the budget."""
+        """The option of least error; InputError if no option meets the budget."""
         known = [one for one in self.options if not math.isnan(one.error)]
         if not known:
             raise InputError(f"target_epsilon = {self.target_epsilon!r} is met by no option; allow more")

@@ -114,7 +114,7 @@ class Store:
         return dict(self._manager.restore(number, args=args.Composite(run=args.JsonRestore())).run)
 
     def look(self) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """Return the notes and arrays of the last checkpoint.  If the run has not ended, first note a look."""
+        """Return the last checkpoint's notes and arrays.  If the run has not ended, note first that they are seen."""
         number = self.latest()
         if number is None:
             raise InputError(f"{self._path}: holds no checkpoint; give the folder that fit had as checkpoints=")
@@ -135,7 +135,7 @@ class Store:
         return run, found
 
     def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes] = digest_tree) -> Checkpoint:
-        """Return a checkpoint with arrays laid out as in ``like``; `digest_of` computes the digest `Lineage.seal`."""
+        """Return a checkpoint with arrays laid out as in ``like``; `digest_of` checks those of earlier versions."""
         args, run = self._ocp.args, self.notes(number)
         own = _leaves(like)
         if "leaves" in run and run["leaves"] != own:

@@ -72,10 +72,10 @@ class _Look:
     """One logged step.  Its fields are filled in one by one, so that nothing is done twice after an interrupt.
 
     observed : the numbers of the step, on the device.
-    point : where a table of epsilon covers all releases so far; None if no table does.
+    point : the step of a table of epsilon that covers all releases so far; None if no table does.
     when : the time at which the step was found to be done, in seconds; None until then.
     rate : steps per second, measured over the last logged steps up to this one; None if not known.
-    record : what will be put out, but for epsilon; None until the numbers are fetched.
+    record : the record to put out, still without epsilon; None until the numbers are fetched.
     """
 
     step: int
@@ -192,7 +192,7 @@ class RunLog:
             look.record = record
 
     def _tell(self, epsilon: EpsilonSoFar, everything: bool = False) -> None:
-        """Hand over the fetched records, oldest first, if their epsilon is known or has been waited for."""
+        """Hand over the fetched records, oldest first, if their epsilon is known or was waited for long enough."""
         while self._looks and self._looks[0].record is not None:
             look = self._looks[0]
             assert look.when is not None and look.record is not None
@@ -203,7 +203,7 @@ class RunLog:
                 elif left > 0.0:
                     break
             record = look.record | {"epsilon": epsilon.told(look.point)}
-            if self._file is None:  # after an interrupt a function gets no record twice; a file drops the second copy
+            if self._file is None:  # a function must get no record twice, interrupt or not; a file drops a second copy
                 self._looks.popleft()
             self.tell(record)
             if self._file is not None:
@@ -293,7 +293,7 @@ class LogFile:
             raise
 
     def beginning(self, run: str, step: int) -> dict[str, Any]:
-        """Return the record of a `fit` that begins or continues; it says up to which step the file is repeated."""
+        """Return the record of a `fit` that begins or goes on; it says up to which step the fit repeats the file's."""
         record = {"event": "begin", "run": run, "step": step, "resumed": step > 0}
         again = {"again_until": self.there} if self.there > step else {}
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -325,7 +325,7 @@ class LogFile:
 
 
 def _make_private(descriptor: int) -> None:
-    """Make a regular file that existed private to its owner; leave devices, such as /dev/null, as they are."""
+    """Make an existing regular file private to its owner; leave devices, such as /dev/null, as they are."""
     mode = os.fstat(descriptor).st_mode
     if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:
         os.fchmod(descriptor, 0o600)

@@ -1,4 +1,4 @@
-"""Compiled step of a run, the digests that its keys follow from, and the thread that loads batches of a Source.
+"""Compiles a run's step, computes the digests that the run's keys follow from, and loads batches of a Source.
 
 For a Source the host draws and loads.  Three programs serve all steps: one makes empty sums, one adds a micro-batch,
 and one releases the sums.  The keys' dependence on digests is argued in jaxacct/training/step/README.md, "Keys".
@@ -36,7 +36,7 @@ from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, ORDER, TR
 
 Item = TypeVar("Item")
 _PATIENCE = 1.0
-"""Seconds of waiting for a thread to end; after them a line says what is waited for."""
+"""Number of seconds to wait silently for a thread to end; then a line says what is waited for."""
 _HOST = b"host 1"
 """Text that stands in digests for the host's work in a step: the draw and the order of micro-batches."""
 
@@ -132,7 +132,7 @@ class Program:
         """Do nothing: only a streamed program has threads to end."""
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Return whether to write a checkpoint after an error: no, a run from the last checkpoint repeats the steps."""
+        """Return whether to write a checkpoint after an error: no, since a run from the last one repeats the steps."""
         return False
 
     @property

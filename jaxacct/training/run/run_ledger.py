@@ -31,7 +31,7 @@ from jaxacct.training.step.step_mechanisms import BY_PASS, composed, require_kep
 _NOTING = 0.05
 """Largest share of a run's time that notes should take, by noting several steps at once."""
 _AHEAD = 100
-"""Number by which a plan's steps are divided to give the largest number of steps that are noted at once.
+"""Divisor: at most the number of a plan's steps, divided by this, are noted at once.
 
 A step that was noted counts, even if the run is cut off before it.
 """
@@ -62,7 +62,7 @@ class RunLedger:
     def note(self, plan: Plan, step: int, now: Prepared, program: Program) -> int:
         """Note a step if the ledger already has it or the budget allows it; return how many steps were noted.
 
-        Further steps are noted with it if notes would otherwise take more than `_NOTING` of the time.
+        Later steps are noted with it if notes would otherwise take more than `_NOTING` of the time.
         """
 
         def noted() -> int:

@@ -1,1 +1,1 @@
-"""Choice of the records that take part in a step, by every batch rule, on the device and on the host."""
+"""Chooses the records that take part in a step, by each batch rule, on the device or on the host."""

@@ -1,8 +1,8 @@
-"""Choice of the records that take part in a step, by every batch rule; for users, also of the examples they give.
+"""Chooses the records that take part in a step, by each batch rule; for users, also the examples that each gives.
 
-Nothing is cut off unless the rule says so.  A selection has room for every record.  One compiled program loops over
-the selection's micro-batches, as many times as the draw needs.  The functions `host_...` draw the same in NumPy, word
-for word, for data that the host loads.
+No record that was drawn is left out unless the rule says so.  A selection has room for every record.  One compiled
+program loops over the selection's micro-batches, as many times as the draw needs.  The functions `host_...` draw the
+same in NumPy, word for word, for data that the host loads.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def cyclic_poisson(
 def slots(key: Any, size: int, number: Any) -> Any:
     """Draw an independent slot for each of ``size`` records, uint32, uniform on 0 to number - 1, exactly."""
     number = jnp.asarray(number, jnp.uint32)
-    last = jnp.uint32(2**32 - 1) - (jnp.uint32(0) - number) % number  # in uint32 the bracket is 2^32 - number
+    last = jnp.uint32(2**32 - 1) - (jnp.uint32(0) - number) % number  # in uint32, 0 - number is 2^32 - number
 
     def draw(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         key, found, again = state

@@ -1,4 +1,4 @@
-"""One private step on the devices of a mesh; also in three programs, for batches that the host loads.
+"""One private step on the devices of a mesh; for batches that the host loads, the step is cut into three programs.
 
 The step is the same mechanism as `private_step`: README.md of this folder, "Several devices".  Parameters, sums over
 the members of a batch, and noisy values cross devices; examples do not.  Each device draws the noise of its own part.
@@ -73,7 +73,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
             at_hand = Carried(zipped(gathered, params, specs), None, clip_norm, None)
             of_model = frozen if frozen is None else zipped(gathered, frozen, rest)
             summed, members, seen = sums_over(rule, at_hand, key, here, data, of_model, first)
-            # The sum over devices is not taken in the loop, since the loops of other devices may have more rounds.
+            # The sum over devices is not taken in the loop, since the loops of other devices may run more often.
             return added_up(Sums(summed, members, seen), cuts, mesh)
 
         sums = jax.shard_map(
@@ -382,7 +382,7 @@ def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Untrained | None) -
 
 
 def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
-    """Return a PartitionSpec that cuts the first axis that all devices can share evenly: parts then have few runs."""
+    """Return a PartitionSpec that cuts the first axis that all devices can share evenly; parts then have few pieces."""
     if mesh.size == 1 or math.prod(shape) < 1024:  # a small array is cheaper whole
         return P()
     for axis, size in enumerate(shape):

@@ -1,4 +1,4 @@
-"""Placement of a run's arrays on one device or on a mesh, their digests, and the processes of a run.
+"""Places a run's arrays on one device or on a mesh, digests them, and joins the processes of a run.
 
 A device of a mesh has the rows of its own records, or of its own users.  `jax.distributed` starts the processes: the
 first one writes, and all take each step together.
@@ -36,14 +36,14 @@ from jaxacct.training.step.step_function import Carried, Correlated, StepRule, p
 from jaxacct.training.step.step_mechanisms import require_kept
 
 _FRAME = 256
-"""Number of bytes sent first: the length of a message and its beginning.  Longer messages take a second round."""
+"""Number of bytes sent first: the length of a message and its beginning.  Its rest, if any, is sent after that."""
 _DONE, _REFUSED, _FAILED = b"D", b"R", b"F"
 
 
 class Processes:
     """Number of processes that take the steps of a run, and the number of this process.
 
-    `tell` and `gather` are also barriers: no process gets the answer before the first process has given its own.
+    `tell` and `gather` are also barriers: no process gets the answer before the first process has given its bytes.
     """
 
     def __init__(self, count: int, number: int) -> None:
@@ -245,7 +245,7 @@ class Placement:
         return jax.tree.map(put, batch)
 
     def small(self, tree: Any) -> Any:
-        """Return a step's small host arrays on its devices.  Several processes leave this to the step's program."""
+        """Put a step's small host arrays on its devices; with several processes the step's program does so instead."""
         if self.processes.count > 1:  # `device_put` would compare the arrays of all processes
             return tree
         return jax.device_put(tree, None if self.mesh is None else NamedSharding(self.mesh, P()))

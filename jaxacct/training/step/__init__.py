@@ -1,1 +1,1 @@
-"""Steps: batches, clipped sums, noise and keys of one private step, and the mechanism that accounts for it."""
+"""One private step: it draws a batch, clips and sums gradients, and adds noise; a mechanism accounts for it."""

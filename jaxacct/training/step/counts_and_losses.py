@@ -1,4 +1,4 @@
-"""Further releases of a step besides the gradients: a count, by which the clip norm adapts, and the mean loss."""
+"""Releases of a step besides the gradients: a count, by which the clip norm adapts, and the mean loss."""
 
 from __future__ import annotations
 
@@ -123,11 +123,11 @@ class AdaptiveClip:
     """Clip norm that tracks a quantile of the norms of the gradients [Andrew et al. 2021].
 
     Every step also releases a count: the sum of 1/2 for each unclipped and -1/2 for each clipped example, with Gaussian
-    noise of standard deviation ``count_noise``, rounded to halves.  Then C <- C exp(-learning_rate (share - quantile)),
-    where share is the share of unclipped examples, by the noisy count.  The sum has sensitivity 1/2; replacing an
-    example moves it by 1, twice that, as for the gradients.  Gradients with noise multiplier z_gradient =
-    (z^-2 - (2 count_noise)^-2)^(-1/2) and the count together cost one Gaussian of noise multiplier z, the plan's.  This
-    needs count_noise > z/2.
+    noise of standard deviation ``count_noise``, rounded to halves.  Then the clip norm C is multiplied by
+    exp(-learning_rate (share - quantile)), where share is the share of unclipped examples, by the noisy count.  The sum
+    has sensitivity 1/2; replacing an example moves it by 1, twice that, as for the gradients.  Gradients with noise
+    multiplier z_gradient = (z^-2 - (2 count_noise)^-2)^(-1/2) and the count together cost one Gaussian of noise
+    multiplier z, the plan's.  This needs count_noise > z/2.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ class AdaptiveClip:
         return 0.1 * expected_batch_size if self.count_noise is None else self.count_noise
 
     def gradient_noise(self, noise_multiplier: float, expected_batch_size: float) -> float:
-        """Return the gradients' noise multiplier, rounded up: with the count they cost what `noise_multiplier` says."""
+        """Return the gradients' noise multiplier, rounded up: they and the count cost one of `noise_multiplier`."""
         return gradient_noise(noise_multiplier, expected_batch_size, self, None)
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:

@@ -1,7 +1,7 @@
-"""A model of any kind: as a pytree, its trained and frozen parts, low-rank adapters, and the loss of one example.
+"""Handles models of any kind: as pytrees, in trained and frozen parts, with low-rank adapters, and in a loss.
 
-A package of models is imported only if the model at hand is one of its own.  The step clips and noises the trained
-part alone, and hands it to the optimizer.  The loss gets the whole model.
+A package of models is imported only if the model at hand comes from it.  The step clips, and adds noise to, gradients
+of the trained part alone, which the optimizer updates.  The loss gets the whole model.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def pytree_as_model(tree: Any, outer: Outer | None) -> Any:
 
 
 def arrays_of(tree: Any) -> list[Any]:
-    """Return each leaf as a JAX array, or None if it is none.  Numbers count as arrays, but not in Equinox models."""
+    """Return each leaf as a JAX array, else None.  Numbers count as arrays, but not in Equinox models."""
     settings = any(is_equinox(node) for node in jax.tree_util.tree_leaves(tree, is_leaf=is_equinox))
     kinds = (jax.Array, np.ndarray) if settings else (jax.Array, np.ndarray, np.generic, bool, int, float)
     return [jnp.asarray(leaf) if isinstance(leaf, kinds) else None for leaf in jax.tree_util.tree_leaves(tree)]
@@ -165,7 +165,7 @@ def lora(
         named "kernel", and arrays of two axes named "weight".  It may also choose convolutions and look-ups; each
         example then has a gradient as large as W.
     alpha : > 0, by default the rank, which makes the scale 1.
-    key : a JAX key for a, which is N(0, 1/fan-in); by default from the operating system.
+    key : a JAX key, from which the factor ``a`` is drawn as N(0, 1/fan-in); by default from the operating system.
 
     Returns
     -------
@@ -414,7 +414,7 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[b
         marks = [bool(trainable(path)) for path in paths(tree)]
     else:
         for mark in jax.tree_util.tree_leaves(trainable):
-            if np.ndim(mark) or np.asarray(mark).dtype != bool:  # a name is no bool, but counts as True
+            if np.ndim(mark) or np.asarray(mark).dtype != bool:  # a name is no bool, but would count as True
                 raise InputError(
                     f"trainable has {mark!r:.40}, must have bools; give them, or a function of paths, such as "
                     "lambda path: 'head' in path"
@@ -440,7 +440,7 @@ def loss_of(
     rngs: bool | Sequence[str],
     apply_kwargs: Mapping[str, Any] | None,
 ) -> Callable[..., Any]:
-    """Return (model, example) or (model, example, key) -> loss, from such a function, or from a module and a loss."""
+    """Return a function (model, example[, key]) -> loss, made from such a function, or from a module and a loss."""
     named = dict(apply_kwargs or {})
     if isinstance(loss_fn, type):
         raise InputError(

@@ -4,8 +4,9 @@
 out than that would reveal an example, with a probability that no accountant of the Gaussian knows.  Here 64 bits make
 the radius, and the tail ends beyond 9.4 standard deviations (probability 1e-20).
 
-One evaluation of the generator over (leaf, unit) counters serves all leaves of a pytree and is then cut.  Leaf by
-leaf, the generator would be compiled once for each leaf.  Layout: jaxacct/training/step/README.md, "Noise".
+A leaf's noise is cut into units of 32 draws.  One evaluation of the generator, at all pairs (leaf, unit), serves all
+leaves of a pytree.  Leaf by leaf, the generator would be compiled once for each leaf.  Layout:
+jaxacct/training/step/README.md, "Noise".
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ __all__ = ["noisy_mean"]
 
 INITIALISATION, SAMPLING, NOISE, QUANTILE = range(1, 5)
 EXAMPLES, MODEL, LOSS = range(7, 10)
-"""Purposes of a run's streams of random numbers, in this order: first parameters, batches, gradient noise, noise on the
-count for the adaptive clip norm, choice of a user's examples, the model's own numbers for each example (dropout), and
-noise on the private loss.
+"""Purposes of a run's streams of random numbers.  In the order of the two lines above they are: first parameters,
+batches, gradient noise, noise on the count for the adaptive clip norm; choice of a user's examples, the model's own
+numbers for each example (dropout), and noise on the private loss.
 
 The values are part of the keys: a saved run depends on them.  5 and 6 are those of jaxacct.tuning's candidates.
 """
@@ -79,7 +80,7 @@ def normal(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
 
 
 def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
-    """Draw exactly N(0, std^2), rounded to a whole number, on the host from a step's key; modulo 2^32."""
+    """Draw N(0, std^2) exactly, rounded to a whole number modulo 2^32, on the host, from a step's key."""
     key = hmac.digest(np.asarray(words, "<u4").tobytes(), b"rounded" + bytes([purpose]), "sha256")
     drawn = rounded_gaussian(std * std, KeyedBits(key))
     return np.int32((drawn + 2**31) % 2**32 - 2**31)

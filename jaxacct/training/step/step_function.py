@@ -58,8 +58,8 @@ class Carried(NamedTuple):
 class Correlated(NamedTuple):
     """Optimizer state of a step with correlated noise.
 
-    past : the buffers of the noise, a pytree like the parameters; arrays with one more axis in front.  They are as
-        secret as the key of the run: whoever has them can remove noise from the steps.
+    past : the buffers of the noise, a pytree like the parameters, whose arrays have one more axis in front.  They are
+        as secret as the key of the run: whoever has them can remove noise from the steps.
     own : the optimizer's own state.
     """
 
@@ -130,7 +130,7 @@ def numbers(
 
 
 def _toward_zero(weights: Any) -> Any:
-    """Return weights rounded to float32 toward zero: decays that are rounded up would make the matrix C larger."""
+    """Return weights rounded to float32 toward zero: decays rounded up would make the strategy's matrix C larger."""
     exact, near = np.asarray(weights, np.float64), np.asarray(weights, np.float32)
     return np.where(np.abs(near) > np.abs(exact), np.nextafter(near, np.float32(0.0)), near)
 
