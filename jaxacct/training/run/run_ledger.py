@@ -31,7 +31,7 @@ from jaxacct.training.step.step_mechanisms import BY_PASS, composed, require_kep
 _NOTING = 0.05
 """Largest share of a run's time that notes should take, by noting several steps at once."""
 _AHEAD = 100
-"""Divisor: at most the number of a plan's steps, divided by this, are noted at once.
+"""The largest number of steps that are noted at once is the number of the plan's steps, divided by this.
 
 A step that was noted counts, even if the run is cut off before it.
 """
