@@ -1,8 +1,9 @@
-"""Epsilon and delta of two steps of Poisson sampled Gaussians (README.md, "Two steps", which defines G, h and C).
+"""Epsilon and delta of two steps of the Poisson sampled Gaussian mechanism.
 
-The closed form of the second step is averaged over the outputs of the first, cell by cell. The step with the smaller
-total variation is taken first, which makes G smoother. An end of epsilon is used only where the bound of delta there is
-on the right side of the target.
+delta is the second step's profile h, which has a closed form, averaged over the first step's output u, cell by cell.
+README.md ("Two steps") has the proof and defines G, h, C and mix. The step with the smaller total variation is taken
+first, which makes the integrand G smoother. An epsilon becomes an end of its bracket only if the bound of delta there
+is on the right side of the target.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from jaxacct.engines.protocol import Answer
 from jaxacct.mechanisms.loss_components import Components
 
 LONGEST_CELL = 0.25
-"""Largest length w of a cell, in standard deviations of the first step's noise."""
+"""Largest length of a cell (an interval of the first step's output), in standard deviations of that step's noise."""
 LARGEST_TURN = 2.0
-"""Largest value of w (|u| + 2 s) for a cell of length w at outputs u; s is 1/sigma of the first step."""
+"""Largest value of w (|u| + 2 s), where w is a cell's length, u an output in the cell, and s = 1/sigma of the first
+step."""
 WEIGHT_ERROR = 2e-14
 """Relative error of a cell's weights: that of the quadrature, and the rounding of its ten terms and of their sum."""
 LOG_NORMAL_TOP = -0.5 * np.log(2.0 * np.pi)
@@ -34,9 +36,10 @@ _NODES, _WEIGHTS = 0.5 * (_ABSCISSAE + 1.0), 0.5 * _HALVES
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
 TAIL_SHARE = 1e-10
-"""The cells end where (mass of the tail beyond) * (uncertainty of h there) is at most this share of delta."""
+"""The cells end where the tail beyond them adds at most this share of delta to the error of delta."""
 SHORTER = 1.02
-"""Cells are planned shorter than needed by this factor, since a cell across two intervals gets their mean width."""
+"""Cells are planned shorter than needed by this factor, since a cell that lies in two survey intervals gets the mean
+of the widths planned for them."""
 GROWTH = 0.2
 """Neighbouring cells may differ in length by at most this share of their distance."""
 POINTS_BEYOND = 12
@@ -44,15 +47,15 @@ POINTS_BEYOND = 12
 REACH = 39.0
 """Deviations beyond which a normal law has no mass in float64."""
 _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9, 60.0, 36)])
-"""Distances, in the exponent y, of survey points from a place where the integrand may have a kink: dense near 0."""
+"""Survey points about a possible kink of the integrand, as differences of `y = s u - s^2/2`: dense near 0."""
 _WIDE = np.linspace(-REACH, REACH, 105)
-"""Distances of survey points from either mode, in standard deviations: 0.75 apart."""
+"""Survey points about either mode of the first step's output, in standard deviations from the mode: 0.75 apart."""
 CELL_COUNTS = (800, 5000)
-"""Numbers of cells of a configuration: at first, and in a second try where its bracket is wide."""
+"""Number of cells for each configuration: in the first try, and in a second try if its bracket came out wide."""
 WIDE = 1e-6
 """Relative width beyond which a bracket is wide."""
 CELLS_AT_A_TIME = 2**25 // (8 * 60)
-"""Largest number of cells at a time, over all configurations. About 60 float64 arrays of this size take 32 MiB."""
+"""Largest number of cells in memory at a time. About 60 float64 arrays of this size take 32 MiB."""
 LEAST_BOUND = 1e-305
 """Smallest value of a bound of delta whose logarithm is taken; smaller bounds are raised to it."""
 CLOSE = 1e-4
@@ -60,8 +63,8 @@ CLOSE = 1e-4
 FARTHEST = 30.0
 """Cap on the size of log(delta/target)."""
 NEAR = 0.05
-"""The rough search (`_rough`) stops, and cells are placed, where its errors of log delta and of v are below this. The
-search on cells also needs steps in v below this to stop."""
+"""`_rough` stops where its errors of log delta and of `v = log(eps/(top - eps))` are below this. `_search` too stops
+only after a step in v below this."""
 
 
 def _steps(parts: Components) -> Steps:
@@ -223,7 +226,7 @@ def _search(
 
 
 def _moved(v: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Return v after a step of Newton's method. For v < 0, where eps is about top e^v, the step is one in eps."""
+    """Return v after a Newton step. For v < 0, where eps is about top e^v, the step is taken in eps instead of v."""
     return v + np.where(v < 0.0, np.log1p(np.clip(step, -0.95, 1e9)), np.clip(step, -3.0, 3.0))
 
 
@@ -268,9 +271,12 @@ def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarr
 
 
 class Survey(NamedTuple):
-    """The first step's outputs on a rough grid, with the integrand's properties there."""
+    """A rough grid of the first step's outputs, and what is known of the integrand at its points.
 
-    u: np.ndarray  # (B, S) ascending
+    `mix` is the likelihood ratio of the first step, and h the profile of the second.
+    """
+
+    u: np.ndarray  # (B, S) the outputs, ascending
     loss: np.ndarray  # (B, S) log mix
     left: np.ndarray  # (B, S) largest difference of h between this point and any point left of it
     right: np.ndarray  # (B, S) largest difference of h between this point and any point right of it
@@ -307,7 +313,7 @@ def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
 
 
 def _exponent(steps: Steps, loss: np.ndarray) -> np.ndarray:
-    """Return y with log(1 - q + q e^y) = loss; -inf where there is none."""
+    """Return y with log(1 - q + q e^y) = loss; -inf where there is no such y."""
     with np.errstate(divide="ignore", invalid="ignore"):
         rest = np.log(np.maximum(1.0 + np.expm1(np.minimum(loss, 1.0)) / steps.q, 0.0))
         return np.where(
@@ -418,10 +424,10 @@ class Cells(NamedTuple):
     nodes: np.ndarray  # (B, N + 1)
     loss: np.ndarray  # (B, N + 1) log mix at the nodes
     off: np.ndarray  # (B, N + 1) error of these losses
-    first: np.ndarray  # (B, N) P-mass that weighs h at a cell's left end
-    last: np.ndarray  # (B, N) P-mass that weighs h at a cell's right end
+    first: np.ndarray  # (B, N) weight of h at a cell's left end: a mass under P
+    last: np.ndarray  # (B, N) weight of h at a cell's right end: a mass under P
     wrong: np.ndarray  # (B, N) relative error of these weights
-    log_bend: np.ndarray  # (B, N) log of C/2
+    log_bend: np.ndarray  # (B, N) log of C/2 (README.md, "A cell", defines C)
     bend_wrong: np.ndarray  # (B, N) error of that logarithm
     below: np.ndarray  # (B, 2) bounds of P(u < first node)
     above: np.ndarray  # (B, 2) bounds of P(u > last node)
@@ -435,10 +441,10 @@ class Cells(NamedTuple):
 def first_loss(steps: Steps, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (log mix of the first step at u, bound on its error).
 
-    The error has two parts. First, y = s u - s^2/2 is known to 4 units of |s u| + s^2. This moves log mix by q z/mix
-    times the error of y, with z = e^y. Second, the computation of log mix from y is off by 16 units. Where
-    |q (z - 1)| <= 1/2, log mix is computed as log1p(q (z - 1)), and these are units of log mix itself. Elsewhere it is
-    computed as log((1 - q) + q z), and these are units of 1 and of the logarithms in that formula.
+    The error has two parts. First, `y = s u - s^2/2` has an error of at most 4 ROUNDOFF (|s u| + s^2). An error of y
+    moves log mix by the factor q z/mix, where z = e^y. Second, computing log mix from y adds 16 ROUNDOFF times a size.
+    Where |q (z - 1)| <= 1/2, log mix is log1p(q (z - 1)), and the size is |log mix|. Elsewhere log mix is
+    log((1 - q) + q z), and the size is 1 plus the absolute values of the logarithms in this formula.
     """
     s, q = 1.0 / steps.sigma, steps.q
     y = s * (u - 0.5 * s)
@@ -489,7 +495,7 @@ def cells(steps: Steps, nodes: np.ndarray) -> Cells:
         wrong,
         np.where(
             empty, -1e300, log_bend
-        ),  # finite in place of log 0, which arithmetic with infinities would turn into NaN
+        ),  # not log 0 = -inf, which could turn into NaN in a sum with +inf
         bend_wrong,
         _tail(steps, nodes[:, :1], -1.0),
         _tail(steps, nodes[:, -1:], 1.0),
@@ -517,7 +523,7 @@ def shifted(steps: Steps, t: np.ndarray) -> np.ndarray:
 
 
 def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (log of G'' mix^3 without the exponent in lambda, bound on its error), (B, 1) each."""
+    """Return (log of the factor of G'' mix^3 that does not depend on lambda, bound on its error), (B, 1) each."""
     mu = 1.0 / steps.second_sigma
     grown = np.where(steps.removing, 2.0, -1.0) * eps
     terms = (2.0 * np.log(steps.q), -np.log(steps.second_q), -np.log(mu), grown, -0.125 * mu * mu, LOG_NORMAL_TOP)
@@ -526,7 +532,7 @@ def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (m C/2, M C/2) of every cell, rounded down and up."""
+    """Return (m C/2, M C/2) of every cell, rounded down and up; m and M are bounds of G'' on the cell."""
     t = np.where(steps.removing, eps, -eps) - made.loss
     value, mu2 = shifted(steps, t), np.square(1.0 / steps.second_sigma)
     off = made.off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(made.loss))

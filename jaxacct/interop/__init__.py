@@ -1,4 +1,4 @@
-"""Interop: mechanisms as JSON, and to and from the other libraries of the field.
+"""Interop: writes and reads mechanisms as JSON, and converts to and from dp_accounting, jax_privacy and Opacus.
 
 Modules that need another library are imported at their first use.
 """

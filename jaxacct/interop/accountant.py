@@ -127,7 +127,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     def get_true_positive_rates(self, false_positive_rates: ArrayLike, deltas: ArrayLike | None = None) -> Numbers:
         """Return certified upper ends of any attack's true-positive rate at false-positive rates in [0, 1].
 
-        A number gives a float, an array gives an array.  `deltas` is accepted and ignored: no grid is needed.
+        A number gives a float, an array gives an array.  `deltas` is accepted and ignored: no grid of deltas is needed.
 
         >>> import dp_accounting as dpa
         >>> round(CertifiedAccountant().compose(dpa.GaussianDpEvent(1.0)).get_true_positive_rates(0.1), 5)
@@ -145,8 +145,8 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     ) -> float:
         """Return the least mu of Gaussian differential privacy that bounds the true-positive rates, rounded up.
 
-        Without `false_positive_rates`, mu is certified for all error rates from 1e-10 (`Profile.gdp_mu`).  With the
-        argument, mu is certified for these rates alone.  The answer is infinite if no mu is enough.  `deltas` is
+        Without `false_positive_rates`, mu is certified for all error rates of at least 1e-10 (`Profile.gdp_mu`). With
+        the argument, mu is certified for these rates alone.  The answer is infinite if no mu is enough.  `deltas` is
         accepted and ignored.
 
         >>> import dp_accounting as dpa

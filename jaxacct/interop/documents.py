@@ -1,4 +1,7 @@
-"""Mechanisms as text: JSON that round-trips exactly, and expressions as typed; text from strangers is safe to read."""
+"""Mechanisms as text: JSON that round-trips exactly, and expressions such as `Laplace(10.0)`.
+
+Text from strangers is safe to read.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _MAKERS = {
     "jaxacct.mechanisms": ("compose", "repeat", "dp_sgd"),
     "jaxacct.selection": ("select", "Geometric", "Logarithmic"),
 }
-"""Functions that make a mechanism or a law of K, by module."""
+"""Functions that make a mechanism, or a law of K (the random number of runs of a selection), by module."""
 _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -181,7 +184,7 @@ def classes() -> dict[str, type[Any]]:
 
 @functools.cache
 def laws() -> dict[str, type[Any]]:
-    """Return the public laws of K by name."""
+    """Return, by name, the public laws of K, the random number of runs of a selection."""
     return _public(importlib.import_module("jaxacct.selection").Law)
 
 

@@ -51,7 +51,8 @@ MAX_DEPTH = 64
 MAX_EVENTS = 2**15
 """Largest number of events in one tree."""
 LARGEST_SCALE = 1e300
-"""Scale that replaces a larger scale of discrete Laplace noise, which float64 may not hold; less noise is safe."""
+"""Scale that replaces a larger scale of discrete Laplace noise, which float64 may not hold. Assuming less noise than
+there is is safe."""
 LARGEST_DATASET = 10**9
 """Largest number of records of a data set from which samples of a capped or a fixed size are drawn."""
 Leaf = Callable[[Any, str], Mechanism | None]
@@ -184,7 +185,7 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
       probability 1 - p + p/k, rounded up, so that the loss is never understated. The guarantee is for replacing a
       record.
     * RepeatAndSelect becomes `selection.select`, whose answer is the exact worst case over scores. The parameter of the
-      law of K is solved for, so that the mean equals the event's mean to the last digits.
+      law of K (the number of runs) is solved for, so that the mean of K equals the event's mean to the last digits.
     * ZCDp becomes `ZCDP`; rho and xi of several add up in a composition.
     * SingleEpochTreeAggregation is one Gaussian for each node above a leaf. The guarantee holds where no record moves
       to another leaf: for zero-out, not for add/remove.
@@ -321,7 +322,7 @@ def _selected(event: Any, path: str, inner: Mechanism | None) -> Mechanism | Non
 
 
 def _negative_binomial(mean: float, shape: float) -> Law | None:
-    """Return the law of K with this shape and mean; None if K is always 1."""
+    """Return the law of K, the number of runs, with this shape and mean; None if K is always 1."""
     from scipy.optimize import brentq  # a slow import that few events need
 
     if mean == 1.0:
@@ -428,10 +429,10 @@ def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
     """Return the DpEvent of a single mechanism (no batch); this is the inverse of `from_dp_event`.
 
     Randomized response needs a probability of at least 1/k. Its noise parameter is rounded down, so that the event
-    never promises more. A sampling ratio becomes the smallest sample and data set with this ratio. A matrix mechanism
-    becomes the sampled or unsampled Gaussians that it equals. dp_accounting 0.6.0 has no event for PureDP(epsilon > 0),
-    ApproximateDP, DiscreteGaussian, ExponentialMechanism, ReportNoisyMax and RandomAllocation; later versions have such
-    events.
+    never promises more privacy than the mechanism has. A sampling ratio becomes the smallest sample and data set with
+    this ratio. A matrix mechanism becomes the sampled or unsampled Gaussians that it equals. dp_accounting 0.6.0 has no
+    event for PureDP(epsilon > 0), ApproximateDP, DiscreteGaussian, ExponentialMechanism, ReportNoisyMax and
+    RandomAllocation; later versions have such events.
 
     Parameters
     ----------

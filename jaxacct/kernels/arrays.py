@@ -1,4 +1,4 @@
-"""The arrays that kernels take, NumPy's or JAX's, the model of rounding, and special functions that keep to it.
+"""What all kernels share: arrays of NumPy or JAX, the model of rounding, and special functions that keep to the model.
 
 A kernel is written once. It asks `namespace` whether its arguments are NumPy arrays, which need no compiler, or JAX
 arrays, and calls the functions of that namespace as `xp`. This module has what the two namespaces do not share: loops,
@@ -12,13 +12,15 @@ broadcast against each other, and may be none at all. Docstrings and comments na
 **Rounding.** Every bound rests on this model. Tests compare this machine with the model by mpmath (README.md, section
 4):
 
+* A unit of a value is 2^-53 times its magnitude.
 * A sum, difference, product, quotient or square root is off by at most one unit of its value. XLA may contract a
   product with a sum into one rounding. No bound needs a product to be rounded by itself, so that either way holds.
 * exp, log and arctan2 are off by at most SIMPLE_UNITS of their value, at any argument. So are sin(x) and cos(x) where
   |x| <= LARGEST_ANGLE; beyond it they are off by SIMPLE_UNITS of 1. (There glibc's may be off by more units of their
   value: by 10^5 at 10^200, near multiples of pi/2. No bound needs more than the model: bounds relate the error of a
   sine to its angle, and 4 units of 1 are less than 4 units of such an angle.)
-* expm1, hypot, logistic and this module's log1p are off by at most COMPOUND_UNITS, erfc(x) by SIMPLE_UNITS (4 + x^2).
+* expm1, hypot, logistic and this module's log1p are off by at most COMPOUND_UNITS of their value, erfc(x) by
+  SIMPLE_UNITS times (4 + x^2).
 * Results below SMALLEST_NORMAL may be replaced by 0.
 * A sum of n terms, in any order, is off by at most n - 1 units of the sum of their magnitudes.
 
@@ -35,9 +37,9 @@ import numpy as np
 from jax import lax
 
 SIMPLE_UNITS = 4.0
-"""Error of exp, log, sin, cos and arctan2, in units of the value; twice the measured error (README.md)."""
+"""Error of exp, log, sin, cos and arctan2, in units of 2^-53 times the value; twice the measured error (README.md)."""
 COMPOUND_UNITS = 6.0
-"""Error of log1p, expm1, hypot and logistic, in units of the value; 1.5 times the measured error."""
+"""Error of log1p, expm1, hypot and logistic, in units of 2^-53 times the value; 1.5 times the measured error."""
 LARGEST_ANGLE = 1e8
 """Largest angle whose sine and cosine are off by at most SIMPLE_UNITS of their value, in glibc too."""
 SMALLEST_NORMAL = 2.0**-1022
@@ -71,7 +73,8 @@ static type covers the three and the arithmetic between them. Docstrings and com
 Namespace: TypeAlias = Any
 """The module `numpy` or `jax.numpy`."""
 Generating: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
-"""The probability generating function of a law of K: maps `y = 1 - x` to (phi, phi', phi'') at x (generating.py)."""
+"""The probability generating function phi of K, the number of runs of a selection: maps `y = 1 - x` to (phi, phi',
+phi'') at x (generating.py)."""
 Carry = TypeVar("Carry")
 
 
@@ -118,7 +121,7 @@ def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carr
 
 
 def powers(xp: Namespace, turn: Callable[[Carry], Carry], carry: Carry, count: int) -> Carry:
-    """Return the carries before each of `count` turns, stacked in every array along a new last axis but one."""
+    """Return the carries before each of `count` turns; each array of them is stacked along a new axis -2."""
     if xp is jnp:
         _, kept = lax.scan(lambda carry, _: (turn(carry), carry), carry, None, length=count)
         return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), kept)
@@ -145,12 +148,12 @@ def horner(xp: Namespace, coefficients: tuple[Array, Array], x: tuple[Array, Arr
 
 
 def keep_apart(xp: Namespace, values: Carry) -> Carry:
-    """Return the values. XLA may not merge operations before this call with operations after this call."""
+    """Return the values unchanged; keep XLA from merging operations before this call with operations after it."""
     return lax.optimization_barrier(values) if xp is jnp else values
 
 
 def constant(xp: Namespace, values: Carry) -> Carry:
-    """Return the values. JAX takes their derivatives to be 0."""
+    """Return the values unchanged; make JAX take their derivatives to be 0."""
     return lax.stop_gradient(values) if xp is jnp else values
 
 
@@ -197,14 +200,14 @@ def logistic(xp: Namespace, x: Array) -> Array:
 def erfc(xp: Namespace, x: Array) -> Array:
     """Return the complementary error function.
 
-    Just below 1, SciPy's erfc is computed as 1 - erf(x), which is off by 18 units. SciPy's erfcx is off by 2 units.
+    Just below 1, SciPy computes erfc as 1 - erf(x), with a relative error of 18 * 2^-53. That of erfcx is 2 * 2^-53.
     """
     if xp is jnp:
         return lax.erfc(x)
     from scipy import special  # SciPy imports slowly, and few questions need it
 
     x = np.asarray(x, np.float64)
-    # From .7 to 1 an exponential times erfcx is off by fewer units than SciPy's erfc.
+    # From .7 to 1 an exponential times erfcx is more accurate than SciPy's erfc.
     cancels = (x > 0.7) & (x < 1.0)
     if not np.any(cancels):
         return special.erfc(x)
@@ -222,16 +225,16 @@ def log1p(x: Array) -> Array:
 def log1p_inline(x: Array) -> Array:
     """Return `log(1 + x)` for x >= -1, off by at most one unit in the last place.
 
-    Under XLA it takes half the time of `log1p`, but longer to compile. Kernels that compute little else use this form.
-    With it the engines' kernels would run no faster, and compile for a fifth longer.
+    Under XLA it takes half the time of `log1p`, but longer to compile. Kernels that compute little else use it. The
+    engines' kernels use `log1p`: with this function they would run no faster, and take a fifth longer to compile.
     """
     return np.log1p(x) if namespace(x) is np else _log1p_by_bits(x)
 
 
 def log1p_complex(a: Array, b: Array) -> Array:
-    """Return log(1 + a + ib) on NumPy, within a few units of |a + ib| where that is small.
+    """Return log(1 + a + ib) on NumPy; where |a + ib| is small, the error is a few roundoffs of |a + ib|.
 
-    NumPy's own complex log1p is off by a few units of 1, however small its argument is.
+    NumPy's own complex log1p is off by a few roundoffs of 1, however small its argument is.
     """
     square = 2.0 * a + a * a + b * b
     near = (square > -0.75) & (square < 1e8)
@@ -271,7 +274,7 @@ def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
 
 
 def log_ndtr(x: Array) -> Array:
-    """Return `log Phi(x)`. Its absolute error is at most (12 + 3 x^2) units."""
+    """Return `log Phi(x)`. Its absolute error is at most (12 + 3 x^2) 2^-53."""
     xp = namespace(x)
     less, more = _log_tails(x)
     return xp.where(x > 0.0, more, less)
@@ -330,5 +333,5 @@ def total(x: Array) -> Array:
 
 
 def sum_depth(size: int) -> float:
-    """Return the largest error of `total`, in units of the sum of magnitudes."""
+    """Return the largest error of `total`, in units of 2^-53 times the sum of the terms' magnitudes."""
     return blocks(size) + size / blocks(size)

@@ -1,12 +1,11 @@
 """Kernels for calibrations of a Poisson sampled Gaussian, and derivatives of log delta. Nothing here enters a bound.
 
 `solve` solves delta(eps; x) = delta for x, the logarithm of one parameter, in two stages with fixed iteration counts.
-The answer is certified afterwards.
+The answer is certified afterwards. c is the abscissa of the contour.
 
 1. Newton on the saddle point equations in (log c, x) at once. At the saddle the value does not change with c, so the
    system is triangular: x from the value, then c from `eps(c) = eps`.
-2. Secant steps in x on the contour integral itself, with c and the period kept.
-
+2. Secant steps in x on the contour integral itself, with fixed c and period.
 `solve_rate` finds the noise at which the bound of a true-positive rate is b, and the eps of that bound. The rate at a
 false-positive rate a is at most `F = delta(eps) + e^eps a` for every eps. The least F over eps shall be b:
 
@@ -16,8 +15,8 @@ The noise is certified afterwards at that eps. The two stages have fixed iterati
 
 1. Newton on the saddle point equations in (log c, x), x the logarithm of the noise. There `-d log delta/d eps = c`, so
    that `eps = log(b/a) + log(c/(1 + c))` and `delta = b/(1 + c)`.
-2. On the contour integral, with c and the period kept: a secant in x and Newton in eps, at once. To first order x does
-   not change with eps, so that the secant sees x alone.
+2. On the contour integral, with fixed c and period: secant steps in x and Newton steps in eps, at once. At the optimal
+   eps x does not change with eps to first order, so that the secant may treat eps as fixed.
 
 `sensitivity` differentiates log delta along a tangent of the law, under the contour integral. With the trapezoid sum `V
 = sum_k Re[w_k e^{K(z_k) - z_k eps}]`,
@@ -43,13 +42,13 @@ from jaxacct.kernels.contour.split import Placement, estimate, integrand_at, nee
 from jaxacct.kernels.law import LossLaw, Saddle, Tilted, finite_weights, saddle_for_epsilon, tilted_gaussian
 
 SPLIT_SECANT_STEPS = 3
-"""Number of secant steps in a call. Further steps would leave the region that the contour serves, or change nothing."""
+"""Number of secant steps in a call. More steps would leave the region that the contour serves, or change nothing."""
 LARGEST_SPLIT_STEP = 0.4
-"""Largest secant step in x, the logarithm of a parameter."""
+"""Largest secant step in x, the logarithm of the parameter that is solved for."""
 SETTLED = 0.15
 """Largest distance of x from the x for which the windows were placed. Beyond it they must be placed anew."""
 SPLIT_SLOPE_CHANGE = 50.0
-"""Factor by which the slope may change in a step. A larger change is taken for rounding."""
+"""Factor by which the slope may change in a step. A larger change counts as rounding error."""
 CURVATURE = 3.0
 """About `|f''/(2 f')|` for f = log delta as a function of x.
 
@@ -141,17 +140,18 @@ LARGEST_X_STEP, LARGEST_C_STEP = 0.2, 0.2
 """Largest Newton steps in x and in log c in `solve_rate`. They are small, since the loss changes fast with the
 noise."""
 LARGEST_EPSILON_STEP = 1.0
-"""Largest value of c times a step in eps."""
+"""Largest step in eps of `solve_rate`, times c."""
 LARGEST_SHARE = 0.999
-"""Cap on e^eps a as a share of the rate b. The rest, delta = b - e^eps a, must stay positive."""
+"""Cap on e^eps a/b, where a is the false-positive rate and b the bound of the true-positive rate. So delta = b - e^eps
+a stays positive."""
 LARGEST_NEWTON_STEP = 0.7
 """Largest Newton step in log c and in x in `solve`: a factor of two."""
 LARGEST_SECANT_STEP = 0.3
-"""Largest secant step in x. The contour was placed near where the secants begin."""
+"""Largest secant step in x. It is small, since the contour was placed for the x at which the secant steps begin."""
 LEAST_SECANT = 1e-7
 """Distance in x below which the slope of a secant is mostly rounding error."""
 SLOPE_CHANGE = 10.0
-"""Factor by which the slope may change in a step. A larger change is taken for rounding."""
+"""Factor by which the slope may change in a step. A larger change counts as rounding error."""
 LARGEST_Q = 1.0 - 1e-12
 """Largest sampling probability: the kernels take 0 < q < 1."""
 

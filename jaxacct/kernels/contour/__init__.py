@@ -1,4 +1,7 @@
-"""The contour integral: one core, and files for each law.  Users may call the kernels exported here inside jit."""
+"""Computes delta and epsilon by contour integrals: `core.py` serves all laws, and every kind of law has its own files.
+
+Users may call the kernels exported here inside jit.
+"""
 
 from jaxacct.kernels.contour.plain import Bracketed, delta, delta_about, delta_along, epsilon
 

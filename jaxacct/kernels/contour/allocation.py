@@ -1,8 +1,9 @@
 """The contour of one round of random allocation: brackets of E(S - k)_+ and E(k - S)_+, and profiles (README.md).
 
-E(S - k)_+ is called a call, and E(k - S)_+ a put, as if S were the price of a share.  The bounds hold for any windows,
-abscissa, period and number of nodes.  In a profile, neighbouring losses share a contour, since an evaluated contour
-serves one more loss at little cost.  A loss whose bracket stays wide gets a contour of its own.
+S is the likelihood ratio of a round, and k a threshold.  E(S - k)_+ is called a call, and E(k - S)_+ a put, as if S
+were the price of a share.  The bounds hold for any windows, abscissa, period and number of nodes.  In a profile,
+neighbouring losses share a contour, since an evaluated contour serves one more loss at little cost.  A loss whose
+bracket stays wide gets a contour of its own.
 """
 
 from __future__ import annotations
@@ -37,37 +38,37 @@ from jaxacct.kernels.contour.allocation_law import (
 from jaxacct.kernels.contour.core import log_geometric
 
 STEEPEST = 9.0
-"""Largest shift of the path at a window, in widths of the window."""
+"""Largest imaginary part of the path of integration in u at a window, in widths of the window."""
 CLEAR = 80.0
-"""Least value of x^2 - y^2 away from a window, where Phi(x + iy) is then within e^-40 of 0 or 1.
+"""Least value of x^2 - y^2 on the path of integration away from a window: Phi(x + iy) is within e^-40 of 0 or 1 there.
 
-x is the distance from the window's centre and y the shift of the path, both in widths of the window."""
+x is the distance from the window's centre and y the imaginary part of the path, both in widths of the window."""
 MOST_NODES = 6_000
-"""Largest number of nodes on a line."""
+"""Largest number of nodes of a contour."""
 Some = TypeVar("Some")
 COARSE = 160
 """Number of cells of the grids that place contours, and that bound images and cut-off terms."""
 TOLERANCE = 1e-10
 """Default size of the terms that are cut off, relative to the value."""
 MANY = 250
-"""Number of nodes on a line above which the other placement is tried: with a bulk instead of without, or vice versa.
-"""
+"""Number of nodes of a contour above which the other placement is tried, too. A placement either separates a bulk of
+smaller slots from slots that jump, or takes all slots together."""
 ILL = 6.0
 """Nats lost to cancellation (`Place.digits`) above which the other placement is tried, too."""
 ONE_SLOT = 15.0
-"""For a threshold k more than this many standard deviations of S above the mean of S, a placement with a bulk is tried
-first.
+"""Number of standard deviations of S above its mean from which on a threshold k is first tried with a bulk.
 
 There one large slot mostly decides E(S - k)_+."""
 LOW_BLUR = 0.08
-"""Width of the window between bulk and jumps, in log X."""
+"""Width, in log X, of the smooth window between the bulk (slots with a smaller X) and the jumps (slots with a larger
+X)."""
 LOW_SHARE = 0.5
 """In a call E(S - k)_+ with a bulk, the bulk ends at X/t = LOW_SHARE (k - 1), a share of k's distance from the mean.
 
 A slot with a larger X/t is a jump.  A jump leaves less than half of that distance to the other slots.  Then neither the
 contour of the bulk nor that of the jumps loses many digits."""
 BULK_END = 9.0
-"""If A^t has a contour of its own, the law of the bulk ends this many widths above the centre of the bulk's window."""
+"""If the bulk has a contour of its own, its law ends this many widths above the centre of the bulk's window."""
 
 
 class Place(NamedTuple):
@@ -81,7 +82,7 @@ class Place(NamedTuple):
     log_far: Array
     """(B, R) log of upper bounds of the integrand at z = `far`, without its factor e^{-sign z k}/z^2."""
     log_bulk: Array
-    """(B, R) log of upper bounds of A^t at `far`; -inf where there is no bulk."""
+    """(B, R) log of upper bounds of the bulk's part A^t of the integrand at `far`; -inf where there is no bulk."""
     digits: Array
     """(B,) log of the ratio of the integrand at z = c to the guessed value: nats lost to cancellation."""
     log_beyond: Array
@@ -241,7 +242,7 @@ def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) ->
 
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
-    """Return the smallest u above which slots may be called far: the chance of a slot beyond u and S < k is negligible.
+    """Return the smallest u above which a slot may be called far: it is negligibly likely that one is, and yet S < k.
 
     If S < k, a slot with X/t > x leaves less than k - x to the other slots. Their sum is then m standard deviations
     below its mean, which has chance e^{-m^2/2}.
@@ -298,7 +299,8 @@ def tilted_mode(s: Array, t: Array, c: Array) -> Array:
 
 
 def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return the least period at which some Chernoff bound makes images to the right negligible, and its abscissa."""
+    """Return the least period at which a Chernoff bound makes images to the right negligible, and the bound's abscissa.
+    """
     gap = seen - c[:, None]
     needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
     needed = np.where(np.isnan(needed), np.inf, needed)
@@ -421,7 +423,7 @@ def _one_over_t(cells: Cells) -> Array:
 def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tuple[Array, Array]:
     """Bound the logarithms of (A + B)^t - A^t and of A^t from above at real r, (B, R); -inf for A^t without a bulk.
 
-    (A + B)^t - A^t <= t B (A + B)^{t-1}.
+    A and B are the transforms of bulk and jumps. (A + B)^t - A^t <= t B (A + B)^{t-1}.
     """
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = shares(cuts, np.zeros((len(t), 1)))
@@ -435,7 +437,10 @@ def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tupl
 
 
 def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float, local: Array) -> Array:
-    """Bound log of (h/pi) sum_{Im z > y} |F(z)|/|z|^2, a sum over nodes, from above, (B,), on the path of `local`."""
+    """Bound from above, (B,), the log of (h/pi) times the sum of |F(z)|/|z|^2 over the nodes z with Im z > y.
+
+    F is the integrated transform, h the distance of the nodes; `local` chooses the path (`_path`).
+    """
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = log_path(cells, cuts, c, y, _path(cells, cuts.windows, y, local), sign)
     both = np.where(whole, jump, np.logaddexp(bulk, jump))
@@ -474,12 +479,13 @@ WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1
 Compositions of many rounds depend mostly on the largest deltas.  There the chords between losses are too high by a few
 1e-4 of delta, and in the tail by a few hundredths.  So still narrower brackets would be of little use."""
 LONG = 1000
-"""If a contour's line has more nodes, a wide bracket gets no other contour.  Longer lines gain little and are slow."""
+"""If a contour has more nodes than this, a bracket that stays wide gets no other contour, which would be slow and gain
+little."""
 VERY_LONG, MOST_LONG = 1500, {1.0: 3, -1.0: 0}
-"""Lines of more than VERY_LONG nodes take up to a second each. So a profile that is not dense evaluates only the first
-MOST_LONG[sign] of them in each turn of one round."""
+"""Contours of more than VERY_LONG nodes take up to a second each. So a profile that is not dense evaluates only the
+first MOST_LONG[sign] of them for each round in each turn of READ_TOGETHER."""
 LEAST_BY_PARITY = 1e-6
-"""If the bracket of a delta_remove above this stays wide, it is computed from the put, whose error is absolute."""
+"""A delta_remove above this whose bracket stays wide is computed from the put E(k - S)_+, whose error is absolute."""
 LEAST_OF_CONTOURS = 1e-30
 """Delta below which the bounds by theorems suffice; a profile's last loss has about this delta."""
 KNOWN = 0.3
@@ -491,13 +497,13 @@ LAST_LOG_DELTA = -69.0
 LARGEST_LOSS = 600.0
 """Largest loss of a profile. Up to it e^eps, and products with e^eps, stay within float64."""
 BULK_SPREAD = 2.0
-"""Spread of a profile's losses in the bulk, in deviations of one round's loss.
+"""Standard deviation of the normal density in which a profile's losses lie near 0, in deviations of one round's loss.
 
-The best density of losses is proportional to the cube root of the law's density, so it is sqrt(3) times as wide."""
+The best density is proportional to the cube root of the density of one round's loss, hence sqrt(3) times as wide."""
 NATS, FAR_NATS = 0.4, 1.5
 """Fall of log delta from one loss to the next: NATS before the far tail, FAR_NATS in the far tail.
 
-These losses matter only in compositions of few rounds."""
+Losses that are placed by this rule matter only in compositions of few rounds."""
 MOST_GAP = 0.06
 """Largest distance of neighbouring losses before the far tail.
 
@@ -682,7 +688,7 @@ def _integrated(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _outside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
-    """Return (value, slope, bound of the rounding) of the part that is not integrated, by its closed form."""
+    """Return (value, slope, bound of the rounding) of the outcomes outside the contour integral, by a closed form."""
     sign, s, t, windows = found.sign, found.s, found.t, found.place.windows
     whole: Array = np.isneginf(windows.low)
     if sign > 0:
@@ -700,7 +706,7 @@ def _outside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
 
 
 def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array, Array, Array, Array]:
-    """Return E w1, E[X w1], (E w1)^{t-1}, and the relative rounding of their combination."""
+    """Return E w1, E[X w1] and (E w1)^{t-1} for the bulk's window w1, and the relative rounding error of the result."""
     root, at = np.sqrt(1.0 + windows.low_blur**2), np.where(whole, 0.0, windows.low)
     log_m, log_mx = log_ndtr(at / root), log_ndtr((at - s) / root)
     units = (60.0 + 10.0 * t * (1.0 + np.abs(log_m)) + 8.0 * (np.abs(at) + s) ** 2) * ROUNDOFF
@@ -862,7 +868,7 @@ class _Asked(NamedTuple):
 
 
 def falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
-    """Return the bracket as a profile that falls, widened by the rounding of e^eps."""
+    """Return the bounds as functions that fall with eps, widened by what the rounding of e^eps changes."""
     # e^eps is off, relatively, by a few roundoffs times 1 + eps. Over that distance delta, which is convex in e^eps,
     # falls by at most `wrong`.
     off = 4.0 * ROUNDOFF * (1.0 + eps[1:])
@@ -967,9 +973,9 @@ def _deviation_of_loss(s: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 def _place_for(rows: np.ndarray, sign: float, last: int) -> int:
-    """Return the row for whose loss a group's contour is placed: for a put the middle one, for a call the one after.
+    """Return the row for whose loss a group's contour is placed: a put's middle row, or the row after a call's last.
 
-    With the next larger loss, slots that a call counts as far are far for every loss of the group.
+    With that next larger loss, slots that a call counts as far are far for every loss of the group.
     """
     return min(int(rows[-1]) + 1, last) if sign > 0 else int(rows[rows.size // 2])
 

@@ -1,7 +1,8 @@
-"""One slot's law in random allocation: transforms with their errors, bounds by cells, and theorems (README.md).
+"""Computes with the law of one slot in random allocation: transforms with their errors, and bounds (README.md).
 
-S = (X_1 + ... + X_t)/t with X = e^{s u - s^2/2}, u standard normal, s = 1/sigma.  A(z) and B(z) are the transforms
-E[w e^{sign z X/t}] of bulk and jumps.  Arrays have a leading batch axis (B,), one entry for each configuration.
+The likelihood ratio of a round of t slots is S = (X_1 + ... + X_t)/t, with X = e^{s u - s^2/2}, u standard normal and
+s = 1/sigma.  Smooth weights w divide a slot's law into a bulk of smaller u and jumps of larger u.  Their transforms
+E[w e^{sign z X/t}] are A(z) and B(z).  Arrays have a leading batch axis (B,), one entry for each configuration.
 """
 
 from typing import NamedTuple
@@ -25,15 +26,19 @@ SMALLEST = 1e-290
 LARGEST_LOG = 600.0
 """Cap on the logarithm of bounds of a window's modulus. A larger bound would be useless."""
 LEAST_S_OF_ONE_SLOT = 3.0
-"""Smallest 1/sigma for which one slot is tried as the only large one."""
+"""Smallest 1/sigma for which `one_slot_above` gives a bound."""
 LEFT_TO_OTHERS = np.geomspace(1e-12, 0.3, 24)
-"""Limits on what the other slots contribute to S, tried as shares of the threshold (README.md, section 6)."""
+"""Limits that `one_slot_above` tries on what all slots but one contribute to S, as shares of the threshold."""
 SLACK = 1e-11
-"""Relative allowance for the rounding of a sum over cells: masses are off by at most some hundred units (section 5)."""
+"""Relative allowance for the rounding of a sum over cells, whose masses are off by some hundred roundoffs (section 5).
+"""
 
 
 class Windows(NamedTuple):
-    """The smooth cuts of one slot's law: bulk below `low`, far slots above `high`. The law ends sharply at `end`."""
+    """The smooth cuts of one slot's law into a bulk below `low`, jumps between `low` and `high`, and far slots above.
+
+    The law ends sharply at `end`.
+    """
 
     low: Array
     """(B,) upper end of the bulk in u; at -inf there is no bulk, and everything is integrated."""
@@ -49,7 +54,7 @@ class Windows(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """A grid in u, with every cell's mass, and the place of its mean of X between the values of X at its edges."""
+    """A grid in u, the mass of every cell, and where a cell's mean of X lies between the values of X at its edges."""
 
     s: Array
     """(B, 1) 1/sigma."""
@@ -131,8 +136,7 @@ def cuts_of(cells: Cells, windows: Windows) -> Cuts:
 
 
 def shares(cuts: Cuts, alpha: Array) -> tuple[Array, Array]:
-    """Bound |w1 w2| and |(1 - w1) w2| from above over each cell, (B, J), for Im u <= alpha.
-
+    """Bound the weights |w1 w2| (bulk) and |(1 - w1) w2| (jumps) from above in each cell, (B, J), for Im u <= alpha.
     |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)).  The factor e^{y^2/2} may overflow and Phi underflow
     where their product does neither, so their logarithms are added.
     """
@@ -158,7 +162,7 @@ def shares(cuts: Cuts, alpha: Array) -> tuple[Array, Array]:
 
 
 def jump_below(windows: Windows) -> Array:
-    """Return the largest 1 - w1 below the start of the grid, (B,)."""
+    """Return the largest weight of jumps, 1 - w1, below the start of the grid, (B,)."""
     return tail((windows.low - windows.start) / windows.low_blur)
 
 
@@ -187,8 +191,7 @@ def _relative(cells: Cells) -> Array:
 
 
 def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: float) -> tuple[Array, Array]:
-    """Bound log |A(c + iy')| and log |B(c + iy')| from above for every y' >= y, (B,).
-
+    """Bound log |A(c + iy')| and log |B(c + iy')|, bulk and jumps, from above for every y' >= y, (B,).
     The path of integration is u + i sign alpha(u).  alpha is piecewise linear, at least 0, and 0 at both ends; s alpha
     is at most pi/2.  The argument `alpha` holds its values at the edges of the cells, (B, J + 1).  On the path
     |e^{sign z X}| = e^{X (sign c cos(s alpha) - y sin(s alpha))}.
@@ -222,6 +225,7 @@ def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: f
 def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
     """Return lower and upper bounds, by theorems, of E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,).
 
+    E(S - k)_+ is called a call, E(k - S)_+ a put.
     Upper: `(sqrt(v + (k-1)^2) -+ (k-1))/2` (Scarf), with - for the call and + for the put.  S has the mean 1 and the
         variance v = (e^{s^2} - 1)/t.  The bound is capped at 1 for the call, and at k for the put.
     Lower, call: E[S - k; some X_i > tk], since S > k there; or (1 - k)_+ if that is larger.
@@ -307,7 +311,7 @@ class Nodes(NamedTuple):
 
 
 def panels_of(s: Array, t: Array, windows: Windows, size: Array, most: float = 4.0, fine: int = 600) -> Array:
-    """Choose ends of panels, (B, J + 1): close together where the integrand turns fast. Bounds hold for any choice.
+    """Choose ends of panels, (B, J + 1): dense where the integrand oscillates fast. Bounds hold for any choice.
 
     size : (B,) largest |z| at which the panels are used.
     """

@@ -18,11 +18,11 @@ bounds of images to the right."""
 LEAST_VALUE = 1e-300
 """Smallest value or lower bound whose logarithm is taken. A lower bound below it is not used."""
 SUM_OUTWARD = 1.0000001
-"""Factor for the rounding of a sum of error bounds."""
+"""Factor that covers the rounding of a sum of error bounds."""
 NEWTON_STEPS = 6
 """Number of Newton steps from the saddle point's eps to the contour integral's eps."""
 MARGIN = 1.02
-"""Factor on the distance of either bound of eps from the estimate. It covers the change of the slope on the way."""
+"""Factor on the distance of either bound of eps from the estimate. It covers the change of the slope between them."""
 
 
 class Bracketed(NamedTuple):
@@ -69,7 +69,7 @@ class Nodes(NamedTuple):
     log_modulus: Array  # (count,) Re K(z_k) - K(c), never above 0 but for rounding
     angle: Array  # (count,) Im K(z_k)
     slack: Array  # (count,) bound on the error of e^{K(z_k) - K(c)}
-    tail: Array  # bound on the terms that were cut off, divided by Z
+    tail: Array  # bound on the terms that were cut off, divided by Z = e^{K(c) - c eps}
     images_at: Array  # abscissae of the Chernoff bounds for images to the right
     images_log: Array  # logarithms of these bounds at eps = 0
     needs: Array  # numbers of quadrature points and contour nodes that would make the certificate narrow
@@ -100,7 +100,7 @@ def trapezoid(nodes: Summand, epsilon: Array) -> tuple[Array, Array]:
 
 
 def two_sided(nodes: Summand, slack: Array, tail: Array, epsilon: Array) -> Array:
-    """Bound the error of the trapezoid sum, divided by Z, from its terms and the cut-off; images are not included."""
+    """Bound the error of (trapezoid sum)/Z that its terms and the cut-off make, without images; Z = e^{K(c) - c eps}."""
     xp = namespace(nodes.t, epsilon)
     turned = 8.0 * ROUNDOFF * (nodes.t + nodes.c[..., None]) * xp.abs(epsilon)[..., None] * xp.exp(nodes.log_modulus)
     return SUM_OUTWARD * (xp.sum(xp.hypot(*nodes.weight) * (slack + turned), axis=-1) + tail)
@@ -210,7 +210,7 @@ def epsilon_of(
 ) -> tuple[Array, Array, Array, Array]:
     """Return `certified` bounds of eps about an estimate, at distances that follow from the errors of delta.
 
-    margin : factor on these distances, which covers the change of the slope on the way.
+    margin : factor on these distances, which covers the change of the slope between the estimate and a bound.
     """
     xp = namespace(nodes.t, estimate)
     value, slope = trapezoid(nodes, estimate)
@@ -230,7 +230,7 @@ def epsilon_of(
     return certified(ends_at, below, above, log_delta_low, log_delta_high)
 
 
-# The place of the contour.
+# Where the contour is placed.
 
 
 def log_kappa(c: Array) -> Array:
@@ -327,9 +327,9 @@ def polar(re: Array, im: Array) -> tuple[Array, Array]:
 
 
 def depth(points: int, count: int) -> float:
-    """Return the error of the terms of `departures`, in units of `w_j min(2, t |loss_j|)`.
+    """Return the rounding error of a term of `departures`, in units of 2^-53 times `w_j min(2, t |loss_j|)`.
 
     Errors of weights and losses are not included. The error adds up 5.1 units for each step of either table, 4.9 for
-    each rounding of a sum of products, and the depth of the weights' own sum.
+    each rounding of a sum of products, and the error of the weights' own sum.
     """
     return 5.1 * sum(_split(count)) + 4.9 * (sum_depth(points) + 4.0) + sum_depth(points)

@@ -31,11 +31,11 @@ ROUNDED_DOWN = 0.999
 FIRST_SIDE_LOBE = 0.217235
 """The supremum of |sin y / y| for y beyond pi, the first zero, rounded up."""
 FINITE_LOSS_ERROR = 1e-26
-"""Absolute error of a finite loss, besides a relative one of 16 units (mechanisms/README.md)."""
+"""Absolute error of a finite loss, besides a relative error of 16 roundoffs (mechanisms/README.md)."""
 LOG_MIX_UNITS = 18.0
-"""Relative error of log mix, in units of rounding, if y were exact (README.md, section 4)."""
+"""Relative error of log mix as a function of y, in roundoffs: the error if y were exact (README.md, section 4)."""
 TALLEST_LINE = 12.0
-"""Largest height of a shifted line of integration, in u."""
+"""Largest imaginary part of u on a shifted line of integration."""
 LARGEST_DOUBT = 0.1
 """Largest error of a weight's logarithm for which a bound to first order is used; above it nothing is certified."""
 ROUNDED_UP = 1.001
@@ -118,7 +118,7 @@ def points_needed(sigma: Array, t: Tilted, t_max: Array) -> Array:
 
 
 class Rounding(NamedTuple):
-    """Rounding errors of the terms of one quadrature sum, in units; (X,) unless said otherwise."""
+    """Rounding errors of the terms of one quadrature sum, in units of 2^-53; (X,) unless said otherwise."""
 
     weight: Array  # error of the logarithm of a weight
     loss: Array  # absolute error of the loss
@@ -178,9 +178,9 @@ def gaussian_errors(
 def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: Array, step: Array) -> Array:
     """Bound the excess of log M(c) over the logarithm of its trapezoid sum.
 
-    With v = alpha/sigma, `mix cos(v/2) <= |mix(x + i alpha)| <= mix` on whole lines.  Left of the right end of a grid
-    `|mix(x + i alpha)|^2 >= mix^2 (1 - s sin^2(v/2))`.  Here s = 4 o/(1+o)^2, with o the odds at that end; if o > 1, s
-    is 1.
+    With v = alpha/sigma, `mix cos(v/2) <= |mix(x + i alpha)| <= mix` for every real x.  For x left of the grid's right
+    end `|mix(x + i alpha)|^2 >= mix^2 (1 - s sin^2(v/2))`.  Here s = 4 o/(1+o)^2, with o the odds at that end; if
+    o > 1, s is 1.
     """
     xp = namespace(end, c)
     log_odds = xp.log(q) - log1p(-q) + end / sigma - 0.5 / sigma**2
@@ -188,7 +188,7 @@ def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: 
     share = xp.where(log_odds < 0.0, xp.minimum((1.0 + off) / xp.cosh(0.5 * log_odds) ** 2, 1.0), 1.0)
     s = stack(xp, [xp.ones_like(share), xp.ones_like(share), share])
     sigma, step, c, removing = sigma[..., None], step[..., None], c[..., None], (sign > 0)[..., None]
-    # |mix|^-c grows like e^{c s v^2/8}: for a large c a tall line gives no bound
+    # |mix|^-c grows like e^{c s v^2/8}: for a large c a line with a large imaginary part gives no bound
     best = 8.0 * xp.pi * sigma**2 / (step * (c * s + 4.0 * sigma**2))
     # the last line lies within half of the strip, the others within the whole strip
     tallest = xp.minimum(xp.asarray([4.0, 8.0, 8.0]), xp.asarray([0.6, 0.95, 0.5]) * xp.pi * sigma)
