@@ -6,6 +6,7 @@ The answer is certified afterwards. c is the abscissa of the contour.
 1. Newton on the saddle point equations in (log c, x) at once. At the saddle the value does not change with c, so the
    system is triangular: x from the value, then c from `eps(c) = eps`.
 2. Secant steps in x on the contour integral itself, with fixed c and period.
+
 `solve_rate` finds the noise at which the bound of a true-positive rate is b, and the eps of that bound. The rate at a
 false-positive rate a is at most `F = delta(eps) + e^eps a` for every eps. The least F over eps shall be b:
 

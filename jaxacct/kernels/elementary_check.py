@@ -35,13 +35,13 @@ VALUES: dict[str, tuple[Callable[..., np.ndarray], float]] = {
     "logaddexp": (np.logaddexp, COMPOUND_UNITS),
     "erfc": (lambda x: erfc(np, x), SIMPLE_UNITS),
 }
-"""Each function as kernels call it, and the units that the model allows it (`units_of`)."""
+"""Each function as kernels call it, and the error that the model allows it, in units of 2^-53 (`units_of`)."""
 ROTATION = 4096
 """Length of the FFT that is tried."""
 
 
 def units_of(name: str, arguments: list[np.ndarray], value: np.ndarray) -> np.ndarray:
-    """Return the error that the model allows a function at each argument, in units of its value."""
+    """Return the error that the model allows a function at each argument, in units of 2^-53 times its value."""
     units = np.full(value.shape, VALUES[name][1])
     if name == "erfc":
         units *= 4.0 + np.square(arguments[0])
@@ -69,7 +69,7 @@ def failure(special: bool = False) -> str | None:
     angle = 2.0 * np.pi / ROTATION * np.arange(transform.size)
     allowed = ROUNDOFF * (
         FFT_CONSTANT * np.log2(ROTATION) + 4.0 * np.pi + 8.0
-    )  # FFT; angle, which is at most pi; cosine and sine
+    )  # the errors of the FFT, of the angle, which is at most pi, and of cosine and sine
     wrong = np.abs(transform - (np.cos(angle) - 1j * np.sin(angle)))
     if not (np.all(wrong <= allowed) and np.all(np.abs(np.fft.irfft(transform, n=ROTATION) - impulse) <= allowed)):
         return "NumPy's fft is less accurate than certificates assume"
@@ -87,7 +87,7 @@ def _table() -> dict[str, np.ndarray]:
 
 
 def _is_inaccurate(name: str, function: Callable[..., np.ndarray]) -> bool:
-    """Return whether a value is off by more than the allowed units minus one, the error of the table itself."""
+    """Return whether a value is off by more than the allowed error minus one unit, the error of the table itself."""
     *arguments, value = _table()[name].T
     with np.errstate(all="ignore"):
         allowed = np.maximum(units_of(name, arguments, value) - 1.0, 1.0) * ROUNDOFF * np.abs(value)

@@ -1,6 +1,6 @@
-"""Probability generating functions `phi(x) = E[x^K]` of how often a selection repeats its base.
+"""Probability generating functions `phi(x) = E[x^K]` of K, the number of times a selection runs its base mechanism.
 
-They are functions of `y = 1 - x`, so that nothing is lost near x = 1, where a law with many repetitions varies fastest.
+They take `y = 1 - x`, so that no digits are lost near x = 1, where the phi of a law with many repetitions varies most.
 `truncated_negative_binomial`, `poisson`, `binomial` and `categorical` return (phi, phi', phi'') with derivatives in x;
 phi' and phi'' are convex and non-decreasing in x. Functions named `..._steepness` return (log phi', phi''/phi').
 Functions named `..._rise` return phi(x) - phi(x - d), whose relative error is small however small x, y or d is. The
@@ -168,7 +168,7 @@ def categorical_rise(probabilities: Array, x: Array, d: Array) -> Array:
 
 
 def _power(x: Any, degree: int) -> Any:
-    """Return `x^n`, n the degree, by squaring; it is off by at most 2 n units."""
+    """Return `x^n`, n the degree, by squaring; its relative error is at most 2 n roundoffs."""
     found = np.ones_like(x)
     for bit in bin(degree)[2:]:
         found = found * found * x if bit == "1" else found * found
@@ -176,9 +176,9 @@ def _power(x: Any, degree: int) -> Any:
 
 
 def _sum_of_powers(x: Any, before: Any, degree: int) -> Any:
-    """Return `(x^n - b^n)/(x - b) = sum_i x^i b^{n-1-i}`, n the degree, in about log2 n steps without differences.
+    """Return `s_n = sum_i x^i b^{n-1-i} = (x^n - b^n)/(x - b)`, n the degree and b `before`, without subtractions.
 
-    s_{2m} = s_m (x^m + b^m) and s_{2m+1} = x s_{2m} + b^{2m}.
+    It takes about log2 n steps, by s_{2m} = s_m (x^m + b^m) and s_{2m+1} = x s_{2m} + b^{2m}.
     """
     total, x_power, before_power = np.zeros_like(x * before), np.ones_like(x * before), np.ones_like(x * before)
     for bit in bin(degree)[2:]:

@@ -137,6 +137,7 @@ def cuts_of(cells: Cells, windows: Windows) -> Cuts:
 
 def shares(cuts: Cuts, alpha: Array) -> tuple[Array, Array]:
     """Bound the weights |w1 w2| (bulk) and |(1 - w1) w2| (jumps) from above in each cell, (B, J), for Im u <= alpha.
+
     |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)).  The factor e^{y^2/2} may overflow and Phi underflow
     where their product does neither, so their logarithms are added.
     """
@@ -192,6 +193,7 @@ def _relative(cells: Cells) -> Array:
 
 def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: float) -> tuple[Array, Array]:
     """Bound log |A(c + iy')| and log |B(c + iy')|, bulk and jumps, from above for every y' >= y, (B,).
+
     The path of integration is u + i sign alpha(u).  alpha is piecewise linear, at least 0, and 0 at both ends; s alpha
     is at most pi/2.  The argument `alpha` holds its values at the edges of the cells, (B, J + 1).  On the path
     |e^{sign z X}| = e^{X (sign c cos(s alpha) - y sin(s alpha))}.

@@ -100,7 +100,10 @@ def trapezoid(nodes: Summand, epsilon: Array) -> tuple[Array, Array]:
 
 
 def two_sided(nodes: Summand, slack: Array, tail: Array, epsilon: Array) -> Array:
-    """Bound the error of (trapezoid sum)/Z that its terms and the cut-off make, without images; Z = e^{K(c) - c eps}."""
+    """Bound the error, in units of Z = e^{K(c) - c eps}, of the terms of the trapezoid sum and of its cut-off.
+
+    The error of images is not included.
+    """
     xp = namespace(nodes.t, epsilon)
     turned = 8.0 * ROUNDOFF * (nodes.t + nodes.c[..., None]) * xp.abs(epsilon)[..., None] * xp.exp(nodes.log_modulus)
     return SUM_OUTWARD * (xp.sum(xp.hypot(*nodes.weight) * (slack + turned), axis=-1) + tail)

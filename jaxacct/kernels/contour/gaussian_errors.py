@@ -39,7 +39,7 @@ TALLEST_LINE = 12.0
 LARGEST_DOUBT = 0.1
 """Largest error of a weight's logarithm for which a bound to first order is used; above it nothing is certified."""
 ROUNDED_UP = 1.001
-"""Factor for the rounding of an error bound's own arithmetic."""
+"""Factor that covers the rounding in the computation of an error bound."""
 
 
 def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:

@@ -2,9 +2,9 @@
 
     delta(eps) = (1/2 pi i) int e^{K(z) - z eps}/(z (z+1)) dz on Re z = c,   K = sum_i n_i log sum_b share_b M_b(z)
 
-The output of a branch is u, with the pair P = sum_j w_j N(s_j, 1), Q = N(0, 1), s_j >= 0, and the likelihood ratio
-mix = sum_j w_j e^{s_j u - s_j^2/2}.  In either direction M(z) = int phi(u) mix(u)^a du, with a = z + 1 for remove and
-a = -z for add.  These kernels run on NumPy only.
+Step i, composed n_i times, draws a branch b with the probability share_b. The branch's output u has the pair P = sum_j
+w_j N(s_j, 1), Q = N(0, 1), s_j >= 0, and the likelihood ratio mix = sum_j w_j e^{s_j u - s_j^2/2}. In either direction
+M(z) = int phi(u) mix(u)^a du, with a = z + 1 for remove and a = -z for add. These kernels run on NumPy only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ SMALL_LOSSES = 30.0
 BLOCK = 16
 """Number of values of t that are evaluated at a time."""
 HEIGHT_SHARE = 0.998
-"""Factor on the heights of the density. It covers the rounding of the density, and of the integral that scales it."""
+"""Factor on the heights of the loss's density. It covers the rounding of the density and of the integral that scales
+it."""
 LOG_TOLERANCE = float(np.log(1e-9))
 """Logarithm of the largest error from images and cut-off, relative to delta."""
 LARGEST_CANCELLATION = 3.0
@@ -259,7 +260,7 @@ def _on_lines(branch: Quadrature, t: Array) -> Array:
     """Bound |M(c + it)|/M(c), (T,), by integrals on lines u + iv, where |e^{it loss}| = e^{-t arg mix} falls in t."""
     law = branch.law
     spread = float(law.shift[-1] - law.shift[0])
-    # no line lies above a height of 3, since the Gaussian grows by e^{v^2/2}
+    # no line lies above v = 3, since the Gaussian grows by e^{v^2/2} at height v
     highest = min(0.5 * np.pi / spread if spread > 0.0 else np.inf, 3.0)
     found = np.ones(t.shape)
     log_mix, _, _, posterior = _log_mix(law, branch.u)
@@ -325,7 +326,7 @@ class BranchLaw(NamedTuple):
     """The law of a branch in one direction."""
 
     shift: Array  # (A,) in deviations, ascending
-    weight: Array  # (A,) positive; the true weights sum to 1 and differ from these by at most 4 units
+    weight: Array  # (A,) positive; the true weights sum to 1 and differ from these by at most 4 roundoffs
     sign: float  # 1 remove, -1 add
 
 
@@ -453,7 +454,7 @@ def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f:
 
 
 def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[float, float]:
-    """Bound log int_{u < low} phi mix^-c in two ways: by log mix's tangent at `low`, by the smallest shift's term."""
+    """Bound log int_{u < low} phi mix^-c in two ways: by log mix's tangent at `low`; by the smallest shift's term."""
     y = np.log(law.weight) + law.shift * low - 0.5 * law.shift**2
     posterior = np.exp(y - logsumexp(y))
     mean, least = float(posterior @ law.shift), float(law.shift[0])

@@ -44,13 +44,16 @@ NODE_COUNTS = 18
 SPARE_NATS = 7.0
 """Nats by which the terms that are cut off must lie below the tolerance."""
 DECAY_ROUNDING = 1e-9
-"""Relative rounding error of a decay in nats."""
+"""Relative rounding error of the decay that `_decay_at` bounds."""
 HORNER_UNITS = 16.0
-"""Units by which each step of Horner's rule on the unit circle moves a coefficient (README.md, section 4)."""
+"""Relative error of a coefficient, in roundoffs, from each step of Horner's rule on the unit circle (README.md, 4)."""
 
 
 class Part(NamedTuple):
-    """Laws of one kind at the nodes, `n` steps of each. With J laws every field has (J,) in front."""
+    """Transforms M of laws of one kind (Gaussian, Laplace or finite) at the nodes, and the number `n` of steps of each.
+
+    With J laws every field has (J,) in front.
+    """
 
     n: Array
     log_m: Array  # log M(c)
@@ -180,7 +183,10 @@ def values_along(nodes: Nodes, epsilon: Array) -> Array:
 
 
 def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Return what `errors` returns, for `values_along`. Errors of phases grow with |eps|, Horner's with the count."""
+    """Return what `errors` returns, for `values_along`.
+
+    Errors of phases grow with |eps|, those of Horner's rule with the number of nodes.
+    """
     xp = namespace(nodes.t, epsilon)
     weight = xp.hypot(*nodes.weight)
     size = weight * xp.exp(nodes.log_modulus)
@@ -324,7 +330,7 @@ def epsilon(
     `upper` holds for log_delta_low, `lower` for log_delta_high.
 
     The first contour is placed by the saddle point approximation.  This is poor where rare large losses put a second
-    hump into the tilted law.  So every further round places the contour anew, for the latest solution.
+    hump into the tilted law.  So every round after the first places the contour anew, for the latest solution.
     """
     xp = namespace(law.sign, log_delta_low)
     point = saddle_for_delta(law, log_delta_low, axis_nodes(points))

@@ -1,8 +1,9 @@
 """The split contour: delta(eps) where few steps matter (kernels/README.md, section 6, with a figure and a glossary).
 
-Two things are not integrated.  Far outcomes are cut off, since under the tilt their losses would outweigh all losses
-that decide delta.  Compositions of bulk steps alone are left out if they form a near-atom, since the characteristic
-function of a near-atom does not decay.  A near-atom is likely where few of many steps sample the record.
+The outcomes of a step are split into a bulk of small losses, jumps with larger losses, and a far tail.  Two things are
+not integrated.  Far outcomes are cut off, since under the tilt their losses would outweigh all losses that decide
+delta.  Compositions of bulk steps alone are left out if they form a near-atom, since the characteristic function of a
+near-atom does not decay.  A near-atom is likely where few of many steps sample the record.
 
 delta is the contour integral of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the share of the compositions with a
 far step.  For keep_bulk = 0 the share of the compositions of bulk steps alone is added (split_remainder.py).  The
@@ -64,7 +65,7 @@ decay is estimated."""
 PLACEMENT_POINTS = 128
 """Number of quadrature points for placing the contour."""
 SCAN = np.geomspace(0.04, 6.0, 7)
-"""Abscissae at which the search for the saddle point may start, as multiples of log(1/delta)/(scale of losses)."""
+"""Abscissae at which the search for the saddle point may start, as multiples of log(1/delta)/`scale_of`."""
 CUTS = np.ceil(np.geomspace(8.0, 4096.0, 19))
 """Numbers of contour nodes tried for the cut-off in t, two to an octave."""
 
@@ -97,7 +98,7 @@ def no_placements(size: int, parts: int) -> Placement:
 
 
 def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: Array | None = None) -> Grid:
-    """Return grids for the J sampled Gaussians: even in u, or with points that follow e^{itL} for t <= `frequency`."""
+    """Return grids for the J sampled Gaussians: evenly spaced in u, or following e^{itL} for t <= `frequency`."""
     turns = None if frequency is None else frequency[..., None]
     return grid(steps_of(law, windows.low, windows.high), c[..., None], points, turns)
 
@@ -211,7 +212,7 @@ def _quadrature(law: LossLaw, contour: Contour, points: int, count: int) -> Quad
 
 
 def _ratio(odds: Array, bulk: tuple[Array, Array], jump: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Compute B(z_k)/A(z_k) from A(z_k)/A(c) - 1 and B(z_k)/B(c) - 1; `odds` is log B(c)/A(c)."""
+    """Compute B(z_k)/A(z_k) from A(z_k)/A(c) - 1 and B(z_k)/B(c) - 1; `odds` is log(B(c)/A(c))."""
     xp = namespace(odds, bulk[0])
     whole = 1.0 + bulk[0], 1.0 + jump[0]
     scale = xp.exp(odds)[..., None] / xp.maximum(whole[0] ** 2 + bulk[1] ** 2, 1e-300)
@@ -253,7 +254,7 @@ def integrand_at(law: LossLaw, contour: Contour, points: int, count: int) -> tup
     logs = logs_of(law, contour, parts, made_from.bulk, made_from.jump, t)
     keep_bulk = contour.windows.keep_bulk
     rise, log_norm = rise_and_norm(law, keep_bulk, parts.log_bulk, parts.log_jump)
-    # e^R - (1 - keep_bulk), relative to e^{max(r, 0)}
+    # e^R - (1 - keep_bulk), divided by e^{max(r, 0)}, where R = log prod (1 + B/A)^n and r is the real part of R
     r, top = logs.rise, xp.maximum(logs.rise, 0.0)
     half = 2.0 * xp.sin(0.5 * logs.rise_turn) ** 2
     less = xp.expm1(-xp.abs(r))
@@ -292,17 +293,17 @@ def estimate(integrand: Integrand, epsilon: Array) -> tuple[Array, Array]:
 LARGEST_DOUBT = 0.1
 """Largest error of a weight's logarithm for which a bound to first order is used; above it nothing is certified."""
 FIRST_ORDER = 1.01
-"""Factor for the terms beyond the first order of a small error."""
+"""Factor that covers the terms of second and higher order in a small error."""
 LEAST_LOG_SCALE = -690.0
-"""Smallest logarithm of Z that is exponentiated: e^-690 is still a normal number."""
+"""Smallest logarithm of Z = e^{K(c) - c eps} that is exponentiated: e^-690 is still a normal number."""
 BELIEVED = 1e6
-"""`Start.trust` of a value that a smaller program has found, but not certified. The search begins at such a value."""
+"""`Start.trust` of a value that a program with fewer nodes has found, but not certified. The search begins there."""
 LARGEST_MOVE = 2.5
-"""Largest factor by which eps moves in one round: the contour serves only eps near the one it was placed for."""
+"""Largest factor by which eps moves on one contour, which serves only eps near the one it was placed for."""
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
 """Smallest and largest eps that the search may return."""
 MARGIN = 1.05
-"""Factor on the distance of either bound of eps from the estimate. It covers the change of the slope on the way."""
+"""Factor on the distance of either bound of eps from the estimate. It covers the change of the slope between them."""
 
 
 class Start(NamedTuple):
@@ -325,7 +326,7 @@ def _solve(integrand: Integrand, start: Array, log_delta: Array) -> Array:
         moved = eps + xp.clip((value - log_delta) / rate, -0.4 * start, 0.4 * start)
         return xp.clip(moved, start / LARGEST_MOVE, start * LARGEST_MOVE)
 
-    return repeat(xp, 7, newton, start)  # if the start is within a factor of LARGEST_MOVE, more steps change nothing
+    return repeat(xp, 7, newton, start)  # seven steps suffice within a factor of LARGEST_MOVE from the start
 
 
 class _Round(NamedTuple):
@@ -506,7 +507,7 @@ class Certificate(NamedTuple):
 
     common: Array  # bound on the error of K(c), a factor common to all nodes
     slack: Array  # (count,) bound on the error of the integrand at each node, relative to e^{K(c)}
-    tail: Array  # bound on the terms that were cut off, divided by Z
+    tail: Array  # bound on the terms that were cut off, divided by Z = e^{K(c) - c eps}
     images_at: Array  # abscissa of the Chernoff bound for images to the right
     images_log: Array  # logarithm of this Chernoff bound at eps = 0
     remainder: Remainder
@@ -514,7 +515,7 @@ class Certificate(NamedTuple):
 
 
 class _OnAxis(NamedTuple):
-    """Values at t = 0, on the real axis, where the grids are even in u."""
+    """Values at t = 0, on the real axis, where the grids are evenly spaced in u."""
 
     even: Grid  # the grid for the tilt by the contour's abscissa
     parts: TiltedParts
@@ -575,7 +576,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     ratio = xp.exp(odds)[..., None] * jumps / ceilings
     most = composed(n, log1p(ratio))
     fallen = xp.exp(-most)
-    gain = -xp.expm1(-most) + keep_bulk[..., None] * fallen  # bound of (e^R - 1 + keep_bulk)/e^R
+    gain = -xp.expm1(-most) + keep_bulk[..., None] * fallen  # bounds 1 - (1 - keep_bulk)/prod (1 + B/A)^n
     units = ROUNDOFF * (16.0 + n.shape[-1])
     moved = composed(n, (part_errors[0] + units * xp.hypot(*bulk)) / ceilings)
     jumped = composed(n, ratio / (1.0 + ratio) * (part_errors[1] / jumps + 2.0 * units))
@@ -623,7 +624,7 @@ def ends(integrand: Integrand, certificate: Certificate, epsilon: Array) -> tupl
 
 
 def _window_rounding(distance: Array, blur: Array) -> tuple[Array, Array]:
-    """Return the rounding of a window's log w, in units, and a bound of |d log w/du|.
+    """Return the rounding of a window's log w, in units of 2^-53, and a bound of |d log w/du|.
 
     distance : from the window's centre, positive on the side where w is near 1.
     """
@@ -633,7 +634,7 @@ def _window_rounding(distance: Array, blur: Array) -> tuple[Array, Array]:
 
 
 class _Units(NamedTuple):
-    """Rounding errors of the terms of one part's sum on a grid, in units; (X,) unless said otherwise."""
+    """Rounding errors of the terms of one part's sum on a grid, in units of 2^-53; (X,) unless said otherwise."""
 
     own: Array  # error of the logarithm of a weight
     turned: Array  # error of a loss, which turns its term e^{itL}

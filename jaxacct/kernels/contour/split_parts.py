@@ -49,7 +49,7 @@ remains.
 LARGEST_TURN_SHARE = 0.85
 """Largest share of the grid's points for following the turns of e^{itL}. The other points resolve the windows."""
 NO_WINDOW = 1e9
-"""Place u of a window that must remove no outcome: every outcome lies below it."""
+"""Centre, in u, of a window that must cut nothing off: every outcome lies below it."""
 
 
 class Windows(NamedTuple):
@@ -127,7 +127,7 @@ def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
 
 
 def grid(steps: Steps, c: Array, nodes: int, frequency: Array | None = None, stop: Array = np.inf) -> Grid:
-    """Place `nodes` points, at most at u = `stop`: even in u, or so that they follow e^{itL} for t <= `frequency`."""
+    """Place `nodes` points up to u = `stop`: evenly in u, or so that they follow e^{itL} for t <= `frequency`."""
     sigma, q, _, low, high = steps
     xp = namespace(sigma, low, high, c)
     lo, hi = ends(steps, c)
@@ -219,7 +219,7 @@ def shares(grids: Grid) -> Shares:
 
 
 def _weights(law: LossLaw, parts: Shares, c: Array) -> tuple[Array, Array]:
-    """Return the log of the largest weight of bulk plus jumps under the tilt c, and all weights over it, (J, X)."""
+    """Return the log of the largest weight of bulk plus jumps under the tilt c, and (J, X) all weights over that one."""
     xp = namespace(law.gauss_n, parts.loss, c)
     exponent = xp.where(law.sign > 0, c + 1.0, -c)[..., None, None] * parts.loss + parts.log_both
     top = xp.max(exponent, axis=-1)
@@ -277,7 +277,7 @@ def place_of(sigma: Array, q: Array, loss: Array) -> Array:
 
 
 SHIFT_EXPONENTS = (0.0, 0.2, 0.4, 0.6)
-"""Heights that are tried for the shifted line, as exponents on a geometric scale.
+"""Heights (imaginary parts of u) that are tried for the shifted line, as exponents on a geometric scale.
 
 Exponent 0 stands for the height that suits the far window, exponent 1 for the largest height that the strip allows."""
 USELESS = 1e30
@@ -286,13 +286,13 @@ USELESS = 1e30
 It is finite, since it may be multiplied by a weight of zero. The jumps have such a weight if keep_bulk = 1 and low =
 NO_WINDOW."""
 STAIRS = 12.0
-"""Number of stairs by which the two sides of the shifted path are bounded."""
+"""Number of stairs of the step function that bounds the integrand along each side of the shifted path."""
 LEAST_SIGMA = 2e-3
 """Smallest noise multiplier that is certified: below it 1/sigma is too large for closed forms of the remainder."""
 LEAST_SIGMA_PER_STEP = 0.05
 """Smallest sigma/(spacing of the grid); a coarser grid cannot resolve the law (kernels/README.md, section 6)."""
 TALLEST_LINE = 12.0
-"""Largest height of a shifted line of integration, in u."""
+"""Largest imaginary part of u on a shifted line of integration."""
 STRIP_SHARE = 0.97
 """Largest height of a shifted line, as a share of pi sigma, which is half the width of the strip of analyticity."""
 SIDES_FACTOR = 2.0 * TALLEST_LINE
@@ -300,7 +300,7 @@ SIDES_FACTOR = 2.0 * TALLEST_LINE
 
 On the sides the kernel is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section 6)."""
 ROUNDED_UP = 1.001
-"""Factor for the rounding of an error bound's own arithmetic."""
+"""Factor that covers the rounding in the computation of an error bound."""
 
 
 def in_front(values: Sequence[float] | np.ndarray, ndim: int) -> np.ndarray:
@@ -466,7 +466,10 @@ def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: 
 
 
 def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Bound what `step_errors` bounds, at t = 0 on an even grid, by mix cos(v/2) <= |mix(x + i sigma v)| <= mix."""
+    """Bound what `step_errors` bounds, at t = 0 on an evenly spaced grid.
+
+    The bound is by mix cos(v/2) <= |mix(x + i sigma v)| <= mix.
+    """
     xp = namespace(nodes.u, c)
     u, loss = cell_edges(steps, nodes)
     own = stack(xp, [parts.log_bulk, parts.log_jump])
@@ -487,13 +490,13 @@ def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Arra
 
 
 DECAY_ROUNDING = 1e-9
-"""Relative rounding error of a decay, and of the logarithms `rise` and `reached`, whose difference it is."""
+"""Relative rounding error of a decay, and of the logarithms `rise` and `reached` that `_by_jumps` subtracts."""
 FIRST_ORDER = 1.01
-"""Factor for the terms beyond the first order of a small error."""
+"""Factor that covers the terms of second and higher order in a small error."""
 
 
 def _whole(nodes: Grid, parts: TiltedParts, sign: Array, c: Array) -> Tilted:
-    """Return A + B as a tilted law on an even grid."""
+    """Return A + B as a tilted law on an evenly spaced grid."""
     xp = namespace(nodes.u, c)
     log_m = xp.logaddexp(parts.log_bulk, parts.log_jump)
     bulk, jump = (xp.exp(x - log_m)[..., None] for x in (parts.log_bulk, parts.log_jump))
@@ -516,7 +519,7 @@ def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedPart
 
 def _rounded_down(law: LossLaw, sampled: Array, frequency: Array) -> Array:
     plain = law.mu2 * frequency**2 / 2.0
-    # 0.01 nats cover rounding that is not relative to the decay
+    # 0.01 nats cover rounding errors that are not in proportion to the decay
     return (plain + sampled) * (1.0 - DECAY_ROUNDING) - 0.01
 
 
@@ -541,7 +544,10 @@ def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c
 
 
 def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jump: Array, frequency: Array) -> Array:
-    """Bound log(|B(c + it)|/B(c)) for every t >= frequency by a shifted line, on which |e^{itL}| falls (remove)."""
+    """Bound log(|B(c + it)|/B(c)) for every t >= frequency, in the remove direction.
+
+    On the shifted line of integration |e^{itL}| falls with t.
+    """
     xp = namespace(nodes.u, frequency)
     sigma, steps = law.gauss_sigma, steps_of(law, windows.low, windows.high)._replace(sign=xp.ones_like(c))
     # heights of the line, in widths of the low window

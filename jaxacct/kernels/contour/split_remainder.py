@@ -1,7 +1,7 @@
 """The remainder, which the split contour does not integrate: compositions with a far step, or of bulk steps alone.
 
-What compositions with a far step contribute to delta is a closed form, and an excess over that form, which is bounded.
-What compositions of bulk steps alone contribute is bounded by Chernoff (kernels/README.md, section 6).
+What compositions with a far step contribute to delta is a closed form plus an excess, which is bounded.  What
+compositions of bulk steps alone contribute is bounded by Chernoff (kernels/README.md, section 6).
 """
 
 import math
@@ -45,7 +45,7 @@ LARGEST_MOMENT = 1e200
 FAR_ROUNDING = 1e-11
 """Relative rounding error that is allowed for far masses. The few operations that give them cause far less."""
 OUTWARD = 1.000001
-"""Factor for the rounding of a sum of exponentials, whose logarithms are known to a part in 1e8 or better."""
+"""Factor that covers the rounding of a sum of exponentials, whose logarithms are known to a part in 1e8 or better."""
 
 
 class FarMasses(NamedTuple):
@@ -102,8 +102,8 @@ def scale_of(law: LossLaw, epsilon: Array) -> Array:
     q, n, exponent = law.gauss_q, law.gauss_n, xp.minimum(law.gauss_sigma**-2.0, LARGEST_EXPONENT)
     without_hits = -xp.sum(n * log1p(-q), axis=-1)
     deviation = xp.sqrt(xp.sum(n * q**2 * xp.expm1(exponent), axis=-1) + law.mu2)
-    # Of 180 random configurations with few hits, at eps = 0, the factors 0.25 and 1 certify all, the factor 0.03 only
-    # nine tenths.
+    # Of 180 random configurations in which few steps sample the record, at eps = 0, the factors 0.25 and 1 certify all,
+    # the factor 0.03 only nine tenths.
     return xp.maximum(epsilon, xp.maximum(0.25 * xp.minimum(without_hits, deviation), 1e-12))
 
 
