@@ -493,9 +493,7 @@ def cells(steps: Steps, nodes: np.ndarray) -> Cells:
         np.where(empty, 0.0, first),
         np.where(empty, 0.0, last),
         wrong,
-        np.where(
-            empty, -1e300, log_bend
-        ),  # not log 0 = -inf, which could turn into NaN in a sum with +inf
+        np.where(empty, -1e300, log_bend),  # not log 0 = -inf, which could turn into NaN in a sum with +inf
         bend_wrong,
         _tail(steps, nodes[:, :1], -1.0),
         _tail(steps, nodes[:, -1:], 1.0),

@@ -1,7 +1,8 @@
-"""Laws on a uniform lattice: hat masses of cells, masses that dominate or are dominated, and their composition by FFT.
+"""Builds laws on a uniform lattice of losses, which dominate a given law or are dominated by it; composes them by FFT.
 
-jaxacct/engines/README.md, "The lattice engine", has the proofs. Kernels here take one law at a time, without batch
-axes.
+The *hat masses* of a cell are two masses, at the nodes on either side of the cell, that together keep its P-mass and
+its Q-mass. jaxacct/engines/README.md, "The lattice engine", has the proofs. Kernels here take one law at a time,
+without batch axes.
 """
 
 from __future__ import annotations
@@ -23,21 +24,24 @@ PANELS = 4096
 QUADRATURE_ORDER = 5
 """Number of Gauss-Legendre points on each panel."""
 NARROW_ORDER = 2
-"""Number of Gauss-Legendre points on panels so narrow that even then the error is below rounding."""
+"""Number of Gauss-Legendre points on panels so narrow that the error of so few points is below rounding."""
 LONG = 2**18
 """On lattices of at least this many nodes, NumPy uses NARROW_ORDER for narrow panels, which halves the time."""
 LOG_NOTHING = -34.0
 """If log(the right node's share of a panel's mass) is below this, the quadrature serves the left node alone."""
 LARGEST_ETA = 0.1
-"""If a panel's quadrature has at least this relative error, the panel's mass is bounded and moves as a whole."""
+"""If a panel's quadrature has at least this relative error, the panel's mass is bounded and goes whole to one node."""
 FFT_CONSTANT = 8.0
-"""Error of an FFT in units of rounding, divided by log2 of its length. Higham's constant is 7."""
+"""Error of an FFT in roundoffs, divided by log2 of its length. Higham's constant is 7."""
 ROUNDED_UP = 1.001
-"""Factor for the rounding of an error bound's own arithmetic."""
+"""Factor that covers the rounding in the computation of an error bound."""
 
 
 class Composition(NamedTuple):
-    """The tilted cyclic composition, (N,); a bound of the 2-norm of its error; and log M_i at three tilts, (R, 3)."""
+    """The tilted cyclic composition, (N,), a bound of the 2-norm of its error, and log moments of the R laws, (R, 3).
+
+    The moments are M_i(c) = sum_k mass_ik e^{c k h} at the three tilts c.
+    """
 
     mass: Array
     error: Array
@@ -64,8 +68,8 @@ def compose(
 
     mass : (R, N) at index k.
     tilt : (R, 3) exponents c_i of e^{c_i k h}: the tilt, and two for Chernoff bounds.
-    direction, count : (R,) s_i and n_i.
-    step : h.
+    direction, count : (R,) the sign s_i of the loss s_i k h at index k, and the number n_i of steps with law i.
+    step : h, the distance of neighbouring losses.
     upper : whether the masses are rounded up; otherwise they are rounded down.
     """
     xp = namespace(mass, tilt, direction, count, step, roll, upper)
@@ -170,7 +174,7 @@ def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int
 
 
 def plain_gaussian_nodes(deviation: Array, origin: Array, step: Array, nodes: int) -> Array:
-    """Return the standard quantiles u_k = (origin + k step)/s + s/2; the base loss is N(-s^2/2, s^2)."""
+    """Return the standard quantiles u_k = (origin + k step)/s + s/2 of the base loss N(-s^2/2, s^2); s: `deviation`."""
     xp = namespace(deviation, origin, step)
     return (origin + step * xp.arange(nodes)) / deviation + 0.5 * deviation
 
@@ -231,8 +235,8 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     low, high, crude = low * scale, high * scale, xp.zeros_like(width)
     spared = fine
     if xp is not np or np.any(used & ~fine):
-        # The distance of a panel from the mode is off by a few units of the mode's own size. The density amplifies this
-        # error by at most REACH.
+        # The distance of a panel from the mode is off by a few roundoffs of the mode's own size. The density amplifies
+        # this error by at most REACH.
         rounding = 1.0 + xp.where(upper, 1.0, -1.0) * ROUNDOFF * (64.0 + 8.0 * REACH * (REACH + mode))
         rounding = xp.maximum(rounding, 0.0)
         density = (1.0 - hit) * _extreme(start, end, upper) + hit * _extreme(start - mode, end - mode, upper)
@@ -251,7 +255,7 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     worst = xp.maximum(
         xp.where(sum_low > 0, wrong_low / sum_low, 0.0), xp.where(sum_high > 0, wrong_high / sum_high, 0.0)
     )
-    # A sum over the panels of a cell, in any order, is off by at most as many units as the cell has panels.
+    # A sum over the panels of a cell, in any order, is off by at most as many roundoffs as the cell has panels.
     number = total(xp.where(used, 1.0, 0.0))
     outward = 1.0 + xp.where(upper, 1.0, -1.0) * ROUNDOFF * (number + 4.0)
     return Cells(sum_low, sum_high, worst * (1.0 + 1e-9) + (4.0 + number) * ROUNDOFF, total(crude) * outward)

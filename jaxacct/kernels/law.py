@@ -69,9 +69,9 @@ def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
     """Return `log(1 - q + q e^y)` with `y = u/sigma - 1/(2 sigma^2)`, and `q e^y / mix`; 0 < q < 1."""
     xp = namespace(sigma, q, u)
     y = u / sigma - 0.5 / sigma**2
-    # log1p(q expm1(y)) is off by a few units, except where e^y may overflow (`high`) or 1 + q expm1(y) cancels (`low`).
-    # There log((1 - q) + q e^y) is taken, whose two terms are positive. A y with q e^y < 1 does not count as high,
-    # since y + log q would cancel.
+    # log1p(q expm1(y)) is off by a few roundoffs, except where e^y may overflow (`high`) or 1 + q expm1(y) cancels
+    # (`low`). There log((1 - q) + q e^y) is taken, whose two terms are positive. A y with q e^y < 1 does not count as
+    # high, since y + log q would cancel.
     high, low = (y > 30.0) & (y > -xp.log(q)), (q > 0.5) & (y < -1.0)
     small = xp.exp(-xp.abs(y))
     grown = xp.expm1(xp.where(high, 0.0, xp.minimum(y, 709.0)))
@@ -174,7 +174,7 @@ def _laplace_cumulants(scale: Array, c: Array) -> tuple[Array, Array, Array]:
 
 
 def finite_weights(loss: Array, mass: Array, c: Array) -> tuple[Array, Array]:
-    """Return (log of the largest weight `mass e^{c loss}`, (A,) weights over the largest). Mass 0 has the weight 0."""
+    """Return (log of the largest weight `mass e^{c loss}`, (A,) all weights divided by it). Mass 0 has the weight 0."""
     xp = namespace(loss, mass, c)
     log_mass = xp.log(xp.where(mass > 0, mass, 1.0))
     exponent = xp.where(mass > 0, c[..., None] * loss + log_mass, -xp.inf)

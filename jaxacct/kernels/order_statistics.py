@@ -2,9 +2,9 @@
 
 Let F, G be the two distribution functions and phi the generating function of K. The best has the densities `phi'(F) f`
 and `phi'(G) g`. An interval (a, b] has the mass `phi(F(b)) - phi(F(a))`. The mass phi(0) of K = 0 is common to both.
-The divergence at ratio E is `P(A) - E Q(A)`. Here A is the set on which l, the log ratio of the densities, is above log
-E. A is a union of few intervals, whose ends are solved for (jaxacct/selection/README.md, "Computing monotone_score",
-has the errors).
+The divergence at ratio E = e^eps is `P(A) - E Q(A)`. Here A is the set on which l, the log ratio of the densities, is
+above eps. A is a union of few intervals, whose ends are solved for (jaxacct/selection/README.md, "Computing
+monotone_score", has the errors).
 
 For Rényi divergences the integral of `p^a q^{1-a}` between two `ends` is a Gauss-Legendre sum. Outside, phi' is
 constant to less than FLAT/a, and the rest is the integral of a Gaussian density. Where phi' is not constant on the
@@ -23,7 +23,7 @@ import numpy as np
 from jaxacct.kernels.arrays import Array
 
 FLAT = 1e-12
-"""Largest relative change of phi'^a that is neglected beyond the nodes."""
+"""Largest relative change of phi'^a, a being the Rényi order, that is neglected beyond the nodes."""
 FARTHEST = 37.5
 """Number of standard deviations beyond which the masses of N(0, 1) underflow in float64."""
 LEFT_OUT = 1e-10
@@ -35,7 +35,8 @@ REACHES = (9.0, 13.0, 37.5)
 STEP = 0.32
 """Distance between the nodes around each mean. If the means are near, the nodes of one lie between the other's."""
 CROSSING_STEPS = 40
-"""Largest number of Newton steps for an end of an interval. 3 are usual; more are needed near an extremum of l."""
+"""Largest number of Newton steps for an end of an interval. 3 are usual; near an extremum of the log ratio more are
+needed."""
 CLOSE = 1e-6
 """Newton's method stops after a step of at most this. An error e of an end changes the divergence by some e^2."""
 MOST_ROUNDS = 60
@@ -55,12 +56,12 @@ class Laws(Protocol):
 
 
 class Line(NamedTuple):
-    """Nodes from -inf to inf, l at the nodes, and the masses of the cells between nodes; one configuration a row."""
+    """Nodes from -inf to inf, log ratios there, and masses of the cells between nodes; each row is a configuration."""
 
     laws: Any
     mu: Array  # (R,)
     x: Array  # (R, X)
-    log_ratio: Array  # (R, X): log(density of the best of N(mu, 1)/that of N(0, 1)); nan where phi' is lost for both
+    log_ratio: Array  # (R, X): log(density of the best of N(mu, 1)/that of N(0, 1)); nan where phi' underflows for both
     present: Array  # (R, X - 1): masses of the best of N(mu, 1)
     without: Array  # (R, X - 1): masses of the best of N(0, 1)
 
@@ -70,7 +71,7 @@ class Line(NamedTuple):
 
 
 def line(laws: Any, mu: Array, reach: float) -> Line:
-    """Return the nodes of every row. Where l' changes sign between two nodes, one of them is moved to the extremum."""
+    """Return the nodes of every row. If the log ratio has an extremum between two nodes, one of them is moved there."""
     steps = int(np.ceil(2.0 * reach / STEP))
     own = np.linspace(-reach, reach, steps + 1)
     x = np.sort(np.concatenate([own + 0.0 * mu[:, None], own[:-1] + reach / steps + mu[:, None]], axis=1), axis=1)
@@ -90,7 +91,7 @@ def line(laws: Any, mu: Array, reach: float) -> Line:
 
 
 def _log_ratio(laws: Any, mu: Array, x: Array) -> tuple[Array, Array]:
-    """Return (l, l'), nan where phi' has left float64. At the infinite ends l is infinite."""
+    """Return the log ratio l of the densities, and l'; nan where phi' has left float64. At x = +-inf l is infinite."""
     from scipy.special import ndtr
 
     logs, slopes = [], []
@@ -114,7 +115,7 @@ def _masses(laws: Any, low: Array, high: Array) -> Array:
 
 
 def _extremum(laws: Any, mu: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """Return (x, l) where l' changes its sign between `low` and `high`, by the Illinois rule."""
+    """Return (x, l) at the extremum of the log ratio l between `low` and `high`, by the Illinois rule for l' = 0."""
     at_low, at_high = _log_ratio(laws, mu, low)[1], _log_ratio(laws, mu, high)[1]
     at, value = low, _log_ratio(laws, mu, low)[0]
     for _ in range(12):  # twelve steps of the Illinois rule
@@ -133,7 +134,10 @@ def _extremum(laws: Any, mu: Array, low: Array, high: Array) -> tuple[Array, Arr
 
 
 def _best_set(rows: Line, side: float, eps: Array) -> tuple[Array, Array]:
-    """Return (P(A), Q(A)) for `A = {side l > eps}`. P is the best of N(mu, 1) for side 1, of N(0, 1) for side -1."""
+    """Return (P(A), Q(A)) for `A = {side * l > eps}`, l being the log ratio.
+
+    P is the best of N(mu, 1) for side 1, and the best of N(0, 1) for side -1.
+    """
     active = side * rows.log_ratio > eps[:, None]
     full = active[:, 1:] & active[:, :-1]
     masses = (rows.present, rows.without)[:: int(side)]
@@ -153,9 +157,9 @@ def _best_set(rows: Line, side: float, eps: Array) -> tuple[Array, Array]:
 def _crossing(
     laws: Any, mu: Array, side: float, eps: Array, ends: tuple[Array, Array], heights: tuple[Array, Array]
 ) -> Array:
-    """Return the x between the two `ends` at which `side l` crosses eps, by a bracketed Newton's method.
+    """Return the x between the two `ends` at which side * l crosses eps, by a bracketed Newton's method.
 
-    If l is not finite at one finite end, the result is the other end.
+    l is the log ratio. If l is not finite at one finite end, the result is the other end.
     """
     low: Array
     high: Array
@@ -209,7 +213,7 @@ def crossing(rows: Line, delta: Array) -> Array:
             first, second = _best_set(part, side, np.log(before))
             above = _next(first, second, delta[going], before)
             ratio[going] = above
-            # A row is done when E grows relatively by less than 1e-13.
+            # A row is done when its ratio E = e^eps grows relatively by less than 1e-13.
             going = going[(above > before * (1.0 + 1e-13)) & (above < largest)]
             if not going.size:
                 break
@@ -218,7 +222,7 @@ def crossing(rows: Line, delta: Array) -> Array:
 
 
 def _of_cells(first: Array, second: Array, delta: Array) -> Array:
-    """Return a lower bound of E: the ratio at which the divergence between the masses of the cells falls to delta."""
+    """Return a lower bound of E = e^eps: the ratio at which the divergence of the cells' masses falls to delta."""
     ratio = np.ones(delta.size)
     for _ in range(MOST_ROUNDS):
         active = first > ratio[:, None] * second

@@ -1,14 +1,15 @@
 """The worst score for "run K times, keep the best": an upper bound of the leak, and an order that nearly attains it.
 
-Let `T(u)` be the concave trade-off curve of the base, the largest P-mass of a set of Q-mass u. Let `L` be the slope of
-T, and `phi` the generating function of K. For `E = e^eps >= 1` the leak is at most
+The leak is delta(eps) for the worst score. Let `T(u)` be the concave trade-off curve of the base, the largest P-mass of
+a set of Q-mass u. Let `L` be the slope of T, and `phi` the generating function of K. For `E = e^eps >= 1` the leak is
+at most
 
     U(E) = int_0^1 max_{u<=w<=1} (L(u) phi'(T(w) - T(u)) - E phi'(w - u))_+ du + phi(1) - phi(1 - T(0)).
 
-Rows are intervals of u, columns intervals of w. A row is active if the integrand is positive there. A sketch on few
-cells finds E, the active rows, and where the maxima lie. The sketch decides only which lines of the curve are kept. Any
-choice gives a bound, since the polygon through any lines lies above the curve. jaxacct/selection/README.md has the
-theorem and the proofs.
+Rows are intervals of u, columns intervals of w. A row is served at w if its maximum is taken there. A row is active if
+the integrand is positive there. A sketch on few cells finds E, the active rows, and where the maxima lie. The sketch
+decides only which lines (tangents of the curve T) are kept. Any choice gives a bound, since the polygon of any tangents
+lies above the curve. jaxacct/selection/README.md has the theorem and the proofs.
 
 The upper bound is the largest of lines in E, on the rows and columns of a mesh. Cells of columns run along the first
 axis, groups of rows along the last. These kernels take one configuration, without batch axes: its cells fill the cache
@@ -36,7 +37,7 @@ class Resolution(NamedTuple):
     groups: int  # groups of active rows
     lines: int  # lines of the curve in each group
     columns: int  # columns beyond the active rows, common to all groups
-    window: int  # columns of each single group, around the w at which the group is best served
+    window: int  # columns of each single group, around the w at which the group's rows have their maximum
     sketch: tuple[int, int]  # rows and columns of the sketch that places the mesh
 
 
@@ -52,7 +53,8 @@ MIDDLE = Resolution(96, 6, 192, 48, (36, 96))
 FINE = Resolution(256, 6, 768, 192, (36, 96))
 """The resolution for brackets that MIDDLE leaves too wide; directly after QUICK if brackets shall be very narrow."""
 FINEST = FINE._replace(sketch=(144, 192))
-"""The resolution after FINE if brackets shall be very narrow. Its sketch shows turns of the order that FINE misses."""
+"""The resolution after FINE if brackets shall be very narrow. Its sketch shows changes of the best order that FINE
+misses."""
 MASS_ERROR = 16.0 * ROUNDOFF
 """Absolute error of a difference of two masses."""
 SLOPE_ERROR = 4e-12
@@ -94,7 +96,7 @@ class Inner(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """Gain and cost of A coarse rows, each row served as a whole at the end of each of B coarse columns."""
+    """Gain and cost of each of A coarse rows, if the whole row is served at the end of each of B coarse columns."""
 
     gain: Array  # (A, B)
     cost: Array  # (A, B)
@@ -148,8 +150,8 @@ def middles(ends: Array) -> Array:
 def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resolution) -> Sketch:
     """Return the sketch of a polygon given by N + 1 knots; the first `above` of its cells have slopes above one.
 
-    Rows are equally long if length counts cells, the growth of log phi' and the growth of log p. Columns are equally
-    long if it counts cells and the growth of log phi'.
+    Rows are equally long, where length counts cells, the growth of log phi' and the growth of log p. Columns are
+    equally long, where length counts cells and the growth of log phi'.
     """
     xp, cells = namespace(q), q.size - 1
     log = lambda x, least: xp.log(xp.maximum(x, least))
@@ -222,7 +224,7 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0))
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0)) + 0.02 * xp.max(rows) + 1e-6
     # A column over which log gain grows by g overstates the gain by a share of g^2/8. This excess must stay below
-    # `ahead`, by which the column falls short of the row's best. To this 0.3 of the best is added, since columns so
+    # `ahead`, by which the column falls short of the row's best. `ahead` includes 0.3 of the best, since columns so
     # near the best are left to the windows.
     ahead = best[:, None] - value + (0.3 * best + SHARE_OF_ALL * total)[:, None]
     share = xp.where(found.gain > 0.0, found.gain / ahead, 0.0)
@@ -255,15 +257,15 @@ def _between(x: Array, at: Array, values: Array) -> Array:
 SUM_ROUNDING = 1e-9
 """Relative allowance for the arithmetic of a sum of positive terms, far above the error of thousands of terms."""
 WINDOW_MARGIN = 2
-"""Number of shared columns by which a window reaches beyond the w at which its group is served."""
+"""Number of shared columns by which a window reaches beyond the w at which its group's rows have their maximum."""
 LEAST_LINE = -1e300
 """Stands for the value -inf of a line of infinite cost. It is finite, so that its product with a weight of 0 is 0."""
 PLACES_BETWEEN_COLUMNS = 32
 """Number of steps, from the column before the best one to the one after, in the search for a better w."""
 MOST_ORDERS = 5
-"""Largest number of orders that are tried for eps."""
+"""Largest number of score orders that `epsilon` tries for its lower bound."""
 MOST_PASSES = 3
-"""Largest number of times that the lines are chosen."""
+"""Largest number of times that `epsilon` chooses the lines of its upper bound."""
 MOST_REGULA_FALSI = 30
 """Largest number of steps of regula falsi. Its upper end is certified wherever it stops."""
 OUTWARD = 1e-12
@@ -271,7 +273,10 @@ OUTWARD = 1e-12
 
 
 class Order(NamedTuple):
-    """A score order of an inner polygon: the row from Q-mass q_k to q_{k+1} is served at w = w_k."""
+    """A score order of an inner polygon: the row from Q-mass q_k to q_{k+1} is served at w = w_k.
+
+    That is, the row takes the integrand's value at w_k in place of the maximum over w.
+    """
 
     row_q: Array  # (R + 1,)
     row_p: Array  # (R + 1,)

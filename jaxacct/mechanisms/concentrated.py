@@ -1,4 +1,4 @@
-"""Zero-concentrated differential privacy: points on the privacy profile that follows from the guarantee."""
+"""Zero-concentrated differential privacy as a mechanism: points on the privacy profile that the guarantee implies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""DP-SGD as a mechanism: the record that describes a run, and the rules by which batches are drawn.
+"""DP-SGD as a mechanism: the numbers that describe a run, and the rules by which batches are drawn.
 
-`dp_sgd`, the calibrations, sweeps and the command line take this record with the same names.
+`dp_sgd`, the calibrations, sweeps and the command line take these numbers under the same names.
 """
 
 from __future__ import annotations
@@ -276,11 +276,11 @@ def rounds_of(steps: Any, size: Any) -> float | np.ndarray:
 class Rule(NamedTuple):
     """A batch rule: the mechanism of a step, or of a pass, and the numbers of a run that its constructor takes.
 
-    `taken_for_groups` are further numbers that the constructor takes for a group. `instead_of_groups` says what to use
-    if groups are not accounted for. `in_passes` says that the steps form rounds or epochs of `slots` batches, and that
-    a record is in one batch of each round or epoch. `in_turns` says that `groups` groups of records take turns, and
-    that `bands` steps share noise. `of_one_size` says that every batch has the same whole number of records. `relation`
-    is used when the caller gives none.
+    `taken_for_groups` are numbers that the constructor takes in addition if a group of records is protected.
+    `instead_of_groups` says what to use if groups are not accounted for. `in_passes` says that the steps form rounds or
+    epochs of `slots` batches, and that a record is in one batch of each round or epoch. `in_turns` says that `groups`
+    groups of records take turns, and that `bands` steps share noise. `of_one_size` says that every batch has the same
+    whole number of records. `relation` is used when the caller gives none.
     """
 
     step: Callable[..., Mechanism]

@@ -35,7 +35,8 @@ CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
 With so many quantiles the pairs add about 1e-4 to epsilon; at 37 deviations the normal tail is 6e-300.
 """
 LEAST_RELATIVE_GAP = 1e-7
-"""Smallest distance of two points relative to the largest shift in deviations; slopes of nearer points lose digits."""
+"""Smallest distance of two points of a profile, divided by the largest shift in deviations. The slope between nearer
+points loses digits."""
 Points = tuple[np.ndarray, np.ndarray]
 
 

@@ -299,7 +299,9 @@ def tilted_mode(s: Array, t: Array, c: Array) -> Array:
 
 
 def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return the least period at which a Chernoff bound makes images to the right negligible, and the bound's abscissa.
+    """Return the least period at which some Chernoff bound makes images to the right negligible, and where it does.
+
+    The second array holds the abscissae of those bounds.
     """
     gap = seen - c[:, None]
     needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)

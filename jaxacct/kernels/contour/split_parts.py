@@ -219,7 +219,10 @@ def shares(grids: Grid) -> Shares:
 
 
 def _weights(law: LossLaw, parts: Shares, c: Array) -> tuple[Array, Array]:
-    """Return the log of the largest weight of bulk plus jumps under the tilt c, and (J, X) all weights over that one."""
+    """Return the log of the largest weight of bulk plus jumps under the tilt c, and all weights divided by that weight.
+
+    The second array has shape (J, X).
+    """
     xp = namespace(law.gauss_n, parts.loss, c)
     exponent = xp.where(law.sign > 0, c + 1.0, -c)[..., None, None] * parts.loss + parts.log_both
     top = xp.max(exponent, axis=-1)
