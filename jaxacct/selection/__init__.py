@@ -1,4 +1,4 @@
-"""Private selection: run K times, K random and secret, and release the best; laws of K, and the cost."""
+"""Private selection: run a mechanism K times, K random and secret, release the best output, and account for it."""
 
 from jaxacct.selection.adaptive import AdaptiveSelection
 from jaxacct.selection.closed_form_guarantees import (

@@ -1,4 +1,7 @@
-"""Selection among candidates that may depend on each other: delta is `sum_k Pr[K=k] delta_k`, the exact worst case."""
+"""Selection among K candidates that may depend on each other.
+
+Its delta is `sum_k Pr[K = k] delta_k`, with delta_k the profile of k candidates composed: the exact worst case.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ LEAST_DELTA = 1e-290
 ROUNDINGS_PER_TERM = 8.0
 """Allowance for the relative error of one factor of a product, or of one term of a sum, in units of ROUNDOFF."""
 NODES_BY_LATTICE = 8
-"""Largest number of nodes k whose profile the lattice engine computes again if the contour engine leaves it wide."""
+"""Largest number of nodes k whose delta_k the lattice engine computes again if the contour engine's bracket is wide."""
 MOST_ROUNDS = 12
 """Largest number of rounds that add nodes for one eps, and of passes of the search for one delta."""
 LAST_EPS = 1e300
@@ -125,7 +128,7 @@ def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float)
 
 
 def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> tuple[float, float]:
-    """Return lower and upper bounds of delta; list k until the others' probability is small compared with delta."""
+    """Return lower and upper bounds of delta; list values of K until the others are improbable, compared with it."""
     ends = (0.0, 1.0)
     for tail in (1e-12, 1e-40, 1e-150, LEAST_DELTA):
         listed = weights(law, tail)
@@ -385,7 +388,7 @@ class _Search:
         return below + share * (above - below), max((rise + fall) / max(above - below, 1e-300), 1e-300)
 
     def narrow(self, error: float) -> None:
-        """Move `left` and `right` together until their eps, or their sums, differ relatively by at most `error`."""
+        """Move `left` and `right` towards each other until their eps, or sums, differ relatively by at most `error`."""
         for _ in range(8):
             below, above = self.left[0], self.right[0]
             close = above - below <= error * above or self.left[1] <= self.right[1] * (1.0 + error)

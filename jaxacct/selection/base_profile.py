@@ -50,7 +50,9 @@ CONTOUR_WIDTH = 1e-4
 VALUE_ERROR = 1e-12
 """Allowance for the rounding of arithmetic with values of the profile, relative to the result."""
 LINE_EPS = 650.0
-"""Largest eps of a line; its exp is far from overflow.  The polygon above T counts larger losses as infinite."""
+"""Largest eps for which a line of slope e^eps bounds T; e^eps is far from overflow.  The polygon above T counts larger
+losses as infinite.
+"""
 ASKED_EPS = 600.0
 """Largest eps for which the engines are asked."""
 
@@ -190,7 +192,9 @@ def meet(one: Any, other: Any, most: float) -> np.ndarray:
 def each_pair(
     run: Mechanism, law: Law, shape: tuple[int, ...], asked: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, int, Mechanism, Law]]:
-    """Yield for each pair of a base and a law: the pair's flat indices in an array of `shape`, base's row, base, law.
+    """Yield (flat indices, row, base, law) for each pair of a base and a law.
+
+    The flat indices are those of the pair's elements in an array of `shape`; the row is that of the base in its batch.
 
     asked : array of `shape`; elements where it is False are left out, and so are pairs of which no element is left.
     """

@@ -1,4 +1,4 @@
-"""Guarantees of a selection in closed form, report noisy max, and one guarantee for candidates that differ in privacy.
+"""Guarantees in closed form for selections and for report noisy max, and for candidates that differ in privacy.
 
 The theorems for the truncated negative binomial law of K are of kind "bound".  They are looser than
 `selection.bound_epsilon`, but need only one or two points of the candidates' profiles.

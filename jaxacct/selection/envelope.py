@@ -1,4 +1,4 @@
-"""Envelope: a cheap upper bound of the worst score's leak, for every law of K and eps >= 0.
+"""Envelope: a fast upper bound of what a selection leaks under the worst score, for every law of K and eps >= 0.
 
 Let phi be the generating function of K, T the concave trade-off curve of the base, L the slope of T, p = T(0) and
 E = e^eps.  The selection's profile delta_A has the bound
@@ -246,7 +246,7 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table | Gaussians, weight: float = 1.0) -> Points:
-    """Return the integral of the highest of some lines as Points; the lines have ascending gains.
+    """Return, as Points, the integral of the maximum of lines `r gain - cost`, which have ascending gains.
 
     There is a point for each r_j at which another line becomes the highest.  The sum of points is at least every line
     that is kept, even where rounding puts some r_j out of order: `(r - r_j)_+` is at least r - r_j, and at least 0.
@@ -317,7 +317,7 @@ def _delta(mu: np.ndarray, law: Law, eps: np.ndarray, size: Size) -> np.ndarray:
 def _of_nodes(
     mu: np.ndarray, law: Law, level: np.ndarray, eps: np.ndarray | None, size: Size
 ) -> tuple[Envelope, np.ndarray, np.ndarray]:
-    """Return an envelope for a level of delta, the eps (given or solved for), and whether the envelope seems close."""
+    """Return an envelope for a level of delta, the eps (given or solved for), and whether the bound seems tight."""
     start = IGNORED * level
     x, grown = sketch(mu[:, None], law, start[:, None])
     ends = spread(x, grown, np.diff(x), size.sketch_cells)
@@ -386,14 +386,14 @@ def _placed(made: Envelope, between: np.ndarray, count: int) -> np.ndarray:
 
 
 def _first(lines: Lines, start: np.ndarray) -> np.ndarray:
-    """Return the logarithm of the r up to which M is at most `start r`."""
+    """Return log r for the largest r up to which the bound of M(r) is at most `start * r`."""
     left = lines.gain > start[:, None]
     room = np.where(left, lines.gain - start[:, None], 1.0)
     return np.log(np.min(np.where(left, lines.cost / room, np.inf), axis=-1) * (1.0 - INFLATED))
 
 
 def _loss(mu: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """Return a loss above which about the P-mass `mass` lies."""
+    """Return a loss such that the larger losses have about the P-mass `mass`."""
     return mu * (0.5 * mu - special.ndtri(np.clip(mass, 1e-300, 1.0 - 1e-9)))
 
 
@@ -442,7 +442,7 @@ class Cells(NamedTuple):
         """Return lines that hold for all r with log r >= `first`; `first` is (R,)."""
         more = self.bent - np.exp(first - INFLATED * (1.0 + np.abs(first)))[:, None] * self.straight
         more = np.where(more <= 0.0, 0.0, more) * (1.0 + INFLATED)  # NaN stays NaN
-        # if the correction is over half of a cell's smaller cost, both ends of the cell take this cost, uncorrected
+        # if `more` is over half of a cell's smaller cost, both ends of the cell take this cost without the correction
         step = ~(more <= 0.5 * self.cost[:, 1:])
         left = np.where(step, self.cost[:, 1:], self.cost[:, :-1] - more)
         right = np.where(step, self.cost[:, 1:], self.cost[:, 1:] - more)

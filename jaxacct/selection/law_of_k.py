@@ -103,7 +103,7 @@ class Law(ABC):
         return self.generating(y)[1:]
 
     def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
-        """Return (log phi', phi''/phi') at x, in NumPy; -inf and 0 where phi' has left float64.
+        """Return (log phi', phi''/phi') at x, in NumPy; -inf and 0 where phi' underflows.
 
         y is 1 - x, and both must be relatively accurate.
         """
@@ -170,7 +170,7 @@ class Law(ABC):
             yield name, np.broadcast_to(value, shape + (value.shape[-1:] if name in self.vectors else ()))
 
     def taken(self, index: Index) -> Self:
-        """Return, unchecked, the laws at an array's index of a flattened batch; `(rows, None)` also adds an axis."""
+        """Return the laws at a NumPy index of a flattened batch, without checks; `(rows, None)` also adds an axis."""
         found = object.__new__(type(self))
         for name in self.constraints:
             object.__setattr__(found, name, getattr(self, name)[index])
@@ -264,7 +264,7 @@ class TruncatedNegativeBinomial(Law):
     def probability(self, k: ArrayLike) -> np.ndarray:
         k = np.asarray(check("k", k, WHOLE_K))
         at = np.maximum(k, 1.0)
-        # logarithms are added, since for large eta the factors leave float64 while their product does not
+        # logarithms are added, since for large eta the factors overflow or underflow while their product does not
         grown = np.asarray(self.eta) * np.log(self.gamma) + at * np.log1p(-self.gamma) + self._log_rising(at - 1.0)
         return np.where(k >= 1.0, self._scale() / at * np.exp(grown), 0.0)
 
@@ -286,7 +286,7 @@ class TruncatedNegativeBinomial(Law):
         return np.where(flat, -1.0 / np.log(self.gamma), -self.eta / np.where(flat, 1.0, np.expm1(whole)))[()]
 
     def _log_rising(self, k: np.ndarray) -> np.ndarray:
-        """Return `log (eta + 1)_k/k!`."""
+        """Return `log((eta + 1)_k / k!)`, where `(x)_k = x (x + 1) ... (x + k - 1)`."""
         from scipy.special import gammaln  # slow to import, and rarely needed
 
         eta, z = np.asarray(self.eta), np.asarray(k) + 1.0

@@ -42,12 +42,12 @@ ONE_DELTA = "the cheaper mechanism is chosen for one delta"
 class Selection(AnySelection):
     """Selection that runs ``mechanism`` K times, K from ``law``, and releases the best, in the worst case over scores.
 
-    The profile bounds H_E(A(X) || A(X')) of README.md of this folder, "The worst score".  It holds for every score that
-    is a total preorder of a candidate's own output and does not depend on K.  Candidates must be i.i.d. given the data;
-    `AdaptiveSelection` is for other candidates.  `ja.epsilon` and `ja.delta` return brackets.  The upper end is the
-    theorem's bound, rounded up; the lower end is the leak of an actual score.  In a composition with other mechanisms
-    a pair replaces the selection.  It is made from upper bounds of the selection's profile on a grid, so that the
-    answer is a bound.
+    The profile bounds delta(eps) of the release (README.md of this folder, "The worst score").  The profile holds for
+    every score that is a total preorder of a candidate's own output and does not depend on K.  Candidates must be
+    i.i.d. given the data; `AdaptiveSelection` is for other candidates.  `ja.epsilon` and `ja.delta` return brackets.
+    The upper end is the theorem's bound, rounded up; the lower end is the leak of an actual score.  In a composition
+    with other mechanisms a pair replaces the selection.  The pair is made from upper bounds of the selection's profile
+    on a grid, so that the answer is a bound.
 
     Parameters
     ----------

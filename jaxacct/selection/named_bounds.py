@@ -372,7 +372,7 @@ def _by_intervals(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray, sh
     mu, given = (np.broadcast_to(x, shape).reshape(-1) for x in (mu, given))
     mean = np.broadcast_to(law.mean, shape).reshape(-1)
     if quantity == "epsilon":
-        # at most 1e-9 of delta lies beyond the nodes, where the winners' log-ratio l is taken to be monotone
+        # at most 1e-9 of delta lies beyond the nodes, where the log-ratio of the winners' laws is taken to be monotone
         far = np.sqrt(2.0 * np.maximum(np.log(mean / 1e-9) - np.log(given), 0.0))
     else:
         # the nodes reach somewhat beyond the outcome at which the base's loss is eps
@@ -387,7 +387,7 @@ def _by_intervals(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray, sh
 
 
 def _by_orders(mu: np.ndarray, law: Law, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the Rényi divergences (O, *shape) of the winners at MONOTONE_ORDERS."""
+    """Return the Rényi divergences (O, *shape) between the winner's laws with and without the record."""
     laws, mu = law.flattened(shape), np.broadcast_to(mu, shape).reshape(-1)
     values = np.empty((MONOTONE_ORDERS.size, mu.size))
     ends, count = order_statistics.panels(laws, mu, MONOTONE_ORDERS[-1])
@@ -406,7 +406,7 @@ def _chunks(kind: np.ndarray, size: int) -> Iterator[np.ndarray]:
 
 
 class Bound(NamedTuple):
-    """Bound on a selection's leak: function (quantity, base, law, values, relation) -> bounds, kind, and laws of K."""
+    """Bound on a selection's leak: a function (quantity, base, law, values, relation), its kind, and its laws of K."""
 
     upper: Callable[[str, Mechanism, Law, np.ndarray, str], np.ndarray]
     kind: str = "bound"

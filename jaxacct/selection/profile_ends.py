@@ -1,9 +1,10 @@
 """Mass at infinity of a selection, its largest loss if the base's is bounded, and bounds from the base alone.
 
-At every eps a selection leaks at least `phi(1) - phi(1 - p)`, where p is the base's mass at infinity.  If the finite
-losses of the base are at most L, those of the selection are at most `L + log R`.  Here T is the trade-off curve, and
-`R = sup_v phi'(T(v) - p)/phi'(v)`.  For truncated negative binomial K and a symmetric base `L + log R` is at most
-(eta + 2) L.  Bounds from the base alone serve where the worst score cannot be computed.  With m = E[K] they are
+At every eps a selection leaks at least `phi(1) - phi(1 - p)`.  Here phi is the generating function of K, and p is the
+base's mass at infinity.  If the finite losses of the base are at most L, those of the selection are at most
+`L + log R`, with T the trade-off curve of the base and `R = sup_v phi'(T(v) - p)/phi'(v)`.  For truncated negative
+binomial K and a symmetric base `L + log R` is at most (eta + 2) L.  Bounds from the base alone serve where the worst
+score cannot be computed.  With m = E[K] they are
 
     (1 - phi(0)) delta_base(eps)  <=  delta(eps)  <=  min(m delta_base(eps - log R), 1 - phi(1 - delta_base(0))),
 
@@ -58,7 +59,7 @@ ROUNDED_UP = 1.0 + 1e-11
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
 """First and last s of the cells of v = 1/(1 + e^-s): v is 4e-18 and 1 - 1e-26.  One bound serves all v below 4e-18."""
 FIRST_CELLS, MOST_CELLS, PIECES_PER_CUT = 4096, 2**18, 4
-"""Numbers of cells of s: at the start; at most; and pieces into which one cell is cut.  More cells bound tighter."""
+"""First and largest number of cells of s, and number of pieces that one cell is cut into.  More cells bound tighter."""
 RATIO_TOLERANCE = 1e-8
 """Relative error aimed at for the ratio R; it is also the absolute error of the largest loss."""
 KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
@@ -183,7 +184,7 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Return (gain, cost) of orders that put a part of the most revealing outcome above the ranks up to some v."""
+    """Return (gain, cost) of `Limits`, for orders where part of the most revealing outcome outscores ranks up to v."""
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:
         return np.zeros(0), np.ones(0)
@@ -198,7 +199,7 @@ def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.nd
 
 
 def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Return a loss reached by orders that put a little of the most revealing outcome above the ranks up to a knot."""
+    """Return a loss reached by orders in which a bit of the most revealing outcome outscores ranks up to a knot."""
     top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0

@@ -116,7 +116,7 @@ def subset_epsilon(
 def subset_renyi(
     tuning: ArrayLike, training: ArrayLike, sampling_probability: float, *, variant: str = "rest"
 ) -> np.ndarray:
-    """Bound the Rényi divergences of tuning on a sample and training, in the larger direction, at orders 2, ..., A.
+    """Bound the Rényi divergences of tuning on a sample and then training, for the worse direction, at orders 2 to A.
 
     Parameters
     ----------
@@ -160,13 +160,13 @@ def subset_renyi(
 
 
 def _moment(values: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Return `(a - 1) R(a)` at whole orders a, 0 at orders 0 and 1."""
+    """Return `(a - 1) R(a)` at whole orders a, with R(2), R(3), ... in `values`; 0 at orders 0 and 1."""
     known: np.ndarray = np.concatenate([[0.0, 0.0], values * np.arange(1, values.size + 1)])
     return known[order]
 
 
 def _sum(q: float, terms: np.ndarray) -> float:
-    """Return `log sum_j C(n, j) q^j (1-q)^{n-j} e^{term j}`, j from 0 to n."""
+    """Return `log sum_j C(n, j) q^j (1-q)^{n-j} e^{terms_j}`, j from 0 to n."""
     n, j = terms.size - 1, np.arange(terms.size)
     with np.errstate(divide="ignore", invalid="ignore"):
         powers = [np.where(x > 0, x * np.log(base), 0.0) for x, base in ((j, q), (n - j, 1.0 - q))]

@@ -189,15 +189,15 @@ def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, floa
 
 
 def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> tuple[envelope.Envelope, float]:
-    """Return one direction's envelope, from profiles down to a share of `level`, and the last eps of `top` runs.
+    """Return one direction's envelope, and the last eps of the profile of `top` runs.
 
-    level : a delta.
+    level : a delta; the profiles end where delta is a certain share of it.
     """
     parts = components(run, "add_or_remove_one", side.direction)
     # mass at infinity counts by itself if it is certain; that of a pair which only dominates the base is not certain
     certain = run.kind_under("add_or_remove_one", composed=True) == "certified"
     apart = float(np.abs(parts.delta_infinity[0])) * (1.0 - RELATIVE_ERROR) if certain else 0.0
-    apart = apart if apart >= LEAST_DELTA else 0.0  # a smaller mass may only be where a table was cut off
+    apart = apart if apart >= LEAST_DELTA else 0.0  # a smaller mass may only stem from a cut-off table
     scale, other = derivative(law, top)
     most = scale * float(evaluated(other, np.zeros(()))[1]) if scale > 0.0 else 1.0
     share = envelope.TAIL_SHARE / max(most, 1.0) if np.isfinite(most) else 0.0

@@ -1,4 +1,4 @@
-"""Worst score of a selection: brackets of epsilon and delta, the score as an order of outcomes, laws of the release."""
+"""Worst score of a selection: brackets its epsilon and delta, finds the score, and computes the law of the output."""
 
 from __future__ import annotations
 
@@ -159,7 +159,8 @@ class Attack(float):
     """Epsilon that an order of scores reaches, together with the order: a lower bound on every honest answer.
 
     Outcomes of the base are ranked by likelihood ratio: the rank u of an outcome is the Q-mass of the outcomes with a
-    larger ratio.  An active outcome of rank u scores above the ranks in (u, served], and below all others.
+    larger ratio.  Outcomes of a rank below ``rank[-1]`` are active.  An active outcome of rank u scores above the ranks
+    in (u, served], and below all others.
 
     Parameters
     ----------
@@ -200,10 +201,10 @@ class Attack(float):
         """
         u = np.asarray(rank, np.float64)
         active = u < self.rank[-1]
-        # the score is a time: an active outcome comes when the inactive ranks up to its `served` have come
+        # a score is like a time: an active outcome comes when the inactive ranks up to its `served` have come
         row = np.clip(np.searchsorted(self.rank, u, side="right") - 1, 0, self.served.size - 1)
         below = self.served[row] - u
-        # an inactive outcome of rank w comes after the active outcomes whose `served` is at least w
+        # an inactive outcome of rank u comes after the active outcomes whose `served` is below u
         rows = np.searchsorted(-self.served, -u, side="right")
         before = self.rank[-1] - self.rank[np.minimum(rows, self.served.size)]
         first = self.served[-1]
@@ -273,7 +274,7 @@ def attack(
 
 
 def _order(law: Law, below: Inner, ratio: Any) -> Any:
-    """Return the best order of scores at E = `ratio`, and its (gain, cost)."""
+    """Return the best order of scores at e^eps = `ratio`, and its (gain, cost)."""
     order = worst_score.best_order(law, below, ratio, FINE)
     return order, worst_score.attained(law, below, order)
 
