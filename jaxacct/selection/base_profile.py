@@ -8,6 +8,7 @@ neighbouring intervals, and this lower bound of the profile gives a polygon belo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -21,7 +22,7 @@ from jaxacct.engines import backend, contour
 from jaxacct.engines.contour import delta_about
 from jaxacct.kernels.worst_score import CELLS, Inner, Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, SampledWithoutReplacement, batch_shape, components
-from jaxacct.mechanisms.base import element, register
+from jaxacct.mechanisms.base import element, register, take_rows
 from jaxacct.mechanisms.loss_components import add_and_remove
 from jaxacct.mechanisms.parts import Part
 from jaxacct.representations.mechanism_profile import profile
@@ -45,6 +46,8 @@ which moves a selection's eps by 1e-5.
 """
 CONTOURS = 16
 """Number of contours for one direction; each serves a block of neighbouring eps."""
+TOGETHER = 32
+"""Number of bases whose profiles are asked for in one call: with more, the arrays grow and a base is hardly cheaper."""
 CONTOUR_WIDTH = 1e-4
 """Largest relative width of a bracket from a shared contour; an eps with a wider bracket is computed again, alone."""
 VALUE_ERROR = 1e-12
@@ -255,83 +258,133 @@ class Curve(NamedTuple):
 
 def curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
     """Return for each configuration the curves of its directions; `coarse` asks engines for half as many points."""
-    shape = batch_shape(run)
-    return [_curves_of_one(element(run, index) if shape else run, coarse) for index in np.ndindex(shape)]
+    size, parts = math.prod(batch_shape(run)), _both(run)
+    # engines take many Gaussian bases in one call for little more than one; bits of other bases may depend on the batch
+    together = not any(np.any(part.laplace_n > 0.0) or np.any(part.finite_n > 0.0) for part in parts)
+    if batch_shape(run) and not (together and size):
+        return [_curves_of(element(run, index), coarse)[0] for index in np.ndindex(batch_shape(run))]
+    found: list[dict[str, Curve]] = []
+    for first in range(0, size, TOGETHER):
+        rows = np.arange(first, min(first + TOGETHER, size))
+        found += _curves_of(_rows(run, rows), coarse)
+    return found
 
 
-def _curves_of_one(run: Mechanism, coarse: bool) -> dict[str, Curve]:
-    """Return the curves of the directions of one configuration."""
-    parts = [components(run, "add_or_remove_one", direction) for direction in DIRECTIONS]
-    exact = all(map(finite_once, parts))
-    ratio, low, high = _by_sum(parts) if exact else _by_engine(run, parts, coarse)
-    inside = [_by_atoms(part) for part in parts] if exact else [None, None]
-    remove = _curve(*_joined(ratio, low, high), inside[0])
-    # at some parameters, such as a sampling probability of 1, the directions are alike
-    alike = run.symmetric() or (not exact and np.array_equal(low[0], low[1]) and np.array_equal(high[0], high[1]))
-    add = remove if alike else _curve(*_joined(ratio, low[::-1], high[::-1]), inside[1])
-    return dict(zip(DIRECTIONS, (remove, add), strict=True))
+def _both(run: Mechanism) -> list[Components]:
+    return [components(run, "add_or_remove_one", direction) for direction in DIRECTIONS]
 
 
-def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return eps >= 0, and the engines' lower and upper bounds of delta there, (2, K) each: removing, then adding."""
+def _rows(run: Mechanism, rows: np.ndarray) -> Mechanism:
+    """Return some configurations of a batch; a single mechanism, which broadcasts, stands for all rows."""
+    return take_rows(run, rows) if batch_shape(run) else run
+
+
+def _curves_of(run: Mechanism, coarse: bool) -> list[dict[str, Curve]]:
+    """Return the curves of a few configurations; only those of Gaussians come as a batch."""
+    parts = _both(run)
+    if all(map(finite_once, parts)):
+        ratio, low, high = _by_sum(parts)
+        remove, add = (
+            _curve(*_joined(ratio, low[turn], high[turn]), _by_atoms(part))
+            for turn, part in zip((slice(None), slice(None, None, -1)), parts, strict=True)
+        )
+        return [{"remove": remove, "add": remove if run.symmetric() else add}]
+    found = []
+    for eps, low, high in _by_engine(run, parts, coarse):
+        remove = _curve(*_joined(eps, low, high), None)
+        # at some parameters, such as a sampling probability of 1, the directions are alike
+        alike = run.symmetric() or (np.array_equal(low[0], low[1]) and np.array_equal(high[0], high[1]))
+        found.append({"remove": remove, "add": remove if alike else _curve(*_joined(eps, low[::-1], high[::-1]), None)})
+    return found
+
+
+def _by_engine(
+    run: Mechanism, parts: list[Components], coarse: bool
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Return, for each configuration, eps >= 0 and the engines' lower and upper bounds of delta there, (2, K) each.
+
+    The first row of the bounds is for removing, the second for adding.
+    """
     names = ["add_or_remove_one"] * 2 if run.symmetric() else ["remove_one", "add_one"]
-    known: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    infinite = max(float(part.delta_infinity[0]) for part in parts)
-    lasts = {name: _last(run, LAST_DELTA + 1.001 * infinite, name) for name in names}
-    first, at_most = min(lasts.values()), max(lasts.values())
-    if first == ASKED_EPS and all(
-        float(epsilon(run, 0.5, relation=name, rtol=PROFILE_RTOL).lower) > ASKED_EPS for name in names
-    ):
-        # half of the mass has losses beyond the engines' range: the bounds from the base alone answer instead
-        at = np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS])
-        return at, np.zeros((2, 3)), np.ones((2, 3))
+    infinite = np.max([part.delta_infinity for part in parts], axis=0)
+    size = infinite.size
     with backend.job(1, apart=True):  # uses NumPy or XLA as a single base would, whatever the caller's batch
-        found = delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL)
-        engine = str(found.engine)
-        count = EPS_POINTS.get(engine, EPS_POINTS["lattice"]) // (2 if coarse else 1)
-        # beyond eps = `first` only one direction has losses
-        early = round(count * max(first / at_most, 0.5))
-        at = np.concatenate([np.linspace(0.0, first, early), np.linspace(first, at_most, count - early + 1)[1:]])
+        lasts = {name: _last(run, LAST_DELTA + 1.001 * infinite, name) for name in dict.fromkeys(names)}
+        first, at_most = (pick(list(lasts.values()), axis=0) for pick in (np.min, np.max))
+        beyond = first == ASKED_EPS
+        for name in lasts:
+            due = np.flatnonzero(beyond)
+            if due.size:
+                half = epsilon(_rows(run, due), np.full(due.size, 0.5), relation=name, rtol=PROFILE_RTOL)
+                beyond[due] = half.lower > ASKED_EPS
+        probe = delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL)
+        engines = np.broadcast_to(probe.engine, (size,))
         # if the contour engine serves, it is named below: "auto" would leave each wide bracket to the lattice engine
-        by_contour = engine == "contour" and all(contour.reach(part).answers.all() for part in parts)
-        shared = by_contour and infinite == 0.0 and str(found.kind) == "certified"
+        by_contour = (engines == "contour") & np.all([contour.reach(part).answers for part in parts], axis=0)
+        shared = by_contour & (infinite == 0.0) & np.equal(probe.kind, "certified")
+        at = [_places(*ends, coarse) for ends in zip(first, at_most, engines, strict=True)]
+        known: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
         for part, (name, last) in zip(parts, lasts.items(), strict=False):
-            within = at[at <= last]
-            low, high = np.zeros(within.size), np.ones(within.size)
-            wide = np.arange(within.size)
-            if shared:
-                low, high = _on_few_contours(part, within)
-                wide = np.flatnonzero(high - low > CONTOUR_WIDTH * high)
-                # a separate contour hardly ever raises a lower bound of 0: only every eighth such eps is computed again
-                nothing = low[wide] == 0.0
-                wide = np.append(wide[~nothing], wide[nothing][::8])
-            if wide.size:
-                chosen = "contour" if by_contour else "auto"
-                rest = delta(run, within[wide], relation=name, engine=chosen, rtol=PROFILE_RTOL)
-                low[wide], high[wide] = rest.lower, rest.upper
-            high = np.minimum.accumulate(high)  # delta does not increase in eps
-            behind = at.size - within.size
-            known[name] = np.append(low, np.zeros(behind)), np.append(high, np.full(behind, high[-1]))
-    ends = [np.stack([known[name][i] for name in names]) for i in (0, 1)]
-    return at, ends[0], ends[1]
+            within = [eps[eps <= end] for eps, end in zip(at, last, strict=True)]
+            ends = [np.stack([np.zeros(eps.size), np.ones(eps.size)]) for eps in within]
+            some = np.flatnonzero(shared & ~beyond)
+            for row, found in zip(some, _on_few_contours(part.take(some), [within[row] for row in some]), strict=True):
+                ends[row] = found
+            wide = [_wide(*bounds) if shared[row] else np.arange(bounds[0].size) for row, bounds in enumerate(ends)]
+            for chosen, those in (("contour", by_contour), ("auto", ~by_contour)):
+                due = np.flatnonzero(those & ~beyond)
+                row = np.repeat(due, [wide[i].size for i in due])
+                if row.size:
+                    values = np.concatenate([within[i][wide[i]] for i in due])
+                    rest = delta(_rows(run, row), values, relation=name, engine=chosen, rtol=PROFILE_RTOL)
+                    for i in due:
+                        ends[i][:, wide[i]] = rest.lower[row == i], rest.upper[row == i]
+            known[name] = [_filled(*bounds, eps.size) for bounds, eps in zip(ends, at, strict=True)]
+    # if half of the mass has losses beyond the engines' range, the bounds from the base alone answer instead
+    nothing = np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS]), np.zeros((2, 3)), np.ones((2, 3))
+    of = lambda row, end: np.stack([known[name][row][end] for name in names])
+    return [nothing if beyond[row] else (at[row], of(row, 0), of(row, 1)) for row in range(size)]
 
 
-def _on_few_contours(part: Components, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of delta at ascending eps from CONTOURS contours; 0 and 1 where they give none."""
-    blocks = -(-eps.size // CONTOURS)
-    padded = np.append(eps, np.full(-eps.size % blocks, eps[-1])).reshape(-1, blocks)
-    rows = part.take(np.zeros(len(padded), int))
-    found = delta_about(rows, padded, np.zeros(padded.shape), CONTOUR_WIDTH, contour.TOLERANCE)
-    outward = 4.0 * ROUNDOFF * np.array([[-1.0], [1.0]])
-    low, high = np.stack([end.reshape(-1)[: eps.size] for end in (found.lower, found.upper)]) * (1.0 + outward)
-    return low, np.minimum(high, 1.0)
+def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
+    """Return the eps at which the profile is evaluated; beyond `first` only one direction has losses."""
+    count = EPS_POINTS.get(engine, EPS_POINTS["lattice"]) // (2 if coarse else 1)
+    early = round(count * max(first / last, 0.5))
+    return np.concatenate([np.linspace(0.0, first, early), np.linspace(first, last, count - early + 1)[1:]])
 
 
-def _last(run: Mechanism, level: float, relation: str) -> float:
-    """Return an eps at which delta has fallen to `level`, but no eps above ASKED_EPS."""
-    with backend.job(1, apart=True):
-        found = float(epsilon(run, min(level, 1.0 - ROUNDOFF), relation=relation, rtol=PROFILE_RTOL).upper)
-    return min(max(found, 1e-6), ASKED_EPS)
+def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return the places of brackets from shared contours that are computed again, alone."""
+    wide = np.flatnonzero(high - low > CONTOUR_WIDTH * high)
+    # a separate contour hardly ever raises a lower bound of 0: only every eighth such eps is computed again
+    nothing = low[wide] == 0.0
+    return np.append(wide[~nothing], wide[nothing][::8])
+
+
+def _filled(low: np.ndarray, high: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds of delta at `count` eps: beyond those known, delta is between 0 and the last upper bound."""
+    high, behind = np.minimum.accumulate(high), count - high.size  # delta does not increase in eps
+    return np.append(low, np.zeros(behind)), np.append(high, np.full(behind, high[-1]))
+
+
+def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarray]:
+    """Return bounds of delta, (2, K), at ascending eps of each row, by CONTOURS contours; 0 and 1 where they fail."""
+    if not eps:
+        return []
+    blocks = [-(-each.size // CONTOURS) for each in eps]
+    cut = [np.append(x, np.full(-x.size % n, x[-1])).reshape(-1, n) for x, n in zip(eps, blocks, strict=True)]
+    places = np.concatenate([np.pad(x, ((0, 0), (0, max(blocks) - x.shape[1])), mode="edge") for x in cut])
+    rows = parts.take(np.repeat(np.arange(len(cut)), [len(x) for x in cut]))
+    found = delta_about(rows, places, np.zeros(places.shape), CONTOUR_WIDTH, contour.TOLERANCE)
+    ends = np.stack([found.lower, found.upper]) * (1.0 + 4.0 * ROUNDOFF * np.array([-1.0, 1.0])[:, None, None])
+    each = np.split(np.minimum(ends, 1.0), np.cumsum([len(x) for x in cut])[:-1], axis=1)
+    return [x[:, :, :n].reshape(2, -1)[:, : at.size] for x, n, at in zip(each, blocks, eps, strict=True)]
+
+
+def _last(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
+    """Return eps at which delta has fallen to `level`, but no eps above ASKED_EPS."""
+    found = epsilon(run, np.minimum(level, 1.0 - ROUNDOFF), relation=relation, rtol=PROFILE_RTOL).upper
+    return np.minimum(np.maximum(found, 1e-6), ASKED_EPS)
 
 
 def _by_sum(parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
