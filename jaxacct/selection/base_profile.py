@@ -443,7 +443,7 @@ def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[n
 def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (slopes, u, T) of a concave polygon above the curve, from upper bounds of delta at ascending ratios."""
     # every line is above the curve, so any subset of the lines gives a bound
-    keep = np.unique(np.linspace(0, ratio.size - 1, CELLS - 1).round().astype(int))
+    keep = np.linspace(0, ratio.size - 1, min(ratio.size, CELLS - 1)).round().astype(int)
     r, d = np.concatenate([[0.0], ratio[keep]])[::-1], np.concatenate([[1.0], upper[keep]])[::-1]
     return _envelope(r, np.minimum(d, 1.0), 1.0 + 4.0 * ROUNDOFF)
 
