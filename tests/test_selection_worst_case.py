@@ -8,6 +8,7 @@ from selection_cases import hockey_stick, rows, worst_of_two, worst_order
 
 import jaxacct as ja
 from jaxacct import selection
+from jaxacct.mechanisms.base import element
 from jaxacct.selection import base_profile, mechanism, worst_case
 
 EPS = np.array([-2.0, -1.0, -0.3, 0.0, 0.2, 0.7, 1.5, 3.0, 5.0])
@@ -148,6 +149,25 @@ def test_a_batch_of_which_some_bases_are_symmetric():
         alone = base_profile.curves(ja.FiniteOutput(p[i], q[i]))[0]
         for direction in ("remove", "add"):
             np.testing.assert_array_equal(each[direction].above.p, alone[direction].above.p)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [ja.Gaussian([1e-3, 0.7, 4.0]), ja.dp_sgd([1.0, 3.0, 0.8], [1.0, 0.02, 1e-3], [1, 300, 1000])],
+    ids=["Gaussian", "DP-SGD"],
+)
+def test_bases_asked_together_have_the_curves_that_each_has_alone(run):
+    whole = base_profile.curves(run, coarse=True)
+    for i, each in enumerate(whole):
+        alone = base_profile.curves(element(run, (i,)), coarse=True)[0]
+        assert (each["remove"] is each["add"]) == (alone["remove"] is alone["add"])
+        for direction in ("remove", "add"):
+            for one, other in zip(
+                (*each[direction].above, *each[direction].below),
+                (*alone[direction].above, *alone[direction].below),
+                strict=True,
+            ):
+                np.testing.assert_array_equal(one, other)
 
 
 def test_attack_is_a_score_that_leaks_what_it_says():
