@@ -249,7 +249,7 @@ class Trainer:
             are then any number of examples.
         ledger : a path (a new file, or one to go on with) or an open Ledger; every step is in it, on the disk, before
             its noisy gradient is used.  Its other entries count against the target.  A state or checkpoint that is
-            noted in a ledger goes on with that one only: another, an older one, or none is refused.
+            noted in a ledger goes on with that ledger only; another, an older copy or none is refused.
         callbacks : functions that are called with the state after every step.
         checkpoints : a folder; a run found there is resumed from its last checkpoint, to the last bit (from a Source
             only with a ledger).  The folder holds the secret key of the run, and is made private to its owner.

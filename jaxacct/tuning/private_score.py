@@ -23,9 +23,9 @@ from jaxacct.selection import Law, candidates_profile, rounds, select
 from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_closed_over
 
 UNIT_BITS, LOWER_BITS = 20, 10
-"""Bits of a value in units, which is at most 2^20, and of its lower part.
+"""Exponents of two: a value has at most 2^20 units, and its lower part is its remainder modulo 2^10.
 
-The lower parts and the rests are summed separately, each in 32 bits.
+The lower and the upper parts of the values are summed separately, each in 32 bits.
 """
 MOST_EXAMPLES = 2**20
 """Largest number of examples: each 10-bit part of a value is at most 2^10, so its sum is at most 2^30."""

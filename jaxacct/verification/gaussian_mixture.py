@@ -17,7 +17,7 @@ from jaxacct.verification.ball_arithmetic import acb, arb, ctx, gaussian_tail, w
 from jaxacct.verification.sampled_gaussian import SampledGaussian, around_fixed_point
 
 NEGLIGIBLE = arb(2) ** -400
-"""Bound of the total probability of the large numbers of drawn records that a mixture leaves out."""
+"""A mixture over the number of drawn records leaves out the large numbers whose probabilities sum to less than this."""
 
 
 def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
@@ -120,7 +120,10 @@ class GaussianMixture(SampledGaussian):
         return top + np.log((terms * np.exp(1j * shares * np.asarray(angle)[..., None])).sum(-1))
 
     def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return one window around all peaks of N(u) mix^e; at a peak u is e/sigma * (mean of the shares given u)."""
+        """Return one window around all peaks of N(u) mix^e (`SampledGaussian`).
+
+        At a peak, u is e/sigma times the mean of the shares given u.
+        """
         scale = self._exponent(c) / float(self.sigma.mid())
         shares = np.array([float(x.mid()) for x in self.shares])
         weights = np.log(np.array([float(x.mid()) for x in self.weights]))

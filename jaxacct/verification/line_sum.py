@@ -85,7 +85,10 @@ class LineSum:
             self.tail = self._tail()
 
     def _values(self) -> list[Any]:
-        """Compute M(z)/(z (z + 1)) at every node, halved at the first; if there is a `small_loss`, M - A replaces M."""
+        """Compute M(z)/(z (z + 1)) at every node, halved at the first.
+
+        If small losses count separately, M - A replaces M, where A is the part of M from small losses.
+        """
         c, plan, step, width = arb(self.plan.line.c), self.plan, self.step, self.width
         lines = [part.values(c, step, self.rows, width, count, plan.bits) for part, count in self.parts]
         apart = plan.small_loss.along_line(self.parts, c, step, self.rows, width, plan.bits) if plan.small_loss else []

@@ -483,7 +483,7 @@ def _sampled_step(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
-    """Return the worst pair for e^eps >= 1: where the record, x, is not drawn, the batch has -x (remove) or x (add)."""
+    """Return the worst pair of laws for e^eps >= 1: if record x is not drawn, -x (remove) or x (add) replaces it."""
     s, nothing = 1 / noise, arb(0)
     if direction == "remove":
         return PairOfMixtures(((-s, 1 - rate), (s, rate)), ((-s, 1 - rate), (nothing, rate)))

@@ -239,7 +239,7 @@ class SampledGaussian:
         return fall
 
     def _value(self, a: Any, b: Any, exponent: Any, side: int) -> Any:
-        """Compute N(a) mix(b)^exponent, times the shares that the cuts that fall towards `side` have at `a`."""
+        """Compute N(`a`) mix(`b`)^exponent, times the share at `a` of every cut that falls towards `side`."""
         value = (-a * a / 2 + exponent * self._mix_real(b).log()).exp() / (2 * arb.pi()).sqrt()
         for cut in self.cuts:
             if cut.side != side:

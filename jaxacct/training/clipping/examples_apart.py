@@ -272,7 +272,7 @@ def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:
 
 
 def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[Any, frozenset[Any]]]:
-    """Yield each operation, with the device axes that are bound inside the trace and around the operation."""
+    """Yield each operation, with the device axes that a mesh inside the trace and around the operation names."""
     for eqn in jaxpr.eqns:
         yield eqn, bound
         inside = bound | frozenset(getattr(eqn.params.get("mesh"), "axis_names", ()))
@@ -390,7 +390,7 @@ def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
 
 
 def _says_enough(view: np.ndarray) -> bool:
-    """Return whether a constant can be evidence of data: it has enough rows for a run, or a row that is not simple."""
+    """Return whether a constant can be evidence of data: it has `_LEAST_RUN` rows, or a row that is not simple."""
     return len(view) >= _LEAST_RUN or any(_own_bytes(row) >= _OWN_BYTES for row in view)
 
 
@@ -420,7 +420,8 @@ def _meet(ours: np.ndarray, rows: np.ndarray) -> bool:
             return True
     share = counts / len(rows)
     entropy = -float(np.sum(share * np.log2(share)))
-    # A run is evidence only if it has at least 96 bits of entropy, judged by how often each row of the data occurs.
+    # Consecutive rows that agree are evidence only if they have at least 96 bits of entropy, judged by how often each
+    # row of the data occurs.
     length = max(math.ceil(96.0 / entropy), _LEAST_RUN) if entropy > 0.01 else len(rows) + 1
     if length > min(len(rows), len(ours)):
         return False

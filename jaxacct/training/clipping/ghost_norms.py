@@ -247,7 +247,7 @@ def _wide(rows: Rows, dtype: Any) -> Rows:
 def _rows(use: Use) -> int:
     """Return the number of products x_t dy_t^T that one use adds to one group's gradient.
 
-    Each row of the operation makes one product in each run of the loops that do not cut the parameter.
+    Each row of the operation makes one product in each iteration of the loops that do not cut the parameter.
     """
     repeated = math.prod(length for length, steps in use.view.loops if steps is None)
     product = use.product

@@ -344,7 +344,7 @@ def zero_taps(uses: Sequence[Use]) -> dict[Place, Any]:
 
 
 def tapped(written: Written, uses: Sequence[Use]) -> Callable[..., tuple[Any, tuple[Met, list[Any]]]]:
-    """Return a function (taps, values) -> first output of a trace, (operands x of the uses, the other outputs)."""
+    """Return a function (taps, values) -> (a trace's first output, (operands x of the uses, the other outputs))."""
     wanted = sorted({(use.place, use.product.other) for use in uses})
 
     def run(taps: Mapping[Place, Any], values: Sequence[Any]) -> tuple[Any, tuple[Met, list[Any]]]:

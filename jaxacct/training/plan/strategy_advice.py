@@ -138,8 +138,8 @@ def advise_strategy(
 
     The error is ``sigma sqrt(mean_i e_i)`` with e_i the variance of prefix sum i at noise multiplier 1: the root mean
     squared error of the sums of the first i clipped gradient sums, i = 1, ..., n, in clip norms. It is the error by
-    noise alone: sampling has a variance, clipping a bias, and an optimiser its own use of the sums. Where random
-    allocation has batches smaller than batch_size, its error is scaled to equal noise per record.
+    noise alone, without the variance of sampling, the bias of clipping, and what an optimiser makes of the sums. Where
+    random allocation has batches smaller than batch_size, its error is scaled to equal noise per record.
 
     Parameters
     ----------

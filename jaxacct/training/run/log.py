@@ -87,7 +87,7 @@ class _Look:
 
 
 class RunLog:
-    """Log of every `every`-th step of one `fit`, and of the plan's last step, in order; `begin` comes first.
+    """Log of every `every`-th step of one `fit`, and of the plan's last step, in order; call `begin` first.
 
     put : called with each record; None if no log is wanted.  file : the file to which `put` writes, or None.
     """
@@ -293,7 +293,10 @@ class LogFile:
             raise
 
     def beginning(self, run: str, step: int) -> dict[str, Any]:
-        """Return the record of a `fit` that begins or goes on; it says up to which step it repeats the file."""
+        """Return the record of a `fit` that begins or continues.
+
+        If the `fit` repeats steps that are in the file, the record says up to which step.
+        """
         record = {"event": "begin", "run": run, "step": step, "resumed": step > 0}
         again = {"again_until": self.there} if self.there > step else {}
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

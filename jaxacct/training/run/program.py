@@ -132,7 +132,7 @@ class Program:
         """Do nothing: only a streamed program has threads to end."""
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Return whether to write a checkpoint after an error: no, since a run from the last one repeats the steps."""
+        """Return whether to write a checkpoint after an error: no, a run from the last checkpoint repeats the steps."""
         return False
 
     @property

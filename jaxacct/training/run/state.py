@@ -178,7 +178,7 @@ class Stretch(NamedTuple):
 
 
 class History(NamedTuple):
-    """Stretches of plans that led to a state without a ledger, or a mark in the ledger that holds all spending."""
+    """Stretches of plans that led to a state; if a ledger holds all spending, a mark in this ledger instead."""
 
     stretches: tuple[Stretch, ...] = ()
     ledger: Mark | None = None

@@ -387,8 +387,9 @@ def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.nd
 
 
 def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None) -> tuple[tuple[Any, Any], Any]:
-    """Return (examples, weights) of users, (users, most, ...) and (users, most), and which users have examples.
+    """Return (examples, weights) of some users, and which of these users have examples.
 
+    The shapes are (users, most, ...) and (users, most).
     before : the number of users before those of `data`, if `data` holds only a part of all users.
     (Subsets are uniform up to 2^-32 times the number of examples; no guarantee depends on this.)
     """

@@ -53,7 +53,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
     """Return `private_step` for the devices of a mesh, with the same arguments and results; the function is for jit.
 
     size : the number of records (or users).  Each device has r = ceil(size / devices) rows of the data; device d has
-    the records from number d r on.  Rows beyond the last record are never drawn.
+    the records from number d * r on.  Rows beyond the last record are never drawn.
     """
 
     def step(

@@ -166,7 +166,10 @@ class AdaptiveClip:
         return 0.1 * expected_batch_size if self.count_noise is None else self.count_noise
 
     def gradient_noise(self, noise_multiplier: float, expected_batch_size: float) -> float:
-        """Return the gradients' noise multiplier, rounded up: they and the count then cost the given multiplier."""
+        """Return the gradients' noise multiplier, rounded up.
+
+        With it the gradients and the count together cost one Gaussian of `noise_multiplier`.
+        """
         return gradient_noise(noise_multiplier, expected_batch_size, self, None)
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:
