@@ -21,10 +21,10 @@ class Components(NamedTuple):
     """One direction of a composed mechanism; every array is NumPy float64 with a leading batch axis B.
 
     The loss of the composition is the sum of the independent losses of its parts (README.md, "Composition"). A Gaussian
-    part is the pair N(1, s^2), N(0, s^2). With u = x/s and y = u/s - 1/(2 s^2) the sampled likelihood ratio is mix = 1
-    - q + q e^y. For "remove", P has density N(u) mix, Q has N(u), and the loss is log mix. For "add", P has density
-    N(u), Q has N(u) mix, and the loss is -log mix. Laplace parts follow the same rule with the pair Lap(0, b), Lap(1,
-    b).
+    part of sigma s and sampling rate q is made from the pair N(1, s^2), N(0, s^2). At an output x let u = x/s and y =
+    u/s - 1/(2 s^2), and let N(u) be the normal density. The sampled likelihood ratio is mix = 1 - q + q e^y. For
+    "remove", P has density N(u) mix, Q has N(u), and the loss is log mix. For "add", P has density N(u), Q has N(u)
+    mix, and the loss is -log mix. Laplace parts follow the same rule with the pair Lap(0, b), Lap(1, b).
 
     The parts describe the finite loss only, whose law under P has a total mass below 1 if losses can be infinite. The
     mass at infinity is a field of its own, delta_infinity = -expm1(log_survival), so that
@@ -109,7 +109,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
     direction : {"remove", "add"}
     below : bool
-        Whether to take the parts of `expand_below`, from which only a lower end may be drawn.
+        Whether to take the parts of `expand_below`, with which only the lower end of a bracket may be computed.
 
     Returns
     -------
@@ -179,9 +179,9 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
 
 
 def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
-    """Return the directions of a relation; the answer for the relation is the largest of the answers in them.
+    """Return the directions of a relation; its answer is the largest of the answers for these directions.
 
-    remove_one and add_one need their own direction. add_or_remove_one, replace_one and zero_out need both directions,
+    remove_one and add_one have one direction each. add_or_remove_one, replace_one and zero_out have both directions,
     or only ``("remove",)`` where the two coincide (nothing is sampled at 0 < q < 1).
 
     Parameters

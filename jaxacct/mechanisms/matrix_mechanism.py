@@ -126,7 +126,7 @@ class MatrixMechanism(Combinator):
         return self.equivalent().kind_of_bracket(relation, composed)
 
     def _divisors(self) -> list[tuple[float, float]]:
-        """Return bounds (lower, upper) of each Gaussian's sensitivity, by which s is divided to give its noise."""
+        """Return bounds (lower, upper) of each Gaussian's sensitivity, by which the noise multiplier is divided."""
         strategy, participation = self.strategy, self.participation
         if isinstance(participation, CyclicPoisson):
             return _norms_of_blocks(strategy, participation.groups)
@@ -135,7 +135,7 @@ class MatrixMechanism(Combinator):
 
 
 def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float]]:
-    """Return bounds (lower, upper) of ||C e_i|| for the blocks of a record; all lower bounds are those of one group."""
+    """Return falling bounds (lower, upper) of a group's column norms: lower for one group, upper for all groups."""
     require_groups(strategy, groups)
     lower, upper = strategy.squared_norms()
     blocks = -(-strategy.steps // groups)
@@ -148,7 +148,7 @@ def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float
 
 
 def _runs(divisors: list[float], below: bool) -> list[tuple[float, int]]:
-    """Return falling divisors as (divisor, count); of those that differ only by rounding, the safe one is kept."""
+    """Return falling divisors as (divisor, count); of divisors that differ only by rounding, keep the safe one."""
     runs: list[tuple[float, int]] = []
     for divisor in divisors:
         if runs and divisor >= runs[-1][0] * (1.0 - SAME):

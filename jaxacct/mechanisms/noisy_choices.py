@@ -161,7 +161,7 @@ class GaussianNoisyMax(BaseMechanism):
         return sample_pair(self.finite_pair(relation), rate, direction)
 
     def _shifts(self, relation: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the sensitivities, in deviations, of a difference of two scores and of all differences together."""
+        """Return the sensitivity of a difference of two scores, and of all differences together, in units of sigma."""
         moves = (2.0 if relation == "replace_one" else 1.0) * (1.0 if self.monotone else 2.0)
         sigma, many = np.broadcast_arrays(np.asarray(self.noise_multiplier, np.float64), self.candidates)
         both = np.floor(0.5 * many) * np.ceil(0.5 * many)

@@ -1,4 +1,4 @@
-"""Laws that a mechanism expands into, in one direction of one relation; and finite dominating pairs."""
+"""The laws that a mechanism expands into, in one direction of a neighbouring relation, and finite dominating pairs."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def _as_one(
 
 
 def _terms(epsilon: np.ndarray, f: np.ndarray, before: int, k: int, after: int, first: float) -> tuple[float, float]:
-    """Return the two terms of p_k. `before` = -1 is the centre (eps 0, value `first`); `after` = -1 is no point."""
+    """Return both terms of p_k (`pair_of_profile`). `before` = -1 means eps 0, value `first`; `after` = -1 no point."""
     start, value = (0.0, first) if before < 0 else (epsilon[before], f[before])
     rise = (value - f[k]) / -np.expm1(start - epsilon[k])
     fall = 0.0 if after < 0 else (f[k] - f[after]) / np.expm1(epsilon[after] - epsilon[k])
@@ -198,7 +198,7 @@ def _terms(epsilon: np.ndarray, f: np.ndarray, before: int, k: int, after: int, 
 
 
 def _masses(epsilon: np.ndarray, f: np.ndarray, centre: float, doubt: float) -> np.ndarray:
-    """Return p_k of the vertices of a hull, rounded up; the value at the centre is known up to `doubt`."""
+    """Return the masses p_k (`pair_of_profile`), rounded up; `centre`, the value at eps 0, is known up to `doubt`."""
     if not epsilon.size:
         return epsilon
     rise = -np.diff(f, prepend=centre) / -np.expm1(-np.diff(epsilon, prepend=0.0))
@@ -211,13 +211,13 @@ def _masses(epsilon: np.ndarray, f: np.ndarray, centre: float, doubt: float) -> 
 def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
     """Return the points on the lower convex hull, beginning with the first point.
 
-    A point that is not below the chord of its neighbours is no vertex. Of several such points in a row, a round leaves
+    A point that is not below the chord of its neighbours is no vertex. Of several such points in a row, a pass leaves
     out every other one, since rounding may hide a bend that several points have together.
     """
     fallen = np.diff(f[points], prepend=np.inf) < 0.0
     fallen[-1:] = True
     points = points[fallen]
-    for _ in range(30):  # if points above the hull remain, the last loop leaves them out one by one
+    for _ in range(30):  # if points above the hull remain, the loop below removes them one by one
         at, values = epsilon[points], f[points]
         slope, gap = -np.diff(values), np.diff(at)
         above = slope[:-1] / -np.expm1(-gap[:-1]) - slope[1:] / np.expm1(gap[1:]) <= 0.0
@@ -240,7 +240,7 @@ def _first_is_above(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre
 
 
 def _fall(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -> float:
-    """Return minus the slope in e^eps on the way from the centre to the first point of a chain."""
+    """Return the fall, per unit of e^eps, from the centre (eps 0) to the first point of a chain."""
     with np.errstate(over="ignore"):
         return float((centre - f[chain[0]]) / np.expm1(epsilon[chain[0]])) if chain else 0.0
 
@@ -301,10 +301,10 @@ def direction_of(pair: FinitePair, direction: str) -> FinitePart:
     loss, p, q = (x[order] for x in pair[:3])
     keep = (p > 0.0) & (q > 0.0)
     loss, p, q = loss[keep], p[keep], q[keep]
-    # a mass at a loss is e^|loss| times the difference of two sums of masses at larger losses
+    # the smaller mass at a loss is a difference of two sums `beyond`; the larger one is e^|loss| times the smaller
     beyond = np.where(loss >= 0.0, np.cumsum(q[::-1])[::-1], np.cumsum(p))
     with np.errstate(over="ignore"):
-        # 128 units: 16 that `pair_of_profile` added, 16 for its error, 96 for the sums and the exponential here
+        # 128 roundoffs: 16 that `pair_of_profile` added, 16 for its error, 96 for the sums and the exponential here
         wrong = 128.0 * ROUNDOFF * (p + q + 2.0 * beyond * np.exp(np.abs(loss)))
     larger, smaller = wrong, wrong * np.exp(-np.abs(loss))
     off_p, off_q = np.where(loss >= 0.0, larger, smaller), np.where(loss >= 0.0, smaller, larger)
@@ -361,8 +361,8 @@ def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple
         return np.zeros(1), np.zeros(1)
     a = np.exp(epsilon)
     gap = a[:-1] * np.expm1(np.diff(epsilon))
-    # bounds from slopes of chords, in a: to the right of a chord the profile's slope is at least `steep`, to its left
-    # at most `flat`. `steep` is kept below 0, since a line that does not fall would never reach 0.
+    # bounds from slopes of chords, per unit of `a`: right of a chord the profile's slope is at least `steep`, left of a
+    # chord at most `flat`. `steep` is kept below 0, since a line that does not fall would never reach 0.
     steep = np.minimum((lower[1:] - upper[:-1]) / gap, -1e-20 * lower[1:] / a[1:])
     flat = np.minimum((upper[1:] - lower[:-1]) / gap, 0.0)
     first = lower[1] - flat[1] * gap[0] - _off(lower[1], flat[1], a[1])

@@ -52,7 +52,7 @@ FINITE_BASES = (RandomizedResponse, PureDP, ApproximateDP, FiniteOutput)
 MOST_EPSILON = 1e15
 """Largest epsilon of a base with finitely many outputs: e^epsilon is a Decimal, whose exponents end at 1e18."""
 MOST_ATOMS = 20_000
-"""Largest number of ways in which the outputs of the slots may be counted; each way is one loss."""
+"""Largest number of possible counts of the outputs of all slots; each possible count has one loss."""
 LEAST_MASS = 1e-290
 """Smallest mass, near the smallest float64, that a law for lower ends keeps; laws for upper ends keep all masses."""
 KEPT = 1024
@@ -533,13 +533,13 @@ class AllocatedLaw(NamedTuple):
         return FinitePart(np.where(small, 0.0, loss), kept, np.asarray(infinity if infinity >= LEAST_MASS else 0.0))
 
     def underflows(self) -> bool:
-        """Return whether any mass is near the smallest float64, so that the laws for the two ends differ."""
+        """Return whether any mass is near the smallest float64, so that the laws for upper and lower ends differ."""
         ends = [self.p_infinity or 1.0, self.q_infinity or 1.0]
         return bool(np.min([self.p.min(), self.q.min(), *ends]) < LEAST_MASS)
 
 
 def refuse_counts(base: FiniteMechanism, slots: float, taken: float, index: str) -> None:
-    """Refuse a base with too large an epsilon, and too many counts of outputs; `index` names the configuration."""
+    """Refuse too large an epsilon of a base, and too many possible counts of outputs; messages name the `index`."""
     if getattr(base, "epsilon", 0.0) > MOST_EPSILON:
         raise InputError(
             f"epsilon{index} = {base.epsilon:g} of the base must be at most {MOST_EPSILON:g} in RandomAllocation; "  # type: ignore[attr-defined]  # of PureDP and ApproximateDP
@@ -590,7 +590,7 @@ def _up(value: Decimal) -> float:
 
 
 def _counts(outputs: list[tuple[Decimal, Decimal]], slots: int, taken: int) -> Iterator[tuple[Decimal, Decimal]]:
-    """Yield (Q-mass, dP/dQ) for every possible count of the slots with each output."""
+    """Yield (Q-mass, dP/dQ) for every possible vector of counts, which says how many slots have each output."""
     factorial = [Decimal(1)]
     for n in range(1, slots + 1):
         factorial.append(factorial[-1] * n)

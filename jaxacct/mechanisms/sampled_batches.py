@@ -78,9 +78,9 @@ class PoissonSampled(OfGaussianMixtures):
     the answer is a bound for 0 < q < 1.
 
     A composition inside runs all its mechanisms on one sample, as in ``PoissonSampled(compose(Gaussian(1.0),
-    Laplace(5.0)), 0.01)``. A composition of samples is another mechanism. Several Gaussians inside become one Gaussian
-    of noise (sum z^-2)^{-1/2}. Otherwise the pair of the whole composition is sampled (README.md, "Several releases
-    from one sample").
+    Laplace(5.0)), 0.01)``. A composition of samples is another mechanism. Several Gaussians inside, of noise
+    multipliers z, become one Gaussian of noise multiplier (sum z^-2)^{-1/2}. Otherwise the pair of the whole
+    composition is sampled (README.md, "Several releases from one sample").
 
     ``group`` = k > 1 protects any k records together, such as those of one person. The number of them in a batch is
     Binomial(k, q), and the pair of a Gaussian is (sum_j Bin_j N(j, s^2), N(0, s^2)). It is exact for add, remove and
@@ -234,7 +234,7 @@ class PoissonSampled(OfGaussianMixtures):
         return True
 
     def _contributions(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return each configuration's shifts (in standard deviations) and weights of a group, for a Gaussian base."""
+        """Return each configuration's shifts of the sum by a group, in units of sigma, and their probabilities."""
         base, rate = self._flat()
         found = []
         for sigma, q in rows_of(self, cast(Gaussian, base).noise_multiplier, rate):
@@ -503,7 +503,7 @@ def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
             if rest <= NEGLIGIBLE * max(total, 1e-300):
                 break
             length *= 2
-    # 16 units for each factor cover a difference, two quotients, three products, and the rounding of the odds
+    # 16 roundoffs for each factor cover a difference, two quotients, three products, and the rounding of the odds
     return total, 16.0 * ROUNDOFF * (terms + 4.0) + 4.0 * NEGLIGIBLE
 
 
@@ -514,8 +514,8 @@ class SampledWithoutReplacement(OfGaussianMixtures):
 
     A sample of fixed size changes by a replacement, so (P, Q) is the base's pair under ``replace_one``, which has twice
     the sensitivity of add/remove. Remove is ((1-g) Q + g P, Q) and add is (Q, (1-g) Q + g P). The pair of
-    ``replace_one`` has the profile H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. If the two
-    laws of the base differ, a record is replaced in either order, and (P, Q) has the larger of the two profiles
+    ``replace_one`` has the profile H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. If the
+    base's pair is not symmetric, either order of replacing counts, and (P, Q) has the larger of the two profiles
     (README.md, "Two orders of a replaced record"). A pair that joins several pairs is a bound when it is repeated or
     composed, and so are its Renyi divergences. For Gaussian and Laplace bases the pair of ``replace_one`` is replaced
     by one with finitely many losses that dominates it, which adds about 1e-5 to epsilon, and
@@ -809,7 +809,7 @@ class SampledWithReplacement(OfGaussianMixtures):
         return relation in LOSS_OF_PRESENCE
 
     def _contributions(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return each configuration's shifts, in units of the standard deviation, and their weights."""
+        """Return each configuration's possible shifts of the sum, in units of sigma, and their probabilities."""
         found = []
         for sigma, batch, size in rows_of(self, self.mechanism.noise_multiplier, self.batch_size, self.dataset_size):
             with localcontext(prec=60):

@@ -82,7 +82,8 @@ def _protects_groups(mechanism: Mechanism) -> bool:
 def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
     """Return the Gaussian that equals a composition of Gaussians; None for other mechanisms.
 
-    Its noise is (sum n/z^2)^{-1/2}, rounded down in the first answer and up in the second.
+    With n Gaussians of each noise multiplier z, the one Gaussian has (sum n/z^2)^{-1/2}. This is rounded down in the
+    first answer and up in the second.
     """
     parts = mechanism.gaussians()
     if parts is None:
@@ -240,7 +241,7 @@ def _upper(base: Mechanism, epsilon: np.ndarray, relation: str) -> np.ndarray:
 
 
 def _finite_part(base: BaseMechanism, relation: str, direction: str) -> Part | None:
-    """Return the law of a base with one part, that of its finite pair if the base is zero-concentrated; else None."""
+    """Return a base's only part, or the law of its finite pair if it is zero-concentrated; None for several parts."""
     parts = [part for part, _ in base.expand(relation, direction)]
     if isinstance(parts[0], ConcentratedPart):
         return direction_of(base.finite_pair(relation), direction)

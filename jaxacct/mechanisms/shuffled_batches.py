@@ -163,9 +163,9 @@ class _SeenBatches(Mechanism):
 
 
 def _largest(with_record: float, without: float, batches: float, direction: str) -> FinitePart:
-    """Return the law of the loss of the largest of `batches` outputs, of which only the cell of a grid is seen.
+    """Return the law of the loss of the largest of `batches` outputs, which an attack sees as a cell of a grid only.
 
-    One output has mean `with_record` under P and `without` under Q, in deviations; the others have mean 0.
+    One output has mean `with_record` under P and `without` under Q, in units of sigma; the others have mean 0.
     """
     from scipy import special  # slow to import
 

@@ -177,7 +177,7 @@ def draw_tradeoffs(axes: Any, curves: list[Curve], fpr: np.ndarray | None, *word
 
 
 def plot_risks(table: RiskTable, *, axes: Foreign = None) -> Foreign:
-    """Draw the readings of `ja.risk` that are probabilities, beside those without the output (needs matplotlib).
+    """Draw the readings of `ja.risk` that are probabilities, as bars (needs matplotlib).
 
     Every bar is an upper end.  A line across it marks what an attacker achieves who does not see the output.  A batch
     has a bar for each of its configurations, 8 at most.

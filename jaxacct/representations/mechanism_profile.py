@@ -47,7 +47,7 @@ from jaxacct.representations.renyi_divergences import renyi_divergence, zero_con
 FARTHEST_EPSILON = 50.0
 """Largest epsilon whose slope e^epsilon is tried, if no epsilon is found where delta is near the mass at infinity."""
 TRADEOFF_ROUNDS = 4
-"""Largest number of times that cells with a high upper bound are split.
+"""Largest number of times that cells of a grid of slopes are split where they have a high upper bound.
 
 The width of the bracket of the trade-off function falls with the square of the width of these cells.
 """
@@ -103,7 +103,7 @@ class Profile:
     backend: str = field(metadata={"static": True})
 
     def delta(self, epsilon: ArrayLike) -> Bounds:
-        """Compute delta at every real eps, the privacy profile, certified.
+        """Compute the privacy profile: delta at any real eps, certified.
 
         At eps < 0 delta follows from the reverse direction: `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)`. Source:
         Zhu, Dong and Wang (2022), Lemma 45.
@@ -137,9 +137,9 @@ class Profile:
     def cdf(self, loss: PyTree, direction: str = "remove") -> LossDistribution:
         """Compute distribution functions of the privacy loss log dP/dQ under P and Q, in one direction, certified.
 
-        With E = e^loss, `Q(L > loss) = -dH/dE` lies between difference quotients of the convex H, and `P(L > loss) =
-        H(E) + E Q(L > loss)`. The brackets narrow with those of delta; at an atom of the loss they stay as wide as the
-        atom.
+        Let E = e^loss and H(E) = delta(loss). `Q(L > loss) = -dH/dE` lies between difference quotients of the convex H,
+        and `P(L > loss) = H(E) + E Q(L > loss)`. The brackets narrow with those of delta; at an atom of the loss
+        they stay as wide as the atom.
         """
         choice("direction", direction, DIRECTIONS)
         loss = np.asarray(check("loss", loss, REAL))
@@ -287,7 +287,7 @@ class Profile:
         1.69e-07
         """
         rare, odds, found = self._rare_member(prior)
-        # an error d of the odds moves r delta by at most r P(L > odds) d, which is at most d
+        # an error d of `odds` moves `rare * delta` by at most `rare * P(L > odds) * d`, which is at most d
         wrong = 4.0 * ROUNDOFF * (2.0 + odds)
         moved, underflow = rare * wrong, 4.0 * SMALLEST_POSITIVE
         low, middle, high = (
@@ -432,7 +432,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     quick = np.flatnonzero(_smooth(profile)[rows] & (wanted >= 1e-14) & (wanted <= 1.0 - 1e-9))
     by_lattice = np.zeros(rows.size, bool)
     if quick.size:
-        # if the loss is nearly an atom, as with little noise, the contour takes long and the secant finds no slope
+        # if nearly all mass is at one loss, as with little noise, contours take long and the secants find no slope
         at_zero = profile.deltas_of(rows[quick])(np.zeros((1, quick.size)), np.arange(quick.size))
         advantage, width = at_zero.estimate[0], at_zero.upper[0] - at_zero.lower[0]
         hard = np.atleast_1d(at_zero.engine == "lattice").reshape(width.shape)
@@ -480,13 +480,13 @@ def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
 
 
 def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
-    """Bracket f by tangents whose slopes matter for the given rates; split the cells with a high upper bound."""
+    """Bracket f by tangents whose slopes matter for the given rates; split grid cells with a high upper bound."""
     floor = _mass_at_infinity(profile)
     roughly = replace(profile, rtol=max(rtol, 0.01)) if profile.engine == "lattice" else profile
     farthest = float(roughly.epsilon(min(1.000001 * floor + 1e-10, 0.5)).upper)
     farthest = min(farthest, 700.0) if np.isfinite(farthest) else FARTHEST_EPSILON  # e^700 does not overflow
     with np.errstate(divide="ignore"):
-        # the best slope e^eps for a rate a has e^eps a <= 1
+        # the best slope e^eps for a false positive rate has `e^eps * rate <= 1`
         highest = min(farthest, -np.log(float(fpr.min())))
         lowest = min(farthest, 20.0 - np.log1p(-float(fpr.max())))
     # the slope E = e^eps = 0, at which H(E) = 1, is added to this grid

@@ -30,7 +30,7 @@ CUT = 1e-290
 NEAR_ONE = 1e-5
 """Distance d from order 1: the divergences of the orders 1 - d and 1 + d bracket that of order 1."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
-"""Grid of alpha - 1, dense about 1, where R_alpha/alpha is mostly largest; convexity bounds it between the points."""
+"""Grid of values of alpha - 1, fine where R_alpha/alpha is mostly largest; between them convexity bounds this ratio."""
 ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)
 """Default orders of a curve: 1.01 to 1001, evenly spread in the logarithm of the order minus 1."""
 
@@ -249,7 +249,7 @@ def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "ad
 
 def _answer(mechanism: Mechanism, relation: str, low: np.ndarray, high: np.ndarray, width: float) -> Bounds:
     """Return the bracket with its kind, and the status "ok" if its relative width is at most `width`."""
-    # a pair that joins several pairs of data sets has a law of the loss that none of them has, hence `composed`
+    # if one pair (P, Q) stands for several pairs of data sets, none of them has its law of the loss, hence `composed`
     kind = mechanism.kind_under(relation, composed=True)
     low = low if kind == "certified" else np.zeros_like(low)
     with np.errstate(invalid="ignore"):
@@ -319,7 +319,7 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
 
 
 def _largest_ratio(parts: Components) -> Interval:
-    """Bracket `sup_{c > 0} K(c)/(c (c + 1))`."""
+    """Bracket `sup_{c > 0} K(c)/(c (c + 1))` for K(c) = c R_{1+c}, which is the largest R_alpha/alpha."""
     size, grid = parts.mu2.size, _GRID
     rows, orders = np.repeat(np.arange(size), grid.size), np.tile(grid, size)
     moments = log_moments(parts.take(rows), orders)
@@ -346,7 +346,7 @@ def _largest_ratio(parts: Components) -> Interval:
 
 
 def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether a loss is infinite, and whether a tail was cut off, of which only the mass is known."""
+    """Return for each row whether losses can be infinite, and whether the mass at infinity is only a cut-off tail."""
     lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)  # zCDP bounds the moments, cut tail or not
     cut = lost & (parts.log_survival > -CUT)
     return lost & ~cut, cut

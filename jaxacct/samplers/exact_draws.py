@@ -103,7 +103,7 @@ class _Uniform:
 
 
 def _bernoulli_exp_product(factor: Fraction, coin: Callable[[], bool], rng: random.Random) -> bool:
-    """Return True with probability exp(-factor p), where `coin` returns True with probability p at each toss."""
+    """Return True with probability `exp(-factor * p)`, where `coin` returns True with probability p at each toss."""
     pieces = math.ceil(factor)
     for _ in range(pieces):
         k, share = 1, factor / pieces

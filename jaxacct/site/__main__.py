@@ -1,4 +1,4 @@
-"""`python -m jaxacct.site`: the pages of the repository and the reference, by Sphinx."""
+"""`python -m jaxacct.site` builds the pages of the repository and the reference with Sphinx."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The matrices C: Toeplitz, whose columns are shifts of one column; banded, whose columns differ; and trees."""
+"""The matrices C of strategies: Toeplitz, with shifts of one column; banded, with columns that differ; and trees."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class ToeplitzStrategy(Strategy):
         monotone = bool(np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0))
         if not monotone and column.size > apart.separation:
             return super()._square(participation)
-        # the pattern 0, b, 2b, ... is worst (README.md, "Sensitivity"). Absolute values may replace the column: it has
-        # no negative entry, or no two columns of the pattern overlap
+        # the steps 0, b, 2b, ..., with b the separation, are the worst (README.md, "Sensitivity"). Absolute values may
+        # replace the column: it has no negative entry, or no two columns of the pattern overlap
         starts = range(0, self.steps, apart.separation)[: apart.most]
         total = np.zeros(self.steps + column.size)
         for start in starts:

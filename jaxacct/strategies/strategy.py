@@ -188,7 +188,7 @@ class Strategy(ABC):
     epochs: int
 
     def __post_init__(self) -> None:
-        """Check the fields; without steps the matrix stays open, for a `Plan`."""
+        """Check the fields; if `steps` is 0, leave the matrix open until `for_steps` is called, as a `Plan` does."""
         if type(self.steps) is int and self.steps == 0:
             return
         object.__setattr__(self, "steps", int(check_one("steps", self.steps, STEPS, "a strategy is for one run")))

@@ -1,4 +1,4 @@
-"""A grid of DP-SGD configurations: named fields in, one validated row per configuration out.
+"""A grid of DP-SGD configurations: turns named fields into one checked row for each configuration.
 
 Exactly one of noise_multiplier, sampling_probability, steps, epsilon and delta is left out: the sweep solves for it.
 A risk, such as target_advantage, or target_tpr with at_fpr, may be the target instead of epsilon and delta.

@@ -209,7 +209,7 @@ def grid_of_records(
     quantity: str | None = None,
     frame: Any = None,
 ) -> Grid:
-    """Return the grid of columns of cells, in which None marks a value left out; an error names the row by `places`.
+    """Make a grid from columns of cells, in which None marks a value left out; an error names the row by `places`.
 
     names : the columns in order, so that a repeated name is found.  quantity : the quantity of rows that state none.
     """

@@ -1,4 +1,4 @@
-"""Solving one block of a sweep: rows of one quantity in, the same rows with their answers out."""
+"""Solves one block of a sweep: adds the answers to rows that ask for one quantity."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Clipping: the uses of each parameter in the loss, norms and sums of clipped gradients, and examples kept apart."""
+"""Clips the gradient of each example: finds the uses of each parameter, and computes norms and clipped sums."""

@@ -204,7 +204,7 @@ def _clipped_sum(
 
 
 def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
-    """Return (E, (|g|/2^E)^2, whether g is finite) for one example's gradient g with respect to one parameter."""
+    """Return (E, (|g|/2^E)^2, whether g is finite) for a gradient g, with E the exponent of its largest entry."""
     # In float32 E is at most 126: 2^-127 would be subnormal.
     top = jnp.minimum(ghost.exponent(jnp.max(jnp.abs(g), initial=0)), jnp.finfo(g.dtype).maxexp - 2)
     square = ghost.sum_squares(g * ghost.power(-top, g.dtype))
@@ -215,7 +215,7 @@ class _Scales(NamedTuple):
     """Factors that clip the examples' gradients to one clip norm.  All but `parts` have the shape (examples,).
 
     fits : whether the gradient g stays unclipped.  weight : min(1, C/|g|).
-    parts : 2^E min(1, C/|g|), with a row for each part of the gradient: (parts, examples).
+    parts : 2^E min(1, C/|g|), with E the exponent of each part of the gradient: (parts, examples).
     usable : whether weight and parts are both normal numbers.
     """
 
@@ -226,7 +226,7 @@ class _Scales(NamedTuple):
 
 
 def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
-    """Compute the factors from E and (|g|/2^E)^2, each (parts, examples); a NaN neither fits nor is usable."""
+    """Compute the factors from E and the squares (|g|/2^E)^2, (parts, examples); a NaN neither fits nor is usable."""
     top = jnp.max(exponents, axis=0, initial=ghost.NOTHING)
     apart = exponents - top[None]
     length = jnp.sqrt(jnp.sum(squares * ghost.power(2 * apart, squares.dtype), axis=0))
