@@ -212,3 +212,11 @@ def test_a_kind_that_nothing_asks_is_refused():
         @dataclass(frozen=True, eq=False)
         class Mine(ja.Gaussian):
             kind = "bound"
+
+
+def test_a_long_mechanism_prints_short():
+    long = ja.PrivacyProfile(np.linspace(0.0, 5.0, 300), np.geomspace(1e-2, 1e-9, 300))
+    for one in (long, ja.compose(long, ja.Gaussian(2.0)), ja.profile(ja.repeat(long, 3))):
+        assert "shape=(300,)" in repr(one) and len(repr(one)) < 900
+    many = ja.compose(*(ja.Gaussian(1.0 + i) for i in range(2000)))
+    assert repr(many).endswith("Gaussian(noise_multiplier=8.0), ... 2,000 in all))")

@@ -6,6 +6,7 @@ A mechanism is a frozen pytree. Its numeric fields are scalars or arrays that br
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -214,6 +215,10 @@ def weakest(kinds: Iterable[str]) -> str:
     return conditional[0] if conditional else "bound" if found else "certified"
 
 
+MOST_SHOWN = 40
+"""`repr` shows arrays of more numbers by their ends."""
+
+
 def register(cls: type[M]) -> type[M]:
     """Make a frozen dataclass a pytree; fields of metadata ``static=True`` are no leaves. Unflattening skips checks."""
     if issubclass(cls, Mechanism) and cls.kind is not Mechanism.kind:
@@ -236,6 +241,14 @@ def register(cls: type[M]) -> type[M]:
         vars(mechanism).update(zip(children + static, (*values, *aux), strict=True))
         return mechanism
 
+    whole = cls.__repr__
+
+    @functools.wraps(whole)
+    def shown(self: M) -> str:
+        with np.printoptions(threshold=MOST_SHOWN):
+            return whole(self)
+
+    cls.__repr__ = shown  # type: ignore[method-assign]
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     if issubclass(cls, Mechanism):
         cls.__init__ = with_hints(cls.__init__)  # type: ignore[method-assign]  # the class is still being made

@@ -111,6 +111,10 @@ class Repeated(Combinator):
         return bool(np.any(np.asarray(self.steps) > 1.0))
 
 
+FIRST_SHOWN = 8
+"""`repr` shows this many mechanisms of a composition."""
+
+
 @register
 @dataclass(frozen=True, eq=False)
 class Composed(Combinator):
@@ -150,6 +154,11 @@ class Composed(Combinator):
             raise
         first, *rest = (one.mechanisms if type(one) is Composed else (one,) for one in given)
         vars(self).update(mechanisms=first + tuple(itertools.chain.from_iterable(rest)), _shape=shape)
+
+    def __repr__(self) -> str:
+        first, count = self.mechanisms[:FIRST_SHOWN], len(self.mechanisms)
+        rest = f", ... {count:,} in all" if count > FIRST_SHOWN else "," if count == 1 else ""
+        return f"Composed(mechanisms=({', '.join(map(repr, first))}{rest}))"
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         return [

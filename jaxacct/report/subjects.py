@@ -223,7 +223,7 @@ def _of_mechanism(mechanism: Mechanism, delta: float | None, relation: str, tick
 
 def _typed(mechanism: Mechanism) -> str:
     """Write a mechanism with every digit of its numbers; cut a very long text."""
-    with np.printoptions(floatmode="unique", threshold=40):
+    with np.printoptions(floatmode="unique"):
         text = safe(repr(mechanism))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... (cut)"
 
