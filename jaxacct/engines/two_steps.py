@@ -38,12 +38,12 @@ LARGEST_EXPONENT = 700.0
 TAIL_SHARE = 1e-10
 """The cells end where the tail beyond them adds at most this share of delta to the error of delta."""
 SHORTER = 1.02
-"""Cells are planned shorter than needed by this factor, since a cell that lies in two survey intervals gets the mean
-of the widths planned for them."""
+"""Cells are planned shorter than needed by this factor, since a cell that lies in two intervals of the survey grid gets
+the mean of the widths planned for them."""
 GROWTH = 0.2
 """Neighbouring cells may differ in length by at most this share of their distance."""
 POINTS_BEYOND = 12
-"""Cells reach this many survey points beyond the rightmost point that they must cover."""
+"""Cells reach this many points of the survey grid beyond the rightmost point that they must cover."""
 REACH = 39.0
 """Deviations beyond which a normal law has no mass in float64."""
 _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9, 60.0, 36)])
@@ -63,8 +63,8 @@ CLOSE = 1e-4
 FARTHEST = 30.0
 """Cap on the size of log(delta/target)."""
 NEAR = 0.05
-"""`_rough` stops where its errors of log delta and of `v = log(eps/(top - eps))` are below this. `_search` too stops
-only after a step in v below this."""
+"""`_rough` stops where its errors of log delta and of `v = log(eps/(top - eps))` are below this; `top` bounds eps from
+above. `_search`, too, stops only after a step in v below this."""
 
 
 def _steps(parts: Components) -> Steps:
@@ -373,7 +373,7 @@ def _graded(u: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
-    """Return (B, S) the wanted density of cells, relative to its largest value; it is at least e^-20."""
+    """Return (B, S) the wanted density of cells, divided by its largest value; it is at least e^-20."""
     s, mu2 = 1.0 / steps.sigma, np.square(1.0 / steps.second_sigma)
     t = np.where(steps.removing, eps, -eps) - survey.loss
     value = shifted(steps, t)
@@ -392,7 +392,7 @@ def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
 
 
 def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
-    """Return two arrays (B, S): whether the left tail up to a point, and the right tail from it, is too uncertain."""
+    """Return two arrays (B, S): whether the tail left of a point, and the tail right of it, is too uncertain."""
     s, q = 1.0 / steps.sigma, np.where(steps.removing, steps.q, 0.0)
     u, enough = survey.u, TAIL_SHARE * survey.delta[:, None]
     below, above = ((1.0 - q) * special.ndtr(-side * u) + q * special.ndtr(-side * (u - s)) for side in (-1.0, 1.0))
@@ -521,7 +521,10 @@ def shifted(steps: Steps, t: np.ndarray) -> np.ndarray:
 
 
 def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (log of the factor of G'' mix^3 that does not depend on lambda, bound on its error), (B, 1) each."""
+    """Return (log of the factor of G'' mix^3 that does not depend on lambda, bound on its error), (B, 1) each.
+
+    README.md, "Two steps", has the formula of G''.
+    """
     mu = 1.0 / steps.second_sigma
     grown = np.where(steps.removing, 2.0, -1.0) * eps
     terms = (2.0 * np.log(steps.q), -np.log(steps.second_q), -np.log(mu), grown, -0.125 * mu * mu, LOG_NORMAL_TOP)
@@ -530,7 +533,7 @@ def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (m C/2, M C/2) of every cell, rounded down and up; m and M are bounds of G'' on the cell."""
+    """Return (m C/2, M C/2), rounded down and up: bounds of the integral of (chord - G) over every cell (README.md)."""
     t = np.where(steps.removing, eps, -eps) - made.loss
     value, mu2 = shifted(steps, t), np.square(1.0 / steps.second_sigma)
     off = made.off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(made.loss))

@@ -63,7 +63,8 @@ _ARTANH_SERIES = (
 )
 """Coefficients of `2 artanh(s)/s - 2` in s^2, from fdlibm's e_log.c."""
 _ASYMPTOTIC_BELOW = -36.0
-"""Below this argument Phi is computed by its asymptotic series, since erfc underflows from -37.5 on."""
+"""Below this argument the normal distribution function Phi is computed by its asymptotic series, since erfc underflows
+from -37.5 on."""
 Array: TypeAlias = Any
 """A float64 array, or a number.
 

@@ -320,9 +320,12 @@ def solve_rate(
     need = plain.reach(law_at(x), chosen, h, log_tol, points)
 
     def at(x: Array, epsilon: Array) -> tuple[Array, Array, Array]:
-        """Return log(delta/target) and, divided by delta, dF/d eps and d^2 F/d eps^2; the last is kept positive."""
+        """Return log(delta/target), F'/delta and F''/delta for `F(eps) = delta(eps) + e^eps a`; F'' is kept positive.
+
+        a is the false-positive rate.
+        """
         value, fall, bend = plain.value_and_slopes(law_at(x), chosen, h, need, epsilon, points, count)
-        # F_eps = e^eps a - delta fall, and F_eps,eps = e^eps a + delta bend. Both are returned divided by delta.
+        # F' = e^eps a - fall delta, and F'' = e^eps a + bend delta
         share = xp.exp(epsilon + log_fpr - value)
         target = log_rate + log1p(-xp.minimum(xp.exp(epsilon - most), LARGEST_SHARE))
         return value - target, share - fall, xp.maximum(bend + share, 1e-3 * fall**2)

@@ -328,7 +328,7 @@ def _quadrature_error(centre: Array, half: Array, rate: Array, order: int) -> Ar
 def laplace_cells(
     scale: Array, first: Array, origin: Array, q: Array, step: Array, last: Array, lifted: Array, *, nodes: int
 ) -> Cells:
-    """Return hat masses of the Laplace law in closed form, ascending in the ratio (engines/README.md).
+    """Return hat masses of the Laplace law in closed form, ascending in the likelihood ratio (engines/README.md).
 
     A cell without a useful bound is empty.
 

@@ -243,7 +243,7 @@ def _next(first: Array, second: Array, delta: Array, ratio: Array) -> Array:
 
 
 class Nodes(NamedTuple):
-    """Logarithms of the densities at the nodes, and numbers for the integral beyond them; one configuration a row."""
+    """Logarithms of the densities at the nodes, and numbers for the integral beyond; each row is a configuration."""
 
     mu: Array  # (R,)
     log_present: Array  # (R, X)

@@ -70,7 +70,7 @@ BISECTIONS = 20
 
 
 class Repetitions(Protocol):
-    """The functions of a law of K that these kernels need. phi is its generating function (generating.py)."""
+    """The functions that these kernels need of a law of K, the number of runs; phi is its generating function."""
 
     def generating(self, y: Array) -> tuple[Array, Array, Array]:
         """Return (phi, phi', phi'') at 1 - y."""

@@ -56,14 +56,15 @@ smaller slots from slots that jump, or takes all slots together."""
 ILL = 6.0
 """Nats lost to cancellation (`Place.digits`) above which the other placement is tried, too."""
 ONE_SLOT = 15.0
-"""Number of standard deviations of S above its mean from which on a threshold k is first tried with a bulk.
+"""A threshold k that lies at least this many standard deviations of S above the mean of S is first tried with a bulk.
 
-There one large slot mostly decides E(S - k)_+."""
+So far out one large slot mostly decides E(S - k)_+."""
 LOW_BLUR = 0.08
 """Width, in log X, of the smooth window between the bulk (slots with a smaller X) and the jumps (slots with a larger
 X)."""
 LOW_SHARE = 0.5
-"""In a call E(S - k)_+ with a bulk, the bulk ends at X/t = LOW_SHARE (k - 1), a share of k's distance from the mean.
+"""In a call E(S - k)_+ with a bulk, the bulk ends at X/t = LOW_SHARE (k - 1); k - 1 is the distance of k from the mean
+of S.
 
 A slot with a larger X/t is a jump.  A jump leaves less than half of that distance to the other slots.  Then neither the
 contour of the bulk nor that of the jumps loses many digits."""
@@ -299,10 +300,7 @@ def tilted_mode(s: Array, t: Array, c: Array) -> Array:
 
 
 def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return the least period at which some Chernoff bound makes images to the right negligible, and where it does.
-
-    The second array holds the abscissae of those bounds.
-    """
+    """Return the least period that makes images to the right negligible by some Chernoff bound, and its abscissa."""
     gap = seen - c[:, None]
     needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
     needed = np.where(np.isnan(needed), np.inf, needed)
@@ -451,7 +449,7 @@ def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: 
 
 
 def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, sign: float) -> Array:
-    """Bound log sum_{j >= 1} e^{jcp} V(k + sign j p) from above, (B,), for the period p; the best c' in `far` counts.
+    """Bound log sum_{j >= 1} e^{jcp} V(k + sign j p) from above, (B,), for the period p, by the best c' in `far`.
 
     V(y) is the integrated value at the threshold y, and F the transform of the law that is integrated. Since (x)_+ <=
     e^{c'x}/(e c') for every c' > c, V(y) <= F(c') e^{-sign c' y}/(e c').
@@ -469,8 +467,9 @@ READ_TOGETHER = ((60, 0.3), (15, 0.15), (2, 0.1))
 
 Later turns take the losses whose brackets are still too wide.
 
-Distance is measured in log(e^eps - 1 + NEAR deviations).  Where one slot decides, a contour leaves out a part that
-depends on the size of that slot, about e^eps - 1.  For a loss near 0 that size hardly matters."""
+The distance of two losses eps is the difference of log(e^eps - 1 + NEAR * deviation).  Where one slot decides, a
+contour leaves out a part that depends on the size of that slot, about e^eps - 1.  For a loss near 0 that size hardly
+matters."""
 NEAR = 3.0
 """A loss counts as near 0 up to this many standard deviations of one round's loss."""
 CUT_OFF = 5e-3, 1e-3
@@ -499,7 +498,7 @@ LAST_LOG_DELTA = -69.0
 LARGEST_LOSS = 600.0
 """Largest loss of a profile. Up to it e^eps, and products with e^eps, stay within float64."""
 BULK_SPREAD = 2.0
-"""Standard deviation of the normal density in which a profile's losses lie near 0, in deviations of one round's loss.
+"""A profile's losses near 0 lie as densely as a normal density of this deviation, in deviations of one round's loss.
 
 The best density is proportional to the cube root of the density of one round's loss, hence sqrt(3) times as wide."""
 NATS, FAR_NATS = 0.4, 1.5
@@ -555,7 +554,7 @@ def contours_at(
     Return (row numbers, contour) for each group of rows. The lines of a group have similar lengths, so that little is
     padded.
 
-    most_long : if given, the largest number of long lines of one mechanism. Further rows with long lines are left out.
+    most_long : if given, the largest number of long lines of one mechanism. Other rows with long lines are left out.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     where = place(sign, s, t, k, guess, tolerance)
@@ -626,7 +625,7 @@ def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
     slope : estimate of |derivative in k|, Q(S > k) or Q(S < k).
 
-    The bracket holds for every threshold within 8 units of rounding of k.
+    The bracket holds for every threshold that differs from k by at most 8 roundoffs of k.
     """
     low, mid, high, slope = _beside(found, k)
     for one in (found,) if found.bulk is None else (found, found.bulk):
@@ -752,7 +751,7 @@ def _bulk_chance(where: Place, k: Array) -> Array:
 
 
 def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
-    """Bound by how much E(S - k)_+ differs between two slot laws: w1 w2, and w1 cut off at `end` (README.md, 1)."""
+    """Bound how much E(S - k)_+ changes if w1 cut off at `end` replaces w1 w2 in the law of a slot (README.md, 1)."""
     low, blur, gap = windows.low, windows.low_blur, windows.high - windows.low
     beyond = tail((end - low) / blur) * (t * tail(end) + tail(end - s))
     both = np.exp(-0.5 * gap * gap / (blur**2 + windows.high_blur**2)) * (t * tail(low) + tail(low - s))

@@ -277,8 +277,8 @@ def one_slot_above(s: Array, t: Array, k: Array) -> Array:
 def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
     """Guess the logarithm of E(S - k)_+ or E(k - S)_+.
 
-    One guess takes S to be lognormal. For the call, another takes X to be large for one slot and 1 for all other slots.
-    The larger counts.
+    One guess takes S to be lognormal. For E(S - k)_+, another takes X to be large for one slot and 1 for all other
+    slots. The larger guess is returned.
     """
     with np.errstate(all="ignore"):
         spread = np.sqrt(np.log1p(np.expm1(np.minimum(s * s, 600.0)) / t))
@@ -428,7 +428,7 @@ class Line(NamedTuple):
 
 
 class Powers(NamedTuple):
-    """The integrand relative to (A(c) + B(c))^t, with bounds of its error."""
+    """The integrand relative to (A(c) + B(c))^t, with bounds of its error; A, B: the transforms of bulk and jumps."""
 
     log_scale: Array
     """(B,) t log(A(c) + B(c)), the real part of the exponent at z = c."""
@@ -473,7 +473,7 @@ def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
 
 
 def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sign: float) -> Powers:
-    """Compute (A + B)^t, or (A + B)^t - A^t where there is a bulk, at all nodes of the line."""
+    """Compute (A + B)^t, or (A + B)^t - A^t where there is a bulk, at all nodes; A, B: transforms of bulk and jumps."""
     count = int(line.count.max()) + 1
     whole: Array = np.isneginf(windows.low)
     nodes = nodes_of(s, t, windows, ends)

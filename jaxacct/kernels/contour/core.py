@@ -201,7 +201,7 @@ def certified(
     """
     xp = namespace(below, above)
     lowers, uppers = ends_at(xp.stack([below, above]))
-    # the given logarithms of delta are off by a few units of rounding
+    # the given logarithms of delta are off by a few roundoffs
     lower_ok = lowers[0] - 4.0 * ROUNDOFF * xp.abs(log_delta_high) >= log_delta_high
     upper_ok = uppers[1] + 4.0 * ROUNDOFF * xp.abs(log_delta_low) <= log_delta_low
     lower_ok = lower_ok & (below < xp.inf)

@@ -43,7 +43,7 @@ ROUNDED_UP = 1.001
 
 
 def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
-    """Bound, relative to M(c), the tilted mass outside the grid and what the ends of the shifted path add."""
+    """Bound the tilted mass outside the grid over M(c), plus what the path in `_step_error` adds at its ends."""
     xp = namespace(t.u)
     lo, hi, a = t.u[..., 0], t.u[..., -1], t.power
     second = xp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
@@ -122,8 +122,8 @@ class Rounding(NamedTuple):
 
     weight: Array  # error of the logarithm of a weight
     loss: Array  # absolute error of the loss
-    y: Array  # () largest error of y, as a number
-    doubt: Array  # () largest error of the logarithm of a weight and of y, as a number
+    y: Array  # () largest error of y, not in units of 2^-53
+    doubt: Array  # () largest error of the logarithm of a weight and of y, not in units of 2^-53
 
 
 def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
@@ -145,8 +145,8 @@ def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
 def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: float) -> tuple[Array, Array, Array]:
     """Return three bounds of rounding: of `M(c+it)/M(c) - 1` per unit of t, of the same up to t_max, and of log M(c).
 
-    Every weight has the rounding of its argument, and so has every `e^{it loss} - 1`, which is at most `min(2, t
-    |loss|)`.  So small losses and a small t leave small errors.
+    A term is a weight times `e^{it loss} - 1`, and both factors have rounding errors. The second factor is at most
+    `min(2, t |loss|)`, so small losses and a small t leave small errors.
     """
     xp = namespace(t.u, t_max)
     units = per_term(sigma, q, t)
@@ -169,7 +169,7 @@ def gaussian_errors(
     """Return (a, b, m, e). For |t| <= t_max, M(c + it)/M(c) is off by at most a + min(b |t|, m), and log M(c) by e."""
     xp = namespace(t.u, t_max)
     quadrature = ROUNDED_UP * (_range_error(sigma, q, sign, t) + _step_error(sigma, q, sign, t, t_max))
-    # from here on `quadrature` is the error of a quotient; it was that of the numerator and of the denominator
+    # from here on `quadrature` bounds the error of a quotient; so far it bounded that of numerator and denominator
     quadrature = xp.where(quadrature < 0.5, 2.0 * quadrature / (1.0 - xp.minimum(quadrature, 0.5)), xp.inf)
     rate, ceiling, weight = _rounding_errors(sigma, q, t, t_max, depth)
     return quadrature, rate, ceiling, quadrature + weight
@@ -211,7 +211,7 @@ def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> A
     t = tilted_gaussian(sigma, q, sign, c, nodes)
     edge = xp.maximum(xp.abs(t.u[..., 0]), xp.abs(t.u[..., -1]))
     # log sum exp moves by at most the mean of its terms' errors if these are small, and always by at most the largest.
-    # `units` bounds either as `per_term` does, from means or from maxima of the quantities in it.
+    # `units` bounds the mean error or the largest error, from means or from maxima of the quantities in `per_term`.
     z, through_y = xp.abs(t.power) + 1.0, 4.0 * (edge / sigma + 0.5 / sigma**2) - 3.0 * xp.log(q)
 
     def units(loss: Array, square: Array, posterior: Array) -> Array:
@@ -234,10 +234,10 @@ def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> A
 
 
 def finite_units(loss: Array, mass: Array, weight: Array) -> Array:
-    """Return the units of rounding in a sum of weights `mass e^{c loss}`, relative to that sum; c is taken as exact."""
+    """Bound the relative rounding error of a sum of weights `mass e^{c loss}`, in roundoffs; c is taken as exact."""
     xp = namespace(loss, weight)
     log_mass = xp.log(xp.where(mass > 0, mass, 1.0))
-    # a mass that came from exp(x) is off by a few units times |x|
+    # a mass that came from exp(x) has a relative error of a few roundoffs times |x|
     size = xp.sum(weight * xp.abs(log_mass), axis=-1) / xp.sum(weight, axis=-1)
     return 100.0 + 4.0 * loss.shape[-1] + 10.0 * size
 
@@ -275,9 +275,9 @@ def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
 
 
 def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
-    """Return the level sets of the tilted density about two modes: heights of slabs, and lower bounds of their lengths.
+    """Bound the tilted density from below by slabs, the level sets about two modes (README.md, section 2).
 
-    Both have shape (2 (LEVELS - 1),).  README.md, section 2.
+    Return the heights of the slabs, and lower bounds of their lengths; both have shape (2 (LEVELS - 1),).
     """
     xp, size = namespace(t.u), t.u.shape[-1]
     log_f = xp.log(t.weight) - xp.log(t.step)[..., None] - xp.log(t.posterior) + xp.log(sigma)[..., None]
@@ -343,7 +343,7 @@ def gaussian_decay(slabs: Array, lengths: Array, frequency: Array) -> Array:
     """Return a lower bound of `1 - |M(c + it)|/M(c)` that holds for every t >= frequency."""
     xp = namespace(lengths, frequency)
     lost = xp.sum(slabs * lengths * (1.0 - sinc_envelope(0.5 * frequency[..., None] * lengths)), axis=-1)
-    # 1 - s(y) is off by at most 16 units of 1, and the masses sum to at most 1
+    # 1 - sinc_envelope is off by at most 16 roundoffs of 1, and the masses sum to at most 1
     return xp.maximum(ROUNDED_DOWN * lost - 20.0 * ROUNDOFF, 0.0)
 
 

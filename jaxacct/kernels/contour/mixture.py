@@ -238,7 +238,7 @@ def _powers(parts: list[Part], laws: list[list[Quadrature]], t: Array, step: flo
 
 
 def _departure(branch: Quadrature, t: Array, step: float) -> Array:
-    """Compute M(c + it)/M(c) - 1 at equidistant t from 0, by a matrix product of two tables."""
+    """Compute M(c + it)/M(c) - 1 at t = 0, step, 2 step, ..., by a matrix product of two tables."""
     loss = branch.law.sign * branch.log_mix
     kept = branch.p > 0.0
     p, loss = branch.p[kept], loss[kept]

@@ -161,7 +161,7 @@ def nodes_at(
         log_ceiling = log_ceiling + xp.sum(n * xp.log(ceiling), axis=-2)
         off = (part.error + 16.0 * ROUNDOFF * xp.hypot(part.re, part.im)) / ceiling
         relative = relative + xp.sum(n * off, axis=-2)
-    # `spread` counts the rounding of the exponent n log|phi|, of the phase n arg M - t eps (whose terms nearly cancel),
+    # `spread` counts the rounding of the exponent n log|M|, of the phase n arg M - t eps (whose terms nearly cancel),
     # of the factors of each node's term, and of the sum of `count` terms
     spread = (terms + 8.0) * (xp.abs(log_modulus) + turns) + 48.0 + count
     kept = index < keep[..., None]
@@ -230,7 +230,7 @@ def value_and_slopes(
 
 
 def log_value(law: LossLaw, c: Array, h: Array, keep: Array, epsilon: Array, points: int, count: int) -> Array:
-    """Return only log delta of `value_and_slopes`."""
+    """Return log delta as `value_and_slopes` does, without the slopes."""
     return value_and_slopes(law, c, h, keep, epsilon, points, count)[0]
 
 

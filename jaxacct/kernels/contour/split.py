@@ -5,9 +5,10 @@ not integrated.  Far outcomes are cut off, since under the tilt their losses wou
 delta.  Compositions of bulk steps alone are left out if they form a near-atom, since the characteristic function of a
 near-atom does not decay.  A near-atom is likely where few of many steps sample the record.
 
-delta is the contour integral of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the share of the compositions with a
-far step.  For keep_bulk = 0 the share of the compositions of bulk steps alone is added (split_remainder.py).  The
-bounds hold for any windows, abscissa, period and number of nodes; a bad choice only makes the bracket wide.
+With A and B the transforms of a step's bulk and jumps, delta is the contour integral of `prod (A+B)^n - (1 - keep_bulk)
+prod A^n`, plus the share of the compositions with a far step. For keep_bulk = 0 the share of the compositions of bulk
+steps alone is added (split_remainder.py). The bounds hold for any windows, abscissa, period and number of nodes; a bad
+choice only makes the bracket wide.
 """
 
 from collections.abc import Callable
@@ -78,7 +79,7 @@ class Contour(NamedTuple):
     period: Array  # 2 pi/(spacing of the nodes in t)
     images_at: Array  # abscissa for the Chernoff bound of the images
     nodes_needed: Array
-    nodes_kept: Array  # `nodes_needed`, or as many as the program has
+    nodes_kept: Array  # `nodes_needed`, or the program's number of nodes if that is smaller
     cancellation: Array  # nats by which the integrand exceeds delta
 
 
@@ -221,7 +222,10 @@ def _ratio(odds: Array, bulk: tuple[Array, Array], jump: tuple[Array, Array]) ->
 
 
 class Logs(NamedTuple):
-    """Logarithms of `prod A^n` and of `prod (1 + B/A)^n` along the contour, as moduli and angles."""
+    """Logarithms of `prod A^n` and of `prod (1 + B/A)^n` along the contour, as moduli and angles.
+
+    A and B are the transforms of a step's bulk and jumps.
+    """
 
     plain: Array
     plain_turn: Array
@@ -559,7 +563,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     axis = _on_the_axis(law, placed, points)
     step_laws, at, furthest = steps_of(law, windows.low, windows.high), c[..., None], t_max[..., None]
     steps = split_parts.step_errors(step_laws, at, grids, parts, furthest)
-    # from here on `steps` is the error of a quotient; it was that of the numerator and of the denominator
+    # from here on `steps` bounds the error of a quotient; so far it bounded that of numerator and denominator
     steps = xp.where(steps < 0.5, 2.0 * steps / (1.0 - xp.minimum(steps, 0.5)), split_parts.USELESS)
     part_errors, at_c = [], []
     off = rounding_errors(step_laws, at, grids, parts, furthest, depth(points, count))
@@ -580,7 +584,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     units = ROUNDOFF * (16.0 + n.shape[-1])
     moved = composed(n, (part_errors[0] + units * xp.hypot(*bulk)) / ceilings)
     jumped = composed(n, ratio / (1.0 + ratio) * (part_errors[1] / jumps + 2.0 * units))
-    # 6 for the rounding of the factors of a term, count/16 for the sum of `count` terms
+    # `spread` has 6 for the rounding of the factors of a term, and count/16 for the sum of `count` terms
     spread = xp.abs(logs.plain) + xp.abs(logs.rise) + most + logs.turned + 6.0 + count / 16.0
     ceiling = composed(n, xp.log(ceilings)) - law.mu2[..., None] * t**2 / 2.0 + most - base[..., None]
     slack = xp.exp(ceiling) * (gain * (moved + units * spread) + jumped)
@@ -637,8 +641,8 @@ class _Units(NamedTuple):
     """Rounding errors of the terms of one part's sum on a grid, in units of 2^-53; (X,) unless said otherwise."""
 
     own: Array  # error of the logarithm of a weight
-    turned: Array  # error of a loss, which turns its term e^{itL}
-    doubt: Array  # () largest error of the logarithm of a weight, as a number
+    turned: Array  # error of a loss L, and so of the angle of e^{itL} per unit of t
+    doubt: Array  # () largest error of the logarithm of a weight, not in units of 2^-53
 
 
 def _units(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> tuple[_Units, _Units]:

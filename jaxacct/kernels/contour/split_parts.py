@@ -301,7 +301,7 @@ STRIP_SHARE = 0.97
 SIDES_FACTOR = 2.0 * TALLEST_LINE
 """Largest total length of the path's two sides.  They contribute at most this times a bound of the integrand on them.
 
-On the sides the kernel is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section 6)."""
+There the kernel of the trapezoid rule's error is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section 6)."""
 ROUNDED_UP = 1.001
 """Factor that covers the rounding in the computation of an error bound."""
 

@@ -110,7 +110,7 @@ def scale_of(law: LossLaw, epsilon: Array) -> Array:
 def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> WindowChoice:
     """Choose windows for a given eps so that the remainder is below e^{log_delta + log_tol}.
 
-    Arrays below have the axes J, abscissae, centres of a window, points of the quadrature.
+    The axes of arrays in this function are, in this order: J, abscissae, centres of a window, points of the quadrature.
     """
     xp = namespace(law.gauss_n, epsilon)
     goal = (log_delta + log_tol)[..., None]
