@@ -223,7 +223,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
 @functools.lru_cache(maxsize=64)
 def _expand(step: Mechanism, count: int, relation: str) -> None:
-    """Expand a repeated step in every direction; raise if that fails. Cached, since each event is checked 3 times."""
+    """Find the parts of a repeated step in each direction, or raise. Cached, since each event is checked 3 times."""
     for direction in directions(step, relation):
         components(repeat(step, count), relation, direction)
 

@@ -171,7 +171,7 @@ LEAVES: dict[str, Leaf] = {
 
 
 def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
-    """Return the mechanism that a DpEvent describes, for the neighbouring relation of the later question.
+    """Return the mechanism that a DpEvent describes; the neighbouring relation is that of later questions about it.
 
     All classes of dp_accounting 0.6.0 are known except UnsupportedDpEvent. Of later versions EpsilonDelta,
     DiscreteGaussian, ExponentialMechanism, PermuteAndFlip and RandomAllocation are known. Classes are matched exactly.

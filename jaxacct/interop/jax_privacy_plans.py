@@ -23,7 +23,7 @@ def from_jax_privacy(thing: Foreign, steps: int = 0, relation: str = RELATIONS[0
     steps : int
         The number of steps n, which coefficients and a `BufferedToeplitz` lack; with 0, a `Plan` sets n later.
     relation : str
-        The relation of the later questions. A plan that splits records equally is refused for all relations but
+        The relation that will be asked about. A plan that splits records equally is refused for all relations but
         "zero_out" and "replace_one".
 
     Returns

@@ -156,8 +156,8 @@ class Laplace(AdditiveNoise):
 def laplace_pair(largest: np.ndarray) -> FinitePair:
     """Return a pair that dominates Laplace noise of largest loss l.
 
-    Losses x at equal distances d have masses e^{(x - l)/2} tanh(d/4). The loss l has half this mass and 1/2 more; the
-    loss -l has half this mass and e^{-l}/2 more.
+    Losses x at equal distances d have masses e^{(x - l)/2} tanh(d/4). At the two ends the mass is half of that, plus
+    1/2 for the loss l and e^{-l}/2 for the loss -l.
     """
     top = largest[..., None]
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
@@ -333,8 +333,8 @@ class SmoothSensitivityGaussian(FiniteMechanism):
     """A number f(X) plus Gaussian noise of deviation ``noise_multiplier`` * S(X), where S(X) depends on the data.
 
     S is a b-smooth upper bound of the local sensitivity: |f(X) - f(X')| <= S(X) and S(X) <= e^b S(X') for all
-    neighbours of the relation of the question. With R = e^b and m = 1/noise_multiplier the pairs of neighbours are
-    N(m', r^2), N(0, 1) with 1/R <= r <= R and |m'| <= m min(1, r). For every eps >= 0 one of three pairs has the
+    neighbours under the relation that is asked about. With R = e^b and m = 1/noise_multiplier the pairs of neighbours
+    are N(m', r^2), N(0, 1) with 1/R <= r <= R and |m'| <= m min(1, r). For every eps >= 0 one of three pairs has the
     largest delta(eps):
 
         N(m, 1), N(0, 1);   N(m, R^2), N(0, 1);   N(m, 1), N(0, R^2)
@@ -376,7 +376,7 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
 
 def _pair(m: float, smoothness: float) -> FinitePair:
-    """Return the pair of the largest of the three profiles in `families`, at the losses of quantiles of N(m, R^2)."""
+    """Return the pair whose profile is the maximum of those in `families`, on points at quantiles of N(m, R^2)."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
     # the tail is 6e-300 at 37 deviations; with so many quantiles the chords add about 1e-5 to epsilon

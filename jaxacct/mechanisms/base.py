@@ -166,7 +166,7 @@ class BaseMechanism(Mechanism):
     """
 
     finite: ClassVar[bool] = True
-    """Whether ``finite_pair`` is the mechanism's own pair; if not, it is a finite pair that dominates this pair."""
+    """Whether ``finite_pair`` is the mechanism's own pair; if not, it is another pair, which dominates the own one."""
 
     @abstractmethod
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
@@ -216,7 +216,7 @@ def weakest(kinds: Iterable[str]) -> str:
 
 
 MOST_SHOWN = 40
-"""`repr` shows arrays of more numbers by their ends."""
+"""Of an array of more numbers than this, `repr` shows the first and the last ones."""
 
 
 def register(cls: type[M]) -> type[M]:

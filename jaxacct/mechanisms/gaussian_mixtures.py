@@ -239,7 +239,7 @@ def hypergeometric(size: int, group: int, batch: int) -> np.ndarray:
 
 
 def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> FinitePart:
-    """Return the law of the loss if only the cell of the output is seen; P-masses are rounded down, Q-masses up."""
+    """Return the loss's law if an observer sees only the output's cell; P-masses are rounded down, Q-masses up."""
     kept = weight > 0.0
     shift, weight = shift[kept], weight[kept]
     edges = np.concatenate([[-np.inf], quantiles(0.0, float(shift.max())), [np.inf]])
@@ -256,7 +256,7 @@ def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> Finite
 
 
 def _cell_masses(edges: np.ndarray, moved: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the masses of N(0, 1) between edges that were shifted by `moved`, by the nearer tail, and their errors."""
+    """Return the masses of N(0, 1) between `edges`, and their errors; the edges were made by a shift by `moved`."""
     from scipy import special  # slow to import
 
     low, high = edges[:-1], edges[1:]
