@@ -1,3 +1,3 @@
-"""Epsilon, delta, their gradient, and readings of them: from the question, by directions and engines, to the answer."""
+"""Answers questions about epsilon, delta, the gradient of epsilon and risks. It picks the engine for each question."""
 
 from jaxacct.accounting import mechanism_engines  # noqa: F401  # puts its engines in the list

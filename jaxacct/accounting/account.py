@@ -3,10 +3,11 @@
 If an engine answers for the whole mechanism, that engine is asked. Otherwise the mechanism is composed from its parts:
 each direction of the neighbouring relation is composed and answered by itself, and the larger answer is taken.
 
-Of some mechanisms the privacy profile is known at single epsilons only. Such a mechanism has two pairs: the upper pair
-dominates the mechanism, and the mechanism dominates the lower pair. The upper pair gives the upper end of the answer,
-the lower pair the lower end. The lattice engine takes both pairs together; other engines answer for one pair at a time.
-A lattice answer is not used if it contradicts the quick theorems of a pair, or if its lower end is above its upper end.
+Of some mechanisms the privacy profile is known at single epsilons only. Such a mechanism has two pairs of
+distributions: the upper pair dominates the mechanism, and the mechanism dominates the lower pair. The upper pair gives
+the upper end of the answer, the lower pair the lower end. The lattice engine takes both pairs together; other engines
+answer for one pair at a time. A lattice answer is not used if it contradicts the quick theorems about a pair, or if its
+lower end is above its upper end.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from jaxacct.mechanisms.base import element, require_mechanism, take_rows
 from jaxacct.mechanisms.random_allocation import rounds_inside
 
 LARGEST_SLACK = 1e-3
-"""Engines are asked only about rows in which delta less the mass at infinity is known to this relative accuracy."""
+"""Engines are asked only about rows in which delta minus the mass at infinity is known to this relative accuracy."""
 BLOCK = 100_000
 """Largest number of rows answered together. This many rows take about 1 GiB of memory."""
 ROUNDS_TOGETHER = 20
@@ -52,17 +53,18 @@ ROUNDS_TOGETHER = 20
 ROWS_TOGETHER = 256
 """Largest number of configurations whose theorems are evaluated together; it bounds the memory."""
 BETWEEN_PAIRS = 7.0 / 9.0
-"""Estimate of where the truth lies between the lower pair's answer (0) and the upper pair's (1). It is the average for
-a smooth profile f that is known at points a distance h apart. On average the chords of the upper pair lie f'' h^2/12
-above f, and the polygon of the lower pair, whose corners are where continued chords meet, lies 7 f'' h^2/24 below f."""
+"""Estimate of where the truth lies between two answers: 0 is the lower pair's, 1 the upper pair's. For a smooth profile
+f that is known at points h apart, the upper pair's profile consists of chords, on average f'' h^2/12 above f. The lower
+pair's profile consists of continuations of the chords, on average 7 f'' h^2/24 below f."""
 OK_WIDTH = {"epsilon": 1e-3, "delta": 5e-2}
-"""Relative width up to which a bracket is "ok" if its two ends come from two pairs, even where rtol is smaller. Such
-brackets are rarely narrower than this."""
+"""Relative width up to which a bracket is "ok", even where rtol is smaller, if its ends come from two pairs of
+distributions, one above and one below the mechanism. Such brackets are rarely narrower than this."""
 WIDE = 8e-4
-"""A bracket of epsilon relatively wider than this is solved again, with more losses for rounds of random allocation."""
+"""A bracket of epsilon relatively wider than this is computed again. The profiles of rounds of random allocation are
+then computed at more losses."""
 MOST_BY_LOSSES = 3e-3
-"""Relative width of epsilon above which no more losses are tried. The brackets of delta at single losses are then as
-wide, and more losses do not narrow these."""
+"""Relative width of a bracket of epsilon above which profiles are not computed at more losses. The brackets of delta at
+each loss are then as wide, and more losses do not narrow them."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """Each relation with its directions exchanged. Relations that are not listed are symmetric."""
 _KERNEL = "jaxacct.kernels.contour"
@@ -287,7 +289,7 @@ def _sides(mechanism: Mechanism, relation: str, below: bool) -> list[Components]
 def _alike(one: Components, other: Components) -> bool:
     """Return whether the losses of two directions have the same law to the last bit, whatever the order of atoms."""
     if one.gauss_n.size or one.laplace_n.size or one.finite_loss.shape != other.finite_loss.shape:
-        return False  # `sign` counts where noise is sampled
+        return False  # the law of sampled noise depends on `sign` too
 
     def ordered(parts: Components) -> list[np.ndarray]:
         order = np.lexsort((parts.finite_mass, parts.finite_loss), axis=-1)
@@ -347,7 +349,7 @@ def _larger(question: MechanismQuestion, sides: list[Components], left: list[flo
 
 
 def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarray, left: float | None) -> Side:
-    """Return epsilon in one direction. The engines get delta less the mass at infinity."""
+    """Return epsilon in one direction. The engines get delta minus the mass at infinity."""
     kinds, infinite, target = kinds_of(parts), parts.delta_infinity, question.given
     finite = target - infinite if left is None else np.full(target.shape, left)
     wrong = parts.infinity_units * ROUNDOFF * infinite if left is None else 0.0 * infinite
@@ -359,7 +361,7 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
     side = ask_engines("epsilon", asked, live & ~kinds.empty, question.engine)
 
     low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
-    # `edge`: rows in which delta less the mass at infinity is 0, or no larger than its own rounding error.
+    # `edge`: rows in which delta minus the mass at infinity is 0, or no larger than its own rounding error.
     edge = ~live & ~at_infinity
     largest, above = quick_bounds.largest_loss(parts)
     unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
@@ -440,7 +442,7 @@ def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, s
         raise UnboundedLossError(np.isin(np.arange(int(np.prod(shape))), rows[bad]).reshape(shape))
 
 
-# Mechanisms between two pairs
+# Mechanisms between two pairs of distributions
 
 
 def _prepare_pairs(mechanism: Mechanism) -> None:
@@ -458,7 +460,9 @@ def _bar(size: int) -> Progress:
 
 
 def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side) -> None:
-    """Solve wide epsilons again, with more losses for the rounds of random allocation inside, and update `found`.
+    """Solve for epsilon again where its bracket is wide, with profiles of random allocation at more losses.
+
+    The brackets in `found` are updated.
 
     rows : (B,) index of each answer's configuration.
     """
@@ -488,7 +492,7 @@ def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side
 
 
 def _between(quantity: str, low: np.ndarray, high: np.ndarray) -> tuple[Answer, np.ndarray]:
-    """Return (bracket between two pairs, whether its ends agree). Ends that contradict each other are not used."""
+    """Return (bracket with these ends, whether the ends agree). Ends that contradict each other are not used."""
     agree = low <= high
     low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf if quantity == "epsilon" else 1.0)
     with np.errstate(invalid="ignore"):

@@ -38,7 +38,7 @@ COSTLY = 0.05
 WIDE = {"epsilon": 0.1, "delta": 0.5}
 """Rényi accounting is tried for brackets that are relatively wider than this. It does not improve narrower ones."""
 ATOMS_TOGETHER = 1_000_000
-"""Largest number of losses of single steps that are summed together, which bounds the memory."""
+"""Largest number of atoms (losses with a mass) that are evaluated together, over all rows; it bounds the memory."""
 NARROWEST, REFINED_SHARE = 1e-6, 0.01
 """Outside of searches the contour engine refines to half of max(NARROWEST, REFINED_SHARE rtol) in relative width, or to
 half of rtol where that is smaller."""
@@ -273,7 +273,7 @@ def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.
 
 
 class ClosedForm(Engine):
-    """Composed Gaussians without sampling, and one step of a sampled Gaussian or with finitely many losses."""
+    """Composed Gaussians without sampling, one step of a sampled Gaussian, and one step with finitely many losses."""
 
     name = "closed_form"
     cost = 1e-5

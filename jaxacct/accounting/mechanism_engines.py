@@ -1,6 +1,6 @@
 """Engines that answer for a mechanism as a whole, in the order in which dispatch asks them.
 
-Most of them ask about other mechanisms. The README.md of the mechanisms room has the proofs.
+Most of them ask about other mechanisms. jaxacct/mechanisms/README.md has the proofs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from jaxacct.engines.mixture import Ends, Known, Row
 
 MEMORY_ALONE = 2**27
-"""Limit, in bytes, on the lattice's memory where one pair alone is asked for its upper end. It allows 2^18 nodes."""
+"""Limit, in bytes, on the lattice's memory where only the pair that dominates the mechanism is asked. It allows 2^18
+nodes."""
 
 
 class Attacked(MechanismEngine):
@@ -72,7 +73,8 @@ class Attacked(MechanismEngine):
 
 # One sample with several releases
 #
-# Let q be the sampling rate, H the profile of the composition without sampling, a = e^eps and k = 1 - (1 - q) a:
+# Let q be the sampling rate, a = e^eps and k = 1 - (1 - q) a. Let H(e^x) be the delta at epsilon x of the composition
+# without sampling. Then
 #
 #     remove: delta(eps) = q H(1 + (a - 1)/q),        add: delta(eps) = k H(1 + (a - 1)/k) if k > 0, otherwise 0.
 
@@ -237,13 +239,14 @@ def _outer(loss: np.ndarray, q: np.ndarray) -> np.ndarray:
 # A replaced record as a removed and an added one
 
 SHARES = 9
-"""Number of shares tried for the removal: evenly spaced shares of eps, or shares of delta evenly spaced in log odds."""
+"""Number of splits that are tried of the given eps or delta between removal and addition. The removal's shares of eps
+are evenly spaced, and its shares of delta are evenly spaced in log odds."""
 WIDEST_LOG_ODDS = 12.0
-"""Shares of delta range from e^-12 to 1 - e^-12."""
+"""The removal's shares of delta range from e^-12 to 1 - e^-12."""
 
 
 class RemovedAndAdded(MechanismEngine):
-    """Replacement as removal and addition, for mechanisms without a good pair for the replacement.
+    """Replacement as removal and addition, for mechanisms without a good dominating pair for the replacement.
 
     Let D be the data without the record. The way from the data with one record to the data with another leads over D:
 
@@ -346,7 +349,7 @@ class OneRound(MechanismEngine):
         return (
             type(mechanism.mechanism) is Gaussian
             and bool(np.all(np.equal(mechanism.participations, 1.0) & np.equal(mechanism.group, 1.0)))
-            and not mechanism.symmetric()  # a symmetric round is a plain release under any relation
+            and not mechanism.symmetric()  # a symmetric round draws nothing: every record is in every slot
         )
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
@@ -402,8 +405,8 @@ class OneRound(MechanismEngine):
 class SameBins(MechanismEngine):
     """Balls in bins that are not composed: they equal one round of random allocation with a smaller noise multiplier.
 
-    This multiplier is rounded down for the upper end and up for the lower end. If balls in bins are composed with other
-    mechanisms, they have two pairs, as any random allocation has.
+    This multiplier is rounded down for the upper end and up for the lower end. Balls in bins that are composed with
+    other mechanisms are represented by two pairs of distributions, one above and one below, like any random allocation.
     """
 
     name, classes = "same_bins", (BallsInBins, MatrixMechanism)
@@ -421,10 +424,10 @@ class SameBins(MechanismEngine):
 
 
 class NeighbouringBins(MechanismEngine):
-    """Balls in bins with noise of two bands, by the contours of their transfer operator.
+    """Balls in bins with noise of two bands, by contour integrals of their transfer operator.
 
-    Each delta needs contours of its own. Several deltas of one run are read from the run's pair instead, which takes
-    some seconds to compute.
+    Each delta needs contours of its own. So delta at several epsilons of one run is read from the run's dominating pair
+    instead, which takes some seconds to compute.
     """
 
     name, classes = "banded_bins", (MatrixMechanism,)
@@ -465,7 +468,7 @@ class NeighbouringBins(MechanismEngine):
 
 
 class SingleRounds(MechanismEngine):
-    """Repetitions of one round of random allocation that repeat it once in some configurations.
+    """A repeated round of random allocation, in a batch with some configurations that have it only once.
 
     A single round has its own engine, whose brackets are far narrower than those of the pairs for composed rounds.
     Configurations with one repetition are asked about without the repetition, and the others as composed rounds.
@@ -516,7 +519,7 @@ class MixtureContour(MechanismEngine):
 
     The mixtures come from groups, from samples with a cap, and from samples of a fixed size. Each direction of the
     relation is composed and answered by itself. The larger answer is taken at the end. Where the contour cannot answer,
-    the dominating finite pairs do.
+    the answer comes from dominating pairs with finitely many outcomes.
     """
 
     name, classes, if_engine_is_named = "mixture_contour", (Mechanism,), "stands back"

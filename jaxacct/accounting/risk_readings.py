@@ -21,18 +21,18 @@ from jaxacct.mechanisms.base import take_rows
 
 # The largest true-positive rate at a false-positive rate, `T(a) = min over E of {delta(log E) + E a}`
 #
-# The sum is convex in E. A secant search estimates the eps at which the sum is least. Three values of delta around this
-# eps give a bracket of the minimum. A poor estimate of eps only makes the bracket wide.
+# The sum is convex in E = e^eps. A secant search estimates the eps at which the sum is least. Three values of delta
+# around this eps give a bracket of the minimum. A poor estimate of eps only makes the bracket wide.
 
 Deltas = Callable[[np.ndarray, np.ndarray], Bounds]
 """Maps (epsilons of shape (K, n), indices of n rows) to certified deltas of that shape, at any real epsilon."""
 
 NEAR = 2e-4
-"""An eps is near enough to the best one if the normal quantiles of Q(L > eps) and of the wanted false-positive rate
-differ by at most this."""
+"""An eps is near enough to the best one if the normal quantile of Q(L > eps), L the privacy loss, differs from that of
+the wanted false-positive rate by at most this."""
 WIDTH = 0.0015
-"""Distance between the three epsilons, in standard deviations of the loss. It is far above NEAR, the error of the one
-in the middle. The lower end is too low by about the square of this distance, which is small."""
+"""Distance between neighbours of the three epsilons at which delta is evaluated, in standard deviations of the loss.
+The error of the middle one, NEAR, is far smaller. The lower end is too low by about the square of this distance."""
 LONGEST = 2.0
 """Longest step of the secant search, in standard deviations of the loss."""
 LEAST_DEVIATION, LARGEST_DEVIATION = 1e-9, 50.0
@@ -94,7 +94,7 @@ def start_at(advantage: np.ndarray, fpr: np.ndarray) -> Place:
 
 
 def _quantile(deltas: Deltas, epsilon: np.ndarray, deviation: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Estimate the normal quantile of `Q(L > eps) = -d delta/dE`, by a difference quotient."""
+    """Estimate the normal quantile of `Q(L > eps) = -d delta/d(e^eps)`, by a difference quotient."""
     # half the distance between the two epsilons of the difference quotient
     half = 0.005 * deviation
     values = np.asarray(deltas(np.stack([epsilon - half, epsilon + half]), rows).estimate)
@@ -128,7 +128,8 @@ def rate_from_three(at: np.ndarray, found: Rates, place: Place, fpr: np.ndarray,
         ends = (found.low + line) * (1.0 - 16.0 * ROUNDOFF), found.estimate + line
         upper = (found.high + line) * (1.0 + 16.0 * ROUNDOFF)
         lower = ends[0]
-        # Ratios of neighbouring E, e^-distance and e^distance, rounded up.
+        # Let E_i be e^eps at the three epsilons. (E_1 - E_0)/(E_2 - E_1) is e^-distance, and its inverse e^distance.
+        # Both are rounded up.
         ratio, rough = np.exp(-distance) * (1.0 + 1e-4), np.exp(distance) * (1.0 + 1e-4)
         left = lower[1] - ratio * np.maximum(upper[2] - lower[1], 0.0)
         right = lower[1] - rough * np.maximum(upper[0] - lower[1], 0.0)
@@ -142,9 +143,9 @@ def rate_from_three(at: np.ndarray, found: Rates, place: Place, fpr: np.ndarray,
 
 
 def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
-    """Return `p t/(p t + (1 - p) a)` for a true-positive rate t, rounded down (turn -1) or up (turn 1)."""
+    """Return `prior rate/(prior rate + (1 - prior) fpr)`, rounded down (turn -1) or up (turn 1)."""
     with np.errstate(all="ignore"):
-        # a/t comes first, since p t and (1 - p)/p may be beyond the range of float64.
+        # fpr/rate comes first, since prior * rate and (1 - prior)/prior may be beyond the range of float64.
         odds = (1.0 - prior) * (fpr / rate / prior)
         found = 1.0 / (1.0 + odds) * (1.0 + turn * 16.0 * ROUNDOFF)
     tiny = (fpr < 1e-290 * rate) & (fpr > 0.0)  # a quotient that may be subnormal is not accurate
@@ -162,15 +163,17 @@ def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
 # cell. As f_mu is convex, a tangent is compared with f_mu only at the two ends of its cell.
 
 ROUNDS = 14
-"""Largest number of rounds that add tangents where the bound is largest."""
+"""Largest number of rounds that add tangents where the upper bound of mu is largest."""
 DOUBLINGS = 3
-"""Largest number of further rounds. They halve every cell, as long as the bracket is not "ok"."""
+"""Largest number of rounds after the first ROUNDS, for brackets that are not "ok" by then. Each of them adds a tangent
+between every two neighbouring tangents."""
 OK_WIDTH = 1e-4
 """Largest relative width of a bracket that is "ok"."""
 ADDED = 3
-"""Number of tangents added to a row in a round."""
+"""Number of tangents that one of the first ROUNDS rounds adds to a row."""
 KNOWN_WIDTH = 0.004
-"""Distance between three epsilons around a known best eps, in standard deviations: twice the error of that eps."""
+"""Distance between neighbours of three epsilons around a known best eps, in standard deviations of the loss. It is
+twice the error of the best eps."""
 NARROW = 2e-7
 """Relative width of a bracket of mu at which a row is finished."""
 ROUNDING = 1e-13
@@ -269,8 +272,8 @@ def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nda
     shown = np.where(used, np.maximum(at_left, at_right), -np.inf)
     nowhere = ~used.any(axis=0)
     alone = np.min(_distance(delta + ratio * floor, floor, 1.0), axis=0)
-    # Another tangent may meet the diagonal beyond `fixed`. From `fixed` to there f_mu is at most `fixed`, hence below
-    # that tangent.
+    # Another tangent may meet the diagonal at a point beyond `fixed`. Between `fixed` and that point f_mu is at most
+    # `fixed`, and so below the tangent.
     largest = np.maximum(np.where(nowhere, alone, np.max(shown, axis=0)), _on_diagonal(fixed, 1.0))
     # A rate of 0, or one above 1, has no mu.
     largest = np.where((fixed > 0.0) & ~np.isnan(largest), largest, np.inf)
@@ -297,9 +300,9 @@ def _lines(deltas: Deltas, epsilon: np.ndarray, rows: np.ndarray) -> np.ndarray:
 # It is at most `sup over eps >= 0 of (delta_mu(eps) - delta(eps))/(1 + e^eps)`, and at least that quotient at eps = 0.
 
 REGRET_ROUNDS = 8
-"""Largest number of rounds; each evaluates delta at more eps, where the bound is largest."""
+"""Largest number of rounds. Each evaluates delta at more eps, where the upper bound of the regret is largest."""
 VALUES_ADDED = 4
-"""Number of values of delta added to a row in a round."""
+"""Number of values of delta that a round adds to a row."""
 REGRET_WIDTH = 1e-3
 """A row is finished when its bracket's relative width is at most this, or its width at most NARROW_ABSOLUTE."""
 NARROW_ABSOLUTE = 1e-7
@@ -355,9 +358,9 @@ def _cells(
         ratio = np.exp(epsilon)
         # expm1 avoids the difference of two neighbouring e^eps, which would cancel.
         width, share = ratio[:-1] * np.expm1(np.diff(epsilon, axis=0)), 1.0 / (1.0 + ratio)
-        # `before` is at most the slope of delta. By symmetry -(1 - delta(0))/2 is one of its slopes at E = 1.
+        # `before` is at most the slope of delta in e^eps. At eps = 0, by symmetry, -(1 - delta(0))/2 is a slope.
         before = np.concatenate([-0.5 * (1.0 - low[:1]), (low[1:-1] - high[:-2]) / width[:-1]]) * (1.0 + 1e-9)
-        # `after` is at least the slope of delta.
+        # `after` is at least the slope of delta in e^eps.
         after = np.minimum((high[2:] - low[1:-1]) / width[1:], 0.0) * (1.0 - 1e-9)
     after = np.concatenate([after, np.zeros_like(low[:1])])
     bounds = []
@@ -367,7 +370,7 @@ def _cells(
     return np.min(bounds, axis=0), gaussian[-1] * share[-1]
 
 
-# Deltas of many runs at several epsilons of each, from one contour for each run
+# Deltas of many runs, at several epsilons for each run, from one contour for each run
 
 DIRECTION_WIDTH, TOLERANCE = 0.25, 0.01
 """The width of a bracket in one direction, and the contour's tolerance, each as a share of rtol."""
@@ -414,7 +417,7 @@ def deltas_along(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper ends of delta of n runs at rising epsilons, on one contour for each run and direction.
 
-    Brackets are not refined further. Where nothing is known the ends are 0 and 1.
+    Wide brackets are not refined. Where nothing is known the ends are 0 and 1.
 
     run : n runs of DP-SGD.
     place : (n,), an eps near the epsilons at which rtol is wanted.
@@ -437,7 +440,7 @@ def deltas_along(
                 some, at, cut_off, asked = parts.take(rows), place[rows], tolerance * rtol, both[:, rows].T
                 if direction == "add":  # the loss is bounded, and its deltas matter near eps = 0
                     # The contour for "add" is placed for a lower eps. Several standard deviations above that eps the
-                    # part cut off is a larger share of delta, so that less is cut off.
+                    # part cut off is a larger share of delta, so `cut_off` is small.
                     at, cut_off = 0.28 * np.minimum(at, reach(some).largest_loss), 1e-9
                     asked = np.zeros(asked.shape, bool)
                 # Where rtol is not wanted, an upper end within 3e-3 of the estimate is enough.

@@ -1,4 +1,4 @@
-"""Audits: lower bounds on the leak of a mechanism, from runs of it, to compare with claims about it."""
+"""Audits run a mechanism, bound its privacy loss from below, and compare the bounds with claims about the mechanism."""
 
 from jaxacct.audit.canary_game import Game, Played, gradient_canaries, input_canary
 from jaxacct.audit.error_counts import LowerBound, clopper_pearson, from_scores, gaussian_fit

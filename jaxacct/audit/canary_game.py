@@ -1,4 +1,4 @@
-"""Canaries, and many runs at once of a trainer's own step, with the canaries and without."""
+"""Makes canaries, and runs a trainer's own step many times at once, with the canaries and without."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class Game:
         return Played(*joined)
 
     def _counts(self, words: np.ndarray) -> Any:
-        """Return the noise on the counts of an adaptive clip norm, from keys (runs, steps, 8); None if it is fixed."""
+        """Return the count noise of an adaptive clip norm, from keys (runs, steps, 8); None if the norm is fixed."""
         adaptive, plan = self.trainer.adaptive, self.trainer.plan
         if adaptive is None:
             return None
@@ -247,7 +247,7 @@ def _recorded(optimizer: Any) -> Any:
 def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
     """Make canaries whose gradients are planted: number j pulls with norm C at coordinate j of the flat parameters.
 
-    In every step in which a canary takes part, it moves the clipped sum by C, less the allowance for rounding that
+    In every step in which a canary takes part, it moves the clipped sum by C, minus the allowance for rounding that
     clipping takes off.  It moves the sum along its own coordinate, whatever the parameters are.  No example can move
     the sum by more than C.  The score of a canary is the sum over all steps of the noisy sums at its coordinate, in
     units of C.  With planted gradients the trainer clips per-example gradients: to audit clipping by ghost norms, use

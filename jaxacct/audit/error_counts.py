@@ -36,7 +36,8 @@ COMPARED = {
     "remove_one": (True, False),
     "add_one": (False, True),
 }
-"""Two flags for each relation: whether epsilon >= log((1 - delta - FNR)/FPR), and >= log((1 - delta - FPR)/FNR)."""
+"""For each relation, which of two bounds hold: epsilon >= log((1 - delta - FNR)/FPR), and the same with FPR and FNR
+exchanged."""
 
 
 def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:

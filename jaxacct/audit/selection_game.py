@@ -1,4 +1,4 @@
-"""Simulated selections: draw K and K candidates, and keep the best by a score; or draw the rank of the winner alone.
+"""Simulated selections: draw K, then K candidates, and keep the best by a score; or draw only the rank of the winner.
 
 In a batch of selections, the numbers of those with K = 0, 1, 2, ... have a multinomial law.  So a batch is drawn in
 ascending order of K, in blocks whose selections all need about equally many candidates, and is shuffled afterwards.
@@ -334,7 +334,7 @@ def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Ce
     numerator, rank = np.diff(top), np.stack([ends[:-1], ends[1:]], axis=1)
     order = np.argsort(found.score(rank.mean(axis=1)), kind="stable")
     numerator, denominator, rank = numerator[order], np.diff(ends)[order], rank[order]
-    if top[0] > 0.0:  # outcomes with dQ = 0 have the highest score
+    if top[0] > 0.0:  # outcomes of denominator mass 0 have the highest score
         numerator, denominator = np.append(numerator, top[0]), np.append(denominator, 0.0)
         rank = np.concatenate([rank, np.zeros((1, 2))])
     return Cells(numerator / numerator.sum(), denominator / denominator.sum(), rank)

@@ -204,7 +204,7 @@ def search_mechanisms(
     whole: bool,
     closest: float = 1e-12,
 ) -> BestValues:
-    """Search the least private value of each element that meets its target, for arrays of one shape; return it flat.
+    """Search for each element's least private value that meets the target. Arrays have one shape; the result is flat.
 
     `make` is called for all elements, since it may hold arrays of the shape of the batch; finished elements keep the
     value tried last.  Where an evaluation is costly, only unfinished elements are evaluated.  At both ends of the
@@ -326,7 +326,7 @@ def _started(
         new = x[at] - found / fresh[at]
         good = np.isfinite(new) & (new > low[rows][at]) & (new < high[rows][at])
         x[at] = np.where(good, new, x[at])
-        # a row's last step starts where the estimate is within 10 rtol of the goal, or, without a secant, 0.05 rtol
+        # a step is a row's last if it began within 10 rtol of the goal, or, without a secant, within 0.05 rtol of it
         near = np.abs(found) < np.where(second, 10.0 * rtol, 0.05 * rtol)
         solved[at] = good & near
         at = at[good & ~near]

@@ -45,9 +45,10 @@ TOLERANCE = 3e-7
 PLAIN = contour.LADDER[:2]
 """Contour sizes ("rungs": numbers of points and nodes) on which the plain solve is tried in turn."""
 PLAIN_FOR_DELTA = contour.LADDER[:3]
-"""The rungs where delta is the target: near eps = 0 the integrand decays slowly, so more nodes are needed."""
+"""Contour sizes tried in turn where delta is the target. Near eps = 0 the integrand decays slowly, and more nodes
+are needed."""
 NEARLY = 1.5
-"""A solution that needs up to this many times its rung's nodes is accepted, since it is only an estimate."""
+"""A solution that needs up to this many times its contour's nodes is accepted, since it is only an estimate."""
 RATE_RANGE = (1e-12, 1.0)
 """Smallest and largest sampling probability that are searched."""
 MAX_STEPS = 10**9
@@ -55,7 +56,7 @@ MAX_STEPS = 10**9
 LEAST_RTOL = 1e-7
 """Smallest rtol allowed: brackets narrower than this are not always found."""
 INFEASIBLE = dict(zip(ORDER, ("infeasible_noise", "infeasible_rate", "infeasible_steps"), strict=True))
-"""Status of a row in which no value holds."""
+"""For each unknown, the status of a row in which no value meets the target."""
 TARGETS = (
     "target_advantage",
     "target_tpr",
@@ -250,7 +251,7 @@ def found_for(goal: Goal, backend: str) -> BestValues:
 
 
 def search_for(goal: Goal, evaluate: Any) -> Search:
-    """Return the search that a goal describes; it tries the least private value first where this may well hold."""
+    """Return the search for a goal; it tries the least private value first where that may well meet the target."""
     size = goal.epsilon.size
     first = np.full(size, True) if goal.unknown == "sampling_probability" else goal.known["sampling_probability"] == 0
     return Search(
@@ -379,7 +380,7 @@ def gaussian_mu(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
 
 
 def by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -> np.ndarray:
-    """Estimate x by the central limit theorem."""
+    """Estimate x, the logarithm of the unknown, by the central limit theorem."""
     with np.errstate(over="ignore", divide="ignore"):
         if goal.unknown == "noise_multiplier":
             x = -0.5 * np.log(np.log1p(mu**2 / (known["sampling_probability"] ** 2 * known["steps"])))
@@ -395,7 +396,7 @@ def by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -
 def _plainly(
     goal: Goal, rows: np.ndarray, equation: _Equation, found: Start, hint: contour.Hint, mu: np.ndarray
 ) -> None:
-    """Solve on the plain contour, from its smallest rung on; unsolved rows go to the rung that has the nodes needed."""
+    """Solve on plain contours, the smallest first; unsolved rows go to a size ("rung") with as many nodes as needed."""
     rungs, spare = (PLAIN_FOR_DELTA, NEARLY) if goal.on_delta else (PLAIN, 1.0)
     low, high = np.log(goal.limits)
     variance = mu**2
@@ -467,7 +468,7 @@ def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hin
 def _note(
     hint: contour.Hint, rows: np.ndarray, close: np.ndarray, rung: int, near: np.ndarray, found: calibration.Solved
 ) -> None:
-    """Write the contours' placements and rungs into the hint, so that certified evaluations start from them."""
+    """Write the contours' placements and sizes ("rungs") into the hint, where certified evaluations start."""
     rows = rows[close]
     hint.near[rows], hint.rung[rows] = near[close], rung
     # the last call's windows and contour are used again if x moved by less than 0.05 in that call
@@ -479,8 +480,8 @@ def _note(
 def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:
     """Return x and d log delta/dx, replaced by those at which n times the delta of one step is the target.
 
-    Only an x that is less private than the new one is replaced: the product is nearly a lower bound of the true delta.
-    It is nearly equal to delta if the record is rarely sampled.
+    Only an x that is less private than the new one is replaced, since n times one step's delta is nearly a lower bound
+    of delta. If the record is rarely sampled, the two are nearly equal.
     """
     from jaxacct.engines import closed_form  # imports SciPy, which is slow: only where a row needs it
 

@@ -164,8 +164,8 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     fpr = flat["baseline" if name == "target_reconstruction" else "at_fpr"]
     wanted = _rate_of_posterior(flat[name], flat["prior"], fpr) if name == "target_posterior" else flat[name]
     asked = (wanted < 1.0) & (wanted > fpr)
-    # for a = fpr and b = wanted the best eps is about -mu (quantile(a) + quantile(b))/2, below 0 where a + b > 1;
-    # these rows are solved in the reverse direction
+    # the best eps is about -mu (ndtri(fpr) + ndtri(wanted))/2, as for mu-Gaussian DP. It is negative where
+    # fpr + wanted > 1; these rows are solved in the reverse direction
     mirrored = asked & (wanted - 0.5 > 0.5 - fpr)
     # every delta meets a wanted rate of 1, and no delta meets a rate of at most fpr
     epsilon, delta, pieces = np.zeros(wanted.shape), np.where(wanted >= 1.0, 1.0, -1.0), []
@@ -230,8 +230,8 @@ def _rates_at_least(
 ) -> np.ndarray:
     """Return a lower bound of the true-positive rate at some values, from three values of delta around each eps.
 
-    The bound is tight if eps is near the best eps.  Rows whose bound is below `enough` are repeated, with the three
-    epsilons further apart.
+    The bound is tight if eps is near the best eps.  Rows whose bound is below `enough` are repeated, with larger
+    distances between the three epsilons.
     """
     low, left = fpr.copy(), np.isfinite(values)
     for about, rtol in LOWER_ENDS:
@@ -292,7 +292,7 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
         by_rounds(left)
     found = _value_for(_at_rate(goal, epsilon, rate, fpr)._replace(near=near), solved)
     with np.errstate(all="ignore"):  # where the noise is NaN, the row is solved again
-        # a solve that was cut short counts only if its noise is within 3e-4 of the certified noise, in the logarithm
+        # a solve with too few nodes counts only if its noise is within 3e-4 of the certified noise, in the logarithm
         again = np.flatnonzero(~(np.abs(np.log(found.value / near)) <= 3e-4) & settled & ~sure)
     if again.size:  # the guess of eps that needs less noise is better
         first = epsilon[again].copy()
@@ -356,8 +356,8 @@ def _by_contour(
         at, x, moved, off, slope, need = evaluate(calibration.solve_rate, part, rows.size, rung.chunk, **static)
         fits, last = need <= NEARLY * rung.nodes, turn == len(ATTEMPTS) - 1
         # `moved` is the last step in eps times the saddle point c. An eps is accepted if `moved` is small, since the
-        # noise changes by its square. On the last rung eps may need up to 25 times the rung's nodes, since the terms
-        # that are cut off hardly move eps
+        # noise then changes by about the square of `moved`. On the last rung (contour size) eps may need up to 25 times
+        # the rung's nodes, since the terms that are cut off hardly move eps
         good = (moved < 0.01) & (fits | (last & (need <= 25.0 * rung.nodes))) & np.isfinite(at)
         # at an end of its range eps cannot move on, so that a small step proves nothing
         inside = (
@@ -366,12 +366,13 @@ def _by_contour(
             & (x < np.log(NOISE_RANGE[1]))
         )
         good &= inside
-        # the noise is accepted after a last step in x below 1e-4; otherwise it is solved for anew at that eps
+        # the noise e^x is accepted if the last step in x, `off`, is below 1e-4; otherwise only the eps is kept, and the
+        # noise is solved for again
         close = good & fits & (np.abs(off) < 1e-4) & (slope < 0.0)
         wanted = np.searchsorted(rung_of, np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need))
         following = np.maximum(wanted, turn + 1)
         if guess and turn == 0:
-            # the first attempt is a good guess if its eps needs at most 8 times the rung's nodes
+            # the first attempt is a good guess if its eps needs at most 8 times the nodes of its contour
             guessed[rows] = inside & (slope < 0.0) & (need <= 8.0 * rung.nodes)
         enough = good | guessed[rows] & (following == len(ATTEMPTS) - 1)
         due[rows] = np.where(enough, len(ATTEMPTS), following)
@@ -442,7 +443,7 @@ it by a share FARTHEST of that estimate."""
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    """Return the least private value whose mu above the floor meets the target, and the eps that decides at the floor.
+    """Return the least private value whose mu above the floor meets the target, and the best eps at the floor.
 
     The search begins at the value whose true-positive rate at the floor is that of mu-Gaussian DP.  This value is
     nearly always the answer.
@@ -581,7 +582,7 @@ def _bracket(
     size, near = floor.size, three_places(place, KNOWN_WIDTH)
     above = ABOVE * blocks
     below = BLOCK * blocks - 3 - above
-    # mu falls as the rate rises, so tangents lie closer near the floor: their distances in eps grow as squares
+    # mu falls as the rate rises, so tangents lie closer near the floor: distances from the best eps grow as squares
     shares = 1.0 - np.linspace(1.0, 0.0, below + 1)[:-1] ** 2
     shares = np.append(shares, 1.0 + FARTHEST * np.linspace(0.0, 1.0, above + 1)[1:] ** 2)
     epsilon = np.concatenate([place.epsilon * shares[:, None], near])

@@ -21,7 +21,7 @@ from jaxacct.core.progress import Waiting, waiting
 CLAIMED = ("ok", "not_binding", "loose")
 """Statuses of a value that holds."""
 AIM = 0.15
-"""A fast start aims this far below the target, in units of rtol, so that its certified epsilon usually holds."""
+"""A fast start aims this far below the target, in units of rtol, so that its certified epsilon usually meets it."""
 USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
 """First guesses of d log(epsilon)/dx, from Gaussians: for parameters with which epsilon falls, and for others."""
 LARGEST_EXCESS = 8.0
@@ -241,10 +241,10 @@ def least_private(
     whole: bool = False,
     margin: float = 0.0,
 ) -> float:
-    """Search the least private value that holds, given only upper bounds of epsilon; return NaN where none holds.
+    """Search for the least private value that holds, given only upper bounds of epsilon; return NaN if none holds.
 
     upper : function from an array of values to the upper bounds of epsilon at these values.
-    margin : share of the target that is kept, for the rounding by which another evaluation may differ.
+    margin : share of the target that stays unspent, since another evaluation may differ by rounding.
 
     The other arguments are those of `Search`.
 
@@ -308,7 +308,7 @@ def _usual_slope(search: Search, rows: np.ndarray) -> np.ndarray:
 def _polish(
     search: Search, found: BestValues, rows: np.ndarray, start: Start, steep: np.ndarray
 ) -> tuple[np.ndarray, Start]:
-    """Certify the solved rows, and move those that miss along secants; return the unfinished rows and their start.
+    """Certify the solved rows; move rows that miss the target along secants. Return the unfinished rows and a start.
 
     steep : whether epsilon changes fast enough with the value to show that the value is the best; written for `rows`.
     """
@@ -349,7 +349,7 @@ def _polish(
 def _led(search: Search, found: BestValues, rows: np.ndarray, x: np.ndarray, slope: np.ndarray | None) -> None:
     """Search by a secant, with the leader if there is one.
 
-    Where the leader's value misses the target by `evaluate`, the row is searched again with `evaluate`.
+    `evaluate` then checks the value found. If this value misses the target, the row is searched again with `evaluate`.
     """
     if search.leader is None or rows.size == 0:
         _secant(search, found, rows, x, slope)
@@ -433,7 +433,7 @@ def _secant(
 
 
 def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray) -> None:
-    """Search the least private whole number that holds.
+    """Search for the least private whole number that holds.
 
     The search goes outwards from the start in growing strides. Once a number holds and a less private one does not, it
     goes on between these two.
@@ -445,7 +445,7 @@ def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: n
     with np.errstate(over="ignore"):
         n = np.clip(np.floor(np.exp(start) * (1.0 + bolder * AIM * search.rtol)), low, high)
     holds_at, fails_at = np.full(rows.size, np.nan), np.full(rows.size, np.nan)
-    # log(epsilon/target) at these two numbers
+    # log(epsilon/target) at `holds_at` and at `fails_at`
     holds_excess, fails_excess = np.zeros(rows.size), np.zeros(rows.size)
     stride = np.ones(rows.size)  # length of the next step outwards
     active = np.ones(rows.size, bool)

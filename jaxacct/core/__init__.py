@@ -1,1 +1,1 @@
-"""Shared by all packages: brackets, checks of input, text, files, progress, optional packages, random bits."""
+"""What all packages share: brackets, checks of input, text, files, progress, optional packages and random bits."""

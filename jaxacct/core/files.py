@@ -1,4 +1,4 @@
-"""Files written under another name and renamed when complete; file locks; one-line errors of files."""
+"""Writes files under another name and renames them when they are complete; locks files; reports errors in one line."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def check_flag(name: str, value: Any, question: str) -> None:
 class Options(NamedTuple):
     """Checked options that public calls share; `jaxacct.epsilon` documents them.
 
-    A further option is one more field of this class and one more line of `options`.
+    A new option needs one more field in this class and one more line in `options`.
     """
 
     relation: str = RELATIONS[0]

@@ -1,1 +1,1 @@
-"""Engines: components in, brackets out, on batches of configurations."""
+"""Engines compute brackets of epsilon and delta from the components of mechanisms, for batches of configurations."""

@@ -1,8 +1,9 @@
 """One round of random allocation: brackets of delta and epsilon (jaxacct/kernels/contour/README.md).
 
-Remove is (P, Q), add is (Q, P), with P = (1/t) sum_i N(e_i, sigma^2 I), Q = N(0, sigma^2 I) and S = dP/dQ. Then
-delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+. Newton's method finds epsilon. It takes
-a few steps on one contour. Then the contour is placed again, for the eps that the steps have reached.
+With t slots the outputs are vectors of length t, and e_i is the unit vector of slot i. The direction remove is (P, Q)
+and add is (Q, P), with P = (1/t) sum_i N(e_i, sigma^2 I) and Q = N(0, sigma^2 I). Let S = dP/dQ, and E the mean under
+Q. Then delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+. Newton's method finds epsilon. It
+takes a few steps on one contour. Then the contour is placed again, for the eps that the steps have reached.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ CUT_OFF = 3e-3
 NEAR = 0.01
 """Newton's method on one contour ends when its step is at most this share of the width at which the search ends."""
 SIGNS = {"remove": 1.0, "add": -1.0}
-"""Sign of each direction. 1: delta is the call option E(S - k)_+. -1: delta is e^eps times the put option E(k - S)_+.
-"""
+"""Sign of each direction. With S = dP/dQ and k = e^{sign eps}, delta is the call option E(S - k)_+ for sign 1, and
+e^eps times the put option E(k - S)_+ for sign -1."""
 LEAST_S, MOST_S = 1e-4, 20.0
 """The contour is used only for 1/sigma in this range."""
 ROUGH = 0.5
@@ -145,7 +146,7 @@ def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> t
         low, high = low / k * (1.0 - 8.0 * ROUNDOFF), high / k * (1.0 + 8.0 * ROUNDOFF)
     gaussian = closed_form.delta(s * (1.0 + 2.0 * ROUNDOFF), eps)
     low, high = np.where(low > 0.0, low, 0.0), np.where(high >= 0.0, np.minimum(high, 1.0), 1.0)
-    # k = e^eps is rounded by up to eps + 2 units.
+    # The relative rounding error of k is at most (|eps| + 2) * 2 * ROUNDOFF.
     wrong = (np.abs(eps) + 4.0) * 2.0 * ROUNDOFF
     low = np.maximum(low - wrong * np.minimum(k, 1.0 / k), 0.0) if sign < 0 else np.maximum(low - wrong * k, 0.0)
     high = np.minimum(high + wrong * np.maximum(k, 1.0 / k), 1.0)
@@ -180,6 +181,7 @@ def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray)
 def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of delta_remove = E(S - k)_+ = 1 - k + E(k - S)_+, by a contour for E(k - S)_+.
 
+    Here S = dP/dQ, and E is the mean under Q.
     The error is absolute: it is small relative to delta only where delta is large.
     """
     k = np.exp(eps)

@@ -36,8 +36,8 @@ from jaxacct.kernels import elementary_check
 NUMPY_MOST = 40_000
 """Largest number of configurations in a job that NumPy does. For larger jobs, compiling XLA's programs pays."""
 NUMPY_MOST_SELECTIONS = 2_400
-"""Largest number of private selections in a job that NumPy does. One costs NumPy as much as some 16 configurations.
-The number stays the same after `jaxacct warm`, which keeps no programs of selections."""
+"""Largest number of private selections in a job that NumPy does. A selection costs NumPy as much as some 16
+configurations. The limit stays the same after `jaxacct warm`, which keeps no programs of selections."""
 CHUNK_POINTS = 2**14
 """Number of quadrature points in a chunk on NumPy, over all its configurations. With smaller chunks there are more
 calls. Larger chunks do not fit into a cache."""

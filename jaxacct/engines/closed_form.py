@@ -32,8 +32,8 @@ from jaxacct.engines.protocol import Answer
 from jaxacct.kernels.contour.gaussian_errors import FINITE_LOSS_ERROR
 
 LEAST_GAP = 1e-300
-"""Smallest value of a difference of Mills ratios, of a delta at a <= 0, and of a slope. Smaller ones are raised to it,
-so that their logarithms and quotients are finite."""
+"""Smallest value used of a difference of Mills ratios, of a delta where `a` is at most 0, and of a slope. Smaller
+values are raised to it, so that their logarithms and quotients are finite."""
 LARGEST_FLOAT = np.finfo(np.float64).max
 """Largest float64. A lower bound of epsilon that exceeds it is replaced by it, which is a lower bound as well."""
 LEAST_EPSILON = 2.0**-1060
@@ -41,7 +41,7 @@ LEAST_EPSILON = 2.0**-1060
 BISECTIONS = 78
 """Largest number of bisection steps: 11 or 12 for the exponent of epsilon, 53 for its digits, and some to spare."""
 ROUNDOFF_OF_LOG = 4096.0 * ROUNDOFF
-"""Largest error of the logarithm of a delta of at least 1e-308, and of the target's."""
+"""Largest error of the logarithm of a delta of at least 1e-308, and of the logarithm of the target."""
 NEWTON_STEPS = 40
 """Number of Newton steps for epsilon, the same in all rows. The bounds are certified wherever Newton ends."""
 _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(6))
@@ -63,7 +63,8 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
         at = x[:, None] + some[:, None] * _NODES
         k = 1.0 - at * np.sqrt(np.pi / 2) * scipy.special.erfcx(at / np.sqrt(2))
         gap[small] = some * (np.maximum(k, 0.0) @ _WEIGHTS)
-        # The error of K is a few units of 1 + x^2 K. Since K > 1/(x^2 + 3), it is a few units of (3 + 2 x^2) K at most.
+        # The error of K is a few times ROUNDOFF (1 + x^2 K). Since K > 1/(x^2 + 3), that is at most a few times
+        # ROUNDOFF (3 + 2 x^2) K.
         rounding[small] = gap[small] * (8.0 + np.square(np.abs(x) + some))
     gap = np.maximum(gap, LEAST_GAP)
     log_far = -0.5 * far**2 - 0.5 * np.log(2 * np.pi) + np.log(gap)
@@ -72,10 +73,10 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
     by_gap = right | small
     value = np.where(by_gap, log_far, np.log(near_value))
     slope = np.where(by_gap, mills_b / gap, second / near_value)
-    # a and b have errors of a few units, which move the difference of the Mills ratios and the exponent.
+    # `a` and `b` have relative errors of a few ROUNDOFF, which move the Mills ratios' difference and the exponent.
     shift = (np.abs(epsilon / mu) + mu) * np.where(by_gap, np.abs(far) + 1.0, 1.0)
     amplify = np.where(by_gap, rounding / gap, 1.0 / near_value)
-    # 64 units of rounding cover erfcx, log_ndtr, and the arithmetic around them.
+    # 64 ROUNDOFF covers the errors of erfcx and log_ndtr, and of the arithmetic around them.
     error = 64.0 * ROUNDOFF * (1.0 + np.abs(value) + shift + amplify * (1.0 + np.where(by_gap, 0.0, shift)))
     return value.reshape(shape), slope.reshape(shape), error.reshape(shape)
 
@@ -142,7 +143,7 @@ def log_delta_of_one_step(
 
     The epsilon of the Gaussian without sampling is `log1p((e^eps - 1)/q)` (remove) or `log1p((e^eps - 1)/k)` (add). It
     is computed with a small relative error. By `R(b) <= 1/b` and `K(b) > 1/(b^2 + 3)`, the Gaussian's log delta falls
-    by at most (b + 4)/mu per unit of this epsilon.
+    by at most (b + 4)/mu per unit of this epsilon. The module's docstring defines k, R, K and b.
 
     off : largest error of eps. It moves the Gaussian's epsilon at the rate e^eps/(q + e^eps - 1) (remove) or 1/k (add),
         and log k at the rate 1/k. The factor 1.1 covers the change of these rates where `off` is at most 1 % of the
@@ -197,7 +198,8 @@ def _most_of_one_step(
 ) -> np.ndarray:
     """Bound delta from above where the error of k or eps is large, at the least possible eps with the largest k there.
 
-    This is a bound, since `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+` rises with k.
+    This is a bound, since `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+` rises with k. G is the delta of the
+    Gaussian without sampling, whose pair is (P, Q).
     """
     eps = np.maximum(eps - off - 2.0 * ROUNDOFF * eps, 0.0)
     k, mu = np.maximum(np.sum(_factor(q, eps), axis=0), 0.0), 1.0 / sigma
@@ -302,7 +304,7 @@ class Atoms(NamedTuple):
 
     def delta(self, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return lower and upper bounds of `sum mass (1 - e^{eps - loss})_+` at eps, (..., B)."""
-        units = ROUNDOFF * (self.mass[0].shape[-1] + 16.0)  # the terms are positive, and each has a few units of error
+        units = ROUNDOFF * (self.mass[0].shape[-1] + 16.0)  # positive terms, each off by a few ROUNDOFF relatively
         ends = []
         for loss, mass, outward in zip(self.loss, self.mass, (-1.0, 1.0), strict=True):
             share = -np.expm1(np.minimum(eps[..., None] - loss, 0.0))

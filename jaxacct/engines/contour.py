@@ -43,8 +43,8 @@ LEAST_DELTA = 1e-305
 LOWEST_LOG_DELTA = -700.0
 """Where log delta is below this value, the lower bound of delta is 0, because exp would lose digits."""
 PLAIN_TRUST = 5.0
-"""The split contour starts from a plain rung's estimate if the saddle point approximation is within this factor of it.
-"""
+"""The split contour starts from the estimate of a plain rung (size of the plain contour), if that estimate differs from
+the saddle point approximation by at most this factor."""
 BOUND_OUTWARD = 1.0 + 1e-12
 """Factor that covers the rounding errors of the total variation and of the largest loss."""
 DELTA_ROUNDS = 2
@@ -58,11 +58,11 @@ LADDER = (
     Rung(576, 384, 2, 8, split=True, tolerance=1e-7),
     Rung(2560, 1024, 3, 1, split=True, tolerance=3e-6),
 )
-"""Rungs for compositions of Gaussians: three plain ones and three split ones, each from coarse to fine. The more points
-and nodes a rung has, the smaller its chunks are."""
+"""Rungs for compositions of Gaussians: three of the plain contour and three of the split contour, each from coarse
+to fine. The more points and nodes a rung has, the smaller its chunks are."""
 
 PLAIN = (*LADDER[:3], Rung(1536, 512, 3, 2), Rung(2560, 1024, 3, 1), Rung(4096, 2048, 3, 1))
-"""Rungs for compositions with Laplace or finite parts. None is of the split contour, which cannot answer for these."""
+"""Rungs for compositions with Laplace or finite parts. None is of the split contour, which cannot answer here."""
 
 
 FIRST_SPLIT = sum(not rung.split for rung in LADDER)
@@ -82,8 +82,8 @@ class Reach(NamedTuple):
     splits: np.ndarray
     """Whether the split contour can answer: all parts are Gaussians, and at least one of them is sampled."""
     certifies_split: np.ndarray
-    """Whether the split contour is worth its time. Below sigma = .06 or q = 1e-13 no split rung has been seen to
-    certify."""
+    """Whether the split contour is worth its time. Below sigma = .06 or q = 1e-13, no size of it ("rung") has been seen
+    to certify a bracket."""
     largest_loss: np.ndarray
     """An upper bound of the loss: `-sum n log(1 - q)` if all parts are sampled Gaussians and the direction is add,
     otherwise inf."""
@@ -222,8 +222,8 @@ def epsilon(
 ) -> Answer:
     """Return brackets of `inf {eps : delta_fin(eps) <= delta}`, row by row. Their ends may be negative.
 
-    delta_fin is delta without the mass at infinity. A row climbs rungs until the relative width of its bracket is at
-    most `width`, or until its upper bound is at most `floor`, the other direction's epsilon.
+    delta_fin is delta without the mass at infinity. A row is tried on finer and finer contours ("rungs"), until the
+    relative width of its bracket is at most `width`, or its upper bound at most `floor`, the other direction's epsilon.
 
     slack : relative error of `delta`.
     """
@@ -331,7 +331,7 @@ def delta_along(
     along : False for `delta_about`, which also climbs to the split rungs and needs every eps near `place`.
     """
 
-    # Rungs finer than these do not pay: one contour for many eps takes as long there as one climb for each eps.
+    # Finer rungs do not pay: one contour of that size for many eps takes as long as a separate answer for each eps.
     rungs = PLAIN[:5] if along else LADDER
     answers_of = reach(parts)
     answer = Answer(np.zeros(epsilon.shape), np.full(epsilon.shape, np.nan), np.ones(epsilon.shape))

@@ -38,28 +38,31 @@ NARROW = 2e-4
 SAYS_NOTHING = 0.9
 """A bracket of at least this relative width has a useless lower bound, or no upper bound."""
 STALLED = 0.5
-"""If a bracket is wider than this share of the bracket by the lattice before, the lattice's spacing does not cause its
-width. Then no longer lattice is made."""
+"""If a bracket is wider than this share of the previous lattice's bracket, the spacing of the lattice does not cause
+its width. Then no longer lattice is made."""
 UNSURE = 0.1
 """Widths should fall as length^-2. Above this relative width, a lattice of QUICK nodes first tests that prediction."""
 NEARLY_AS_NARROW = 1.5
 """A composition also serves other eps than its own, while brackets there are at most this many times as wide."""
 ATTEMPTS = 3
-"""Largest number of plans for one length. If the solution is far from a plan's eps, it gets a new plan."""
+"""Largest number of plans for one length. If epsilon is found far from the eps of a plan, a new plan is made."""
 FAR_OFF = 1e3
-"""If the middle of a bracket is more than this many times the plan's eps, it is not used as an estimate of eps."""
+"""If the middle of a bracket is more than this many times the plan's eps, the middle is not used to estimate eps."""
 ARRAYS, ARRAYS_PER_LAW = 40, 12
 """Numbers of float64 arrays of the lattice's length that are alive at once (measured): in any case, and for each law.
 """
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
-"""Lengths of lattices for two pairs. Each new lattice is LONGER entries further on in this tuple."""
+"""Lengths of lattices for a mechanism between two pairs of distributions. The length of the next lattice stands
+`LONGER` places after the length of the last one."""
 LONGER = 2
 ENOUGH = 4e-4
-"""For two pairs, a bracket of epsilon of this relative width is narrow enough: the lattice is not made longer."""
+"""For a mechanism between two pairs of distributions, a bracket of epsilon of this relative width is narrow enough."""
 MOST_PAIRS_OF_ROUNDS = 2**14
-"""Replaces MOST_PAIRS (pairs of atoms) for two pairs of distributions, whose laws have only hundreds of atoms."""
+"""Largest number of sums of two atoms, in place of MOST_PAIRS, if the mechanism lies between two pairs of
+distributions. Their laws have only hundreds of atoms."""
 SHARE_OF_LATTICE = 0.1
-"""For two pairs, a longer lattice is made if discretisation makes up more than this share of the bracket's width."""
+"""For a mechanism between two pairs of distributions, a longer lattice is made if discretisation makes up more than
+this share of the bracket's width."""
 UNDERFLOW = 1e-300
 """Upper bound of what a payoff loses by underflow: at most 2^22 terms of 2.3e-308.
 
@@ -71,9 +74,11 @@ LARGEST_EXPONENT = 700.0
 LOST_MASS = 1e-290
 """Upper bound of the P-mass of one law that is lost or moved on the lattice by underflow."""
 ESTIMATE = 2.0 / 3.0
-"""Place of the estimate in a bracket: for smooth laws the lower bound's error is about twice the upper bound's."""
+"""Place of the estimate in a bracket, from 0 (lower bound) to 1 (upper bound). For smooth laws the lower bound's error
+is about twice the upper bound's."""
 EDGE = 1e-3
-"""Relative width at which the search for a lower bound ends where errors exceed the target just above it."""
+"""Relative width at which the search for a lower bound of epsilon ends, if the error of delta exceeds the target just
+above that bound."""
 CROSSING_STEPS = 60
 """Largest number of steps of secants and bisection. The bounds are evaluated wherever the steps end."""
 
@@ -292,7 +297,7 @@ def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
 
 
 def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> int:
-    """Return the length of the lattice to compute next; 0 if no further lattice is needed.
+    """Return the length of the lattice to compute next; 0 if no longer lattice is needed.
 
     tried : the lengths so far, each with the relative width of the bracket.
     first : for two pairs, index in PAIR_LENGTHS of the first length.
@@ -352,8 +357,8 @@ def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
 def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
     """Return whether discretisation contributes little to the width of the last bracket for two pairs.
 
-    The bracket before was wider only because of discretisation. From this difference follows what discretisation still
-    contributes. Widths are compared as log(upper/lower), since relative widths never exceed 1.
+    The previous bracket was wider only because of discretisation. So the difference of the two widths shows how much
+    discretisation still contributes. Widths are compared as log(upper/lower), since relative widths never exceed 1.
     """
     length, width = tried[-1]
     if width <= rtol:
@@ -617,7 +622,7 @@ def _extra(placed: list[Placed], upper: bool) -> float:
         survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - ROUNDOFF)) for x in placed)
         return float(-np.expm1(survival) * (1.0 + 1e-12) + LOST_MASS * sum(x.repeats for x in placed))
     growth = float(sum(x.repeats * np.log1p(x.deficit + LOST_MASS) for x in placed))
-    # Where the overstated delta may reach 1 (growth log 2), the composition gives no lower bound.
+    # Where the deficits may add up to 1 (growth log 2), the composition gives no lower bound.
     return float(np.expm1(growth) * (1.0 + 1e-12)) if growth < 0.69 else float("inf")
 
 

@@ -1,7 +1,8 @@
 """The parts of a composition as the lattice engine sees them: sketched for planning, placed on nodes for the bracket.
 
-A sketch is used only to choose tilt, window and range. Gaussian and Laplace parts are placed on the ratio coordinate
-l = log mix. Finite laws are placed atom by atom (README.md, "The lattice engine").
+A sketch is used only to choose tilt, window and range. Gaussian and Laplace parts are placed by their ratio coordinate
+log mix, where mix = 1 - q + q dP/dQ for the sampling rate q and the pair (P, Q) without sampling. Finite laws are
+placed atom by atom (README.md, "The lattice engine").
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from jaxacct.kernels.lattice_laws import Cells
 MOST_PAIRS = 2**17
 """Largest number of sums of two atoms when finite laws are convolved. Sorting them takes some ten milliseconds."""
 CUT_SHARE = 1e-6
-"""At either end of a finite law, losses are cut off whose mass is this share of the mass that may be left out. So small
-a share costs only a few more atoms."""
+"""At either end of a finite law, light losses are cut off. Their mass is at most this share of the mass that may be
+left out. So small a share costs only a few more atoms."""
 UNDERFLOW = 1e-307
 """Upper bound of what a product of masses loses by underflow."""
 LOSS_UNITS = 128.0
-"""Error of a finite law's loss in units of rounding, which covers two cases: 16 units for the finite classes, and
+"""Relative error of a finite law's loss, in units of ROUNDOFF. It covers two cases: 16 for the finite classes, and
 `16 + 4 (1 + 1.45 |log q|)` for classes sampled at q >= 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
 SUM_ROUNDING = 1e-8
 """Largest distance between 1 and a sum of masses that may be due to rounding. 4e-10 would do for 2^22 masses."""
@@ -70,7 +71,7 @@ class LatticePart(ABC):
 
     @abstractmethod
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
-        """Return the range of the ratio coordinate that the lattice must hold.
+        """Return the range of the ratio coordinate (see the module's docstring) that the lattice must hold.
 
         In the composition, losses above the range have a P-mass of at most e^cut. Losses below the range have a tilted
         mass of at most e^share.
@@ -200,7 +201,7 @@ class SampledGaussian(LatticePart):
     sign: float
 
     def _rise(self, u: np.ndarray | float) -> np.ndarray:
-        """Return log mix - log(1 - q) at the output u, which counts standard deviations of the noise."""
+        """Return log mix - log(1 - q), mix = 1 - q + q e^y, at the output u in standard deviations of the noise."""
         y = np.asarray(u) / self.sigma - 0.5 / self.sigma**2
         return np.logaddexp(0.0, y + np.log(self.q) - np.log1p(-self.q))
 
@@ -288,7 +289,10 @@ class SampledGaussian(LatticePart):
         return self._mean_rise(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))), True
 
     def _shift(self, rise: float, span: float) -> float:
-        """Bound the error of log mix at every node k: that of y_k = u_k/sigma - 1/(2 sigma^2) times q e^{y_k}/mix_k."""
+        """Bound the error of log mix = log(1 - q + q e^y) at every node, where y = u/sigma - 1/(2 sigma^2) at output u.
+
+        It is the error of y, multiplied by the derivative q e^y/mix.
+        """
         odds = self.q / (1.0 - self.q)
         heavy = -np.expm1(-(rise + span))
         far = abs(np.log(self.q)) + 0.5 / self.sigma**2 + 4.0
@@ -386,7 +390,7 @@ class Laplace(LatticePart):
         return cells.with_atom(cell, low, high, 1e-9)
 
     def _contracted(self, step: float) -> tuple[float, float, float, float]:
-        """Merge the outputs below node 1 as SampledGaussian does.
+        """Merge the outputs below node 1, as `SampledGaussian._contracted` does.
 
         Return four numbers of the merged output at node 0: its log ratio, its base loss, its mass, and the error of the
         log ratio.
@@ -523,8 +527,9 @@ def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, s
     a_j and b_j are the hat masses of the cell from node j to node j + 1.
     """
     growth = np.expm1(step)
-    # g_j is c/alpha at node j. At both nodes of a cell, c is at least E, the amount by which the chord exceeds the
-    # profile. At the first and last node of the law c is 0. In their cells the slope of c makes up for that.
+    # `g` is c/alpha at each node, with alpha = e^-loss. At both nodes of a cell c is at least the amount by which the
+    # chord exceeds the profile there; `excess` is this amount, over alpha of the left node. At the first and last node
+    # of the law c is 0. In their cells the slope of c makes up for that.
     excess = growth * a * (b / np.where(b > 0.0, a + b, 1.0))
     g = excess.copy()
     g[1:] = np.maximum(g[1:], excess[:-1] * np.exp(-step))
@@ -596,7 +601,7 @@ class Atoms(NamedTuple):
 
 
 def inexact(mass: np.ndarray) -> np.ndarray:
-    """Bound the errors of masses that were computed as exp(x): a few units of rounding times |x|."""
+    """Bound the errors of masses that were computed as exp(x): a relative error of a few times ROUNDOFF |x|."""
     return mass * ROUNDOFF * (32.0 + 8.0 * np.abs(np.log(mass)))
 
 

@@ -32,7 +32,7 @@ NODES_AT_ONCE = 2**21
 _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 """Gauss-Legendre rule on [-1, 1], used on panels between the two atoms of sampled Laplace noise."""
 _LEGENDRE_ERROR = 1e-22
-"""Relative error of the rule above on a panel, proved in jaxacct/representations/README.md."""
+"""Relative error of the Gauss-Legendre rule on a panel, proved in jaxacct/representations/README.md."""
 _LARGEST_EXPONENT = 700.0
 """Cap of exponents x, at which e^x is still finite."""
 
@@ -252,7 +252,7 @@ def _trapezoid(
 
 @np.errstate(over="ignore", invalid="ignore")
 def _evaluate(nodes: _Nodes, p: np.ndarray) -> Interval:
-    """Return the bracket of log E_Q[mix^p] by a quadrature rule.
+    """Return the bracket of log E_Q[mix^p], mix = 1 - q + q dP/dQ, by a quadrature rule.
 
     A moment near 1 is computed as 1 plus E_Q[mix^p - 1 - p (mix - 1)], whose terms have one sign.
     """

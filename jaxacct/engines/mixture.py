@@ -1,4 +1,4 @@
-"""Compositions of Gaussian mixtures: the parts of each row (configuration), and brackets in one direction at a time.
+"""Brackets for compositions of Gaussian mixtures, one direction and one row (configuration) at a time.
 
 Each direction is composed by itself. A row that the contour cannot answer gets the bracket [-inf, inf]. The caller then
 answers by the finite laws that dominate the mixtures.
@@ -55,12 +55,12 @@ Known = dict[float, list[Nodes]]
 """Contours of one row in one direction. The keys are values of `LEFT_OUT`."""
 UNKNOWN: Ends = (-np.inf, np.nan, np.inf)
 LEFT_OUT = (1e-60, 1e-290)
-"""Limits, tried in turn, on the probability that a contribution left out occurs in any step. The first limit with a
-negligible effect on delta is taken. For epsilon, limits are multiplied by delta."""
+"""Rare contributions to a mixture are left out. These limits on the probability that one of them occurs in any step are
+tried in turn, until the effect on delta is negligible. For epsilon, the limits are multiplied by delta."""
 PLACEMENTS = 4
 """Largest number of contours that are placed for one epsilon."""
 NARROW = 1e-6
-"""Relative width at which a bracket is narrow enough: no further contour is placed."""
+"""Relative width at which a bracket is narrow enough, so that no other contour is placed."""
 CONTOURS_KEPT = 3
 """Number of earlier contours of a row that are kept, and are read for another epsilon before a new one is placed."""
 SHARE_LEFT_OUT = 1e-12
@@ -166,7 +166,7 @@ def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None)
 
 
 def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
-    """Return the bracket of epsilon, not clipped at 0. Place contours at its estimates until it is narrow.
+    """Return the bracket of epsilon, not clipped at 0. Contours are placed at its estimate until the bracket is narrow.
 
     The first placement is poor where rare large losses give the tilted law a second mode.
     """
@@ -295,7 +295,7 @@ def _gaussian(row: Row) -> float | None:
 
 
 def _by_formula(formula: Callable[..., Answer], mu: float, *given: float) -> Ends:
-    """Return the bracket of a Gaussian whose shift `mu` is rounded by a few units; epsilon and delta grow with mu."""
+    """Return the bracket of a Gaussian whose shift is within 16 ROUNDOFF of `mu`; epsilon and delta grow with mu."""
     near = mu * (1.0 + 16.0 * ROUNDOFF * np.array([-1.0, 0.0, 1.0]))
     found = formula(near, *(np.full(3, each) for each in given))
     return float(found.lower[0]), float(found.estimate[1]), float(found.upper[2])

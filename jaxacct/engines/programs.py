@@ -1,4 +1,4 @@
-"""Programs compiled by XLA: kept on the disk, loaded from there or compiled, counted, and shown to users.
+"""Compiles programs by XLA, keeps them on the disk, loads them from there, and tells users about them.
 
 A kept program is native code that this process will run. So the folder and each file must belong to this user, and
 nobody else may write to them. A file's name is a hash of everything that its program depends on, so that programs of
@@ -189,9 +189,9 @@ def _digest(name: str, payload: bytes) -> bytes:
 # What the name of a file depends on
 
 ROOMS = ("kernels", "engines", "mechanisms", "selection")
-"""Rooms whose code gets into compiled programs."""
+"""Packages of `jaxacct` whose code gets into compiled programs."""
 FOUNDATIONS = ("core/floats.py",)
-"""Modules of other rooms whose constants get into compiled programs."""
+"""Modules of other packages whose constants get into compiled programs."""
 STEERING = re.compile(r"(JAX|XLA|TF|PJRT|LIBTPU|TPU|CUDA|CUDNN|NVIDIA|HIP|ROC|OMP|EIGEN|NPROC|LLVM)_")
 """Environment variables that change what compilers produce. To list one too many costs a compilation. To miss one would
 let a wrong program be loaded."""

@@ -12,11 +12,11 @@ from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.loss_components import Components
 
 LARGEST_LOSS_UNITS = 256.0
-"""Error of a largest loss, in units of rounding: 128 for a finite part's own loss, the rest for the sum."""
+"""Relative error of a largest loss, in units of ROUNDOFF: 128 for a finite part's own loss, the rest for the sum."""
 LOG_ERROR = 1e-12
 """Error that is allowed for a logarithm: absolute if its size is at most 1, otherwise relative."""
 DEVIATIONS = np.array([6.0, 3.0, 1.5, 0.0, -3.0, -6.0])
-"""Thresholds of the tests on sums, as deviations below the mean under P."""
+"""Thresholds of the tests on sums, as numbers of standard deviations below the mean under P."""
 _BELOW = np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in DEVIATIONS])
 """Pr[N(0, 1) < x] for each x of `DEVIATIONS`: the P-mass above the threshold that lies x deviations below the mean."""
 _HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - LOG_ERROR)
@@ -28,7 +28,7 @@ TAIL_TERMS = 16
 class LargestLoss(NamedTuple):
     """The supremum of the loss of the Laplace and finite parts, 0 where it is negative."""
 
-    near: np.ndarray  # an estimate, off by at most LARGEST_LOSS_UNITS units of its terms
+    near: np.ndarray  # an estimate; each term is off by at most LARGEST_LOSS_UNITS * ROUNDOFF, relatively
     above: np.ndarray  # rounded up
 
 
@@ -45,7 +45,7 @@ def largest_loss(parts: Components) -> LargestLoss:
         top = np.max(finite, axis=2, initial=-np.inf)
         finite = parts.finite_n * np.where((parts.finite_n > 0) & (top > -np.inf), top, 0.0)
         terms = [*laplace.T, *finite.T]
-        units = [32.0] * laplace.shape[1] + [LARGEST_LOSS_UNITS] * finite.shape[1]  # units of rounding of each term
+        units = [32.0] * laplace.shape[1] + [LARGEST_LOSS_UNITS] * finite.shape[1]  # error of each term, over ROUNDOFF
         total = sum(terms)
         above = total + ROUNDOFF * sum(unit * np.abs(x) for unit, x in zip(units, terms, strict=True))
     return LargestLoss(np.maximum(total, 0.0), np.where(np.isnan(above), np.inf, np.maximum(above, 0.0)))

@@ -19,9 +19,11 @@ from jaxacct.engines.quick_bounds import Chance, chance, largest_loss, log_tail_
 from jaxacct.mechanisms.loss_components import Components
 
 RARE_SHARES = (0.5, 0.9, 0.999, 1e-3)
-"""Probabilities of more than k hits that are tried, as shares of delta. The best bound of epsilon counts."""
+"""Limits that are tried on the probability of more than k hits (steps that sample the record), as shares of delta. The
+best bound of epsilon counts."""
 RARE_LOG_MASSES = (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -10.0, -6.0, -3.0)
-"""Logarithms of the probabilities of more than k hits that are tried. The best bound of delta counts."""
+"""Limits that are tried on the logarithm of the probability of more than k hits (steps that sample the record). The
+best bound of delta counts."""
 BISECTIONS = 60
 """Largest number of bisection steps for the number of hits, which is whole and at most 2^53."""
 LEAST_DELTA = 1e-307
@@ -29,7 +31,7 @@ LEAST_DELTA = 1e-307
 QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 36.0])
 """Thresholds of single outputs, as distances from either mode in standard deviations."""
 DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -9.0, -12.0])
-"""Thresholds of counts and means, as deviations below the mean under P."""
+"""Thresholds of counts and means, as numbers of standard deviations below the mean under P."""
 TAIL_NATS = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
 """Thresholds of counts are tried where the count's tail has about these probabilities, given as minus logarithms."""
 CHERNOFF_SHARES = (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1)
@@ -39,10 +41,10 @@ LAPLACE_DROPS = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 3
 LOG_ERROR = 1e-12
 """Rounding error that is allowed for a logarithm of size 1."""
 SHARE_MARGINS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)
-"""Values m that are tried: one step's delta is taken to be (1 + m) delta/n, since `_any_step` subtracts (n - 1) p d
-from it. The best bound counts."""
+"""Values m that are tried: one step's delta is taken to be (1 + m) delta/n. The margin m makes up for what `_any_step`
+subtracts from one step's delta. The best bound counts."""
 EXP_ERROR = 1024.0 * ROUNDOFF
-"""Relative error of e^x where e^x exceeds SUBNORMAL. There |x| is below 745, and known to one unit of itself."""
+"""Relative error of e^x where e^x exceeds SUBNORMAL. There |x| is below 745, and has a relative error of ROUNDOFF."""
 SUBNORMAL = 1e-307
 """Upper bound of the rounding error of numbers below float64's normal range."""
 
@@ -118,7 +120,11 @@ def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """Return the lower bound `n (delta_1(eps) - (n - 1) p d)` of delta for remove (README.md); 0 if it is negative."""
+    """Return the lower bound `n (delta_1(eps) - (n - 1) p d)` of delta for remove; 0 if it is negative.
+
+    delta_1 is the delta of one step. The best test on one step accepts with probability p under P, and p - d under Q
+    (README.md).
+    """
     single = closed_form.delta_of_one_step(sigma, q, removing, eps).lower
     with np.errstate(all="ignore"):
         s = 1.0 / sigma
@@ -136,7 +142,8 @@ def _log_survival(parts: Components) -> np.ndarray:
     """Return (B,) the log of the probability that every loss is finite, rounded down; 0 where all losses are finite."""
     atoms = parts.finite_mass.shape[2]
     left = np.sum(parts.finite_mass, axis=2)
-    # The mass at infinity is off by `infinity_units` units, and the sum of the other masses by as many units as atoms.
+    # The relative error of the mass at infinity is `infinity_units` * ROUNDOFF. The sum `left` is off by at most
+    # 2 * `atoms` * ROUNDOFF.
     wrong = parts.infinity_units[:, None] * ROUNDOFF * (np.maximum(1.0 - left, 0.0) + 2.0 * atoms * ROUNDOFF)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         each = np.where(parts.finite_n > 0, parts.finite_n * wrong / left, 0.0)
@@ -222,7 +229,7 @@ def gaussian_counts(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.n
 
 
 def gaussian_means(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.ndarray) -> Tests:
-    """Return tests on the sum of the outputs, in units of the sum's standard deviation when no step is a hit."""
+    """Return tests on the sum of the outputs, in units of its standard deviation if no step samples the record."""
     sigma, q, n = (x[:, None] for x in (sigma, q, n))
     s, root = 1.0 / sigma, np.sqrt(n)
     removing = parts.sign[:, None] > 0
@@ -347,7 +354,7 @@ def _all_gaussians(parts: Components) -> np.ndarray:
 
 
 def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
-    """Return mu given at most k hits of each part, rounded up.
+    """Return mu, rounded up, given at most k hits (steps that sample the record) of each part.
 
     The probability that some part has more than its k hits is at most e^log_share.
     """
