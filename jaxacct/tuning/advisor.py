@@ -1,4 +1,4 @@
-"""Budget advisor: the options that one target allows, over splits of the data, laws of K and ways to search."""
+"""Budget advisor: compares options at one target: splits of the data, laws of the number K of candidates, searches."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from jaxacct.tuning.plans import (
 )
 
 FAMILIES = ("geometric", "poisson", "logarithmic", "truncated_negative_binomial")
-"""Families of laws of K that the advisor compares; the mean decides each family's one free number."""
+"""Families of laws of K, the number of candidates; the mean decides each family's one free number."""
 FIXED = "fixed"
 """Family of a fixed number of candidates, for adaptive candidates."""
 LARGEST_MEAN = 1e6
-"""Largest E[K] that is searched: more candidates than anybody trains."""
+"""Largest expected number of candidates, E[K], that is searched: more than anybody trains."""
 EPSILON_RTOL, MEAN_RTOL = 1e-4, 0.01
 """Relative tolerances at which the search for the largest E[K] ends.  It ends at an E[K] that meets the target if
 epsilon is below the target by at most half of EPSILON_RTOL, or if an E[K] larger by at most MEAN_RTOL misses it.
@@ -59,7 +59,7 @@ epsilon is below the target by at most half of EPSILON_RTOL, or if an E[K] large
 ONE_TARGET = "ask for one target at a time"
 """Remedy in errors about arguments that must be single numbers."""
 MEAN = Constraint("use an expected number of candidates above 0", 0, LARGEST_MEAN, lower_open=True)
-"""Allowed values of E[K]."""
+"""Allowed values of E[K], the expected number of candidates."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Option:
     split : "everything": candidates on all data, the winner released.  "rest" or "all": candidates on a sample, then a
         final run on the rest of the data, or on all.
     share : share of the data that the sample has; 1 for "everything".
-    family, parameter : the law of K, and its gamma or, for a Poisson law, its mean.
-    candidates : E[K], of all rounds together.
+    family, parameter : the law of K, the number of candidates, and its gamma or, for a Poisson law, its mean.
+    candidates : the expected number of candidates, E[K], of all rounds together.
     noise_multiplier : that of the candidates and of the final run.
     released_noise, candidate_noise : standard deviation of the noise on a mean gradient, in units of the clip norm: the
         noise multiplier divided by the expected batch size.  The first is for the released model, the second for a

@@ -46,7 +46,7 @@ from jaxacct.tuning.private_score import Whole, whole
 TUNING_POINTS = 112
 """Number of points of a selection's profile (epsilon, delta): twice as many would lower epsilon by less than 0.1 %."""
 LAST_DELTA_SHARE = 1e-4
-"""Share of the target delta at which profiles end; the delta at this end counts as mass at infinity."""
+"""Share of the target delta at which profiles end; the delta there counts as the probability of an infinite loss."""
 LEAST_NOISE, LARGEST_NOISE = 1e-2, 1e5
 """Range of the noise multipliers that are searched."""
 _SHARE = Constraint("use a share above 0 and at most 1", 0, 1, lower_open=True)
@@ -454,7 +454,7 @@ def _matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) 
 def _drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidates: float = 1.0) -> Mechanism:
     """Return one guarantee for runs that differ: the mean of the profiles if `drawn` at random, else the maximum.
 
-    candidates : E[K] of the selection that uses the guarantee; E[K] multiplies the mass at infinity.
+    candidates : E[K] of the selection that uses the guarantee; E[K] multiplies the probability of an infinite loss.
     """
     if len(runs) == 1:
         return runs[0]

@@ -117,7 +117,7 @@ def verify(
         refuted where the opposite of either is proved, or where lower > upper,
         undecided where neither verdict is proved within the time limit.
 
-    lower = 0 and upper = inf hold always.  lower = inf holds where the mass at infinity exceeds delta.  A bracket of
+    lower = 0 and upper = inf hold always.  lower = inf holds where infinite loss is likelier than delta.  A bracket of
     delta is compared with delta(epsilon) itself.  An end that is NaN is never verified.  A bracket is undecided
     if its mechanism has no definition here, or has a field that the definition does not read.
 
@@ -256,7 +256,7 @@ class _Configuration:
         return found if found in (1, -1) else self._at_least(end, delta, found is None)
 
     def _by_largest_loss(self, end: float, delta: float) -> int | None:
-        """Return the answer of `_lower` if delta is at most the mass at infinity, and None if delta is larger.
+        """Return the answer of `_lower` if delta is at most the probability of an infinite loss, else None.
 
         Proof: README.md, "What is verified".
         """

@@ -282,7 +282,7 @@ class _Step:
         return law.sigma * ((m - 1 + law.rate) / law.rate).log(True) + 1 / (2 * law.sigma)
 
     def beyond(self, u: Any) -> tuple[Any, Any]:
-        """Return the P- and Q-mass of the outputs that count if the threshold is u."""
+        """Return the masses, under P and under Q, of the outputs that count if the threshold is u."""
         law, root = self.law, arb(2).sqrt()
         plain = (self.sign * u / root).erfc() / 2
         hit = (self.sign * (u - 1 / law.sigma) / root).erfc() / 2
@@ -385,13 +385,13 @@ def _integrand(step: _Step, inner: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 
 def _below(step: _Step, cut: Any, inner: Callable[[Any], Any], aims: _Aims) -> Any:
-    """Integrate N(u) m inner(m) from -inf to the cut."""
+    """Integrate `_integrand` over the outputs from -inf to the cut."""
     low, left = _end(step, cut, inner, aims.tolerance)
     return _integral(_integrand(step, inner), low, cut, aims, arb(0)) + left
 
 
 def _left(step: _Step, low: Any, inner: Callable[[Any], Any]) -> Any:
-    """Enclose the integral from -inf to `low`: Pr[u < low] times a mean of m inner(m)."""
+    """Enclose the integral of `_integrand` from -inf to `low`: Pr[u < low] times a mean of m inner(m)."""
     m = acb(between(1 - step.law.rate, step.ratio(low).real))
     return (-low / arb(2).sqrt()).erfc() / 2 * m * inner(m)
 

@@ -24,10 +24,10 @@ MOST_OUTCOMES = 20_000
 
 @dataclass(frozen=True)
 class FiniteLosses:
-    """Outcomes with a finite loss log p/q, and the P-mass `infinity` of the outcomes with q = 0.
+    """Outcomes with a finite loss log p/q, and the probability `infinity`, under P, of the outcomes with q = 0.
 
     grid : (offset, step, whole numbers k) where loss = offset + k step is known exactly, else None.
-    cut : upper bound of the P-mass of outcomes that are left out; 0 except for integer Gaussian noise.
+    cut : upper bound of the probability, under P, of outcomes left out; 0 except for integer Gaussian noise.
     unbounded : whether the losses are unbounded when no outcome is left out.
     """
 
@@ -54,7 +54,7 @@ class FiniteLosses:
 
     @property
     def masses(self) -> tuple[Any, Any]:
-        """P- and Q-mass of the finite losses, M(0) and M(-1)."""
+        """Mass of the finite losses under P, which is M(0), and under Q, which is M(-1)."""
         return sum(self.p, arb(0)), sum(self.q, arb(0))
 
     def log_mgf(self, c: np.ndarray) -> np.ndarray:
@@ -147,7 +147,7 @@ def several_answers(p: Any, k: int) -> Masses:
 def output_masses(p: list[float], q: list[float]) -> Masses:
     """Return the masses of two probability vectors, each divided by its sum."""
     one, two = ([ball(x) for x in law] for law in (p, q))
-    # a division by a sum of 1 would round, so that a mass at infinity could not be shown to equal delta
+    # dividing by a sum of 1 would round, so that the probability of an infinite loss could not be shown to equal delta
     one, two = (law if total == 1 else [x / total for x in law] for law in (one, two) for total in [sum(law, arb(0))])
     return one, two, [None] * len(one), None, arb(0), False
 

@@ -46,7 +46,7 @@ class GaussianMixture(SampledGaussian):
     A sampled Gaussian has the shares 0 and 1.
 
     shares : increasing from 0 to 1.
-    lost : upper bound of the P-mass of the components j that are left out.
+    lost : upper bound of the probability, under P, of the components j that are left out.
     """
 
     shares: tuple[Any, ...] = ()

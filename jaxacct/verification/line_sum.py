@@ -191,7 +191,7 @@ def _end(parts: Any, name: str) -> Any:
 
 
 def _masses(parts: Any) -> tuple[Any, Any]:
-    """Return the P- and Q-mass of the finite losses, M(0) and M(-1)."""
+    """Return the mass of the finite losses under P, which is M(0), and under Q, which is M(-1)."""
     p, q = arb(1), arb(1)
     for part, count in parts:
         one, two = part.masses

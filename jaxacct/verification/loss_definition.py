@@ -116,7 +116,7 @@ class Composition:
 
     @property
     def infinity(self) -> Any:
-        """The P-mass of an infinite loss: 1 less the product of the P-masses that each part keeps finite."""
+        """Probability, under P, of an infinite loss: 1 minus the product of the probabilities of finite losses."""
         kept = arb(1)
         for part, count in self.parts:
             if isinstance(part, FiniteLosses) and not part.infinity.is_zero():
@@ -125,12 +125,12 @@ class Composition:
 
     @property
     def cut(self) -> Any:
-        """Upper bound of the P-mass of runs in which some step of integer noise has an outcome that is left out."""
+        """Upper bound of the probability, under P, that some step of integer noise has an outcome that is left out."""
         return sum((count * part.cut for part, count in self.parts if isinstance(part, FiniteLosses)), arb(0))
 
     @property
     def lost(self) -> Any:
-        """Upper bound of the P-mass of the components of Gaussian mixtures that are left out."""
+        """Upper bound of the probability, under P, of the components of Gaussian mixtures that are left out."""
         return sum((count * part.lost for part, count in self.parts if isinstance(part, GaussianMixture)), arb(0))
 
     @property

@@ -71,7 +71,7 @@ class SampledGaussian:
 
     @property
     def masses(self) -> tuple[Any, Any]:
-        """P- and Q-mass of the share of the outputs that the cuts keep, M(0) and M(-1); both are 1 without cuts."""
+        """Masses, under P and under Q, of what the cuts keep, M(0) and M(-1); both are 1 without cuts."""
         plain, hit = (self._mass(shift) for shift in (0, 1 / self.sigma))
         mixed = (1 - self.rate) * plain + self.rate * hit
         return (mixed, plain) if self.direction == "remove" else (plain, mixed)
@@ -92,7 +92,7 @@ class SampledGaussian:
         return sampled_hockey_stick(base, self.rate, self.direction, epsilon)
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
-        """Bound |M(c + i s)| from above for all s >= t, on a line moved by an angle, where mix^{it} decays."""
+        """Bound |M(c + i s)| from above for all s >= t, on a line moved by an angle: there mix^{it} decays."""
         value, angle = self._best_angle(float(c.mid()), float(t.mid()))
         fallen = max(float(self.log_mgf(np.array([float(c.mid())]))[0]) - value, 0.0)
         return self._moved_bound(c, t, arb(angle), float(np.log(count) + 12.0) + fallen)
@@ -127,7 +127,10 @@ class SampledGaussian:
                 yield [product[i, b] + error for b in range(width)]
 
     def _moved_bound(self, c: Any, t: Any, angle: Any, wanted: float) -> Any:
-        """Bound e^{(sigma angle)^2/2} E[|mix|^e e^{-t arg mix}] on the line at an angle, by the trapezoid rule."""
+        """Bound e^{(sigma angle)^2/2} E[|mix|^e e^{-t arg mix}] on the line at an angle, by the trapezoid rule.
+
+        mix is the likelihood ratio and e its exponent (see the class).
+        """
         exponent = self._exponent(c)
         strip, turn, wanted = self._strip(float(c.mid()), float(angle.mid()), wanted)
         h = 2 * arb.pi() / arb(max(turn, 1.0))
@@ -146,7 +149,7 @@ class SampledGaussian:
         return total.abs_upper()
 
     def mean(self, c: Any) -> Any:
-        """Enclose M(c) for a real c > 0 by a sum over real outputs, with an error that is a share of M(c)."""
+        """Enclose M(c) for a real c > 0 by a sum over real outputs, with an error relative to M(c)."""
         known = self._means.get((c.str(40), ctx.prec))
         if known is not None:
             return known
@@ -173,7 +176,7 @@ class SampledGaussian:
         return 1 - self.rate + self.rate * (u / self.sigma - 1 / (2 * self.sigma**2)).exp()
 
     def _share_of_slope(self, u: Any) -> Any:
-        """Compute `sigma` times the slope of log mix, which rises with u."""
+        """Compute sigma times the slope in u of log mix, the log likelihood ratio; the slope rises with u."""
         y = u / self.sigma - 1 / (2 * self.sigma**2)
         return self.rate * y.exp() / (1 - self.rate + self.rate * y.exp())
 
@@ -188,12 +191,12 @@ class SampledGaussian:
         return (stretch * angle**2 / 2).exp()
 
     def _grown(self, c: Any, angle: Any) -> Any:
-        """Bound the size of N(u) mix^e on the line at this angle, relative to the real line, for a real e."""
+        """Bound how much larger N(u) mix^e, the integrand of M, is on the line at this angle than on the real line."""
         risen = self._risen(angle)
         return risen if self.direction == "remove" else risen * (angle / 2).cos() ** -c
 
     def _apart(self, c: Any, angle: Any, strip: Any) -> Any:
-        """Bound as `_grown`, with the mean of log mix at angle + strip and at angle - strip in place of log mix."""
+        """Bound as `_grown` does, with log mix replaced by its mean over the angles angle + strip and angle - strip."""
         risen = self._risen(angle) * self._risen(strip)
         if self.direction == "remove":
             return risen
@@ -204,7 +207,7 @@ class SampledGaussian:
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
-        """Bound h times the sum of N(u) mix^e outside [low, high] (README.md, "The sampled Gaussian")."""
+        """Bound h times the sum of N(u) mix^e, the integrand of M, over the nodes outside [low, high] (README.md)."""
         exponent, total = self._exponent(c), arb(0)
         if self.direction == "remove":
             last = arb(self._steep(float((exponent / self.sigma).upper()) + 1.0, 1))
@@ -231,7 +234,7 @@ class SampledGaussian:
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """Return the least rate at which N(u), times the shares of the cuts that fall there, decays beyond `end`."""
+        """Return the least rate at which the normal density, times the shares of falling cuts, decays beyond `end`."""
         fall = side * end
         for cut in self.cuts:
             if cut.side != side:
@@ -239,7 +242,7 @@ class SampledGaussian:
         return fall
 
     def _value(self, a: Any, b: Any, exponent: Any, side: int) -> Any:
-        """Compute N(`a`) mix(`b`)^exponent, times the share at `a` of every cut that falls towards `side`."""
+        """Compute mix(b)^exponent times the normal density at `a` and the shares at `a` of cuts that fall to `side`."""
         value = (-a * a / 2 + exponent * self._mix_real(b).log()).exp() / (2 * arb.pi()).sqrt()
         for cut in self.cuts:
             if cut.side != side:
@@ -284,12 +287,12 @@ class SampledGaussian:
         return total
 
     def _points(self, length: float) -> int:
-        """Return the number of quadrature steps over `length` that resolve N and the cuts, for planning."""
+        """Return the number of quadrature steps over `length` that resolve the normal density and the cuts."""
         finest = min([0.12, float(self.sigma.mid()) / 4, *(cut.width / 3 for cut in self.cuts)])
         return int(np.clip(np.ceil(length / finest), 60, 4000))
 
     def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return windows about the peaks of N(u) mix^e, in floats; all cuts lie in the first window."""
+        """Return windows about the peaks of N(u) mix^e, the integrand, in floats; all cuts lie in the first window."""
         sigma, scale = float(self.sigma.mid()), self._exponent(c) / float(self.sigma.mid())
 
         def slope(u: np.ndarray) -> np.ndarray:
@@ -398,7 +401,10 @@ class SampledGaussian:
 
     @property
     def _stretch(self) -> float:
-        """Factor sigma^2 (1 + sum of 1/width^2 over cuts): on moved lines N and shares grow by e^{factor angle^2/2}."""
+        """Factor sigma^2 (1 + sum of 1/width^2 over cuts).
+
+        On a line moved by an angle, the normal density and the shares of cuts grow by e^{factor angle^2/2}.
+        """
         return float(self.sigma.mid()) ** 2 * (1.0 + sum(cut.width**-2 for cut in self.cuts))
 
     def _log_grown(self, c: float, angle: float) -> float:
@@ -412,7 +418,7 @@ class SampledGaussian:
         return risen - c / 2 * float(np.log(np.cos((angle + strip) / 2) * np.cos((angle - strip) / 2)))
 
     def _range(self, c: float, wanted: float) -> tuple[Any, Any]:
-        """Return the lower and the upper u beyond which N(u) mix^e is below e^-wanted M(c), in floats.
+        """Return the lower and the upper u beyond which N(u) mix^e, the integrand, is below e^-wanted M(c), in floats.
 
         The range is heuristic: `_outside` bounds the rest.
         """
@@ -426,7 +432,7 @@ class SampledGaussian:
         return arb(min(float(kept.min()) - 0.1, first)), arb(max(float(kept.max()) + 0.1, last))
 
     def _steep(self, slope: float, side: int) -> float:
-        """Return the u at which -log(N times the shares that fall towards `side`) has the slope `slope`, in floats."""
+        """Return the u at which -log(normal density times shares that fall towards `side`) has the given slope."""
         rise, total = 1.0, slope
         for cut in self.cuts:
             if cut.side != side and side * (slope - cut.place) > 0:

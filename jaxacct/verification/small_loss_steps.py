@@ -47,7 +47,10 @@ class SmallLossSteps:
         return found
 
     def tail(self, parts: Any, c: Any, t: Any) -> Any:
-        """Bound |M - A| at z = c + i s for all s >= t by the product of all M(c)^n times the sum of n |B|/M(c)."""
+        """Bound |M - A| at z = c + i s for all s >= t, with A and B the parts of M from small and from large losses.
+
+        The bound is the product of all M(c)^n times the sum of n |B|/M(c).
+        """
         whole, share = arb(1), arb(0)
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             mean = part.mean(c)
@@ -56,7 +59,7 @@ class SmallLossSteps:
         return (whole * share).abs_upper()
 
     def masses(self, parts: Any) -> tuple[Any, Any]:
-        """Return the P- and Q-mass of the runs whose steps all have a small loss."""
+        """Return the masses, under P and under Q, of the runs whose steps all have a small loss."""
         p, q = arb(1), arb(1)
         for law, (_, count) in zip(self._small(parts), parts, strict=True):
             one, two = law.masses
@@ -157,7 +160,7 @@ def _order(parts: Any, cuts: Any, epsilon: float, gap: float, wanted: float) -> 
 
 
 def _cuts(parts: Any, x: float, width: float) -> tuple[tuple[float, float], ...]:
-    """Return the cuts at the outputs where each mix is e^x times its least value 1 - q."""
+    """Return the cuts at the outputs where each part's likelihood ratio is e^x times its least value 1 - q."""
     cuts = []
     for part, _ in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())
@@ -174,7 +177,7 @@ def _cut(parts: Any, cuts: Any, side: int) -> list[SampledGaussian]:
 
 
 def without_largest(parts: Any, wanted: float, width: float) -> list[Any]:
-    """Return parts without the largest outputs, which make M(c) huge; in the plan their P-mass is below e^wanted."""
+    """Return parts without the largest outputs, which make M(c) huge; in the plan their probability is < e^wanted."""
     kept, spread = [], np.hypot(1.0, width)
     for part, count in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())
@@ -188,7 +191,7 @@ def without_largest(parts: Any, wanted: float, width: float) -> list[Any]:
 
 
 def mass_of_largest(parts: Any) -> Any:
-    """Bound from above the P-mass of the outputs that `without_largest` left out."""
+    """Bound from above the probability, under P, of the outputs that `without_largest` left out."""
     total = arb(0)
     for part, count in parts:
         (cut,) = part.cuts

@@ -263,7 +263,7 @@ def _known_keys() -> tuple[Any, ...]:
 
 
 def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:
-    """Return the device axes along which an operation moves data and which are bound outside the trace."""
+    """Return those device axes bound outside the trace along which an operation moves data."""
     if eqn.primitive.name in ("pvary", "pcast"):  # these two name an axis but move no data along it
         return ()
     named = [eqn.params.get(key) for key in ("axes", "axis_name")]
@@ -281,7 +281,7 @@ def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[Any, froz
 
 
 def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of pytrees with the same results; on CPUs it runs every convolution with channels last."""
+    """Return a function equal to the given one, of pytrees; on CPUs it runs every convolution with channels last."""
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:

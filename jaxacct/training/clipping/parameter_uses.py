@@ -1,4 +1,4 @@
-"""Uses of each parameter in a loss, and the loss run so that it also returns the operands of these uses.
+"""Finds the uses of each parameter in a loss, and runs the loss so that it also returns the operands of these uses.
 
 The trace of the loss of one example is followed from its parameters on: through casts, transpositions and reshapes,
 into loops and checkpoints.  A use is an operation whose gradient is known, or the name of any other operation.  The
@@ -286,8 +286,8 @@ class View:
 
     axes : the steps of each axis.
     narrow : the dtype with the smallest range among those that the entries were cast to.
-    loops : the loops around the view, outermost first.  Each is (number of runs, steps along which the loop cuts the
-    parameter); the steps are None if all runs see the same entries.
+    loops : the loops around the view, outermost first.  Each is (number of iterations, steps along which the loop cuts
+    the parameter); the steps are None if all iterations see the same entries.
     """
 
     axes: tuple[tuple[Step, ...], ...]
@@ -383,7 +383,7 @@ def _run(
 
 
 def _scan(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -> tuple[list[Any], Met]:
-    """Run a loop whose body has taps of its own in each run."""
+    """Run a loop whose body has taps of its own in each iteration."""
     p = eqn.params
     constants, carried = p["num_consts"], p["num_carry"]
     first, start, along = operands[:constants], operands[constants:][:carried], operands[constants + carried :]

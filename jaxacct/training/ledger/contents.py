@@ -201,7 +201,7 @@ def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counte
 
 
 def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str | None) -> Bounds:
-    """Return epsilon of the spending of some runs, each with its `run` lines (README.md, "What may be claimed")."""
+    """Return epsilon of what some runs, given with their `run` lines, have spent (README.md, "What may be claimed")."""
     relations = {line.plan.relation for _, headers in runs for line in headers}
     if relation is None:
         if len(relations) > 1:

@@ -223,7 +223,7 @@ def checked_seen(line: Seen) -> Seen:
 
 
 def _decode(text: bytes, place: str, number: int, told: dict[str, bool]) -> Line:
-    """Return the entry in a whole line; raise InputError with the line's number if it has none."""
+    """Return the entry in a whole line; raise InputError with the line's number if the line has none."""
     try:
         node = load(text.decode())
         kind = node.pop("kind", None)

@@ -311,7 +311,7 @@ class Ledger(Contents):
         partition : with fixed batches, a fingerprint of how the data were cut for this pass.  With random allocation, a
             fingerprint of the slots that the records drew for this round.  Steps of one partition are assumed to have
             disjoint batches: together they cost as much as the costliest of them, or as one round.  A step without a
-            partition costs a Gaussian.
+            partition costs as much as one Gaussian.
 
         Raises
         ------

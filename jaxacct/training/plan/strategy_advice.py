@@ -1,4 +1,4 @@
-"""Advice on correlated noise: the error of each way to sample and to correlate noise that meets one budget."""
+"""Advice on correlated noise: compares, at one budget, the errors of several ways to sample and to correlate noise."""
 
 from __future__ import annotations
 

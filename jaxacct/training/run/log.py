@@ -1,4 +1,4 @@
-"""Log of a run's steps, with epsilon beside them, and the progress line, while the run goes on.
+"""Logs a run's steps, with the epsilon so far, and shows a progress line, while the run goes on.
 
 Nothing waits for the device.  The numbers of a step are fetched once the step is done, as a rule while the next steps
 are being computed.  Records are put out together, once a second: a step's computation has driven the log's code and

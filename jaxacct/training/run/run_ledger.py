@@ -220,7 +220,7 @@ def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
 def open_ledger(
     ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
 ) -> tuple[Ledger | None, bool]:
-    """Return the ledger, at the state's run and with all spending of this run, and whether it was opened here."""
+    """Return the ledger, with the state's run current and all its spending noted, and whether it was opened here."""
     require_ledger(state.history, ledger)
     if ledger is None:
         return None, False

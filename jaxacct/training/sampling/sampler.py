@@ -362,13 +362,13 @@ class UserData(NamedTuple):
 
 
 def user_data(examples: Any, users: Any, number: int) -> UserData:
-    """Group examples by users, integers from 0 to number - 1, one for each example; raise InputError for others."""
+    """Group examples by ``users``, an integer from 0 to number - 1 for each example; raise InputError for others."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(examples)}
     return UserData(examples, *(jnp.asarray(column, jnp.int32) for column in grouped(users, number, sizes)))
 
 
 def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the columns order, first and count of `UserData`, for examples whose first axes are given."""
+    """Return the columns order, first and count of `UserData`; sizes : the lengths of the examples' first axes."""
     ids = np.asarray(users)
     if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or sizes != {ids.shape}:
         raise InputError(

@@ -211,7 +211,7 @@ def lora(
 
 
 def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function for a model that may also be a `LoRA`; products with W do not form W + scale a b."""
+    """Return the function for models that may be a `LoRA`; products with an adapted W do not form W + scale a b."""
 
     @functools.wraps(function)
     def run(model: Any, *others: Any) -> Any:
@@ -259,7 +259,7 @@ def _merged(value: Any) -> Any:
 
 
 def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
-    """Run an operation of a trace.  Products with an adapted W, and casts of W, do not form W + scale a b."""
+    """Run an operation of a trace; an adapted W is multiplied or cast without forming W + scale a b."""
     adapted = [side for side, value in enumerate(operands) if isinstance(value, _Adapted)]
     if len(adapted) == 1:
         value = operands[adapted[0]]

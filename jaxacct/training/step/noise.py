@@ -139,7 +139,7 @@ def _counters(first: Any, count: int, begins: np.ndarray, places: list[int]) -> 
 
 
 def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
-    """Return two normals from 64 bits (high, low) and an angle; relative error 2e-6 in float32, 1e-13 in float64."""
+    """Return two normals from 64 bits (high, low) and an angle `turn`; relative error 2e-6, in float64 1e-13."""
     dtype = jnp.dtype(dtype)
     near_zero = high < np.uint32(2**31)
     v = _unit(jnp.where(near_zero, high, ~high), 32, dtype) + (
