@@ -56,7 +56,7 @@ smaller slots from slots that jump, or takes all slots together."""
 ILL = 6.0
 """Nats lost to cancellation (`Place.digits`) above which the other placement is tried, too."""
 ONE_SLOT = 15.0
-"""A threshold k that lies at least this many standard deviations of S above the mean of S is first tried with a bulk.
+"""A threshold k that lies more than this many deviations of S above the mean of S is first tried with a bulk.
 
 So far out one large slot mostly decides E(S - k)_+."""
 LOW_BLUR = 0.08
