@@ -212,7 +212,7 @@ def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
 
 @dataclass(frozen=True)
 class RevealedPairs:
-    """One step whose pair is drawn from several pairs with given probabilities; the draw is revealed."""
+    """One step whose pair of laws is drawn from several pairs with given probabilities; the draw is revealed."""
 
     ways: tuple[tuple[Any, Any], ...]
     infinity = None
