@@ -1,4 +1,4 @@
-"""Canonical form of a composed mechanism, which every engine takes, one direction at a time."""
+"""A composed mechanism in the canonical form that every engine takes: its components in one direction."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray)
     which is e^{eps_k} times the change of slope at the vertex. Atoms of loss -eps_k follow in the same way from the
     reverse points, with the two laws exchanged. A negative p_k marks a point above the hull. Masses are rounded up.
     """
-    # H_a(P || Q) falls in a, so its value at a = e^-eps <= 1, which is 1 - a + a `reverse`, bounds f at all a >= 1
+    # H_a(P || Q) falls as `a` grows: its value 1 - a + a * reverse at a = e^-eps <= 1 bounds f at every a >= 1
     fall = np.minimum.accumulate
     across_f, across_r = (np.min(-np.expm1(-epsilon) + x * np.exp(-epsilon)) for x in (reverse, delta))
     f, r = fall(np.minimum(delta, across_f)), fall(np.minimum(reverse, across_r))
@@ -248,7 +248,7 @@ def _fall(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -
 def _bridge(
     epsilon: np.ndarray, f: np.ndarray, r: np.ndarray, right: list[int], left: list[int]
 ) -> tuple[float, list[int], list[int]]:
-    """Join the chains by their common tangent; return its value at eps 0, and each chain's points on the hull."""
+    """Join the chains by their common tangent; return the tangent's value at eps 0, and the points on the hull."""
     right, left = list(right), list(left)
     while True:
         a, b = epsilon[left[0]], epsilon[right[0]]

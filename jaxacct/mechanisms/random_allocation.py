@@ -61,7 +61,7 @@ Made = TypeVar("Made")
 Profiles = tuple[BracketedProfile, BracketedProfile]
 """Profiles of one round in both directions."""
 Losses = Literal["usual", "dense", "far"]
-"""Sets of losses of a round: "dense" if a composition's bracket is wide, "far" if its upper end is infinite."""
+"""Losses for a round's profile: "dense" if a composition's bracket is wide, "far" if its upper end is infinite."""
 _KEPT: dict[tuple[float, float, Losses], Profiles] = {}
 _LOCK = threading.Lock()
 _LOSSES: ContextVar[Losses] = ContextVar("losses", default="usual")
@@ -349,7 +349,7 @@ def rounds_inside(mechanism: Mechanism) -> list[tuple[float, float]]:
 
 
 def replaced_in_two_steps(mechanism: Mechanism) -> bool:
-    """Return whether a replaced record is removed and then added, because no pair of a replaced record is known."""
+    """Return whether replacing a record is treated as a removal and an addition, because no pair for it is known."""
     if isinstance(mechanism, RandomAllocation | BallsInBins):
         return not mechanism.symmetric() and not isinstance(mechanism.mechanism, FINITE_BASES)
     return mechanism.replaced_apart or any(replaced_in_two_steps(inner) for inner in mechanism.inside())

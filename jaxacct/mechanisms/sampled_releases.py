@@ -231,7 +231,7 @@ def _losses(base: Mechanism, under: str) -> np.ndarray:
 
 
 def _upper(base: Mechanism, epsilon: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper ends of delta, without an engine if the base has a pair of finitely many losses."""
+    """Return upper ends of delta; ask no engine if the base has a pair of finitely many losses."""
     laws = [_finite_part(base, relation, way) for way in DIRECTIONS] if isinstance(base, BaseMechanism) else []
     parts = [part for part in laws if isinstance(part, FinitePart)]
     if len(parts) < len(DIRECTIONS):

@@ -44,7 +44,7 @@ def _laplace(b: float, z: np.ndarray) -> np.ndarray:
 
 
 def _sampled_gaussian(sigma: float, q: float, power: np.ndarray) -> np.ndarray:
-    """Integrate e^{power loss} over u = x/sigma ~ N(0, 1) by the trapezoid rule; high frequencies need small steps."""
+    """Integrate `e^{power * loss}` over u ~ N(0, 1), the output over sigma; high frequencies need small steps."""
     fastest = np.max(np.abs(power.imag)) / sigma
     height = min(6.0, 0.9 * np.pi * sigma)
     step = 2.0 * np.pi / (fastest + 40.0 / height + 0.5 * height)
@@ -65,7 +65,7 @@ def _sampled_laplace(b: float, q: float, power: np.ndarray) -> np.ndarray:
 
 
 def integrate(power: np.ndarray, loss: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return the sum of weight e^{power loss} over the nodes, a block of frequencies at a time."""
+    """Return the sum of `weight * e^{power * loss}` over the nodes, a block of frequencies at a time."""
     block = max(1, 2**20 // loss.size)  # 2**20 exponentials take 16 MiB
     pieces = [np.exp(np.multiply.outer(power[i : i + block], loss)) @ weight for i in range(0, power.size, block)]
     return np.concatenate(pieces)

@@ -249,7 +249,7 @@ def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "ad
 
 def _answer(mechanism: Mechanism, relation: str, low: np.ndarray, high: np.ndarray, width: float) -> Bounds:
     """Return the bracket with its kind, and the status "ok" if its relative width is at most `width`."""
-    # if one pair (P, Q) stands for several pairs of data sets, none of them has its law of the loss, hence `composed`
+    # if one pair (P, Q) stands for several pairs of data sets, no single one has this law of the loss: hence `composed`
     kind = mechanism.kind_under(relation, composed=True)
     low = low if kind == "certified" else np.zeros_like(low)
     with np.errstate(invalid="ignore"):
@@ -311,7 +311,7 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
     if at_one.any():
         below = log_moments(parts.take(at_one), np.full(int(at_one.sum()), -NEAR_ONE))
         low[at_one] = below.high / -NEAR_ONE
-    # allows for the rounding of order - 1, which matters near 0, where the divergence is proportional to the order
+    # allows for the rounding of `order - 1`; it matters near order 0, where the divergence is proportional to the order
     slack = 4.0 * ROUNDOFF * (1.0 + 1.0 / order)
     low, high = low - slack * np.abs(low), high + slack * np.abs(high)
     leaks, cut = (x & (order >= 1.0) for x in _leaks(parts))

@@ -1,4 +1,4 @@
-"""Samplers with their guarantees: exact integer noise and private choice; bounds of the utility of a choice."""
+"""Samplers with their guarantees: exact integer noise and private choices, with bounds of a choice's utility."""
 
 from jaxacct.samplers.integer_noise import DiscreteGaussianNoise, DiscreteLaplaceNoise, SparseVector
 from jaxacct.samplers.private_choice import (

@@ -159,7 +159,7 @@ def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, rela
 
 
 def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, float]:
-    """Return lower and upper bounds of epsilon at delta (nearly) 0 for a base of bounded loss, by the largest K."""
+    """Return lower and upper bounds of epsilon at delta (nearly) 0, for a base of bounded loss, from the largest K."""
     most = largest_k(law)
     if not np.isfinite(most):
         one = account.epsilon(run, 0.0, relation=relation)
@@ -197,7 +197,7 @@ class Sum(NamedTuple):
 
 
 class Mixture:
-    """Sum over k of Pr[K = k] delta_k.  The k-fold profile delta_k of a base is computed at some k, the nodes."""
+    """Sum over k of Pr[K = k] delta_k.  The profile delta_k of the k-fold base is computed at some k, the nodes."""
 
     def __init__(self, run: Mechanism, weights: Weights, relation: str, rtol: float) -> None:
         self.run, self.weights, self.relation, self.rtol = run, weights, relation, rtol
@@ -220,7 +220,7 @@ class Mixture:
             if not some.any():
                 continue
             runs = repeat(self.run, self.weights.k[nodes[some]])
-            with backend.job(nodes.size, apart=True):  # uses NumPy or XLA as one selection alone would
+            with backend.job(nodes.size, apart=True):  # chooses NumPy or XLA as for one selection alone
                 found = account.delta(runs, eps[:, None], relation=self.relation, engine=engine, rtol=1e-4)
             if self.engine == "auto" and np.any(np.asarray(found.engine) == "lattice"):
                 self.most = 96  # fewer nodes, since the lattice engine takes some 20 ms for each
@@ -291,7 +291,7 @@ class Mixture:
         return found if 1e-12 < found < LAST_EPS else 1.0
 
     def at_infinity(self) -> tuple[float, float]:
-        """Return lower and upper bounds of `sum_k p_k (1 - (1 - q)^k)`, where q is the mass at infinity of one run."""
+        """Return lower and upper bounds of `sum_k Pr[K = k] (1 - (1 - q)^k)`, q the mass at infinity of one run."""
         mass = float(infinite_mass(self.run, self.relation))
         k, low, high, below, above_low, above = self.weights
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -87,7 +87,7 @@ class AnySelection(Mechanism):
 
     @abstractmethod
     def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
-        """Return the bracket for a base and a relation from `under`; `values` has the common shape of all arguments."""
+        """Return the bracket of a base and relation from `under`; `values` has the shape of all arguments together."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -112,7 +112,7 @@ def pair_of(
     ask: Callable[[str, np.ndarray, str], np.ndarray],
     last: Callable[[str], tuple[np.ndarray, np.ndarray]],
 ) -> FinitePair:
-    """Return the pair through upper bounds of a selection's profile at some eps >= 0, in both directions.
+    """Return the dominating pair made from upper bounds of a selection's profile at some eps >= 0, in both directions.
 
     If the losses are bounded, the last eps is the largest loss; there the profile is the mass at infinity.
 
@@ -146,7 +146,7 @@ def pair_of(
 
 
 def _pair_of_points(epsilon: np.ndarray, *deltas: np.ndarray) -> FinitePair:
-    """Return the pair through points in any order; of two eps within LEAST_GAP drop the smaller, but never eps = 0."""
+    """Return the pair of points given in any order; of two eps within LEAST_GAP drop the smaller, but never eps = 0."""
     order = np.argsort(epsilon, kind="stable")
     order = order[np.isfinite(epsilon[order])]
     kept: list[int] = []

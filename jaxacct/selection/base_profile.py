@@ -259,7 +259,7 @@ class Curve(NamedTuple):
 def curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
     """Return for each configuration the curves of its directions; `coarse` asks engines for half as many points."""
     size, parts = math.prod(batch_shape(run)), _both(run)
-    # engines take many Gaussian bases in one call for little more than one; bits of other bases may depend on the batch
+    # many Gaussian bases in one call cost little more than one; for other bases the last bits may depend on the batch
     together = not any(np.any(part.laplace_n > 0.0) or np.any(part.finite_n > 0.0) for part in parts)
     if batch_shape(run) and not (together and size):
         return [_curves_of(element(run, index), coarse)[0] for index in np.ndindex(batch_shape(run))]
@@ -308,7 +308,7 @@ def _by_engine(
     names = ["add_or_remove_one"] * 2 if run.symmetric() else ["remove_one", "add_one"]
     infinite = np.max([part.delta_infinity for part in parts], axis=0)
     size = infinite.size
-    with backend.job(1, apart=True):  # uses NumPy or XLA as a single base would, whatever the caller's batch
+    with backend.job(1, apart=True):  # chooses NumPy or XLA as for one base, whatever the caller's batch
         lasts = {name: _last(run, LAST_DELTA + 1.001 * infinite, name) for name in dict.fromkeys(names)}
         first, at_most = (pick(list(lasts.values()), axis=0) for pick in (np.min, np.max))
         beyond = first == ASKED_EPS
@@ -340,7 +340,7 @@ def _by_engine(
                     for i in due:
                         ends[i][:, wide[i]] = rest.lower[row == i], rest.upper[row == i]
             known[name] = [_filled(*bounds, eps.size) for bounds, eps in zip(ends, at, strict=True)]
-    # if half of the mass has losses beyond the engines' range, the bounds from the base alone answer instead
+    # if half of the mass has losses beyond the engines' range, the curve claims nothing, and `by_base` answers instead
     nothing = np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS]), np.zeros((2, 3)), np.ones((2, 3))
     of = lambda row, end: np.stack([known[name][row][end] for name in names])
     return [nothing if beyond[row] else (at[row], of(row, 0), of(row, 1)) for row in range(size)]
@@ -492,7 +492,7 @@ def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray
 
 
 def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the indices of the points on the upper hull, x not decreasing; 15,000 points take some 160 passes."""
+    """Return the indices of the points on the upper hull, by ascending x; 15,000 points take some 160 passes."""
     kept = np.lexsort((y, x))  # of points with equal x the last is the highest
     kept = kept[np.append(x[kept[1:]] != x[kept[:-1]], True)] if kept.size else kept
     quiet, parity = 0, 0

@@ -269,7 +269,7 @@ class TruncatedNegativeBinomial(Law):
         return np.where(k >= 1.0, self._scale() / at * np.exp(grown), 0.0)
 
     def survival(self, k: ArrayLike) -> np.ndarray:
-        """Return Pr[K > k], which is Taylor's remainder of phi.
+        """Return Pr[K > k]: phi(1) minus the Taylor polynomial of phi of degree k about 0, taken at 1.
 
         With c = `_scale` it is `c (1-gamma)^{k+1} (eta+1)_k/k! int_0^1 u^k (1-(1-gamma)u)^{eta-1} du`.
         """
@@ -290,7 +290,7 @@ class TruncatedNegativeBinomial(Law):
         from scipy.special import gammaln  # slow to import, and rarely needed
 
         eta, z = np.asarray(self.eta), np.asarray(k) + 1.0
-        # from z = 30 on, one series gives the difference of the log-gammas; in two, the leading terms would cancel
+        # from z = 30 on, one series gives the difference of the log-gammas; in two series leading terms would cancel
         far = np.maximum(z, 30.0)
         series = lambda x: (1.0 / 12.0 - (1.0 / 360.0 - (1.0 / 1260.0 - 1.0 / (1680.0 * x**2)) / x**2) / x**2) / x
         grown = (far - 0.5) * np.log1p(eta / far) + eta * (np.log(far + eta) - 1.0) + series(far + eta) - series(far)

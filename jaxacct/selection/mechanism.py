@@ -180,7 +180,7 @@ def select(
 def certified(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, width: float = 0.0
 ) -> np.ndarray:
-    """Return lower and upper bounds (2, *shape) at the worst score; other bounds narrow those that are not close."""
+    """Return lower and upper bounds (2, *shape) at the worst score; other bounds narrow the wide brackets."""
     most = SAYS_NOTHING[quantity]
     # at a delta below LEAST_DELTA the lower bound at LEAST_DELTA still holds; the upper bound does not, and is reset
     found = bracket(quantity, run, law, np.maximum(values, LEAST_DELTA), relation, width)

@@ -367,7 +367,7 @@ def _answer(quantity: str, mu: Any, k: Law, given: np.ndarray, form: str) -> np.
 
 
 def _by_intervals(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return eps at delta, or delta at eps, by `order_statistics`, in chunks of rows of the same reach."""
+    """Return eps at delta, or delta at eps, by `order_statistics`, in chunks of rows with equal reach."""
     laws = law.flattened(shape)
     mu, given = (np.broadcast_to(x, shape).reshape(-1) for x in (mu, given))
     mean = np.broadcast_to(law.mean, shape).reshape(-1)

@@ -65,7 +65,7 @@ RATIO_TOLERANCE = 1e-8
 KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
 """Families of laws for which R is reached at a knot of the curve (README.md, "The ends of the profile")."""
 LARGEST_LOSS = 650.0
-"""Largest loss of a base for which R is bounded cell by cell and orders are tried: its exp is far from overflow."""
+"""Largest loss of a base for which R is bounded cell by cell, and orders of scores are tried: e^loss is finite."""
 LEAST_SLOPE = 1e-290
 """Value to which a smaller phi' is rounded up, and least cost of an order that is used: float64 loses digits below."""
 

@@ -44,7 +44,7 @@ from jaxacct.selection.profile_ends import RELATIVE_ERROR
 TOP = Constraint("use a whole number of candidates from 1 to 16", 1, 16, integral=True)
 """Allowed values of j: the bound for the best j needs the profiles of 1, ..., j runs."""
 MOST_ATOMS = 1500
-"""The law of several runs of a finite base is multiplied out if they have at most this many outcomes together."""
+"""Largest number of outcomes of several runs together for which their law is computed outcome by outcome."""
 
 
 @register
@@ -117,7 +117,7 @@ class TopSelection(AnySelection):
         shape = np.broadcast_shapes(batch_shape(run), self.law.shape, np.shape(values))
         wanted, found = np.broadcast_to(values, shape).reshape(-1), np.empty(int(np.prod(shape)))
         for here, _, base, one in each_pair(run, self.law, shape):
-            # uses NumPy or XLA as a single selection would, whatever the batch; `_of_one` makes NaN a trivial bound
+            # chooses NumPy or XLA as for one selection, whatever the batch; `_of_one` makes NaN a trivial bound
             with backend.job(1, apart=True), np.errstate(all="ignore"):
                 found[here] = _of_one(quantity, base, one, self.top, wanted[here], relation, rtol)
         return found.reshape(shape)
@@ -226,7 +226,7 @@ def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: 
         runs = repeat(run, count)
         last = float(envelope.last_eps(runs, np.asarray(level), side.forward))
         return envelope.profile_points(runs, last, side.forward)
-    # a finite law is multiplied out; its profile is taken at its losses, where it bends
+    # the law of the runs is computed outcome by outcome; its profile is taken at its losses, where it bends
     loss, mass = parts.finite_loss[0, 0][seen], parts.finite_mass[0, 0][seen]
     total, product = np.zeros(1), np.ones(1)
     for _ in range(count):

@@ -33,7 +33,7 @@ WIDTH = 1e-4
 
 def known_curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
     """Return the curves of each configuration of a base; with `coarse` from half as many points of its profile."""
-    with backend.job(1, apart=True):  # uses NumPy or XLA as a single base would, whatever the batch
+    with backend.job(1, apart=True):  # chooses NumPy or XLA as for one base, whatever the batch
         return _kept_curves(run, coarse, backend.on_numpy(1))
 
 

@@ -404,7 +404,7 @@ def _weights(lags: Lags, separation: int, most: int) -> np.ndarray:
 
 
 def _search(lags: Lags, weights: np.ndarray, separation: int, most: int) -> tuple[float, list[int]]:
-    """Search by branch and bound for the largest sum of |G_ij| over a pattern; return a bound and the best pattern."""
+    """Search by branch and bound for the largest sum of |(C^T C)_ij| over a pattern; return a bound and the pattern."""
     magnitude = np.maximum(lags.upper, -lags.lower)
     steps = weights.size
     bound, _ = _heaviest(weights, separation, most)
@@ -453,7 +453,7 @@ def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, l
 
 
 def _total(entries: np.ndarray, pattern: range | list[int]) -> float:
-    """Sum the entries G_ij over all i, j of a pattern."""
+    """Sum the entries (C^T C)_ij over all steps i, j of a pattern."""
     steps = np.asarray(pattern)
     first, second = np.triu_indices(steps.size)
     lag = steps[second] - steps[first]

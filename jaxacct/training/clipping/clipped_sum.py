@@ -178,7 +178,7 @@ def _clipped_sum(
             jnp.stack([jnp.sum(keep & ~fits), jnp.sum(mask & ~finite)]).astype(jnp.int32),
         )
 
-    # `starts` is where each member begins in the total of its bundle; `places` adds where each site begins in `parts`
+    # `starts` is where each member begins in the total of its bundle; `places` adds where the sites begin in `parts`
     starts = [at for bundle in bundles for at in np.cumsum([0, *(leaves[i].size for i in bundle)])[:-1].tolist()]
     places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
 
