@@ -219,7 +219,7 @@ def gaussian_fit(
             break
         rows, lines, ends = rows[~done], lines[:, :, ~done], ends[:, ~done]
         worst = np.argpartition(-ends, ADDED, axis=0)[:ADDED]
-        if turn >= ROUNDS:  # many cells have nearly the largest bound
+        if turn >= ROUNDS:  # by now many cells have nearly the largest bound
             worst = np.arange(ends.shape[0])[:, None] + np.zeros((1, rows.size), int)
         lines = with_more(deltas, lines, worst, rows)
     low = np.nan_to_num(low)

@@ -23,7 +23,7 @@ REAL_MARK = 0
 ABSENT_MARK = -1
 """Mark of a canary that does not take part."""
 RUNS_AT_ONCE = 256
-"""Number of runs that one call of the compiled program computes side by side; their memory limits it."""
+"""Number of runs that one call of the compiled program computes side by side. The memory limits this number."""
 
 
 class Played(NamedTuple):

@@ -153,7 +153,7 @@ class Report:
         return found
 
     def __str__(self) -> str:
-        """Return a table of a line per audit and a column per claim, then claims' kinds and how many are refuted."""
+        """Return a table, a line for each audit and a column for each claim, then the kinds and the number refuted."""
         names = list(dict.fromkeys(claim.name for row in self.rows for claim in row.claims))
         curves = [CURVE] if any(isinstance(row.found, CurveTest) for row in self.rows) else []
         lines = [("audit", "delta", "lower bound", "confidence", "trials", "method", *names, *curves)]

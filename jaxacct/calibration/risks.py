@@ -183,11 +183,12 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
         pieces.append((rows, one))
     found = _together(pieces)
     high = (found.upper + np.exp(epsilon) * fpr) * (1.0 + 8.0 * ROUNDOFF)
-    # `delta(-x) + e^-x a = 1 - e^-x (1 - a - delta'(x))`, where delta' is the profile of the reverse direction
+    # at a negative eps = -x, `delta(-x) + e^-x fpr = 1 - e^-x (1 - fpr - delta'(x))`, with delta' the profile of the
+    # reverse direction
     missed = np.exp(-epsilon) * (1.0 - fpr - found.upper) * (1.0 - 8.0 * ROUNDOFF)
     high = np.minimum(np.where(mirrored, 1.0 - missed, high), 1.0)
     epsilon[mirrored] *= -1.0
-    # a value is shown to be the best if its rate is at least `enough`: the target, less 0.2 % of its distance from fpr
+    # a value is shown to be the best if its rate is at least `enough`: the target minus 0.2 % of its distance from fpr
     # or from 1, whichever is nearer
     enough = wanted - 2e-3 * np.minimum(wanted - fpr, 1.0 - wanted)
     low = _rates_at_least(goal, found.value, epsilon, wanted, fpr, enough)
@@ -216,8 +217,8 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
 def _rate_of_posterior(posterior: np.ndarray, prior: np.ndarray, fpr: np.ndarray) -> np.ndarray:
     """Return the true-positive rate, rounded down, to which a posterior is equivalent; 1 where every rate meets it.
 
-    For a posterior s, prior p, false-positive rate a and true-positive rate t, `p t/(p t + (1 - p) a) <= s` exactly
-    where `t <= s (1 - p) a/((1 - s) p)`.
+    `prior rate/(prior rate + (1 - prior) fpr) <= posterior` holds exactly where
+    `rate <= posterior (1 - prior) fpr/((1 - posterior) prior)`.
     """
     goal = posterior * (1.0 - 32.0 * ROUNDOFF)
     with np.errstate(over="ignore"):

@@ -4,7 +4,7 @@ A plan (tilt, window, range) is made on a sketch of the laws. Then two compositi
 the true composition, the other is dominated by it. Together they give a bracket. Longer lattices follow until the
 bracket is narrow enough or the memory limit is reached. Brackets of several lengths are intersected. A mechanism may be
 known only to lie between two pairs of distributions, a lower and an upper one. Then the dominating composition is made
-from the upper pair and the dominated one from the lower pair. "For two pairs" below means such mechanisms.
+from the upper pair and the dominated one from the lower pair.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def epsilon(
         answer holds for delta_lower, the lower bound for delta_upper.
     below : components of the lower pair, if `parts` are those of an upper pair. Then delta_lower is d minus the upper
         pair's mass at infinity, and delta_upper is d minus the lower pair's.
-    ceiling : for two pairs, an upper bound that is good enough: if epsilon is shown to be at most this, the answer is
-        [0, ceiling].
+    ceiling : if `below` is given, an upper bound that is good enough: if epsilon is shown to be at most this, the
+        answer is [0, ceiling].
     rtol : wanted (upper - lower)/upper.
     enough : a larger width than rtol. Lattices longer than QUICK are made only to reach it.
     memory_bytes : limit that decides the longest lattice.
@@ -251,8 +251,8 @@ def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
         middle = now[len(now) // 2]
         low, high, sides = _composed_for(case, epsilon[middle])
         found[middle] = low, high
-        # `farther` is the width allowed at other eps: brackets widen away from this eps, and for two pairs even the
-        # bracket here is wide.
+        # `farther` is the width allowed at other eps: brackets widen away from this eps. If the mechanism
+        # lies between two pairs of distributions, even the bracket here is wide.
         farther = max(case.enough, NEARLY_AS_NARROW * (high - low) / high if high > 0.0 else 0.0)
         before, after = range(middle - 1, now[0] - 1, -1), range(middle + 1, now[-1] + 1)
         for side, enough in ((before, farther if case.two() else case.enough), (after, farther)):
@@ -300,7 +300,7 @@ def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> 
     """Return the length of the lattice to compute next; 0 if no longer lattice is needed.
 
     tried : the lengths so far, each with the relative width of the bracket.
-    first : for two pairs, index in PAIR_LENGTHS of the first length.
+    first : for a mechanism between two pairs of distributions, index in PAIR_LENGTHS of the first length.
     """
     known = fitting(case)
     if case.two():
@@ -339,7 +339,7 @@ def fitting(case: Case) -> list[int]:
 
 
 def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
-    """Return the index in PAIR_LENGTHS of the first length to be tried for two pairs.
+    """Return the index in PAIR_LENGTHS of the first length to try for a mechanism between two pairs of distributions.
 
     For the upper bound a loss is split between two nodes h apart. In each of n steps E e^{theta L} then grows by a
     share theta (theta + 1) h^2/12 on average, and epsilon grows by n (theta + 1) h^2/12 in all. The lower bound of
@@ -355,7 +355,7 @@ def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
 
 
 def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
-    """Return whether discretisation contributes little to the width of the last bracket for two pairs.
+    """Return whether discretisation adds little to the last bracket of a mechanism between two pairs of distributions.
 
     The previous bracket was wider only because of discretisation. So the difference of the two widths shows how much
     discretisation still contributes. Widths are compared as log(upper/lower), since relative widths never exceed 1.
@@ -534,7 +534,7 @@ class Side(NamedTuple):
     shift: float  # bound of the error of the losses
     above: float  # bound of the tilted mass that wraps around from above the lattice
     below: float  # bound of the tilted mass that wraps around from below the lattice
-    extra: float  # upper: delta of the mass at infinity, to be added; lower: overstated delta, to be subtracted
+    extra: float  # upper: delta of the mass at infinity, to be added; lower: excess of delta, to be subtracted
     upper: bool  # whether the composition is rounded up
     run: Runner  # calls the kernels
 
@@ -617,7 +617,7 @@ def _side(
 
 
 def _extra(placed: list[Placed], upper: bool) -> float:
-    """Return what delta gains by mass at infinity (upper), or what is subtracted from it for deficits (lower)."""
+    """Return what is added to delta for mass at infinity (upper), or subtracted from delta for deficits (lower)."""
     if upper:
         survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - ROUNDOFF)) for x in placed)
         return float(-np.expm1(survival) * (1.0 + 1e-12) + LOST_MASS * sum(x.repeats for x in placed))

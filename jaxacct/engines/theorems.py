@@ -261,14 +261,14 @@ def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarra
 
 
 def laplace_counts(parts: Components, column: int) -> Tests:
-    """Return tests on how many base losses are at least v, for -1/b < v <= 1/b.
+    """Return tests on how many base losses (losses without sampling) are at least v, for -1/b < v <= 1/b.
 
     Such a loss has the probability 1 - e^{(v - 1/b)/2}/2 under P and e^{-(v + 1/b)/2}/2 under Q.
     """
     scale, q, n = (x[:, column] for x in (parts.laplace_scale, parts.laplace_q, parts.laplace_n))
     edge, rate = 1.0 / scale[:, None], q[:, None]
     removing = parts.sign[:, None] > 0
-    # remove: {v >= edge - d} with d < 2 edge. add: {v <= -(edge - d)}, its mirror image.
+    # remove: {v >= edge - drop} with drop < 2 edge. add: {v <= -(edge - drop)}, its mirror image.
     drop = np.minimum(LAPLACE_DROPS, 1.999 * edge)
     near = np.log1p(-0.5 * np.exp(-0.5 * drop))  # `near`: under the law whose mode is on this side; `far`: the other
     near_rest = -np.log(2.0) - 0.5 * drop
