@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from jaxacct.accounting import account
@@ -387,13 +386,8 @@ def _noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates
     laws, rtol = law.flattened(shape), max(goal.rtol, 1e-3)
 
     def certify(relation: str, rows: np.ndarray, values: np.ndarray) -> Bounds:
-        pieces = []
-        for row, value in zip(rows, values, strict=True):  # one by one, as each has its own trade-off curve
-            run = goal.run(np.array([row]), np.array([value]))
-            chosen = select(run, jax.tree.map(lambda x, row=row: x[[row]], laws), candidates=candidates)
-            pieces.append(account.epsilon(chosen, goal.delta[[row]], relation=relation, rtol=rtol))
-        names = ("lower", "estimate", "upper", "kind", "status", "engine")
-        return Bounds(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in names))
+        chosen = select(goal.run(rows, values), laws.taken(rows), candidates=candidates)
+        return account.epsilon(chosen, goal.delta[rows], relation=relation, rtol=rtol)
 
     search = search_for(goal, lambda rows, values: certify(goal.relation, rows, values))
     search = search._replace(rtol=rtol, closest=0.25 * rtol)

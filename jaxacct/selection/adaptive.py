@@ -103,13 +103,13 @@ class AdaptiveSelection(AnySelection):
 
     def _pair(self) -> FinitePair:
         shape = np.broadcast_shapes(batch_shape(self.mechanism), self.law.shape)
-        rows = [_points(base, law) for _, _, base, law in each_pair(self.mechanism, self.law, shape)]
+        rows = [_points(base, law) for _, base, law in each_pair(self.mechanism, self.law, shape)]
         return stacked([pair_of_profile(*row) for row in rows], shape)
 
     def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
         solve = _epsilon if quantity == "epsilon" else _delta
         ends, flat = np.zeros((2, values.size)), values.reshape(-1)
-        for places, _, base, law in each_pair(run, self.law, values.shape):
+        for places, base, law in each_pair(run, self.law, values.shape):
             for place in places:
                 ends[:, place] = solve(base, law, float(flat[place]), relation, rtol)
         low, high = ends.reshape(2, *values.shape)

@@ -194,23 +194,22 @@ def meet(one: Any, other: Any, most: float) -> np.ndarray:
 
 def each_pair(
     run: Mechanism, law: Law, shape: tuple[int, ...], asked: np.ndarray | None = None
-) -> Iterator[tuple[np.ndarray, int, Mechanism, Law]]:
-    """Yield (flat indices, row, base, law) for each pair of a base and a law.
+) -> Iterator[tuple[np.ndarray, Mechanism, Law]]:
+    """Yield (flat indices, base, law) for each pair of a base and a law.
 
-    The flat indices are those of the pair's elements in an array of `shape`; the row is that of the base in its batch.
+    The flat indices are those of the pair's elements in an array of `shape`.
 
     asked : array of `shape`; elements where it is False are left out, and so are pairs of which no element is left.
     """
     mine = batch_shape(run)
     pairs = np.broadcast_shapes(mine, law.shape)
     number = np.broadcast_to(np.arange(int(np.prod(pairs))).reshape(pairs), shape).reshape(-1)
-    rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), pairs)
     if asked is not None:
         number = np.where(np.broadcast_to(asked, shape).reshape(-1), number, -1)
     for count, index in enumerate(np.ndindex(pairs)):
         if (here := np.flatnonzero(number == count)).size:
             base = element(run, _inside(mine, index)) if mine else run
-            yield here, int(rows[index]), base, law.element(_inside(law.shape, index)) if law.shape else law
+            yield here, base, law.element(_inside(law.shape, index)) if law.shape else law
 
 
 def _inside(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:

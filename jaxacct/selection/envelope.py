@@ -183,7 +183,7 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
         least = np.min(least, axis=tuple(k for k, n in enumerate(pairs) if n == 1), keepdims=True)
         last = last_eps(run, least * (TAIL_SHARE / np.maximum(law.mean, 1.0)), side.forward)
         last = np.broadcast_to(last, shape).reshape(-1)
-        for here, _, base, one in each_pair(run, law, shape, asked):
+        for here, base, one in each_pair(run, law, shape, asked):
             at, top = wanted[here], float(last[here[0]])
             made = _of_table(base, one, top, side.forward)
             value[here] = np.maximum(value[here], made.leak(at) if quantity == "delta" else solved(made, at, top))

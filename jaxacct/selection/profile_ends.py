@@ -98,9 +98,9 @@ def narrowed(
     """Narrow brackets (2, *shape) by `Limits` where `rows` is True; a bracket disjoint from these becomes trivial."""
     shape = ends.shape[1:]
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
-    for here, row, base, one in each_pair(run, law, shape, rows):
+    for here, base, one in each_pair(run, law, shape, rows):
         both = np.zeros((2, here.size))
-        for limits in _limits(known_curves(run)[row], base, one, relation):
+        for limits in _limits(known_curves(base)[0], base, one, relation):
             side = limits.epsilon(flat[here]) if quantity == "epsilon" else limits.delta(flat[here])
             both = np.maximum(both, side)
         found[:, here] = meet(found[:, here], both, SAYS_NOTHING[quantity])
@@ -111,8 +111,8 @@ def last(run: Mechanism, law: Law, relation: str) -> tuple[np.ndarray, np.ndarra
     """Return upper bounds of the largest finite loss, inf if unbounded, and of the mass at infinity."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     found = np.zeros((2, int(np.prod(shape))))
-    for here, row, base, one in each_pair(run, law, shape):
-        for limits in _limits(known_curves(run)[row], base, one, relation):
+    for here, base, one in each_pair(run, law, shape):
+        for limits in _limits(known_curves(base)[0], base, one, relation):
             found[:, here] = np.maximum(found[:, here], [[limits.largest], [limits.leak[1]]])
     largest, mass = found.reshape(2, *shape)
     return largest, mass
@@ -344,7 +344,7 @@ def by_base(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relatio
     shape = np.broadcast_shapes(batch_shape(run), law.shape, np.shape(values))
     flat = np.broadcast_to(values, shape).reshape(-1)
     found = np.empty((2, flat.size))
-    for here, _, base, one in each_pair(run, law, shape):
+    for here, base, one in each_pair(run, law, shape):
         sided = [_by_direction(quantity, base, one, flat[here], side) for side in sides(base, relation)]
         found[:, here] = np.max(sided, axis=0)
     return found.reshape(2, *shape)

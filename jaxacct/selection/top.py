@@ -100,7 +100,7 @@ class TopSelection(AnySelection):
 
         def last(relation: str) -> tuple[np.ndarray, np.ndarray]:
             shape = np.broadcast_shapes(batch_shape(run), law.shape)
-            found = [ends(base, one, self.top, relation) for _, _, base, one in each_pair(run, law, shape)]
+            found = [ends(base, one, self.top, relation) for _, base, one in each_pair(run, law, shape)]
             largest, mass = np.reshape(found, (*shape, 2)).transpose(-1, *range(len(shape)))
             return largest, mass
 
@@ -116,7 +116,7 @@ class TopSelection(AnySelection):
         """Return upper bounds of "epsilon" or "delta"; the base, the law and the values broadcast."""
         shape = np.broadcast_shapes(batch_shape(run), self.law.shape, np.shape(values))
         wanted, found = np.broadcast_to(values, shape).reshape(-1), np.empty(int(np.prod(shape)))
-        for here, _, base, one in each_pair(run, self.law, shape):
+        for here, base, one in each_pair(run, self.law, shape):
             # chooses NumPy or XLA as for one selection, whatever the batch; `_of_one` makes NaN a trivial bound
             with backend.job(1, apart=True), np.errstate(all="ignore"):
                 found[here] = _of_one(quantity, base, one, self.top, wanted[here], relation, rtol)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,12 +20,17 @@ from jaxacct.kernels import worst_score
 from jaxacct.kernels.arrays import namespace
 from jaxacct.kernels.worst_score import FINE, FINEST, GLANCE, MIDDLE, QUICK, STEADY, Inner, Resolution
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.mechanisms.base import element, require_mechanism
 from jaxacct.selection.base_profile import SAYS_NOTHING, Curve, curves, meet, sides, under
 from jaxacct.selection.law_of_k import Law, evaluated, require_law
 
 LARGEST_EPS = 600.0
 """Largest searched eps, far from the overflow of exp.  For a larger eps the delta at LARGEST_EPS is an upper bound."""
+MOST_KEPT = 128
+"""Number of bases whose curves are kept: each takes up to 2 MB."""
+_kept: dict[tuple[Mechanism, bool, bool], dict[str, Curve]] = {}
+"""Curves by base, `coarse`, and whether NumPy computed them; the last one asked for is the last."""
+_keeping = threading.Lock()
 PER_CALL = 16
 """Number of configurations in one call of a compiled program.  The calls are shared among all cores."""
 WIDTH = 1e-4
@@ -32,15 +38,25 @@ WIDTH = 1e-4
 
 
 def known_curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
-    """Return the curves of each configuration of a base; with `coarse` from half as many points of its profile."""
+    """Return the curves of each configuration of a base; with `coarse` from half as many points of its profile.
+
+    The curves of the last bases asked about are kept, since those of a DP-SGD run take a tenth of a second.
+    """
     with backend.job(1, apart=True):  # chooses NumPy or XLA as for one base, whatever the batch
-        return _kept_curves(run, coarse, backend.on_numpy(1))
-
-
-@functools.lru_cache(maxsize=8)
-def _kept_curves(run: Mechanism, coarse: bool, numpy: bool) -> list[dict[str, Curve]]:
-    """Return `curves(run, coarse)` from a cache: curves of DP-SGD take seconds.  The backend is part of the key."""
-    return curves(run, coarse)
+        shape, way = batch_shape(run), (coarse, backend.on_numpy(1))
+        bases = [element(run, index) if shape else run for index in np.ndindex(shape)]
+        keys = [(base, *way) for base in bases]
+        found = [_kept.get(key) for key in keys]
+        if all(curve is None for curve in found):
+            found = curves(run, coarse)
+        found = [curves(base, coarse)[0] if curve is None else curve for base, curve in zip(bases, found, strict=True)]
+    with _keeping:
+        for key, curve in zip(keys, found, strict=True):
+            _kept.pop(key, None)
+            _kept[key] = curve
+        for key in list(_kept)[:-MOST_KEPT]:
+            del _kept[key]
+    return found
 
 
 def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str, width: float = 0.0) -> np.ndarray:
