@@ -595,6 +595,20 @@ def test_rows_that_are_not_there(rows):
         report(table(), rows=rows)
 
 
+def test_whose_page_it_is(tmp_path):
+    page = tmp_path / "page.md"
+    words = ["--model", "<b>Digits\x00 v2</b>", "--contact", "dp@example.org"]
+    plan = tmp_path / "plan.json"
+    plan.write_text(to_json(ja.Gaussian(2.0)))
+    assert cli.main(["report", str(plan), "--out", str(page), "--delta", "1e-5", *words]) == 0
+    text = page.read_text()
+    assert "- Model: &lt;b&gt;Digits? v2&lt;/b&gt;\n- Contact: dp@example.org\n" in text and "Organisation" not in text
+    assert (
+        "<dl><dt>Organisation</dt><dd>A &amp; B</dd></dl>"
+        in report(ja.Gaussian(2.0), delta=1e-5, organisation="A & B").to_html()
+    )
+
+
 def test_the_command(tmp_path, capsys):
     sweep(RUN, progress=False).to_csv(tmp_path / "r.csv")
     source, page = str(tmp_path / "r.csv"), tmp_path / "r.md"

@@ -298,6 +298,9 @@ COMMANDS = {
             _option("rows", "of a result: rows to be told in detail, from 0 (default: the first 3)", "I,J,..."),
             *_numbers(QUESTION["report"]),
             _option("relation", f"of a mechanism: {RELATIONS}", "R"),
+            _option("model", "what the page is about, shown at its top", "TEXT"),
+            _option("organisation", "who releases it", "TEXT"),
+            _option("contact", "whom to ask about it", "TEXT"),
         ),
     ),
     "verify": Command(

@@ -98,6 +98,7 @@ def report(options: argparse.Namespace) -> int:
 
     prior = 0.5 if options.prior is None else options.prior
     settings = {"rows": output.row_numbers(options.rows), "prior": prior, "relation": options.relation}
+    settings |= {name: getattr(options, name) or "" for name in ("model", "organisation", "contact")}
     made = page_of(options.file, options.out, delta=options.delta, **settings)
     claims, lines = [], {}
     for claim in made.claims:

@@ -63,6 +63,9 @@ def report(
     rows: Sequence[int] | None = None,
     prior: float = 0.5,
     relation: str | None = None,
+    model: str = "",
+    organisation: str = "",
+    contact: str = "",
 ) -> Report:
     """Make one page on a privacy claim, for the person who must sign it.
 
@@ -87,6 +90,8 @@ def report(
         The probability, before the output is seen, that the record was used.
     relation : str, optional
         For a mechanism, by default "add_or_remove_one"; every other subject has its own relation.
+    model, organisation, contact : str
+        What the page is about, who releases it, and whom to ask; shown at the top where they are given.
 
     Returns
     -------
@@ -134,7 +139,9 @@ def report(
         bar.update(_TICKS_OF_A_CLAIM * len(about.claims), "  risks")
     finally:
         bar.close()
-    blocks = tuple(_blocks(about, found, datetime.now(UTC)))
+    whose = {"Model": model, "Organisation": organisation, "Contact": contact}
+    named = [(name, safe(text)) for name, text in whose.items() if text]
+    blocks = tuple(_blocks(about, found, datetime.now(UTC), named))
     made = Report("Privacy report", tuple(about.claims), tuple(found), blocks, len(about.spent.stop))
     if out is not None:
         made.write(out)
@@ -222,12 +229,16 @@ def _refuse_same(subject: Any, out: Path) -> None:
         raise InputError(f"{out}: the report would overwrite what it is about; give another name")
 
 
-def _blocks(subject: Subject, readings: Sequence[Readings | None], when: datetime) -> Iterator[Block]:
-    """Yield the pieces of the page."""
+def _blocks(
+    subject: Subject, readings: Sequence[Readings | None], when: datetime, named: Sequence[tuple[str, str]]
+) -> Iterator[Block]:
+    """Yield the pieces of the page.  named : what the caller says of model, organisation and contact."""
     path = safe(subject.path)
     yield Heading("Privacy report", 1)
     of = f"{subject.what}, {path}" if path else subject.what
     yield Paragraph(f"On {of}, made on {when:%d %B %Y}.")
+    if named:
+        yield Facts(named)
     yield Paragraph(subject.summary)
     many = len(subject.claims) > 1
     for place, (claim, risk) in enumerate(zip(subject.claims, readings, strict=True)):
