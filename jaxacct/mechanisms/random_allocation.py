@@ -476,7 +476,7 @@ def _of_group(profile: BracketedProfile, group: float) -> BracketedProfile:
     if group == 1.0:
         return profile
     eps = profile.epsilon
-    # the sum is a quotient of two expm1 for eps > 0, and at most g e^{(g-1) eps}
+    # the sum is a quotient of two expm1 for eps > 0, and at most group * e^{(group - 1) eps}
     with np.errstate(over="ignore", invalid="ignore"):
         sums = np.where(eps > 0.0, np.expm1(group * eps) / np.expm1(np.where(eps > 0.0, eps, 1.0)), group)
         sums = np.minimum(np.where(np.isnan(sums), np.inf, sums), group * np.exp((group - 1.0) * eps))

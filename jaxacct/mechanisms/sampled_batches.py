@@ -718,7 +718,7 @@ def _replaced(pair: FinitePair, ratio: np.ndarray) -> FinitePair:
     p = np.where(above, mixed_p, np.where(below, pair.p, 0.0))
     q = np.where(above, pair.q, np.where(below, mixed_q, 0.0))
     p_infinity, q_infinity = ratio * pair.p_infinity, ratio * pair.q_infinity
-    # at loss 0 each law has P's mass at loss 0 plus (1-g) times the total variation of P and Q
+    # at loss 0 each mixed law has P's mass at loss 0, and (1-g) times the total variation of P and Q
     apart = np.where(above, pair.p - pair.q, 0.0).sum(-1) + pair.p_infinity
     centre = np.where(above | below, 0.0, pair.p).sum(-1) + (1.0 - ratio) * np.maximum(apart, 0.0)
     shape = np.broadcast_shapes(loss.shape[:-1], centre.shape)

@@ -489,7 +489,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
         # the best slope e^eps for a false positive rate has `e^eps * rate <= 1`
         highest = min(farthest, -np.log(float(fpr.min())))
         lowest = min(farthest, 20.0 - np.log1p(-float(fpr.max())))
-    # the slope E = e^eps = 0, at which H(E) = 1, is added to this grid
+    # the slope e^eps = 0, at which delta is 1, is added to this grid below
     epsilon = np.linspace(-max(lowest, 1e-6), max(highest, 1e-6), 65)
     if profile.engine == "lattice":  # the two directions meet at 0, where delta has a kink
         epsilon = np.union1d(epsilon, 0.0)

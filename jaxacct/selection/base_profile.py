@@ -53,8 +53,8 @@ CONTOUR_WIDTH = 1e-4
 VALUE_ERROR = 1e-12
 """Allowance for the rounding of arithmetic with values of the profile, relative to the result."""
 LINE_EPS = 650.0
-"""Largest eps for which a line of slope e^eps bounds T; e^eps is far from overflow.  The polygon above T counts larger
-losses as infinite.
+"""Largest eps for which a line of slope e^eps bounds the trade-off curve; e^eps is far from overflow.  The polygon
+above the curve counts larger losses as infinite.
 """
 ASKED_EPS = 600.0
 """Largest eps for which the engines are asked."""
@@ -398,7 +398,7 @@ def _by_sum(parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Return knots (u, T) just below a finite law's curve: sums of masses, largest loss first, safely rounded."""
+    """Return knots (Q-mass, P-mass) just below a finite law's curve: sums of masses from the largest loss on."""
     order = np.argsort(-part.finite_loss[0, 0], kind="stable")
     loss, mass = part.finite_loss[0, 0][order], part.finite_mass[0, 0][order]
     loss, mass = loss[mass > 0.0], mass[mass > 0.0]
@@ -440,7 +440,7 @@ def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[n
 
 
 def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (slopes, u, T) of a concave polygon above the curve, from upper bounds of delta at ascending ratios."""
+    """Return (slopes, Q-masses, P-masses) of a polygon above the curve, from upper bounds of delta at rising ratios."""
     # every line is above the curve, so any subset of the lines gives a bound
     keep = np.linspace(0, ratio.size - 1, min(ratio.size, CELLS - 1)).round().astype(int)
     r, d = np.concatenate([[0.0], ratio[keep]])[::-1], np.concatenate([[1.0], upper[keep]])[::-1]
@@ -448,7 +448,7 @@ def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 
 def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (u, T) at the knots of a polygon below the curve, from brackets of delta at ascending ratios."""
+    """Return the knots (Q-mass, P-mass) of a polygon below the curve, from brackets of delta at ascending ratios."""
     # wide brackets are left out: each would lower the polygon around it, where chords of narrow brackets give more
     ratio, lower, upper = (x[lower >= 0.5 * upper] for x in (ratio, lower, upper))
     lower = np.maximum(lower, 1.0 - ratio)
@@ -467,7 +467,7 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
     at = np.maximum(low[a] + fall[a] * (meet - r[a]), low[b] + rise[b] * (meet - r[b]))
     with np.errstate(over="ignore"):
         end = r[-1] - low[-1] / fall[-1] if fall[-1] < 0.0 else 2.0 * r[-1]
-    if not end >= 1.0:  # if all slopes are below 1, the best lower bound is T(u) >= u
+    if not end >= 1.0:  # if all slopes are below 1, the best lower bound of the curve T is u
         return np.array([0.0, 1.0]), np.array([0.0, 1.0])
     slopes = np.concatenate([r, meet, [min(end, 1e290)]])
     values = np.concatenate([low, at, [0.0]])
@@ -477,7 +477,7 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
 
 
 def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the slopes and the knots (u, T) of the polygon min_k (d_k + r_k u) on [0, 1]; the given r descend to 0."""
+    """Return the slopes and the knots (u, T) of the polygon T = min_k (d_k + r_k u), 0 <= u <= 1; `r` descends to 0."""
     kept = (r.size - 1 - upper_hull(r[::-1], -d[::-1]))[::-1]
     # a line is nowhere the lowest if another line is less steep and starts at least as low
     kept = kept[kept.size - 1 - np.argmin(d[kept][::-1]) :]
@@ -506,11 +506,11 @@ def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (original cell, u, T) of exactly CELLS cells: cut some cells if there are fewer, else leave out knots."""
+    """Return (original cell, u, t) of exactly CELLS cells: cut some cells if there are fewer, else leave out knots."""
     if u.size - 1 > CELLS:
         keep = np.linspace(0, u.size - 1, CELLS + 1).round().astype(int)
         return keep[:-1], u[keep], t[keep]
-    # cells are finer where the odds of T change fast, near T = 0 and near T = 1
+    # cells are finer where the odds of `t` change fast, near t = 0 and near t = 1
     spread = np.abs(np.diff(np.log(t + 1e-7))) + np.abs(np.diff(np.log1p(1e-4 - t))) + 1e-9
     spare = CELLS - (u.size - 1)
     pieces = 1 + np.floor(spare * spread / spread.sum()).astype(int)

@@ -51,7 +51,7 @@ EVENLY = 0.25
 LOOSE, LOOSE_DELTA = (8e-5, 9e-5), 2e-3
 """Guessed errors above which a bound is too loose: relative and absolute error of eps, relative error of delta."""
 IGNORED, FAR = 1e-6, 1e-9
-"""Shares of delta: IGNORED is added for all r below the first node; FAR lies beyond the last node of the sketch."""
+"""Shares of delta: IGNORED is added for ratios r below the first node; FAR lies beyond the last node of the sketch."""
 NEWTON_STEPS = (6, 2, 2)
 """Numbers of Newton steps for eps: in the first sketch, in the second sketch and in the answer."""
 LINE_ERROR = 1e-12
@@ -220,14 +220,14 @@ def profile_points(run: Mechanism, last: float, relation: str) -> tuple[np.ndarr
 
 
 def table_of(eps: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarray, np.ndarray]]:
-    """Return the Table of upper bounds at eps, with ratios rounded up, and (u, T) of a polygon above the curve T."""
+    """Return the Table of upper bounds at eps, with ratios rounded up, and (u, t) of a polygon above the curve."""
     ratio, high = np.exp(eps) * (1.0 + 4.0 * ROUNDOFF), np.where(high <= 1.0, high, 1.0)
     _, u, t = outer(ratio, high)
     return Table(np.append(0.0, ratio), np.minimum.accumulate(np.append(1.0, high))), (u, t)
 
 
 def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return gains and costs of lines `r gain - cost`: for every v one of them is at least `r phi'(T(v)) - phi'(v)`."""
+    """Return gains and costs of lines `r gain - cost`, the maximum of which is at least M(r) (top of this file)."""
     near_one = 1.0 - np.geomspace(1e-13, 1.0, 1500)
     knots = np.linspace(0.0, u.size - 1.0, 12 * (POINTS + 2))
     v = np.concatenate([u, np.interp(knots, np.arange(u.size), u), near_one, np.interp(near_one, t, u)])
@@ -386,7 +386,7 @@ def _placed(made: Envelope, between: np.ndarray, count: int) -> np.ndarray:
 
 
 def _first(lines: Lines, start: np.ndarray) -> np.ndarray:
-    """Return log r for the largest r up to which the bound of M(r) is at most `start * r`."""
+    """Return log r for the largest r up to which no line `r gain - cost` exceeds `start * r`."""
     left = lines.gain > start[:, None]
     room = np.where(left, lines.gain - start[:, None], 1.0)
     return np.log(np.min(np.where(left, lines.cost / room, np.inf), axis=-1) * (1.0 - INFLATED))
@@ -400,7 +400,7 @@ def _loss(mu: np.ndarray, mass: np.ndarray) -> np.ndarray:
 def _through(
     mu: np.ndarray, lines: Lines, start: np.ndarray, nodes: np.ndarray
 ) -> tuple[Envelope, np.ndarray, np.ndarray]:
-    """Return the envelope through bounds of M at r = e^nodes; each node's highest line; how far the bounds exceed M."""
+    """Return the envelope through the highest lines at r = e^nodes, their indices, and how far they exceed M(r)."""
     r = np.exp(nodes)
     best, chosen = np.zeros(r.shape), np.zeros(r.shape, np.int64)
     row = np.arange(r.shape[0])
@@ -419,7 +419,7 @@ def _through(
 
 
 class Lines(NamedTuple):
-    """Lines with `M(r) <= max_k (r gain_k - cost_k)` for all r above a first r; gain and cost are (R, K)."""
+    """Lines whose maximum `max_k (r gain_k - cost_k)` is at least M(r) from a first r on; gain and cost are (R, K)."""
 
     gain: np.ndarray
     cost: np.ndarray
@@ -427,9 +427,10 @@ class Lines(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Cells of v with K ends.
+    """Cells of the Q-mass v with K ends.
 
-    On a cell `r phi'(T(v)) - phi'(v)` is at most the larger of its values at the two ends, plus `bent - r straight`.
+    On a cell `r phi'(T(v)) - phi'(v)` is at most the larger of its values at the two ends, plus `bent - r straight`
+    (top of this file: T is the trade-off curve, and phi the generating function of K).
     """
 
     gain: np.ndarray
@@ -495,7 +496,7 @@ def cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
 
 
 def _risen(mu: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return estimates and lower bounds of B = 1 - T at floats y, and another lower bound at the last y.
+    """Return estimates and lower bounds of B, 1 minus the trade-off curve, at floats y; another bound at the last y.
 
     y is near the Q-mass of the scores below x, and misses this mass by less than `missed`.  B is convex, so over this
     distance B falls by at most its slope times `missed`.  B(1) = 1.
@@ -509,7 +510,7 @@ def _risen(mu: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np
 
 
 def sketch(mu: np.ndarray, law: Law, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return scores x, and the growth of log phi'(v) plus that of log phi'(T(v)) from one score to the next."""
+    """Return scores x, and the growth of log phi' for Q plus that for P from one score to the next."""
     first, second = law.slopes(np.zeros_like(mu))
     begin = special.ndtri(1e-9 / np.maximum(second / first, 1.0))
     end = np.maximum(mu + 8.3, begin + 1.0)

@@ -159,7 +159,7 @@ def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relatio
 def curve(run: Mechanism, law: Law, orders: np.ndarray, side: Sides) -> np.ndarray:
     """Return upper bounds (O, *batch) of the selection's Rényi divergences in one direction, at orders (O,) above 1.
 
-    With R the divergences of the base, truncated negative binomial K has the bound
+    With R the divergences of the base and m = E[K], truncated negative binomial K has the bound
     `R(a) + (1+eta) min_b ((1 - 1/b) R_reverse(b) + log(1/gamma)/b) + log(m)/(a-1)`.  Poisson K has the bound
     `log(e^-m + m e^{(a-1)(R(a) + m delta_reverse(eps_1))})/(a-1)`, where `e^{eps_1} = 1 + 1/(a-1)`.
     """

@@ -57,15 +57,15 @@ RELATIVE_ERROR = 4e-12
 ROUNDED_UP = 1.0 + 1e-11
 """Factor by which bounds from the base alone are rounded up; it exceeds the rounding of each of their formulas."""
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
-"""First and last s of the cells of v = 1/(1 + e^-s): v is 4e-18 and 1 - 1e-26.  One bound serves all v below 4e-18."""
+"""First and last s of the cells of v = 1/(1 + e^-s): v is 4e-18 and 1 - 1e-26.  One bound serves smaller v."""
 FIRST_CELLS, MOST_CELLS, PIECES_PER_CUT = 4096, 2**18, 4
-"""First and largest number of cells of s, and number of pieces that one cell is cut into.  More cells bound tighter."""
+"""First and largest number of these cells, and number of pieces that a cell is cut into.  More cells bound tighter."""
 RATIO_TOLERANCE = 1e-8
-"""Relative error aimed at for the ratio R; it is also the absolute error of the largest loss."""
+"""Relative error aimed at for `largest_ratio`; it is also the absolute error of the largest loss, its logarithm."""
 KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
-"""Families of laws for which R is reached at a knot of the curve (README.md, "The ends of the profile")."""
+"""Families of laws for which `largest_ratio` is reached at a knot (README.md, "The ends of the profile")."""
 LARGEST_LOSS = 650.0
-"""Largest loss of a base for which R is bounded cell by cell, and orders of scores are tried: e^loss is finite."""
+"""Largest loss of a base for which `largest_ratio` and orders of scores are tried: e^loss is finite."""
 LEAST_SLOPE = 1e-290
 """Value to which a smaller phi' is rounded up, and least cost of an order that is used: float64 loses digits below."""
 

@@ -232,7 +232,7 @@ class BLT(ToeplitzStrategy):
         return _buffered(-np.square(root @ vectors), decays, self.steps)
 
     def taps(self, step: int) -> Taps:
-        # buffer k holds sum_{j < i} decays_k^(i-1-j) w_j before step i
+        # before step i buffer k holds sum_{j < i} decays_k^(i-1-j) w_j, with w_j the noise of step j
         return Taps(1.0, -np.array(self.scales), np.array(self.decays), np.ones(self.buffers), np.zeros(self.buffers))
 
     @property
@@ -288,7 +288,7 @@ class BandedInverse(ToeplitzStrategy):
 
     @property
     def entry_error(self) -> float:
-        # the recursion leaves a residual r of C^-1 c, and the error of c is the convolution c * r
+        # with c the column, the recursion leaves a residual r of C^-1 c; the error of c is the convolution c * r
         size, taps = np.abs(self.column), np.abs(self.inverse)
         return float(8.0 * (taps.size + 2) * ROUNDOFF * taps.sum() * size.max() * size.sum())
 

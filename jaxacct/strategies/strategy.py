@@ -216,7 +216,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def overlap(self) -> int:
-        """Columns i and j of C are orthogonal where ``|i - j| >= overlap``."""
+        """Distance from which on columns of C are orthogonal: columns i and j are where ``|i - j| >= overlap``."""
 
     @property
     def entry_error(self) -> float:
@@ -417,7 +417,7 @@ def _search(lags: Lags, weights: np.ndarray, separation: int, most: int) -> tupl
         _, value, pattern = heapq.heappop(open_nodes)
         for step in range(pattern[-1] + separation if pattern else 0, steps):
             longer = (*pattern, step)
-            beside = np.zeros(steps)  # |G_ij| of a later step j, summed over the pattern
+            beside = np.zeros(steps)  # |(C^T C)_ij| of a later step j, summed over the pattern's i
             for earlier in longer:
                 count = min(magnitude.shape[0], steps - earlier)
                 beside[earlier : earlier + count] += magnitude[:count, earlier]
