@@ -481,7 +481,10 @@ def cap_of(size: float, q: float, cap: float) -> Cap:
 
 
 def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
-    """Return the sum of p_k/p_start (maybe inf) over k > start (`way` 1) or k < start (-1), and its relative error."""
+    """Return the sum of p_k/p_start (maybe inf) over k > start (`way` 1) or k < start (-1), and its relative error.
+
+    p_k is the probability that Bin(n, q) is k.
+    """
     total, last, k, length, terms = 0.0, 1.0, float(start), 4096, 0.0
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         while True:

@@ -117,7 +117,7 @@ _OF_CLASS = {
 """The assumption that each class of mechanism adds."""
 FILTER_NOTE = "The second program checks the composition of the releases. It does not check the Renyi filter."
 CHOICE_NOTE = "The second program does not cover private choices. It leaves them undecided."
-"""Notes on checks that `jaxacct verify` does not make."""
+"""Notes on what `jaxacct verify`, the second program, does not check; `FILTER_NOTE` is for a Renyi filter."""
 
 
 def about(unit: str, text: str) -> str:

@@ -63,7 +63,7 @@ ASKED_EPS = 600.0
 @register
 @dataclass(frozen=True, eq=False)
 class _Under(Mechanism):
-    """Base with a fixed relation, whose two directions take the places of removing and of adding a record."""
+    """A base under one fixed relation, whose two directions answer for "remove" and "add"."""
 
     mechanism: Any
     relation: str = field(metadata={"static": True})

@@ -178,7 +178,7 @@ def noisy_max_renyi(
 
 
 def _broadcast(epsilon: Any, delta: Any) -> Guarantee:
-    """Return the Guarantee with arrays epsilon and delta, which broadcast."""
+    """Return the Guarantee of epsilon and delta, broadcast to one shape."""
     epsilon, delta = np.broadcast_arrays(epsilon, delta)
     return Guarantee(epsilon, delta)
 

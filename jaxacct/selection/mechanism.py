@@ -189,7 +189,7 @@ def certified(
     ends[1] = np.where(known, ends[1], most)
     if (wide := _loose(*ends)).any():
         ends = profile_ends.narrowed(quantity, run, law, values, relation, ends, wide)
-    # the envelope reaches deltas far below those of the curve's polygon; the Rényi bound is good for many candidates
+    # the envelope serves deltas far below those of the curve's polygon; the Rényi bound is close for many candidates
     for name in ("envelope", "renyi"):
         if isinstance(law, BOUNDS[name].laws) and (wide := _loose(*ends) & known).any():
             other = bound_epsilon if quantity == "epsilon" else bound_delta

@@ -61,9 +61,9 @@ LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
 FIRST_CELLS, MOST_CELLS, PIECES_PER_CUT = 4096, 2**18, 4
 """First and largest number of these cells, and number of pieces that a cell is cut into.  More cells bound tighter."""
 RATIO_TOLERANCE = 1e-8
-"""Relative error aimed at for `largest_ratio`; it is also the absolute error of the largest loss, its logarithm."""
+"""Relative error aimed at for `largest_ratio`; the logarithm of this ratio is a term of the largest loss."""
 KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
-"""Families of laws for which `largest_ratio` is reached at a knot (README.md, "The ends of the profile")."""
+"""Families of laws for which `largest_ratio` is reached at a curve's knot (README.md, "The ends of the profile")."""
 LARGEST_LOSS = 650.0
 """Largest loss of a base for which `largest_ratio` and orders of scores are tried: e^loss is finite."""
 LEAST_SLOPE = 1e-290
@@ -226,7 +226,10 @@ def _most_revealing(parts: Components) -> tuple[float, float]:
 
 
 def _ranks_tried(curve: Curve, law: Law, apart: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return some v and T(v) - p, rounded down; the knot where phi'(T - p)/phi'(v) is largest is among the v."""
+    """Return some v and T(v) - p, rounded down; the knot where phi'(T - p)/phi'(v) is largest is among the v.
+
+    T, p and phi are those of the text at the top of this file.
+    """
     q, p = curve.below.q[1:], np.maximum(curve.below.p[1:] - apart, 0.0)
     steep = slopes(law, 1.0 - np.stack([p, q]))
     best = int(np.argmax(steep[0] / np.maximum(steep[1], 1e-300)))
@@ -235,7 +238,10 @@ def _ranks_tried(curve: Curve, law: Law, apart: float) -> tuple[np.ndarray, np.n
 
 
 def log_ratio_at_knots(above: Outer, law: Law, apart: float) -> float:
-    """Return an upper bound of `log phi'(T(v) - p) - log phi'(v)` over all v; inf unless the law is in KNOTS_DECIDE."""
+    """Return an upper bound of `log phi'(T(v) - p) - log phi'(v)` over all v; inf unless the law is in KNOTS_DECIDE.
+
+    T, p and phi are those of the text at the top of this file.
+    """
     if type(law) not in KNOTS_DECIDE:
         return np.inf
     gain = log_slopes(law, 1.0 - above.p + apart * (1.0 - RELATIVE_ERROR) - MASS_ERROR, 1.0)
@@ -246,7 +252,10 @@ def log_ratio_at_knots(above: Outer, law: Law, apart: float) -> float:
 
 
 def log_slopes(law: Law, y: np.ndarray, side: float) -> np.ndarray:
-    """Return log phi' at 1 - y up to a constant, rounded up for side 1 and down for -1; NaN or -inf where unknown."""
+    """Return log phi' at 1 - y up to a constant, rounded up for side 1 and down for -1; NaN or -inf where unknown.
+
+    phi is the generating function of K.
+    """
     y = np.clip(y, 0.0, 1.0)
     known = type(law) in KNOTS_DECIDE  # a subclass may have another formula
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -267,12 +276,15 @@ def log_slopes(law: Law, y: np.ndarray, side: float) -> np.ndarray:
 
 
 def slopes(law: Law, y: np.ndarray) -> np.ndarray:
-    """Return phi' at 1 - y."""
+    """Return phi' at 1 - y, where phi is the generating function of K."""
     return evaluated(law, np.clip(y, 0.0, 1.0))[1]
 
 
 def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: float) -> float:
-    """Return an upper bound, at least 1, of `phi'(T(v) - p)/phi'(v)` over v in (0, 1]; inf if the bound overflows."""
+    """Return an upper bound, at least 1, of `phi'(T(v) - p)/phi'(v)` over v in (0, 1]; inf if the bound overflows.
+
+    T, p and phi are those of the text at the top of this file.
+    """
 
     def bounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return upper bounds of the ratio on cells with `ends` (2, C), and estimates of the ratio at the left ends."""
@@ -316,7 +328,10 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
 
 
 def growth(law: Law, base: Direction) -> float:
-    """Return an upper bound of `log phi'(T(v) - p) - log phi'(v)` over all v, by the law; inf if none is known."""
+    """Return an upper bound of `log phi'(T(v) - p) - log phi'(v)` over all v, by the law; inf if none is known.
+
+    T, p and phi are those of the text at the top of this file.
+    """
     # outcomes with dP = 0 have an infinite reverse loss: where there are any, the largest finite one bounds nothing
     back = base.reverse_loss if float(base.back.delta_infinity[0]) == 0.0 else np.inf
     with np.errstate(divide="ignore", over="ignore"):
@@ -359,7 +374,7 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
     mean, tried = float(law.mean) * ROUNDED_UP, max(1.0 - none * ROUNDED_UP - 4.0 * ROUNDOFF, once / ROUNDED_UP)
     base = _direction(run, side)
     grown = growth(law, base)
-    # with probability phi(1 - delta(0)) all coupled candidates agree, so delta is at most 1 - phi(1 - delta(0))
+    # with probability phi(1 - delta(0)) coupled runs on neighbours agree in all candidates: 1 minus it bounds delta
     moved = mass_on_top(law, min(base.distance, 1.0))[1]
     if quantity == "delta":
         low = tried * delta_ends(run, values, side.forward)[0]

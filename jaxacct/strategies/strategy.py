@@ -463,7 +463,7 @@ def _total(entries: np.ndarray, pattern: range | list[int]) -> float:
 
 
 def _attained(lags: Lags, pattern: range | list[int]) -> float:
-    """Return a squared norm that gradients s_i e_1 surely reach on a pattern; signs s_i are chosen one by one."""
+    """Return a squared norm that is reached on a pattern: by gradients s_i e_1, with signs s_i chosen one by one."""
     steps = np.asarray(pattern)
     signs = np.ones(steps.size)
     total = 0.0

@@ -1,7 +1,7 @@
 """Private training: plans of the privacy to spend, ledgers of the privacy spent, and the training steps.
 
-The rooms and their imports are described in jaxacct/training/README.md.  Names are imported when first used, and flax,
-optax or orbax only by the code that needs them.
+The subpackages and their imports are described in jaxacct/training/README.md.  Names are imported when first used, and
+flax, optax or orbax only by the code that needs them.
 """
 
 from typing import TYPE_CHECKING
