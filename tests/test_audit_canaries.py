@@ -54,7 +54,7 @@ def test_the_clipping_of_an_input_canary_is_the_trainers_own():
     loss = lambda params, x: jnp.sum(jnp.tanh(x @ params))
     trainer = Trainer(loss, optax.sgd(0.1), plan_of(3, noise=1e-6), 1.0, method="ghost")
     game = input_canary(trainer, jnp.ones((2, 5)), 3 * jnp.ones(5))
-    assert game.trainer.ways(jnp.zeros((5, 4)), (jnp.ones((3, 5)), jnp.zeros(3, jnp.int32))) == {"": "ghost"}
+    assert game.trainer.norm_methods(jnp.zeros((5, 4)), (jnp.ones((3, 5)), jnp.zeros(3, jnp.int32))) == {"": "ghost"}
     there, absent = (game.play(jnp.zeros((5, 4)), x, 1).scores.item() for x in (True, False))
     assert there - absent == pytest.approx(1.0, abs=1e-3)
 

@@ -13,8 +13,7 @@ from helpers import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxacct import training
-from jaxacct.training import Trainer, clipped_sum, sensitivity
+from jaxacct.training import clipped_sum, sensitivity
 from jaxacct.training.clipping import ghost_norms
 from jaxacct.training.clipping.clipped_sum import norm_methods
 from jaxacct.training.clipping.examples_apart import channels_last
@@ -131,10 +130,6 @@ def test_which_parameters_are_found():
     found = norm_methods(loss, params, jax.tree.map(lambda a: a[0], batch), "ghost")
     assert found["['params']['Embed_0']['embedding']"] == "ghost"
     assert found["['params']['Dense_0']['kernel']"] == "ghost"
-
-
-def test_the_old_name_still_works():
-    assert training.ways is norm_methods and Trainer.ways is Trainer.norm_methods
 
 
 def test_nnx_and_plain_jax_are_found_too():

@@ -304,7 +304,7 @@ def test_a_module_with_a_loss():
     x = np.linspace(-1, 1, 12, dtype=np.float32)[:, None]
     state = trainer.fit(trainer.init(key=KEY, example=jnp.zeros(1)), (x, (x[:, 0] > 0).astype(int)), progress=False)
     assert (np.argmax(nn.Dense(2).apply(state.params, x), 1) == (x[:, 0] > 0)).all()
-    assert set(trainer.ways(state.params, (x, x[:, 0].astype(int))).values()) <= {"ghost", "vmap"}
+    assert set(trainer.norm_methods(state.params, (x, x[:, 0].astype(int))).values()) <= {"ghost", "vmap"}
 
 
 def test_gradients_that_are_not_finite_are_counted():

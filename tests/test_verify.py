@@ -16,7 +16,7 @@ from jaxacct.core.validation import InputError
 flint = pytest.importorskip("flint")
 
 from jaxacct.verification import bracket_check, delta_enclosure, line_sum, loss_definition, small_loss_steps  # noqa: E402
-from jaxacct.verification.ball_arithmetic import arb, integrate, precision  # noqa: E402
+from jaxacct.verification.ball_arithmetic import arb, precision  # noqa: E402
 
 REFERENCE = list(csv.DictReader((Path(__file__).parent / "data" / "dp_sgd.csv").open()))
 LENGTH = 1e-4
@@ -234,19 +234,6 @@ def test_both_orders_of_a_replaced_record():
     around = bracket(larger * (1 - 1e-9), larger * (1 + 1e-9))
     assert ja.verify(asymmetric, around, epsilon=0.2, relation="replace_one").status == "verified"
     assert ja.verify(asymmetric, bracket(0.0, min(forward, reverse)), epsilon=0.2).status == "refuted"
-
-
-def test_a_branch_crossing_is_refused():
-    """int of sqrt over a path through the cut: without its flag the answer is wrong, with it the truth is held."""
-    with precision(64):
-        truth = (flint.acb(-5, 1) ** (arb(4) / 3) - flint.acb(-5, -1) ** (arb(4) / 3)) * 3 / 4
-        # the primitive jumps across the cut: the truth of the principal branch is the sum of both halves
-        half = flint.acb(-5) ** (arb(4) / 3)
-        truth = truth - (half - half.conjugate()) * 3 / 4
-        flagged = integrate(lambda z, analytic: z.pow(arb(1) / 3, analytic), flint.acb(-5, -1), flint.acb(-5, 1), 1e-10)
-        careless = integrate(lambda z, analytic: z.pow(arb(1) / 3), flint.acb(-5, -1), flint.acb(-5, 1), 1e-10)
-    assert flagged.overlaps(truth)
-    assert not careless.overlaps(truth)
 
 
 def test_refusals_are_one_line():

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxacct.accounting.account import answer, by_parts
 from jaxacct.accounting.dispatch import engine_of_mechanism, is_open, single_steps
-from jaxacct.core.bounds import Bounds
+from jaxacct.core.bounds import Bounds, by_column
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.progress import Progress, waiting
 from jaxacct.core.validation import InputError, UnboundedLossError
@@ -376,10 +376,7 @@ class OneRound(MechanismEngine):
             worst = allocation.epsilon(sigma, slots, target, direction, rtol, begin)
         else:
             worst = allocation.delta(sigma, slots, target, direction)
-        status = np.where(is_open(worst, rtol), "width", "ok").astype("<U16")
-        status[worst.upper == 0.0] = "zero"
-        lower, estimate, upper = (end.reshape(shape) for end in worst)
-        return Bounds(lower, estimate, upper, "certified", status.reshape(shape), OneRound.name)
+        return _as_bounds(worst, shape, rtol, OneRound.name)
 
     def guess(self, mechanism: Any, delta: np.ndarray) -> np.ndarray | None:
         from jaxacct.engines import allocation
@@ -460,11 +457,7 @@ class NeighbouringBins(MechanismEngine):
                 for row in at:
                     found[:, row] = np.max([epsilon_of_bins(*which, sign, given[row]) for sign in signs], axis=0)
                     work.done += 1
-        answer = Answer(*found)
-        status = np.where(is_open(answer, question.effort.rtol), "width", "ok").astype("<U16")
-        status[answer.upper == 0.0] = "zero"
-        low, middle, high = (end.reshape(shape) for end in answer)
-        return Bounds(low, middle, high, "certified", status.reshape(shape), NeighbouringBins.name)
+        return _as_bounds(Answer(*found), shape, question.effort.rtol, NeighbouringBins.name)
 
 
 class SingleRounds(MechanismEngine):
@@ -494,13 +487,19 @@ class SingleRounds(MechanismEngine):
         inner = take_rows(Repeated(inner, steps), places).mechanism  # all fields along one axis
         asked = (take_rows(inner, np.flatnonzero(once)), once), (take_rows(question.mechanism, places[~once]), ~once)
         found = [answer(question._replace(mechanism=some, given=given[rows], hint=None)) for some, rows in asked]
-        columns = []
-        for name in ("lower", "estimate", "upper", "kind", "status", "engine"):
-            one, two = (np.asarray(getattr(each, name)) for each in found)
-            column = np.empty(once.size, np.result_type(one, two))
-            column[once], column[~once] = one, two
-            columns.append(column.reshape(shape))
-        return Bounds(*columns)
+        back = np.argsort(np.concatenate([np.flatnonzero(once), np.flatnonzero(~once)]))
+        return by_column(lambda *both: np.concatenate(both)[back].reshape(shape), *found)
+
+
+def _as_bounds(
+    ends: Answer, shape: tuple[int, ...], rtol: float, engine: str | np.ndarray, certified: bool = True
+) -> Bounds:
+    """Return flat ends as Bounds of a shape; without a lower end unless `certified`."""
+    status = np.where(is_open(ends, rtol), "width", "ok").astype("<U16")
+    status[ends.upper == 0.0] = "zero"
+    lower = ends.lower if certified else np.zeros(ends.upper.size)
+    columns = (lower, ends.estimate, ends.upper, "certified" if certified else "bound", status, engine)
+    return Bounds(*(column if isinstance(column, str) else column.reshape(shape) for column in columns))
 
 
 def _once(mechanism: Any) -> tuple[Mechanism, np.ndarray]:
@@ -570,12 +569,7 @@ class MixtureContour(MechanismEngine):
                 low, high, engine[at] = 0.0, (np.inf if quantity == "epsilon" else 1.0), "theorem"
             answers.lower[at], answers.upper[at] = low, high
             answers.estimate[at] = np.clip(np.fmin(answers.estimate[at], high), low, high)
-        status = np.where(is_open(answers, rtol), "width", "ok").astype("<U16")
-        status[answers.upper == 0.0] = "zero"
-        lower_ends = answers.lower if certified else np.zeros(target.size)
-        low_ends, middles, high_ends = (x.reshape(shape) for x in (lower_ends, answers.estimate, answers.upper))
-        kind = "certified" if certified else "bound"
-        return Bounds(low_ends, middles, high_ends, kind, status.reshape(shape), engine.reshape(shape))
+        return _as_bounds(answers, shape, rtol, engine, certified)
 
 
 @register_mechanism

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from jaxacct.audit.selection_game import SEED_RANGE
 from jaxacct.core.files import optional_package
@@ -225,11 +226,6 @@ class Game:
         return self._programs[key]
 
 
-def flattened(tree: Any) -> Any:
-    """Return the leaves of a tree as one vector."""
-    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree_util.tree_leaves(tree)])
-
-
 def _recorded(optimizer: Any) -> Any:
     """Return the optimizer, with a state that also holds the last noisy mean that the optimizer got."""
     optax = optional_package("optax", "an audit")
@@ -286,7 +282,7 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
 
     def planted(params: Any, marked: Any) -> Any:
         example, mark = marked
-        flat = flattened(params)
+        flat = ravel_pytree(params)[0]
         if flat.size < count:
             raise InputError(f"count = {count} must be <= {flat.size}, the number of parameters; plant fewer")
         # the score reads the noisy sum of gradients, so the loss rises along the coordinate;
@@ -294,7 +290,7 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
         pull = jnp.where(mark > 0, 1e4 * norm * flat[jnp.maximum(mark - 1, 0)], 0.0)
         return pull if example is None else pull + jnp.where(mark == REAL_MARK, loss_fn(params, example), 0.0)
 
-    observe = lambda params, noisy: flattened(noisy)[:count] / norm
+    observe = lambda params, noisy: ravel_pytree(noisy)[0][:count] / norm
     marks = np.arange(1, count + 1, dtype=np.int32)
     if data is not None:
         size = jax.tree_util.tree_leaves(data)[0].shape[0]
@@ -346,7 +342,7 @@ def input_canary(trainer: Trainer, data: PyTree, example: PyTree) -> Game:
         return jnp.where(mark == ABSENT_MARK, 0.0, loss_fn(params, one))
 
     def observe(params: Any, noisy: Any) -> Any:
-        own = flattened(jax.grad(loss_fn)(params, crafted))
-        return (flattened(noisy) @ own / (norm * jnp.maximum(jnp.linalg.norm(own), norm)))[None]
+        own = ravel_pytree(jax.grad(loss_fn)(params, crafted))[0]
+        return (ravel_pytree(noisy)[0] @ own / (norm * jnp.maximum(jnp.linalg.norm(own), norm)))[None]
 
     return Game(trainer, marked_loss, whole, np.full(size, REAL_MARK, np.int32), observe, 1)

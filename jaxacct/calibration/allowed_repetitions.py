@@ -14,7 +14,7 @@ import numpy as np
 from jaxacct.accounting import account
 from jaxacct.calibration.any_parameter import search_mechanisms
 from jaxacct.core import markup
-from jaxacct.core.bounds import Bounds
+from jaxacct.core.bounds import Bounds, by_column
 from jaxacct.core.keywords import with_hints
 from jaxacct.core.text import plain_record
 from jaxacct.core.types import ArrayLike, Leaf
@@ -179,7 +179,7 @@ def repetitions_allowed(
     ok = status != "infeasible"
     parameter = _parameter(family, np.where(ok, found.value.reshape(shape), least))
     mean = np.where(ok, np.asarray(_law(family, shape_of, parameter).mean), np.nan)
-    kept = _chosen(ok, found.bounds(shape), first)
+    kept = by_column(lambda one, other: np.where(ok, one, other), found.bounds(shape), first)
     word = str(status) if shape == () else status
     return AllowedRepetitions(mean[()], np.where(ok, parameter, np.nan)[()], kept, word, ok[()], family, shape_of[()])
 
@@ -210,8 +210,3 @@ def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
         beyond = np.asarray(_law(family, eta, _parameter(family, np.exp(middle))).mean) > LARGEST_MEAN
         low, most = np.where(beyond, low, middle), np.where(beyond, middle, most)
     return np.full(eta.shape, 1.0 / LARGEST_GAMMA - 1.0), np.exp(most)
-
-
-def _chosen(where: np.ndarray, one: Bounds, other: Bounds) -> Bounds:
-    names = ("lower", "estimate", "upper", "kind", "status", "engine")
-    return Bounds(*(np.where(where, getattr(one, name), getattr(other, name)) for name in names))

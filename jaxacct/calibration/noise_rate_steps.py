@@ -366,7 +366,7 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
         return certified_search(search, started)
 
 
-def law_shape(law: Any, candidates: str = "iid") -> tuple[int, ...]:
+def law_shape(law: Any, candidates: str) -> tuple[int, ...]:
     """Return the batch shape of a law of K; raise InputError for anything else."""
     from jaxacct.selection.law_of_k import Law  # imports slowly, and single runs do not need it
     from jaxacct.selection.mechanism import CANDIDATES

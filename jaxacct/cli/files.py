@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
 from jaxacct.cli import output
 from jaxacct.cli.arguments import PLOT
@@ -104,9 +102,8 @@ def report(options: argparse.Namespace) -> int:
     for claim in made.claims:
         may, upper = claim.may_be_claimed, claim.upper
         words = f"{claim.quantity} <= {output.up(upper, 6)}" if may else "not to be claimed"
-        finite = None if math.isnan(upper) else upper if math.isfinite(upper) else "inf"
-        one = {"of": claim.title, "may_be_claimed": may, "claim": words, "upper": finite, "at": claim.given}
-        claims.append(one | {"kind": claim.kind, "status": claim.status})
+        one = {"of": claim.title, "may_be_claimed": may, "claim": words, "upper": output.plain("upper", upper)}
+        claims.append(one | {"at": claim.given, "kind": claim.kind, "status": claim.status})
         asked = "epsilon" if claim.quantity == "delta" else "delta"
         at = f"at {asked} = {claim.given!r} ({claim.kind})" if may else f"({claim.status or 'no bracket'})"
         lines[claim.title] = f"{words} {at}"
@@ -150,7 +147,7 @@ def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
         "outputs_seen_from": None if spent.looks is None or not noted else spent.looks.step,
         "outputs_noted": noted,
         "promised": promised,
-        "upper_if_seen": "inf" if whole == np.inf else whole,
+        "upper_if_seen": output.plain("upper", whole),
         "releases": [release._asdict() | {"count": count} for release, count in spent.releases.items()],
         "others": [{"mechanism": repr(entry.mechanism)[:200], "note": entry.note} for entry in spent.noted],
         **_answer(ledger.epsilon(delta, run=name)),
@@ -158,9 +155,8 @@ def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
 
 
 def _answer(bounds: Bounds) -> dict[str, Any]:
-    ends = {name: float(getattr(bounds, name)) for name in ("lower", "estimate", "upper")}
-    finite = {name: end if np.isfinite(end) else "inf" for name, end in ends.items()}
-    return {**finite, "kind": bounds.kind, "status": bounds.status}
+    ends = {name: output.plain(name, float(getattr(bounds, name))) for name in ("lower", "estimate", "upper")}
+    return {**ends, "kind": bounds.kind, "status": bounds.status}
 
 
 _COUNTED = {"fixed_batches": "passes", "random_allocation": "rounds", "cyclic_poisson": "passes", "fixed_order": "runs"}

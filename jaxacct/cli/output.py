@@ -27,7 +27,7 @@ from jaxacct.sweeps.table import WHOLE
 def as_json(table: Table, batch: bool, more: dict[str, list[Any]] | None = None) -> str:
     """Write the columns as one JSON object: lists for a batch, single values otherwise."""
     constant = ("quantity", "relation")
-    rows = {name: [_plain(name, x) for x in column.tolist()] for name, column in table.columns.items()} | (more or {})
+    rows = {name: [plain(name, x) for x in column.tolist()] for name, column in table.columns.items()} | (more or {})
     return dumps({name: row if batch and name not in constant else row[0] for name, row in rows.items()})
 
 
@@ -196,7 +196,7 @@ def _short(name: str, value: Any) -> str:
     return _parameter(name, value) if name in ("noise_multiplier", "sampling_probability") else f"{value:.10g}"
 
 
-def _plain(name: str, value: Any) -> Any:
+def plain(name: str, value: Any) -> Any:
     if not isinstance(value, float):
         return value
     if math.isnan(value):
@@ -209,7 +209,7 @@ def _plain(name: str, value: Any) -> Any:
 def _extent(values: np.ndarray) -> dict[str, Any]:
     known = values[~np.isnan(values)]
     ends = (float(known.min()), float(known.max())) if known.size else (math.nan, math.nan)
-    return {name: _plain(name, end) for name, end in zip(("min", "max"), ends, strict=True)}
+    return {name: plain(name, end) for name, end in zip(("min", "max"), ends, strict=True)}
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -269,8 +269,7 @@ class Bounds:
             ends = [outward(one.lower, ".6g", up=False), f"{one.estimate:.6g}", outward(one.upper, ".6g", up=True)]
             return [*ends, one.kind, one.status, one.engine]
 
-        head = ("lower", "estimate", "upper", "kind", "status", "engine")
-        return markup.batch("Bounds", head, self.shape, cells)
+        return markup.batch("Bounds", _SAVED, self.shape, cells)
 
     def _refuse_order(self, sign: str, other: Any) -> NoReturn:
         value = _named(other)
@@ -313,6 +312,11 @@ class Bounds:
 
 _SAVED = ("lower", "estimate", "upper", "kind", "status", "engine")
 """Fields that `Bounds` takes and `to_dict` saves."""
+
+
+def by_column(function: Callable[..., Any], *bounds: Bounds) -> Bounds:
+    """Return the Bounds each of whose columns is `function` of that column of the given ones."""
+    return Bounds(*(function(*(np.asarray(getattr(one, name)) for one in bounds)) for name in _SAVED))
 
 
 def _named(other: Any) -> str:

@@ -65,7 +65,7 @@ class Repeated(Combinator):
     def __post_init__(self) -> None:
         super().__post_init__()
         inner = self.mechanism
-        if type(inner) is Repeated and _is_checked(self.steps) and _is_checked(inner.steps):
+        if type(inner) is Repeated and all(isinstance(n, float | np.ndarray) for n in (self.steps, inner.steps)):
             with contextlib.suppress(InputError):  # beyond 2**53 the repetitions stay nested; a question refuses them
                 product = exact_product(np.asarray(inner.steps), np.asarray(self.steps))
                 vars(self).update(mechanism=inner.mechanism, steps=check("steps", product, COUNT))
@@ -205,11 +205,6 @@ class Composed(Combinator):
         composed = composed or len(self.mechanisms) > 1
         kind = weakest(mechanism.kind_of_bracket(relation, composed) for mechanism in self.mechanisms)
         return "bound" if kind == "certified" and self._mixes_orders(relation) else kind
-
-
-def _is_checked(steps: Any) -> bool:
-    """Return whether a count is a number or an array, not a tracer or a placeholder of a pytree transformation."""
-    return isinstance(steps, float | np.ndarray)
 
 
 def _without_one(mechanism: Mechanism) -> Mechanism:

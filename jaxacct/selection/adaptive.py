@@ -90,11 +90,6 @@ class AdaptiveSelection(AnySelection):
         several = bool(np.any(np.asarray(self.law.repetitions) > 1.0))
         return self.mechanism.kind_under(relation, composed or several)
 
-    @property
-    def fixed(self) -> bool:
-        """Whether K is always one number."""
-        return isinstance(self.law, PointMass)
-
     def _options(self) -> str:
         return ', candidates="adaptive"'
 

@@ -115,7 +115,7 @@ class OfSelections(MechanismEngine):
     classes = (Selection, AdaptiveSelection, TopSelection)
 
     def supports(self, question: MechanismQuestion) -> bool:
-        return not (isinstance(question.mechanism, AdaptiveSelection) and question.mechanism.fixed)
+        return not (isinstance(question.mechanism, AdaptiveSelection) and isinstance(question.mechanism.law, PointMass))
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
         quantity, chosen, values, relation, effort, *_ = question

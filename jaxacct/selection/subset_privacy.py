@@ -226,12 +226,12 @@ class Product(NamedTuple):
             low, high = (low, middle) if worst(middle) <= delta else (middle, high)
         return high
 
-    def profile(self, *points: float, last: float = 1e-12) -> PrivacyProfile:
+    def profile(self, *points: float) -> PrivacyProfile:
         """Return the whole as a mechanism that composes, by points of its profile.
 
-        The points are at eps from 0 to where delta is `last`, and at `points`.
+        The points are at eps from 0 to where delta is 1e-12, and at `points`.
         """
-        top = self.epsilon(max(last, 2.0 * self.infinite))
+        top = self.epsilon(max(1e-12, 2.0 * self.infinite))
         grid = np.linspace(0.0, top if math.isfinite(top) else 50.0, 160)
         for point in points:
             grid = np.append(grid[np.abs(grid - point) > 1e-6], point)

@@ -11,7 +11,7 @@ from jaxacct.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from jaxacct.core.chacha import CHACHA20, fresh_key
-    from jaxacct.training.clipping.clipped_sum import Clipped, clipped_sum, norm_methods, sensitivity, ways
+    from jaxacct.training.clipping.clipped_sum import Clipped, clipped_sum, norm_methods, sensitivity
     from jaxacct.training.ledger import Ledger
     from jaxacct.training.plan import Plan
     from jaxacct.training.plan.segments import Segment
@@ -59,7 +59,6 @@ __all__ = [
     "random_allocation",
     "sensitivity",
     "truncated_poisson",
-    "ways",
     "without_replacement",
 ]
 
@@ -89,7 +88,6 @@ _HOMES = {
     "random_allocation": "sampling.sampler",
     "sensitivity": "clipping.clipped_sum",
     "truncated_poisson": "sampling.sampler",
-    "ways": "clipping.clipped_sum",
     "without_replacement": "sampling.sampler",
 }
 if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name

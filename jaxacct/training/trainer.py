@@ -218,8 +218,6 @@ class Trainer:
         key = (jax.eval_shape(lambda: key_from_bytes(bytes(32))),) if self.rule.rngs else ()
         return norm_methods(self.rule.member_loss(rest), trained, (example, *key), self.method, has_aux=True)
 
-    ways = norm_methods  # the old name
-
     def fit(
         self,
         state: State,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.accounting import account
+from jaxacct.calibration.allowed_repetitions import LARGEST_MEAN
 from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier
 from jaxacct.calibration.search import least_private, status_of_upper_end
 from jaxacct.core import markup
@@ -50,8 +51,6 @@ FAMILIES = ("geometric", "poisson", "logarithmic", "truncated_negative_binomial"
 """Families of laws of K, the number of candidates; the mean decides each family's one free number."""
 FIXED = "fixed"
 """Family of a fixed number of candidates, for adaptive candidates."""
-LARGEST_MEAN = 1e6
-"""Largest expected number of candidates, E[K], that is searched: more than anybody trains."""
 EPSILON_RTOL, MEAN_RTOL = 1e-4, 0.01
 """Relative tolerances at which the search for the largest E[K] ends.  It ends at an E[K] that meets the target if
 epsilon is below the target by at most half of EPSILON_RTOL, or if an E[K] larger by at most MEAN_RTOL misses it.

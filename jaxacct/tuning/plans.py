@@ -410,8 +410,8 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
     return np.broadcast_to(rates, count.shape).ravel(), np.maximum(count, 1.0).ravel()
 
 
-def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = 1e-3) -> float:
-    """Return the smallest tried noise multiplier that meets the target; aim at an epsilon at most `rtol` below it.
+def least_noise(epsilon: Callable[[float], float], target: float, near: float) -> float:
+    """Return the smallest tried noise multiplier that meets the target; aim at most 0.1 % below it.
 
     epsilon : noise multiplier -> upper bound of epsilon, which falls, or nearly falls, as the noise grows.
     near : where the search begins.
@@ -424,7 +424,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float, r
         near,
         (LEAST_NOISE, LARGEST_NOISE),
         falls=True,
-        rtol=2.0 * rtol,
+        rtol=2e-3,
         margin=1e-5,  # a second evaluation of the profile of the whole may differ by this much
     )
     if math.isnan(found):

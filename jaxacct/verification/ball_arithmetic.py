@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from flint import acb, arb, ctx
+from flint import acb as acb
+from flint import arb, ctx
 
 _LOCK = threading.RLock()
 """python-flint's precision is one global setting: threads that change it take turns."""
@@ -101,8 +102,3 @@ def digits_of(found: Any) -> int:
 def gaussian_tail(x: Any) -> Any:
     """Return Pr[N(0, 1) > x]."""
     return (x / arb(2).sqrt()).erfc() / 2
-
-
-def integrate(function: Any, low: Any, high: Any, tolerance: Any) -> Any:
-    """Integrate along a segment; where the function is not analytic, function(z, True) must not be a finite ball."""
-    return acb.integral(function, acb(low), acb(high), abs_tol=tolerance, rel_tol=tolerance)

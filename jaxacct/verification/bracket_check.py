@@ -235,28 +235,25 @@ class _Configuration:
             return self._told({}, (lower, upper), at)
         try:
             if self.quantity == "delta":
-                sides = {"upper": self._delta_at_most(given, upper), "lower": self._delta_at_least(given, lower)}
+                most = lambda: 1 if upper >= 1 else self._at_most(given, upper)
+                least = lambda: -1 if lower > 1 else self._at_least(given, lower)
             else:
-                sides = {"upper": self._upper(upper, given), "lower": self._lower(lower, given)}
+                most = lambda: 1 if math.isinf(upper) else self._at_most(upper, given)
+                least = lambda: self._epsilon_at_least(lower, given)
+            # nothing is known of a NaN; what is asked about is never negative
+            sides = {"upper": 0 if math.isnan(upper) else -1 if upper < 0 else most()}
+            sides |= {"lower": 0 if math.isnan(lower) else 1 if lower <= 0 else least()}
         except NotCovered as error:
             sides, self.reason = {"upper": 0, "lower": 0}, f"no definition for {error}"
         return self._told(sides, (lower, upper), at)
 
-    def _upper(self, end: float, delta: float) -> int:
-        """Return 1 where epsilon <= end, -1 where epsilon > end, 0 where neither is known."""
-        if math.isnan(end) or end < 0:
-            return 0 if math.isnan(end) else -1
-        return 1 if math.isinf(end) else self._at_most(end, delta)
-
-    def _lower(self, end: float, delta: float) -> int:
+    def _epsilon_at_least(self, end: float, delta: float) -> int:
         """Return 1 where epsilon >= end, -1 where epsilon < end, 0 where neither is known."""
-        if math.isnan(end) or end <= 0:
-            return 0 if math.isnan(end) else 1
         found = self._by_largest_loss(end, delta)
         return found if found in (1, -1) else self._at_least(end, delta, found is None)
 
     def _by_largest_loss(self, end: float, delta: float) -> int | None:
-        """Return the answer of `_lower` if delta is at most the probability of an infinite loss, else None.
+        """Return the answer of `_epsilon_at_least` if delta is at most the probability of an infinite loss, else None.
 
         Proof: README.md, "What is verified".
         """
@@ -278,18 +275,6 @@ class _Configuration:
                 if len(ends) == len(most) and all(top is not None and top < place for top in ends):
                     return -1
         return 0
-
-    def _delta_at_most(self, epsilon: float, end: float) -> int:
-        """Return 1 where delta(epsilon) <= end, -1 where delta(epsilon) > end, 0 where neither is known."""
-        if math.isnan(end) or end < 0:
-            return 0 if math.isnan(end) else -1
-        return 1 if end >= 1 else self._at_most(epsilon, end)
-
-    def _delta_at_least(self, epsilon: float, end: float) -> int:
-        """Return 1 where delta(epsilon) >= end, -1 where delta(epsilon) < end, 0 where neither is known."""
-        if math.isnan(end) or end <= 0:
-            return 0 if math.isnan(end) else 1
-        return -1 if end > 1 else self._at_least(epsilon, end)
 
     def _at_most(self, epsilon: float, target: float) -> int:
         """Return 1 where delta(epsilon) <= target, -1 where delta(epsilon) is larger, 0 where neither is known."""

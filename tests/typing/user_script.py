@@ -255,7 +255,6 @@ def trained(loss: Callable[[Any, Any], Any], optimizer: Any, params: Any, data: 
         training.CHACHA20,
         training.sensitivity(1.0),
         training.norm_methods(loss, params, data),
-        training.ways,
     )
     print(training.noisy_mean(key, 1.0, 1.0, 512.0), training.Segment, training.Ledger.open("run.jsonl"))
     source = training.Source(data, workers=2, prefetch=1, repeats=False)

@@ -19,7 +19,7 @@ from jaxacct.training.clipping.ghost_norms import allowance
 from jaxacct.training.clipping.parameter_uses import Uses, Written, tapped, uses_of, zero_taps
 from jaxacct.training.clipping.traces import computed_once, trace, unfolded_true
 
-__all__ = ["Clipped", "clipped_sum", "norm_methods", "sensitivity", "ways"]
+__all__ = ["Clipped", "clipped_sum", "norm_methods", "sensitivity"]
 
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
 """Range in which clip norms, their squares, and noise in proportion to them are ordinary float32 numbers."""
@@ -288,10 +288,6 @@ def norm_methods(
     found = find_ways(loss_fn, params, example, method)[1]
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
     return {path: Way("ghost") if isinstance(way, ghost.Site) else way for path, way in zip(paths, found, strict=True)}
-
-
-ways = norm_methods
-"""Old name of `norm_methods`."""
 
 
 def _kept(keep: Any, values: Any) -> Any:

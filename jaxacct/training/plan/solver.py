@@ -19,7 +19,7 @@ from jaxacct.accounting import account
 from jaxacct.calibration.dp_sgd_search import MAX_STEPS, RATE_RANGE, gaussian_mu
 from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier, law_shape
 from jaxacct.calibration.search import least_private
-from jaxacct.core.bounds import Bounds, explain
+from jaxacct.core.bounds import Bounds, by_column, explain
 from jaxacct.core.validation import (
     COUNT,
     DELTA,
@@ -139,7 +139,7 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
             f"noise = {found['noise']!r:.60} needs sampling = {' or '.join(map(repr, rules.WITH_NOISE))}, found "
             f"{found['sampling']!r}, by which the steps of a record are not known to be apart"
         )
-    if found["repetitions"] is not None and law_shape(found["repetitions"]):
+    if found["repetitions"] is not None and law_shape(found["repetitions"], "iid"):
         raise InputError("repetitions must be one law of K, not a batch; a plan is for one run")
     if not isinstance(found["data_dependent"], bool):
         raise InputError(f"data_dependent = {found['data_dependent']!r:.40} must be True or False")
@@ -241,9 +241,7 @@ def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int
         for group in places.values()
     ]
     order = np.argsort(np.concatenate([*places.values()]))
-    names = ("lower", "estimate", "upper", "kind", "status", "engine")
-    one = lambda bounds, name: np.broadcast_to(getattr(bounds, name), np.shape(bounds.upper))
-    return Bounds(*(np.concatenate([one(bounds, name) for bounds in parts])[order] for name in names))
+    return by_column(lambda *column: np.concatenate(column)[order], *parts)
 
 
 def spent_renyi(mechanism: Mechanism, chosen: Filter, relation: str) -> np.ndarray:
