@@ -312,3 +312,14 @@ def test_a_step_s_convolutions_are_in_the_one_form():
     ]
     assert len(forms) >= 4
     assert all("[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]" in form for form in forms)
+
+
+def test_a_scaled_loss_normalises_gradients():
+    """training/README.md, "Normalised (automatic) clipping": s g below C/s, norm C above."""
+    rng = np.random.default_rng(3)
+    rows = rng.normal(size=(6, 3)).astype(np.float32) * 10.0 ** np.array([[-6], [-4], [-2], [0], [2], [4]], np.float32)
+    scale, norm = 1e3, 0.5
+    for row in rows:
+        done = clipped_sum(lambda w, x: scale * jnp.dot(w, x), jnp.zeros(3), row[None], clip_norm=norm).total
+        length = np.linalg.norm(row)
+        np.testing.assert_allclose(done, row * min(scale, norm / length), rtol=1e-5)

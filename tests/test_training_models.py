@@ -529,4 +529,4 @@ def test_the_page_runs_as_it_stands():
             state = names.pop("state")
             assert state.step == 5 and 0.0 < float(state.epsilon.upper) <= 3.0
             assert names.pop("logits", np.zeros((64, 2))).shape == (64, 2)
-    assert len(BLOCKS) == 8
+    assert len(BLOCKS) == 10
