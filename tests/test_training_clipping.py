@@ -315,7 +315,7 @@ def test_a_step_s_convolutions_are_in_the_one_form():
 
 
 def test_a_scaled_loss_normalises_gradients():
-    """training/README.md, "Normalised (automatic) clipping": s g below C/s, norm C above."""
+    """training/README.md, "Models", under normalised clipping: s g below C/s, norm C above."""
     rng = np.random.default_rng(3)
     rows = rng.normal(size=(6, 3)).astype(np.float32) * 10.0 ** np.array([[-6], [-4], [-2], [0], [2], [4]], np.float32)
     scale, norm = 1e3, 0.5

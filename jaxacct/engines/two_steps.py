@@ -427,7 +427,7 @@ class Cells(NamedTuple):
     first: np.ndarray  # (B, N) weight of h at a cell's left end: a mass under P
     last: np.ndarray  # (B, N) weight of h at a cell's right end: a mass under P
     wrong: np.ndarray  # (B, N) relative error of these weights
-    log_bend: np.ndarray  # (B, N) log of C/2 (README.md, "A cell", defines C)
+    log_bend: np.ndarray  # (B, N) log of C/2 (README.md defines C under "A cell.")
     bend_wrong: np.ndarray  # (B, N) error of that logarithm
     below: np.ndarray  # (B, 2) bounds of P(u < first node)
     above: np.ndarray  # (B, 2) bounds of P(u > last node)
