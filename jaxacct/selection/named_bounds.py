@@ -114,7 +114,7 @@ def least_growth(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) 
 
 
 def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
-    """Return the shift of the binomial theorem.  The shift does not fall in eps_1: the least allowed eps_1 is best."""
+    """Return the shift of the theorem for binomial K.  It never falls in eps_1: the least allowed eps_1 is best."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     n, p = np.broadcast_to(law.trials, shape), np.broadcast_to(law.probability_of_run, shape)
 
@@ -406,7 +406,7 @@ def _chunks(kind: np.ndarray, size: int) -> Iterator[np.ndarray]:
 
 
 class Bound(NamedTuple):
-    """Bound on a selection's leak: a function (quantity, base, law, values, relation), its kind, and its laws of K."""
+    """Bound on a selection's leak: function of (quantity, base, law, values, relation), kind of answer, laws of K."""
 
     upper: Callable[[str, Mechanism, Law, np.ndarray, str], np.ndarray]
     kind: str = "bound"

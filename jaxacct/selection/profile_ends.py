@@ -167,7 +167,7 @@ def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
 
 
 def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
-    """Return (lower, upper) of `phi(1) - phi(1 - p)` at p = `apart`.
+    """Return (lower, upper) of `phi(1) - phi(1 - p)` at p = `apart`, with phi the generating function of K.
 
     phi' is convex on [1 - p, 1]: p times phi' at its middle is a lower bound; p times the mean of phi' at its two ends
     is an upper bound.

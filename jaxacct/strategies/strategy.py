@@ -42,7 +42,7 @@ class SingleParticipation:
 
 
 class _Counted:
-    """A way of taking part; its numbers are whole, except a sampling probability."""
+    """A way in which records take part; its numbers are whole, except a sampling probability."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -216,7 +216,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def overlap(self) -> int:
-        """Distance from which on columns of C are orthogonal: columns i and j are where ``|i - j| >= overlap``."""
+        """Columns of C that are so far apart are orthogonal: columns i and j with ``|i - j| >= overlap``."""
 
     @property
     def entry_error(self) -> float:

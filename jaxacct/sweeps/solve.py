@@ -140,7 +140,7 @@ def _answer(quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings) -
 def _of_one_rule(
     quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings, given: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the new columns of rows with one batch rule and group size, which `given` names as `dp_sgd` does."""
+    """Return the new columns of rows with one batch rule and group size; `given` has both as arguments of `dp_sgd`."""
     relation = chosen.relation_of(given["sampling"])
     if quantity in _CALIBRATIONS:
         solver = _CALIBRATIONS[quantity]
