@@ -49,6 +49,22 @@ def test_an_upper_end_that_is_not_known_gives_no_slope():
     assert found.status[0] == "ok" and found.value[0] == pytest.approx(1.5, rel=1e-4) and found.value[0] >= 1.5
 
 
+def test_brackets_that_stay_wide_end_the_search_early():
+    """Their upper end falls in jumps. The value is as good as the bracket, and is not claimed to be the best."""
+    calls = []
+    search = search_of(lambda rows, values: np.where(values < 1.4837, 2.0, 0.5), np.full(1, 1.0), calls)
+    evaluate = search.evaluate
+
+    def wide(rows, values):
+        found = evaluate(rows, values)
+        return Bounds(0.4 * found.upper, found.upper, found.upper, "certified", "width")
+
+    start = Start(np.log([1.0]), np.array([-2.0]), np.full(1, True))
+    found = certified_search(search._replace(evaluate=wide), lambda rows: start)
+    assert found.status[0] == "loose" and 1.4837 <= found.value[0] < 1.4838
+    assert len(calls) < 25
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True

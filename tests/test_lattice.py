@@ -374,6 +374,18 @@ def test_many_eps_share_compositions(mechanism, eps, monkeypatch):
             assert alone.lower <= found.upper
 
 
+def test_wide_brackets_share_compositions_on_both_sides(monkeypatch):
+    """Where rtol cannot be had, no eps gets a composition of its own for it."""
+    made, compose_for = [], lattice._composed_for
+    monkeypatch.setattr(lattice, "_composed_for", lambda *all_: made.append(1) or compose_for(*all_))
+    eps = np.linspace(0.5, 1.5, 24)
+    parts = components(repeat(PoissonSampled(Laplace(1.0), 0.1), 30), RELATION, "remove").take(np.zeros(24, int))
+    together = lattice.deltas(parts, range(24), eps, rtol=1e-9, memory_bytes=2**24)
+    assert len(made) <= 4
+    assert {found.status for found in together} == {"width"}
+    assert max((found.upper - found.lower) / found.upper for found in together) < 1e-3
+
+
 def test_rows_of_different_numbers_do_not_share_compositions():
     several = Laplace(np.array([5.0, 10.0, 5.0, 10.0]))
     parts = components(repeat(several, 20), RELATION, "remove")

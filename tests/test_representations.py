@@ -195,6 +195,14 @@ def test_tradeoff_of_the_gaussian(sigma):
     assert np.max(found.upper - found.lower) < 1e-4
 
 
+def test_a_trade_off_function_of_next_to_nothing_needs_delta_at_0_alone(monkeypatch):
+    asked, whole = [], ja.Profile.delta
+    monkeypatch.setattr(ja.Profile, "delta", lambda self, epsilon: asked.append(epsilon) or whole(self, epsilon))
+    found = ja.profile(ja.dp_sgd(1.0, 1e-9, 10)).tradeoff(0.1)
+    assert len(asked) == 1
+    assert 0.9 - 1e-8 < found.lower <= found.upper < 0.9 + 1e-15 and found.ok
+
+
 def test_tradeoff_of_a_single_sampled_gaussian():
     # remove: tests of the mixture against Q have power (1 - q) a + q (1 - f_mu(a)); add: the inverse function
     sigma, q = 0.7, 0.2

@@ -26,6 +26,8 @@ USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
 """First guesses of d log(epsilon)/dx, from Gaussians: for parameters with which epsilon falls, and for others."""
 LARGEST_EXCESS = 8.0
 """Largest magnitude of log(epsilon/target) that is used. Where epsilon is unknown, the logarithm counts as this."""
+WIDE = 0.1
+"""Relative width of a wide bracket. The search ends at this share of it below the target, or of rtol in x."""
 AT_LIMIT = 1e-12
 """Distance in x up to which a value counts as the limit itself."""
 
@@ -420,7 +422,11 @@ def _secant(
             # an epsilon that is 0 or unknown shows the direction of a step, not its length
             far = np.abs(excess) >= LARGEST_EXCESS
             step = np.where(far, -2.0 * np.sign(excess) * np.sign(slope[here]) * reach[here], step)
-            met = np.abs(safe[here] - bold[here]) < search.closest
+            # a bracket that is wide says no more about nearer values
+            unsure = (np.asarray(bounds.status) == "width") & (bounds.lower > 0.0)
+            wide = unsure & (bounds.upper - bounds.lower > WIDE * bounds.upper)
+            close |= holds & wide & (target - bounds.upper < WIDE * (bounds.upper - bounds.lower))
+            met = np.abs(safe[here] - bold[here]) < np.where(wide, WIDE * search.rtol, search.closest)
         last_x[here], last_excess[here] = at, excess
         active[here[close | at_bold | at_private | met]] = False
         following = np.clip(at + np.clip(step, -reach[here], reach[here]), low[here], high[here])

@@ -40,7 +40,7 @@ SAYS_NOTHING = 0.9
 STALLED = 0.5
 """If a bracket is wider than this share of the previous lattice's bracket, the spacing of the lattice does not cause
 its width. Then no longer lattice is made."""
-UNSURE = 0.1
+UNSURE = 0.01
 """Widths should fall as length^-2. Above this relative width, a lattice of QUICK nodes first tests that prediction."""
 NEARLY_AS_NARROW = 1.5
 """A composition also serves other eps than its own, while brackets there are at most this many times as wide."""
@@ -251,11 +251,13 @@ def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
         middle = now[len(now) // 2]
         low, high, sides = _composed_for(case, epsilon[middle])
         found[middle] = low, high
-        # `farther` is the width allowed at other eps: brackets widen away from this eps. If the mechanism
-        # lies between two pairs of distributions, even the bracket here is wide.
-        farther = max(case.enough, NEARLY_AS_NARROW * (high - low) / high if high > 0.0 else 0.0)
+        # `farther` is the width allowed at other eps: brackets widen away from this eps. Where the bracket is wide even
+        # here, as between two pairs of distributions, that width is allowed at smaller eps, too.
+        width = (high - low) / high if high > 0.0 else 0.0
+        farther = max(case.enough, NEARLY_AS_NARROW * width)
+        nearer = farther if case.two() or width > case.enough else case.enough
         before, after = range(middle - 1, now[0] - 1, -1), range(middle + 1, now[-1] + 1)
-        for side, enough in ((before, farther if case.two() else case.enough), (after, farther)):
+        for side, enough in ((before, nearer), (after, farther)):
             for done, place in enumerate(side):
                 low, high = read(sides, epsilon[place])
                 if not high - low <= enough * high:
@@ -272,14 +274,15 @@ def _composed_for(case: Case, epsilon: float) -> tuple[float, float, tuple[Side,
     low, high, pieces = 0.0, 1.0, case
     tried: list[tuple[int, float]] = []
     while length := _next_length(pieces, tried):
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
+            width = high - low
             plan = plan_for(case.above, epsilon, log_delta, share)
             pieces = case.pieces(plan.cut)
             sides = sides_of(pieces, plan, length)
             here = read(sides, epsilon)
             low, high = max(low, here[0]), min(high, here[1])
             found = float(np.log(max(0.5 * (low + high), 1e-290)))
-            if found > log_delta - 0.5:
+            if found > log_delta - 0.5 or (attempt and high - low > STALLED * width):
                 break
             log_delta = found
         tried.append((length, (high - low) / high))

@@ -194,7 +194,7 @@ def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
         if stalled:
             break
     try:  # epsilon is 0 where the given delta is above delta(0)
-        if not best[2] <= 0.0 and delta_bracket(nodes_for_epsilon(parts, 0.0), 0.0)[2] <= log_low:
+        if not (best[0] > 0.0 or best[2] <= 0.0) and delta_bracket(nodes_for_epsilon(parts, 0.0), 0.0)[2] <= log_low:
             return 0.0, 0.0, 0.0
     except FAILURES:
         pass

@@ -51,6 +51,8 @@ TRADEOFF_ROUNDS = 4
 
 The width of the bracket of the trade-off function falls with the square of the width of these cells.
 """
+SLIGHTLY_WIDE = 0.01
+"""Width of a bracket of an error rate by the lattice up to which the other engines are not asked for a narrower one."""
 NARROW_ABSOLUTE = 1e-7
 """Width below which a bracket of the trade-off function is narrow, whatever its relative width."""
 FLOOR = Constraint("use a floor such as 1e-10, which is part of the claim", 0, 0.5, lower_open=True, upper_open=True)
@@ -435,9 +437,13 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
         # if nearly all mass is at one loss, as with little noise, contours take long and the secants find no slope
         at_zero = profile.deltas_of(rows[quick])(np.zeros((1, quick.size)), np.arange(quick.size))
         advantage, width = at_zero.estimate[0], at_zero.upper[0] - at_zero.lower[0]
+        # 1 - fpr - delta(0) <= f(fpr) <= 1 - fpr, which is narrow where next to nothing leaks
+        low[quick], high[quick] = 1.0 - wanted[quick] - at_zero.upper[0] - 1e-15, 1.0 - wanted[quick] + 1e-16
+        left = ~is_narrow(low[quick], high[quick], rtol)
+        quick, at_zero, advantage, width = quick[left], at_zero[:, left], advantage[left], width[left]
         hard = np.atleast_1d(at_zero.engine == "lattice").reshape(width.shape)
-        by_lattice[quick] = hard | (width > 1e-6 * at_zero.upper[0])
-        easy = ~by_lattice[quick]
+        by_lattice[quick] = hard
+        easy = ~(hard | (width > 1e-6 * at_zero.upper[0]))
         quick, advantage = quick[easy], advantage[easy]
     if quick.size:
         deltas = profile.deltas_of(rows[quick])
@@ -453,7 +459,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
             # if the two brackets contradict each other, neither is used
             both = consistent(Interval(np.maximum(low[at], found.low), np.minimum(high[at], found.high)))
             low[at], high[at] = both
-            if is_narrow(*both, rtol).all():
+            if is_narrow(*both, rtol).all() or np.all(high[at] - low[at] <= SLIGHTLY_WIDE):
                 break
     low, high = np.clip(low, 0.0, 1.0).reshape(shape), np.clip(high, 0.0, 1.0).reshape(shape)
     status = np.where(is_narrow(low, high, rtol), "ok", "width")
@@ -496,12 +502,14 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
     values = profile.delta(epsilon)
     x, below, above = (np.concatenate([[first], v]) for first, v in _grid_ends(epsilon, values))
     low, high = np.zeros(fpr.shape), np.ones(fpr.shape)
+    width = np.inf
     for turn in range(TRADEOFF_ROUNDS + 1):
         # the brackets of all grids hold; one of a finer grid may be wider, since its cells magnify errors of delta
         found = conjugate(x, below, above, fpr, steepest=1.0, beyond=floor)
         low, high = np.maximum(low, found.low), np.minimum(high, found.high)
         wide = high - low > np.maximum(rtol * np.minimum(high, 1.0 - low), 1e-12)  # 1e-12 allows for errors of delta
-        if turn == TRADEOFF_ROUNDS or not wide.any():
+        before, width = width, float(np.max(high - low))
+        if turn == TRADEOFF_ROUNDS or not wide.any() or (turn > 1 and width > 0.5 * before):  # errors of delta are left
             break
         cells = np.unique(best_cells(x, below, above, fpr[wide], 1.0))
         near = np.unique(np.concatenate([cells - 1, cells, cells + 1]))
