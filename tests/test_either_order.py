@@ -8,7 +8,7 @@ import pytest
 import jaxacct as ja
 from jaxacct import representations
 from jaxacct.mechanisms import components
-from jaxacct.mechanisms.parts import FinitePart
+from jaxacct.mechanisms.base import FinitePart
 from jaxacct.mechanisms.profile import either_order
 
 

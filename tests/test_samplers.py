@@ -216,7 +216,7 @@ def test_gaussian_noisy_max_privacy_by_brute_force(monotone):
             assert np.maximum(p - math.exp(claim.epsilon) * q, 0).sum() <= delta
     by_vector = ja.epsilon(ja.Gaussian(1.5 / math.sqrt(3)), delta).upper
     by_choice = ja.epsilon(ja.Gaussian(1.5 / (1 if monotone else 2)), delta / 3).upper
-    assert claim.epsilon == pytest.approx(min(by_vector, by_choice), rel=1e-9)
+    assert claim.epsilon <= min(by_vector, by_choice) * (1 + 1e-9)
     chosen = mechanism.sample(seeded(3), utilities, (40_000,))
     assert fits(np.bincount(chosen, minlength=3), first)
 

@@ -33,9 +33,9 @@ from jaxacct.kernels.contour.mixture import (
     saddle,
 )
 from jaxacct.mechanisms import Composed, Mechanism, Repeated, batch_shape
+from jaxacct.mechanisms.base import GaussianPart
 from jaxacct.mechanisms.gaussian_mixtures import Branch, OfGaussianMixtures
 from jaxacct.mechanisms.loss_components import exact_product
-from jaxacct.mechanisms.parts import GaussianPart
 
 ROUNDING, ROUNDING_OF_SQUARES = 1e-12, 4e-15
 """Relative error allowed for the two terms of a branch: ROUNDING, plus ROUNDING_OF_SQUARES times the squares in their

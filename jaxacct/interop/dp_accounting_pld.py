@@ -12,9 +12,9 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from jaxacct.accounting.dispatch import answered_by_parts
 from jaxacct.core.validation import POSITIVE, RELATIONS, InputError, check_flag, check_one, choice, refuse_tracers
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape
+from jaxacct.mechanisms.base import ConcentratedPart, FinitePart, GaussianPart, Part
 from jaxacct.mechanisms.concentrated import concentrated_pair
 from jaxacct.mechanisms.finite import sample_pair
-from jaxacct.mechanisms.parts import ConcentratedPart, FinitePart, GaussianPart, Part
 
 LONGEST_LOSS = 2**24
 """Largest number of intervals from 0 to the largest finite loss, so that the distribution fits in memory."""

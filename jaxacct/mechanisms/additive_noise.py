@@ -11,9 +11,16 @@ import numpy as np
 from jaxacct.core.floats import LOST_TAIL, ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import NOISE, POSITIVE, Constraint, InputError, check_int, refuse_where
-from jaxacct.mechanisms.base import SENSITIVITY, AdditiveNoise, batch_shape, register
+from jaxacct.mechanisms.base import (
+    SENSITIVITY,
+    AdditiveNoise,
+    FinitePair,
+    GaussianPart,
+    LaplacePart,
+    batch_shape,
+    register,
+)
 from jaxacct.mechanisms.finite import FiniteMechanism, OfFinitePair
-from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 MOST_UNGROUPED_OUTCOMES = 4096

@@ -15,9 +15,8 @@ from jaxacct.core.validation import POSITIVE, InputError
 from jaxacct.kernels.contour.allocation import falling, losses_for
 from jaxacct.kernels.contour.banded_bins import Bins, Profile
 from jaxacct.mechanisms.additive_noise import Gaussian, profile_of_gaussian
-from jaxacct.mechanisms.base import Mechanism, batch_shape, register
+from jaxacct.mechanisms.base import Mechanism, Part, batch_shape, register
 from jaxacct.mechanisms.finite import sample_pair
-from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.profile import BracketedProfile, direction_of, pair_above, pair_below, stacked, stacked_parts
 from jaxacct.mechanisms.random_allocation import RandomAllocation
 from jaxacct.strategies.strategy import Strategy

@@ -1,4 +1,4 @@
-"""Base classes of mechanisms, and the expression that a user would type.
+"""Base classes of mechanisms, the parts that they expand into, and the expression that a user would type.
 
 A mechanism is a frozen pytree. Its numeric fields are scalars or arrays that broadcast.
 """
@@ -12,7 +12,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast
 
 import jax
 import numpy as np
@@ -20,7 +20,6 @@ import numpy as np
 from jaxacct.core import markup
 from jaxacct.core.keywords import with_hints
 from jaxacct.core.validation import RELATIONS, Constraint, InputError, Tracer, broadcast_shape, check, shown
-from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart, Part
 
 MOST_NUMBERS = 8
 """Length of the longest array that an expression shows whole; of a longer array it shows this many numbers."""
@@ -29,6 +28,59 @@ DIRECTIONS = ("remove", "add")
 SENSITIVITY = {"add_or_remove_one": 1.0, "add_one": 1.0, "remove_one": 1.0, "replace_one": 2.0, "zero_out": 1.0}
 """Largest move of the statistic by a record, under each relation, in units of the add/remove sensitivity."""
 M = TypeVar("M")
+
+
+class GaussianPart(NamedTuple):
+    """Gaussian of sensitivity 1 and standard deviation ``sigma``, Poisson sampled at ``rate``."""
+
+    sigma: np.ndarray
+    rate: np.ndarray
+
+
+class LaplacePart(NamedTuple):
+    """Laplace noise of sensitivity 1 and scale ``scale``, Poisson sampled at ``rate``."""
+
+    scale: np.ndarray
+    rate: np.ndarray
+
+
+class FinitePart(NamedTuple):
+    """Finite law of the loss in one direction; losses and masses are those of the sampled mechanism.
+
+    ``loss`` and ``mass`` (mass under P) have the batch shape and one trailing axis of atoms. ``infinity``, the mass at
+    infinite loss, has the batch shape, and mass.sum(-1) + infinity is 1.
+    """
+
+    loss: np.ndarray
+    mass: np.ndarray
+    infinity: np.ndarray
+
+
+class ConcentratedPart(NamedTuple):
+    """Zero-concentrated guarantee: in both directions Rényi divergences of order alpha are at most xi + rho alpha."""
+
+    rho: np.ndarray
+    xi: np.ndarray
+
+
+class FinitePair(NamedTuple):
+    """Dominating pair (P, Q) with finitely many likelihood ratios.
+
+    ``loss``, ``p`` and ``q`` have a trailing axis of atoms: outcomes of masses p and q with log p/q = loss.
+    ``p_infinity`` is the P-mass where dQ = 0, and ``q_infinity`` is the Q-mass where dP = 0; both have the batch shape.
+    ``excess`` is p/q - 1. It is given if it is known more accurately than e^loss - 1 (README.md, "Rounding of finite
+    laws").
+    """
+
+    loss: np.ndarray
+    p: np.ndarray
+    q: np.ndarray
+    p_infinity: np.ndarray
+    q_infinity: np.ndarray
+    excess: np.ndarray | None = None
+
+
+Part = GaussianPart | LaplacePart | FinitePart | ConcentratedPart
 
 
 class Mechanism(ABC):

@@ -18,7 +18,9 @@ from jaxacct.mechanisms.additive_noise import Gaussian, Laplace
 from jaxacct.mechanisms.base import (
     DIRECTIONS,
     Combinator,
+    FinitePart,
     Mechanism,
+    Part,
     as_typed,
     batch_shape,
     register,
@@ -27,7 +29,6 @@ from jaxacct.mechanisms.base import (
 )
 from jaxacct.mechanisms.finite import ApproximateDP, sample_pair
 from jaxacct.mechanisms.loss_components import exact_product
-from jaxacct.mechanisms.parts import FinitePart, Part
 from jaxacct.mechanisms.profile import either_order
 from jaxacct.mechanisms.sampled_batches import PoissonSampled
 

@@ -11,9 +11,8 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import NON_NEGATIVE
-from jaxacct.mechanisms.base import BaseMechanism, register
+from jaxacct.mechanisms.base import BaseMechanism, ConcentratedPart, FinitePair, FinitePart, register
 from jaxacct.mechanisms.finite import sample_pair
-from jaxacct.mechanisms.parts import ConcentratedPart, FinitePair, FinitePart
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 
 ORDERS = 24

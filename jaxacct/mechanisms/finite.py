@@ -22,8 +22,7 @@ from jaxacct.core.validation import (
     check_int,
     refuse_where,
 )
-from jaxacct.mechanisms.base import BaseMechanism, register
-from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
+from jaxacct.mechanisms.base import BaseMechanism, FinitePair, FinitePart, Part, register
 
 SUM_LIMIT = 1e-12
 """Largest distance of a probability vector's sum from 1; the vector is divided by its sum."""

@@ -16,9 +16,8 @@ from jaxacct.core.floats import LOST_TAIL, ROUNDOFF
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, Tracer, shown
 from jaxacct.mechanisms.additive_noise import Gaussian, profile_of_gaussian
-from jaxacct.mechanisms.base import BaseMechanism, Mechanism, batch_shape, register
+from jaxacct.mechanisms.base import BaseMechanism, FinitePair, FinitePart, Mechanism, Part, batch_shape, register
 from jaxacct.mechanisms.finite import refuse_sums, sample_pair, sums
-from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
 from jaxacct.mechanisms.profile import lowered_part, pair_of_profile, stacked, stacked_parts
 
 LOSS_OF_PRESENCE = ("add_or_remove_one", "add_one", "remove_one")

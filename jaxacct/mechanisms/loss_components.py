@@ -8,10 +8,19 @@ import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import LARGEST_COUNT, RELATIONS, InputError, choice, refuse_tracers, refuse_where
-from jaxacct.mechanisms.base import DIRECTIONS, Mechanism, batch_shape, require_mechanism
+from jaxacct.mechanisms.base import (
+    DIRECTIONS,
+    ConcentratedPart,
+    FinitePart,
+    GaussianPart,
+    LaplacePart,
+    Mechanism,
+    Part,
+    batch_shape,
+    require_mechanism,
+)
 from jaxacct.mechanisms.concentrated import concentrated_pair
 from jaxacct.mechanisms.finite import sample_pair
-from jaxacct.mechanisms.parts import ConcentratedPart, FinitePart, GaussianPart, LaplacePart, Part
 
 LEAST_SQUARE = 1e-280
 """Smallest sum of squares that is used: a smaller one may have lost digits to underflow, and its inverse overflows."""

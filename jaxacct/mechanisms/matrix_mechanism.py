@@ -12,9 +12,8 @@ from jaxacct.core.types import Leaf
 from jaxacct.core.validation import NOISE, InputError, shown
 from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.banded_bins import bands_of, in_bins
-from jaxacct.mechanisms.base import Combinator, Mechanism, register, weakest
+from jaxacct.mechanisms.base import Combinator, Mechanism, Part, register, weakest
 from jaxacct.mechanisms.combinators import compose, repeat
-from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.sampled_batches import PoissonSampled
 from jaxacct.strategies.strategy import BallsInBins, CyclicPoisson, FixedEpochs, Participation, Strategy, require_groups
 

@@ -11,9 +11,17 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, check_flag, choice
 from jaxacct.mechanisms.additive_noise import Laplace, gaussian_pair, laplace_pair
-from jaxacct.mechanisms.base import SENSITIVITY, BaseMechanism, Mechanism, register
+from jaxacct.mechanisms.base import (
+    SENSITIVITY,
+    BaseMechanism,
+    FinitePair,
+    GaussianPart,
+    LaplacePart,
+    Mechanism,
+    Part,
+    register,
+)
 from jaxacct.mechanisms.finite import FiniteMechanism, OfFinitePair, PureDP, sample_pair
-from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart, Part
 from jaxacct.mechanisms.profile import stacked
 
 LOSS_CELLS = 1024

@@ -12,9 +12,8 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.types import ArrayLike, Leaf
 from jaxacct.core.validation import NON_NEGATIVE, PROBABILITY, InputError, Tracer, check, refuse_where
-from jaxacct.mechanisms.base import batch_shape, register
+from jaxacct.mechanisms.base import FinitePair, FinitePart, batch_shape, register
 from jaxacct.mechanisms.finite import FiniteMechanism
-from jaxacct.mechanisms.parts import FinitePair, FinitePart
 
 LEAST_GAP = 1e-9
 """Smallest distance of two epsilons of a profile, since slopes between nearer points lose digits."""

@@ -30,7 +30,11 @@ from jaxacct.mechanisms.additive_noise import Gaussian, profile_of_gaussian
 from jaxacct.mechanisms.base import (
     DIRECTIONS,
     SENSITIVITY,
+    FinitePair,
+    FinitePart,
+    GaussianPart,
     Mechanism,
+    Part,
     batch_shape,
     element,
     register,
@@ -44,7 +48,6 @@ from jaxacct.mechanisms.finite import (
     RandomizedResponse,
     sample_pair,
 )
-from jaxacct.mechanisms.parts import FinitePair, FinitePart, GaussianPart, Part
 from jaxacct.mechanisms.profile import BracketedProfile, direction_of, pair_above, pair_below, stacked, stacked_parts
 
 FINITE_BASES = (RandomizedResponse, PureDP, ApproximateDP, FiniteOutput)

@@ -27,7 +27,11 @@ from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.base import (
     DIRECTIONS,
     BaseMechanism,
+    FinitePair,
+    FinitePart,
+    GaussianPart,
     Mechanism,
+    Part,
     batch_shape,
     register,
     require_mechanism,
@@ -53,7 +57,6 @@ from jaxacct.mechanisms.gaussian_mixtures import (
     whole_number,
     zero_out_points,
 )
-from jaxacct.mechanisms.parts import FinitePair, FinitePart, GaussianPart, Part
 from jaxacct.mechanisms.profile import either_order, stacked
 from jaxacct.mechanisms.sampled_releases import (
     Several,

@@ -17,11 +17,21 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import InputError, UnboundedLossError
 from jaxacct.mechanisms.additive_noise import Gaussian
-from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, element, rows_in
+from jaxacct.mechanisms.base import (
+    DIRECTIONS,
+    BaseMechanism,
+    ConcentratedPart,
+    FinitePair,
+    FinitePart,
+    Mechanism,
+    Part,
+    batch_shape,
+    element,
+    rows_in,
+)
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.gaussian_mixtures import replaced_gaussian
 from jaxacct.mechanisms.loss_components import exact_product
-from jaxacct.mechanisms.parts import ConcentratedPart, FinitePair, FinitePart, Part
 from jaxacct.mechanisms.profile import (
     LEAST_GAP,
     BracketedProfile,

@@ -12,10 +12,18 @@ from jaxacct.core.floats import LOST_TAIL, ROUNDOFF
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import COUNT, InputError
 from jaxacct.mechanisms.additive_noise import Gaussian
-from jaxacct.mechanisms.base import SENSITIVITY, Mechanism, batch_shape, register, require_mechanism
+from jaxacct.mechanisms.base import (
+    SENSITIVITY,
+    FinitePart,
+    GaussianPart,
+    Mechanism,
+    Part,
+    batch_shape,
+    register,
+    require_mechanism,
+)
 from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.mechanisms.gaussian_mixtures import LOSS_OF_PRESENCE, require_gaussian
-from jaxacct.mechanisms.parts import FinitePart, GaussianPart, Part
 from jaxacct.mechanisms.profile import lowered_part, stacked_parts
 from jaxacct.mechanisms.random_allocation import RandomAllocation
 

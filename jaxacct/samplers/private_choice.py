@@ -11,7 +11,6 @@ utilities need 2 Delta. All arguments broadcast, and every answer is a theorem's
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +22,9 @@ import numpy as np
 from jaxacct.accounting.account import epsilon as certified_epsilon
 from jaxacct.core.chacha import fresh_key, secret
 from jaxacct.core.types import ArrayLike, Numbers
-from jaxacct.core.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_shape, check, choice
+from jaxacct.core.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_shape, check, check_int, choice
 from jaxacct.engines import devices
-from jaxacct.mechanisms import ApproximateDP, Gaussian, PureDP
+from jaxacct.mechanisms import ApproximateDP, GaussianNoisyMax, PureDP
 from jaxacct.samplers.exact_draws import bernoulli_exp, generator, rational
 
 
@@ -189,17 +188,13 @@ class GaussianNoisyMaxChoice:
     def privacy(self, delta: float, candidates: int) -> ApproximateDP:
         """Return (epsilon, delta)-DP of one choice among `candidates`, where epsilon is the smaller of two bounds.
 
-        The first bound is delta <= candidates * delta_G(epsilon), where G is the Gaussian of sensitivity 2 Delta, or
-        Delta for monotone utilities [Koskela, Redberg, Wang 2024, Theorem 3.2]. The second is the Gaussian that
-        releases all noisy scores, of sensitivity sqrt(candidates) Delta. Both use the certified Gaussian profile.
+        The bounds are those of `ja.GaussianNoisyMax` [Koskela, Redberg, Wang 2024, Theorem 3.2, and the differences of
+        all noisy scores].
         """
         target = float(check("delta", delta, DELTA))
-        if isinstance(candidates, bool) or not isinstance(candidates, int | np.integer) or candidates < 1:
-            raise InputError(f"candidates = {candidates!r} must be an integer >= 1; count the utilities")
-        moved = np.array([1.0 if self.monotone else 2.0, math.sqrt(candidates)]) * (1 + 2.0**-50)
-        targets = np.array([target / candidates * (1 - 2.0**-50), target])
-        bounds = certified_epsilon(Gaussian(self.noise_multiplier / moved), targets)
-        return ApproximateDP(float(np.min(bounds.upper)), target)
+        count = check_int("candidates", candidates, 1, "count the utilities")
+        mechanism = GaussianNoisyMax(self.noise_multiplier, count, monotone=self.monotone)
+        return ApproximateDP(float(certified_epsilon(mechanism, target).upper), target)
 
     def sample(self, key: jax.Array | None, utilities: ArrayLike, shape: tuple[int, ...] = ()) -> np.ndarray:
         """Draw independent choices, as `NoisyMaxChoice.sample` does."""

@@ -18,8 +18,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import InputError
 from jaxacct.engines import backend, contour
 from jaxacct.mechanisms import Mechanism, batch_shape, components, repeat
-from jaxacct.mechanisms.base import register
-from jaxacct.mechanisms.parts import FinitePair
+from jaxacct.mechanisms.base import FinitePair, register
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 from jaxacct.selection.any_selection import COMPOSED_POINTS, LAST_DELTA, AnySelection, as_bounds
 from jaxacct.selection.base_profile import bounded_loss, each_pair, infinite_mass, sides

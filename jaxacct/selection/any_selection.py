@@ -14,9 +14,8 @@ import numpy as np
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import UnboundedLossError, broadcast_shape
 from jaxacct.mechanisms import Mechanism, batch_shape, components
-from jaxacct.mechanisms.base import call, require_mechanism
+from jaxacct.mechanisms.base import FinitePair, Part, call, require_mechanism
 from jaxacct.mechanisms.finite import sample_pair
-from jaxacct.mechanisms.parts import FinitePair, Part
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 from jaxacct.selection.base_profile import bounded_loss, infinite_mass, sides, under
 from jaxacct.selection.law_of_k import Law, require_law

@@ -22,9 +22,8 @@ from jaxacct.engines import backend, contour
 from jaxacct.engines.contour import delta_about
 from jaxacct.kernels.worst_score import CELLS, Inner, Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, SampledWithoutReplacement, batch_shape, components
-from jaxacct.mechanisms.base import element, register, take_rows
+from jaxacct.mechanisms.base import Part, element, register, take_rows
 from jaxacct.mechanisms.loss_components import add_and_remove
-from jaxacct.mechanisms.parts import Part
 from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection.law_of_k import Law
 

@@ -16,8 +16,7 @@ from jaxacct.core.validation import COUNT, DELTA, InputError, check_one, choice
 from jaxacct.engines.protocol import MechanismEngine, MechanismQuestion
 from jaxacct.engines.protocol import register as register_engine
 from jaxacct.mechanisms import Mechanism, compose, repeat
-from jaxacct.mechanisms.base import register
-from jaxacct.mechanisms.parts import FinitePair, Part
+from jaxacct.mechanisms.base import FinitePair, Part, register
 from jaxacct.selection import profile_ends
 from jaxacct.selection.adaptive import AdaptiveSelection
 from jaxacct.selection.any_selection import OK_WIDTH, AnySelection, as_bounds, pair_of

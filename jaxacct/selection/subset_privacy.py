@@ -19,8 +19,7 @@ from jaxacct.core.bounds import Bounds
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import DELTA, PROBABILITY, InputError, check, choice
 from jaxacct.mechanisms import Mechanism, PoissonSampled, PrivacyProfile, batch_shape, compose
-from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.mechanisms.parts import FinitePair
+from jaxacct.mechanisms.base import FinitePair, require_mechanism
 from jaxacct.representations.renyi_divergences import epsilon_from_renyi, renyi_divergence
 from jaxacct.selection.base_profile import Sides, upper_delta
 from jaxacct.selection.law_of_k import Law

@@ -23,8 +23,7 @@ from jaxacct.core.validation import Constraint, InputError, check_one
 from jaxacct.engines import backend
 from jaxacct.engines.quick_bounds import largest_loss
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, repeat
-from jaxacct.mechanisms.base import register
-from jaxacct.mechanisms.parts import FinitePair
+from jaxacct.mechanisms.base import FinitePair, register
 from jaxacct.selection import envelope, profile_ends
 from jaxacct.selection.adaptive import LEAST_DELTA, upper_ends
 from jaxacct.selection.any_selection import AnySelection, pair_of

@@ -162,14 +162,11 @@ def tune(
     >>> best.status, sorted(best.config), bool(best.epsilon.upper <= 4.0)
     ('tuned', ['rate'], True)
     """
+    given = locals()
     top = int(check_one("top", getattr(plan, "top", 1) if top is None else top, TOP, "one number for all"))
     if (rounds := getattr(plan, "rounds", 1)) > 1:
         raise InputError(f"plan is for {rounds} rounds; use tuning.tune_in_rounds")
-    shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
-    shared |= {"rngs": rngs, "trainable": trainable, "private_loss": private_loss}
-    loss_fn, init = _model(loss_fn, loss, rngs, init, data)
-    given = (loss_fn, make_optimizer, space, data, plan, init, score, candidates, pad, ledger, key, progress)
-    return _tuned(*given, shared, top, 1, None)
+    return _tuned(given, top, 1, None)
 
 
 def tune_in_rounds(
@@ -241,15 +238,12 @@ def tune_in_rounds(
     >>> len(best.winners), best.status
     (2, 'tuned')
     """
+    given = locals()
     if not callable(update):
         raise InputError(f"update = {update!r:.40} must be a function of the winners that gives the next space")
     count = getattr(plan, "rounds", 1) if rounds is None else rounds
     count, top = int(check_one("rounds", count, COUNT, "one number for all")), int(getattr(plan, "top", 1))
-    shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
-    shared |= {"rngs": rngs, "trainable": trainable, "private_loss": private_loss}
-    loss_fn, init = _model(loss_fn, loss, rngs, init, data)
-    given = (loss_fn, make_optimizer, space, data, plan, init, score, candidates, pad, ledger, key, progress)
-    return _tuned(*given, shared, top, count, update)
+    return _tuned(given, top, count, update)
 
 
 def tune_with(
@@ -355,25 +349,13 @@ def _model(
     return loss_of(loss_fn, loss, rngs, None), init or first
 
 
-def _tuned(
-    loss_fn: Callable[..., Any],
-    make_optimizer: Callable[[Mapping[str, Any]], Any],
-    space: Sampled | Adaptive,
-    data: Any,
-    plan: Any,
-    init: Callable[[Any], Any],
-    score: Any,
-    candidates: str | None,
-    pad: int | None,
-    ledger: Ledger | str | os.PathLike[str] | None,
-    key: bytes | None,
-    progress: bool | None,
-    shared: Mapping[str, Any],
-    top: int,
-    count: int,
-    update: Callable[[tuple[Winner, ...]], Any] | None,
-) -> Tuned:
-    """Run `tune`, or `tune_in_rounds` if there is an `update`; shared : the options of `side_by_side`."""
+def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tuple[Winner, ...]], Any] | None) -> Tuned:
+    """Run `tune`, or `tune_in_rounds` if there is an `update`; given : the public arguments."""
+    make_optimizer, data, plan = (given[name] for name in ("make_optimizer", "data", "plan"))
+    loss_fn, init = _model(given["loss_fn"], given["loss"], given["rngs"], given["init"], data)
+    space, score, candidates, pad = (given[name] for name in ("space", "score", "candidates", "pad"))
+    of_step = ("clip_norm", "method", "micro_batch", "rngs", "trainable", "private_loss")
+    shared = {name: given[name] for name in of_step}
     law = plan.repetitions
     if not isinstance(law, Law):
         raise InputError("plan has no repetitions; make it with repetitions=law, so that its noise covers all K runs")
@@ -394,9 +376,9 @@ def _tuned(
         what, more = f"{count} rounds of a selection", ""
         # the declaration also covers the spaces of later rounds, which are not known yet
         word = "iid, declared" if candidates == "iid" else word
-    plans, secret = getattr(plan, "plans", (plan,)), Secret(key)
+    plans, secret = getattr(plan, "plans", (plan,)), Secret(given["key"])
     note = f"tuning: {what} among runs of the plan; candidates {word}{more}"
-    note_whole(ledger, plans[0], cost.mechanism, note, plan.target_epsilon)
+    note_whole(given["ledger"], plans[0], cost.mechanism, note, plan.target_epsilon)
     programs: dict[Any, Any] = {}  # all rounds share the compiled programs
 
     def best_of(space: Any, secret: Secret) -> tuple[list[Winner], Winner]:
@@ -413,7 +395,7 @@ def _tuned(
             return several(lambda *given: programs[kind](*given, data), secret, init, configs)
 
         value = value_of(score, secret)
-        found, configs = selected(space, law, pad, top, secret, progress, kind_of, group, value)
+        found, configs = selected(space, law, pad, top, secret, given["progress"], kind_of, group, value)
         winners = [Winner(params, configs[number], won, plans[place(number)]) for number, params, won in found]
         first = jax.device_get(init(secret.key(b"init", 0)))
         return winners, Winner(first, configs[0], float("nan"), plans[place(0)])
