@@ -12,7 +12,7 @@ from flax import nnx
 from helpers import refusal
 from training_runs import KEY
 
-from jaxacct.training import Trainer, lora, params_of
+from jaxacct.training import Trainer, averaged, lora, params_of
 from jaxacct.training.ledger import Ledger
 
 DATA = np.eye(20, 2, dtype=np.float32)
@@ -39,9 +39,9 @@ MODELS = {  # what is trained, what `like` gets or None, more for the trainer
 }
 
 
-def begun(model, **more):
+def begun(model, loss=lambda w, x: jnp.sum(x), optimizer=None, **more):
     """A trainer and its first state."""
-    trainer = Trainer(lambda w, x: jnp.sum(x), optax.sgd(0.1), training_runs.plan_of(20, steps=3), 1.0, **more)
+    trainer = Trainer(loss, optimizer or optax.sgd(0.1), training_runs.plan_of(20, steps=3), 1.0, **more)
     return trainer, trainer.init(model, key=KEY)
 
 
@@ -130,3 +130,39 @@ def test_a_ledger_in_use_or_lost_is_refused(killed):
         assert "another process is writing it" in refusal(params_of, folder)
     path.rename(f"{path}.away")
     assert str(path) in refusal(params_of, folder)
+
+
+@pytest.mark.parametrize("kind", ["dicts", "part", "adapters", "nnx"])
+def test_the_moving_average_is_read_too(tmp_path, kind):
+    model, like, more = MODELS[kind]
+    model, like = (x() if callable(x) else x for x in (model, like))
+    gradient = lambda w, x: sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(w)) * jnp.sum(x)
+    more = {"optimizer": averaged(optax.sgd(0.1), 0.2), "loss": gradient} | more
+    trainer, state = begun(model, **more)
+    seen = []
+    state = trainer.fit(state, DATA, checkpoints=tmp_path, progress=False, callbacks=[lambda s: seen.append(s.params)])
+    found = params_of(tmp_path, like, average=True)
+    assert jax.tree.structure(found) == jax.tree.structure(state.params)
+    trained = [np.asarray(a) for a in jax.tree.leaves(state.opt_state.average)]
+    known = iter(trained)
+    for got, params, start in zip(*(jax.tree.leaves(x) for x in (found, state.params, like or model)), strict=True):
+        if np.array_equal(got, start) and np.array_equal(params, start):
+            continue  # frozen
+        np.testing.assert_array_equal(got, next(known))
+    assert next(known, None) is None
+    # by hand, for the first trained leaf of the three steps
+    path = [jax.tree.leaves(p) for p in seen]
+    moved = next(i for i, a in enumerate(path[0]) if not np.array_equal(a, jax.tree.leaves(model)[i]))
+    by_hand = np.asarray(jax.tree.leaves(model)[moved], np.float32)
+    for step, params in enumerate(path, 1):
+        kept = min(0.2, (1 + step) / (10 + step))
+        by_hand = kept * by_hand + (1 - kept) * np.asarray(params[moved], np.float32)
+    rough = np.asarray(path[0][moved]).dtype != np.float32  # the step rounds bfloat16 once less
+    np.testing.assert_allclose(trained[0], by_hand, rtol=1e-2 if rough else 1e-5)
+
+
+def test_without_an_average_there_is_none(tmp_path, still_steps):
+    trainer, state = begun(jnp.zeros(2))
+    trainer.fit(state, DATA, checkpoints=tmp_path, progress=False)
+    assert "holds no moving average" in refusal(params_of, tmp_path, average=True)
+    assert "must be" in refusal(averaged, optax.sgd(0.1), 1.0) and "Optax" in refusal(averaged, None)

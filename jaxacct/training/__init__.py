@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from jaxacct.training.source import Source
     from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
     from jaxacct.training.step.models import LoRA, lora
+    from jaxacct.training.step.moving_average import Averaged, averaged
     from jaxacct.training.step.noise import noisy_mean
     from jaxacct.training.trainer import Trainer
 
 __all__ = [
     "CHACHA20",
     "AdaptiveClip",
+    "Averaged",
     "Clipped",
     "Ledger",
     "LoRA",
@@ -46,6 +48,7 @@ __all__ = [
     "State",
     "Trainer",
     "advise_strategy",
+    "averaged",
     "clipped_sum",
     "cyclic_poisson",
     "fixed_batches",
@@ -64,6 +67,7 @@ __all__ = [
 
 _HOMES = {
     "AdaptiveClip": "step.counts_and_losses",
+    "Averaged": "step.moving_average",
     "CHACHA20": "jaxacct.core.chacha",
     "Clipped": "clipping.clipped_sum",
     "Ledger": "ledger",
@@ -75,6 +79,7 @@ _HOMES = {
     "State": "run.state",
     "Trainer": "trainer",
     "advise_strategy": "plan.strategy_advice",
+    "averaged": "step.moving_average",
     "clipped_sum": "clipping.clipped_sum",
     "cyclic_poisson": "sampling.sampler",
     "fixed_batches": "sampling.sampler",

@@ -363,7 +363,12 @@ def batches_drawn_otherwise() -> list[ja.Mechanism]:
     print(ja.cap_for(0.05, 1000, 100, 1e-5), mechanisms.cap_for, interop.to_dp_accounting_pld)
     print(mechanisms.RandomAllocation, mechanisms.BallsInBins, mechanisms.TruncatedPoissonSampled)
     print(mechanisms.SampledWithReplacement, mechanisms.ShuffledBatches)
-    print(training.random_allocation, training.truncated_poisson, training.cyclic_poisson, training.params_of("run"))
+    print(
+        training.random_allocation,
+        training.truncated_poisson,
+        training.cyclic_poisson,
+    )
+    print(training.params_of("run", average=True), training.averaged(None), training.Averaged)
     return [
         ja.repeat(ja.RandomAllocation(base, slots=100), 10),
         ja.BallsInBins(base, 100, 10),

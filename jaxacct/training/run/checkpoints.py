@@ -190,7 +190,7 @@ class Store:
         self._manager.close()
 
 
-def params_of(folder: str | os.PathLike[str], like: PyTree = None) -> PyTree:
+def params_of(folder: str | os.PathLike[str], like: PyTree = None, *, average: bool = False) -> PyTree:
     """Return the parameters in the last checkpoint of a run, for inference: without key, data or trainer.
 
     If the run has not ended, its outputs now count as seen: the checkpoint and its ledger say so.  Then the run has
@@ -202,6 +202,7 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None) -> PyTree:
     folder : what `Trainer.fit` had as ``checkpoints``.
     like : parameters, an nnx or Equinox module, or the result of `lora`, as `Trainer.init` took them.  The frozen part
         is taken from it.  May be left out if all parameters were trained and are one array or nested dicts of arrays.
+    average : whether to return the moving average that an `averaged` optimizer has kept, at least float32.
 
     Returns
     -------
@@ -235,8 +236,12 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None) -> PyTree:
         run, arrays = store.look()
     finally:
         store.close()
-    there = [leaf for leaf in run["leaves"] if re.match(r"params\b", leaf[0])]
-    values = arrays[: len(there)]  # the parameters come first
+    prefix = r"opt_state(?:\.\w+)*?\.average" if average else "params"
+    picked = [both for both in zip(run["leaves"], arrays, strict=True) if re.match(rf"{prefix}(?![\w])", both[0][0])]
+    if not picked:
+        raise InputError(f"{path}: holds no moving average; give average=True where the optimizer is averaged(...)")
+    there = [[re.sub(prefix, "params", name, count=1), *kind] for (name, *kind), _ in picked]
+    values = [array for _, array in picked]
     if like is None:
         return _nested([leaf[0].removeprefix("params") for leaf in there], values)
     tree, _ = model_as_pytree(like)
@@ -248,7 +253,8 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None) -> PyTree:
     trainable = jax.tree_util.tree_map_with_path(lambda at, _: _name(at) in names, part)
     trained, rest = split_model(like, trainable)
     found = _leaves(Carried(trained, None, None, None))
-    if found != there:
+    said = 2 if average else 3  # an average has a dtype of its own
+    if [leaf[:said] for leaf in found] != [leaf[:said] for leaf in there]:
         raise InputError(f"like is not the model of the checkpoint: {_first_difference(there, found)}")
     return join_model(jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(trained), values), rest)
 
