@@ -27,7 +27,7 @@ from jaxacct.selection.named_bounds import (
     monotone_score_delta,
     monotone_score_epsilon,
 )
-from jaxacct.selection.subset_privacy import subset_epsilon, subset_renyi
+from jaxacct.selection.subset_privacy import subset_epsilon
 from jaxacct.selection.top import TopSelection
 from jaxacct.selection.worst_case import Attack, attack, output_law
 
@@ -58,7 +58,6 @@ __all__ = [
     "rounds",
     "select",
     "subset_epsilon",
-    "subset_renyi",
     "thresholds",
     "two_point_selection",
 ]

@@ -99,7 +99,7 @@ def subset_epsilon(
         both = Sides("remove_one", "add_one"), Sides("add_one", "remove_one")
         tuning = np.stack([curve(tuned, k, WHOLE_ORDERS, side) for side in both])
         run = np.stack([np.asarray(renyi_divergence(trained, WHOLE_ORDERS, name).upper) for name in RELATIONS])
-        value = float(epsilon_from_renyi(WHOLE_ORDERS, subset_renyi(tuning, run, q, variant=variant), target).upper)
+        value = float(epsilon_from_renyi(WHOLE_ORDERS, _renyi(tuning, run, q, variant), target).upper)
         return Bounds(0.0, value, value, "bound", "ok" if np.isfinite(value) else "width", "renyi")
     upper = lambda at: bound_epsilon(tuned, k, at, bound="envelope").upper
     at = lambda grid, name: bound_delta(tuned, k, grid, bound="envelope", relation=name).upper
@@ -112,36 +112,11 @@ def subset_epsilon(
     return Bounds(0.0, value, value, "bound", "ok" if np.isfinite(value) else "width", "profile")
 
 
-def subset_renyi(
-    tuning: ArrayLike, training: ArrayLike, sampling_probability: float, *, variant: str = "rest"
-) -> np.ndarray:
-    """Bound the Rényi divergences of tuning on a sample and then training, for the worse direction, at orders 2 to A.
+def _renyi(tuning: np.ndarray, training: np.ndarray, q: float, variant: str) -> np.ndarray:
+    """Bound the Rényi divergences of tuning and training together, for the worse direction, at orders 2, ..., A.
 
-    Parameters
-    ----------
-    tuning, training : array_like, shape (2, A - 1)
-        Upper bounds at orders 2, ..., A of the tuning on its data and of the final run; first for removing, then for
-        adding a record.
-    sampling_probability : float in [0, 1]
-    variant : {"rest", "all"}
-
-    Returns
-    -------
-    numpy.ndarray, shape (A - 1,)
-
-    References
-    ----------
-    Koskela and Kulkarni (2023), equations 3.6 and 3.7.  Zhu and Wang (2019).
-
-    >>> tuning, training = np.full((2, 3), 0.5), np.full((2, 3), 0.2)
-    >>> subset_renyi(tuning, training, 0.0).round(12).tolist()
-    [0.2, 0.2, 0.2]
+    tuning, training : (2, A - 1), upper bounds at these orders, each on its own data; first for removing a record.
     """
-    choice("variant", variant, VARIANTS)
-    tuning, training = (np.asarray(x, np.float64) for x in (tuning, training))
-    if tuning.ndim != 2 or tuning.shape != training.shape or tuning.shape[0] != 2:
-        raise InputError(f"tuning {tuning.shape} and training {training.shape} must both be (2, A - 1)")
-    q = _scalar("sampling_probability", check("sampling_probability", sampling_probability, PROBABILITY))
     value, worst = [], np.max(tuning, axis=0)
     for a in range(2, tuning.shape[1] + 2):
         j = np.arange(a + 1)

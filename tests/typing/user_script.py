@@ -211,7 +211,6 @@ def selected(run: ja.Mechanism) -> ja.Bounds:
         selection.line_noise_multiplier(0.1, 0.01, 1000),
         selection.noisy_max_renyi(10.0, 100, 2.0),
         selection.output_law([0.5, 0.5], k),
-        selection.subset_renyi([0.1], [0.1], 0.1),
         selection.thresholds(k, 1.0, 1e-6, 1e-5),
     ]
     print(selection.BOUNDS, several, worst.epsilon, bounds, guarantees, others)
