@@ -1,41 +1,53 @@
 """Speed and bracket width against dp_accounting (and prv_accountant where it runs), in one run on one machine.
 
-    python benchmarks/versus_dp_accounting.py [--count 1000] [--peer 20] [--repeats 5] [--json]
+    python benchmarks/versus_dp_accounting.py [--count 1000] [--peer 20] [--repeats 5] [--backend numpy] [--json]
 
 Typical DP-SGD: noise multiplier .5 to 5, sampling probability 1e-4 to .3, steps 100 to 1e5, all log-uniform, kept
 where q T >= 10 (`--least-hits` changes it) and epsilon at delta = 1e-5 lies in [.3, 10].
-Cold is the first call (tracing and compilation included), warm the median of later ones; import is apart.
-The peers answer a subset of the same configurations, one at a time, as they must.
+
+Every time is in CPU seconds of the process, all threads together, since a peer takes one core and jaxacct all of them;
+wall-clock seconds stand beside.  A peer answers one configuration at a time: its mean and its median over the
+configurations are printed.  jaxacct answers a batch, so that its seconds a configuration are a mean over the rows;
+what is printed is the median of `--repeats` warm calls.  A ratio is of means over the same rows: the batch holds the
+peers' configurations, each as often as any other.  The ratio of a peer's median to jaxacct's mean stands beside.
 """
 
 import argparse
-import inspect
 import json
 import statistics
 import time
+from typing import NamedTuple
 
-started = time.perf_counter()
+started = time.process_time()
 import numpy as np  # noqa: E402
 
 import jaxacct as ja  # noqa: E402
 
 ja.epsilon  # noqa: B018  imports JAX
-IMPORT_SECONDS = time.perf_counter() - started
+IMPORT_SECONDS = time.process_time() - started
 DELTA = 1e-5
 """delta of every question."""
 
 
+class Seconds(NamedTuple):
+    """CPU and wall-clock seconds."""
+
+    cpu: float
+    wall: float
+
+
+def clocked(call):
+    """(Seconds of one call, its result)."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    result = call()
+    return Seconds(time.process_time() - cpu, time.perf_counter() - wall), result
+
+
 def timed(call, repeats):
     """(first call, median of later calls, result)."""
-    begin = time.perf_counter()
-    result = call()
-    first = time.perf_counter() - begin
-    later = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        call()
-        later.append(time.perf_counter() - begin)
-    return first, statistics.median(later), result
+    first, result = clocked(call)
+    later = [clocked(call)[0] for _ in range(repeats)]
+    return first, Seconds(*map(statistics.median, zip(*later, strict=True))), result
 
 
 def typical(count, least_hits, seed=0):
@@ -86,17 +98,20 @@ def prv_epsilon(sigma, q, steps):
 
 
 def one_at_a_time(call, *columns):
-    """(median seconds a configuration, number that failed)."""
+    """(CPU seconds of each configuration that was answered, number that failed)."""
     seconds, failed = [], 0
     for row in zip(*columns, strict=True):
-        begin = time.perf_counter()
         try:
-            call(*(float(x) for x in row))
+            seconds.append(clocked(lambda row=row: call(*(float(x) for x in row)))[0].cpu)
         except Exception:  # peers raise on ordinary parameters: that is a result, and counted
             failed += 1
-            continue
-        seconds.append(time.perf_counter() - begin)
-    return (statistics.mean(seconds) if seconds else float("nan")), failed
+    return seconds or [float("nan")], failed
+
+
+def of_peer(name, seconds, failed):
+    """Figures of a peer, by their names."""
+    mean, median = statistics.mean(seconds), statistics.median(seconds)
+    return {f"{name}, mean": mean, f"{name}, median": median, f"{name}, failed": failed}
 
 
 def main():
@@ -106,56 +121,63 @@ def main():
     parser.add_argument("--repeats", type=int, default=5, help="warm calls")
     parser.add_argument("--least-hits", type=float, default=10.0, help="least q T")
     parser.add_argument(
-        "--backend", default="xla", help="xla (default: warm rates are about its programs), numpy or auto"
+        "--backend", action="append", choices=["numpy", "xla"], help="may be given twice; by default both, one by one"
     )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    chosen = {"backend": options.backend} if "backend" in inspect.signature(ja.epsilon).parameters else {}
 
-    cold, single_warm, _ = timed(lambda: ja.epsilon(ja.dp_sgd(1.0, 0.01, 10_000), DELTA), options.repeats)
+    cold, warm, _ = timed(lambda: ja.epsilon(ja.dp_sgd(1.0, 0.01, 10_000), DELTA), options.repeats)
     sigma, q, steps = typical(options.count, options.least_hits)
-    run, count = ja.dp_sgd(sigma, q, steps), sigma.size
-    _, epsilon_warm, bounds = timed(lambda: ja.epsilon(run, DELTA, **chosen), options.repeats)
-    target = bounds.estimate
-    solve = lambda: ja.calibrate_noise_multiplier(target, DELTA, q, steps, **chosen)
-    calibrate_first, calibrate_warm, solved = timed(solve, options.repeats)
-    few = slice(0, options.peer)
-    peer_eps, _ = one_at_a_time(peer_epsilon, sigma[few], q[few], steps[few])
-    peer_cal, peer_cal_failed = one_at_a_time(peer_calibration, target[few], q[few], steps[few])
-    prv_eps, prv_failed = one_at_a_time(prv_epsilon, sigma[few], q[few], steps[few])
-    by_steps = {}
-    for t in (1e3, 1e7):
-        flat = ja.dp_sgd(np.linspace(1.0, 3.0, 512), 0.02, t)
-        by_steps[t] = timed(lambda flat=flat: ja.epsilon(flat, DELTA, **chosen), options.repeats)[1] / 512
-
-    width = bounds.relative_width
-    figures = {
-        "configurations": count,
-        "import seconds": IMPORT_SECONDS,
-        "one epsilon, first, seconds": cold,
-        "one epsilon, warm, seconds": single_warm,
-        "epsilon warm per second": count / epsilon_warm,
-        "calibrations, first (compiles on xla), seconds": calibrate_first,
-        "calibrations warm per second": count / calibrate_warm,
-        "dp_accounting seconds per epsilon": peer_eps,
-        "dp_accounting seconds per calibration": peer_cal,
-        "dp_accounting calibrations that failed": peer_cal_failed,
-        "prv_accountant seconds per epsilon": prv_eps,
-        "prv_accountant queries that failed": prv_failed,
-        "epsilon ratio to dp_accounting": peer_eps * count / epsilon_warm,
-        "epsilon ratio to prv_accountant": prv_eps * count / epsilon_warm,
-        "calibration ratio to dp_accounting": peer_cal * count / calibrate_warm,
-        "relative width median": float(np.median(width)),
-        "relative width largest": float(np.max(width)),
-        "calibrations above target": int(np.sum(~(solved.epsilon.upper <= target))),
-        "largest shortfall of epsilon": float(np.max(1 - solved.epsilon.upper / target)),
-        "time at T=1e7 over time at T=1e3": by_steps[1e7] / by_steps[1e3],
+    target = ja.epsilon(ja.dp_sgd(sigma, q, steps), DELTA).estimate
+    few = np.linspace(0, sigma.size - 1, min(options.peer, sigma.size)).astype(int)
+    same = np.resize(few, sigma.size)  # the peers' configurations, repeated until the batch is full
+    figures = {"configurations": sigma.size, "import": IMPORT_SECONDS, "one epsilon, first": cold.cpu}
+    figures |= {"one epsilon, warm": warm.cpu}
+    peers = {
+        "dp_accounting epsilon": one_at_a_time(peer_epsilon, sigma[few], q[few], steps[few]),
+        "dp_accounting calibration": one_at_a_time(peer_calibration, target[few], q[few], steps[few]),
+        "prv_accountant epsilon": one_at_a_time(prv_epsilon, sigma[few], q[few], steps[few]),
     }
+    for name, found in peers.items():
+        figures |= of_peer(name, *found)
+    for backend in options.backend or ["numpy", "xla"]:
+        ask = lambda rows, backend=backend: ja.epsilon(
+            ja.dp_sgd(sigma[rows], q[rows], steps[rows]), DELTA, backend=backend
+        )
+        solve = lambda rows, backend=backend: ja.calibrate_noise_multiplier(
+            target[rows], DELTA, q[rows], steps[rows], backend=backend
+        )
+        for name, call in (("epsilon", ask), ("calibration", solve)):
+            first, later, found = timed(lambda call=call: call(slice(None)), options.repeats)
+            label = f"{backend}, {name}"
+            figures |= {f"{label}s, first call of all rows": first.cpu}
+            figures |= {f"{label}s a CPU second": sigma.size / later.cpu, f"{label}s a second": sigma.size / later.wall}
+            if name == "epsilon":
+                width = found.relative_width
+                figures |= {f"{label}, width median": np.median(width), f"{label}, width largest": np.max(width)}
+            else:
+                shortfall = np.max(1 - found.epsilon.upper / target)
+                above = np.sum(~(found.epsilon.upper <= target))
+                figures |= {f"{label}s above target": above, f"{label}, largest shortfall of epsilon": shortfall}
+            mean = timed(lambda call=call: call(same), options.repeats)[1].cpu / sigma.size
+            for peer, (seconds, _) in peers.items():
+                if peer.endswith(name):
+                    short = peer.split()[0]
+                    figures |= {f"{label}, times {short}, means": statistics.mean(seconds) / mean}
+                    figures |= {f"{label}, times {short}, its median": statistics.median(seconds) / mean}
+        flat = [ja.dp_sgd(np.linspace(1.0, 3.0, 512), 0.02, t) for t in (1e3, 1e7)]
+        few_steps, many = (
+            timed(lambda run=run, backend=backend: ja.epsilon(run, DELTA, backend=backend), options.repeats)[1]
+            for run in flat
+        )
+        figures |= {f"{backend}, time at T=1e7 over time at T=1e3": many.cpu / few_steps.cpu}
+
     if options.json:
-        print(json.dumps(figures))
+        print(json.dumps({name: float(value) for name, value in figures.items()}))
         return
+    print("CPU seconds, where nothing else is said")
     for name, value in figures.items():
-        print(f"{name:42s} {value:12.4g}")
+        print(f"{name:48s} {value:12.4g}")
 
 
 if __name__ == "__main__":
