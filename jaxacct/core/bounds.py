@@ -154,7 +154,7 @@ class Bounds:
         shape = np.broadcast_shapes(*(a.shape for a in ends), *(w.shape for w in words))
         lower, estimate, upper = (np.array(np.broadcast_to(a, shape)) for a in ends)
         kind, status, engine = (np.array(np.broadcast_to(w, shape)) for w in words)
-        distinct = [dict.fromkeys(array.ravel().tolist()) for array in words[:2]]  # faster than np.unique
+        distinct = [dict.fromkeys(word.ravel().tolist()) for word in words[:2]]  # faster than np.unique
         for word in distinct[0]:
             if word.split(":")[0] not in KINDS:
                 raise ValueError(f"kind {word!r} is not known; use one of {', '.join(KINDS)}")
