@@ -2,8 +2,9 @@
 
     python benchmarks/first_call.py [--repeats 3] [--only NAME ...] [--json FILE]
 
-Medians of wall-clock and CPU seconds; importing is apart from the call.  Compiling and loading are parts of the call,
-as `jaxacct.cache_info` counts them.  dp_accounting's figures stand beside, where it is installed.
+Medians of wall-clock and CPU seconds; importing is apart from the call, and finds Python's bytecode on the disk.
+Compiling and loading are parts of the call, as `jaxacct.cache_info` counts them.  dp_accounting's figures stand beside,
+where it is installed.
 """
 
 from __future__ import annotations
@@ -124,7 +125,9 @@ print(json.dumps(told), file=sys.stderr)
 def once(line: Line, cache: str, folder: str) -> dict:
     """The figures of one process."""
     environment = {**os.environ, "JAXACCT_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    environment["PYTHONPYCACHEPREFIX"] = str(Path(folder, "bytecode"))
+    for name in ("JAX_COMPILATION_CACHE_DIR", "PYTHONDONTWRITEBYTECODE"):
+        environment.pop(name, None)
     Path(folder, "grid.csv").unlink(missing_ok=True) if "out=" in line.call else None
     command = [sys.executable, "-c", PROCESS, json.dumps(line._asdict()), PLOTTED]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -138,6 +141,8 @@ def once(line: Line, cache: str, folder: str) -> dict:
 def measure(line: Line, repeats: int, folder: str) -> dict[str, dict[str, float]]:
     """Medians with an empty cache, and with the one that this has filled."""
     samples: dict[str, list[dict]] = {"empty": [], "full": []}
+    with tempfile.TemporaryDirectory() as cache:
+        once(line, cache, folder)  # writes the bytecode of what is imported, as an installation has it
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as cache:
             for kind in samples if "ja" in line.imports else ("empty",):
