@@ -1,4 +1,4 @@
-"""Accounts for balls in bins with a banded matrix mechanism: brackets and pairs, from the coefficients of the bins."""
+"""Balls in bins with a banded matrix mechanism: the bins' coefficients, a run's brackets and its pairs."""
 
 from __future__ import annotations
 
@@ -51,32 +51,24 @@ def bands_of(strategy: Strategy, bins: int) -> tuple[np.ndarray, np.ndarray]:
     return rows[0], np.append(0.0, rows[1, :-1])
 
 
-@functools.lru_cache(maxsize=KEPT)
-def normals_of(strategy: Strategy, bins: int, noise: float, below: bool) -> Bins:
-    """Return the coefficients of the bins of a run; with `below`, those of bins that the run dominates."""
+def normals_of(strategy: Strategy, bins: int, noise: float) -> Bins:
+    """Return the normals of a run."""
     diagonal, beside = bands_of(strategy, bins)
     rows = -(-strategy.steps // bins)
-    by_bin = lambda values: np.pad(values / noise, (0, rows * bins - values.size)).reshape(rows, bins)
+    by_bin = lambda values: np.pad(values / noise, (0, rows * bins - values.size)).reshape(rows, bins).T
     one, two = by_bin(diagonal), by_bin(beside)
-    own, one[0, 0] = float(one[0, 0]), 0.0
-    first, second = (np.sqrt(np.sum(np.ascontiguousarray(each.T) ** 2, axis=1)) for each in (one, two))
-    cosine = np.sum(one * two, axis=0) / np.maximum(first * second, 1e-300)
-    if below:  # a smaller `second` makes the covariances of the bins smaller, and the run dominates such bins
-        second = np.where(cosine >= 1.0 - 16.0 * ROUNDOFF, second, second * np.clip(cosine * (1.0 - 1e-12), 0.0, 1.0))
-    return Bins(first, np.roll(second, -1), own)
+    total = lambda values: np.sum(np.ascontiguousarray(values), axis=1)  # sums of neighbours in memory are rounded less
+    return Bins.of(total(one * one) + np.roll(total(two * two), -1), np.roll(total(one * two), -1))
 
 
 @functools.lru_cache(maxsize=KEPT)
-def contours_of(strategy: Strategy, bins: int, noise: float, below: bool) -> Profile:
-    """Return the profile of a run; with `below`, that of bins that the run dominates, which may be the run's own."""
-    found = normals_of(strategy, bins, noise, below)
-    if below and np.array_equal(found.second, normals_of(strategy, bins, noise, False).second):
-        return contours_of(strategy, bins, noise, False)
-    return Profile(found)
+def contours_of(strategy: Strategy, bins: int, noise: float) -> Profile:
+    """Return the profile of a run, which keeps its contours."""
+    return Profile(normals_of(strategy, bins, noise))
 
 
 def largest_epsilon(mu: float, delta: float) -> float:
-    """Return an eps at which the Gaussian of sensitivity mu has at most `delta` (the run if the bin is known)."""
+    """Return an eps at which the Gaussian of sensitivity mu, the run with its bin revealed, has at most `delta`."""
     high = mu * (0.5 * mu + 40.0)
     eps = np.linspace(0.0, high, 4001)
     return float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])
@@ -85,42 +77,37 @@ def largest_epsilon(mu: float, delta: float) -> float:
 def epsilon_of_bins(
     strategy: Strategy, bins: int, noise: float, sign: float, delta: float
 ) -> tuple[float, float, float]:
-    """Return (lower, estimate, upper) of eps in one direction: `sign` is 1 for remove and -1 for add."""
-    above, below = (contours_of(strategy, bins, noise, side) for side in (False, True))
-    most = largest_epsilon(float(above.bins.sizes.max()) * (1.0 + 16.0 * ROUNDOFF), delta)
-    low, middle, high = above.epsilon(sign, delta, most)
-    if below is not above:
-        low = min(below.epsilon(sign, delta, most)[0], high)
-    return low, max(low, middle), high
+    """Bracket eps of one direction (sign 1 remove, -1 add), (lower, estimate, upper)."""
+    profile = contours_of(strategy, bins, noise)
+    return profile.epsilon(sign, delta, largest_epsilon(_largest(profile), delta))
 
 
 def delta_of_bins(
-    strategy: Strategy, bins: int, noise: float, sign: float, epsilon: np.ndarray, width: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (lower, estimate, upper) of delta at each epsilon in one direction, for a relative width `width`."""
-    above, below = (contours_of(strategy, bins, noise, side) for side in (False, True))
+    strategy: Strategy, bins: int, noise: float, sign: float, epsilon: np.ndarray, width: float, least: float = 1e-250
+) -> np.ndarray:
+    """Bracket delta of one direction at each epsilon, (lower, estimate, upper), as `Profile.delta` does."""
+    profile = contours_of(strategy, bins, noise)
     at, back = np.unique(epsilon, return_inverse=True)
-    mu = float(above.bins.sizes.max()) * (1.0 + 16.0 * ROUNDOFF)
-    high = np.minimum(above.delta(sign, at, width)[2], profile_of_gaussian(mu, at))
-    low, middle, _ = np.minimum(below.delta(sign, at, width), high)
-    return low[back], middle[back], high[back]
+    found = profile.delta(sign, at, width, least=least)
+    return np.minimum(found, profile_of_gaussian(_largest(profile), at))[:, back]
+
+
+def _largest(profile: Profile) -> float:
+    """Return the sensitivity of the Gaussian that reveals the bin, rounded up."""
+    return float(profile.bins.sizes.max()) * (1.0 + 32.0 * ROUNDOFF)
 
 
 @functools.lru_cache(maxsize=KEPT)
 def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedProfile, ...]:
     """Bracket delta of a run at some hundred losses, in both directions."""
-    above, below = (contours_of(strategy, bins, noise, side) for side in (False, True))
-    mu, found = float(above.bins.sizes.max()) * (1.0 + 16.0 * ROUNDOFF), []
-    # the losses are those chosen for random allocation, with so many slots that dP/dQ has the same deviation
-    slots = max(np.expm1(min(mu * mu, 600.0)) / above.bins.deviation**2, 1.0)
+    profile = contours_of(strategy, bins, noise)
+    mu, found = _largest(profile), []
+    # random allocation with so many slots has the same deviation
+    slots = max(np.expm1(min(mu * mu, 600.0)) / profile.bins.deviation**2, 1.0)
     with waiting(2, "directions of a round") as work:
-        for sign in (1.0, -1.0):
+        for sign, least in ((1.0, 3e-10), (-1.0, 1e-16)):
             eps = losses_for(mu, slots, sign)
-            low, _, high = above.delta(sign, eps, 1e-5, tail=True)
-            if below is not above:
-                low = below.delta(sign, eps, 1e-5, tail=True)[0]
-            high = np.minimum(high, profile_of_gaussian(mu, eps))
-            low = np.minimum(low, high)
+            low, _, high = delta_of_bins(strategy, bins, noise, sign, eps, 1e-5, least)
             found.append(BracketedProfile(*falling(eps, low, high)))
             work.done += 1
     return tuple(found)
@@ -129,7 +116,7 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
 @register
 @dataclass(frozen=True, eq=False)
 class SharedBins(Mechanism):
-    """Balls in bins whose neighbouring bins share noise; compositions use a pair above and a pair below its profile."""
+    """Balls in bins whose neighbouring bins share noise, as pairs above and below its profile, for compositions."""
 
     strategy: Strategy = field(metadata={"static": True})
     noise_multiplier: Leaf
