@@ -430,11 +430,7 @@ class NeighbouringBins(MechanismEngine):
 
     def supports(self, question: MechanismQuestion) -> bool:
         mechanism: Any = question.mechanism
-        run = mechanism.equivalent()
-        if not isinstance(run, SharedBins):
-            return False
-        few = np.size(question.given) <= np.size(run.noise_multiplier)
-        return few or question.quantity == "epsilon" or question.relation == "replace_one"
+        return isinstance(mechanism.equivalent(), SharedBins)
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
         mechanism: Any = question.mechanism
@@ -449,12 +445,11 @@ class NeighbouringBins(MechanismEngine):
             for sigma in np.unique(noise):
                 at, which = np.flatnonzero(noise == sigma), (run.strategy, run.bins, float(sigma))
                 if question.quantity == "delta":
-                    width = 3e-3 * question.effort.rtol
-                    found[:, at] = np.max([delta_of_bins(*which, sign, given[at], width) for sign in signs], axis=0)
+                    found[:, at] = delta_of_bins(*which, signs, given[at], 3e-3 * question.effort.rtol, 1e-250)
                     work.done += at.size
                     continue
                 for row in at:
-                    found[:, row] = np.max([epsilon_of_bins(*which, sign, given[row]) for sign in signs], axis=0)
+                    found[:, row] = epsilon_of_bins(*which, signs, given[row])
                     work.done += 1
         return _as_bounds(Answer(*found), shape, question.effort.rtol, NeighbouringBins.name)
 

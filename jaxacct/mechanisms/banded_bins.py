@@ -74,22 +74,27 @@ def largest_epsilon(mu: float, delta: float) -> float:
     return float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])
 
 
-def epsilon_of_bins(
-    strategy: Strategy, bins: int, noise: float, sign: float, delta: float
-) -> tuple[float, float, float]:
-    """Bracket eps of one direction (sign 1 remove, -1 add), (lower, estimate, upper)."""
-    profile = contours_of(strategy, bins, noise)
-    return profile.epsilon(sign, delta, largest_epsilon(_largest(profile), delta))
+def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[float], delta: float) -> np.ndarray:
+    """Bracket eps, the larger one of the directions (1 remove, -1 add): lower, estimate, upper."""
+    profile, found = contours_of(strategy, bins, noise), np.zeros(3)
+    most = largest_epsilon(_largest(profile), delta)
+    for sign in signs:
+        if not found[0] or profile.known(sign, found[:1])[2, 0] > delta:  # or else this direction needs less
+            found = np.maximum(found, profile.epsilon(sign, delta, most))
+    return found
 
 
 def delta_of_bins(
-    strategy: Strategy, bins: int, noise: float, sign: float, epsilon: np.ndarray, width: float, least: float = 1e-250
+    strategy: Strategy, bins: int, noise: float, signs: list[float], epsilon: np.ndarray, width: float, least: float
 ) -> np.ndarray:
-    """Bracket delta of one direction at each epsilon, (lower, estimate, upper), as `Profile.delta` does."""
+    """Bracket delta at each epsilon, the larger one of the directions, (3, K); one below `least` may be wide."""
     profile = contours_of(strategy, bins, noise)
     at, back = np.unique(epsilon, return_inverse=True)
-    found = profile.delta(sign, at, width, least=least)
-    return np.minimum(found, profile_of_gaussian(_largest(profile), at))[:, back]
+    found, largest = np.zeros((3, at.size)), profile_of_gaussian(_largest(profile), at)
+    for sign in signs:
+        one = profile.delta(sign, at, width, least=np.maximum(least, found[0]))
+        found = np.maximum(found, np.minimum(one, largest))
+    return found[:, back]
 
 
 def _largest(profile: Profile) -> float:
@@ -107,7 +112,7 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
     with waiting(2, "directions of a round") as work:
         for sign, least in ((1.0, 3e-10), (-1.0, 1e-16)):
             eps = losses_for(mu, slots, sign)
-            low, _, high = delta_of_bins(strategy, bins, noise, sign, eps, 1e-5, least)
+            low, _, high = delta_of_bins(strategy, bins, noise, [sign], eps, 1e-5, least)
             found.append(BracketedProfile(*falling(eps, low, high)))
             work.done += 1
     return tuple(found)

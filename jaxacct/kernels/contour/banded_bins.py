@@ -656,19 +656,20 @@ class Profile:
         return found
 
     def delta(
-        self, sign: float, eps: np.ndarray, width: float = 1e-6, error: float = 0.0, least: float = 1e-250
+        self, sign: float, eps: np.ndarray, width: float = 1e-6, error: float = 0.0, least: Array = 1e-250
     ) -> np.ndarray:
         """Bracket delta at ascending eps to a relative width, or as well as can be done; (3, K).
 
         error : absolute width that suffices; above 0 it belongs to a search, which counts the work of all its calls.
-        least : a smaller delta may have any bracket.
+        least : a smaller delta may have any bracket; a number, or one for each eps.
         """
         found, k, reached = self.known(sign, eps), np.exp(np.minimum(sign * eps, 700.0)), 0.0
+        least = np.broadcast_to(least, eps.shape)
         self.left = self.left if error else 4.0 * MOST_WORK
         for at in range(eps.size):
             low, _, high = found[:, at]
             scale = k[at] if sign > 0 else high
-            if high - low <= max(width * high, error, 2.0 * reached * scale) or high < least:
+            if high - low <= max(width * high, error, 2.0 * reached * scale) or high < least[at]:
                 continue
             # the error of E(k - S)_+ that is aimed at
             if sign > 0:
