@@ -12,7 +12,6 @@ of one y, and E(k - S)_+ = (1/2 pi i) int e^{zk} Psi(z) z^-2 dz.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import itertools
 from collections.abc import Iterator
@@ -639,6 +638,7 @@ class Profile:
 
     def __init__(self, bins: Bins) -> None:
         self.bins, self.contours, self.left = bins, list[Contour](), 0.0
+        self.missed = list[tuple[float, float, float]]()  # sign, eps, and width / scale where less was asked for
         self.decay = Decay(np.zeros(1), np.zeros(1))
         if SIZES[0] <= bins.sizes.min() and bins.sizes.max() <= SIZES[1]:
             self.decay = decay_of(bins, np.geomspace(0.1, 500.0, 40) / min(bins.deviation, 3.0))
@@ -663,31 +663,38 @@ class Profile:
         error : absolute width that suffices; above 0 it belongs to a search, which counts the work of all its calls.
         least : a smaller delta may have any bracket; a number, or one for each eps.
         """
-        found, k, reached = self.known(sign, eps), np.exp(np.minimum(sign * eps, 700.0)), 0.0
-        least = np.broadcast_to(least, eps.shape)
+        found, k, least = (
+            self.known(sign, eps),
+            np.exp(np.minimum(sign * eps, 700.0)),
+            np.broadcast_to(least, eps.shape),
+        )
         self.left = self.left if error else 4.0 * MOST_WORK
-        for at in range(eps.size):
+        for at, place in enumerate(eps.tolist()):
             low, _, high = found[:, at]
-            scale = k[at] if sign > 0 else high
-            if high - low <= max(width * high, error, 2.0 * reached * scale) or high < least[at]:
+            scale, wanted = k[at] if sign > 0 else high, max(width * high, error)
+            near = [wide for side, there, wide in self.missed if side == sign and 0.8 * place <= there <= 1.25 * place]
+            if high - low <= max(wanted, 2.0 * scale * max(near, default=0.0)) or high < least[at]:
                 continue
             # the error of E(k - S)_+ that is aimed at
             if sign > 0:
                 goal = max(0.1 * width * low, 0.5 * error, 20.0 * ABSOLUTE * scale)
             else:
                 goal = k[at] * max(0.1 * width * max(low, 0.03 * high), 0.5 * error)
-            if self.left <= 0.0 or self.decay.x.size == 1 or sign * eps[at] > 30.0 or goal == 0.0:
+            if self.left <= 0.0 or self.decay.x.size == 1 or sign * place > 30.0 or goal == 0.0:
                 continue
             self.left -= PLACING
-            with contextlib.suppress(ArithmeticError):
+            try:
                 most = np.log((high - low) * (1.0 if sign > 0 else k[at]))
                 one, work = contour(self.bins, self.decay, k[at], np.log(goal), most, min(self.left, MOST_WORK))
-                self.contours.append(one)
-                self.left -= work
-                found = _read(one, sign, k, found)
-                found[1:] = np.minimum(found[1:], np.minimum.accumulate(found[2]))
-            # contours at the next eps are hardly narrower
-            reached = (found[2, at] - found[0, at]) / scale
+            except ArithmeticError:
+                self.missed.append((sign, place, np.inf))
+                continue
+            self.contours.append(one)
+            self.left -= work
+            found = _read(one, sign, k, found)
+            found[1:] = np.minimum(found[1:], np.minimum.accumulate(found[2]))
+            if not error and found[2, at] - found[0, at] > wanted:
+                self.missed.append((sign, place, float(found[2, at] - found[0, at]) / scale))
         return found
 
     def epsilon(self, sign: float, delta: float, most: float) -> tuple[float, float, float]:
@@ -696,11 +703,15 @@ class Profile:
         if self.bins.deviation < 20.0 * delta and self.delta(sign, np.zeros(1), 0.0, 0.1 * delta)[2, 0] <= delta:
             return 0.0, 0.0, 0.0
         # rough contours bring eps near the solution; a fine one gives the bracket: those for sign 1 serve many eps
-        many, near, fine = len(self.contours) + 6, 0.1 if sign > 0 else 1e-3, False
-        low, high, eps = 0.0, most, min(2.0 * self.bins.deviation, 0.5 * most)
+        many, near, fine = len(self.contours) + 6, 0.35 if sign > 0 else 1e-3, False
+        low, high, grid = 0.0, most, np.linspace(0.0, most, 400)
+        eps = max(
+            min(2.0 * self.bins.deviation, 0.5 * most),
+            grid[theorems(self.bins, sign, grid)[0] > delta].max(initial=0.0),
+        )
         for _ in range(60):
             if len(self.contours) < many and not fine:
-                self.delta(sign, np.array([eps]), 0.0, 0.04 * delta)
+                self.delta(sign, np.array([eps]), 0.0, 0.3 * delta)
             values = np.log(np.maximum(self.known(sign, eps * np.array([1.0, 1.0 + 1e-4]))[1], 1e-300))
             low, high = (eps, high) if values[0] > np.log(delta) else (low, eps)
             slope = (values[1] - values[0]) / (1e-4 * eps)
