@@ -13,6 +13,8 @@ from jaxacct.strategies import BallsInBins, Banded, ColumnNormalised, Identity, 
 
 HALF = Toeplitz((2 / 5**0.5, 1 / 5**0.5), 50)
 """c ~ (1, 1/2)."""
+COLUMNS = np.random.default_rng(5).uniform(0.1, 1.0, (2, 200))
+"""Entries of a matrix of two bands."""
 
 
 def matrix(strategy):
@@ -100,8 +102,8 @@ def test_two_bins_by_one_integral(eps):
 
 
 def test_the_likelihood_ratio_draws_the_same():
-    for case in cases(5):
-        agree(*case, 50_000, 5.0)
+    for case in [*cases(5)][::3]:
+        agree(*case, 25_000, 5.0)
 
 
 @pytest.mark.slow
@@ -194,7 +196,7 @@ def test_several_answers_of_one_contour():
     law = normals_of(HALF, 50, 1.0)
     one, many = kernel.Profile(law), kernel.Profile(law)
     one.delta(1.0, np.array([0.5]), 1e-3)
-    eps = np.array([0.0, 0.3, 1.0])
+    eps = np.array([0.0, 0.7])
     rough, exact = one.known(1.0, eps), many.delta(1.0, eps, 1e-3)
     assert np.all((rough[0] <= exact[2]) & (rough[2] >= exact[0]))
 
@@ -227,14 +229,51 @@ def test_it_composes_and_is_written_down():
     assert both.upper - both.lower < 5e-3 * both.upper and both.kind == "certified"
 
 
-def test_several_deltas_and_risks_come_from_the_pair():
-    run, eps = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 6), 4.0, BallsInBins(6)), np.array([0.0, 0.05, 0.1, 0.3])
-    for relation in ("add_or_remove_one", "remove_one"):
-        several = ja.delta(run, eps, relation=relation)
-        for at, one in enumerate(ja.delta(run, float(e), relation=relation) for e in eps[:3]):
-            assert several.lower[at] <= one.upper and one.lower <= several.upper[at] <= 1.01 * one.upper
-    found = ja.risk(run)["advantage"]
-    assert 0.0 < found.lower <= found.upper <= 1.001 * found.lower
+def test_several_deltas_are_as_narrow_as_one():
+    run, eps = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 6), 4.0, BallsInBins(6)), np.array([0.1, 0.0, 0.3, 0.1])
+    one = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 6), 4.0 * (1.0 + 1e-15), BallsInBins(6))  # with contours of its own
+    for relation in ("add_or_remove_one", "add_one"):
+        several, alone = ja.delta(run, eps, relation=relation), ja.delta(one, 0.3, relation=relation)
+        assert np.all(several.upper - several.lower <= 1e-6 * several.upper) and several.upper[0] == several.upper[3]
+        assert abs(several.estimate[2] - alone.estimate) <= 1e-6 * alone.estimate
+
+
+def test_one_direction_is_not_refined_below_the_other():
+    profile, eps = kernel.Profile(normals_of(HALF, 50, 1.0)), np.array([0.5])
+    low, _, high = profile.delta(-1.0, eps, least=0.05)
+    assert not profile.contours and low <= 0.00099336 <= high < 0.05
+    assert np.ptp(profile.delta(-1.0, eps)[::2]) < 1e-9 and len(profile.contours) == 1
+
+
+@pytest.mark.parametrize("bins, steps, beside", [(2, 2, 0.7), (2, 7, 1.0), (3, 11, 1.3), (50, 149, 0.5), (9, 9, -2.0)])
+def test_normals_have_the_covariances_of_the_columns(bins, steps, beside):
+    for strategy in (Toeplitz((1.0, beside), steps), ColumnNormalised(2, steps, diagonals=COLUMNS[:, :steps])):
+        columns = np.abs(matrix(strategy))
+        means = np.array([columns[:, j::bins].sum(1) for j in range(bins)]) / 1.7
+        law, mixed = normals_of(strategy, bins, 1.7), np.zeros((bins, bins))
+        for j in range(bins):
+            mixed[j, j] += law.first[j]
+            mixed[j, (j + 1) % bins] += law.second[j]
+        np.testing.assert_allclose(mixed @ mixed.T, means @ means.T, rtol=1e-14, atol=1e-16)
+        assert np.all(law.first >= 0.0) and np.all(law.second >= 0.0)
+        assert sum(kind.many for kind in law.kinds()) == bins
+
+
+def test_columns_that_differ_in_several_epochs_are_exact():
+    """Two bins whose columns are not parallel: given the loss of one, the other's is normal."""
+    run = ja.MatrixMechanism(ColumnNormalised(2, 6, diagonals=COLUMNS[:, :6]), 1.9, BallsInBins(2))
+    columns = np.abs(matrix(run.strategy)) / 1.9
+    means, eps, y = np.array([columns[:, j::2].sum(1) for j in range(2)]), 0.4, np.arange(-12.0, 12.0, 2e-3)
+    (v, c), w = (means @ means.T)[0], (means[1] ** 2).sum()
+    one, rest = np.exp(np.sqrt(w) * y - 0.5 * w) / 2.0, np.sqrt(v - c * c / w)
+    other = np.exp(c / np.sqrt(w) * y - 0.5 * c * c / w) / 2.0
+    strike = np.exp(eps) - one
+    d = np.log(other / np.where(strike > 0.0, strike, 1.0)) / rest
+    price = other * special.ndtr(d + 0.5 * rest) - strike * special.ndtr(d - 0.5 * rest)
+    price = np.where(strike > 0.0, price, other - strike)
+    found = ja.delta(run, eps, relation="remove_one")
+    exact = float(price @ np.exp(-0.5 * y * y)) * 2e-3 / np.sqrt(2.0 * np.pi)
+    assert found.lower - 1e-11 <= exact <= found.upper + 1e-11 and found.upper - found.lower < 1e-6 * exact
 
 
 def test_no_event_says_so_in_the_words_of_the_user():
@@ -242,7 +281,7 @@ def test_no_event_says_so_in_the_words_of_the_user():
     assert "MatrixMechanism with BallsInBins" in refusal(lambda: ja.interop.to_dp_event(run))
 
 
-@pytest.mark.parametrize("noise", [1e-12, 1e-2, 0.1, 1e3, 1e4, 1e42])
+@pytest.mark.parametrize("noise", [1e-12, 0.1, 1e4, 1e42])
 def test_every_noise_has_an_end(noise, monkeypatch):
     """Contours are given up early, and theorems remain: no epsilon evaluates the transform at 2,000 points."""
     seen, transform = [], kernel.transform

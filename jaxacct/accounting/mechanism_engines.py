@@ -420,11 +420,7 @@ class SameBins(MechanismEngine):
 
 
 class NeighbouringBins(MechanismEngine):
-    """Balls in bins with noise of two bands, by contour integrals of their transfer operator.
-
-    Each delta needs contours of its own. So delta at several epsilons of one run is read from the run's dominating pair
-    instead, which takes some seconds to compute.
-    """
+    """Balls in bins with noise of two bands, by contour integrals of their transfer operator."""
 
     name, classes = "banded_bins", (MatrixMechanism,)
 

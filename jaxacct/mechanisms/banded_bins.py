@@ -1,4 +1,4 @@
-"""Balls in bins with a banded matrix mechanism: the bins' coefficients, a run's brackets and its pairs."""
+"""Accounts for balls in bins with a banded matrix mechanism: brackets and pairs, from the coefficients of the bins."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def contours_of(strategy: Strategy, bins: int, noise: float) -> Profile:
 
 
 def largest_epsilon(mu: float, delta: float) -> float:
-    """Return an eps at which the Gaussian of sensitivity mu, the run with its bin revealed, has at most `delta`."""
+    """Return an eps at which the Gaussian of sensitivity mu has at most `delta` (the run if the bin is known)."""
     high = mu * (0.5 * mu + 40.0)
     eps = np.linspace(0.0, high, 4001)
     return float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])
@@ -121,7 +121,7 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
 @register
 @dataclass(frozen=True, eq=False)
 class SharedBins(Mechanism):
-    """Balls in bins whose neighbouring bins share noise, as pairs above and below its profile, for compositions."""
+    """Balls in bins whose neighbouring bins share noise; compositions use a pair above and a pair below its profile."""
 
     strategy: Strategy = field(metadata={"static": True})
     noise_multiplier: Leaf
