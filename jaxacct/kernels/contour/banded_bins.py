@@ -25,24 +25,16 @@ from jaxacct.kernels.arrays import Array, log_ndtr
 
 RIGHT = 0.5 * np.pi
 """A right angle, in radians."""
-MOST_SWEEPS = 10_000
-"""Largest number of rounds over the ring by which `Bins.of` looks for normals."""
 SAME = 4.0 * ROUNDOFF
 """Relative difference up to which the squares of two coefficients become equal."""
 ALIKE = 64
 """Bins whose coefficients agree to 1/ALIKE of the largest one share the bounds of errors."""
-TURNS = np.linspace(0.0, 1.0, 13)
-"""Shifts that `log_modulus` tries, as shares of the largest one."""
-STRIPS = np.array([0.25, 0.4, 0.55, 0.7, 0.8, 0.88, 0.94, 0.98])
-"""Widths of the strip about the real line that are tried, as shares of the widest one."""
 QUANTILES = np.linspace(-6.0, 3.0, 28)
 """Values u that are tried in E e^{-xX} >= Phi(u) e^{-x X(u)}, where X(u) is the value of X for a normal at u."""
 SHAPES = ((0.0, 1.0), (0.1, 4.0), (0.25, 2.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.0))
 """(bend, scale / c) of the lines that are tried; `Line` defines these."""
-COARSE, FINE = 60, 300
-"""Numbers of cells on a line: while lines are compared, and on the line that is used."""
-FAR = 1e3
-"""A line is followed to this multiple of the largest x of `Decay`."""
+CELLS = 200
+"""Number of cells on a line."""
 BOX, MOST_BOXES = 0.6, 50
 """Growth of log X over one box of nodes; largest number of boxes for one normal, for which boxes may be larger."""
 WINDOWS = ((0.0, 1.0), (0.8, 8.0), (0.8, 60.0), (1.0, 8.0), (1.0, 60.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0))
@@ -94,7 +86,7 @@ class Bins:
         if variance.size == 2:  # the two are neighbours on both sides
             shared = np.array([shared.sum(), 0.0])
         begin = 0.0  # the square of the last entry of `second`, from below
-        for _ in range(MOST_SWEEPS):
+        for _ in range(10_000):
             first, second = [], [begin]
             for own, beside in zip(variance[::-1].tolist(), np.roll(shared, 1)[::-1].tolist(), strict=True):
                 first.append(own - second[-1])
@@ -309,8 +301,8 @@ class Errors:
         self.edges = np.concatenate([[-np.inf], edges, [np.inf]])
         # the larger of sum and integral
         self.mass = np.concatenate([tail, np.maximum(sums, integrals) * (1.0 + 1e-12), tail])
-        widest = min(RIGHT / bins.largest, 2.0 * np.pi / step)
-        self.straight = (bins.count + 3.0) * 2.0 * (float(np.min(_geometric(STRIPS * widest, step))) + tail[0])
+        strips = np.linspace(0.25, 0.98, 8) * min(RIGHT / bins.largest, 2.0 * np.pi / step)
+        self.straight = (bins.count + 3.0) * 2.0 * (float(np.min(_geometric(strips, step))) + tail[0])
         self.units = bins.count * (3.0 * BLOCK + 2.0 * half / BLOCK + 50.0) + 16.0 * half
 
     def freed(self, x: Array) -> Array:
@@ -458,7 +450,7 @@ def decay_of(bins: Bins, x: np.ndarray) -> Decay:
 
 def log_modulus(bins: Bins, decay: Decay, size: Array, low: Array, high: Array) -> Array:
     """Bound log |Psi(z)| from above where |z| >= size and low <= arg z <= high, by the best shift."""
-    shift = TURNS * np.minimum(high[..., None] / bins.angles[1], MOST_TURN)
+    shift = np.linspace(0.0, 1.0, 13) * np.minimum(high[..., None] / bins.angles[1], MOST_TURN)
     ends = (high[..., None] - bins.angles[0] * shift, bins.angles[1] * shift - low[..., None])
     away = np.maximum(*ends)
     logs = 0.5 * bins.count * shift * shift + decay(size[..., None] * np.cos(np.minimum(away, RIGHT)))
@@ -563,18 +555,20 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float
     best: tuple[Any, ...] = (np.inf,)
     for share, (bend, scale) in itertools.product((0.6, 1.0), SHAPES if bins.sizes.max() > 0.15 else SHAPES[:1]):
         line = Line(share * saddle, bend, scale * share * saddle)
-        v = line.places(COARSE, FAR * decay.x[-1])
+        v = line.places(CELLS, 1e3 * decay.x[-1])
         enough = np.flatnonzero(log_beyond(bins, decay, line, 0.0, v) + k * line.at(v)[0].real < log_goal)
         if enough.size == 0:
             continue
         for width in np.array([0.4, 0.7, 0.85]) * min(line.c, line.scale * np.arctan(bend) if bend else line.c):
-            strips = [float(cells_on(bins, decay, line, side * width, v).log_sum(k)) for side in (1.0, -1.0)]
-            if max(strips) < np.inf:
-                step = 2.0 * np.pi * width / max(np.logaddexp(strips[0], strips[1]) - log_goal, 1.0)
-                best = min(best, (v[enough[0]] / step, line, v[enough[0]], step, width))
+            strips = tuple(cells_on(bins, decay, line, side * width, v) for side in (1.0, -1.0))
+            log_sum = float(np.logaddexp(*(each.log_sum(k) for each in strips)))
+            if log_sum == np.inf:
+                continue
+            step = 2.0 * np.pi * width / max(log_sum - log_goal, 1.0)
+            best = min(best, (v[enough[0]] / step, line, v[enough[0]], step, width, strips), key=lambda each: each[0])
     if best[0] > MOST_NODES:
         raise ArithmeticError("no contour is known for these bins")
-    nodes, line, end, step, width = best
+    nodes, line, end, step, width, strips = best
     count = int(np.ceil(end / step))
     z, speed = line.at(step * np.arange(count + 1))
     factor = step / np.pi * speed / (1j * z * z) * np.where(np.arange(count + 1) == 0, 0.5, 1.0)
@@ -592,11 +586,10 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float
         raise ArithmeticError("a contour for these bins takes too long, or its error is too large")
     lattice, work, path, logs = found
     value = factor * transform(bins, lattice, z, path)
-    v, last, turns = line.places(FINE, FAR * decay.x[-1]), step * np.array([count]), 2.0 * np.pi * width / step
-    sides = tuple(cells_on(bins, decay, line, side * width, v) for side in (1.0, -1.0))
+    last, turns = step * np.array([count]), 2.0 * np.pi * width / step
     beyond = Cells(line.at(last)[0].real, log_beyond(bins, decay, line, 0.0, last))
     cut = -turns - np.log(-np.expm1(-turns))
-    return Contour(z, value, np.exp(logs) * np.abs(factor), sides, cut, beyond), work
+    return Contour(z, value, np.exp(logs) * np.abs(factor), strips, cut, beyond), work
 
 
 def _work(bins: Bins, lattice: Lattice) -> float:
