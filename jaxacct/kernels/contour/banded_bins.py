@@ -135,14 +135,12 @@ class Bins:
 
     def kinds(self) -> Iterator[Kind]:
         """Yield groups of bins that are alike."""
-        pairs, variances = np.stack([self.first, self.second]), self.variances
-        cells = np.ceil(pairs * (ALIKE / self.largest)).T.tolist()
-        groups = collections.defaultdict(list)
-        for at, cell in enumerate(cells):
+        pairs, groups = np.stack([self.first, self.second]), collections.defaultdict[tuple[float, ...], list[int]](list)
+        for at, cell in enumerate(np.ceil(pairs * (ALIKE / self.largest)).T.tolist()):
             groups[tuple(cell)].append(at)
-        for at in groups.values():
-            first, second, variance = ((float(x[at].min()), float(x[at].max())) for x in (*pairs, variances))
-            yield Kind(first, second, variance, len(at))
+        for alike in groups.values():
+            first, second, variance = ((float(x[alike].min()), float(x[alike].max())) for x in (*pairs, self.variances))
+            yield Kind(first, second, variance, len(alike))
 
     def runs(self) -> Iterator[tuple[float, float, int]]:
         """Yield (first, second, count) of equal neighbours among the bins 1 to b - 2."""
@@ -656,11 +654,8 @@ class Profile:
         error : absolute width that suffices; above 0 it belongs to a search, which counts the work of all its calls.
         least : a smaller delta may have any bracket; a number, or one for each eps.
         """
-        found, k, least = (
-            self.known(sign, eps),
-            np.exp(np.minimum(sign * eps, 700.0)),
-            np.broadcast_to(least, eps.shape),
-        )
+        found, k = self.known(sign, eps), np.exp(np.minimum(sign * eps, 700.0))
+        least = np.broadcast_to(least, eps.shape)
         self.left = self.left if error else 4.0 * MOST_WORK
         for at, place in enumerate(eps.tolist()):
             low, _, high = found[:, at]
@@ -680,7 +675,7 @@ class Profile:
                 most = np.log((high - low) * (1.0 if sign > 0 else k[at]))
                 one, work = contour(self.bins, self.decay, k[at], np.log(goal), most, min(self.left, MOST_WORK))
             except ArithmeticError:
-                self.missed.append((sign, place, np.inf))
+                self.missed += [(sign, place, np.inf)] if self.left > MOST_WORK else []
                 continue
             self.contours.append(one)
             self.left -= work
@@ -698,10 +693,8 @@ class Profile:
         # rough contours bring eps near the solution; a fine one gives the bracket: those for sign 1 serve many eps
         many, near, fine = len(self.contours) + 6, 0.35 if sign > 0 else 1e-3, False
         low, high, grid = 0.0, most, np.linspace(0.0, most, 400)
-        eps = max(
-            min(2.0 * self.bins.deviation, 0.5 * most),
-            grid[theorems(self.bins, sign, grid)[0] > delta].max(initial=0.0),
-        )
+        least = grid[theorems(self.bins, sign, grid)[0] > delta].max(initial=0.0)
+        eps = max(float(least), min(2.0 * self.bins.deviation, 0.5 * most))
         for _ in range(60):
             if len(self.contours) < many and not fine:
                 self.delta(sign, np.array([eps]), 0.0, 0.3 * delta)
@@ -712,7 +705,7 @@ class Profile:
             eps = eps + step if low < eps + step < high else 0.5 * (low + high)
             if abs(step) <= near * eps and not fine:
                 fine, low, high = True, 0.0, most
-                self.delta(sign, np.array([eps]), 0.0, 1e-5 * abs(slope) * eps * delta)
+                self.delta(sign, np.array([eps]), 0.0, 3e-6 * abs(slope) * eps * delta)
             elif abs(step) <= 1e-8 * eps:
                 break
         less, more = 0.0, most
