@@ -331,13 +331,13 @@ def _by_engine(
             wide = [_wide(*bounds) if shared[row] else np.arange(bounds[0].size) for row, bounds in enumerate(ends)]
             for chosen, those in (("contour", by_contour), ("auto", ~by_contour)):
                 due = np.flatnonzero(those & ~beyond)
-                row = np.repeat(due, [wide[i].size for i in due])
-                if row.size:
+                asked = np.repeat(due, [wide[i].size for i in due])
+                if asked.size:
                     values = np.concatenate([within[i][wide[i]] for i in due])
-                    rest = delta(_rows(run, row), values, relation=name, engine=chosen, rtol=PROFILE_RTOL)
+                    rest = delta(_rows(run, asked), values, relation=name, engine=chosen, rtol=PROFILE_RTOL)
                     for i in due:
-                        ends[i][:, wide[i]] = rest.lower[row == i], rest.upper[row == i]
-            known[name] = [_filled(*bounds, eps.size) for bounds, eps in zip(ends, at, strict=True)]
+                        ends[i][:, wide[i]] = rest.lower[asked == i], rest.upper[asked == i]
+            known[name] = [_filled(low, high, eps.size) for (low, high), eps in zip(ends, at, strict=True)]
     # if half of the mass has losses beyond the engines' range, the curve claims nothing, and `by_base` answers instead
     nothing = np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS]), np.zeros((2, 3)), np.ones((2, 3))
     of = lambda row, end: np.stack([known[name][row][end] for name in names])

@@ -46,10 +46,11 @@ def known_curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]
         shape, way = batch_shape(run), (coarse, backend.on_numpy(1))
         bases = [element(run, index) if shape else run for index in np.ndindex(shape)]
         keys = [(base, *way) for base in bases]
-        found = [_kept.get(key) for key in keys]
-        if all(curve is None for curve in found):
+        if any(key in _kept for key in keys):
+            kept = [_kept.get(key) for key in keys]  # read once: another thread may drop a curve
+            found = [curves(base, coarse)[0] if c is None else c for base, c in zip(bases, kept, strict=True)]
+        else:
             found = curves(run, coarse)
-        found = [curves(base, coarse)[0] if curve is None else curve for base, curve in zip(bases, found, strict=True)]
     with _keeping:
         for key, curve in zip(keys, found, strict=True):
             _kept.pop(key, None)
