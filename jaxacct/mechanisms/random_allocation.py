@@ -1,8 +1,8 @@
 """Random allocation: in a round of t releases each record takes part in some slots, which are drawn at random.
 
 The file has the mechanisms, the pairs of one round, and the exact law of the loss for bases with few outputs. A round
-whose pairs cannot be computed does not stop its batch. Such a round is bounded from above by the Gaussian mechanism
-that also reveals the slot; nothing is claimed from below, and its status is "width".
+whose pairs cannot be computed does not stop the other configurations. Such a round is bounded from above by the
+Gaussian mechanism that also reveals the slot; nothing is claimed from below, and its status is "width".
 """
 
 from __future__ import annotations
@@ -77,22 +77,22 @@ class RandomAllocation(Mechanism):
 
     With one participation the pair is P = (1/t) sum_i N(e_i, sigma^2 I), Q = N(0, sigma^2 I) in t dimensions. The pair
     is exact for add, remove and zero-out, also for adaptive releases. Several rounds, as in
-    ``ja.repeat(RandomAllocation(Gaussian(1.0), 100), epochs)``, draw a fresh allocation in every epoch. The profile of
+    ``ja.repeat(RandomAllocation(Gaussian(1.0), 100), epochs)``, draw a fresh allocation in every round. The profile of
     a round is then bounded from above and from below by pairs with 200 to 400 losses, and the answer is a certified
     bracket, about 3e-4 to 6e-4 wide. With k participations, 1 < k < t, the slots are cut into k blocks at random; the
     blocks are revealed, and ``kind`` is "bound". k = t is t plain releases, and t = 1 is one plain release. Under
     ``replace_one`` a record is removed and another added, and the answer is a bound. Renyi divergences, selections and
     other answers that use the dominating pair alone are bounds as well.
 
-    The slots of different records must be independent. Bins of equal size, as a shuffle makes them, are not covered,
-    because the bins of the other records then depend on the record's own bin. For equal bins, t = 2 and sigma = 1,
-    delta(1) is at least .1172; random allocation has .0592.
+    The slots of different records must be independent. Slots of equal size, as a shuffle makes them, are not covered,
+    because the slots of the other records then depend on the record's own slot. For equal slots, t = 2 and sigma = 1,
+    delta(1) is at least .1172; under random allocation it is .0592.
 
     A base with finitely many outputs (``RandomizedResponse``, ``PureDP``, ``ApproximateDP``, ``FiniteOutput``) is exact
     for every number of participations, under add, remove and zero-out. The law of the loss is computed from the counts
     of the outputs, of which there may be up to 20,000.
 
-    A user whose k records share one bin is one record of k times the contribution: use noise multiplier sigma/k.
+    A user whose k records share one slot is one record of k times the contribution: use noise multiplier sigma/k.
 
     The bracket of one round usually has a relative width of 1e-6. For composed rounds the relative width is up to some
     1e-3 for epsilon and a few per cent for delta, whatever ``rtol`` asks. Their status is "ok" up to 1e-3 for epsilon
@@ -107,7 +107,7 @@ class RandomAllocation(Mechanism):
     participations : array_like of whole numbers from 1 to slots
         Exact number of slots in which a record takes part. "At most k" is not covered: no dominating pair is known.
     group : array_like of whole numbers, 1 or more
-        Number of records, each in bins of its own, that are protected together. Above 1 the answer is a bound, and
+        Number of records, each in slots of its own, that are protected together. Above 1 the answer is a bound, and
         participations must be 1 or all slots. All fields broadcast.
 
     References
@@ -245,7 +245,7 @@ def require_gaussian_slots(owner: str, mechanism: Any) -> None:
         others = ", or a mechanism with few outputs such as ja.PureDP(0.1)" if owner == "RandomAllocation" else ""
         raise InputError(
             f"{owner} of {type(mechanism).__name__} is not supported, since its law is not known; its base is a "
-            f"Gaussian{others}. Several Gaussians are the one of noise (sum z^-2)^(-1/2); anything else leaks no more "
+            f"Gaussian{others}. Several Gaussians equal one of noise multiplier (sum z^-2)^(-1/2); others leak no more "
             "than what it releases in all the slots of a record, without the allocation"
         )
 

@@ -81,9 +81,9 @@ class PoissonSampled(OfGaussianMixtures):
     the answer is a bound for 0 < q < 1.
 
     A composition inside runs all its mechanisms on one sample, as in ``PoissonSampled(compose(Gaussian(1.0),
-    Laplace(5.0)), 0.01)``. A composition of samples is another mechanism. Several Gaussians inside, of noise
-    multipliers z, become one Gaussian of noise multiplier (sum z^-2)^{-1/2}. Otherwise the pair of the whole
-    composition is sampled (README.md, "Several releases from one sample").
+    Laplace(5.0)), 0.01)``. A composition of sampled mechanisms draws a new sample for each of them. Several Gaussians
+    inside, of noise multipliers z, become one Gaussian of noise multiplier (sum z^-2)^{-1/2}. Otherwise the pair of
+    the whole composition is sampled (README.md, "Several releases from one sample").
 
     ``group`` = k > 1 protects any k records together, such as those of one person. The number of them in a batch is
     Binomial(k, q), and the pair of a Gaussian is (sum_j Bin_j N(j, s^2), N(0, s^2)). It is exact for add, remove and
@@ -270,7 +270,7 @@ class PoissonSampled(OfGaussianMixtures):
 
 
 def _under(relation: str) -> str:
-    """Return the relation of the releases in a sample."""
+    """Return the neighbouring relation for the releases inside a sample that is asked about under `relation`."""
     return relation if relation == "replace_one" else "add_or_remove_one"
 
 
@@ -468,7 +468,7 @@ def cap_of(size: float, q: float, cap: float) -> Cap:
     if q == 1.0:
         return Cap((1.0, 1.0), (cap / size * (1.0 - 2.0 * ROUNDOFF), min(cap / size * (1.0 + 2.0 * ROUNDOFF), 1.0)))
     beyond, wrong = _series(n, q, cap, 1)  # sum_{k > cap} p_k/p_cap
-    if not np.isfinite(beyond):  # the terms up to the cap, at most p_cap each, are negligible beside the larger ones
+    if not np.isfinite(beyond):  # the terms up to the cap, at most p_cap each, are negligible beside those beyond it
         rate = cap / size
         return Cap((1.0 - 2.0 * ROUNDOFF, 1.0), (rate * (1.0 - 4.0 * ROUNDOFF), rate * (1.0 + 2.0 * ROUNDOFF)))
     around, doubt = _series(n, q, cap, -1)  # sum_{k < cap} p_k/p_cap
@@ -751,8 +751,8 @@ class SampledWithReplacement(OfGaussianMixtures):
     A record is drawn Binomial(B, 1/n) times, and each time it takes the place of another record. The pair is (sum_m
     Bin_m N(2m, s^2), N(0, s^2)), exact for add and remove. ``group`` = k > 1 protects any k records together, with
     Binomial(B, k/n) draws. Under ``replace_one`` and ``zero_out`` the answer is a bound: delta(log a) <= sum_{m >= 1}
-    Bin_m delta_{2m}(log a'), where delta_{2m} is that of the Gaussian of sensitivity 2m, a' = 1 + (a - 1)/eta and eta =
-    1 - (1 - k/n)^B.
+    Bin_m delta_{2m}(log a') for a >= 1, where delta_{2m} is the profile of the Gaussian of sensitivity 2m, a' = 1 +
+    (a - 1)/eta and eta = 1 - (1 - k/n)^B.
 
     A record that is drawn m times counts m times: clip every draw, not the sum of a record's draws. n and B are public,
     and the sum is divided by a constant.
@@ -766,7 +766,7 @@ class SampledWithReplacement(OfGaussianMixtures):
     dataset_size : array_like of whole numbers from 1 to 1e9
         n, the size of the larger data set. All fields broadcast.
     group : int from 1 to 1000
-        k, one for the whole batch, less than n.
+        k, the same for all configurations, less than n.
 
     References
     ----------

@@ -100,7 +100,7 @@ def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism
     """Return compositions with certified pairs that a composition of shuffled batches dominates, or an empty list.
 
     `size` is the number of answers asked for; with more than MOST_ROWS no attack is computed. A pass with a single
-    batch has no attack, since the trainer writes a single batch if it does not know the number of batches.
+    batch has no attack, since the trainer also records `batches` = 1 where it does not know their number.
     """
     if relation in LOSS_OF_PRESENCE or size > MOST_ROWS or not _in_reach(mechanism, 1.0):
         return []
@@ -171,7 +171,7 @@ class _SeenBatches(Mechanism):
 
 
 def _largest(with_record: float, without: float, batches: float, direction: str) -> FinitePart:
-    """Return the law of the loss of the largest of `batches` outputs, which an attack sees as a cell of a grid only.
+    """Return the law of the loss of the largest of `batches` outputs, of which an attack sees only its cell in a grid.
 
     One output has mean `with_record` under P and `without` under Q, in units of sigma; the others have mean 0.
     """

@@ -62,7 +62,8 @@ def plot(
     where : dict of column names and values
         Draw only the rows with these values.
     rows : row numbers from 0
-        For profiles and trade-off curves, among the rows that `where` leaves; by default up to six, evenly spread.
+        Rows to draw as profiles or trade-off curves, counted among those that `where` leaves; by default up to six,
+        evenly spread.
 
     Returns
     -------

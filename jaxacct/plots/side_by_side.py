@@ -67,7 +67,7 @@ def plot_profiles(
     Parameters
     ----------
     mechanisms : dict of str and Mechanism or Profile; or one of them
-        The keys are the names in the legend.  A batch is a curve for each of its elements, 8 curves at most.
+        The keys are the names in the legend.  A batch has a curve for each of its elements, 8 curves at most.
     epsilon : array_like >= 0, optional
         Values at which delta is computed; by default 120 values up to where delta is 1e-10.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}, optional
@@ -258,7 +258,7 @@ def draw_strategies(advice: Any, axes: Any = None) -> Any:
 
 
 def _without_output(reading: Reading) -> float:
-    """Return what an attacker achieves who does not see the output."""
+    """Return the value of the reading for an attacker who does not see the output."""
     at = reading.at
     if reading.name == "bayes_success":
         return max(at["prior"], 1.0 - at["prior"])

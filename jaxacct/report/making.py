@@ -82,7 +82,7 @@ def report(
     out : path ending in .html or .md, optional
         The file to write the page to; an existing file is replaced.
     delta : float in (0, 1), optional
-        For a ledger (by default the delta of its last plan) or a mechanism, which needs one.
+        The delta of the claim: for a ledger, by default the delta of its last plan; for a mechanism, required.
     rows : row numbers from 0, optional
         For a result: up to 20 rows to describe in detail.  By default the first 3 in detail and the first 50 in a
         table.
@@ -91,7 +91,7 @@ def report(
     relation : str, optional
         For a mechanism, by default "add_or_remove_one"; every other subject has its own relation.
     model, organisation, contact : str
-        What the page is about, who releases it, and whom to ask; shown at the top where they are given.
+        The model that the page is about, who releases it, and whom to ask; shown at the top where they are given.
 
     Returns
     -------
@@ -100,8 +100,8 @@ def report(
     Raises
     ------
     InputError
-        If the subject cannot be read or reported, such as a damaged or open ledger, if an option is for another
-        subject, or if the page cannot be written.
+        If the subject cannot be read or reported, such as a damaged or open ledger, if an option does not apply to
+        the subject, or if the page cannot be written.
 
     References
     ----------

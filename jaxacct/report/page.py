@@ -93,7 +93,7 @@ def markdown(blocks: Sequence[Block]) -> str:
 
 
 class Heading(NamedTuple):
-    """A title: level 1 of the page, 2 of a section, 3 of a part."""
+    """A title: of the page (level 1), of a section (level 2) or of a part of a section (level 3)."""
 
     text: str
     level: int = 2

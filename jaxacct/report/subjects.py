@@ -588,9 +588,9 @@ def _refuse_other_batches(cells: dict[str, Any]) -> None:
 
 
 def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
-    """Return the claim with the larger of two upper ends: that of the file, and that computed again.
+    """Return the claim with the larger of the upper end in the file and the recomputed upper end.
 
-    If the two brackets are disjoint, nothing may be claimed. Lower end, kind and status are those computed again.
+    If the two brackets are disjoint, nothing may be claimed. Lower end, kind and status are the recomputed ones.
     """
     assert claim.bounds is not None
     ask = account.delta if claim.quantity == "delta" else account.epsilon

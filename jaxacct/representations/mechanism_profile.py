@@ -107,8 +107,8 @@ class Profile:
     def delta(self, epsilon: ArrayLike) -> Bounds:
         """Compute the privacy profile: delta at any real eps, certified.
 
-        At eps < 0 delta follows from the reverse direction: `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)`. Source:
-        Zhu, Dong and Wang (2022), Lemma 45.
+        At eps = -x < 0 delta follows from the reverse direction: `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)`.
+        Source: Zhu, Dong and Wang (2022), Lemma 45.
         """
         refuse_tracers("Profile.delta", "jaxacct.kernels.contour", epsilon=epsilon)
         return account.delta_without_attacks(self.mechanism, epsilon, relation=self.relation, **self._settings())
@@ -192,7 +192,7 @@ class Profile:
         return self.gaussian_readings(above_fpr, regret=False)[0]
 
     def gdp_regret(self, above_fpr: ArrayLike = 1e-10) -> Bounds:
-        """Compute how much `gdp_mu` gives away, certified: the least k with `f(a + k) - k <= f_mu(a)` for all a.
+        """Compute the regret of `gdp_mu`, certified: the least k with `f(a + k) - k <= f_mu(a)` for all a.
 
         If k is 0, f is f_mu. The regret k is between 0 and 1/2, and belongs to the upper end of `gdp_mu(above_fpr)`
         [Gomez et al. 2025, arXiv:2503.10945]. Proof: jaxacct/representations/README.md, "Gaussian differential
@@ -206,7 +206,7 @@ class Profile:
 
     def gaussian_readings(self, above_fpr: ArrayLike, regret: bool = True) -> tuple[Bounds, Bounds]:
         """Return (`gdp_mu`, `gdp_regret`), or (`gdp_mu`, `gdp_mu`) if `regret` is False."""
-        # mu is the same under add_one, remove_one and add_or_remove_one; under the last, f is its own inverse
+        # mu is the same under add_one, remove_one and add_or_remove_one; under add_or_remove_one f is its own inverse
         one_sided = self.relation in ("add_one", "remove_one")
         both = replace(self, relation="add_or_remove_one") if one_sided else self
         shape, rows, floor = on_batch(self.mechanism, "above_fpr", check("above_fpr", above_fpr, FLOOR))
@@ -509,7 +509,8 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
         low, high = np.maximum(low, found.low), np.minimum(high, found.high)
         wide = high - low > np.maximum(rtol * np.minimum(high, 1.0 - low), 1e-12)  # 1e-12 allows for errors of delta
         before, width = width, float(np.max(high - low))
-        if turn == TRADEOFF_ROUNDS or not wide.any() or (turn > 1 and width > 0.5 * before):  # errors of delta are left
+        # where a finer grid no longer halves the width, the rest of the width comes from errors of delta
+        if turn == TRADEOFF_ROUNDS or not wide.any() or (turn > 1 and width > 0.5 * before):
             break
         cells = np.unique(best_cells(x, below, above, fpr[wide], 1.0))
         near = np.unique(np.concatenate([cells - 1, cells, cells + 1]))

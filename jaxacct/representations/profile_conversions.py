@@ -25,7 +25,7 @@ class Guarantee(NamedTuple):
     Parameters
     ----------
     epsilon, delta : numpy.ndarray
-        Of one shape.
+        The two numbers of the guarantee, of the same shape.
     kind : str
         "bound": the guarantee holds, but smaller values of epsilon or delta may hold too.
 
@@ -211,7 +211,7 @@ def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
     ----------
     epsilon : array_like, >= 0
     delta : array_like in (0, 1)
-        They broadcast.
+        epsilon and delta broadcast.
 
     Returns
     -------

@@ -74,7 +74,7 @@ class ExponentialChoice(_PureChoice):
     sensitivity : float > 0
         Delta, the most by which one record moves any single utility.
     monotone : bool
-        Whether one record moves all utilities the same way. The exponent is then epsilon u_r / Delta, with the same
+        Whether one record moves all utilities in the same direction. The exponent is then epsilon u_r / Delta, with the same
         guarantee.
 
     References
@@ -136,7 +136,7 @@ class NoisyMaxChoice(_PureChoice):
     sensitivity : float > 0
         Delta, the most by which one record moves any single utility.
     monotone : bool
-        Whether one record moves all utilities the same way.
+        Whether one record moves all utilities in the same direction.
 
     References
     ----------
@@ -167,7 +167,7 @@ class GaussianNoisyMaxChoice:
     sensitivity : float > 0
         Delta, the most by which one record moves any single utility.
     monotone : bool
-        Whether one record moves all utilities the same way.
+        Whether one record moves all utilities in the same direction.
 
     References
     ----------
@@ -188,8 +188,8 @@ class GaussianNoisyMaxChoice:
     def privacy(self, delta: float, candidates: int) -> ApproximateDP:
         """Return (epsilon, delta)-DP of one choice among `candidates`, where epsilon is the smaller of two bounds.
 
-        The bounds are those of `ja.GaussianNoisyMax` [Koskela, Redberg, Wang 2024, Theorem 3.2, and the differences of
-        all noisy scores].
+        The bounds are those of `ja.GaussianNoisyMax`: Theorem 3.2 of Koskela, Redberg, Wang (2024), and the bound for
+        releasing all differences of noisy scores.
         """
         target = float(check("delta", delta, DELTA))
         count = check_int("candidates", candidates, 1, "count the utilities")
@@ -251,7 +251,7 @@ def exponential_error(
     sensitivity : array_like > 0
         Delta, the most by which one record moves any single utility. All arguments broadcast.
     monotone : bool
-        Whether one record moves all utilities the same way.
+        Whether one record moves all utilities in the same direction.
 
     Returns
     -------

@@ -122,7 +122,7 @@ def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float)
 
 
 def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> tuple[float, float]:
-    """Return lower and upper bounds of delta; list values of K until the others are improbable, compared with it."""
+    """Return lower and upper bounds of delta; list values of K until the others' probability is far below delta."""
     ends = (0.0, 1.0)
     for tail in (1e-12, 1e-40, 1e-150, LEAST_DELTA):
         listed = weights(law, tail)
@@ -277,7 +277,7 @@ class Mixture:
         return search.low, search.high
 
     def _guess(self, target: float) -> float:
-        """Return the eps at which the search begins: that of a k-fold composition, with k the mean of the listed k."""
+        """Return the eps at which the search begins: that of m composed runs, where m is the mean of the listed k."""
         k, mass = self.weights.k, self.weights.high
         mean = max(round(float(np.sum(k * mass) / np.sum(mass))), 1) if k.size else 1
         level = min(target, 1.0 - ROUNDOFF)

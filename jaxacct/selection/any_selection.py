@@ -86,7 +86,7 @@ class AnySelection(Mechanism):
 
     @abstractmethod
     def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
-        """Return the bracket of a base and relation from `under`; `values` has the shape of all arguments together."""
+        """Return the bracket for a base and a relation that `under` returned; `values` has the shape of the answer."""
 
 
 @functools.lru_cache(maxsize=8)

@@ -171,7 +171,7 @@ def _crossing(parts: Components, target: np.ndarray, side: float) -> np.ndarray:
 
 
 def sum_of_atoms(loss: np.ndarray, mass: np.ndarray, infinite: Any, at: np.ndarray, side: float) -> np.ndarray:
-    """Return `sum_i p_i (1 - e^{eps - l_i})_+` plus the mass at infinity, rounded up for side 1, down for side -1."""
+    """Return `sum_i mass_i (1 - e^{at - loss_i})_+` + `infinite`, rounded up if `side` is 1, down if `side` is -1."""
     eps = np.asarray(at)[..., None]
     below = eps - loss - side * LOSS_ERROR * (np.abs(loss) + np.abs(eps))
     with np.errstate(over="ignore"):
@@ -278,7 +278,7 @@ def _rows(run: Mechanism, rows: np.ndarray) -> Mechanism:
 
 
 def _curves_of(run: Mechanism, coarse: bool) -> list[dict[str, Curve]]:
-    """Return the curves of a few configurations; only those of Gaussians come as a batch."""
+    """Return the curves of a few configurations; several configurations have Gaussian parts only."""
     parts = _both(run)
     if all(map(finite_once, parts)):
         ratio, low, high = _by_sum(parts)
@@ -352,7 +352,7 @@ def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
 
 
 def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return the places of brackets from shared contours that are computed again, alone."""
+    """Return the places of wide brackets from shared contours; each is computed again on a contour of its own."""
     wide = np.flatnonzero(high - low > CONTOUR_WIDTH * high)
     # a separate contour hardly ever raises a lower bound of 0: only every eighth such eps is computed again
     nothing = low[wide] == 0.0
@@ -397,7 +397,7 @@ def _by_sum(parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Return knots (Q-mass, P-mass) just below a finite law's curve: sums of masses from the largest loss on."""
+    """Return knots (Q-mass, P-mass) just below a finite law's curve: sums of masses from the largest loss downwards."""
     order = np.argsort(-part.finite_loss[0, 0], kind="stable")
     loss, mass = part.finite_loss[0, 0][order], part.finite_mass[0, 0][order]
     loss, mass = loss[mass > 0.0], mass[mass > 0.0]
@@ -448,7 +448,7 @@ def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the knots (Q-mass, P-mass) of a polygon below the curve, from brackets of delta at ascending ratios."""
-    # wide brackets are left out: each would lower the polygon around it, where chords of narrow brackets give more
+    # wide brackets are left out: around each the polygon would lie below the chord between its narrow neighbours
     ratio, lower, upper = (x[lower >= 0.5 * upper] for x in (ratio, lower, upper))
     lower = np.maximum(lower, 1.0 - ratio)
     # before the first ratio the bound delta(r) >= 1 - r takes the place of a chord; beyond the last ratio delta is at

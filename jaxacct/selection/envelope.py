@@ -264,7 +264,7 @@ def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table | Gaussians, we
 
 
 class Size(NamedTuple):
-    """Numbers of nodes and cells for Gaussian bases; the bound holds for any numbers."""
+    """Numbers of nodes and cells for Gaussian bases; any numbers give a bound. Sketches are coarse first envelopes."""
 
     sketch_nodes: tuple[int, int]  # numbers of nodes in the first and in the second sketch
     sketch_cells: int  # number of cells of v in the sketches
@@ -510,7 +510,7 @@ def _risen(mu: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np
 
 
 def sketch(mu: np.ndarray, law: Law, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return scores x, and the growth of log phi' for Q plus that for P from one score to the next."""
+    """Return scores x and, from one score to the next, the growth of log phi' under Q plus its growth under P."""
     first, second = law.slopes(np.zeros_like(mu))
     begin = special.ndtri(1e-9 / np.maximum(second / first, 1.0))
     end = np.maximum(mu + 8.3, begin + 1.0)

@@ -271,7 +271,7 @@ class TruncatedNegativeBinomial(Law):
     def survival(self, k: ArrayLike) -> np.ndarray:
         """Return Pr[K > k]: phi(1) minus the Taylor polynomial of phi of degree k about 0, taken at 1.
 
-        With c = `_scale`, and (x)_k as in `_log_rising`, it is
+        With c = `_scale`, and (x)_k as in `_log_rising`, this difference is
         `c (1-gamma)^{k+1} (eta+1)_k/k! int_0^1 u^k (1-(1-gamma)u)^{eta-1} du`.
         """
         k = np.asarray(check("k", k, WHOLE_K))

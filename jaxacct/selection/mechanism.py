@@ -166,7 +166,7 @@ def select(
     >>> round(float(b.upper), 3), b.kind
     (1.54, 'certified')
     """
-    several = check_one("top", top, TOP, "j is one number for all") > 1
+    several = check_one("top", top, TOP, "one number for all configurations") > 1
     if choice("candidates", candidates, CANDIDATES) == "iid" and not several:
         return Selection(run, k, bound)
     if bound != WORST_CASE:
@@ -188,7 +188,7 @@ def certified(
     ends[1] = np.where(known, ends[1], most)
     if (wide := _loose(*ends)).any():
         ends = profile_ends.narrowed(quantity, run, law, values, relation, ends, wide)
-    # the envelope serves deltas far below those of the curve's polygon; the Rényi bound is close for many candidates
+    # the envelope serves deltas too small for the curve's polygon; the Rényi bound is close for many candidates
     for name in ("envelope", "renyi"):
         if isinstance(law, BOUNDS[name].laws) and (wide := _loose(*ends) & known).any():
             other = bound_epsilon if quantity == "epsilon" else bound_delta

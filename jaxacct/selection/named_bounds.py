@@ -83,12 +83,12 @@ def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relat
 def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
     """Return the least shift of eps that a theorem allows in one direction, in the batch's shape; inf if there is none.
 
-    For each law of K the shift is the least of a formula over eps_1 >= 0.
-    Truncated negative binomial: `(eta+1) log(e^{eps_1} + (1-gamma)/gamma delta(eps_1))`; delta is of the reverse
+    For each law of K the shift is the least value of a formula over eps_1 >= 0, with the base's profile delta.
+    Truncated negative binomial: `(eta+1) log(e^{eps_1} + (1-gamma)/gamma delta(eps_1))`, delta in the reverse
     direction.
-    Binomial: `(n-1) log(1 + p (e^{eps_1} - 1) + p delta(eps_1))`; delta is of the same direction.  The condition is
+    Binomial: `(n-1) log(1 + p (e^{eps_1} - 1) + p delta(eps_1))`, delta in the same direction.  The condition is
     `e^{eps_1} >= 1 + p/(1-p) delta(eps_1)`; without it the theorem is false.
-    Poisson: `m (e^{eps_1} - 1 + delta(eps_1))`; delta is of either direction.
+    Poisson: `m (e^{eps_1} - 1 + delta(eps_1))`, delta in either direction.
     """
     if isinstance(law, TruncatedNegativeBinomial):
         return (np.asarray(law.eta) + 1.0) * least_growth(run, law, side.reverse)[1] * ROUNDED_UP
@@ -143,7 +143,7 @@ def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> tuple
 
 
 def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds from the best order of the selection's Rényi curve, the larger of both directions."""
+    """Return upper bounds from the best order of the selection's Rényi curve, the larger of the two directions."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     convert = epsilon_from_renyi if quantity == "epsilon" else delta_from_renyi
     value = np.zeros(())
@@ -367,7 +367,7 @@ def _answer(quantity: str, mu: Any, k: Law, given: np.ndarray, form: str) -> np.
 
 
 def _by_intervals(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return eps at delta, or delta at eps, by `order_statistics`, in chunks of rows with equal reach."""
+    """Return eps at delta, or delta at eps, by `order_statistics`, in chunks of rows whose nodes reach equally far."""
     laws = law.flattened(shape)
     mu, given = (np.broadcast_to(x, shape).reshape(-1) for x in (mu, given))
     mean = np.broadcast_to(law.mean, shape).reshape(-1)

@@ -169,8 +169,8 @@ def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
 def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
     """Return (lower, upper) of `phi(1) - phi(1 - p)` at p = `apart`, with phi the generating function of K.
 
-    phi' is convex on [1 - p, 1]: p times phi' at its middle is a lower bound; p times the mean of phi' at its two ends
-    is an upper bound.
+    phi' is convex on [1 - p, 1]: p times phi' at the middle of this interval is a lower bound; p times the mean of phi'
+    at the two ends of the interval is an upper bound.
     """
     factors = np.array([0.0, 0.5 * (1.0 + RELATIVE_ERROR), 1.0 - RELATIVE_ERROR, 1.0 + RELATIVE_ERROR])
     ends = np.clip(apart * factors, 0.0, 1.0)
@@ -184,7 +184,7 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Return (gain, cost) of `Limits`, for orders where part of the most revealing outcome outscores ranks up to v."""
+    """Return (gain, cost) of `Limits`, if a part of the most revealing outcome outscores all ranks up to some v."""
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:
         return np.zeros(0), np.ones(0)
@@ -199,7 +199,7 @@ def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.nd
 
 
 def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Return a loss reached by orders in which a bit of the most revealing outcome outscores ranks up to a knot."""
+    """Return a loss reached if a small part of the most revealing outcome outscores all ranks up to some knot."""
     top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0
@@ -328,7 +328,7 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
 
 
 def growth(law: Law, base: Direction) -> float:
-    """Return an upper bound of `log phi'(T(v) - p) - log phi'(v)` over all v, by the law; inf if none is known.
+    """Return an upper bound of `log phi'(T(v) - p) - log phi'(v)` over all v, by a formula for the law, or inf.
 
     T, p and phi are those of the text at the top of this file.
     """
@@ -374,7 +374,7 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
     mean, tried = float(law.mean) * ROUNDED_UP, max(1.0 - none * ROUNDED_UP - 4.0 * ROUNDOFF, once / ROUNDED_UP)
     base = _direction(run, side)
     grown = growth(law, base)
-    # with probability phi(1 - delta(0)) coupled runs on neighbours agree in all candidates: 1 minus it bounds delta
+    # with probability phi(1 - delta(0)) coupled runs on neighbours agree in all candidates; delta is at most the rest
     moved = mass_on_top(law, min(base.distance, 1.0))[1]
     if quantity == "delta":
         low = tried * delta_ends(run, values, side.forward)[0]

@@ -1,4 +1,4 @@
-"""Privacy of tuning on a random subset of the data, a Poisson sample X_1 of rate q, followed by one training run.
+"""Privacy of tuning on X_1, a Poisson sample of rate q from the data X, followed by one training run.
 
 In variant "rest" the run trains on X without X_1; in variant "all" it trains on X [Koskela and Kulkarni 2023].  The
 published form uses Rényi divergences.  The form by privacy profiles is rigorous for both variants (README.md of this
@@ -115,7 +115,8 @@ def subset_epsilon(
 def _renyi(tuning: np.ndarray, training: np.ndarray, q: float, variant: str) -> np.ndarray:
     """Bound the Rényi divergences of tuning and training together, for the worse direction, at orders 2, ..., A.
 
-    tuning, training : (2, A - 1), upper bounds at these orders, each on its own data; first for removing a record.
+    tuning, training : (2, A - 1), upper bounds of the divergences of each on its own data, at these orders.  The first
+    row is for removing a record, the second for adding one.
     """
     value, worst = [], np.max(tuning, axis=0)
     for a in range(2, tuning.shape[1] + 2):

@@ -80,7 +80,7 @@ class TopSelection(AnySelection):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "top", int(check_one("top", self.top, TOP, "j is one number for all")))
+        object.__setattr__(self, "top", int(check_one("top", self.top, TOP, "one number for all configurations")))
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         return "bound"
@@ -193,7 +193,7 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
     level : a delta; the profiles end where delta is a certain share of it.
     """
     parts = components(run, "add_or_remove_one", side.direction)
-    # mass at infinity counts by itself if it is certain; that of a pair which only dominates the base is not certain
+    # mass at infinity counts by itself if it is certain; the mass of a pair that only dominates the base is not certain
     certain = run.kind_under("add_or_remove_one", composed=True) == "certified"
     apart = float(np.abs(parts.delta_infinity[0])) * (1.0 - RELATIVE_ERROR) if certain else 0.0
     apart = apart if apart >= LEAST_DELTA else 0.0  # a smaller mass may only stem from a cut-off table
