@@ -238,7 +238,7 @@ def test_caps_and_users_are_on_the_page():
     some = {"target_delta": 1e-5, "dataset_size": 50, "sampling_probability": 0.1, "noise_multiplier": 5.0, "steps": 4}
     text = parsed(report(Plan(**some, sampling="truncated_poisson", cap=20, unit="user"))).text
     assert "a uniformly random subset of that size is kept" in text and "Largest batch" in text
-    assert "Whose each example is was told rightly" in text and "The number of users, 50, is public" in text
+    assert "The user of each example was stated correctly" in text and "The number of users, 50, is public" in text
 
 
 def test_a_page_about_users_says_record_nowhere(tmp_path):

@@ -256,7 +256,7 @@ def test_a_long_sum_of_squares_does_not_stand_still():
         ({"clip_norm": {"other": 1.0}}, "must be a number or a prefix of the parameters"),
         ({"method": "fast"}, "method = 'fast' is not known"),
         ({"params": jnp.arange(3)}, "must be floating"),
-        ({"batch": (jnp.zeros((2, 3)), jnp.zeros(3))}, "must all be one"),
+        ({"batch": (jnp.zeros((2, 3)), jnp.zeros(3))}, "must all be equal"),
         ({"loss_fn": lambda p, x: p * x}, "must be a scalar"),
     ],
 )

@@ -63,8 +63,8 @@ TRAINING = (
 )
 """The assumptions about a training run."""
 USERS = (
-    "All examples of a user are drawn together, and the gradient of their mean is clipped as one. Whose each example "
-    "is was told rightly."
+    "All examples of a user are drawn together, and the gradient of their mean is clipped as one. The user of each "
+    "example was stated correctly."
 )
 """The assumption about a training run whose unit is a user."""
 CYCLIC = (

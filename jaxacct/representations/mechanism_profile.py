@@ -52,7 +52,7 @@ TRADEOFF_ROUNDS = 4
 The width of the bracket of the trade-off function falls with the square of the width of these cells.
 """
 SLIGHTLY_WIDE = 0.01
-"""Width of a bracket of an error rate by the lattice up to which the other engines are not asked for a narrower one."""
+"""If the lattice engine brackets an error rate to within this width, no other engine is asked for a narrower one."""
 NARROW_ABSOLUTE = 1e-7
 """Width below which a bracket of the trade-off function is narrow, whatever its relative width."""
 FLOOR = Constraint("use a floor such as 1e-10, which is part of the claim", 0, 0.5, lower_open=True, upper_open=True)

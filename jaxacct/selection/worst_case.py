@@ -234,8 +234,8 @@ def attack(
 ) -> Attack:
     """Return the worst score at `delta` with the epsilon that it reaches: a lower bound on every honest answer.
 
-    The order is that of a base whose curve T, the largest P-mass of a set of Q-mass u, is just below that of `run`.
-    Every base whose T is nowhere below that of `run` reaches this epsilon.
+    The score is the worst one for a base whose curve T, the largest P-mass of a set of Q-mass u, is just below the
+    curve of `run`.  Every base whose T is nowhere below the curve of `run` reaches this epsilon.
 
     Parameters
     ----------

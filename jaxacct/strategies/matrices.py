@@ -103,7 +103,8 @@ class Toeplitz(ToeplitzStrategy):
     coefficients : sequence of float
         c_0 > 0, c_1, ..., c_{p-1}; later entries of the first column are 0.
     steps, epochs : int
-        n, the size of the matrix, at least p; and fixed epochs for which errors are stated, whose number divides n.
+        n, the size of the matrix, at least p; and the number of fixed epochs for which errors are stated, which
+        divides n.
 
     References
     ----------
@@ -131,7 +132,7 @@ class Identity(ToeplitzStrategy):
     Parameters
     ----------
     steps, epochs : int
-        n, the size of the matrix; and fixed epochs for which errors are stated, whose number divides n.
+        n, the size of the matrix; and the number of fixed epochs for which errors are stated, which divides n.
 
     References
     ----------
@@ -151,8 +152,8 @@ class Identity(ToeplitzStrategy):
 class Banded(ToeplitzStrategy):
     """The banded Toeplitz matrix of least mean squared error of the prefix sums; its first column has norm 1.
 
-    It is the best one for ``epochs`` fixed epochs of at least ``bands`` steps, and for cyclic Poisson sampling from at
-    least ``bands`` groups: the privacy of both depends on C only through the norm of its first column.
+    It is the best matrix for ``epochs`` fixed epochs of at least ``bands`` steps, and for cyclic Poisson sampling from
+    at least ``bands`` groups: the privacy of both depends on C only through the norm of its first column.
 
     Parameters
     ----------
@@ -190,7 +191,7 @@ class BLT(ToeplitzStrategy):
     buffers : int
         d, the number of terms.
     steps, epochs : int
-        n, the size of the matrix; and fixed epochs for which the mean squared error is least, whose number divides n.
+        n, the size of the matrix; and the number of fixed epochs of least mean squared error, which divides n.
     scales, decays : tuple of float, optional
         d numbers each, scales > 0 and 0 <= decays < 1, if they are known; otherwise they are searched for.
 
@@ -252,7 +253,7 @@ class BandedInverse(ToeplitzStrategy):
     inverse_bands : int
         p, the number of bands of C^-1.
     steps, epochs : int
-        n, the size of the matrix; and fixed epochs for which the mean squared error is least, whose number divides n.
+        n, the size of the matrix; and the number of fixed epochs of least mean squared error, which divides n.
     inverse : tuple of float, optional
         The first column 1, d_1, ..., d_{p-1} of C^-1, if it is known; otherwise it is searched for.
 
@@ -425,7 +426,7 @@ class PrefixSum(Strategy):
     Parameters
     ----------
     steps, epochs : int
-        n, the number of leaves; and fixed epochs for which errors are stated, whose number divides n.
+        n, the number of leaves; and the number of fixed epochs for which errors are stated, which divides n.
     restarts : int
         Number of blocks, each with trees of its own; it divides ``steps``. With as many restarts as epochs each pass is
         one block.
@@ -460,7 +461,7 @@ class PrefixSum(Strategy):
         if not self.steps or self.restarts == 1:  # a single tree grows
             return replace(self, steps=steps)
         if steps % self.block:
-            raise InputError(f"steps = {steps} must be a multiple of {self.block}, the steps of a tree; use that")
+            raise InputError(f"steps = {steps} must be a multiple of {self.block}, the steps of a tree; use a multiple")
         return replace(self, steps=steps, restarts=steps // self.block)
 
     @property

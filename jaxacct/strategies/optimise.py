@@ -90,7 +90,7 @@ def banded_errors(diagonals: Any) -> Any:
     row = jnp.stack([jnp.pad(diagonals[lag, : steps - lag], (lag, 0)) for lag in range(bands)], 1)
 
     def step(covariance: Any, entries: Any) -> tuple[Any, Any]:
-        # `covariance` is that of the last bands - 1 noises, the latest first, and of the sum of all noises
+        # the rows of `covariance` are the last bands - 1 noises, the latest first, and the sum of all noises
         noise = jnp.append(-entries[1:], 0.0) / entries[0]
         total = noise.at[-1].add(1.0)
         move = jnp.concatenate([noise[None], jnp.eye(bands)])[: bands - 1]

@@ -216,7 +216,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def overlap(self) -> int:
-        """Columns of C that are so far apart are orthogonal: columns i and j with ``|i - j| >= overlap``."""
+        """Distance from which on columns of C are orthogonal: columns i and j with ``|i - j| >= overlap``."""
 
     @property
     def entry_error(self) -> float:
@@ -393,7 +393,7 @@ def _weights(lags: Lags, separation: int, most: int) -> np.ndarray:
         return magnitude[0]
     free = later == possible  # the gaps alone limit the number of later steps
     layers = 1 if free else later  # layer m: at most m later steps
-    best = np.zeros((separation, layers + 1, steps))  # a ring of the last lags
+    best = np.zeros((separation, layers + 1, steps))  # a ring buffer of the last lags
     nearest = np.zeros((layers + 1, steps))
     for lag in range(count - 1, separation - 1, -1):
         after = best[lag % separation]  # the values for lag + separation

@@ -168,7 +168,7 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
         shape = broadcast_shape({field: np.shape(axis) for field, axis in axes.items()})
         meshed = [np.broadcast_to(axis, shape) for axis in axes.values()]
     columns = {field: np.array(axis).ravel() for field, axis in zip(axes, meshed, strict=True)}
-    prefix = "" if solved in ("epsilon", "delta") else "target_"  # calibrations call them target_epsilon, target_delta
+    prefix = "" if solved in ("epsilon", "delta") else "target_"  # calibrations say target_epsilon, target_delta
     words = {f"{p}{word}": f"{prefix}{word}" for word in ("epsilon", "delta") for p in ("", "target_")}
     columns = {words.get(field, field): column for field, column in _derived(columns, solved).items()}
     rows = next(iter(columns.values())).size
@@ -288,7 +288,7 @@ def _require_rule(given: Mapping[str, Any]) -> None:
 
 
 def _derived(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray]:
-    """Add the rate, steps and groups that follow from other columns; blank what a row's batch rule does not take."""
+    """Add the rate, steps and groups that follow from other columns; blank numbers that a row's rule does not take."""
     own = [name for name in OF_RULES if name in columns]
     if not own and not any(name in columns for name in (*RATES[1:], *LENGTHS[1:])):
         return columns

@@ -1,7 +1,8 @@
 """The files of a sweep: its journal, and the parts of its slices, which `merge` joins into one table.
 
-A sweep appends solved rows to its journal block by block.  A kill at any moment loses only the block being solved.  The
-journal of a complete slice becomes the part file of the slice.
+A sweep may be cut into n slices of rows, which different processes solve.  Each process appends solved rows to its
+journal block by block.  A kill at any moment loses only the block being solved.  The journal of a complete slice
+becomes the part file of the slice.
 
 A file is a sequence of records.  A record is a mark, the length of its content, a checksum, and the content.  The first
 record describes the sweep (`Header`); each other record holds rows of the table.  A reader drops a last record that a

@@ -65,8 +65,7 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
     `repetitions = "geometric"` and `gamma = [0.1, 0.01]` (or another law of K, `jaxacct.sweeps.grid.LAWS`) epsilon is
     the epsilon of running the configuration K times and releasing the best output.  A file without `[[block]]` is one
     block.  A CSV has the same names as columns, among them `name` and `quantity`; an empty cell is a value left out.
-    Other columns are kept beside the answers.  A
-    column whose name looks like an absent input is refused.
+    Other columns are kept beside the answers.  A column whose name looks like an absent input is refused.
 
     Parameters
     ----------
@@ -104,7 +103,7 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
 def _read_toml(text: str) -> Grid:
     try:
         document = tomllib.loads(text)
-    except ValueError as error:  # a whole number with too many digits raises it, too
+    except ValueError as error:  # a whole number with too many digits raises ValueError, too
         raise InputError(f"not valid TOML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise InputError("not valid TOML: its arrays or tables are nested too deeply") from None
@@ -173,8 +172,8 @@ def _record(header: list[str], number: int, cells: list[str]) -> list[Any]:
 def as_grid(grid: Any, quantity: str | None = None) -> Grid:
     """Return the grid of a DataFrame or a list of dicts, one configuration per row.
 
-    None and NaN in an input are values left out.  Columns that are no inputs are kept beside the answers.  A
-    column whose name looks like an absent input is refused.
+    None and NaN in an input are values left out.  Columns that are no inputs are kept beside the answers.  A column
+    whose name looks like an absent input is refused.
 
     >>> run = {"noise_multiplier": 2.0, "sampling_probability": 1, "steps": 1, "delta": 1e-5}
     >>> grid = as_grid([run | {"site": "A"}, run | {"site": "B"}])

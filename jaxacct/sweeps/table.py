@@ -120,8 +120,8 @@ class Table:
     def to_pandas(self) -> Foreign:
         """Return the table as a pandas.DataFrame (needs pandas).
 
-        If a DataFrame was swept, the result has its index, and its columns as they were; those with values to solve for
-        are float64.
+        If a DataFrame was swept, the result has its index, and its columns as they were; columns with values to solve
+        for are float64.
         """
         found = optional_package("pandas", "a DataFrame").DataFrame(self.columns)
         if self.frame is None:
@@ -238,7 +238,7 @@ def layout(grid: Grid) -> tuple[str, ...]:
 
 
 def measures(quantity: str) -> bool:
-    """Return whether the bracket is of the quantity itself, rather than of the epsilon or risk at a solved value."""
+    """Return whether the bracket encloses the quantity itself, rather than the epsilon or risk at a solved value."""
     return quantity in ("epsilon", "delta")
 
 

@@ -34,7 +34,7 @@ class Clipped(NamedTuple):
 
     Parameters
     ----------
-    total : a pytree like the parameters, at least float32.  It is the sum before noise, and so not private either.
+    total : a pytree like the parameters, of float32 or wider.  It is the sum before noise, and so not private either.
     clipped : number of examples whose gradient was longer than the clip norm (of any group, if there are several).
     not_finite : number of examples that contribute nothing.  The gradient of each has a NaN, an infinity or an overflow
         in the parameter's dtype, or is more than 2^126 clip norms long.  If the clip norm is NaN, all are counted.
@@ -296,7 +296,7 @@ def _kept(keep: Any, values: Any) -> Any:
 
 
 def _check_params(params: Any) -> None:
-    """Raise InputError if a parameter is not of floating point, and so has no gradient."""
+    """Raise InputError if a parameter does not have a floating-point dtype, and so has no gradient."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             name = jax.tree_util.keystr(path)
@@ -307,7 +307,7 @@ def _batch_size(batch: Any) -> int:
     """Return the number of examples; raise InputError if the arrays of a batch have different numbers."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(batch)}
     if len(sizes) != 1 or () in sizes:
-        raise InputError(f"batch has first axes {sorted(sizes)}, must all be one; put the examples along the first")
+        raise InputError(f"batch has first axes {sorted(sizes)}, must all be equal; put the examples along the first")
     return int(sizes.pop()[0])
 
 
@@ -341,7 +341,7 @@ def find_ways(loss_fn: Any, params: Any, example: Any, method: str) -> tuple[Wri
 def _way(leaf: int, value: Any, uses: Uses, method: str) -> Any:
     """Return the `Site` of a parameter, or a `Way` with the reason why it has none."""
     if not uses.known and not uses.others:
-        return Way("none", "the loss has no gradient by it")
+        return Way("none", "the loss has no gradient with respect to it")
     if method == "vmap":
         return Way("vmap", "method='vmap'")
     site = ghost.site_of(leaf, value, uses)
@@ -395,7 +395,7 @@ def grouped(clip_norm: Any, params: Any) -> tuple[list[Any], list[int]]:
     try:
         counts = jax.tree.leaves(jax.tree.map(lambda _, part: len(jax.tree.leaves(part)), clip_norm, params))
     except ValueError:
-        raise InputError("clip_norm must be a number or a prefix of the parameters; give one number a part") from None
+        raise InputError("clip_norm must be a number or a prefix of the parameters; give one for each part") from None
     return norms, [group for group, count in enumerate(counts) for _ in range(count)]
 
 
