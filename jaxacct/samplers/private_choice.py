@@ -74,8 +74,8 @@ class ExponentialChoice(_PureChoice):
     sensitivity : float > 0
         Delta, the most by which one record moves any single utility.
     monotone : bool
-        Whether one record moves all utilities in the same direction. The exponent is then epsilon u_r / Delta, with the same
-        guarantee.
+        Whether one record moves all utilities in the same direction. The exponent is then epsilon u_r / Delta, with the
+        same guarantee.
 
     References
     ----------
