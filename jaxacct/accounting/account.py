@@ -3,7 +3,7 @@
 If an engine answers for the whole mechanism, that engine is asked. Otherwise the mechanism is composed from its parts:
 each direction of the neighbouring relation is composed and answered by itself, and the larger answer is taken.
 
-Of some mechanisms the privacy profile is known at single epsilons only. Such a mechanism has two pairs of
+The privacy profile of some mechanisms is known at some epsilons only. Such a mechanism has two pairs of
 distributions: the upper pair dominates the mechanism, and the mechanism dominates the lower pair. The upper pair gives
 the upper end of the answer, the lower pair the lower end. The lattice engine takes both pairs together; other engines
 answer for one pair at a time. A lattice answer is not used if it contradicts the quick theorems about a pair, or if its
@@ -53,7 +53,7 @@ ROUNDS_TOGETHER = 20
 ROWS_TOGETHER = 256
 """Largest number of configurations whose theorems are evaluated together; it bounds the memory."""
 BETWEEN_PAIRS = 7.0 / 9.0
-"""Estimate of where the truth lies between two answers: 0 is the lower pair's, 1 the upper pair's. For a smooth profile
+"""Estimate of where the truth lies between the lower pair's answer (0) and the upper pair's (1). For a smooth profile
 f that is known at points h apart, the upper pair's profile consists of chords, on average f'' h^2/12 above f. The lower
 pair's profile consists of continuations of the chords, on average 7 f'' h^2/24 below f."""
 OK_WIDTH = {"epsilon": 1e-3, "delta": 5e-2}
@@ -63,8 +63,8 @@ WIDE = 8e-4
 """A bracket of epsilon relatively wider than this is computed again. The profiles of rounds of random allocation are
 then computed at more losses."""
 MOST_BY_LOSSES = 3e-3
-"""Relative width of a bracket of epsilon above which profiles are not computed at more losses. The brackets of delta at
-each loss are then as wide, and more losses do not narrow them."""
+"""Relative width of a bracket of epsilon above which profiles are not computed at more losses. Such a bracket is wide
+because the brackets of delta at each loss are, and more losses do not narrow those."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """Each relation with its directions exchanged. Relations that are not listed are symmetric."""
 _KERNEL = "jaxacct.kernels.contour"
@@ -149,7 +149,7 @@ def delta(
     """Return the mechanism's privacy profile at one or many real eps, as a certified bracket.
 
     `delta(eps)` is the largest of H_{e^eps}(P || Q) over the relation's directions, and H is the hockey-stick
-    divergence of the composed dominating pair (P, Q). The bracket is relatively accurate in the far tail, too. At a
+    divergence of the composed dominating pair (P, Q). The bracket's relative width is small in the far tail, too. At a
     negative eps = -x delta follows from the reverse direction: `H_{e^-x}(P || Q) = 1 - e^-x + e^-x H_{e^x}(Q || P)`.
 
     Parameters
@@ -185,7 +185,7 @@ def delta(
 
 
 def delta_without_attacks(mechanism: Mechanism, epsilon: Any, **keywords: Any) -> Bounds:
-    """Return `delta` without attacks, for speed: the lower end is 0 where only an attack gives a larger one."""
+    """Return `delta` without attacks, for speed: the lower end is 0 where only an attack would raise it above 0."""
     return _delta(mechanism, epsilon, False, keywords)
 
 
@@ -235,7 +235,7 @@ def answer(question: MechanismQuestion) -> Bounds:
     return by_parts(question) if whole is None else whole.bracket(question)
 
 
-@np.errstate(under="ignore")  # bounds allow for underflow, at which a user may have asked NumPy to raise
+@np.errstate(under="ignore")  # the bounds allow for underflow; it must not raise, whatever the user told NumPy
 def by_parts(question: MechanismQuestion) -> Bounds:
     """Return the larger of the two directions' answers. The lower end is 0 unless the answer's kind is "certified"."""
     quantity, mechanism, relation, effort = question.quantity, question.mechanism, question.relation, question.effort
@@ -243,8 +243,8 @@ def by_parts(question: MechanismQuestion) -> Bounds:
     kind = mechanism.kind_of_bracket(relation)
     with job(target.size):
         two = mechanism.has_bracket()
-        # False stands for the pairs that dominate the mechanism, True for the pairs that the mechanism dominates. The
-        # latter are needed only if they differ from the former and can certify a lower end.
+        # False stands for the pairs that dominate the mechanism, True for the pairs that the mechanism dominates. Pairs
+        # of the second kind are needed only if they differ from the first and can certify a lower end.
         which = (False, True) if kind == "certified" and two else (False,)
         if two:
             _prepare_pairs(mechanism)
@@ -271,7 +271,7 @@ def by_parts(question: MechanismQuestion) -> Bounds:
     if quantity == "epsilon" and len(pairs) == 1:
         _near_infinity(question._replace(given=target), pairs[0], rows, Side(worst, engines, contradicted))
     wanted = max(effort.rtol, OK_WIDTH[quantity]) if len(pairs) > 1 else effort.rtol
-    del found, joined, pairs, taken  # of a million rows these take .3 GiB
+    del found, joined, pairs, taken  # for a million rows these take .3 GiB
     status = np.where(is_open(worst, wanted), "width", "ok").astype("<U16")
     status[contradicted] = "contradiction"
     status[worst.upper == 0] = "zero"
@@ -447,7 +447,7 @@ def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, s
 
 
 def _prepare_pairs(mechanism: Mechanism) -> None:
-    """Compute the profiles of all rounds of random allocation inside a mechanism, which takes most of the time."""
+    """Compute and keep the pairs of the rounds of random allocation in a mechanism: most of the time of an answer."""
     rounds = rounds_inside(mechanism)[: random_allocation.KEPT]
     blocks = [rounds[first : first + ROUNDS_TOGETHER] for first in range(0, len(rounds), ROUNDS_TOGETHER)]
     # Arrays are short: two threads would wait for the interpreter, and take 1.5 times the CPU time of one.

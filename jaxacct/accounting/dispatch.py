@@ -55,7 +55,7 @@ class Side(NamedTuple):
 
 
 def engine_of_mechanism(question: MechanismQuestion) -> MechanismEngine | None:
-    """Return the first engine in the list that answers for the whole mechanism; None if its parts are asked instead.
+    """Return the first engine in the list that answers for the whole mechanism; None if its parts give the answer.
 
     Raise InputError where the user named an engine that cannot answer.
     """

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from jaxacct.engines.mixture import Ends, Known, Row
 
 MEMORY_ALONE = 2**27
-"""Limit, in bytes, on the lattice's memory where only the pair that dominates the mechanism is asked. It allows 2^18
+"""Limit, in bytes, on the lattice's memory where only the pair that dominates the mechanism is used. It allows 2^18
 nodes."""
 
 
@@ -235,11 +235,11 @@ def _outer(loss: np.ndarray, q: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(loss), np.maximum(mixed, 0.0), np.where(q > 0.0, np.inf, 0.0))
 
 
-# A replaced record as a removed and an added one
+# A replaced record as a removed record and an added record
 
 SHARES = 9
-"""Number of splits that are tried of the given eps or delta between removal and addition. The removal's shares of eps
-are evenly spaced, and its shares of delta are evenly spaced in log odds."""
+"""Number of ways that are tried to split the given eps or delta between removal and addition. The removal's shares of
+eps are evenly spaced, and its shares of delta are evenly spaced in log odds."""
 WIDEST_LOG_ODDS = 12.0
 """The removal's shares of delta range from e^-12 to 1 - e^-12."""
 
@@ -275,13 +275,13 @@ class RemovedAndAdded(MechanismEngine):
 
 
 def _upper(question: MechanismQuestion, quantity: str, values: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of `quantity` under another relation, for each element of `values` along its first axis."""
+    """Return upper bounds of `quantity` under `relation`, for each element of `values` along its first axis."""
     asked = question._replace(quantity=quantity, relation=relation, hint=None)
     return np.stack([np.asarray(answer(asked._replace(given=each)).upper) for each in values])
 
 
 def _delta_replaced(question: MechanismQuestion) -> Bounds:
-    """Bound delta at eps from above for a replaced record, by the least of the bounds for several x in [0, eps]."""
+    """Bound delta for a replaced record from above: the least bound over splits of eps between removal and addition."""
     shape, _, given = question.flat()
     eps = given.reshape(shape)
 
@@ -300,11 +300,11 @@ def _delta_replaced(question: MechanismQuestion) -> Bounds:
 
 
 def epsilon_replaced(question: MechanismQuestion) -> Bounds:
-    """Bound epsilon at delta from above for a replaced record, by the least of bounds for several shares of delta."""
+    """Bound epsilon for a replaced record from above: the least bound over splits of delta as in `_delta_replaced`."""
     shape, _, given = question.flat()
     target = given.reshape(shape)
     if not target.all():
-        _upper(question, "epsilon", target[None], "remove_one")  # raises for delta = 0
+        _upper(question, "epsilon", target[None], "remove_one")  # raises if the loss is unbounded
 
     def both(log_odds: np.ndarray) -> np.ndarray:
         share = 1.0 / (1.0 + np.exp(-log_odds))
@@ -451,7 +451,7 @@ class NeighbouringBins(MechanismEngine):
 
 
 class SingleRounds(MechanismEngine):
-    """A repeated round of random allocation, in a batch with some configurations that have it only once.
+    """A repeated round of random allocation, in a batch where some configurations run the round only once.
 
     A single round has its own engine, whose brackets are far narrower than those of the pairs for composed rounds.
     Configurations with one repetition are asked about without the repetition, and the others as composed rounds.
@@ -474,7 +474,7 @@ class SingleRounds(MechanismEngine):
         once = np.broadcast_to(steps == 1.0, shape).reshape(-1)
         if once.all():
             return answer(question._replace(mechanism=inner, given=given.reshape(shape)))
-        inner = take_rows(Repeated(inner, steps), places).mechanism  # all fields along one axis
+        inner = take_rows(Repeated(inner, steps), places).mechanism  # every field now has one flat axis
         asked = (take_rows(inner, np.flatnonzero(once)), once), (take_rows(question.mechanism, places[~once]), ~once)
         found = [answer(question._replace(mechanism=some, given=given[rows], hint=None)) for some, rows in asked]
         back = np.argsort(np.concatenate([np.flatnonzero(once), np.flatnonzero(~once)]))
@@ -484,7 +484,7 @@ class SingleRounds(MechanismEngine):
 def _as_bounds(
     ends: Answer, shape: tuple[int, ...], rtol: float, engine: str | np.ndarray, certified: bool = True
 ) -> Bounds:
-    """Return flat ends as Bounds of a shape; without a lower end unless `certified`."""
+    """Return flat ends as Bounds of `shape`. Lower ends are 0 unless `certified`."""
     status = np.where(is_open(ends, rtol), "width", "ok").astype("<U16")
     status[ends.upper == 0.0] = "zero"
     lower = ends.lower if certified else np.zeros(ends.upper.size)
@@ -493,7 +493,7 @@ def _as_bounds(
 
 
 def _once(mechanism: Any) -> tuple[Mechanism, np.ndarray]:
-    """Return (the mechanism that is repeated, how often)."""
+    """Return (the mechanism inside all repetitions, the total number of repetitions)."""
     steps = np.asarray(1.0)
     while isinstance(mechanism, Repeated):
         mechanism, steps = mechanism.mechanism, steps * np.asarray(mechanism.steps, np.float64)
@@ -565,7 +565,7 @@ class MixtureContour(MechanismEngine):
 @register_mechanism
 @dataclass(frozen=True, eq=False)
 class _Above(Combinator):
-    """A mechanism of which only the pair that dominates it is used."""
+    """Wraps a mechanism so that only the pair that dominates the mechanism is used."""
 
     mechanism: Any
 
@@ -577,7 +577,7 @@ class _Above(Combinator):
 
 
 def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, float, str]:
-    """Return (lower, upper, engine) by the pairs of one configuration; no lower end unless `certified`."""
+    """Return (lower, upper, engine) by the pairs of one configuration. `lower` is -inf unless `certified`."""
     found = by_parts(question)
     lower, upper = (float(np.reshape(end, -1)[0]) for end in (found.lower, found.upper))
     word = str(np.reshape(found.engine, -1)[0])
@@ -592,11 +592,11 @@ def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, floa
 
 
 def _larger(quantity: str, row: Row, value: float, relation: str, known: dict[float, Known]) -> Ends:
-    """Return, end by end, the larger of the two directions' brackets; the upper end is inf if one has no bracket."""
+    """Return, end by end, the larger of the two directions' brackets; upper is inf if a direction has no bracket."""
     from jaxacct.engines import mixture
 
     if quantity == "epsilon" and value == 0.0:
-        return mixture.UNKNOWN  # a delta of 0 is refused elsewhere, or the largest loss answers it
+        return mixture.UNKNOWN  # elsewhere delta = 0 is refused, or answered by the largest loss
     signs = {"add_one": (-1.0,), "remove_one": (1.0,)}.get(relation, (1.0, -1.0))  # 1 remove, -1 add
     if quantity == "epsilon":
         found = np.array([mixture.one_epsilon(row, sign, value) for sign in signs])

@@ -28,8 +28,8 @@ Deltas = Callable[[np.ndarray, np.ndarray], Bounds]
 """Maps (epsilons of shape (K, n), indices of n rows) to certified deltas of that shape, at any real epsilon."""
 
 NEAR = 2e-4
-"""An eps is near enough to the best one if the normal quantile of Q(L > eps), L the privacy loss, differs from that of
-the wanted false-positive rate by at most this."""
+"""Largest distance between the normal quantiles of Q(L > eps) and of the wanted false-positive rate at which an eps is
+near enough to the best one. L is the privacy loss."""
 WIDTH = 0.0015
 """Distance between neighbours of the three epsilons at which delta is evaluated, in standard deviations of the loss.
 The error of the middle one, NEAR, is far smaller. The lower end is too low by about the square of this distance."""
@@ -195,7 +195,7 @@ def gaussian_fit(
 ) -> GaussianFit:
     """Return brackets of mu, row by row.
 
-    deltas : of a relation that is its own reverse.
+    deltas : deltas under a relation that is its own reverse.
     floor : (n,), least false-positive and false-negative rate, in (0, 1/2).
     narrow : relative width at which a row is finished.
     """
@@ -204,9 +204,9 @@ def gaussian_fit(
     place = best_epsilon(deltas, floor, start)
     rate = rate_at(deltas, place, floor)
     # If the rate has no useful lower end, as for losses with atoms, the best eps may be on either side of a jump of
-    # Q(L > eps). Then tangents reach four times as far.
+    # Q(L > eps). Then the tangents reach up to four times this eps.
     last = np.maximum(place.epsilon, 1e-9) * np.where(rate.low > floor, 1.0, 4.0)
-    # The tangents of the first round are evenly spread in eps from 0 to the best one at the floor.
+    # The tangents of the first round are evenly spread in eps from 0 to `last`.
     first = lines = _lines(deltas, last * np.linspace(0.0, 1.0, 13)[:, None], rows)
     low = least_mu(rate, lines[1, 0], floor)
     high = np.full(size, np.inf)
@@ -219,7 +219,7 @@ def gaussian_fit(
             break
         rows, lines, ends = rows[~done], lines[:, :, ~done], ends[:, ~done]
         worst = np.argpartition(-ends, ADDED, axis=0)[:ADDED]
-        if turn >= ROUNDS:  # by now many cells have nearly the largest bound
+        if turn >= ROUNDS:  # by now many cells have nearly the largest bound, so all get a tangent
             worst = np.arange(ends.shape[0])[:, None] + np.zeros((1, rows.size), int)
         lines = with_more(deltas, lines, worst, rows)
     low = np.nan_to_num(low)
@@ -297,7 +297,8 @@ def _lines(deltas: Deltas, epsilon: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 # The regret of f_mu, the least kappa with `f(a + kappa) - kappa <= f_mu(a)` for all a
 #
-# It is at most `sup over eps >= 0 of (delta_mu(eps) - delta(eps))/(1 + e^eps)`, and at least that quotient at eps = 0.
+# The regret is at most `sup over eps >= 0 of (delta_mu(eps) - delta(eps))/(1 + e^eps)`. It is at least that quotient at
+# eps = 0.
 
 REGRET_ROUNDS = 8
 """Largest number of rounds. Each evaluates delta at more eps, where the upper bound of the regret is largest."""
@@ -311,7 +312,7 @@ NARROW_ABSOLUTE = 1e-7
 def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str) -> Bounds:
     """Return brackets of the regret of f_mu, row by row.
 
-    deltas : of a relation that is its own reverse.
+    deltas : deltas under a relation that is its own reverse.
     lines : (3, K, n), as `GaussianFit.lines`: ascending eps from 0, and lower and upper delta there. The bracket starts
         from these values, and `deltas` gives more where they are needed.
     kind : "certified", or another kind, for which the lower ends are 0.
@@ -377,7 +378,7 @@ DIRECTION_WIDTH, TOLERANCE = 0.25, 0.01
 
 
 def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-    """Return delta of n runs at (K, n) real epsilons, from one contour for each run where that serves, else one by one.
+    """Return delta of n runs at (K, n) real epsilons, from one contour for each run if it suffices, else one by one.
 
     run : n runs of DP-SGD.
     rtol : relative width at which a bracket is narrow enough.

@@ -47,7 +47,7 @@ class Played(NamedTuple):
 
 
 class Game:
-    """Trainer's real step on data with canaries that are in or out; made by `input_canary` or `gradient_canaries`.
+    """A trainer's real step on data with canaries that are in or out; made by `input_canary` or `gradient_canaries`.
 
     The step has the trainer's own sampling, clipping, noise and optimizer.  Two things are added.  First, each example
     carries a mark.  An example whose mark says that it is out has no gradient, but keeps its place in the data.  With
@@ -241,7 +241,7 @@ def _recorded(optimizer: Any) -> Any:
 
 
 def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
-    """Make canaries whose gradients are planted: number j pulls with norm C at coordinate j of the flat parameters.
+    """Make canaries with planted gradients: canary j has a gradient of norm C, the clip norm, along flat parameter j.
 
     In every step in which a canary takes part, it moves the clipped sum by C, minus the allowance for rounding that
     clipping takes off.  It moves the sum along its own coordinate, whatever the parameters are.  No example can move
@@ -252,7 +252,8 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
     Parameters
     ----------
     trainer : Trainer
-        Its plan's dataset_size is that of the data plus ``count``; it has one clip norm for all parameters.
+        Its plan's dataset_size is the number of examples in ``data`` plus ``count``. It has one clip norm for all
+        parameters.
     data : pytree of arrays, or None
         Examples along the first axis; None for no other examples.
     count : int
@@ -304,13 +305,13 @@ def input_canary(trainer: Trainer, data: PyTree, example: PyTree) -> Game:
     """Make a game whose canary is a crafted example, such as an image from elsewhere, or one with a wrong label.
 
     The whole step is the trainer's own.  The score is the inner product of the noisy sum with the canary's own clipped
-    gradient, summed over the steps, in units of C^2.  An adversary who computes it knows the parameters before every
-    step.
+    gradient, summed over the steps, in units of C^2, where C is the clip norm.  An adversary who computes the score
+    knows the parameters before every step.
 
     Parameters
     ----------
     trainer : Trainer
-        Its plan's dataset_size is one more than that of the data.
+        Its plan's dataset_size is one more than the number of examples in ``data``.
     data : pytree of arrays
         Examples along the first axis.
     example : pytree

@@ -83,7 +83,7 @@ def clopper_pearson(
     delta : array_like in [0, 1)
         It broadcasts with the counts, and each element of the result is a statement by itself.
     confidence : float in (0, 1)
-        Either limit fails with probability at most (1 - confidence)/2.
+        Each limit fails with probability at most (1 - confidence)/2.
     relation : {"add_or_remove_one", "zero_out", "remove_one", "add_one"}
         "remove_one" is the first inequality alone, "add_one" the second.  Under "zero_out" a run without the canary
         has a record in its place that contributes 0.

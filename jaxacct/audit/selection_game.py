@@ -286,7 +286,7 @@ def _traced(function: Callable[..., Any]) -> Partial:
 
 
 class Cells(NamedTuple):
-    """Cells of a base's outcomes in ascending order of their score, and each cell's mass under either law.
+    """Cells of a base's outcomes in ascending order of their score, and each cell's mass under two laws.
 
     Parameters
     ----------
@@ -387,7 +387,7 @@ def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progre
     Returns
     -------
     numpy.ndarray of int64, shape (cells + 1,)
-        The counts of `selection.output_law`: first the selections with K = 0, then the cells.
+        Counts in the order of `selection.output_law`: first the selections with K = 0, then the cells.
 
     >>> from jaxacct import selection
     >>> counts = cell_counts([0.5, 0.5], selection.PointMass(2), 1000)
@@ -410,7 +410,7 @@ def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progre
 def cell_audit(
     cells: Cells, law: Law, *, delta: float, runs: int, confidence: float = 0.95, seed: int = 0
 ) -> LowerBound:
-    """Bound from below the epsilon of a selection whose score orders `cells`, from `runs` simulations under either law.
+    """Bound from below the epsilon of a selection whose score orders `cells`, from `runs` simulations under each law.
 
     The adversary's event is that the winner has one of the largest likelihood ratios.  It is chosen by the exact laws
     of the cells (`selection.output_law`), not by the simulation.  So Clopper and Pearson's limits hold without held-out

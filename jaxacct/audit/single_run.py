@@ -124,7 +124,7 @@ def one_run(
 
     Each of m ``canaries`` was put in or left out by a fair coin of its own, and the mechanism ran once.  ``guesses`` of
     the coins were chosen by looking at the output alone, and ``correct`` of these were guessed right (`coin_guesses`).
-    The (epsilon, delta) is about adding or removing one canary.
+    The bound of epsilon at delta is about adding or removing one canary.
 
     With a claim, the number of guesses was fixed before the coins were tossed: the largest scores, not the scores above
     a threshold.  Guesses depend on the output that the claim is about, and on randomness of their own, not on the
@@ -136,7 +136,7 @@ def one_run(
     correct, guesses, canaries : array_like of whole numbers
         correct <= guesses <= canaries.
     delta : array_like in [0, 1)
-        The arrays broadcast.  If the claim is a Plan, delta may be left out: it is then the plan's.
+        The arrays broadcast.  If the claim is a Plan, delta may be left out: the plan's delta is then used.
     confidence : float in (0, 1)
     claim : Plan, Mechanism, Profile or float, optional
         The claim about adding or removing one canary: the curve of one run of a plan, the curve of a mechanism, or
@@ -170,7 +170,7 @@ def one_run(
     # the upper end is not rejected: there even r right guesses of r have probability q^r >= error
     low, high = np.zeros(v.size), np.maximum(np.log(r / -np.log(error)) + 1.0, 1.0)
     some = rejected(low)
-    for _ in range(60):  # more halvings than a float64 has bits
+    for _ in range(60):  # more halvings than a float64 has significant bits
         middle = 0.5 * (low + high)
         right = rejected(middle)
         low, high = np.where(right, middle, low), np.where(right, high, middle)
@@ -240,7 +240,7 @@ class CurveTest(LowerBound):
     """Test of a claimed trade-off curve, and the Gaussian-DP mu that the guesses refute; made by `one_run`.
 
     If the claim is true, `p_value <= a` has probability at most a.  A small p-value refutes the claimed curve, and so
-    every curve that promises more.  It says nothing of any one (epsilon, delta).  The fields inherited from
+    every curve that promises more.  It says nothing about any one (epsilon, delta).  The fields inherited from
     `LowerBound` are about the bound on mu by the same guesses: the run is not mu'-Gaussian DP for any mu' < ``mu``.
     This needs no condition.  But ``epsilon`` is a lower bound only if the run's curve is that of a Gaussian.
 
@@ -398,7 +398,7 @@ def _deltas(side: Profile) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _lowest(intercept: np.ndarray, slope: np.ndarray) -> Lines:
-    """Return the lines that are needed: for some y, each gives the largest lower bound (y - intercept)/slope of x."""
+    """Return the lines that for some y give the largest lower bound (y - intercept)/slope of Pr[S without]."""
     steep, start = 1.0 / slope, -intercept / slope
     kept = upper_hull(steep, start)
     return Lines(intercept[kept], slope[kept], -np.diff(start[kept]) / np.diff(steep[kept]))

@@ -43,7 +43,7 @@ class AllowedRepetitions:
     repetitions : float or numpy.ndarray
         E[K], of the batch shape; NaN where `ok` is False.
     parameter : float or numpy.ndarray
-        Parameter of the law of K with this mean: gamma, the mean of a Poisson law, or the number of a point mass.
+        Parameter of the law of K with this mean: gamma, the mean of a Poisson law, or the fixed K of a point mass.
     epsilon : Bounds
         Epsilon at that law.  `epsilon.upper <= target_epsilon` wherever `ok`; elsewhere the Bounds of the least K
         searched.
@@ -191,7 +191,7 @@ def _law(family: str, eta: Any, parameter: Any) -> Law:
 
 
 def _parameter(family: str, values: np.ndarray) -> np.ndarray:
-    """Return the parameter of a law from the searched value: the odds 1/gamma - 1, the Poisson mean, or the number."""
+    """Return the parameter of a law from the searched value: the odds 1/gamma - 1, the Poisson mean, or a fixed K."""
     return values if family in ("poisson", "point_mass") else 1.0 / (1.0 + values)
 
 
