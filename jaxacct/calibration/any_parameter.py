@@ -149,7 +149,7 @@ def calibrate(
 def _bracket(
     mechanism: Callable[[Any], Mechanism], epsilon: np.ndarray, delta: np.ndarray, whole: bool, chosen: Options
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a bracket for each element: about two powers of 10 with the target between them, else the two ends."""
+    """Return a bracket for each element: about two powers of 10 around the target, else the outermost values tried."""
     shapes = {"target_epsilon": np.shape(epsilon), "target_delta": np.shape(delta)}
     try:
         one = _made(mechanism, np.ones(broadcast_shape(shapes)))
@@ -188,7 +188,7 @@ def _bracket(
             found |= new
     least, most = sorted(ends)
     low[~found], high[~found] = least, most
-    # values beyond a power of 10 show whether that power is the best
+    # widen the bracket, so that a power of 10 can itself be shown to be the best value
     low, high = np.maximum(low / 1.25, least), np.minimum(high * 1.25, most)
     return (np.floor(low), np.ceil(high)) if whole else (low, high)
 

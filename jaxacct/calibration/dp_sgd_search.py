@@ -223,9 +223,9 @@ def checked(
     backend: str,
     more_shapes: dict[str, tuple[int, ...]] | None = None,
 ) -> tuple[Goal, dict[str, np.ndarray], tuple[int, ...]]:
-    """Check the arguments of a public call; return the goal, the numbers of its target, flat, and the batch shape.
+    """Check the arguments of a public call; return the goal, its target's numbers as flat arrays, and the batch shape.
 
-    InputError where an argument is refused.  For a risk the epsilon and delta of the goal are 0.
+    Raise InputError where an argument is refused.  For a risk the epsilon and delta of the goal are 0.
     """
     refuse_tracers(f"ja.calibrate_{unknown}", "jaxacct.kernels.calibration", **target, **known)
     chosen = options(relation=relation, rtol=rtol, backend=backend, least_rtol=LEAST_RTOL)
@@ -478,7 +478,7 @@ def _note(
 
 
 def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return x and d log delta/dx, replaced by those at which n times the delta of one step is the target.
+    """Return x and d log delta/dx, replaced by their values where n times the delta of one step is the target.
 
     Only an x that is less private than the new one is replaced, since n times one step's delta is nearly a lower bound
     of delta. If the record is rarely sampled, the two are nearly equal.

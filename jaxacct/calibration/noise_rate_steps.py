@@ -281,7 +281,7 @@ def calibrate_steps(
 
 
 def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]) -> Calibration:
-    """Of the values of `unknown` that meet the target, return the least private; `given` has the public arguments."""
+    """Return the least private value of `unknown` that meets the target. `given` has the public arguments."""
     sampling, group, backend, law = given["sampling"], given["group"], given["backend"], given.get("repetitions")
     target = {name: given[name] for name in ("target_epsilon", "target_delta")}
     risk = given_target(given["target_epsilon"], given["target_delta"], {name: given[name] for name in RISK_RULES})
@@ -382,7 +382,7 @@ def _noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates
     """Return the noise multiplier of every row for which the whole selection meets the target."""
     from jaxacct.selection.mechanism import select
 
-    # the search ends 1e-3 from the target at the closest: brackets of private selections are some 1e-4 wide or wider
+    # the search gets no closer than 1e-3 to the target: brackets of private selections are some 1e-4 wide or wider
     laws, rtol = law.flattened(shape), max(goal.rtol, 1e-3)
 
     def certify(relation: str, rows: np.ndarray, values: np.ndarray) -> Bounds:

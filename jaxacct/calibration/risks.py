@@ -325,7 +325,7 @@ def _by_contour(
 ) -> tuple[RateSolve, np.ndarray]:
     """Solve for the noise and the best eps together, for rows with 0 < q < 1; return them, and whether they were found.
 
-    mu, epsilon : those of Gaussian differential privacy with the same rate; the best eps found is written to `epsilon`.
+    mu, epsilon : mu and the best eps of Gaussian DP with the same rate; the best eps found is written to `epsilon`.
     guess : whether the first attempt's result is kept in place of the last attempt's, where the first lacked few nodes.
         The first result is usually closer there, since the last attempt is cut short.
     """
@@ -500,7 +500,7 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
 
 
 def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[Start, Place]:
-    """Estimate the value whose true-positive rate at the floor is that of mu-Gaussian DP, and the eps that shows it."""
+    """Estimate the value whose true-positive rate at the floor is that of mu-Gaussian DP, and its best eps."""
     nothing = np.zeros(wanted.size)
     start = Start(nothing.copy(), nothing.copy(), nothing.astype(bool))
     with np.errstate(all="ignore"):
@@ -509,7 +509,7 @@ def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[St
         place = Place(np.maximum(-mu * (ndtri(floor) + 0.5 * mu), 0.0), np.clip(wanted, 1e-9, 50.0))
         if goal.unknown == "noise_multiplier":
             solved, start.solved[:] = _by_contour(goal, rate, floor, mu, place.epsilon, guess=True)
-            # `slope` is d mu/dx: x is the logarithm of the noise, mu is from the normal quantile of delta + e^eps floor
+            # `slope` is d mu/dx: x is the logarithm of the noise, mu follows from the normal quantile of delta + e^eps floor
             left_over = rate - np.exp(place.epsilon) * floor
             slope = np.sqrt(2.0 * np.pi) * np.exp(0.5 * ndtri(rate) ** 2) * left_over * solved.slope
             start.solved[:] &= (slope < 0.0) & np.isfinite(slope)

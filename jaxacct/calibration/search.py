@@ -27,7 +27,8 @@ USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
 LARGEST_EXCESS = 8.0
 """Largest magnitude of log(epsilon/target) that is used. Where epsilon is unknown, the logarithm counts as this."""
 WIDE = 0.1
-"""Relative width of a wide bracket. The search ends at this share of it below the target, or of rtol in x."""
+"""Relative width above which a bracket is wide. Then the search ends once epsilon is below the target by at most this
+share of the bracket's width, or x is known to within this share of rtol."""
 AT_LIMIT = 1e-12
 """Distance in x up to which a value counts as the limit itself."""
 
@@ -422,7 +423,7 @@ def _secant(
             # an epsilon that is 0 or unknown shows the direction of a step, not its length
             far = np.abs(excess) >= LARGEST_EXCESS
             step = np.where(far, -2.0 * np.sign(excess) * np.sign(slope[here]) * reach[here], step)
-            # a bracket that is wide says no more about nearer values
+            # a wide bracket cannot tell near values apart, so the search ends sooner
             unsure = (np.asarray(bounds.status) == "width") & (bounds.lower > 0.0)
             wide = unsure & (bounds.upper - bounds.lower > WIDE * bounds.upper)
             close |= holds & wide & (target - bounds.upper < WIDE * (bounds.upper - bounds.lower))
