@@ -509,7 +509,8 @@ def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[St
         place = Place(np.maximum(-mu * (ndtri(floor) + 0.5 * mu), 0.0), np.clip(wanted, 1e-9, 50.0))
         if goal.unknown == "noise_multiplier":
             solved, start.solved[:] = _by_contour(goal, rate, floor, mu, place.epsilon, guess=True)
-            # `slope` is d mu/dx: x is the logarithm of the noise, mu follows from the normal quantile of delta + e^eps floor
+            # `slope` is d mu/dx, where x is the logarithm of the noise. mu follows from the normal quantile of
+            # delta + e^eps floor
             left_over = rate - np.exp(place.epsilon) * floor
             slope = np.sqrt(2.0 * np.pi) * np.exp(0.5 * ndtri(rate) ** 2) * left_over * solved.slope
             start.solved[:] &= (slope < 0.0) & np.isfinite(slope)

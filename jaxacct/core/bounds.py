@@ -315,12 +315,12 @@ _SAVED = ("lower", "estimate", "upper", "kind", "status", "engine")
 
 
 def by_column(function: Callable[..., Any], *bounds: Bounds) -> Bounds:
-    """Return the Bounds each of whose columns is `function` of that column of the given ones."""
+    """Return the Bounds in which each column is `function` of the same column of the given Bounds."""
     return Bounds(*(function(*(np.asarray(getattr(one, name)) for one in bounds)) for name in _SAVED))
 
 
 def _named(other: Any) -> str:
-    """Return what a message calls the value that a bracket was compared with: a number or word itself, else "x"."""
+    """Return a name, for an error message, of a value compared with a bracket: a number or word itself, else "x"."""
     known = isinstance(other, str | int | float | np.generic) or other is None
     return shown(other.item() if isinstance(other, np.generic) else other) if known else "x"
 

@@ -143,7 +143,7 @@ def _fold_in(key: Any, data: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _random_bits(key: Any, bit_width: int, shape: tuple[int, ...]) -> Any:
-    """Return the keystream under a nonce of zeros, as numbers of `bit_width` bits; one of 64 bits takes two words."""
+    """Return the keystream under a nonce of zeros, as numbers of `bit_width` bits; a 64-bit number takes two words."""
     count = math.prod(shape)
     words = -(-count * bit_width // 32)
     blocks = -(-words // 16)

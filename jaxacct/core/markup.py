@@ -1,4 +1,4 @@
-"""HTML that results show of themselves in a notebook: small tables without scripts, colours or fonts of their own.
+"""HTML with which a notebook shows results: small tables without scripts, colours or fonts of their own.
 
 All text is escaped. Lines are half transparent grey, so that light and dark themes both show them.
 """
