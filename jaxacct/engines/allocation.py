@@ -2,8 +2,10 @@
 
 With t slots the outputs are vectors of length t, and e_i is the unit vector of slot i. The direction remove is (P, Q)
 and add is (Q, P), with P = (1/t) sum_i N(e_i, sigma^2 I) and Q = N(0, sigma^2 I). Let S = dP/dQ, and E the mean under
-Q. Then delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+. Newton's method finds epsilon. It
-takes a few steps on one contour. Then the contour is placed again, for the eps that the steps have reached.
+Q. Then delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+. In the code s is 1/sigma.
+
+Newton's method finds epsilon. It takes a few steps on one contour. Then the contour is placed again, for the eps that
+the steps have reached.
 """
 
 from __future__ import annotations

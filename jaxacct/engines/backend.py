@@ -59,7 +59,7 @@ _path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", def
 
 @contextlib.contextmanager
 def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[None]:
-    """Let every batch inside take one path: the user's choice, else that of the enclosing job, else the cheaper path.
+    """Let every batch inside take one path: the user's choice, else the enclosing job's path, else the cheaper path.
 
     size : number of configurations of the whole job.
     backend : the user's choice for this job and the jobs inside it.
@@ -154,7 +154,7 @@ def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, 
 
 
 def _joined(piece: Callable[[int], list[Any]], starts: range, workers: int) -> list[np.ndarray]:
-    """Call `piece` on every start, in threads. Return its leaves, concatenated in the order of the starts."""
+    """Call `piece` on every start, in threads. Return the leaves of all answers, joined in the order of the starts."""
     if len(starts) > 1 and workers > 1:
         with ThreadPoolExecutor(workers) as pool:
             pieces = list(pool.map(piece, starts))
