@@ -2,11 +2,14 @@
 
 import itertools
 import math
+import re
 
 import batch_rules_oracles as oracles
 import numpy as np
 import pytest
 from mpmath import mp
+
+import jaxacct as ja
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
@@ -93,6 +96,14 @@ def test_with_replacement_by_enumeration():
     weights = oracles.binomial_law(draws, mp.mpf(1) / n)
     pair = oracles.mixture(2, weights, sigma), {mp.mpf(0): mp.mpf(1)}
     assert math.isclose(exact, oracles.hockey_stick(*pair, math.exp(epsilon)), rel_tol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "found"), [(100_000, 16, "batch_size = 100000"), ([1, 20], 16, "batch_size[1] = 20")]
+)
+def test_swapped_counts_of_draws_with_replacement_are_refused(batch, size, found):
+    with pytest.raises(ja.InputError, match=re.escape(f"{found} must be <= dataset_size = 16")):
+        ja.SampledWithReplacement(ja.Gaussian(1.0), batch, size)
 
 
 def test_two_steps_of_gaussians_are_one():

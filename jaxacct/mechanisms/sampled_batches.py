@@ -761,9 +761,9 @@ class SampledWithReplacement(OfGaussianMixtures):
     ----------
     mechanism : Gaussian
         One step, with noise in units of the add/remove sensitivity.
-    batch_size : array_like of whole numbers from 1 to 1e9
+    batch_size : array_like of whole numbers from 1 to dataset_size
         B, the number of draws.
-    dataset_size : array_like of whole numbers from 1 to 1e9
+    dataset_size : array_like of whole numbers from 2 to 1e9
         n, the size of the larger data set. All fields broadcast.
     group : int from 1 to 1000
         k, the same for all configurations, less than n.
@@ -791,9 +791,19 @@ class SampledWithReplacement(OfGaussianMixtures):
         require_gaussian("SampledWithReplacement", self.mechanism)
         object.__setattr__(self, "group", whole_number("group", self.group, LARGEST_GROUP))
         super().__post_init__()
-        if not isinstance(self.dataset_size, Tracer) and np.any(np.asarray(self.dataset_size) <= self.group):
-            smallest = int(np.min(self.dataset_size))
-            raise InputError(f"dataset_size = {smallest} must be > group = {self.group}; other records must be left")
+        if not isinstance(self.dataset_size, Tracer):
+            few = np.asarray(self.dataset_size) <= self.group
+            refuse_where(
+                few,
+                "dataset_size",
+                self.dataset_size,
+                f"must be > group = {self.group}; other records stay",
+                "{:g}".format,
+            )
+            if not isinstance(self.batch_size, Tracer):
+                batch, size = np.broadcast_arrays(self.batch_size, self.dataset_size)
+                order = lambda index: f"must be <= dataset_size = {size[index]:g}; batch_size is the first of the two"
+                refuse_where(batch > size, "batch_size", batch, order, "{:g}".format)
 
     def symmetric(self) -> bool:
         return False
