@@ -235,7 +235,7 @@ def profile_of_one_step(
 
 
 def _exponentials(value: np.ndarray, error: np.ndarray) -> Answer:
-    """Return a bracket of e^value. Its upper bound is 0 only for -inf. A value without a finite error gives [0, 1]."""
+    """Return a bracket of e^value; [0, 1] if the error is not finite. The upper bound is 0 only if `value` is -inf."""
     with np.errstate(invalid="ignore", over="ignore"):
         high, low = np.exp(value + error), np.exp(value - error)
         upper = np.where(value > -np.inf, np.maximum(high, contour.LEAST_DELTA), 0.0)

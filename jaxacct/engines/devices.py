@@ -57,7 +57,7 @@ def local() -> list[jax.Device]:
 
 
 def only_numpy() -> bool:
-    """Return whether JAX has no device that certifies, so that NumPy alone does."""
+    """Return whether JAX has no device that certifies, so that only NumPy can certify."""
     return _first() is None
 
 

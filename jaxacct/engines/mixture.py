@@ -112,7 +112,7 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
                     branch = Branch(1.0, np.array([0.0, 1.0 / sigma[row]]), weights)
                     rows[row].append((float(number[row]), [branch]))
     for steps, each in zip(rows, plain, strict=True):
-        if each:  # all plain Gaussians are one, so that their mu is rounded once
+        if each:  # plain Gaussians are merged into one, so that their mu is rounded once
             steps.append((1.0, [Branch(1.0, np.array([math.hypot(*each)]), np.ones(1))]))
     return [[(n, branches) for n, branches in row if any(_moves(b) for b in branches)] for row in rows]
 

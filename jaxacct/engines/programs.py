@@ -357,7 +357,7 @@ def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, 
 
 
 def _folder(create: bool) -> Path | None:
-    """Return the folder of kept programs; None if it is turned off or not safe, or if JAX has several processes."""
+    """Return the folder of kept programs; None if it is unsafe, keeping is turned off, or JAX has several processes."""
     if jax.process_count() > 1:  # they would all write to one folder
         return None
     try:
@@ -387,7 +387,7 @@ def are_kept() -> bool:
 def _own(tree: Any) -> bool:
     """Return whether a tree consists only of built-in containers and jaxacct's own classes.
 
-    The name of a program's file includes a digest of no other code.
+    The name of a program's file includes a digest of jaxacct's code, and of no other code.
     """
     node = tree.node_data()
     kind = type(None) if node is None else node[0]
@@ -604,7 +604,7 @@ def cache_info() -> CacheInfo:
 
 
 def clear_cache() -> int:
-    """Remove every program that is kept on the disk; those in this process stay.
+    """Remove every program that is kept on the disk. Programs in this process stay.
 
     The folder is left alone where it is not safe to use (`jaxacct.cache_info` says why).
 

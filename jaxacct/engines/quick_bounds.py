@@ -54,7 +54,7 @@ def largest_loss(parts: Components) -> LargestLoss:
 def limits(quantity: str, parts: Components, target: np.ndarray, slack: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of "epsilon" at the delta `target`, or of "delta" at the epsilon `target`.
 
-    Delta is that of the finite part of the loss. `slack` is the relative error of a given delta.
+    Delta counts finite losses only. `slack` is the relative error of a given delta.
     """
     log_p, log_q = _tests(parts)
     with np.errstate(all="ignore"):
@@ -181,7 +181,7 @@ class Chance(NamedTuple):
 def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_rest: np.ndarray) -> Chance:
     """Return the `Chance` with these logarithms and errors.
 
-    Of log p and log(1 - p), the one near 0 is computed from the other where this gives a smaller error.
+    The logarithm of the larger of p and 1 - p is computed from the other logarithm if this gives a smaller error.
     """
     log_p, log_rest, error_p, error_rest = np.broadcast_arrays(log_p, log_rest, error_p, error_rest)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -233,7 +233,7 @@ def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
 def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
     """Return a lower bound of log Pr[N >= k] for the number N of hits in n steps; k is whole and at least 1.
 
-    It is the larger of two: the log of the sum of the tail's first terms, and that of 1 minus a bound of Pr[N < k].
+    It is the larger of log(sum of the tail's first terms) and log(1 - b), where b is an upper bound of Pr[N < k].
     """
     _, log_term, error = _divergence(n, k, hit)
     fewer, _, off = _divergence(n, k - 1.0, hit)

@@ -270,7 +270,8 @@ def laplace_counts(parts: Components, column: int) -> Tests:
     removing = parts.sign[:, None] > 0
     # remove: {v >= edge - drop} with drop < 2 edge. add: {v <= -(edge - drop)}, its mirror image.
     drop = np.minimum(LAPLACE_DROPS, 1.999 * edge)
-    near = np.log1p(-0.5 * np.exp(-0.5 * drop))  # `near`: under the law whose mode is on this side; `far`: the other
+    # `near` is the set's log mass under the law whose mode is on this side, `far` under the other law.
+    near = np.log1p(-0.5 * np.exp(-0.5 * drop))
     near_rest = -np.log(2.0) - 0.5 * drop
     far = -np.log(2.0) - edge + 0.5 * drop
     far_rest = np.log1p(-np.exp(far))

@@ -238,7 +238,7 @@ def _secant(v: np.ndarray, value: np.ndarray, before: np.ndarray, old: np.ndarra
 
 
 def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (v, slope of log delta there) by estimates of delta.
+    """Return (v where an estimate of delta is near the target, slope of log delta there); `_search` defines v.
 
     The search begins at the eps where delta would reach the target if it fell as steeply as possible, by 1 per unit of
     e^eps. Steps are Newton's, with slopes by secants. A bisection replaces a step that leaves the interval, or that
