@@ -150,7 +150,7 @@ def delta(
 
     `delta(eps)` is the largest of H_{e^eps}(P || Q) over the relation's directions, and H is the hockey-stick
     divergence of the composed dominating pair (P, Q). The bracket's relative width is small in the far tail, too. At a
-    negative eps = -x delta follows from the reverse direction: `H_{e^-x}(P || Q) = 1 - e^-x + e^-x H_{e^x}(Q || P)`.
+    negative eps = -x, delta follows from the reverse direction: `H_{e^-x}(P || Q) = 1 - e^-x + e^-x H_{e^x}(Q || P)`.
 
     Parameters
     ----------

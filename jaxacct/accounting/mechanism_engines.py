@@ -281,7 +281,7 @@ def _upper(question: MechanismQuestion, quantity: str, values: np.ndarray, relat
 
 
 def _delta_replaced(question: MechanismQuestion) -> Bounds:
-    """Bound delta for a replaced record from above: the least bound over splits of eps between removal and addition."""
+    """Bound delta of a replacement from above: the least bound over splits of eps between removal and addition."""
     shape, _, given = question.flat()
     eps = given.reshape(shape)
 
@@ -300,7 +300,7 @@ def _delta_replaced(question: MechanismQuestion) -> Bounds:
 
 
 def epsilon_replaced(question: MechanismQuestion) -> Bounds:
-    """Bound epsilon for a replaced record from above: the least bound over splits of delta as in `_delta_replaced`."""
+    """Bound epsilon of a replacement from above: the least bound over splits of delta between removal and addition."""
     shape, _, given = question.flat()
     target = given.reshape(shape)
     if not target.all():
@@ -420,7 +420,7 @@ class SameBins(MechanismEngine):
 
 
 class NeighbouringBins(MechanismEngine):
-    """Balls in bins with noise of two bands, by contour integrals of their transfer operator."""
+    """Balls in bins whose neighbouring bins share noise, by contour integrals of their transfer operator."""
 
     name, classes = "banded_bins", (MatrixMechanism,)
 

@@ -158,9 +158,9 @@ def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
 
 # The mu of Gaussian differential privacy that holds above a floor of the error rates
 #
-# The claim is `f(a) >= f_mu(a) wherever a >= floor and f(a) >= floor`, f the trade-off function of both directions.
-# Tangents show it: `1 - f(a) <= delta(eps) + e^eps a` for every eps. Each tangent is used on one interval of a, its
-# cell. As f_mu is convex, a tangent is compared with f_mu only at the two ends of its cell.
+# The claim is `f(a) >= f_mu(a) wherever a >= floor and f(a) >= floor`, where f is the trade-off function of both
+# directions. Tangents show it: `1 - f(a) <= delta(eps) + e^eps a` for every eps. Each tangent is used on one interval
+# of a, its cell. As f_mu is convex, a tangent is compared with f_mu only at the two ends of its cell.
 
 ROUNDS = 14
 """Largest number of rounds that add tangents where the upper bound of mu is largest."""
@@ -424,7 +424,7 @@ def deltas_along(
     place : (n,), an eps near the epsilons at which rtol is wanted.
     epsilon : (K, n).
     both : (K, n), whether rtol is wanted; elsewhere a rough upper end is enough.
-    tolerance : share of rtol that a contour may cut off, relative to a first approximation of delta at `place`.
+    tolerance : a contour may cut off terms of size tolerance * rtol * (first approximation of delta at `place`).
     rungs : (2, n), index of the contour size ("rung") from which each direction starts. It is overwritten by the index
         at which the direction ended.
     """

@@ -146,7 +146,7 @@ class Game:
         outcome : callable, optional
             last parameters -> arrays, such as a validation loss; traceable.
         progress : bool, optional
-            A line on standard error; None shows it only on a terminal.
+            Whether a line on standard error shows the progress; None shows it only on a terminal.
         """
         runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, SEED_RANGE))
         plan = self.trainer.plan

@@ -153,7 +153,7 @@ class Report:
         return found
 
     def __str__(self) -> str:
-        """Return a table, a line for each audit and a column for each claim, then the kinds and the number refuted."""
+        """Return a table with a line for each audit and a column for each claim, the kinds, and the number refuted."""
         names = list(dict.fromkeys(claim.name for row in self.rows for claim in row.claims))
         curves = [CURVE] if any(isinstance(row.found, CurveTest) for row in self.rows) else []
         lines = [("audit", "delta", "lower bound", "confidence", "trials", "method", *names, *curves)]
@@ -226,7 +226,7 @@ class Report:
 
 
 def _shown(claim: Claim | None, row: Row) -> str:
-    """Return the cell of a claim in its row, with a flag if it is refuted."""
+    """Return the cell of a claim in its row, with a flag if the claim is refuted."""
     if claim is None:
         return "-"
     return outward(claim.epsilon, ".4f", up=True) + (f" {REFUTED_MARK}" if claim in row.refuted else "")

@@ -118,7 +118,7 @@ def winners(
     seed : int
         A seed determines the winners, whatever the number of threads.
     progress : bool, optional
-        A line on standard error; None shows it only on a terminal.
+        Whether a line on standard error shows the progress; None shows it only on a terminal.
 
     Returns
     -------

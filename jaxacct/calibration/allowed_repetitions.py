@@ -48,8 +48,8 @@ class AllowedRepetitions:
         Epsilon at that law.  `epsilon.upper <= target_epsilon` wherever `ok`; elsewhere the Bounds of the least K
         searched.
     status : str or numpy.ndarray
-        "ok" (a larger number misses the target), "not_binding" (the largest number searched meets it), "loose" (it is
-        not shown that a larger number misses it) or "infeasible".
+        "ok" (a larger number misses the target), "not_binding" (the largest number searched meets the target), "loose"
+        (no larger number is shown to miss the target) or "infeasible".
     ok : bool or numpy.ndarray
         Whether a number of candidates meets the target.
     family : str

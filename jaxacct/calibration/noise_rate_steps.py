@@ -205,7 +205,7 @@ def calibrate_sampling_probability(
 
     References
     ----------
-    As `calibrate_noise_multiplier`.
+    As for `calibrate_noise_multiplier`.
 
     >>> import jaxacct as ja
     >>> c = ja.calibrate_sampling_probability(2.0, 1e-5, noise_multiplier=2.0, steps=10_000)
@@ -268,7 +268,7 @@ def calibrate_steps(
 
     References
     ----------
-    As `calibrate_noise_multiplier`.
+    As for `calibrate_noise_multiplier`.
 
     >>> import jaxacct as ja
     >>> c = ja.calibrate_steps(2.0, 1e-5, noise_multiplier=2.0, sampling_probability=0.01)

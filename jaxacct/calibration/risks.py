@@ -279,7 +279,7 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
     if goal.unknown == "noise_multiplier":
         solved, settled = _by_contour(goal, rate, fpr, mu, epsilon)
         near = solved.noise.copy()
-        full = goal.known["sampling_probability"] == 1.0  # mu-Gaussian DP: `gaussian` is the best eps
+        full = goal.known["sampling_probability"] == 1.0  # these runs are mu-Gaussian DP: their best eps is `gaussian`
         solved.close[full] = False
         near[full] = np.clip(np.sqrt(goal.known["steps"]) / np.maximum(mu, 1e-300), *NOISE_RANGE)[full]
         epsilon[full] = gaussian[full]

@@ -126,7 +126,7 @@ class BestValues(NamedTuple):
 def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> BestValues:
     """Return the least private value that holds in every row, with its certified epsilon.
 
-    start : function that is called once, with the rows that are not settled by their limits.
+    start : function from rows to their `Start`. It is called once, with the rows that are not settled by their limits.
     """
     found = _nothing(search.target.size)
     missed, steep = np.full(search.target.size, np.nan), np.zeros(search.target.size, bool)

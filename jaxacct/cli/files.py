@@ -91,7 +91,7 @@ def join(options: argparse.Namespace) -> None:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the page on a privacy claim; return exit status 1 if an answer on the page is not to be claimed."""
+    """Write the page on a privacy claim; return exit status 1 if an answer on the page may not be claimed."""
     from jaxacct.report import report as page_of  # a slow import that no other command needs
 
     prior = 0.5 if options.prior is None else options.prior

@@ -82,8 +82,8 @@ def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
 def _double_round(_: Any, rows: tuple[Any, ...]) -> tuple[Any, ...]:
     """Apply four quarter rounds to the columns and four to the diagonals. NumPy arrays are changed in place.
 
-    `rows` is (a, b, c, d), of shape (4, n) each. Rotating a, b and d against c makes columns of the diagonals, as does
-    rotating b, c and d against a. XLA's program for CPUs is fastest if c stays.
+    `rows` is (a, b, c, d), of shape (4, n) each. Rotating a, b and d against c turns the diagonals into columns, as
+    does rotating b, c and d against a. XLA's program for CPUs is fastest if c stays.
     """
     a, b, c, d = _quarter_rounds(*rows)
     a, b, d = (_turned(row, by) for row, by in ((a, 2), (b, 1), (d, -1)))

@@ -183,7 +183,7 @@ def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray)
 def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of delta_remove = E(S - k)_+ = 1 - k + E(k - S)_+, by a contour for E(k - S)_+.
 
-    Here S = dP/dQ, and E is the mean under Q.
+    Here S = dP/dQ, k = e^eps, and E is the mean under Q.
     The error is absolute: it is small relative to delta only where delta is large.
     """
     k = np.exp(eps)

@@ -273,7 +273,7 @@ def in_blocks(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
     blocks = [order[first : first + size] for first in range(0, sigma.size, size)]
 
     def solved(rows: np.ndarray) -> np.ndarray:
-        with np.errstate(all="ignore"):  # holds in this thread only
+        with np.errstate(all="ignore"):  # the setting holds in this thread only
             return _solved(solve, [column[rows] for column in columns])
 
     bar = Progress(sigma.size, None if sigma.size >= ROWS_WITH_PROGRESS else False)

@@ -28,7 +28,7 @@ from jaxacct.mechanisms.loss_components import Components
 class Rung(NamedTuple):
     """The sizes of one program. A ladder is a tuple of rungs, from coarse to fine."""
 
-    points: int  # quadrature points in u
+    points: int  # quadrature points in u = output/sigma
     nodes: int  # nodes of the contour
     rounds: int  # how often the contour is placed
     chunk: int  # configurations per call of an optimised program
@@ -105,7 +105,7 @@ def reach(parts: Components) -> Reach:
 
 
 def rung_for(needs: np.ndarray, ladder: tuple[Rung, ...] = PLAIN) -> np.ndarray:
-    """Return (B,) the index of the first rung with the points and nodes in `needs` (B, 2); the last rung's if none."""
+    """Return (B,) the index of the first rung with the points and nodes in `needs` (B, 2), else of the last rung."""
     fits = [np.all(needs <= (rung.points, rung.nodes), axis=1) for rung in ladder]
     return np.where(np.any(fits, axis=0), np.argmax(fits, axis=0), len(ladder) - 1)
 
@@ -129,8 +129,8 @@ class _Question(NamedTuple):
 
     parts: Components
     reach: Reach
-    kernel: Callable[..., Any]  # of the plain contour
-    split: Callable[..., Any]  # of the split contour
+    kernel: Callable[..., Any]  # the plain contour's kernel
+    split: Callable[..., Any]  # the split contour's kernel
     values: tuple[np.ndarray, ...]  # arguments of both kernels that say what is asked
     start: Start  # where the split contour begins; `_step` writes what it learns into these arrays
     floor: np.ndarray  # a row whose upper bound is at most this is not refined

@@ -117,7 +117,7 @@ class Case(NamedTuple):
         return self.above is not self.below
 
     def pieces(self, cut: float) -> Case:
-        """Return the case with finite laws that have more atoms and fewer steps. Losses of mass e^cut are left out."""
+        """Return the case with finite laws partly composed (more atoms, fewer steps), without losses of mass e^cut."""
         most = MOST_PAIRS_OF_ROUNDS if self.two() else MOST_PAIRS
 
         def of(laws: list[LatticePart]) -> list[LatticePart]:
@@ -251,8 +251,8 @@ def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
         middle = now[len(now) // 2]
         low, high, sides = _composed_for(case, epsilon[middle])
         found[middle] = low, high
-        # `farther` is the width allowed at other eps: brackets widen away from this eps. Where the bracket is wide even
-        # here, as between two pairs of distributions, that width is allowed at smaller eps, too.
+        # `farther` is the width allowed at larger eps, since brackets widen away from this eps; `nearer` is the width
+        # allowed at smaller eps. Where brackets are wide even at this eps, as between two pairs, the two are the same.
         width = (high - low) / high if high > 0.0 else 0.0
         farther = max(case.enough, NEARLY_AS_NARROW * width)
         nearer = farther if case.two() or width > case.enough else case.enough
@@ -318,7 +318,7 @@ def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> 
     longer = [n for n in known if n > length]
     if width <= rtol or not longer:
         return 0
-    if not width < SAYS_NOTHING:  # useless: try one longer lattice, and then stop
+    if not width < SAYS_NOTHING:  # the bracket is useless: try one longer lattice, and then stop
         return longer[0] if length == first_length else 0
     if len(tried) > 1 and not width <= STALLED * tried[-2][1]:
         return 0
@@ -532,8 +532,8 @@ class Side(NamedTuple):
     log_moment: float  # K(theta)
     log_size: float  # sum of the magnitudes of log_moment's terms, for their rounding
     start: float  # loss of the first element
-    step: float  # loss between neighbouring nodes
-    span: float  # length of the lattice in loss
+    step: float  # difference in loss between neighbouring nodes
+    span: float  # length of the lattice, in units of loss
     shift: float  # bound of the error of the losses
     above: float  # bound of the tilted mass that wraps around from above the lattice
     below: float  # bound of the tilted mass that wraps around from below the lattice

@@ -79,7 +79,7 @@ class LatticePart(ABC):
 
     @abstractmethod
     def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
-        """Return the law on the lattice."""
+        """Return the law on the lattice, rounded up if `upper` and down otherwise."""
 
     def highest(self) -> float:
         """Return the largest loss, inf if losses are unbounded."""
