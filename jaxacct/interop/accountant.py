@@ -47,8 +47,8 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
     It takes the events of `interop.from_dp_event`, and events without noise, whose epsilon is infinite.
 
-    * REPLACE_ONE: noise is taken relative to twice the clip norm C, since replacing a record's value of norm up to C
-      moves a sum by up to 2C. For Poisson samples the answer is a bound.
+    * REPLACE_ONE: Gaussian and Laplace events are read with sensitivity 2C, C the clip norm, since replacing a record's
+      value of norm up to C moves a sum by up to 2C. For Poisson samples the answer is a bound.
     * REPLACE_SPECIAL is `zero_out`: the special record contributes 0, and its place stays. This relation is the default
       of jax_privacy's execution plans, which take this accountant (jaxacct/interop/README.md has an example).
     * Randomized response is refused under ADD_OR_REMOVE_ONE, for which it has no definition. Under
@@ -157,7 +157,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             return math.inf
         if false_positive_rates is None:
             return float(profile(self._asked(), relation=self._relation).gdp_mu().upper)
-        from scipy import special  # a slow import that only this branch needs
+        from scipy import special  # imported here, since the import is slow
 
         rates = np.atleast_1d(check("false_positive_rates", false_positive_rates, OPEN_PROBABILITY))
         reached, free = special.ndtri(self.get_true_positive_rates(rates)), special.ndtri(rates)
@@ -193,7 +193,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return None
 
     def _check(self, step: Mechanism, count: int) -> None:
-        if isinstance(step, Selection):  # the selection's pair is slow to compute, and its base refuses the same events
+        if isinstance(step, Selection):  # its pair is slow to compute; its inner mechanism is refused in the same cases
             repeat(step, count)
             self._check(step.mechanism, 1)
             return
@@ -204,7 +204,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         _expand(step, count, self._relation)
 
     def _asked(self) -> Mechanism:
-        """Return the composed mechanism; unwrap a single part: some engines refuse even a composition of one."""
+        """Return the composed mechanism, or its only part, since some engines refuse a composition of one part."""
         mechanism = self.mechanism
         parts = mechanism.inside()
         return parts[0] if isinstance(mechanism, Composed) and len(parts) == 1 else mechanism
@@ -233,7 +233,7 @@ def _answers_at_random(step: Mechanism) -> bool:
 
 
 def _under(mechanism: Mechanism, relation: str) -> Mechanism:
-    """Return the mechanism; under "zero_out" randomized responses are compared with uniform answers (README.md)."""
+    """Return the mechanism; under "zero_out" replace randomized responses by pairs with uniform answers (README.md)."""
     if relation != "zero_out" or not _answers_at_random(mechanism):
         return mechanism
 

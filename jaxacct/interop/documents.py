@@ -62,7 +62,7 @@ MAX_INTEGER_CHARACTERS = 17
 
 
 class _Object(NamedTuple):
-    """A JSON object with its pairs in order, duplicates included."""
+    """A JSON object as its (key, value) pairs in order, duplicates included."""
 
     pairs: list[tuple[str, Any]]
 
@@ -277,7 +277,7 @@ def _decode_law(node: Any, path: str) -> Any:
 
 
 def _decode_strategy(node: Any, path: str) -> Any:
-    """Return a strategy or participation; refuse empty coefficients, since the class would search for its own."""
+    """Return a strategy or participation; refuse empty coefficients, which would make the class compute some."""
     cls = _class_of(node, path, strategies())
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     keys = _keys(node, path, {"type", *defaults})

@@ -171,7 +171,7 @@ LEAVES: dict[str, Leaf] = {
 
 
 def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
-    """Return the mechanism that a DpEvent describes; the neighbouring relation is that of later questions about it.
+    """Return the mechanism that a DpEvent describes; later questions about it choose the neighbouring relation.
 
     All classes of dp_accounting 0.6.0 are known except UnsupportedDpEvent. Of later versions EpsilonDelta,
     DiscreteGaussian, ExponentialMechanism, PermuteAndFlip and RandomAllocation are known. Classes are matched exactly.
@@ -359,7 +359,7 @@ _AROUND = {
 
 
 class EventError(InputError):
-    """A refused event, `event`; the message is one line that names the place of the event."""
+    """Raised for a refused event, which it keeps as `event`; its message is one line that names the event's place."""
 
     def __init__(self, path: str, event: object, reason: str) -> None:
         super().__init__(f"{path or 'event'}: {reason}")
@@ -385,7 +385,7 @@ def number(event: Any, name: str, path: str) -> int | float:
 
 
 def finite(event: Any, name: str, path: str) -> int | float:
-    """Return a field that is a finite number from 0."""
+    """Return a field that is a finite number >= 0."""
     value = number(event, name, path)
     if not 0 <= value < math.inf:
         refuse(event, path, f"{name} = {value!r:.30} must be >= 0 and finite; give the mechanism its number")

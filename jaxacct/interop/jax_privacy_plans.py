@@ -53,7 +53,7 @@ def _mechanism(plan: Any, relation: str) -> MatrixMechanism:
         raise InputError("noise_multiplier of the plan is None; read plan.calibrate(epsilon=..., delta=...)")
     if plan.truncated_batch_size is not None:
         raise InputError(f"truncated_batch_size = {plan.truncated_batch_size} is not accounted for; train without it")
-    earlier = hasattr(plan, "partition_type")  # up to release 2.0
+    earlier = hasattr(plan, "partition_type")  # plans have this field up to release 2.0
     equal = plan.partition_type.name == "EQUAL_SPLIT" if earlier else plan.num_examples is not None
     if equal and relation not in ("zero_out", "replace_one"):
         raise InputError(f"relation = {relation!r} moves records of an equal split; read and ask for 'zero_out'")
@@ -67,7 +67,7 @@ def _mechanism(plan: Any, relation: str) -> MatrixMechanism:
 
 
 def to_jax_privacy(thing: Strategy | MatrixMechanism) -> Foreign:
-    """Convert to what `from_jax_privacy` reads; results other than arrays of coefficients need jax_privacy.
+    """Convert to an object that `from_jax_privacy` reads; all but arrays of coefficients need jax_privacy installed.
 
     Parameters
     ----------

@@ -72,7 +72,7 @@ class OpacusAccountant(IAccountant):
 
     @classmethod
     def mechanism(cls) -> str:
-        """Return the name in Opacus's registry and in saved states."""
+        """Return this accountant's name in Opacus's registry and in saved states."""
         return MECHANISM
 
     def load_state_dict(self, state_dict: Any) -> None:

@@ -1,1 +1,1 @@
-"""Pure, jitted functions of arrays: nothing here knows what a mechanism is."""
+"""Pure functions of arrays: nothing here knows what a mechanism is."""

@@ -5,9 +5,9 @@ arrays, and calls the functions of that namespace as `xp`. This module has what 
 barriers, scans along an axis, erfc. It also has sums and special functions that are accurate enough for the model of
 rounding.
 
-**Shapes.** Every argument has shape `(..., own axes)`. The leading axes `...` are batch axes. Those of all arguments
-broadcast against each other, and may be none at all. Docstrings and comments name the own axes only: `(X,)` stands for
-`(..., X)`, and a number for `(...)`.
+**Shapes.** Every argument has shape `(..., own axes)`. The leading axes `...` are batch axes, of which there may be
+none. The batch axes of all arguments broadcast against each other. Docstrings and comments name the own axes only:
+`(X,)` stands for `(..., X)`, and a number for `(...)`.
 
 **Rounding.** Every bound rests on this model. Tests compare this machine with the model by mpmath (README.md, section
 4):
@@ -16,9 +16,9 @@ broadcast against each other, and may be none at all. Docstrings and comments na
 * A sum, difference, product, quotient or square root is off by at most one unit of its value. XLA may contract a
   product with a sum into one rounding. No bound needs a product to be rounded by itself, so that either way holds.
 * exp, log and arctan2 are off by at most SIMPLE_UNITS of their value, at any argument. So are sin(x) and cos(x) where
-  |x| <= LARGEST_ANGLE; beyond it they are off by SIMPLE_UNITS of 1. (There glibc's may be off by more units of their
-  value: by 10^5 at 10^200, near multiples of pi/2. No bound needs more than the model: bounds relate the error of a
-  sine to its angle, and 4 units of 1 are less than 4 units of such an angle.)
+  |x| <= LARGEST_ANGLE; beyond it they are off by SIMPLE_UNITS of 1. (There glibc's sine and cosine may be off by more
+  units of their value: by 10^5 at 10^200, near multiples of pi/2. No bound needs more than the model: bounds relate
+  the error of a sine to its angle, and 4 units of 1 are less than 4 units of such an angle.)
 * expm1, hypot, logistic and this module's log1p are off by at most COMPOUND_UNITS of their value, erfc(x) by
   SIMPLE_UNITS times (4 + x^2).
 * Results below SMALLEST_NORMAL may be replaced by 0.
@@ -80,7 +80,7 @@ Carry = TypeVar("Carry")
 
 
 def namespace(*arrays: Array) -> Namespace:
-    """Return `numpy`, or `jax.numpy` if any of the arrays is JAX's or a tracer."""
+    """Return `numpy`, or `jax.numpy` if any argument is a JAX array or a tracer."""
     for array in arrays:
         if not isinstance(array, (np.ndarray, np.generic, float, int)) and isinstance(array, jax.Array):
             return jnp
@@ -97,7 +97,7 @@ def repeat(xp: Namespace, steps: int, body: Callable[[Any, Carry], Carry], carry
 
 
 def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carry], Carry], carry: Carry) -> Carry:
-    """Return the carry after repeating `carry = body(carry)` while `going(carry)`, for each configuration separately.
+    """Return the carry after `carry = body(carry)` is repeated while `going(carry)`, for each configuration separately.
 
     `going` returns one truth value for each configuration. A configuration that has stopped keeps its carry, so that
     its answer does not depend on the others of its batch. Every array of the carry has all batch axes in front.
@@ -122,7 +122,7 @@ def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carr
 
 
 def powers(xp: Namespace, turn: Callable[[Carry], Carry], carry: Carry, count: int) -> Carry:
-    """Return the carries before each of `count` turns; each array of them is stacked along a new axis -2."""
+    """Return the carries before each of `count` calls of `turn`, array by array stacked along a new axis -2."""
     if xp is jnp:
         _, kept = lax.scan(lambda carry, _: (turn(carry), carry), carry, None, length=count)
         return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), kept)
@@ -185,7 +185,7 @@ def stack(xp: Namespace, arrays: Sequence[Array]) -> Array:
 
 
 def interp(xp: Namespace, x: Array, places: Array, values: Array) -> Array:
-    """Return the piecewise linear function with `values` at increasing `places`, (N,) each, at every x, (X,)."""
+    """Evaluate, at every x, (X,), the piecewise linear function with `values` at increasing `places`, (N,) each."""
     if xp is jnp:
         return jnp.vectorize(jnp.interp, signature="(x),(n),(n)->(x)")(x, places, values)
     shape = np.broadcast_shapes(x.shape[:-1], places.shape[:-1], values.shape[:-1])
@@ -201,7 +201,7 @@ def logistic(xp: Namespace, x: Array) -> Array:
 def erfc(xp: Namespace, x: Array) -> Array:
     """Return the complementary error function.
 
-    Just below 1, SciPy computes erfc as 1 - erf(x), with a relative error of 18 * 2^-53. That of erfcx is 2 * 2^-53.
+    Just below 1, SciPy computes erfc as 1 - erf(x), with a relative error of 18 * 2^-53. SciPy's erfcx has 2 * 2^-53.
     """
     if xp is jnp:
         return lax.erfc(x)
@@ -246,7 +246,7 @@ def log1p_complex(a: Array, b: Array) -> Array:
 
 @jax.custom_jvp
 def _log1p_by_bits(x: Array) -> Array:
-    """Return what `log1p_inline` returns, for XLA.
+    """Compute `log1p_inline` under XLA.
 
     Let 1 + x = 2^k m with m in (sqrt(1/2), sqrt 2). Then `log m = 2 artanh s` with s = (m - 1)/(m + 1), which is
     computed by the polynomial in s^2 of fdlibm's e_log.c (Sun Microsystems 1993). The rounding error of 1 + x, divided
@@ -307,7 +307,7 @@ def _log_tails(x: Array) -> tuple[Array, Array]:
 
 
 def logsumexp(x: Array) -> Array:
-    """Return `log sum e^x` along the last axis. SciPy's takes 70 microseconds a call, whatever the size."""
+    """Return `log sum e^x` along the last axis. SciPy's logsumexp takes 70 microseconds a call, whatever the size."""
     xp = namespace(x)
     top = xp.max(x, axis=-1, keepdims=True)
     held = xp.where(xp.isfinite(top), top, 0.0)

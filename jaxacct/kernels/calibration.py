@@ -22,13 +22,14 @@ The noise is certified afterwards at that eps. The two stages have fixed iterati
 `sensitivity` differentiates log delta along a tangent of the law, under the contour integral. With the trapezoid sum `V
 = sum_k Re[w_k e^{K(z_k) - z_k eps}]`,
 
-    V' = sum_k Re[w_k K'(z_k) e^{K(z_k) - z_k eps}],    K' = sum n' log M + n M'/M,
+    V' = sum_k Re[w_k K'(z_k) e^{K(z_k) - z_k eps}],    K = sum n log M,    K' = sum n' log M + n M'/M,
 
-where ' is the derivative along the tangent. The contour and the quadrature points of sampled Gaussians count as
-constants, since the integrals do not depend on them.
+where ' is the derivative along the tangent, and the sums in K go over the parts of the law: n counts the steps of a
+part, and M is the moment generating function of one step's loss. The contour and the quadrature points of sampled
+Gaussians count as constants, since the integrals do not depend on them.
 
-`solve_split` is `solve` where few steps matter: secant steps on the contour integral of a split law. Windows and
-contour are placed once a call. The caller calls again until x stays where it is.
+`solve_split` solves the problem of `solve` where few steps sample the record: by secant steps on the contour integral
+of a split law. Windows and contour are placed once a call. The caller calls again until x stays where it is.
 """
 
 from typing import NamedTuple
@@ -109,7 +110,7 @@ def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array
 
 
 def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
-    """Return what `gaussian_change` returns, for Laplace parts. Im log M is between -pi and pi, as in `polar`.
+    """Compute `n' log M + n M'/M`, as `gaussian_change` does, for Laplace parts. Im log M is between -pi and pi.
 
     `M = e^{z/s} (1 + h)/2` with `h = (1 + 2z e^{-(1 + 2z)/s})/(1 + 2z)`.
     """
@@ -124,7 +125,7 @@ def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
 
 
 def _finite_change(law: LossLaw, tangent: LossLaw, c: Array, t: Array) -> Array:
-    """Return what `gaussian_change` returns, for `M = sum p_j e^{z l_j}`, `M' = sum (p_j' + p_j z l_j') e^{z l_j}`."""
+    """Compute `n' log M + n M'/M` for finite parts, of losses l_j and probabilities p_j: `M = sum p_j e^{z l_j}`."""
     xp = namespace(law.sign, c, t)
     loss, mass = law.finite_loss, law.finite_mass
     top, weight = finite_weights(loss, mass, c)
@@ -195,7 +196,7 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
 
 
 def _secant_slope(moved: Array, risen: Array, slope: Array, change: float = SLOPE_CHANGE) -> Array:
-    """Return the slope risen/moved of a secant, or `slope` where risen/moved is mostly rounding error."""
+    """Return a secant's slope risen/moved, or `slope` if `moved` is tiny or risen/moved differs by a factor `change`."""
     xp = namespace(moved, risen)
     fresh = risen / xp.where(moved == 0, 1.0, moved)
     trusted = (xp.abs(moved) > LEAST_SECANT) & (fresh / slope > 1.0 / change) & (fresh / slope < change)
@@ -322,7 +323,7 @@ def solve_rate(
     def at(x: Array, epsilon: Array) -> tuple[Array, Array, Array]:
         """Return log(delta/target), F'/delta and F''/delta for `F(eps) = delta(eps) + e^eps a`; F'' is kept positive.
 
-        a is the false-positive rate.
+        The target is b - e^eps a, with b the true-positive and a the false-positive rate.
         """
         value, fall, bend = plain.value_and_slopes(law_at(x), chosen, h, need, epsilon, points, count)
         # F' = e^eps a - fall delta, and F'' = e^eps a + bend delta

@@ -1,9 +1,9 @@
 """The contour of one round of random allocation: brackets of E(S - k)_+ and E(k - S)_+, and profiles (README.md).
 
-S is the likelihood ratio of a round, and k a threshold.  E(S - k)_+ is called a call, and E(k - S)_+ a put, as if S
-were the price of a share.  The bounds hold for any windows, abscissa, period and number of nodes.  In a profile,
-neighbouring losses share a contour, since an evaluated contour serves one more loss at little cost.  A loss whose
-bracket stays wide gets a contour of its own.
+S is the likelihood ratio of a round of t slots with the noise multiplier 1/s, and k a threshold.  E(S - k)_+ is called
+a call, and E(k - S)_+ a put, as if S were the price of a share.  The bounds hold for any windows, abscissa, period and
+number of nodes.  In a profile, neighbouring losses share a contour, since an evaluated contour serves one more loss at
+little cost.  A loss whose bracket stays wide gets a contour of its own.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
 
 
 def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
-    """Place contours with a bulk if `split`, otherwise without. Rows where the other placement is better take that."""
+    """Place contours with a bulk if `split`, otherwise without. Rows where the other placement is better take it."""
     found = _place(sign, s, t, k, guess, tolerance, LOW_SHARE if split else 0.0)
     rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
     if rows.size == 0:
@@ -243,7 +243,7 @@ def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) ->
 
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
-    """Return the smallest u above which a slot may be called far: it is negligibly likely that one is, and yet S < k.
+    """Return the smallest u above which a slot may be called far: S < k is then negligibly likely beside a far slot.
 
     If S < k, a slot with X/t > x leaves less than k - x to the other slots. Their sum is then m standard deviations
     below its mean, which has chance e^{-m^2/2}.
@@ -300,7 +300,7 @@ def tilted_mode(s: Array, t: Array, c: Array) -> Array:
 
 
 def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return the least period that makes images to the right negligible by some Chernoff bound, and its abscissa."""
+    """Return the least period for which some Chernoff bound makes images to the right negligible, and its abscissa."""
     gap = seen - c[:, None]
     needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
     needed = np.where(np.isnan(needed), np.inf, needed)
@@ -309,7 +309,7 @@ def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array,
 
 
 def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return an abscissa below the saddle point, and a period that makes the images on its two sides negligible."""
+    """Return an abscissa below the saddle point, and a period that makes the images on both sides negligible."""
     chosen, period = 0.5 * best, np.full_like(best, np.inf)
     for share in (0.4, 0.5, 0.6, 0.7, 0.8, 0.88):
         c = share * best
@@ -397,7 +397,7 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
     local : (B,) whether Im u follows X(u), and not the mean of X.
     """
     u, s = cells.edges, cells.s
-    # a shift of alpha lowers the integrand by about s y X alpha - alpha^2/2 nats, most at alpha = s y X
+    # a shift of alpha lowers the integrand by about s y (X/t) alpha - alpha^2/2 nats, most at alpha = s y X/t
     size = np.minimum(1.45 / s, y[:, None] * s * np.where(local[:, None], cells.x, _one_over_t(cells)))
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
         there = np.abs(place[:, None]) < np.inf
@@ -439,7 +439,7 @@ def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tupl
 def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float, local: Array) -> Array:
     """Bound from above, (B,), the log of (h/pi) times the sum of |F(z)|/|z|^2 over the nodes z with Im z > y.
 
-    F is the integrated transform, h the distance of the nodes; `local` chooses the path (`_path`).
+    F is the transform that is integrated, and h the distance of the nodes; `local` chooses the path (`_path`).
     """
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = log_path(cells, cuts, c, y, _path(cells, cuts.windows, y, local), sign)
@@ -451,8 +451,8 @@ def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: 
 def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, sign: float) -> Array:
     """Bound log sum_{j >= 1} e^{jcp} V(k + sign j p) from above, (B,), for the period p, by the best c' in `far`.
 
-    V(y) is the integrated value at the threshold y, and F the transform of the law that is integrated. Since (x)_+ <=
-    e^{c'x}/(e c') for every c' > c, V(y) <= F(c') e^{-sign c' y}/(e c').
+    V(y) is the value of the contour integral at the threshold y, and F the transform that is integrated. Since (x)_+
+    <= e^{c'x}/(e c') for every c' > c, V(y) <= F(c') e^{-sign c' y}/(e c').
     """
     gap = (far - c[:, None]) * period[:, None]
     each = log_far - sign * far * k[:, None] - 1.0 - np.log(far) + log_geometric(gap)
@@ -554,6 +554,7 @@ def contours_at(
     Return (row numbers, contour) for each group of rows. The lines of a group have similar lengths, so that little is
     padded.
 
+    guess, tolerance : as in `place`.
     most_long : if given, the largest number of long lines of one mechanism. Other rows with long lines are left out.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
@@ -828,7 +829,7 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
 def round_profile(s: float, t: float, sign: float, dense: bool = False) -> RoundProfile:
     """Compute delta_remove(eps) (sign = 1) or delta_add(eps) (sign = -1) of one round at the losses of `losses_for`.
 
-    delta_remove(eps) = E(S - e^eps)_+, delta_add(eps) = e^eps E(e^-eps - S)_+, s = 1/sigma.
+    delta_remove(eps) = E(S - e^eps)_+, delta_add(eps) = e^eps E(e^-eps - S)_+, s = 1/sigma, t slots.
     """
     return round_profiles(np.array([s]), np.array([t]), sign, dense)[0]
 
@@ -844,7 +845,7 @@ def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = Fals
         k = np.exp(sign * asked.eps)
         low, high = allocation_law.bounds(sign, asked.s, asked.t, k)
         if sign < 0:
-            # e^-660 stands for all smaller deltas
+            # bounds below e^-660 are raised to e^-660
             high = np.fmin(high, np.exp(np.maximum(put_below(asked.s, asked.t, k), -660.0)))
             low, high = low / k, high / k
         else:
@@ -869,7 +870,7 @@ class _Asked(NamedTuple):
 
 
 def falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
-    """Return the bounds as functions that fall with eps, widened by what the rounding of e^eps changes."""
+    """Return the bounds as functions that fall with eps, widened by the effect of the rounding of e^eps."""
     # e^eps is off, relatively, by a few roundoffs times 1 + eps. Over that distance delta, which is convex in e^eps,
     # falls by at most `wrong`.
     off = 4.0 * ROUNDOFF * (1.0 + eps[1:])
@@ -923,7 +924,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
             break
         groups = list(_in_groups(wide, owner, together, apart, distance))
         placed = np.array([_place_for(rows, sign, int(last[rows[0]])) for rows in groups])
-        hopeless[wide] = True  # losses whose lines are not evaluated
+        hopeless[wide] = True  # stays so for losses whose lines are not evaluated
         for some, contour in _placed(asked, logs, placed, CUT_OFF[min(turn, 1)], None if dense else MOST_LONG[sign]):
             at = np.concatenate([groups[one] for one in some])
             each = np.repeat(np.arange(some.size), [groups[one].size for one in some])
@@ -986,7 +987,7 @@ def _wanted(logs: np.ndarray) -> np.ndarray:
 
 
 def _read(contour: Contour, each: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (lower, estimate, upper) of delta at losses eps; `each` is the row of the contour that serves it."""
+    """Return (lower, estimate, upper) of delta at losses eps; row `each[i]` of the contour serves eps[i]."""
     lower, estimate, upper, _ = bracket_near(rows_of(contour, each), np.exp(contour.sign * eps))
     if contour.sign < 0:
         lower, estimate, upper = (x * np.exp(eps) for x in (lower, estimate, upper))

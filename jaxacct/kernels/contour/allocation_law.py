@@ -1,8 +1,9 @@
 """Computes with the law of one slot in random allocation: transforms with their errors, and bounds (README.md).
 
 The likelihood ratio of a round of t slots is S = (X_1 + ... + X_t)/t, with X = e^{s u - s^2/2}, u standard normal and
-s = 1/sigma.  Smooth weights w divide a slot's law into a bulk of smaller u and jumps of larger u.  Their transforms
-E[w e^{sign z X/t}] are A(z) and B(z).  Arrays have a leading batch axis (B,), one entry for each configuration.
+s = 1/sigma.  Smooth weights w divide a slot's law into a bulk of smaller u and jumps of larger u.  The transform
+E[w e^{sign z X/t}] is called A(z) for the bulk and B(z) for the jumps; `sign` is 1 for E(S - k)_+ and -1 for
+E(k - S)_+.  Arrays have a leading batch axis (B,), one entry for each configuration.
 """
 
 from typing import NamedTuple
@@ -300,7 +301,7 @@ def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
 
 
 class Nodes(NamedTuple):
-    """Nodes in u, and their weights for the bulk and for the rest."""
+    """Nodes in u, and their weights for the bulk and for the jumps."""
 
     u: Array
     """(B, X) values of u."""
@@ -358,8 +359,9 @@ def panel_errors(
 ) -> tuple[Array, Array]:
     """Bound the quadrature errors of int N w (e^{sign z X/t} - 1) for all |Im z| <= y: (bulk, jumps), (B,) each.
 
-    The error of a panel of half width q is at most 8 q sup |f| rho^{-2n}/(1 - rho^{-2}), with sup |f| over the ellipse
-    of size rho about the panel.  sup |f| is bounded over the rectangle around the ellipse, factor by factor.
+    The error of a panel of half width q with n = POINTS nodes is at most 8 q sup |f| rho^{-2n}/(1 - rho^{-2}), f the
+    integrand, with sup |f| over the ellipse of size rho about the panel.  sup |f| is bounded over the rectangle around
+    the ellipse, factor by factor.
 
     less_one : (B,) whether the base is integrated with the "- 1". The base is the bulk, or the jumps if there is no
         bulk. Jumps beside a bulk are always integrated without it.
@@ -482,7 +484,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     less = np.expm1(sign * c[:, None] * nodes.x)
     base = np.where(whole[:, None], nodes.jump, nodes.bulk)
     rest = np.where(whole[:, None], 0.0, nodes.jump)
-    # `base` is the bulk, or the jumps if there is no bulk; `lack` is 1 minus its mass
+    # `base` is the bulk, or the jumps if there is no bulk; `lack` is 1 minus the mass of the base
     root = np.sqrt(1.0 + windows.low_blur**2)
     lack = np.where(whole, 0.0, tail(np.where(whole, 0.0, windows.low) / root))
     lost = np.where(whole, 0.0, 2.0 * tail((windows.end - np.where(whole, 0.0, windows.low)) / windows.low_blur))

@@ -1,7 +1,7 @@
 """Balls in bins with noise of two bands: a transfer operator and its contour (README.md, "Bins that share noise").
 
-The pair is P = (1/b) sum_j N(m_j) and Q = N(0), with m_j the sum of the columns that bin j uses. With two bands only
-neighbouring bins have common rows, so that dP/dQ has under Q the law of
+The pair for b bins is P = (1/b) sum_j N(m_j) and Q = N(0), with m_j the sum of the columns that bin j uses. With two
+bands only neighbouring bins have common rows, so that under Q the ratio dP/dQ has the law of
 
     S = (1/b) sum_j X_j,    X_j = e^{G_j - Var(G_j)/2},    G_j = first_j y_j + second_j y_{j+1},
 
@@ -62,7 +62,7 @@ ABSOLUTE = 1e-14
 
 
 class Kind(NamedTuple):
-    """Bins whose coefficients and variances lie between two ends each, and their number."""
+    """A group of `many` bins that are alike: (smallest, largest) of their coefficients and variances."""
 
     first: tuple[float, float]
     second: tuple[float, float]
@@ -72,7 +72,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """The bins' normals, in units of the noise: coefficients >= 0 of y_j and y_{j+1} in bin j, (b,) each.
+    """The normals G_j of the bins, in units of the noise: coefficients >= 0 of y_j and y_{j+1} in G_j, (b,) each.
 
     The bins form a chain where the last entry of `second` is 0, and a ring otherwise.
     """
@@ -85,7 +85,7 @@ class Bins:
         """Return normals with these variances, and `shared[j]` as the covariance of bins j and j + 1."""
         if variance.size == 2:  # the two are neighbours on both sides
             shared = np.array([shared.sum(), 0.0])
-        begin = 0.0  # the square of the last entry of `second`, from below
+        begin = 0.0  # a lower bound of the square of the last entry of `second`
         for _ in range(10_000):
             first, second = [], [begin]
             for own, beside in zip(variance[::-1].tolist(), np.roll(shared, 1)[::-1].tolist(), strict=True):
@@ -113,7 +113,7 @@ class Bins:
 
     @functools.cached_property
     def angles(self) -> tuple[float, float]:
-        """Ends of first_j + second_j; a shift v of all normals turns X_j by v times that."""
+        """Least and largest first_j + second_j; shifting all y by i v turns X_j by the angle v (first_j + second_j)."""
         both = self.first + self.second
         return float(both.min()), float(both.max())
 
@@ -124,7 +124,7 @@ class Bins:
 
     @functools.cached_property
     def shared(self) -> np.ndarray:
-        """(b,) covariances of G_{j-1} and G_j; their sum in the first entry where b = 2."""
+        """(b,) covariances of G_{j-1} and G_j; where b = 2, `of` leaves 0 in the first entry, their sum in the last."""
         return self.first * np.roll(self.second, 1)
 
     @functools.cached_property
@@ -240,7 +240,7 @@ def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class Decay(NamedTuple):
-    """Upper bounds of log Psi(x) at ascending x from 0 on; between these the chord is one: log Psi is convex."""
+    """Upper bounds of log Psi(x) at ascending x from 0 on; chords between them are upper bounds: log Psi is convex."""
 
     x: np.ndarray
     log: np.ndarray
@@ -271,7 +271,7 @@ class Wedge(NamedTuple):
 
 
 class Boxed(NamedTuple):
-    """A path on boxes of s + i side strip: bounds of Re y from above, of Im y from both sides, and of the measure.
+    """Bounds of a path on boxes of s + i side strip: Re y from above, Im y from both sides, the measure from above.
 
     The measure is |N(y) dy|; for side 0 its `density` is relative to N(s) ds. Each field has shape (N, boxes).
     """
@@ -304,7 +304,7 @@ class Errors:
         self.units = bins.count * (3.0 * BLOCK + 2.0 * half / BLOCK + 50.0) + 16.0 * half
 
     def freed(self, x: Array) -> Array:
-        """Bound log E e^{-x rest} - log E e^{-xS} from above, where `rest` is S less the two bins of a normal."""
+        """Bound log E e^{-x rest} - log E e^{-xS} from above, where `rest` is S without the two bins of one normal."""
         best = np.clip(QUANTILES, self.bins.sizes.min(), self.bins.sizes.max())
         # at each quantile, `best` is the size of bin with the largest X
         x = np.asarray(x, np.float64)[..., None] / self.bins.count
@@ -340,17 +340,17 @@ class Errors:
     def _bin(
         self, kind: Kind, z: Wedge, x: np.ndarray, path: Path, sides: list[Boxed], weights: tuple[np.ndarray, ...]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Bound squared norms: of a bin's factor, of the factor times its rounding, and of what sums of a normal miss.
+        """Bound squared norms of a bin's factor: as it is, times its rounding error, and in the error of lattice sums.
 
-        The last bounds have shape (place of the normal, kind, N). The kinds are: the normal is shifted up, is shifted
-        down, and lies beyond the lattice.
+        The last bounds have shape (place of the normal in the bin, cause, N). In the three causes the normal is shifted
+        up, is shifted down, or lies beyond the lattice.
         """
         both, most = (kind.first, kind.second), z.size / self.bins.count
         along = lambda place, values: values[:, None, :] if place else values[:, :, None]
         each = lambda values: values[:, None, None]
 
         def rise(used: tuple[Boxed, Boxed], x: np.ndarray) -> tuple[Array, Array]:
-            """Bound X, and the log of the factor over e^{-x X/b}, in each box; the second bound is >= 0."""
+            """Bound X, and the log of the factor divided by e^{-x X/b}, in each box; the second bound is >= 0."""
             log, low, high = -0.5 * kind.variance[0], each(z.low), each(z.high)
             for place, ((least, largest), boxed) in enumerate(zip(both, used, strict=True)):
                 if largest > 0.0:
@@ -371,7 +371,7 @@ class Errors:
         size, log = (np.broadcast_to(part, shape) for part in rise((sides[0], sides[0]), x))
         square = np.exp(2.0 * grow(grow(log, axis=1), axis=2))
         far = np.maximum(np.abs(self.edges[1:]), np.abs(self.edges[:-1])) + path.shift[:, None]
-        far = np.where(np.isinf(far), 0.0, far)  # no nodes
+        far = np.where(np.isinf(far), 0.0, far)  # the two infinite boxes have no nodes
         spread = 24.0 * (kind.variance[1] + sum(along(p, both[p][1] * far) for p in (0, 1))) + 60.0
         nodes = np.isfinite(np.diff(self.edges))
         units = np.where(nodes[:, None] & nodes, square * np.square(each(most) * size * spread), 0.0)
@@ -395,7 +395,7 @@ class Errors:
 
 
 def _boxed(path: Path, edges: np.ndarray, side: int) -> Boxed:
-    """Bound a path on boxes, moved up (side 1) or down (-1) by its strip."""
+    """Bound a path on boxes: as it is (side 0), or moved up (1) or down (-1) by its strip."""
     turn, shift, inside = abs(side) * path.strip / path.width, path.shift[:, None], path.start[:, None]
     inside = (edges[:-1] < inside) & (inside < edges[1:])
     windows, imaginary, slopes = path.window(edges, abs(side) * path.strip)
@@ -439,7 +439,7 @@ def paths(errors: Errors, z: Wedge) -> list[Path]:
 
 
 def decay_of(bins: Bins, x: np.ndarray) -> Decay:
-    """Bound Psi from above at ascending x > 0, as far as sums over a lattice are known to be near it."""
+    """Bound Psi from above at ascending x > 0; leave out each x where sums over the lattice may be off by over 1 %."""
     errors = Errors(bins, lattice_for(bins, 45.0 + np.log(bins.count)))
     x = x[errors.straight * np.exp(errors.freed(x)) < 0.01]
     value = transform(bins, errors.lattice, x + 0j, Path(*np.outer([0.0, -np.inf, 1.0, 1.0], np.ones(x.size)))).real
@@ -544,7 +544,7 @@ class Contour(NamedTuple):
 
 
 def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float, most: float) -> tuple[Contour, float]:
-    """Return a contour for k with an error of some e^log_goal, and the number of multiplications that it took.
+    """Return a contour for k with an error of about e^log_goal, and the number of multiplications that it took.
 
     Raises ArithmeticError if `most` multiplications do not suffice, or the error would exceed e^log_most.
     """
@@ -578,7 +578,7 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float
             errors = Errors(bins, lattice)
             path, logs = errors.best_paths(decay, z)
             log_error = float(np.logaddexp.reduce(logs + np.log(np.abs(factor)) + k * z.real))
-            if log_error < log_most:  # a finer lattice is used if it is better by far
+            if log_error < log_most:  # a finer lattice is used only if its error is smaller by a factor e
                 found, log_most = (lattice, work, path, logs), max(log_error - 1.0, log_goal)
     if found is None:
         raise ArithmeticError("a contour for these bins takes too long, or its error is too large")
@@ -629,13 +629,13 @@ class Profile:
 
     def __init__(self, bins: Bins) -> None:
         self.bins, self.contours, self.left = bins, list[Contour](), 0.0
-        self.missed = list[tuple[float, float, float]]()  # sign, eps, and width / scale where less was asked for
+        self.missed = list[tuple[float, float, float]]()  # sign, eps, width/scale of brackets wider than asked for
         self.decay = Decay(np.zeros(1), np.zeros(1))
         if SIZES[0] <= bins.sizes.min() and bins.sizes.max() <= SIZES[1]:
             self.decay = decay_of(bins, np.geomspace(0.1, 500.0, 40) / min(bins.deviation, 3.0))
 
     def known(self, sign: float, eps: np.ndarray) -> np.ndarray:
-        """Bracket delta_remove (sign 1) or delta_add (-1) by the contours there are: low, middle, high, (3, K)."""
+        """Bracket delta_remove (sign 1) or delta_add (-1) by the contours placed so far: low, middle, high, (3, K)."""
         low, high = theorems(self.bins, sign, eps)
         if sign < 0 and self.decay.x.size > 1:
             k, x = np.exp(-eps), self.decay.x[1:]
@@ -649,10 +649,10 @@ class Profile:
     def delta(
         self, sign: float, eps: np.ndarray, width: float = 1e-6, error: float = 0.0, least: Array = 1e-250
     ) -> np.ndarray:
-        """Bracket delta at ascending eps to a relative width, or as well as can be done; (3, K).
+        """Bracket delta at ascending eps to a relative width, or as well as can be done: low, middle, high, (3, K).
 
-        error : absolute width that suffices; above 0 it belongs to a search, which counts the work of all its calls.
-        least : a smaller delta may have any bracket; a number, or one for each eps.
+        error : absolute width that suffices. Calls with `error` above 0 belong to one search and share its work limit.
+        least : a delta below it may have a wide bracket; a number, or one for each eps.
         """
         found, k = self.known(sign, eps), np.exp(np.minimum(sign * eps, 700.0))
         least = np.broadcast_to(least, eps.shape)
@@ -663,7 +663,7 @@ class Profile:
             near = [wide for side, there, wide in self.missed if side == sign and 0.8 * place <= there <= 1.25 * place]
             if high - low <= max(wanted, 2.0 * scale * max(near, default=0.0)) or high < least[at]:
                 continue
-            # the error of E(k - S)_+ that is aimed at
+            # `goal` is the error of E(k - S)_+ to aim at
             if sign > 0:
                 goal = max(0.1 * width * low, 0.5 * error, 20.0 * ABSOLUTE * scale)
             else:
@@ -686,11 +686,11 @@ class Profile:
         return found
 
     def epsilon(self, sign: float, delta: float, most: float) -> tuple[float, float, float]:
-        """Bracket the eps at which delta(eps) = delta; the caller knows that this eps is at most `most`."""
+        """Return (lower, estimate, upper) of the eps with delta(eps) = delta; the caller knows that eps <= `most`."""
         self.left = 4.0 * MOST_WORK
         if self.bins.deviation < 20.0 * delta and self.delta(sign, np.zeros(1), 0.0, 0.1 * delta)[2, 0] <= delta:
             return 0.0, 0.0, 0.0
-        # rough contours bring eps near the solution; a fine one gives the bracket: those for sign 1 serve many eps
+        # rough contours bring eps near the solution, then a fine one gives the bracket; for sign 1 it serves many eps
         many, near, fine = len(self.contours) + 6, 0.35 if sign > 0 else 1e-3, False
         low, high, grid = 0.0, most, np.linspace(0.0, most, 400)
         least = grid[theorems(self.bins, sign, grid)[0] > delta].max(initial=0.0)
@@ -709,7 +709,7 @@ class Profile:
             elif abs(step) <= 1e-8 * eps:
                 break
         less, more = 0.0, most
-        for _ in range(4):  # points that lie closer from turn to turn
+        for _ in range(4):  # each time the points lie closer to the solution
             below = np.append(eps - (eps - less) * np.geomspace(1e-9, 1.0, 40), np.linspace(less, eps, 20))
             above = np.append(eps + (more - eps) * np.geomspace(1e-9, 1.0, 40), np.linspace(eps, more, 20))
             less = max(less, np.append(below[self.known(sign, below)[0] > delta], 0.0).max())
