@@ -196,7 +196,7 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
 
 
 def _secant_slope(moved: Array, risen: Array, slope: Array, change: float = SLOPE_CHANGE) -> Array:
-    """Return a secant's slope risen/moved, or `slope` if `moved` is tiny or risen/moved differs by a factor `change`."""
+    """Return a secant's slope risen/moved, or `slope` if `moved` is tiny or the slopes differ by a factor `change`."""
     xp = namespace(moved, risen)
     fresh = risen / xp.where(moved == 0, 1.0, moved)
     trusted = (xp.abs(moved) > LEAST_SECANT) & (fresh / slope > 1.0 / change) & (fresh / slope < change)

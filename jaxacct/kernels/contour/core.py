@@ -2,7 +2,8 @@
 
     delta(eps) = (1/2 pi i) int_{c - i inf}^{c + i inf} e^{K(z) - z eps} / (z (z+1)) dz,    c > 0,
 
-is a trapezoid sum in t = Im z.  A law supplies e^{K(z) - K(c)} at the nodes with bounds of its errors (`Nodes`).
+with K(z) the logarithm of E_P[e^{z loss}], is computed as a trapezoid sum in t = Im z.  A law supplies
+e^{K(z) - K(c)} at the nodes with bounds of its errors (`Nodes`).
 The proofs are in jaxacct/kernels/README.md, sections 1, 4 and 5.
 """
 
@@ -119,7 +120,7 @@ def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, 
     """Return the logarithm of a bound on the sum of periodic images that the trapezoid rule adds (README.md, 1).
 
     at, log_bound : (A,) abscissae of Chernoff bounds, and the logarithms of these bounds at eps = 0.
-    log_mass : logarithm of the integrated mass.
+    log_mass : logarithm of the mass of the law that the contour integrates.
     """
     xp = namespace(c, epsilon)
     period = 2.0 * xp.pi / h
@@ -141,7 +142,7 @@ def ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -
     xp = namespace(nodes.t, epsilon)
     both, images = off
     log_z = nodes.k0 - nodes.c * epsilon
-    # `both` includes the rounding of the sum `value`; here comes the rounding of `value - both` and `value + both`
+    # `both` includes the rounding of the sum `value`; the rounding of `value - both` and `value + both` is added
     both = both + 4.0 * ROUNDOFF * xp.abs(value)
     rest = value - both - xp.exp(images - log_z + nodes.common + 8.0 * ROUNDOFF * (xp.abs(images) + xp.abs(log_z)))
     low, high = (xp.log(xp.maximum(x, LEAST_VALUE)) for x in (rest, value + both))
@@ -183,7 +184,7 @@ def newton(nodes: Nodes, start: Array, log_delta: Array, steps: int = NEWTON_STE
 
 
 def rate_of(nodes: Nodes, value: Array, slope: Array) -> Array:
-    """Return minus the derivative of log delta in eps, clipped to what is possible near the saddle point."""
+    """Return minus the derivative of log delta in eps, clipped to its possible range near the saddle point."""
     return namespace(value).clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
 
 
@@ -244,7 +245,7 @@ def log_kappa(c: Array) -> Array:
 def period_for(
     highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: Array
 ) -> tuple[Array, Array]:
-    """Return the abscissa at which the shortest period makes the images negligible, and that period.
+    """Return the abscissa that allows the shortest period with negligible images, and this period.
 
     at, log_bound : (A,) abscissae to choose from, and the logarithms of the Chernoff bounds there at eps = 0.
     highest : largest abscissa allowed.

@@ -43,7 +43,7 @@ ROUNDED_UP = 1.001
 
 
 def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
-    """Bound the tilted mass outside the grid over M(c), plus what the path in `_step_error` adds at its ends."""
+    """Bound the tilted mass outside the grid over M(c), plus integrals over the two sides of `_step_error`'s path."""
     xp = namespace(t.u)
     lo, hi, a = t.u[..., 0], t.u[..., -1], t.power
     second = xp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
@@ -65,7 +65,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     """Bound the trapezoid error, relative to M(c), for every |t| <= t_max, by moving the line of integration to x + ia.
 
     `|mix(x + ia)|` and its argument are monotone in x, so each cell is bounded by its worse end.  The path returns to
-    the real axis half a step outside the grid; `_range_error` bounds what that adds.
+    the real axis half a step outside the grid; `_range_error` bounds the integrals over these two sides.
     """
     xp = namespace(t.u, t_max)
     width = sigma[..., None]
@@ -77,7 +77,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     # larger odds than e^600 would change nothing
     odds = xp.exp((xp.log(q) - log1p(-q))[..., None] + xp.minimum(y, 600.0))
     nearest = xp.minimum(xp.abs(u[..., :-1]), xp.abs(u[..., 1:])) * (u[..., :-1] * u[..., 1:] > 0)
-    # `off` bounds the rounding of y, and `blurred` what rounding adds to the exponents
+    # `off` bounds the rounding of y, and `blurred` the rounding of the exponents
     edge = xp.maximum(xp.abs(u[..., 0]), xp.abs(u[..., -1]))
     off = 4.0 * ROUNDOFF * (edge / sigma + 0.5 / sigma**2 + 1.0)
     z = xp.abs(t.power) + 1.0
@@ -143,7 +143,7 @@ def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
 
 
 def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: float) -> tuple[Array, Array, Array]:
-    """Return three bounds of rounding: of `M(c+it)/M(c) - 1` per unit of t, of the same up to t_max, and of log M(c).
+    """Bound the rounding of r = `M(c+it)/M(c) - 1` per unit of t, of r for t up to t_max, and of log M(c).
 
     A term is a weight times `e^{it loss} - 1`, and both factors have rounding errors. The second factor is at most
     `min(2, t |loss|)`, so small losses and a small t leave small errors.
@@ -169,7 +169,7 @@ def gaussian_errors(
     """Return (a, b, m, e). For |t| <= t_max, M(c + it)/M(c) is off by at most a + min(b |t|, m), and log M(c) by e."""
     xp = namespace(t.u, t_max)
     quadrature = ROUNDED_UP * (_range_error(sigma, q, sign, t) + _step_error(sigma, q, sign, t, t_max))
-    # from here on `quadrature` bounds the error of a quotient; so far it bounded that of numerator and denominator
+    # from here on `quadrature` bounds the error of a quotient; so far it bounded the errors of its two terms
     quadrature = xp.where(quadrature < 0.5, 2.0 * quadrature / (1.0 - xp.minimum(quadrature, 0.5)), xp.inf)
     rate, ceiling, weight = _rounding_errors(sigma, q, t, t_max, depth)
     return quadrature, rate, ceiling, quadrature + weight
@@ -190,7 +190,7 @@ def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: 
     sigma, step, c, removing = sigma[..., None], step[..., None], c[..., None], (sign > 0)[..., None]
     # |mix|^-c grows like e^{c s v^2/8}: for a large c a line with a large imaginary part gives no bound
     best = 8.0 * xp.pi * sigma**2 / (step * (c * s + 4.0 * sigma**2))
-    # the last line lies within half of the strip, the others within the whole strip
+    # the last line lies within half of the strip |alpha| < pi sigma, the others within the whole strip
     tallest = xp.minimum(xp.asarray([4.0, 8.0, 8.0]), xp.asarray([0.6, 0.95, 0.5]) * xp.pi * sigma)
     alpha = xp.minimum(tallest, xp.where(xp.asarray([True, False, True]), best, xp.inf))
     shrunk = 0.5 * log1p(-s * xp.sin(0.5 * alpha / sigma) ** 2)

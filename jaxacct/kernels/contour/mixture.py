@@ -160,7 +160,7 @@ def _portions(part: Part, row: list[Quadrature]) -> tuple[Array, float]:
 
 
 def _exponent(parts: list[Part], laws: list[list[Quadrature]], c: float) -> tuple[float, float]:
-    """Return K(c) and its error."""
+    """Return K(c) and a bound of its error."""
     k = error = terms = 0.0
     for part, row in zip(parts, laws, strict=True):
         portion, total = _portions(part, row)
@@ -331,7 +331,7 @@ class BranchLaw(NamedTuple):
 
 
 class Quadrature(NamedTuple):
-    """A branch under the tilt e^{c loss}, on a grid. The tilted law `p` sums to 1 up to rounding and quadrature."""
+    """A branch under the tilt e^{c loss}, on a grid. The tilted law `p` sums to 1 up to rounding and `from_step`."""
 
     law: BranchLaw
     power: float  # exponent a of mix at t = 0
@@ -565,7 +565,7 @@ def log_delta_at(c: float, at: Sketch) -> tuple[float, float]:
 
 
 def saddle(parts: list[Part], too_small: Callable[[float, float], bool]) -> tuple[float, float]:
-    """Find by bisection in log c the c from which on `too_small(eps, log_delta)` is false; return (c, eps)."""
+    """Find by bisection the smallest c for which `too_small(eps, log_delta)` is false; return (c, eps)."""
     low, high = np.log(1e-6), np.log(1e7)
     for _ in range(46):
         middle = 0.5 * (low + high)

@@ -104,7 +104,7 @@ def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array
 
 
 def _decay_at(law: LossLaw, levels: tuple[Array, Array], frequency: Array, at_c: Array) -> Array:
-    """Bound -log|M(c + it)/M(c)| of all steps from below, for t >= frequency; `at_c` bounds the errors of M(c)."""
+    """Bound -log|M(c + it)/M(c)| of all steps from below, for t >= frequency; `at_c` bounds the error of log M(c)."""
     xp = namespace(law.sign, frequency)
     decay = law.mu2 * frequency**2 / 2.0
     if law.gauss_n.shape[-1]:
@@ -183,9 +183,9 @@ def values_along(nodes: Nodes, epsilon: Array) -> Array:
 
 
 def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Return what `errors` returns, for `values_along`.
+    """Bound the errors of `values_along`, in the form of `errors`.
 
-    Errors of phases grow with |eps|, those of Horner's rule with the number of nodes.
+    Errors of phases grow with |eps|, and errors of Horner's rule with the number of nodes.
     """
     xp = namespace(nodes.t, epsilon)
     weight = xp.hypot(*nodes.weight)
@@ -256,7 +256,7 @@ def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int
 def place_with_bounds(
     law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int
 ) -> tuple[Array, Array, Array, Array]:
-    """Return the abscissa and period that `place` chooses, and the Chernoff bounds that decide it.
+    """Return the abscissa and period that `place` chooses, and the Chernoff bounds that decide this choice.
 
     The bounds are given by their abscissae, (A,), and by their logarithms at eps = 0, (A,).
     """

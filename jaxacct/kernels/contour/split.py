@@ -1,4 +1,4 @@
-"""The split contour: delta(eps) where few steps matter (kernels/README.md, section 6, with a figure and a glossary).
+"""The split contour: delta(eps) where few steps sample the record (kernels/README.md, section 6, with a glossary).
 
 The outcomes of a step are split into a bulk of small losses, jumps with larger losses, and a far tail.  Two things are
 not integrated.  Far outcomes are cut off, since under the tilt their losses would outweigh all losses that decide
@@ -6,9 +6,9 @@ delta.  Compositions of bulk steps alone are left out if they form a near-atom, 
 near-atom does not decay.  A near-atom is likely where few of many steps sample the record.
 
 With A and B the transforms of a step's bulk and jumps, delta is the contour integral of `prod (A+B)^n - (1 - keep_bulk)
-prod A^n`, plus the share of the compositions with a far step. For keep_bulk = 0 the share of the compositions of bulk
-steps alone is added (split_remainder.py). The bounds hold for any windows, abscissa, period and number of nodes; a bad
-choice only makes the bracket wide.
+prod A^n`, plus the part of delta that comes from compositions with a far step. For keep_bulk = 0 the part that comes
+from compositions of bulk steps alone is added (split_remainder.py). The bounds hold for any windows, abscissa, period
+and number of nodes; a bad choice only makes the bracket wide.
 """
 
 from collections.abc import Callable
@@ -416,7 +416,7 @@ def epsilon(
 def epsilon_placed(
     law: LossLaw, log_delta_low: Array, log_delta_high: Array, start: Array, placed: Placement, points: int, count: int
 ) -> Bracketed:
-    """Compute what `epsilon` computes, from a solution `start` and a placement found for nearly the same law.
+    """Compute `epsilon` from a solution `start` and a placement that were found for nearly the same law.
 
     The certificate bounds every error for this law, wherever the windows are.  The bounds of the remainder hold only in
     the remove direction. So in the add direction nothing is certified if the windows cut anything off.
@@ -507,7 +507,7 @@ def _at(law: LossLaw, found: _Round, eps: Array, middle: Array, points: int) -> 
 
 
 class Certificate(NamedTuple):
-    """Bounds of the errors of an integrand, and of the remainder."""
+    """Bounds of the errors of an integrand, and of the remainder, the part of delta that is not integrated."""
 
     common: Array  # bound on the error of K(c), a factor common to all nodes
     slack: Array  # (count,) bound on the error of the integrand at each node, relative to e^{K(c)}
@@ -563,7 +563,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     axis = _on_the_axis(law, placed, points)
     step_laws, at, furthest = steps_of(law, windows.low, windows.high), c[..., None], t_max[..., None]
     steps = split_parts.step_errors(step_laws, at, grids, parts, furthest)
-    # from here on `steps` bounds the error of a quotient; so far it bounded that of numerator and denominator
+    # from here on `steps` bounds the error of a quotient; so far it bounded the errors of its two terms
     steps = xp.where(steps < 0.5, 2.0 * steps / (1.0 - xp.minimum(steps, 0.5)), split_parts.USELESS)
     part_errors, at_c = [], []
     off = rounding_errors(step_laws, at, grids, parts, furthest, depth(points, count))

@@ -5,10 +5,10 @@ The bulk lies below `low`, the far tail above `high`, and the jumps between them
     bulk   A(z) = int w1 w2 P e^{zL} du          w1(u) = Phi((low - u)/low_blur)
     jump   B(z) = int (1 - w1) w2 P e^{zL} du    w2(u) = Phi((high - u)/high_blur)
 
-The contour integrates `prod (A+B)^n - (1 - keep_bulk) prod A^n`: compositions without a far step, and for
-keep_bulk = 0 only those with at least one jump.  The windows are entire functions, so that the trapezoid rule stays
-exponentially accurate.  The nodes of the rule are equidistant in `v = u + warp L(u)`.  So they are close in u where the
-loss is steep, and one point per turn suffices to follow e^{itL}.
+P is the density of u, and L its privacy loss.  The contour integrates `prod (A+B)^n - (1 - keep_bulk) prod A^n`:
+compositions without a far step, and for keep_bulk = 0 only such compositions with at least one jump.  The windows are
+entire functions, so that the trapezoid rule stays exponentially accurate.  The nodes of the rule are equidistant in
+`v = u + warp L(u)`.  So they are close in u where the loss is steep, and one point per turn suffices to follow e^{itL}.
 
 Bounds of the errors of A and B follow: quadrature, the terms beyond the cut-off in t, and periodic images.  Each is
 relative to the part's own value on the real axis (kernels/README.md, sections 1, 2 and 6).
@@ -235,7 +235,7 @@ def _mass(weight: Array) -> Array:
 
 
 def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
-    """Compute `K(c) = log(prod (A+B)^n - (1 - keep_bulk) prod A^n)`, pure Gaussians included."""
+    """Compute `K(c) = log(prod (A+B)^n - (1 - keep_bulk) prod A^n)`, unsampled Gaussians included."""
     xp = namespace(law.gauss_n, parts.loss, c)
     top, weight = _weights(law, parts, c)
     log_bulk, log_jump = (top + xp.log(_mass(weight * share)) for share in (parts.bulk, parts.jump))
@@ -246,7 +246,7 @@ def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
 def cumulants(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> tuple[Array, Array, Array]:
     """Compute `log_size` and its first two derivatives.
 
-    They only place the contour. They enter no bound, since a part that is below e^-600 of the other is not resolved.
+    They only place the contour. They enter no bound, since bulk or jumps below e^-600 of the other part are lost.
     """
     xp = namespace(law.gauss_n, parts.loss, c)
     n, loss = law.gauss_n, law.sign[..., None, None] * parts.loss
@@ -352,7 +352,7 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
     shrink = 1.0 - 4.0 * odds / (1.0 + odds) ** 2 * xp.sin(0.5 * angle) ** 2
     modulus = loss + 0.5 * xp.log(xp.maximum(shrink, 1e-300))
     turn = xp.arctan2(odds * xp.sin(angle), 1.0 + odds * xp.cos(angle))
-    # `blurred` bounds what rounding adds to the exponents
+    # `blurred` bounds the rounding of the exponents
     edge = xp.maximum(xp.abs(u[..., 0]), xp.abs(u[..., -1]))
     off = (4.0 * ROUNDOFF * (edge / sigma + 0.5 / sigma**2 + 1.0))[..., None]
     blurred = power * (odds / (1.0 + odds) * off + 4.0 * gaussian_errors.LOG_MIX_UNITS * ROUNDOFF * xp.abs(loss))
@@ -369,7 +369,7 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
 
 def side_bounds(steps: Steps, c: Array, alpha: Array, nodes: Grid) -> Array:
     """Bound the log densities of (bulk, jump) at the grid's two ends from above, (2, 2), at heights up to alpha."""
-    # the sides of the path lie up to half a step outside the grid, where the density is at most that at the last nodes
+    # the path's sides lie up to half a step outside the grid, where the density is at most its value at the last nodes
     sigma, _, sign, low, high = steps
     xp = namespace(nodes.u, c, alpha)
     u, loss, posterior = (x[..., [0, -1]] for x in (nodes.u, nodes.loss, nodes.posterior))
@@ -469,9 +469,9 @@ def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: 
 
 
 def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Bound what `step_errors` bounds, at t = 0 on an evenly spaced grid.
+    """Bound the errors of `step_errors` at t = 0 on an evenly spaced grid.
 
-    The bound is by mix cos(v/2) <= |mix(x + i sigma v)| <= mix.
+    The bound follows from mix cos(v/2) <= |mix(x + i sigma v)| <= mix.
     """
     xp = namespace(nodes.u, c)
     u, loss = cell_edges(steps, nodes)
