@@ -1,9 +1,9 @@
-"""Whether NumPy's elementary functions, on the machine of this process, keep to the model of arrays.py.
+"""Checks whether NumPy's elementary functions, on the machine of this process, keep to the model of arrays.py.
 
 NumPy takes these functions from the C library or from loops for the processor's vector units. So their errors differ
 between machines, and between contiguous and strided arrays. The tests measure the errors at hundreds of thousands of
-points. A process measures them once, at seven hundred points, which are hard or at the ends of a range. Their correctly
-rounded values are in elementary_table.txt, which `python tests/elementary_points.py` writes by mpmath.
+points. A process measures them once, at seven hundred points, which are hard or at the ends of a range. The functions'
+correctly rounded values there are in elementary_table.txt, which `python tests/elementary_points.py` writes by mpmath.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ def _log_base(xp: Namespace, gamma: Array, y: Array) -> Array:
 def truncated_negative_binomial(eta: Array, gamma: Array, y: Array) -> tuple[Array, Array, Array]:
     """Return phi and its derivatives for `phi = ((1 - (1-gamma) x)^-eta - 1)/(gamma^-eta - 1)`.
 
-    At eta = 0 phi is `log(1 - (1-gamma) x)/log gamma`. The form `(base/gamma)^-eta expm1(eta log base)/expm1(eta log
-    gamma)` neither overflows for large eta nor cancels for small eta.
+    At eta = 0 phi is `log(base)/log gamma`, with base = 1 - (1-gamma) x. The form `(base/gamma)^-eta expm1(eta log
+    base)/expm1(eta log gamma)` neither overflows for large eta nor cancels for small eta.
     """
     xp = namespace(eta, gamma, y)
     log_base, (grown, log_gamma, flat, below, first, second) = _log_base(xp, gamma, y), _grown(eta, gamma, y)
@@ -85,7 +85,7 @@ def poisson_rise(mean: Array, y: Array, d: Array) -> Array:
 
 
 def binomial(trials: Array, probability: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Return phi and its derivatives for `phi = (1 - p + p x)^n`."""
+    """Return phi and its derivatives for `phi = (1 - p + p x)^n`, n the trials and p the probability of each."""
     log_base = _log_kept(probability, y)
     return namespace(trials, log_base).exp(trials * log_base), *_binomial_slopes(trials, probability, log_base)
 

@@ -119,7 +119,7 @@ def compose(
 
 
 def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
-    """Return sums of T = `mass` against the tilted payoff f; element i lies at d = loss - eps = start + i step."""
+    """Return sums of T = `mass` against f = e^{-theta d} (1 - e^{-d})_+ at d = loss - eps = start + i step."""
     xp = namespace(mass, start, step, theta)
     d = start + step * xp.arange(mass.shape[0])
     above = d > 0
@@ -165,7 +165,7 @@ class Cells(NamedTuple):
 def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int) -> Array:
     """Return the standard quantiles u_k at which log mix = log(1 - q) + shift + k step, (nodes,); 0 < q < 1.
 
-    If shift is 0, u_0 = -inf: the infimum of the log likelihood ratio.
+    If shift is 0, u_0 = -inf, where log mix has its infimum log(1 - q).
     """
     xp = namespace(sigma, q, shift, step)
     rise = shift + step * xp.arange(nodes)
@@ -332,7 +332,8 @@ def laplace_cells(
 
     A cell without a useful bound is empty.
 
-    first : base loss of node 0.
+    first, origin : log likelihood ratio of node 0 without and with sampling.
+    last : index of the last node in use.
     lifted : whether the mixture is P.
     """
     xp = namespace(scale, first, origin, q, step, last, lifted)
@@ -426,8 +427,9 @@ def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
 def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
     """Return masses whose payoff is max(c, 0), c being the payoff of `mass`. A negative last mass makes c negative.
 
-    Let c_k = E[(1 - e^{l_k - L})_+], and k the last node with c_k > 0. Then c is set to 0 from node k on. This lowers
-    c: the chord from c_{k-1} to 0 lies below the chord to c_k. The mass of node k becomes c_{k-1}/(1 - e^-h).
+    Let c_k = E[(1 - e^{l_k - L})_+], l_k the loss of node k, and k the last node with c_k > 0. Then c is set to 0 from
+    node k on. This lowers c: the chord from c_{k-1} to 0 lies below the chord to c_k. The mass of node k becomes
+    c_{k-1}/(1 - e^-h), h the step.
     """
     some = np.flatnonzero(mass)
     if some.size == 0 or mass[some[-1]] > 0.0:

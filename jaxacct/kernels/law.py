@@ -273,7 +273,7 @@ def saddle_for_delta(law: LossLaw, log_delta: Array, nodes: int) -> Saddle:
 
 
 def saddle_for_delta_of(k: Cumulants, log_delta: Array) -> Saddle:
-    """Do what `saddle_for_delta` does, for a law that is given by its cumulants."""
+    """Compute `saddle_for_delta` for a law that is given by its cumulants."""
     xp = namespace(log_delta)
     # Near delta = 1 the approximation has no saddle point, so log delta is capped.
     target = xp.minimum(log_delta, -0.02)
@@ -297,7 +297,7 @@ def saddle_for_epsilon(law: LossLaw, epsilon: Array, nodes: int, start: Array | 
 def saddle_near(
     k: Cumulants, epsilon: Array, start: Array | None, iterations: int, down: float = 3.0, up: float = 3.0
 ) -> Saddle:
-    """Do what `saddle_for_epsilon` does, for a law that is given by its cumulants.
+    """Compute `saddle_for_epsilon` for a law that is given by its cumulants.
 
     down, up : how far log c may lie below and above its starting value.
     """

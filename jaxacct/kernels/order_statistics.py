@@ -1,10 +1,10 @@
 """The best of K draws of N(0, 1) against the best of K draws of N(mu, 1): hockey-stick and Rényi divergences.
 
-Let F, G be the two distribution functions and phi the generating function of K. The best has the densities `phi'(F) f`
-and `phi'(G) g`. An interval (a, b] has the mass `phi(F(b)) - phi(F(a))`. The mass phi(0) of K = 0 is common to both.
-The divergence at ratio E = e^eps is `P(A) - E Q(A)`. Here A is the set on which l, the log ratio of the densities, is
-above eps. A is a union of few intervals, whose ends are solved for (jaxacct/selection/README.md, "Computing
-monotone_score", has the errors).
+Let F, G be the distribution functions of the two normal laws, f, g their densities, and phi the generating function of
+K. The best has the densities `phi'(F) f` and `phi'(G) g`. An interval (a, b] has the mass `phi(F(b)) - phi(F(a))`. The
+mass phi(0) of K = 0 is common to both. With P and Q the two laws of the best, the divergence at ratio E = e^eps is
+`P(A) - E Q(A)`. Here A is the set on which l, the log ratio of the densities, is above eps. A is a union of few
+intervals, whose ends are solved for (jaxacct/selection/README.md, "Computing monotone_score", has the errors).
 
 For Rényi divergences the integral of `p^a q^{1-a}` between two `ends` is a Gauss-Legendre sum. Outside, phi' is
 constant to less than FLAT/a, and the rest is the integral of a Gaussian density. Where phi' is not constant on the
@@ -91,7 +91,7 @@ def line(laws: Any, mu: Array, reach: float) -> Line:
 
 
 def _log_ratio(laws: Any, mu: Array, x: Array) -> tuple[Array, Array]:
-    """Return the log ratio l of the densities, and l'; nan where phi' has left float64. At x = +-inf l is infinite."""
+    """Return the log ratio l of the densities, and l'; nan where phi' leaves float64. At x = +-inf l is infinite."""
     from scipy.special import ndtr
 
     logs, slopes = [], []
@@ -243,7 +243,7 @@ def _next(first: Array, second: Array, delta: Array, ratio: Array) -> Array:
 
 
 class Nodes(NamedTuple):
-    """Logarithms of the densities at the nodes, and numbers for the integral beyond; each row is a configuration."""
+    """Logarithms of the densities at nodes, and numbers for the integral beyond them; each row is a configuration."""
 
     mu: Array  # (R,)
     log_present: Array  # (R, X)

@@ -125,8 +125,8 @@ def steep(law: Repetitions, mass: Array, side: float = 0.0) -> Array:
 def at_infinity(law: Repetitions, mass: Array, side: float) -> Array:
     """Return phi(1) - phi(1 - mass), the leak of outcomes with dQ = 0 and P-mass `mass`, rounded as `steep` rounds.
 
-    The leak lies between `mass phi'(1 - mass)` and `mass phi'(1)`. These help where mass is small: there the difference
-    of the two phi loses its digits.
+    The leak lies between `mass phi'(1 - mass)` and `mass phi'(1)`. These bounds help where mass is small: there the
+    difference of the two phi loses its digits.
     """
     xp = namespace(mass)
     sure, survived = ([xp.asarray(x) for x in law.generating(y)] for y in (xp.zeros_like(mass), mass))
@@ -169,7 +169,7 @@ def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resol
         (xp.arange(SKETCH_SAMPLES + 1) * above) // SKETCH_SAMPLES,
         (xp.arange(SKETCH_SAMPLES + 1) * cells) // SKETCH_SAMPLES,
     )
-    # Rows of P-mass below 1e-18 count as one.
+    # A P-mass below 1e-18 counts as 1e-18, so that few rows lie there.
     rows = ends(rows, resolution.sketch[0], log(steep(law, 1.0 - p[rows]), 1e-300), log(p[rows], 1e-18))
     columns = ends(columns, resolution.sketch[1], log(steep(law, p[columns]), 1e-300))
     u_q, u_p, w_q, w_p = q[rows], p[rows], q[columns[1:]], p[columns[1:]]
@@ -367,7 +367,7 @@ def delta(law: Repetitions, above: Outer, below: Inner, ratio: Array, resolution
 
 
 def best_order(law: Repetitions, below: Inner, ratio: Array, resolution: Resolution) -> Order:
-    """Return the order that leaks most at E = ratio, or nearly."""
+    """Return the order that leaks most, or nearly most, at E = ratio."""
     xp = namespace(below.q)
     count = xp.sum(xp.diff(below.p) > xp.diff(below.q))
     return order(
@@ -383,9 +383,10 @@ def _moved(where: Mesh, above: Outer) -> Mesh:
 def epsilon(
     law: Repetitions, above: Outer, below: Inner, log_delta: Array, highest: Array, resolution: Resolution
 ) -> tuple[Array, Array]:
-    """Return lower and upper bounds of eps in [0, highest]; inf for the upper where `highest` leaks more than delta.
+    """Return lower and upper bounds of the eps in [0, highest] at which the worst leak is delta.
 
-    The answer is (0, inf) where the two bounds contradict each other.
+    The upper bound is inf where `highest` leaks more than delta. The answer is (0, inf) where the two bounds contradict
+    each other.
     """
     xp = namespace(above.q)
     seen = sketch(law, above.q, above.p, xp.sum(above.ratio > 1.0), resolution)
@@ -407,7 +408,7 @@ def epsilon(
 
     def unsettled(carry: tuple[Array, ...]) -> Array:
         i, start, low, _ = carry
-        # Where two epsilons differ by at most 1e-3, the best order for one is as good for the other.
+        # Where two epsilons differ by at most 1e-3, the best order for one is nearly the best for the other.
         return (i < 1) | ((i < MOST_ORDERS) & (xp.abs(low - start) > 1e-3) & (low > 0.0))
 
     start = sketched_epsilon(seen, log_delta, highest)
@@ -545,7 +546,7 @@ def _costs(law: Repetitions, u: Array, w: Array) -> Array:
 
 
 def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution: Resolution) -> Lines:
-    """Return the lines of a mesh. `served`, (G + 1,), holds about the w at which the ends of groups are served."""
+    """Return the lines of a mesh. `served`, (G + 1,), holds an approximate w at which each end of a group is served."""
     xp = namespace(curve.q)
     groups, each = resolution.groups, resolution.lines
     index, end = where.rows[:-1], where.rows[-1:]
@@ -627,6 +628,6 @@ def bound(known: Lines, ratio: Array) -> Array:
         ends.append(known.weight[0] * first + known.weight[1] * last)
     own = xp.maximum(known.own_gain - ratio * known.own_cost, 0.0)
     best = _mean_above(own, *((1.0 - share) * ends[0] + share * ends[1] for share in known.share))
-    # After the last group, the value per Q-mass is at most that at the end of the last group.
+    # After the last group, the value per Q-mass is at most the value at the end of that group.
     after = known.after * xp.maximum(own[-1, -1], ends[1][-1, -1])
     return (known.infinite + xp.sum(known.height * best) + after) * (1.0 + SUM_ROUNDING)

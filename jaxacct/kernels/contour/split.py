@@ -1,4 +1,4 @@
-"""The split contour: delta(eps) where few steps sample the record (kernels/README.md, section 6, with a glossary).
+"""The split contour: delta(eps) where few steps sample the record (kernels/README.md, section 6, has a glossary).
 
 The outcomes of a step are split into a bulk of small losses, jumps with larger losses, and a far tail.  Two things are
 not integrated.  Far outcomes are cut off, since under the tilt their losses would outweigh all losses that decide

@@ -1,7 +1,7 @@
 """The remainder, which the split contour does not integrate: compositions with a far step, or of bulk steps alone.
 
-What compositions with a far step contribute to delta is a closed form plus an excess, which is bounded.  What
-compositions of bulk steps alone contribute is bounded by Chernoff (kernels/README.md, section 6).
+Compositions with a far step contribute a closed form to delta, plus an excess, which is bounded.  The contribution of
+compositions of bulk steps alone (bulk compositions) is bounded by Chernoff (kernels/README.md, section 6).
 """
 
 import math
@@ -56,7 +56,7 @@ class FarMasses(NamedTuple):
 
 
 class Remainder(NamedTuple):
-    """Bounds, as functions of eps, of what the contour does not integrate."""
+    """Bounds, as functions of eps, of the part of delta that the contour does not integrate."""
 
     far: FarMasses
     excess_at: Array  # (E,) exponents theta: the excess is at most e^{excess_log + theta eps}
@@ -83,7 +83,7 @@ def _phi(x: Array) -> Array:
 
 
 def far_by_mass(law: LossLaw, log_goal: Array) -> Array:
-    """Return values of u, (J,), so large that some step's output lies beyond with a chance of less than e^log_goal."""
+    """Return values of u, (J,), so large that some step's output exceeds them with a chance of less than e^log_goal."""
     xp = namespace(law.gauss_n, log_goal)
     spread = xp.sqrt(1.0 + high_blur(law.gauss_sigma) ** 2)
     room = xp.log(2.0 * law.gauss_n * law.gauss_n.shape[-1]) - log_goal[..., None]
@@ -241,7 +241,7 @@ def _far_moment(sigma: Array, q: Array, high: Array, c: Array, points: int) -> A
 
 
 def far(masses: FarMasses, epsilon: Array) -> tuple[Array, Array]:
-    """Return a lower bound of the far compositions' share of delta, and that bound's derivative in eps."""
+    """Return a lower bound of what compositions with a far step add to delta, and the bound's derivative in eps."""
     xp = namespace(masses.p, epsilon)
     scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * masses.q
     linear = masses.p * (1.0 - FAR_ROUNDING) - scaled * (1.0 + FAR_ROUNDING)
@@ -251,18 +251,18 @@ def far(masses: FarMasses, epsilon: Array) -> tuple[Array, Array]:
 
 
 def far_above(bounds: Remainder, epsilon: Array) -> Array:
-    """Return an upper bound of what compositions with a far step contribute to delta."""
+    """Return an upper bound of what compositions with a far step add to delta."""
     xp = namespace(bounds.excess_log, epsilon)
     least = xp.min(bounds.excess_log + bounds.excess_at * epsilon[..., None], axis=-1)
     scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * bounds.far.q
     linear = bounds.far.p * (1.0 + FAR_ROUNDING) - scaled * (1.0 - FAR_ROUNDING)
-    # the integrated law ends at the grid's last point; what it loses beyond is below 1e-60 of the far mass
+    # the integrated law ends at the grid's last point; the mass lost beyond it is below 1e-60 of the far mass
     above = xp.maximum(linear, 0.0) + OUTWARD * xp.exp(xp.minimum(least, 0.0)) + 1e-60 * bounds.far.p
     return xp.minimum(above, bounds.far.p * (1.0 + FAR_ROUNDING))
 
 
 def bulk(bounds: Remainder, epsilon: Array) -> Array:
-    """Return an upper bound of the bulk compositions' share of delta."""
+    """Return an upper bound of what compositions of bulk steps alone add to delta."""
     xp = namespace(bounds.bulk_log, epsilon)
     least = xp.min(bounds.bulk_log - bounds.bulk_at * epsilon[..., None], axis=-1)
     return OUTWARD * xp.exp(xp.minimum(least, 0.0)) + bounds.bulk_mass
