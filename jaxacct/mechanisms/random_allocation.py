@@ -79,10 +79,10 @@ class RandomAllocation(Mechanism):
     is exact for add, remove and zero-out, also for adaptive releases. Several rounds, as in
     ``ja.repeat(RandomAllocation(Gaussian(1.0), 100), epochs)``, draw a fresh allocation in every round. The profile of
     a round is then bounded from above and from below by pairs with 200 to 400 losses, and the answer is a certified
-    bracket, about 3e-4 to 6e-4 wide. With k participations, 1 < k < t, the slots are cut into k blocks at random; the
-    blocks are revealed, and ``kind`` is "bound". k = t is t plain releases, and t = 1 is one plain release. Under
-    ``replace_one`` a record is removed and another added, and the answer is a bound. Renyi divergences, selections and
-    other answers that use the dominating pair alone are bounds as well.
+    bracket, whose relative width for epsilon is about 3e-4 to 6e-4. With k participations, 1 < k < t, the slots are
+    cut into k blocks at random; the blocks are revealed, and ``kind`` is "bound". k = t is t plain releases, and t = 1
+    is one plain release. Under ``replace_one`` a record is removed and another added, and the answer is a bound. Renyi
+    divergences, selections and other answers that use the dominating pair alone are bounds as well.
 
     The slots of different records must be independent. Slots of equal size, as a shuffle makes them, are not covered,
     because the slots of the other records then depend on the record's own slot. For equal slots, t = 2 and sigma = 1,

@@ -288,8 +288,8 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
     Let n = ``dataset_size``, tau = Pr[Bin(n-1, q) >= cap] and q' = (cap/n) Pr[Bin(n, q) > cap]/tau. With probability 1
     - tau a step is the Gaussian sampled at q, of sensitivity 1. With probability tau it is the Gaussian sampled at q',
     of sensitivity 2, since the record displaces another one. This is an upper bound for add and remove, and for any
-    number of adaptive steps; ``kind`` is "bound". For ``zero_out`` (the record keeps its slot) and ``replace_one``
-    README.md, "A cap on a Poisson sample", gives the pair that a step has with probability tau. Each pair is replaced
+    number of adaptive steps; ``kind`` is "bound". The pair that a step has with probability tau under ``zero_out``
+    (the record keeps its slot) and ``replace_one`` is in README.md, "A cap on a Poisson sample". Each pair is replaced
     by one with finitely many losses that dominates it.
 
     The bound holds if n is public (the larger of the two data sets), q and the cap do not depend on the data, the
@@ -528,14 +528,16 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     ``kind_under("replace_one")`` is "bound". A composition inside runs on one sample, as in PoissonSampled. The
     guarantee differs from that of Poisson sampling.
 
-    ``zero_out`` replaces a record by one that contributes 0, in the same slot. A Gaussian has a dominating pair of its
-    own for it (README.md, "Zero-out where the slot is kept"). For other bases the pair of ``replace_one`` is a bound.
+    ``zero_out`` replaces a record by one that contributes 0, in the same slot. For a Gaussian base ``zero_out`` has a
+    dominating pair of its own (README.md, "Zero-out where the slot is kept"). For other bases the pair of
+    ``replace_one`` is a bound.
 
     ``group`` = k > 1 protects k records of n = ``dataset_size`` together. A batch holds B = n * ``sampling_ratio``
-    records, and the number of group records among them is Hypergeometric(n, k, B). Each displaces another record, so
-    the pair of a Gaussian is (sum_j Hyp_j N(2j, s^2), N(0, s^2)), exact for add and remove of k records. Under
-    ``replace_one`` and ``zero_out`` the answer is a bound, for which the number j of group records in the batch is
-    revealed. These records move the sum by 2j under ``replace_one``, and by j under ``zero_out``.
+    records, and the number of group records among them is Hypergeometric(n, k, B). Each group record in the batch
+    displaces another record, so the pair of a Gaussian is (sum_j Hyp_j N(2j, s^2), N(0, s^2)), exact for add and
+    remove of k records. Under ``replace_one`` and ``zero_out`` the answer is a bound, for which the number j of group
+    records in the batch is revealed. These records move the sum by 2j under ``replace_one``, and by j under
+    ``zero_out``.
 
     Parameters
     ----------

@@ -194,9 +194,9 @@ class Profile:
     def gdp_regret(self, above_fpr: ArrayLike = 1e-10) -> Bounds:
         """Compute the regret of `gdp_mu`, certified: the least k with `f(a + k) - k <= f_mu(a)` for all a.
 
-        If k is 0, f is f_mu. The regret k is between 0 and 1/2, and belongs to the upper end of `gdp_mu(above_fpr)`
-        [Gomez et al. 2025, arXiv:2503.10945]. Proof: jaxacct/representations/README.md, "Gaussian differential
-        privacy".
+        Here f is the trade-off function, and f_mu that of the Gaussian whose mu is the upper end of
+        `gdp_mu(above_fpr)`. If k is 0, f is f_mu. The regret k is between 0 and 1/2 [Gomez et al. 2025,
+        arXiv:2503.10945]. Proof: jaxacct/representations/README.md, "Gaussian differential privacy".
 
         >>> import jaxacct as ja
         >>> round(float(ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 0.1)).gdp_regret(1e-10).upper), 3)

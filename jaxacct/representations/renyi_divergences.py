@@ -441,10 +441,10 @@ def tradeoff_from_renyi(
 ) -> Bounds:
     """Return the trade-off function that Rényi divergences imply: the largest lower bound that any order gives.
 
-    A test with false positive rate x and false negative rate y is a post-processing. The Rényi divergence of its
-    Bernoulli laws therefore obeys `D_alpha(1-y, x) <= R_alpha` for every order alpha, and with both directions
-    `D_alpha(x, 1-y) <= R_alpha`. Orders in (1/2, 1] count as well. If both directions hold, an order of 1/2 or less
-    says no more than the order 1 - alpha.
+    A test with false positive rate x and false negative rate y is a post-processing of the output. The Rényi divergence
+    of its Bernoulli laws therefore obeys `D_alpha(1-y, x) <= R_alpha` for every order alpha, and with both directions
+    `D_alpha(x, 1-y) <= R_alpha`. Orders in (1/2, 1] also give bounds. If both directions hold, an order alpha of 1/2 or
+    less says no more than the order 1 - alpha.
 
     Parameters
     ----------

@@ -49,7 +49,7 @@ LAST_EPS = 1e300
 @register
 @dataclass(frozen=True, eq=False)
 class AdaptiveSelection(AnySelection):
-    """Selection whose candidates may each depend on all outputs before it, and which may release any or all outputs.
+    """Selection whose candidates may depend on all earlier outputs, and which may release any or all outputs.
 
     In each direction separately the profile is
 

@@ -5,11 +5,11 @@ E = e^eps.  The selection's profile delta_A has the bound
 
     delta_A(eps) <= E int_0^1 M_+(L(u)/E) du + phi(1) - phi(1 - p),   M(r) = max_v (r phi'(T(v)) - phi'(v)).
 
-M_+ is at most a sum `sum_j c_j (r - r_j)_+`.  For every eps the integral of this sum is a weighted sum of values of the
-base's profile, `sum_j c_j (delta_base(eps + log r_j) - p)` (README.md of this folder, "The envelope").  M is the
-highest of many lines in r.  For a general base the profile is a table of upper bounds, and at each r_j another line
-becomes the highest.  For a Gaussian base the profile has a closed form, and a few nodes r_j serve many rows at a time.
-A row of a Gaussian base whose bound is guessed to be too loose uses a table after all.
+M_+ = max(M, 0) is at most a sum `sum_j c_j (r - r_j)_+`.  For every eps the integral of this sum is a weighted sum of
+values of the base's profile, `sum_j c_j (delta_base(eps + log r_j) - p)` (README.md of this folder, "The envelope").
+M is the highest of many lines in r.  For a general base the profile is a table of upper bounds, and at each r_j
+another line becomes the highest.  For a Gaussian base the profile has a closed form, and a few nodes r_j serve many
+rows at a time.  A row of a Gaussian base whose bound is guessed to be too loose uses a table after all.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
     pairs, asked = np.broadcast_shapes(batch_shape(run), law.shape), left.reshape(shape)
     for side in sides(run, relation) if left.any() else ():
         # One call of the engines finds the last eps of all tables.  There is one table for each pair of a base and a
-        # law.  The table serves all values asked of the pair, so the least delta among them decides where it ends.
+        # law.  The table serves all values asked for this pair, so the least delta among them decides where it ends.
         least = (
             wanted.reshape(shape) if quantity == "epsilon" else upper_delta(run, wanted.reshape(shape), side.forward)
         )

@@ -188,7 +188,7 @@ class Product(NamedTuple):
         return np.clip(value, 0.0, 1.0)
 
     def epsilon(self, delta: float) -> float:
-        """Return an upper bound of eps at delta, the larger of both directions; inf if there is none."""
+        """Return an upper bound of eps at delta, the larger of the two directions; inf if there is none."""
         worst = lambda eps: max(float(self.delta(eps, name)) for name in RELATIONS)
         finite = self.ratio[np.isfinite(self.ratio) & (self.ratio > 0.0)]
         low, high = 0.0, float(np.max(np.abs(np.log(finite)), initial=0.0)) + 1.0

@@ -40,7 +40,7 @@ WIDTH = 1e-4
 def known_curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
     """Return the curves of each configuration of a base; with `coarse` from half as many points of its profile.
 
-    The curves of the last bases asked about are kept, since those of a DP-SGD run take a tenth of a second.
+    The curves of the last bases asked about are kept, since computing the curves of a DP-SGD run takes 0.1 s.
     """
     with backend.job(1, apart=True):  # chooses NumPy or XLA as for one base, whatever the batch
         shape, way = batch_shape(run), (coarse, backend.on_numpy(1))
@@ -218,10 +218,11 @@ class Attack(float):
         """
         u = np.asarray(rank, np.float64)
         active = u < self.rank[-1]
-        # a score is like a time: an active outcome comes when the inactive ranks up to its `served` have come
+        # a score is the Q-mass of all lower scores; for an active outcome these are the active ranks above u and the
+        # inactive ranks up to `served`
         row = np.clip(np.searchsorted(self.rank, u, side="right") - 1, 0, self.served.size - 1)
         below = self.served[row] - u
-        # an inactive outcome of rank u comes after the active outcomes whose `served` is below u
+        # an inactive outcome of rank u scores above the active outcomes whose `served` is below u
         rows = np.searchsorted(-self.served, -u, side="right")
         before = self.rank[-1] - self.rank[np.minimum(rows, self.served.size)]
         first = self.served[-1]

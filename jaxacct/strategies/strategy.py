@@ -110,7 +110,7 @@ class CyclicPoisson(_Counted):
     groups : int
         b, at least the number of bands of the strategy.
     sampling_probability : float in [0, 1]
-        q, the chance of each record of a group; a constant, which is not computed from the group's size.
+        q, the chance of each record of a group to be drawn; a constant, not computed from the group's size.
 
     References
     ----------
@@ -287,7 +287,7 @@ class Strategy(ABC):
         )
 
     def _near(self, separation: int) -> Lags:
-        """Return the entries of C^T C for steps of one record, any two of which lie at least `separation` apart."""
+        """Return bounds of the entries of C^T C for steps of one record, which lie at least `separation` apart."""
         if self.overlap <= separation:
             lower, upper = self.squared_norms()
             return Lags(lower[None], upper[None])
@@ -387,7 +387,7 @@ def _weights(lags: Lags, separation: int, most: int) -> np.ndarray:
     """Return for each step i a bound of |G_ii| + 2 sum_j |G_ij| over a pattern's later steps j, G = C^T C, (n,)."""
     magnitude = np.maximum(lags.upper, -lags.lower)
     count, steps = magnitude.shape
-    possible = (count - 1) // separation  # later steps within the lags
+    possible = (count - 1) // separation  # largest number of later steps within the lags
     later = min(most - 1, possible)
     if later <= 0:
         return magnitude[0]

@@ -342,7 +342,7 @@ def merge(
 ) -> Table:
     """Merge the part files of all slices of a sweep into its table, in the order of the grid.
 
-    The table is the same to the last byte as that of one process.
+    The table is the same to the last byte as the table that a single process would write.
 
     Parameters
     ----------

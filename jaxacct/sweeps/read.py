@@ -300,5 +300,5 @@ def _kept(cells: Any) -> np.ndarray:
 
 
 def is_frame(grid: Any) -> bool:
-    """Return whether an object is a pandas.DataFrame, without importing pandas."""
+    """Return whether an object has the attributes of a pandas.DataFrame; pandas is not imported."""
     return all(hasattr(grid, name) for name in ("iloc", "columns", "index"))

@@ -101,8 +101,8 @@ def sweep(
 
     All local devices share the work.  With `out`, solved blocks go to a journal beside the result (its name ends in
     .journal), which survives any end of the process; the result appears when the table is complete.  A row on which the
-    engines raise has the status "failed" and a trivial bracket, which always holds.  A warning names the error, and the
-    other rows are solved as usual.
+    engines raise has the status "failed" and a trivial bracket, which always holds (NaN for a calibration).  A warning
+    names the error, and the other rows are solved as usual.
 
     Parameters
     ----------
@@ -343,7 +343,7 @@ class Plan:
     blocks, block : int
         Blocks of this slice, and rows in a block.
     backend : {"numpy", "xla"}
-        Evaluates the kernels; by default NumPy for up to 40,000 rows (2,400 with repetitions) on a CPU.
+        The backend of the kernels; by default NumPy for up to 40,000 rows (2,400 with repetitions) on a CPU.
     devices : str
         Number and platform of the devices.
     sample : int

@@ -120,7 +120,7 @@ def _answer_or_failed(
 
 
 def _failed(quantity: str) -> dict[str, Any]:
-    """Return the columns of a failed row: the trivial bracket, and NaN for a calibrated value."""
+    """Return the columns of a failed row: the trivial bracket of epsilon or delta, or NaN for a calibration."""
     ends = {"epsilon": (0.0, np.inf, np.inf), "delta": (0.0, 1.0, 1.0)}.get(quantity, (np.nan,) * 3)
     columns: dict[str, Any] = {name: np.array([end]) for name, end in zip(ANSWER, ends, strict=True)}
     columns |= {name: np.array([word], object) for name, word in zip(WORDS, ("certified", "failed", ""), strict=True)}
