@@ -264,7 +264,8 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
 
     The bracket holds for all orders. Between grid points it follows from the convexity of K(c) = c R_{1+c}. Beyond the
     last point it follows from R_alpha/alpha of the Gaussians without sampling, and from the largest loss of the other
-    parts. Poisson sampling a Gaussian does not improve rho: at high orders R_alpha/alpha tends to n/(2 sigma^2).
+    parts. Poisson sampling a Gaussian does not improve rho: at high orders R_alpha/alpha tends to n/(2 sigma^2) for n
+    steps of noise multiplier sigma.
 
     Parameters
     ----------

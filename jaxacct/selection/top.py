@@ -196,7 +196,7 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
     # mass at infinity counts by itself if it is certain; the mass of a pair that only dominates the base is not certain
     certain = run.kind_under("add_or_remove_one", composed=True) == "certified"
     apart = float(np.abs(parts.delta_infinity[0])) * (1.0 - RELATIVE_ERROR) if certain else 0.0
-    apart = apart if apart >= LEAST_DELTA else 0.0  # a smaller mass may only stem from a cut-off table
+    apart = apart if apart >= LEAST_DELTA else 0.0  # a smaller mass may come from cutting off a table
     scale, other = derivative(law, top)
     most = scale * float(evaluated(other, np.zeros(()))[1]) if scale > 0.0 else 1.0
     share = envelope.TAIL_SHARE / max(most, 1.0) if np.isfinite(most) else 0.0

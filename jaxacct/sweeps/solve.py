@@ -232,7 +232,7 @@ def _calibrated(
     names = [name for name in ("target_epsilon", "target_delta", *RISK_RULES) if name in inputs]
     given = ~np.isnan(np.stack([inputs[name] for name in names]))
     pieces: list[tuple[np.ndarray, Calibration, Bounds]] = []
-    for pattern in np.unique(given, axis=1).T:  # rows with the same targets are solved together
+    for pattern in np.unique(given, axis=1).T:  # rows with the same kinds of targets are solved together
         rows = np.flatnonzero((given == pattern[:, None]).all(axis=0))
         columns = {name: inputs[name] for name, there in zip(names, pattern, strict=True) if there} | known
         found = solve(**{name: column[rows] for name, column in columns.items()}, **settings, **rule)
