@@ -1,8 +1,9 @@
 """Finds the uses of each parameter in a loss, and runs the loss so that it also returns the operands of these uses.
 
 The trace of the loss of one example is followed from its parameters on: through casts, transpositions and reshapes,
-into loops and checkpoints.  A use is an operation whose gradient is known, or the name of any other operation.  The
-trace holds operations, not layers, so no use is missed.  Uses behind `stop_gradient`, or in comparisons, do not count.
+into loops and checkpoints.  An operation with a known gradient is kept as a `Use`; of any other, only the name is kept.
+The trace holds operations, not layers, so no use is missed.  Uses behind `stop_gradient`, or in comparisons, do not
+count.
 
 The gradient with respect to w of an operation y = op(x, w) may be a sum of products of rows, sum_t x_t dy_t^T.  The x_t
 are rows of x (patches, for a convolution); the dy_t are rows of the cotangent of y.  A product with batch axes is one
@@ -105,7 +106,7 @@ def _conv(eqn: Any, operand: int) -> Product | None:
         spread = [(*pad, apart - 1) for _, _, _, pad, apart, _ in space]
         x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *spread, (0, 0, 0)])
         # Each spatial axis becomes two axes: the position of the kernel's window, and the position in that window.
-        # This is several times faster than jax.lax.conv_general_dilated_patches, since it takes whole rows.
+        # This is several times faster than jax.lax.conv_general_dilated_patches, since jnp.take copies whole rows.
         for axis, (width, places, stride, _, _, apart) in enumerate(space):
             index = np.arange(places)[:, None] * stride + np.arange(width) * apart
             x = jnp.take(x, index, 1 + 2 * axis, mode="clip")
@@ -166,7 +167,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Written:
-    """Trace without calls of jit.  inner : {number of a loop or checkpoint that a parameter enters: its trace}."""
+    """Trace without calls of jit.  inner : {number of a loop or checkpoint that a parameter enters: its body}."""
 
     closed: ClosedJaxpr
     inner: dict[int, Written] = field(default_factory=dict)

@@ -35,6 +35,7 @@ MANY_RELEASES = 300
 class _Partition:
     """Steps with disjoint batches, which together cost as much as the costliest step.
 
+    share : the sampling probability.
     steps : for each step number, the noise multipliers of the entries of that step.
     dearest : those noise multipliers for the costliest step.
     """
@@ -62,7 +63,7 @@ class _Partition:
         """Return the releases as which the partition counts: the costliest step's Gaussians, or one round."""
         if self.sampling != rules.ALLOCATION:
             return [release_of_pass(self.sampling, sigma, self.share) for sigma in self.dearest]
-        # The factor exceeds the rounding of a sum of 1000 terms, so that `noise` never exceeds the exact noise.
+        # Rounding a sum of 1000 terms errs by less than 2^-40, relatively, so `noise` never exceeds the exact noise.
         noise = self.dearest if len(self.dearest) < 2 else [cost(self.dearest) ** -0.5 * (1.0 - 2.0**-40)]
         return [Release(rules.ALLOCATION, sigma, self.share) for sigma in noise]
 
@@ -80,7 +81,7 @@ class Spent:
     seen : the step entries.  numbers : the step numbers in these entries.  last : the last step entry.
     partitions : the passes of fixed batches and the rounds of random allocation, by their fingerprints.
     next : the step number that follows the last counted entry.
-    looks : the `seen` entry of the current plan, or None.
+    looks : the `Seen` entry of the current plan, or None.
     owed : the steps that earlier plans still had.  They count if such a plan was replaced after a look at outputs.
     shared : the step from which steps of cyclic Poisson sampling share noise; None: their noise is independent.
     """
@@ -102,7 +103,7 @@ class Spent:
     shared: int | None = 0
 
     def add(self, entry: Step | Spend | Torn | Seen) -> None:
-        """Count one more entry; an exact replay of a step counts once."""
+        """Count one more entry; a step and its exact replays count once."""
         if isinstance(entry, Spend):
             self.others[entry.mechanism] += 1
             self.noted.append(entry)
@@ -140,7 +141,7 @@ class Spent:
         return now.step == self.shared or now.step in self.numbers or now.follows(self.last and self.last.turn)
 
     def _release(self, entry: Step | Torn) -> None:
-        """Count an entry outside of partitions as one release; if the batch rule has passes, its share is 1."""
+        """Count an entry outside of partitions as one release, whose share is 1 if the batch rule has passes."""
         share = 1.0 if entry.sampling in rules.BY_PASS else entry.sampling_probability
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
@@ -161,7 +162,7 @@ class Spent:
         The cost is 0 if the step continues no partition, and -1 if `label` names a partition without room for the step.
         The step continues a partition if all steps of the partition are in the step's pass, and none is this step.
 
-        label : the partition's fingerprint, by default that of the last step entry.
+        label : a partition's fingerprint; None: the partition of the last step entry.
         """
         partition = self.partitions.get(label or (self.last and self.last.partition) or "")
         if partition is None or step in partition.steps:
@@ -232,7 +233,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
-    """Return epsilon of the composition.  If many releases differ, each bound first joins similar ones its own way."""
+    """Return epsilon of the composition.  If many differ, each bound first joins similar releases in its own way."""
     if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
         return account.epsilon(total(several), delta, relation=relation)
     most = account.epsilon(total(several, at_most), delta, relation=relation)
@@ -280,13 +281,13 @@ class Contents:
 
         If outputs of a run were seen before it ended, the rest of its plan counts as well (see `promised`).
 
-        relation : by default that of the plans.
+        relation : None: the relation of the plans.
         whole : whether to count every run to the end of its plan.  This is needed if a run was ended because of outputs
             seen outside of its callbacks, such as a process killed because of its checkpoints: no ledger can know this.
 
-        A run whose plan has a filter counts as all that the filter allows.  This is composed with the other releases
-        at the filter's order, and the kind is "bound".  If the run has spent more than its filter allows, epsilon is
-        inf.
+        A run whose plan has a filter counts as all that the filter allows.  That allowance is composed with the other
+        releases at the filter's order, and the kind is "bound".  If the run has spent more than its filter allows,
+        epsilon is inf.
         """
         names = self._names(run)
         return claim([(self.counting(name, whole), self.headers[name]) for name in names], delta, relation)
@@ -443,7 +444,7 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int
 
 
 def counted(plan: Plan, ledger: Contents, run: str | None = None) -> list[str]:
-    """Return the runs that count against a plan: all, or with repetitions only the run itself."""
+    """Return the runs that count against a plan: all runs, or only the run itself if the plan has repetitions."""
     name = ledger.run if run is None else run
     return [each for each in ledger.runs if plan.repetitions is None or each == name]
 

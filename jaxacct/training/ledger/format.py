@@ -33,7 +33,7 @@ _KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
 class Run(NamedTuple):
     """Beginning of a run, or its continuation with another plan.
 
-    told : whether the ledger notes when outputs of the run are seen; version 1 did not.
+    told : whether the ledger notes when outputs of the run are seen; a ledger of version 1 does not.
     """
 
     run: str
@@ -223,7 +223,7 @@ def checked_seen(line: Seen) -> Seen:
 
 
 def _decode(text: bytes, place: str, number: int, told: dict[str, bool]) -> Line:
-    """Return the entry in a whole line; raise InputError with the line's number if the line has none."""
+    """Return the entry in a whole line; raise InputError with the line's number if the line holds no entry."""
     try:
         node = load(text.decode())
         kind = node.pop("kind", None)

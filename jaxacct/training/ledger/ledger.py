@@ -1,4 +1,4 @@
-"""Ledger: an append-only record of what a run releases, on the disk before it is released."""
+"""Ledger: an append-only record of what a run releases.  Each entry is on the disk before its release."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _new_beside(place: Path, path: Path) -> tuple[Path, BinaryIO]:
 class LedgerFile:
     """File of an open ledger.  Other writers are locked out, and an entry is on the disk before it counts.
 
-    file : None once it is closed; nothing can be written then.  size : the number of bytes that the file should have.
+    file : the open file; raises InputError once the file is closed.  size : the number of bytes that it should have.
     """
 
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
@@ -57,7 +57,7 @@ class LedgerFile:
 
     @property
     def file(self) -> BinaryIO:
-        """The file; InputError if it is closed."""
+        """Open file; raises InputError if the file is closed."""
         if self._file is None:
             raise InputError(f"{self.path}: is not open for writing; use Ledger.open")
         return self._file
@@ -200,7 +200,7 @@ class Ledger(Contents):
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
         super().__init__(path)
         self._file = LedgerFile(path, file)
-        self.lock = threading.RLock()  # a thread holds it from choosing a run until its entry is written
+        self.lock = threading.RLock()  # a thread holds it from choosing a run until the run's entry is written
         self._chains = [ledger_format.BEGINNING]  # checksums before the first line, and after each line
 
     @classmethod
@@ -273,7 +273,8 @@ class Ledger(Contents):
     def begin(self, plan: Plan, run: str | None = None, by: str = "") -> str:
         """Begin another run in this ledger, make it the current run, and return its name.
 
-        A plan whose unit differs from that of the ledger's runs is refused: their guarantees do not add up.
+        A plan whose unit differs from the unit of the ledger's runs is refused: guarantees for records and for users do
+        not add up.
         """
         name = secrets.token_hex(8) if run is None else ledger_format.words("run", run)
         if name in self.runs:
@@ -301,17 +302,17 @@ class Ledger(Contents):
         sampling_probability: float,
         partition: str | None = None,
     ) -> None:
-        """Note a step that is about to be released; it is on the disk when this returns.
+        """Note a step that is about to be released; the note is on the disk when this returns.
 
         Parameters
         ----------
-        step : its number, from 0.
+        step : the number of the step, from 0.
         key_fingerprint, batch_fingerprint : texts that are equal only if the step's results are equal, to the last bit.
-        noise_multiplier, sampling_probability : of this step.
+        noise_multiplier, sampling_probability : the numbers of this step.
         partition : with fixed batches, a fingerprint of how the data were cut for this pass.  With random allocation, a
             fingerprint of the slots that the records drew for this round.  Steps of one partition are assumed to have
-            disjoint batches: together they cost as much as the costliest of them, or as one round.  A step without a
-            partition costs as much as one Gaussian.
+            disjoint batches: a pass costs as much as its costliest step, and the steps of a round cost as much as one
+            round.  A step without a partition costs as much as one Gaussian.
 
         Raises
         ------
@@ -338,7 +339,7 @@ class Ledger(Contents):
         self._append([self._step(*row) for row in zip(*columns, strict=True)])
 
     def spend(self, mechanism: Mechanism, note: str = "") -> None:
-        """Note any other release, such as a whole private selection; it is on the disk when this returns."""
+        """Note any other release, such as a whole private selection; the note is on the disk when this returns."""
         require_mechanism("mechanism", mechanism)
         if batch_shape(mechanism):
             raise InputError(f"mechanism of shape {batch_shape(mechanism)} must be one configuration; note one by one")
@@ -440,7 +441,8 @@ class Ledger(Contents):
     def _catch_up(self, mend: bool) -> None:
         """Count every line; a step whose line was cut off at the end counts as a `Torn` step.
 
-        mend : whether to mend the file.  A `Torn` line then replaces such a step; any other fragment is removed.
+        mend : whether to mend the file.  A `Torn` line then replaces a step's cut-off line; any other cut-off line is
+            removed.
         """
         fragment, end = b"", 0
         for number, (line, chain, place) in enumerate(ledger_format.read(self._file.file, self.path), 1):

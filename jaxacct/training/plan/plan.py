@@ -105,9 +105,9 @@ class Plan(PlanRequest):
     left out: noise_multiplier, steps (or epochs), and sampling_probability (or expected_batch_size).  Without a target
     none is left out.  `steps = ceil(epochs * dataset_size / batch)`.
 
-    The plan is frozen.  All five settings are numbers in it: with a schedule they are the averages over the steps and
-    the overall scale of the noise.  The numbers of one step are `at(step)`.  Schedules must be fixed beforehand, or
-    follow rules that do not look at the data.
+    The plan is frozen.  All five settings are numbers in it.  With a schedule, rate and batch size are averages over
+    the steps, and the noise multiplier is the overall scale of the noise.  `at(step)` gives the numbers of one step.
+    Schedules must be fixed beforehand, or follow rules that do not look at the data.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ class Plan(PlanRequest):
     slots : with random allocation, the number of slots of a round, given in place of the batch size, which is then
         dataset_size/slots.  By default ceil(dataset_size/expected_batch_size), so that batches are no larger than asked
         for.
-    cap : with truncated Poisson sampling, the largest batch; by default one that costs practically nothing
+    cap : with truncated Poisson sampling, the largest batch; by default a cap that costs practically nothing
         (`jaxacct.cap_for`).
     noise : the strategy of correlated noise (`jaxacct.strategies`), with sampling = "cyclic_poisson" or "fixed_order";
         independent noise by default.  The coefficients of ``strategies.Banded(32)`` are found when the number of steps
@@ -324,7 +324,7 @@ class Plan(PlanRequest):
         return blocks(self.segments, self.sampling, self.dataset_size)
 
     def pass_of(self, step: int) -> tuple[int, int, int]:
-        """Return the number of the pass in which a step is, the first step of this pass, and the step after its last.
+        """Return the number of a step's pass, the first step of this pass, and the step after the last of this pass.
 
         Fixed batches have passes over the data, random allocation has rounds, and cyclic Poisson sampling has passes
         through its groups.  A new pass begins where the batch size changes.  Within a pass the batches must be
@@ -337,7 +337,7 @@ class Plan(PlanRequest):
 
     @functools.cached_property
     def passes(self) -> list[tuple[int, int]]:
-        """List of (first step, step after the last) of all passes of fixed batches, or of all rounds."""
+        """List of (first step, step after the last) of all passes or rounds."""
         return [
             (first, min(first + length, end))
             for start, end, length, _ in self._blocks
@@ -370,7 +370,7 @@ class Plan(PlanRequest):
 
     @property
     def mechanism(self) -> Mechanism:
-        """Mechanism of one whole run; in a tuning, of one of its K runs."""
+        """Mechanism of one whole run; with repetitions, each of the K runs has this mechanism."""
         return self.mechanism_after(self.steps)
 
     def mechanism_after(self, step: int) -> Mechanism:
@@ -435,7 +435,7 @@ class Plan(PlanRequest):
             raise InputError(f"step = {step!r} must be a whole number <= {last}; the plan has {self.steps} steps")
 
     def _repr_html_(self) -> str:
-        """Return the run in full numbers, and its cost, as HTML."""
+        """Return a table in HTML of the run's settings, with all their digits, and of its cost."""
         names = ("dataset_size", "unit", "sampling", "slots", "cap", "sampling_probability", "expected_batch_size")
         shown = [name for name in (*names, "noise_multiplier", "steps", "epochs", "relation")]
         pairs = [(name, repr(getattr(self, name))) for name in shown if getattr(self, name) is not None]
@@ -492,7 +492,7 @@ class Plan(PlanRequest):
             raise InputError(f"plan: segments must be a list of 1 to {_MAX_SEGMENTS} segments")
         settings = {name: node[name] for name in (*_TERMS, "noise_multiplier")}
         if settings["sampling"] == rules.FIXED and settings["relation"] in DISPLACING:
-            settings["relation"] = "zero_out"  # what older releases meant: the record's place stays empty
+            settings["relation"] = "zero_out"  # what older versions meant: the record's place stays empty
         for name in ("target_delta", "dataset_size", "noise_multiplier"):
             if settings[name] is None:
                 raise InputError(f"plan: {name} is missing; give a number")
@@ -527,8 +527,9 @@ class Plan(PlanRequest):
     def epsilon_curve(self, points: int = 64) -> tuple[np.ndarray, Bounds]:
         """Return at most `points` evenly spaced steps of one run, and coarse bounds of epsilon after each of them.
 
-        For a plan with many different steps, epsilon is only an upper bound (kind "bound"), never above that of the
-        whole plan.  A few kinds of step then stand for all; each leaks at least as much as those that it stands for.
+        For a plan with many different steps, each epsilon is only an upper bound (kind "bound"), never above epsilon of
+        the whole plan.  A few kinds of step then stand for all steps; each leaks at least as much as the steps that it
+        stands for.
 
         >>> plan = Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4)
         >>> steps, curve = plan.epsilon_curve(2)
@@ -639,13 +640,13 @@ class Plan(PlanRequest):
     def allows(self, ledger: Allowance, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
         """Return whether a ledger's entries and the next steps together surely meet the target; True without a target.
 
-        If the plan has a Renyi filter, they must stay within the filter's budget, too.  InputError if the ledger has a
-        filter that the plan does not share.  The answer costs nothing while the ledger follows the plan.  With
-        repetitions only the current run of the ledger counts.
+        If the plan has a Renyi filter, entries and steps must stay within the filter's budget, too.  InputError if the
+        ledger has a filter that the plan does not share.  The answer needs no accounting while the ledger follows the
+        plan.  With repetitions only the current run of the ledger counts.
 
         next_step : the step to be taken, the first of `steps` steps.
         partition : for a batch rule with passes or rounds, the partition with which the step will be noted; by default
-            that of the ledger's last step entry.
+            the partition of the ledger's last step entry.
         """
         if self.target_epsilon is None and self.filter is None:
             return True
@@ -719,7 +720,7 @@ def _filter(node: object) -> Filter | None:
 def _strategy_of_run(
     strategy: Strategy, groups: int | None, segments: Sequence[Segment], dataset_size: int
 ) -> Strategy:
-    """Return the strategy for the steps of a run; refuse a run that its accounting does not cover."""
+    """Return the strategy for the steps of a run; refuse noise that grows too large or has no accounting."""
     known = strategy.for_steps(segments[-1].end)
     if groups is not None:
         require_groups(known, groups)

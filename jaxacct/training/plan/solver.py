@@ -169,7 +169,7 @@ def why_not(sampling: str, relation: str) -> str:
 
 
 def unit_of_noise(strategy: Strategy, sampling: str, batches: int) -> float:
-    """Return the sensitivity, in clip norms and rounded up, that a plan's noise multiplier is relative to."""
+    """Return the unit of a plan's noise multiplier: the strategy's sensitivity, in clip norms and rounded up."""
     apart = MinSeparation(batches) if sampling == rules.ORDER else SingleParticipation()
     return float(strategy.sensitivity(apart).upper)
 
@@ -206,9 +206,9 @@ class Filter(NamedTuple):
 class Solution(NamedTuple):
     """Solution of a request.
 
-    segments : the run.  noise_multiplier : the scale of its noise.
+    segments : the steps of the run.  noise_multiplier : the scale of the run's noise.
     filter : the Renyi filter of a plan whose changes may depend on the data, or None.
-    epsilon : epsilon of the whole tuning if the search found it, to save half a minute later; else None.
+    epsilon : epsilon of the whole tuning if the search computed it, which saves half a minute later; else None.
     cap : the largest batch of truncated Poisson sampling, or None.
     """
 
@@ -226,7 +226,7 @@ def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
     """Return epsilon at the target delta of one run, or of each run of a batch, by exact composition."""
     rtol = 0.2 * _tolerance(terms.target_epsilon or 1.0)  # well below the search's tolerance
     if terms.sampling == rules.ALLOCATION:
-        rtol = max(rtol, 1e-4)  # the bracket of a round is some 4e-4 wide, on fine lattices too
+        rtol = max(rtol, 1e-4)  # even fine lattices give a round a bracket some 4e-4 wide, relatively
     return account.epsilon(mechanism, terms.target_delta, relation=terms.relation, rtol=rtol)
 
 
@@ -346,8 +346,8 @@ def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segme
 
 def _solved(request: PlanRequest) -> Solution:
     """Return the solution of a request, but without a filter."""
-    # `ja.calibrate_noise_multiplier` serves Poisson sampling at one rate and one noise multiplier only; the noise of
-    # all other runs is searched along the segments.
+    # `ja.calibrate_noise_multiplier` finds the noise of Poisson sampling at one rate and one noise multiplier; the
+    # noise of all other runs is searched along the segments.
     scheduled = request.noise_schedule is not None or request.batch_schedule is not None
     plain = request.sampling == rules.POISSON and not scheduled and not request.data_dependent
     opened = _left_open(request, plain)
@@ -549,7 +549,7 @@ def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.nd
 
 
 def _cap_of(request: PlanRequest, rate: float, steps: int) -> int:
-    """Return the given cap, or by default that of `cap_for`, the smallest cap that costs practically nothing."""
+    """Return the given cap, or by default the smallest cap that costs practically nothing (`cap_for`)."""
     if request.cap is not None:
         return request.cap
     if rate == 1.0:
@@ -578,7 +578,7 @@ def _searched(
 ) -> float:
     """Return the searched value whose upper bound is closest below the target; NaN if no value meets the target."""
     rtol = _tolerance(target)
-    margin = 1e-7 if whole else 0.05 * rtol  # covers the rounding of another evaluation
+    margin = 1e-7 if whole else 0.05 * rtol  # covers the rounding by which two evaluations differ
     return least_private(upper, target, start, limits, falls=falls, rtol=rtol, whole=whole, margin=margin)
 
 
@@ -606,7 +606,7 @@ def rest_of_run(
     epochs: float | None,
     expected_batch_size: float | None,
 ) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
-    """Return the segments already run, and those left to run: numbered from step 0, their noise yet to be scaled."""
+    """Return the segments already run, and the segments to come, numbered from step 0 and with noise yet to scale."""
     n, sampling = terms.dataset_size, terms.sampling
     if steps is not None and epochs is not None:
         raise InputError("steps and epochs are both given; give one of them")
@@ -633,7 +633,7 @@ def rest_of_run(
     rest = with_rates(joined(_cut(noise, count), _cut(batches, count), count, n), sampling, terms.groups, n)
     if (
         sampling == rules.CYCLIC and rest[0].expected_batch_size == segments[0].expected_batch_size
-    ):  # keep the rate of the steps so far: the new one was rounded anew
+    ):  # keep the rate of the steps so far: the new rate was rounded anew
         rest = tuple(s._replace(sampling_probability=segments[0].sampling_probability) for s in rest)
     return spent, rest
 

@@ -33,9 +33,9 @@ _ONE = "advice is for one run"
 class StrategyOption:
     """One way to sample and to correlate noise, with the least noise that meets the budget.
 
-    ``groups`` counts groups of records, slots of a round, or steps of a pass. ``noise_multiplier`` is that of `Plan`,
-    or NaN if none meets the budget. ``epsilon`` is a certified upper bound. ``relative`` is ``error`` divided by the
-    error of DP-SGD.
+    ``groups`` counts groups of records, slots of a round, or steps of a pass. ``noise_multiplier`` is NaN if no noise
+    meets the budget. ``epsilon`` is a certified upper bound. `advise_strategy` defines ``error``; ``relative`` is
+    ``error`` divided by the error of DP-SGD.
     """
 
     sampling: str
@@ -56,7 +56,7 @@ class StrategyOption:
 
 @dataclass(frozen=True)
 class StrategyAdvice:
-    """The options that one budget allows, made by `advise_strategy`; a `Plan` takes each of them.
+    """The options that one budget allows, made by `advise_strategy`; each option can become a `Plan`.
 
     ``print(advice)`` shows a table, ``advice.plot()`` a picture, and ``Plan(**advice.plan_arguments())`` plans a run.
     """
@@ -78,7 +78,7 @@ class StrategyAdvice:
         return min(known, key=lambda option: option.error)
 
     def plan_arguments(self, option: StrategyOption | None = None) -> dict[str, Any]:
-        """Return the keyword arguments of the `Plan` of an option, by default of the best one."""
+        """Return the keyword arguments of the `Plan` of an option, by default of the best option."""
         option = option or self.best
         found = {name: value for name, value in vars(self).items() if name != "options"} | {"sampling": option.sampling}
         return found | ({"noise": option.strategy} if option.sampling in WITH_NOISE else {})
@@ -131,14 +131,14 @@ def advise_strategy(
 
     * "poisson": DP-SGD, where each record is in a step with probability q = batch_size / dataset_size;
     * "random_allocation": DP-SGD, where each record is in one of the ceil(1/q) steps of each round;
-    * "cyclic_poisson": ``strategies.Banded`` noise of b bands, for each b. Records are in b groups, and each record of
-      the group whose turn it is is drawn with probability b q;
+    * "cyclic_poisson": ``strategies.Banded`` noise of b bands, for each b. Records are in b groups that take turns, and
+      each record of the group in turn is drawn with probability b q;
     * "fixed_order": ``strategies.BLT`` noise. Nothing is sampled: two steps of a record lie ceil(1/q) apart, in passes
       that keep their order. Only ``zero_out`` and ``replace_one`` hold there.
 
     The error is ``sigma sqrt(mean_i e_i)`` with e_i the variance of prefix sum i at noise multiplier 1: the root mean
     squared error of the sums of the first i clipped gradient sums, i = 1, ..., n, in clip norms. It is the error by
-    noise alone, without the variance of sampling, the bias of clipping, and what an optimiser makes of the sums. Where
+    noise alone: it leaves out the variance of sampling, the bias of clipping, and the effect on an optimiser. Where
     random allocation has batches smaller than batch_size, its error is scaled to equal noise per record.
 
     Parameters

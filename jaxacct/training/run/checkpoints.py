@@ -76,11 +76,11 @@ class Store:
         return b""
 
     def latest(self) -> int | None:
-        """Return the number of the last checkpoint."""
+        """Return the number of the last checkpoint; None if there is none."""
         return self._manager.latest_step()
 
     def save(self, found: Checkpoint) -> None:
-        """Write a checkpoint; it is complete when this returns.  On failure raise InputError and keep earlier ones."""
+        """Write a checkpoint, which is complete on return.  On failure raise InputError and keep earlier checkpoints."""
         line = found.lineage._asdict() | {"root": found.lineage.root.key}
         notes = {name: v.hex() if isinstance(v, bytes) else v for name, v in line.items()}
         run = {
@@ -104,7 +104,7 @@ class Store:
             self._manager.wait_until_finished()
 
     def notes(self, number: int) -> dict[str, Any]:
-        """Return what a checkpoint says beside its arrays."""
+        """Return the entries of a checkpoint that are not arrays."""
         if not (self._path / str(number) / "run").exists():
             raise InputError(
                 f"checkpoint {number} does not say what was spent: an earlier version wrote it; finish its run with "
