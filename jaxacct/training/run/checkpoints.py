@@ -80,7 +80,7 @@ class Store:
         return self._manager.latest_step()
 
     def save(self, found: Checkpoint) -> None:
-        """Write a checkpoint, which is complete on return.  On failure raise InputError and keep earlier checkpoints."""
+        """Write a checkpoint, complete on return.  On failure raise InputError and keep the earlier checkpoints."""
         line = found.lineage._asdict() | {"root": found.lineage.root.key}
         notes = {name: v.hex() if isinstance(v, bytes) else v for name, v in line.items()}
         run = {
@@ -114,7 +114,7 @@ class Store:
         return dict(self._manager.restore(number, args=args.Composite(run=args.JsonRestore())).run)
 
     def look(self) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """Return the last checkpoint's notes and arrays.  If the run has not ended, note first that they are seen."""
+        """Return the last checkpoint's notes and arrays.  If the run has not ended, note that its outputs are seen."""
         number = self.latest()
         if number is None:
             raise InputError(f"{self._path}: holds no checkpoint; give the folder that fit had as checkpoints=")
@@ -135,7 +135,7 @@ class Store:
         return run, found
 
     def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes] = digest_tree) -> Checkpoint:
-        """Return a checkpoint with arrays laid out as in ``like``; `digest_of` checks those of earlier versions."""
+        """Return a checkpoint with arrays laid out as in ``like``; `digest_of` checks those without names."""
         args, run = self._ocp.args, self.notes(number)
         own = _leaves(like)
         if "leaves" in run and run["leaves"] != own:
@@ -151,7 +151,7 @@ class Store:
         carried = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), leaves)
         if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(leaves, jax.tree.leaves(like), strict=True)):
             raise InputError(f"checkpoint {number} has other shapes than this model and optimizer; use those it is of")
-        known = Lineage._field_defaults | run["lineage"]  # earlier releases wrote fewer fields
+        known = Lineage._field_defaults | run["lineage"]  # earlier versions wrote fewer fields
         values: dict[str, Any] = {name: known[name] for name in Lineage._fields}
         values = {name: bytes.fromhex(v) if isinstance(v, str) else v for name, v in values.items()}
         line = Lineage(**values | {"root": Root(values["root"])})
@@ -201,8 +201,9 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None, *, average: b
     ----------
     folder : what `Trainer.fit` had as ``checkpoints``.
     like : parameters, an nnx or Equinox module, or the result of `lora`, as `Trainer.init` took them.  The frozen part
-        is taken from it.  May be left out if all parameters were trained and are one array or nested dicts of arrays.
-    average : whether to return the moving average that an `averaged` optimizer has kept, at least float32.
+        is taken from ``like``.  It may be left out if all parameters were trained and are one array or nested dicts of
+        arrays.
+    average : whether to return the moving average that an `averaged` optimizer has kept, in float32 or wider.
 
     Returns
     -------
@@ -321,5 +322,5 @@ def _first_difference(there: list[list[Any]], own: list[list[Any]]) -> str:
 
 
 def _plain(carried: Carried) -> list[Any]:
-    """Return the arrays in their order; the model and optimizer at hand give the structure."""
+    """Return the arrays in order, without their structure, which a reader takes from its model and optimizer."""
     return [jax.numpy.asarray(leaf) for leaf in jax.tree_util.tree_leaves(carried)]

@@ -2,8 +2,8 @@
 
 Nothing waits for the device.  The numbers of a step are fetched once the step is done, as a rule while the next steps
 are being computed.  Records are put out together, once a second: a step's computation has driven the log's code and
-data out of the caches, so that a record by itself takes several times as long as one of many.  The use that a reader
-makes of the log is outside the guarantee, since most numbers are not private.  Reasons:
+data out of the caches, so that a record put out alone takes several times as long as one of many.  The use that a
+reader makes of the log is outside the guarantee, since most numbers are not private.  Reasons:
 jaxacct/training/run/README.md, "The log".
 """
 
@@ -107,7 +107,7 @@ class RunLog:
         return self._put is not None
 
     def begin(self, plan: Plan, state: State, ledger: Ledger | None) -> None:
-        """Begin the log of a plan's steps after a state; ledger : the ledger that holds all other spending, or None."""
+        """Begin the log of a plan's steps after a state; ledger : the ledger whose runs epsilon covers, or None."""
         if self._put is None:
             return
         self._epsilon, self._last = EpsilonSoFar(plan, state.step, state.history.stretches, ledger), plan.steps
@@ -160,11 +160,11 @@ class RunLog:
             progress.say(f"jaxacct: log raised {words}; training goes on without it")
 
     def _unread(self) -> list[_Look]:
-        """Return the logged steps whose numbers are not fetched yet; they are the last ones."""
+        """Return the logged steps whose numbers are not fetched yet; they are the last of the logged steps."""
         return [*itertools.takewhile(lambda look: look.record is None, reversed(self._looks))][::-1]
 
     def _see_done(self, most: int) -> None:
-        """Mark the logged steps that are done, in order; if more than `most` still run, wait for the oldest ones."""
+        """Mark the logged steps that are done, in order; if more than `most` still run, wait for the oldest."""
         waiting = [look for look in self._unread() if look.when is None]
         for place, look in enumerate(waiting):
             if not look.observed.members.is_ready():  # all results of one program are ready at once
@@ -371,7 +371,7 @@ class ProgressLine:
         self.table: threading.Thread | None = None
 
     def update(self, step: int, device: Any) -> None:
-        """Show that `step` steps are done; ``device`` is a result of the last one."""
+        """Show that `step` steps are done; ``device`` is a result of the last of them."""
         if self._progress.due(step):
             jax.block_until_ready(device)
             self._progress.update(step, self._epsilon(step))
@@ -381,7 +381,7 @@ class ProgressLine:
         if self._plan.has_curve:
             return f"  epsilon <= {outward(float(self._plan.live_epsilon(step).upper), '.3g', up=True)}"
         if self.table is None and step < self._plan.steps:
-            # no daemon: when the interpreter ends, it waits for the thread, and cuts off no compilation
+            # no daemon thread: at its end the interpreter waits for this thread, and cuts off no compilation
             self.table = threading.Thread(target=self._compute, args=(step,), name="live epsilon")
             self.table.start()
         return ""
@@ -410,7 +410,7 @@ class _Table:
     def at(self, step: int) -> TablePoint:
         """Return the table's point after `step` steps; start computing the table on the first call."""
         if self._thread is None:
-            # no daemon: when the interpreter ends, it waits for the thread, and cuts off no compilation
+            # no daemon thread: at its end the interpreter waits for this thread, and cuts off no compilation
             self._thread = threading.Thread(target=self._compute, name="epsilon of the log")
             self._thread.start()
         return TablePoint(self, step)
@@ -442,7 +442,7 @@ class _Table:
                 self._compute_claims(*self._held)
 
     def _compute_curve(self) -> None:
-        """Compute epsilon after 64 evenly spaced steps, and after early steps, each a tenth later than the last one."""
+        """Compute epsilon after 64 evenly spaced steps, and after early steps, each 10 % later than the one before."""
         plan, even = self._plan, 64
         curve = [(step, float(plan.live_epsilon(step).upper)) for step in _even_steps(0, plan.steps, even)]
         self._put(curve)

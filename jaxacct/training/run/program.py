@@ -90,7 +90,7 @@ class Program:
         self.line = key_derivation.joined(before, self._where.digest(carried))
         self._digest, self._data = program, data
         form = key_derivation.digest(repr((type(self).__name__, self._where.describe())).encode())
-        self._cut = form + data  # the digest of data depends on how they lie on devices
+        self._cut = form + data  # the digest of data depends on how the data lie on devices
         require_kept("data", before.pass_cut[:32] != form or before.pass_cut == self._cut)
         if self.frozen is not None:  # the program's digest covers the form of `frozen`, but not its arrays
             self._digest = key_derivation.digest(self._digest, self._where.digest(self.frozen.frozen))
@@ -124,7 +124,7 @@ class Program:
         return Prepared(after, key, self._numbers(step, key.words), partition)
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
-        """Run one step, which must be in the ledger before.  It overwrites the arrays of ``carried``."""
+        """Run one step, which must be in the ledger before.  The step overwrites the arrays of ``carried``."""
         words, pass_words, now = self._where.small((key.words, key.pass_words, settings))
         return self._compiled(carried, words, pass_words, self._whole, now, self.frozen)
 
@@ -157,7 +157,7 @@ class Program:
             cut = cuts.get(self._plan.sampling, size)
         settings = (step, *segment[2:], place, self._rule.adaptive, self._rule.private_loss)
         taps = self._plan.taps(step)
-        if taps is not None:  # other weights need another key: the same noise under two strategies gives itself away
+        if taps is not None:  # other weights need another key: two weightings of the same noise would reveal it
             settings += tuple(np.asarray(weights).tolist() for weights in taps)
         groups = self._plan.batches if self._plan.sampling == ORDER else self._plan.groups
         after, key = key_derivation.advance(line, self._digest, self._data, settings, begins, cut, groups)
@@ -276,7 +276,7 @@ class Streamed(Program):
             self._ahead.close()
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Return whether to write a checkpoint after an error: not after one that reveals which draw changed."""
+        """Return whether to write a checkpoint after an error: not after `OtherExamples`, which reveals the draw."""
         return not isinstance(error, OtherExamples)
 
     @property

@@ -62,7 +62,8 @@ class RunLedger:
     def note(self, plan: Plan, step: int, now: Prepared, program: Program) -> int:
         """Note a step if the ledger already has it or the budget allows it; return how many steps were noted.
 
-        Later steps are noted with it if notes would otherwise take more than `_NOTING` of the time.
+        Later steps are noted together with this step if notes would otherwise take more than the share `_NOTING` of the
+        time.
         """
 
         def noted() -> int:
@@ -106,7 +107,7 @@ class RunLedger:
             self._mark = self._ledger.mark()
 
     def _own_run(self, ledger: Ledger, plan: Plan) -> None:
-        """Make this run current, with the plan's batch rule: a callback or another thread may have begun others."""
+        """Make this run current, with the plan's batch rule: a callback or another thread may have begun another."""
         ledger.run = self._mark.run
         rule = lambda plan: (plan.sampling, plan.truncation, plan.groups)
         if rule(ledger.plan) != rule(plan):
@@ -280,7 +281,7 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
 
 
 def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
-    """Warn how many steps of a new run fit into the ledger of other runs; raise InputError if none does."""
+    """Warn how many steps of a new run fit into the ledger of other runs; raise InputError if none fits."""
     others = [ledger.runs[each] for each in counted(plan, ledger, name)]
     steps, more = sum(spent.steps + spent.torn for spent in others), sum(len(spent.noted) for spent in others)
     if not steps + more or state.step >= plan.steps:

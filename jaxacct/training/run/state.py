@@ -37,7 +37,7 @@ class State:
     `epsilon` is the privacy claim, as Bounds at the plan's delta.  It covers all steps that led here, under any plan,
     or all spending in the ledger.  If a callback stopped the run, or looked at outputs of a run that did not end by
     itself, the remaining steps of the plan count as well.  Within a callback only the steps taken count.  (With
-    repetitions it covers this one of the K runs.)
+    repetitions `epsilon` covers only this one of the K runs.)
 
     Parameters
     ----------
@@ -45,8 +45,8 @@ class State:
     opt_state : the optimizer's state, of the trained part; it may be published.
     clip_norm : the present clip norm.
     step : number of steps taken.
-    not_finite : number of gradients so far with a NaN or an infinity, which counted as zero.  It depends on the data
-        without noise: not private.
+    not_finite : number of gradients so far with a NaN or an infinity, which counted as zero.  This number depends on
+        the data without noise, so it is not private.
     lineage : the origin of the randomness; holds the secret key of the run.
     past : with correlated noise, the noise that later steps share; secret.
     history : the spending so far, or a mark of the ledger that holds it.

@@ -2,7 +2,7 @@
 
 No record that was drawn is left out unless the rule says so.  A selection has room for every record.  One compiled
 program loops over the selection's micro-batches, as many times as the draw needs.  The functions `host_...` draw the
-same in NumPy, word for word, for data that the host loads.
+same records in NumPy, from the same random words, for data that the host loads.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def truncated_poisson(key: jax.Array, dataset_size: int, sampling_probability: A
     -------
     Selection : of cap places.  It does not hold the number of records before the cut, which must never be released.
 
-    The records are put in a random order that does not depend on the draw, and the first of those drawn are kept.  So
-    given their number every subset is equally likely, exactly.  A step with this batch is accounted for as
+    The records are put in a random order that does not depend on the draw, and the first ``cap`` drawn records in this
+    order are kept.  So all subsets of one size are equally likely, exactly.  A step with this batch is accounted for as
     TruncatedPoissonSampled(Gaussian(noise_multiplier), q, dataset_size, cap).
 
     Raises
@@ -133,7 +133,7 @@ def random_allocation(round_key: jax.Array, dataset_size: int, number: ArrayLike
     ----------
     round_key : one JAX key of at least 256 bits for all steps of the round, and for no other round.
     dataset_size : int from 1 to 2**31 - 1, static.
-    number : slots of the round; may be traced.
+    number : the number of slots of the round; may be traced.
     position : number of the slot, from 0; may be traced.
 
     Returns
@@ -169,7 +169,7 @@ def cyclic_poisson(
     key, dataset_size, sampling_probability : as for `poisson`.
     group_key : one JAX key of at least 256 bits for all steps of a run, and for no other run.
     number : the number of groups; may be traced.  Each record is in one of them, independently and uniformly.
-    position : the number of the group, from 0: that of step i is i modulo ``number``; may be traced.
+    position : the number of the group, from 0; step i has group i modulo ``number``.  May be traced.
 
     Returns
     -------
@@ -362,7 +362,7 @@ class UserData(NamedTuple):
 
 
 def user_data(examples: Any, users: Any, number: int) -> UserData:
-    """Group examples by ``users``, an integer from 0 to number - 1 for each example; raise InputError for others."""
+    """Group examples by ``users``, one integer from 0 to number - 1 per example; raise InputError for other users."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(examples)}
     return UserData(examples, *(jnp.asarray(column, jnp.int32) for column in grouped(users, number, sizes)))
 
@@ -458,7 +458,7 @@ def host_permutation(key: Any, size: int) -> np.ndarray:
 def host_of_users(
     key: Any, order: np.ndarray, first: np.ndarray, count: np.ndarray, users: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (numbers, weights), both (users, most), of what `of_users` takes; every user must have examples."""
+    """Return (numbers, weights), both (users, most), of the examples of `of_users`; every user must have examples."""
     count, first = count[users], first[users]
     kept = np.minimum(count, most)
     blocks = -(-most // 16)

@@ -106,7 +106,7 @@ def added_up(mine: Sums, cuts: Any, mesh: Mesh) -> Sums:
 
 
 def specs_of_sums(cuts: Any) -> Any:
-    """Return the PartitionSpecs of what `added_up` returns."""
+    """Return the PartitionSpecs of the result of `added_up`."""
     on_all: Any = P()  # one spec for all of `Seen`
     return Sums(Clipped(cuts, P(), P()), P(), on_all)
 

@@ -1,7 +1,7 @@
 """Places a run's arrays on one device or on a mesh, digests them, and joins the processes of a run.
 
-A device of a mesh has the rows of its own records, or of its own users.  `jax.distributed` starts the processes: the
-first one writes, and all take each step together.
+A device of a mesh has the rows of its own records, or of its own users.  `jax.distributed` starts the processes.  The
+first process writes; all processes take each step together.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Processes:
 
     @classmethod
     def of(cls, mesh: Any) -> Processes:
-        """Return the processes with devices in a mesh; raise InputError if they are neither this one alone nor all."""
+        """Return the processes with devices in a mesh; raise InputError unless these are this process alone or all."""
         own, there = jax.process_index(), sorted({device.process_index for device in mesh.devices.flat})
         if there == [own]:
             return ALONE
@@ -84,7 +84,7 @@ class Processes:
         return [frame[8 : 8 + length] for frame, length in zip(frames, lengths, strict=True)]
 
     def tell(self, told: bytes) -> bytes:
-        """Return the bytes that the first process gives; those of the other processes are ignored."""
+        """Return the bytes that the first process gives; the bytes of the other processes are ignored."""
         return self.gather(told if self.first else b"")[0]
 
     def decide(self, function: Callable[[], bytes]) -> bytes:
@@ -160,7 +160,7 @@ class Placement:
         opt_state = state.opt_state
         if self._rule.buffers:
             past = self._rule.no_past(trained)
-            if state.past is not None and state.past.arrays is not None:  # pickling leaves them out
+            if state.past is not None and state.past.arrays is not None:  # pickling leaves the arrays out
                 forms = [[*map(jnp.shape, jax.tree.leaves(each))] for each in (state.past.arrays, past)]
                 norms = map(key_derivation.digest_tree, (state.past.clip_norm, state.clip_norm))
                 require_kept("clip_norm", len({*norms}) == 1)
