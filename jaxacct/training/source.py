@@ -23,18 +23,18 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """Examples for `Trainer.fit` that need not fit in memory: each step loads those of its own batch.
+    """Examples for `Trainer.fit` that need not fit in memory: each step loads the examples of its own batch.
 
-    The host draws the records that the device would draw from the same key.  Threads load them during the step before,
-    and the step gets them in micro-batches of one shape.  So a run compiles once.  At most ``prefetch + 2`` batches are
-    in memory.
+    The host draws the records that the device would draw from the same key.  Threads load their examples during the
+    step before, and the step gets them in micro-batches of one shape.  So a run compiles once.  At most
+    ``prefetch + 2`` batches are in memory.
 
     Parameters
     ----------
     dataset : anything with ``__len__`` and ``__getitem__``: a NumPy array or memmap, grain's ``MapDataset``, a Hugging
         Face ``Dataset`` (with its format "numpy"), a list of examples; or a tuple or dict of these, one for each part
         of an example.  Arrays are gathered a batch at a time, all other data item by item; an item is a pytree of
-        numbers and arrays.  Item i is always of record i, and all items have one structure, with shapes and dtypes of
+        numbers and arrays.  Item i always belongs to record i, and all items have the structure, shapes and dtypes of
         item 0.
     workers : threads that load, >= 1; 1 for a dataset that several threads must not read at once.
     prefetch : batches that are loaded ahead of the step, >= 0; with 0 the step waits for its batch.
@@ -247,7 +247,7 @@ def _dtype(name: str, array: np.ndarray) -> np.dtype[Any]:
 
 
 def _fits(given: Any, kept: Any) -> bool:
-    """Return whether integers keep their values in the dtype of the device; too large ones would wrap around."""
+    """Return whether integers keep their values in the dtype of the device; integers too large for it would wrap around."""
     return given.dtype == kept.dtype or given.dtype.kind not in "iu" or bool(np.all(given == kept))
 
 

@@ -73,7 +73,7 @@ class PrivateLoss:
         return 0.1 * expected_batch_size if self.noise is None else self.noise
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:
-        """Draw the noise on the sum of losses, in units, from the key of a step."""
+        """Draw the noise on the sum of losses, in units of bound/1024, from the key of a step."""
         return noise.rounded(words, noise.LOSS, _UNITS * Fraction(self.deviation(expected_batch_size)))
 
     def clipped(self, loss: jax.Array) -> jax.Array:
@@ -134,7 +134,8 @@ class AdaptiveClip:
     initial : the clip norm to start with.
     quantile : the quantile of the norms that C tracks, in (0, 1).
     learning_rate : > 0.
-    count_noise : standard deviation, in examples; by default a tenth of the expected batch size [Andrew et al.].
+    count_noise : standard deviation of the noise on the count, in examples; by default a tenth of the expected batch
+        size [Andrew et al.].
 
     Raises
     ------

@@ -69,7 +69,7 @@ class Root(Secret):
 
     @property
     def key(self) -> bytes:
-        """The key's 32 bytes; InputError if they were left out."""
+        """The key's 32 bytes; InputError if pickling left them out."""
         if self._key is None:
             raise InputError("state has no secret key, which pickling leaves out; give checkpoints=")
         return self._key
@@ -142,7 +142,8 @@ def advance(
     first : the first step of the pass that this step is in, for a batch rule with passes; -1 otherwise.
     cut : a digest that is the same within a pass; a step with another digest begins a new pass.
     groups : the number of groups of cyclic Poisson sampling, or of batches in a fixed order.  The key of the pass is
-        then one for the whole run, and depends on the root and on this number alone: a record must stay where it is.
+        then one for the whole run, and depends on the root and on this number alone: no record may change its group or
+        batch.
     """
     if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
         lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)

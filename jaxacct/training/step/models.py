@@ -165,7 +165,7 @@ def lora(
         named "kernel", and arrays of two axes named "weight".  It may also choose convolutions and look-ups; each
         example then has a gradient as large as W.
     alpha : > 0, by default the rank, which makes the scale 1.
-    key : a JAX key, from which the factor ``a`` is drawn as N(0, 1/fan-in); by default from the operating system.
+    key : a JAX key, from which the factor ``a`` is drawn as N(0, 1/fan-in); by default a key from the operating system.
 
     Returns
     -------
@@ -276,7 +276,7 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
-    """Return what an adapter adds to a product: scale (x a) b to x W, scale (x b^T) a^T to x W^T; None for others."""
+    """Return what an adapter adds to a product: scale (x a) b to x W, scale (x b^T) a^T to x W^T; else None."""
     contracted, batch = params["dimension_numbers"]
     w, x = operands[side], operands[1 - side]
     lead = w.a.ndim - 1
@@ -401,7 +401,7 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[b
             return [issubclass(kind, trainable) for kind in outer.kinds]
     else:
         modules = any(is_equinox(node) for node in jax.tree_util.tree_leaves(tree, is_leaf=is_equinox))
-        # Of plain parameters all are wanted: an integer array among them is a mistake, which `clipped_sum` refuses.
+        # All plain parameters are wanted: an integer array among them is a mistake, which `clipped_sum` refuses.
         wanted = floating if modules else [True] * count
     if trainable is None:
         return wanted
@@ -428,7 +428,7 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[b
 
 
 def streams(rngs: bool | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of a linen module's streams of random numbers: those given, or "dropout"."""
+    """Return the names of a linen module's streams of random numbers: as given, "dropout" for True, none for False."""
     if isinstance(rngs, str):
         return (rngs,)
     return ("dropout",) * bool(rngs) if isinstance(rngs, bool) else tuple(rngs)
@@ -475,7 +475,7 @@ def loss_of(
 
 
 def initialised(module: Any, key: Any, example: Any, rngs: bool | Sequence[str], apply_kwargs: Any) -> Any:
-    """Return the first parameters: of a linen module those for the shape of `example`, else the module itself."""
+    """Return the first parameters of a linen module, for the shape of `example`; return any other module itself."""
     if is_nnx(module) or is_equinox(module):
         return module
     if module is None or example is None:
