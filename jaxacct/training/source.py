@@ -247,7 +247,7 @@ def _dtype(name: str, array: np.ndarray) -> np.dtype[Any]:
 
 
 def _fits(given: Any, kept: Any) -> bool:
-    """Return whether integers keep their values in the dtype of the device; integers too large for it would wrap around."""
+    """Return whether integers keep their values in the dtype of the device; too large integers would wrap around."""
     return given.dtype == kept.dtype or given.dtype.kind not in "iu" or bool(np.all(given == kept))
 
 

@@ -62,7 +62,7 @@ class Trainer:
     deviation ``noise_multiplier * C`` to each entry of the sum, divides by the *expected* batch size, and hands the
     result to the optimizer.  (If examples are replaced the sum moves by 2 C; the plan's accounting covers this.)
 
-    The step is compiled once, whatever batches are drawn.  The guarantee is that of the plan for exact arithmetic;
+    The step is compiled once, whatever batches are drawn.  The plan's guarantee holds for exact arithmetic;
     jaxacct/training/step/README.md bounds the effect of floating point.
 
     Parameters
@@ -75,13 +75,14 @@ class Trainer:
         is ``loss(module.apply(params, input), target)`` of linen, or ``loss(module(input), target)`` of nnx and
         Equinox.
     method : {"auto", "vmap", "ghost"}, as for ``clipped_sum``.
-    micro_batch : examples (or users) at a time, for memory; changes nothing but rounding.  By default at most 64.
+    micro_batch : number of examples (or users) at a time, which limits the memory and changes nothing but rounding.  By
+        default at most 64.
     examples_per_user : if the plan's unit is "user", and only then: the largest number of a user's examples that a step
         uses.  If a user has more, each step uses a fresh random subset.  The mean of their gradients is clipped to
         norm C.
     rngs : whether the loss gets a key of the example, (params, example, key): for dropout and augmentation.  The key
-        depends on the step and the example alone.  A module gets it as its framework expects; for linen streams other
-        than "dropout" give their names.
+        depends on the step and the example alone.  A module gets the key as its framework expects; for a linen module,
+        give the names of streams other than "dropout".
     apply_kwargs : for a module, further arguments of its call, such as ``{"train": True}``.
     has_aux : whether the loss returns (loss, aux).  Aux is summed over the batch, for logs: it is *not* private.
     trainable : the trained part: a function path -> bool of paths such as "params/Dense_0/kernel"; a pytree of bools, a
@@ -89,8 +90,9 @@ class Trainer:
         unknown to the optimizer, and must not come from the private data.  By default everything is trained; of an nnx
         module its nnx.Param, of parameters with `lora` the adapters.
     private_loss : a PrivateLoss: the mean loss of every step is released too, and handed to the optimizer as ``value``.
-    mesh : a jax.sharding.Mesh whose devices share each step, of one process or of all under `jax.distributed`.
-        Examples, or users, lie over all its devices.  The same key draws the same batch on meshes of all sizes.
+    mesh : a jax.sharding.Mesh whose devices share each step: devices of one process, or of all processes under
+        `jax.distributed`.  Examples, or users, lie over all its devices.  The same key draws the same batch on meshes
+        of all sizes.
     shard : with a mesh, the layout of the parameters and the optimizer's state: "data", all of them on every device
         (the default); "fsdp", a part on each, gathered for the length of a step; or a PartitionSpec for each, or for
         groups of them, as a prefix of the parameters.
@@ -98,7 +100,7 @@ class Trainer:
     Raises
     ------
     InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip or PrivateLoss that leaves no
-        room for the gradients, examples_per_user that the plan's unit does not go with, a bad mesh or shard.
+        room for the gradients, examples_per_user that does not go with the plan's unit, a bad mesh or shard.
 
     References
     ----------
@@ -253,7 +255,7 @@ class Trainer:
             only with a ledger).  The folder holds the secret key of the run, and is made private to its owner.
         checkpoint_every : number of steps from one checkpoint to the next.
         progress : whether to show a line with rate, time left and an upper bound of epsilon; None: only on a terminal.
-        by : who runs it, for the ledger.
+        by : the name of whoever runs the training, for the ledger.
         log : the receiver of a record of every step: a function of one record, which is a dict, or the path of a file
             of JSON lines, to which a resumed run appends.  A record holds an upper bound of epsilon so far.  Most of a
             record is *not* private, and says so.  Records are put out together, once a second, and all of them by the
@@ -261,19 +263,19 @@ class Trainer:
             that are not private must not end a run (jaxacct/training/run/README.md, "The log").
         log_every : number of steps from one record to the next.
         note_ahead : the largest number of steps that are noted in the ledger at once; 1 notes each by itself.  By
-            default a hundredth of the plan's steps.  No more steps are noted at once than it takes to keep the notes
+            default a hundredth of the plan's steps.  No more steps are noted at once than needed to keep the notes
             below 5 % of the time.  A run that is cut off counts steps that were noted and not taken, until it is
             resumed.  Steps from a Source, and by batch rules with passes, are noted one by one.
 
         Returns
         -------
-        State : after the last step taken; `stopped` says why that was the last one.
+        State : after the last step taken; `stopped` says why no further step was taken.
 
         Raises
         ------
         InputError : data of another size than the plan's; a state, ledger or checkpoint that do not belong together; a
             plan that leaves no room after the earlier spending; a Source that cannot load an example, or that gives
-            others than before a crash.  All steps before the error are in the ledger and the checkpoints.
+            other examples than before a crash.  All steps before the error are in the ledger and the checkpoints.
         """
         if getattr(jax.config, "jax_disable_jit"):  # noqa: B009 - the type of the settings lacks this attribute
             raise InputError("jax_disable_jit is set, and keys depend on the compiled program; leave it unset in fit")
@@ -355,7 +357,7 @@ class Trainer:
             if ledger is not None:
                 ledger.seen(plan, step, looked)
 
-        # One of several processes may look alone but cannot write the entry alone, so all write it before any looks.
+        # One of several processes may look alone, but cannot write the entry alone, so all write it before one looks.
         alone = processes.count == 1
         looks, noted, noted_until = Looks(state.seen, see if alone else lambda: None), alone, step
 
@@ -434,7 +436,7 @@ class Trainer:
         line = line._replace(seal=digest_of(carried))
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
-            store.save(last)  # without a session, since no step was released after it
+            store.save(last)  # without a session, since no step was released after this checkpoint
         return self._state(last, program.frozen)
 
     def _called(self, callbacks: list[Callable[[State], Any]], view: State, looks: Looks) -> bool:

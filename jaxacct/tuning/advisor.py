@@ -70,14 +70,14 @@ class Option:
     split : "everything": candidates on all data, the winner released.  "rest" or "all": candidates on a sample, then a
         final run on the rest of the data, or on all.
     share : share of the data that the sample has; 1 for "everything".
-    family, parameter : the law of K, the number of candidates, and its gamma or, for a Poisson law, its mean.
+    family, parameter : the family of the law of K, the number of candidates; the law's gamma or, if Poisson, its mean.
     candidates : the expected number of candidates, E[K], of all rounds together.
-    noise_multiplier : that of the candidates and of the final run.
+    noise_multiplier : the noise multiplier of the candidates and of the final run.
     released_noise, candidate_noise : standard deviation of the noise on a mean gradient, in units of the clip norm: the
         noise multiplier divided by the expected batch size.  The first is for the released model, the second for a
         candidate.
     epsilon : certified upper end for the whole, at most the target; NaN with status "infeasible".
-    gradients, gradients_95 : expectation and 95 % quantile of the gradient evaluations, by the law of K.
+    gradients, gradients_95 : expectation and 95 % quantile, under the law of K, of the number of gradient evaluations.
     status : "ok": at most 0.2 % of the target is unspent.  "not_binding": more is unspent, because less noise or an
         E[K] above a million is not searched.  "loose": more is unspent for another reason, such as a whole number of
         candidates. "infeasible": nothing meets the target.
@@ -108,7 +108,7 @@ class Advice:
 
     Parameters
     ----------
-    options : the records.
+    options : the options that were compared.
     target_epsilon, target_delta : the target that each option meets.
     solved : the number that was solved for, "noise_multiplier" or "candidates".
     untuned_noise : noise multiplier of a single run that takes the whole budget.
@@ -138,7 +138,7 @@ class Advice:
         return max(left, key=lambda one: (one.candidates, -one.released_noise))
 
     def rows(self) -> list[list[str]]:
-        """Return the cells as text, floats in full precision."""
+        """Return the rows of the table as text, floats in full precision."""
         return [[x if isinstance(x, str) else repr(x) for x in dataclasses.astuple(one)] for one in self.options]
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
@@ -244,15 +244,15 @@ def advise(
     ----------
     target_epsilon, target_delta : > 0, in (0, 1).
     dataset_size : the number of records n.
-    sampling_probability : of DP-SGD, in (0, 1].
+    sampling_probability : the rate of DP-SGD, in (0, 1].
     epochs, steps : one of the two.
     candidates : expected numbers of candidates, E[K]; each gets the least noise that meets the target.
     noise_multiplier : given in place of candidates: the largest E[K] that it allows is found.
     shares : in (0, 1].  Share 1 has candidates on all data and no final run.  Below 1 the candidates are on a Poisson
         sample, and a final run follows.
     variants : data of the final run: "rest", the data outside the sample, or "all".
-    families : of the law of K: "geometric", "poisson", "logarithmic", "truncated_negative_binomial".
-    eta : > -1; needed for the family "truncated_negative_binomial", refused without it.
+    families : families of laws of K: "geometric", "poisson", "logarithmic", "truncated_negative_binomial".
+    eta : > -1; needed for the family "truncated_negative_binomial", refused without this family.
     rounds : numbers of rounds to compare (`tune_in_rounds`): 1 is i.i.d. candidates without rounds. `candidates` and
         the answers count the candidates of all rounds together.
     adaptive : whether to include a fixed number of candidates, each of which may follow all before it (`Adaptive`).

@@ -147,7 +147,7 @@ class Secret:
 
 
 def truncated(law: Law, most: int) -> Categorical:
-    """Return the law of K given K <= most, with its exact probabilities, for `pad`.
+    """Return the law of K given K <= most, with its exact probabilities, for the argument `pad` of `tune`.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ def selected(
     require_pad(law, space, pad)
     count = law.sample()
     if isinstance(space, Adaptive):
-        # `propose` sees only outputs that are accounted for; K is public, so its exceptions may be raised
+        # `propose` sees only outputs that are accounted for; K is public, so exceptions of `propose` may be raised
         configs = [space.proposed([], secret.key(b"config", 0))]
         history: list[Tried] = []
         best: list[Found] = []
@@ -455,7 +455,7 @@ def side_by_side(
     steps = jax.jit(jax.vmap(one, (None, None, 0, 0, 0, None, 0, 0)))
 
     def drawn(roots: np.ndarray, start: int, stop: int) -> tuple[Any, Any]:
-        """Return the noise on counts and on losses of some steps of all candidates; None for what is not released."""
+        """Return the noise on counts and on losses of some steps of all candidates; None where none is released."""
         found: list[Any] = []
         for root in roots:
             keys = host_fold_in(host_fold_in(root, STEP_STREAM), np.arange(start, stop)).T

@@ -58,9 +58,9 @@ _SHARE_DRAWN = Constraint("use a share of the records such as 0.1", 2.0**-11, 1,
 class Cost:
     """Gradient evaluations of "draw K, train K candidates", and of the final run if there is one.
 
-    Given K, their expectation over the samples is ``K E' q n + E n_2``: q n records per candidate for E' epochs, and
-    n_2 records for E epochs.  n_2 is (1 - q) n for split "rest" and n for "all".  Split "everything" is ``K E' n``.  A
-    run of DP-SGD has `sampling_probability * steps` epochs, which are passes over its records.
+    Given K, the expected number over the samples is ``K E' q n + E n_2``: q n records per candidate for E' epochs, and
+    n_2 records for E epochs.  n_2 is (1 - q) n for split "rest" and n for "all".  For split "everything" the number is
+    ``K E' n``.  A run of DP-SGD has `sampling_probability * steps` epochs, which are passes over its records.
 
     The *actual* cost of a tuning is a function of K and thus secret, so it is noted nowhere.  The expectation and the
     quantiles depend on the law of K alone and may be published.
@@ -137,7 +137,7 @@ class MatchedPlan:
     A candidate has one of several plans: one for each pair of a sampling probability and a number of epochs or steps.
     All plans have one epsilon, and each plan has the least noise with which a run is (epsilon, target_delta)-DP.  Each
     candidate draws its plan with equal probabilities, independently of the space and the data.  The winner's plan is
-    released with it.  So a candidate has the average of the plans' profiles, and the tuning is accounted for as a
+    released with the winner.  So a candidate has the average of the plans' profiles, and the tuning is accounted for as a
     selection among such candidates: the exact worst case over scores.  The one epsilon of the plans is solved for, so
     that the whole tuning meets the target.
 
@@ -209,7 +209,7 @@ class SearchPlan:
     """Plan of a whole search with the least noise: rounds with public winners, adaptive candidates, or several winners.
 
     The solved plan has `plans` with one Plan, which every candidate runs, and its noise ``plans[0].noise_multiplier``;
-    `epsilon`, Bounds of the whole search; and `mechanism`, that of one candidate.
+    `epsilon`, Bounds of the whole search; and `mechanism`, the mechanism of one candidate.
 
     Parameters
     ----------
@@ -285,7 +285,7 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class SubsetPlan:
-    """Plan to tune on a Poisson sample X_1 of the data and to train the winner's configuration once.
+    """Plan to tune on a Poisson sample X_1 of the data X and to train the winner's configuration once.
 
     1. Every record is in X_1 with probability `share`, secretly.  2. K is drawn from `repetitions`, secretly, and K
     candidates are trained on X_1 by DP-SGD.  3. The winner's configuration is trained on X without X_1 (variant "rest")
@@ -367,7 +367,7 @@ class SubsetPlan:
 
     @property
     def growth(self) -> float:
-        """Expected number of records of the final run, divided by that of a candidate: (1-q)/q or 1/q."""
+        """Expected number of records of the final run, divided by a candidate's: (1-q)/q or 1/q, with q the share."""
         return ((1.0 - self.share) if self.variant == "rest" else 1.0) / self.share
 
     @property
@@ -475,7 +475,7 @@ def _shown(plan: Any, known: list[tuple[str, str]], each: list[str]) -> str:
 def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
     """Return the profile of "run K times, release the best" in both directions, from upper bounds of the worst case.
 
-    delta : the target for the whole; the points reach deltas far below it.
+    delta : the target for the whole tuning; the points of the profile reach deltas far below this target.
     """
     both = RELATIONS[: 1 if run.symmetric() else 2]
     envelope = lambda at, name: bound_delta(run, law, at, bound="envelope", relation=name).upper

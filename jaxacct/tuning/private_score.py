@@ -54,8 +54,8 @@ class PrivateScore:
     on : "validation": data without any record of the training data.  "training": the training data, or data that share
         records with them.
     noise_multiplier : standard deviation of the Gaussian noise on the count, in examples.  For "validation" it may be
-        left out: it is then the least with which the selection by the noisy score meets the target.
-    unit : values are rounded to multiples of it: a power of two from 2^-20 to 1, chosen without looking at the data.
+        left out: it is then the least noise with which the selection by the noisy score meets the target.
+    unit : a power of two from 2^-20 to 1, to multiples of which values are rounded; chosen without looking at the data.
 
     References
     ----------

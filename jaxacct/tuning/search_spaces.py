@@ -91,7 +91,8 @@ class Choice(Distribution):
     Parameters
     ----------
     values : numbers and words.
-    weights : they sum to 1 (to 1e-9), and are divided by their sum.  A probability errs by at most 2^-128.
+    weights : probabilities that sum to 1 within 1e-9; they are divided by their sum.  The probability with which a value
+        is drawn errs by at most 2^-128.
 
     >>> Choice(["adam", "sgd"], [0.25, 0.75]).at(2**126)
     'sgd'
@@ -125,7 +126,7 @@ def _place(bits: int, shares: list[Fraction]) -> int:
 
 
 def _shares_of(count: int, weights: Sequence[float] | None) -> list[Fraction]:
-    """Return the weights as exact numbers that sum to 1; equal ones if None."""
+    """Return the weights as exact numbers that sum to 1; equal weights if None."""
     raw = [Fraction(1)] * count if weights is None else [Fraction(w) for w in weights]
     return [share / sum(raw) for share in raw]
 
@@ -196,7 +197,7 @@ class Grid(Space):
     Parameters
     ----------
     points : mappings of equal names to numbers and words.
-    weights : they sum to 1 (to 1e-9).
+    weights : probabilities that sum to 1 within 1e-9.
 
     >>> space = Grid([{"rate": 0.1, "steps": 20}, {"rate": 0.2, "steps": 10}], [0.25, 0.75])
     >>> space.names, space.weights

@@ -40,10 +40,10 @@ class SubsetTuned:
     params : the parameters of the final run, a pytree.
     config, tuned_config : the configuration of the final run, and the winner's before extrapolation.
     setting : rate, steps and noise.
-    score : that of the winner, not of the final model; NaN with status "none".
+    score : the winner's score, not the final model's; NaN with status "none".
     status : "tuned", or "none" if K was 0 or the candidate that ranks first raised an exception.  With "none" the
         configuration is one drawn at random.
-    epsilon : that of the whole tuning at the plan's delta.
+    epsilon : epsilon of the whole tuning at the plan's delta.
     mechanism : the whole, as in the ledger.
     cost : gradient evaluations, expectation and quantiles by the law of K.
 
@@ -85,7 +85,7 @@ def tune_on_subset(
     ledger: Ledger | str | os.PathLike[str] | None = None,
     key: bytes | None = None,
 ) -> SubsetTuned:
-    """Tune on a Poisson sample of the data, train the winner's configuration on the rest or on all, and release it.
+    """Tune on a Poisson sample of the data; train the winner's configuration on the rest or on all data, and release it.
 
     The whole has the guarantee of the plan, (plan.epsilon.upper, plan.target_delta) for adding or removing a record.
     The sample, K, the losers and their scores stay in this function.  The running time reveals K and the size of the
@@ -105,7 +105,7 @@ def tune_on_subset(
         `Grid` and `Random` are.  Draws of any other kind have no guarantee here.
     extrapolate : "sgd" multiplies config["learning_rate"] by the growth of the data in the final run (plan.growth);
         "adam" changes nothing; a function maps (config, growth) to a config.
-    warm_start : begin the final run at the winner's parameters (covered by the accounting: Remark 3 of the source).
+    warm_start : begin the final run at the winner's parameters (Remark 3 of Koskela and Kulkarni covers this).
     clip_norm, method, micro_batch : as for `side_by_side`.
     ledger : a path or a Ledger; its entries count against the plan's target.
     key : 32 secret bytes for all randomness but K, by default from the operating system; never use them for two
@@ -202,7 +202,7 @@ def extrapolated(
     Parameters
     ----------
     config : a mapping.
-    growth : the factor.
+    growth : the factor by which the number of records grows.
     rule : "sgd", "adam", or a function that maps (config, growth) to a config.
 
     Returns

@@ -54,13 +54,13 @@ class Tuned:
     status : "tuned", or "none" if K was 0 or every candidate to be released raised an exception.  An exception counts
         as the score NaN, which ranks last, so all other scores are then NaN too.  With "none", params are first
         parameters, and no data enter the configuration.
-    epsilon : that of the whole tuning at the plan's delta.
+    epsilon : epsilon of the whole tuning at the plan's delta.
     mechanism : the whole tuning as one mechanism, as in the ledger.
     plan : the plan of the winner's training; None in `tune_with`.
     candidates : the assumption about the candidates on which the claim rests: "iid" for the library's spaces, "iid,
         declared" where the user says so, or "adaptive".
-    winners : all that are released, as `Winner`: the best `top`, best first; in `tune_in_rounds` the winners of the
-        first round, then those of the second, and so on.  Empty with status "none".
+    winners : all released candidates, as `Winner`: the best `top`, best first; in `tune_in_rounds` the winners of the
+        first round, then the winners of the second, and so on.  Empty with status "none".
 
     >>> import jaxacct as ja
     >>> run = ja.Gaussian(2.0)
@@ -130,7 +130,7 @@ def tune(
         with the library's distributions, unless the plan is for adaptive candidates.  It is "adaptive" for any other
         space, which may keep state.  "iid" declares that every draw of the space is independent and from one law;
         `Tuned.candidates` and the ledger note the declaration.
-    top : number of the best candidates that are released, in `Tuned.winners`; by default that of the plan, else 1.
+    top : number of the best candidates that are released, in `Tuned.winners`; by default `plan.top`, else 1.
     pad : the running time reveals K, and no guarantee covers an observer of the time.  With pad = n, n
         candidates are always trained and scored, and those beyond K are dropped.  The law must have K <= n, such as
         ``truncated(law, n)``, for which the plan then accounts.
@@ -210,7 +210,7 @@ def tune_in_rounds(
     update : (winners so far, in order) -> the space of the next round, or None to stop.  It must use nothing else that
         depends on the data.  A round that releases nothing adds no winner.
     score : as for `tune`; a PrivateScore needs its noise multiplier.
-    rounds : number of rounds; by default that of the plan.
+    rounds : number of rounds; by default `plan.rounds`, else 1.
     candidates : as for `tune`; it holds for every round's space.
 
     Returns

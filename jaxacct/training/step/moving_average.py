@@ -21,7 +21,7 @@ class Averaged(NamedTuple):
     Parameters
     ----------
     inner : the state of the optimizer itself.
-    average : the moving average of the parameters, at least float32; it may be published, as the parameters may.
+    average : the moving average of the parameters, in float32 or wider; it may be published, as the parameters may.
     count : number of steps taken.
 
     References
@@ -43,8 +43,8 @@ def averaged(optimizer: Any, decay: float = 0.9999) -> Any:
 
     After step t the average is d a + (1 - d) p, with a the average before, p the new parameters, and
     d = min(decay, (1 + t)/(10 + t)), which soon forgets the first parameters.  The average depends on released
-    parameters alone, so it costs no privacy.  `state.opt_state.average` has it; `params_of(folder, average=True)` reads
-    it from a checkpoint.
+    parameters alone, so it costs no privacy.  `state.opt_state.average` holds the average;
+    `params_of(folder, average=True)` reads it from a checkpoint.
 
     Parameters
     ----------

@@ -62,7 +62,7 @@ def add(key: Any, tree: Any, std: Any) -> Any:
     """Add independent N(0, std^2) to every entry of a pytree: once per step, to the sum over the whole batch.
 
     std is noise_multiplier times the clip norm, whatever the neighbouring relation.  Divide by the *expected* batch
-    size afterwards, never by the drawn one.  The result has the dtype of the tree, at least float32.
+    size afterwards, never by the drawn one.  The result has the dtype of the tree, or float32 if that is wider.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
     words, dtypes, noisy = key_words(key), [wide(leaf.dtype) for leaf in leaves], list(leaves)
@@ -161,7 +161,7 @@ def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
 
 
 def _horner(coefficients: list[float], x: Any) -> Any:
-    """Return the value at x of the polynomial with these coefficients, the constant one first."""
+    """Return the value at x of the polynomial with these coefficients, the constant term first."""
     value = jnp.full_like(x, coefficients[-1])
     for coefficient in coefficients[-2::-1]:
         value = value * x + np.asarray(coefficient, x.dtype)
@@ -199,8 +199,8 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
     -------
     optax.GradientTransformation
 
-    The privacy cost of one call depends on how the caller draws the batch.  With Poisson sampling it is that of
-    PoissonSampled(Gaussian(noise_multiplier), q).
+    The privacy cost of one call depends on how the caller draws the batch.  With Poisson sampling a call costs as
+    much as PoissonSampled(Gaussian(noise_multiplier), q).
 
     Raises
     ------
@@ -229,7 +229,7 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
     optax = optional_package("optax", "noisy_mean")
     secret(key)
     expected = check("expected_batch_size", expected_batch_size, POSITIVE)
-    # The sum may be float32.  The factor exceeds the rounding of the standard deviation to float32.
+    # The sum may be float32.  The last factor outweighs the rounding of the standard deviation to float32.
     std = check("noise_multiplier", noise_multiplier, DEVIATION) * sensitivity(clip_norm) * (1.0 + 2.0**-20)
 
     def init(params: Any) -> NoiseState:

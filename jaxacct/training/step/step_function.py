@@ -82,7 +82,8 @@ class Numbers(NamedTuple):
     gradient_noise : noise multiplier on the gradients.
     count_draw, loss_draw : noise on the count of the adaptive clip norm and on the private loss.  Both are whole
         numbers that the host draws from the step's key; None if the count or the loss is not released.
-    taps : the weights that make the step's noise from independent noise, in float32; None if it is independent.
+    taps : the weights that make the step's noise from independent noise, in float32; None if the step's noise is
+        independent.
     """
 
     threshold: Any
@@ -147,7 +148,7 @@ def numbers_at(
 
 
 def draws(segment: Any, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None, words: Any) -> tuple[Any, Any]:
-    """Return the noise on a step's count and on its loss, from the step's key; None for what is not released."""
+    """Return the noise on a step's count and on its loss, from the step's key; None where none is released."""
     expected = segment.expected_batch_size
     drawn = (None if one is None or words is None else one.draw(words, expected) for one in (adaptive, private_loss))
     count, loss = drawn
@@ -379,7 +380,7 @@ def sums_over(
 ) -> Sums:
     """Return the sums over the drawn members, computed in micro-batches.
 
-    first : if `data` are a part of the whole data set, the number of their first record (or user) in it.
+    first : if `data` are a part of the whole data set, the number of the part's first record (or user).
     """
     most = rule.examples_per_user
 

@@ -95,7 +95,7 @@ class Turn(NamedTuple):
 
 
 class Release(NamedTuple):
-    """One release: the noisy sum of a step, or all those of a pass, with batch rule, noise multiplier and data share.
+    """One release: the noisy sum of a step, or all sums of a pass, with batch rule, noise multiplier and data share.
 
     With fixed batches a release is a whole pass over the data; each record is in it once, so the share is 1.  With
     random allocation a release is a whole round.  Its share is 1 over the number of the round's slots, or 1 for a step
