@@ -137,8 +137,8 @@ class MatchedPlan:
     A candidate has one of several plans: one for each pair of a sampling probability and a number of epochs or steps.
     All plans have one epsilon, and each plan has the least noise with which a run is (epsilon, target_delta)-DP.  Each
     candidate draws its plan with equal probabilities, independently of the space and the data.  The winner's plan is
-    released with the winner.  So a candidate has the average of the plans' profiles, and the tuning is accounted for as a
-    selection among such candidates: the exact worst case over scores.  The one epsilon of the plans is solved for, so
+    released with the winner.  So a candidate has the average of the plans' profiles, and the tuning is accounted for as
+    a selection among such candidates: the exact worst case over scores.  The one epsilon of the plans is solved for, so
     that the whole tuning meets the target.
 
     The solved plan has `plans`, with all lengths of the first sampling probability first, and the noise in

@@ -91,8 +91,8 @@ class Choice(Distribution):
     Parameters
     ----------
     values : numbers and words.
-    weights : probabilities that sum to 1 within 1e-9; they are divided by their sum.  The probability with which a value
-        is drawn errs by at most 2^-128.
+    weights : probabilities that sum to 1 within 1e-9; they are divided by their sum.  The probability of drawing a
+        value errs by at most 2^-128.
 
     >>> Choice(["adam", "sgd"], [0.25, 0.75]).at(2**126)
     'sgd'

@@ -85,11 +85,12 @@ def tune_on_subset(
     ledger: Ledger | str | os.PathLike[str] | None = None,
     key: bytes | None = None,
 ) -> SubsetTuned:
-    """Tune on a Poisson sample of the data; train the winner's configuration on the rest or on all data, and release it.
+    """Tune on a Poisson sample of the data, then train the winner's configuration on the rest or on all of the data.
 
     The whole has the guarantee of the plan, (plan.epsilon.upper, plan.target_delta) for adding or removing a record.
-    The sample, K, the losers and their scores stay in this function.  The running time reveals K and the size of the
-    sample. One ledger entry for everything is on the disk before the sample is drawn.
+    The configuration and the trained model are released; the sample, K, the losers and their scores stay in this
+    function.  The running time reveals K and the size of the sample.  One ledger entry for everything is on the disk
+    before the sample is drawn.
 
     Parameters
     ----------

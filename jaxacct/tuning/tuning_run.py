@@ -417,7 +417,7 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
 
 
 def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str) -> Tuned:
-    """Return the release: all winners; the fields for a single winner hold the one with the best score."""
+    """Return the release: all winners; the fields for a single winner hold the winner with the best score."""
     best = max(enumerate(winners), key=lambda one: rank(one[1].score, one[0]))[1] if winners else nothing
     status = "tuned" if winners else "none"
     fields = (best.params, best.config, best.score, status, cost.epsilon, cost.mechanism, best.plan, word)
@@ -427,7 +427,7 @@ def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str
 def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
     """Return what candidates count as, "iid" or "adaptive", and the word for notes.
 
-    If only the user says that they are i.i.d., the word is "iid, declared".
+    If only the user says that candidates are i.i.d., the word is "iid, declared".
     """
     known = draws_alike(space)
     if isinstance(space, Adaptive) and declared == "iid":

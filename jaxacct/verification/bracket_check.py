@@ -1,8 +1,8 @@
 """Check of a bracket of epsilon or delta against the mechanism's definition, in ball arithmetic: `ja.verify`.
 
 A wide enclosure of delta(eps) costs almost nothing and refutes grossly false brackets.  Its lower end is
-P(S) - e^eps Q(S) for some sets S of outcomes, with P and Q the two laws of the outcome.  Among the S is the best test
-of a single step.  For Poisson-sampled Gaussians the upper end is the delta of the same Gaussians without sampling.
+P(S) - e^eps Q(S) for some sets S of outcomes, with P and Q the two laws of the outcome.  One of these S is the best
+test of a single step.  For Poisson-sampled Gaussians the upper end is the delta of the same Gaussians without sampling.
 Sampling does not make delta larger, since the hockey-stick divergence is convex in P and in Q.
 """
 
@@ -205,7 +205,7 @@ def _bracket(bounds: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _as_floats(name: str, given: Any) -> np.ndarray:
-    """Return the values as float64; refuse values that float64 cannot hold, instead of verifying rounded ones."""
+    """Return the values as float64; refuse values that float64 cannot hold, since rounded ones are another claim."""
     raw = np.asarray(given)
     if raw.dtype.kind == "c":
         raise InputError(f"{name} must be real numbers; give the claimed value")
@@ -240,7 +240,7 @@ class _Configuration:
             else:
                 most = lambda: 1 if math.isinf(upper) else self._at_most(upper, given)
                 least = lambda: self._epsilon_at_least(lower, given)
-            # nothing is known of a NaN; what is asked about is never negative
+            # an end that is NaN stays undecided; epsilon and delta themselves are never negative
             sides = {"upper": 0 if math.isnan(upper) else -1 if upper < 0 else most()}
             sides |= {"lower": 0 if math.isnan(lower) else 1 if lower <= 0 else least()}
         except NotCovered as error:

@@ -122,7 +122,7 @@ def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
 
 
 def states(parts: Any) -> int:
-    """Return the number of total losses, a product of binomial coefficients; FAR_TOO_MANY if it is huge."""
+    """Return the number of possible total losses, a product of binomial coefficients; FAR_TOO_MANY for huge counts."""
     total = 1
     for part, count in parts:
         atoms = len(part.loss)
@@ -237,8 +237,9 @@ def fits_direct_integration(parts: Any) -> bool:
 def by_direct_integration(build: Callable[[], Any], epsilon: float, log_scale: float, digits: int) -> Any:
     """Enclose delta(epsilon) of two or three sampled Gaussian steps to `digits` digits of itself or of e^log_scale.
 
-    The mean over the last step is a closed form.  Step i has the likelihood ratio m_i = 1 - q_i + q_i e^{y_i} at its
-    output u_i ~ N(0, 1).  With g = e^eps and the mean E[.] over all outputs
+    The mean over the last step is a closed form.  Step i of n has rate q_i and noise sigma_i.  At its output
+    u_i ~ N(0, 1) its likelihood ratio is m_i = 1 - q_i + q_i e^{y_i}, with y_i = u_i/sigma_i - 1/(2 sigma_i^2).  With
+    g = e^eps and the mean E[.] over all outputs
 
         remove: delta = E[(m_1 ... m_n - g)_+],    add: delta = g E[(1/g - m_1 ... m_n)_+].
 
@@ -290,7 +291,7 @@ class _Step:
 
 
 def _payoff(steps: list[_Step], places: list[Any], grown: Any) -> Any:
-    """Integrate sign * (m_1 ... m_n - grown) over the outputs where each step's is beyond its threshold in `places`."""
+    """Integrate sign * (m_1 ... m_n - grown) over the outputs beyond each step's threshold in `places`."""
     p, q = acb(1), acb(1)
     for step, u in zip(steps, places, strict=True):
         one, two = step.beyond(u)
@@ -417,7 +418,7 @@ def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, 
         return function(low + way * t) * way
 
     rough = 1 + wide / aims.share
-    # at a wide ball the inner integral only serves to bound the error of the outer one
+    # at a wide ball the inner integral only serves to bound the error of the outer integral
     limits: dict[str, Any] = {"eval_limit": 300, "use_heap": True} if wide > aims.share else {}
     tolerance, share = aims.tolerance * rough, (aims.share * rough).min(arb("0.1"))
     return acb.integral(along, acb(0), acb(1), abs_tol=tolerance, rel_tol=share, **limits)

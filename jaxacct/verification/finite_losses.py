@@ -1,4 +1,4 @@
-"""Laws with finitely many losses, as two vectors of masses; discrete Gaussian noise is one if its tails are cut off."""
+"""Laws with finitely many losses, as two vectors of masses.  Discrete Gaussian noise, cut off, is such a law."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def output_masses(p: list[float], q: list[float]) -> Masses:
 
 
 def in_either_order(p: list[float], q: list[float]) -> Masses:
-    """Return the masses of two laws whose profile at every epsilon is the larger of those of (p, q) and (q, p).
+    """Return the masses of two laws whose profile at each epsilon is the larger of two: of (p, q), and of (q, p).
 
     The masses follow from the knots of that profile, in exact fractions.
     """
@@ -195,7 +195,8 @@ def _profile(p: list[Fraction], q: list[Fraction]) -> Callable[[Fraction], Fract
 def response(epsilon: Any, delta: Any) -> Masses:
     """Return the masses of the two laws that dominate every (epsilon, delta)-DP mechanism.
 
-    Each law has mass delta where the other has none; the remaining outcomes are randomised response of ratio e^epsilon.
+    Each law has mass delta where the other law has none; the other outcomes are randomised response, with likelihood
+    ratio e^epsilon.
     """
     rare = (1 - delta) / (1 + epsilon.exp())
     likely = (1 - delta) / (1 + (-epsilon).exp())
@@ -239,7 +240,7 @@ def discrete_gaussian(sigma: float, shift: int) -> Masses:
     beyond = 2 * (-(ball(reach) ** 2) / square).exp()
     noise = {x: (-(ball(x) ** 2) / square).exp() for x in range(reach + shift + 1)}
     inside = 2 * sum((noise[x] for x in range(1, reach + 1)), arb(0)) + 1
-    # the sum over all outcomes is inside/(1 - tail); the mass `tail` of those left out lies in [0, beyond]
+    # the sum over all outcomes is inside/(1 - tail); the mass `tail` of the outcomes left out lies in [0, beyond]
     whole = inside * (1 / (1 - beyond)).union(arb(1))
     at = range(-reach, reach + shift + 1)
     far = reach + shift

@@ -2,8 +2,9 @@
 
     delta(eps) = (1/2 pi i) int M(z) e^{-z eps}/(z (z + 1)) dz,   M(z) = prod_i M_i(z)^{n_i},   Re z = c > 0
 
-The trapezoid rule of step 2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j p) exactly.  Proofs: README.md of this
-folder, "The sum over a line".
+Part i of the composition has the moment generating function M_i of its loss, and the count n_i.  The trapezoid rule of
+step 2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j p) exactly.  Proofs: README.md of this folder, "The sum over a
+line".
 
 A plan, made in floats, chooses the line, the period and length of the sum, and the outputs that are left out.  No
 number of a plan enters a bound without being bounded again in ball arithmetic: a bad plan only widens bounds.

@@ -96,7 +96,7 @@ def losses(asked: Asked, mechanism: Any) -> list[Part]:
 
 
 def fields_of(mechanism: Any, rules: Mapping[type, Any] = RULES, beside: Container[str] = ()) -> dict[str, Any]:
-    """Return the fields without `beside`; raise NotCovered if no rule defines the class or the rule lacks a field."""
+    """Return the fields not in `beside`; raise NotCovered if no rule defines the class or the rule lacks a field."""
     name = type(mechanism).__name__
     if type(mechanism) not in rules:
         raise NotCovered(name)
@@ -283,7 +283,7 @@ def _report_noisy_max(asked: Asked, epsilon: Any, noise: str) -> list[Part]:
         return _exponential_mechanism(asked, epsilon)
     if noise not in ("laplace", "exponential"):
         raise NotCovered(f"ReportNoisyMax with {noise} noise")
-    top = ball(epsilon)  # the loss is that of Laplace noise of scale 1/epsilon, under every relation
+    top = ball(epsilon)  # Laplace noise of scale 1/epsilon has the same loss, under every relation
     return [] if top.is_zero() else _laplace_loss(asked, top)
 
 
@@ -483,7 +483,7 @@ def _sampled_step(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
-    """Return the worst pair of laws for e^eps >= 1: if record x is not drawn, -x (remove) or x (add) replaces it."""
+    """Return the worst pair of laws for e^eps >= 1: if x is not drawn, the batch has -x (remove) or x (add) instead."""
     s, nothing = 1 / noise, arb(0)
     if direction == "remove":
         return PairOfMixtures(((-s, 1 - rate), (s, rate)), ((-s, 1 - rate), (nothing, rate)))
@@ -491,7 +491,7 @@ def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _mixture(noise: Any, weights: Any, lost: Any, direction: str) -> list[Part]:
-    """Return the loss of Gaussian `noise` on the sum of j records, j drawn by `weights`; no loss if j is always 0."""
+    """Return the loss of Gaussian `noise` on a sum of j records, Pr[j] = weights[j]; no loss if j is always 0."""
     some = [j for j, w in enumerate(weights) if not w.is_zero()]
     if some == [0]:
         return []

@@ -71,13 +71,13 @@ class SampledGaussian:
 
     @property
     def masses(self) -> tuple[Any, Any]:
-        """Masses, under P and under Q, of what the cuts keep, M(0) and M(-1); both are 1 without cuts."""
+        """Masses, under P and under Q, that the cuts keep: M(0) and M(-1).  Both are 1 without cuts."""
         plain, hit = (self._mass(shift) for shift in (0, 1 / self.sigma))
         mixed = (1 - self.rate) * plain + self.rate * hit
         return (mixed, plain) if self.direction == "remove" else (plain, mixed)
 
     def _mass(self, shift: Any) -> Any:
-        """Enclose the kept mass of N(shift, 1): exactly for one cut; more cuts lower the lower end by what they cut."""
+        """Enclose the kept mass of N(shift, 1): exactly for one cut; further cuts lower the lower end by their loss."""
         found = []
         for cut in self.cuts:
             spread = (1 + arb(cut.width) ** 2).sqrt()
@@ -234,7 +234,10 @@ class SampledGaussian:
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """Return the least rate at which the normal density, times the shares of falling cuts, decays beyond `end`."""
+        """Bound from below the rate of decay beyond `end` of the normal density times the shares of cuts that fall there.
+
+        The rate is minus the slope of the logarithm.
+        """
         fall = side * end
         for cut in self.cuts:
             if cut.side != side:
@@ -349,7 +352,7 @@ class SampledGaussian:
         return float(values[best]), float(ANGLES[best])
 
     def log_moved(self, c: float, t: float) -> np.ndarray:
-        """Return log of the bound of |M(c + it)| on the line at each of ANGLES, in floats; inf if not allowed."""
+        """Return log of the bound of |M(c + it)| on the line at each of ANGLES, in floats; inf at too steep angles."""
         values = np.full(ANGLES.shape, np.inf)
         allowed = self._steepest > ANGLES
         logs, turns = self._moved_terms(c)

@@ -4,12 +4,12 @@ A smooth cut divides each output u.  The share chi(u) = Phi((u - place)/width) c
 1 - chi(u) as a small one.  The moment generating function of a step becomes M = A + B: the small losses are in
 A = E[mix^e (1 - chi)] and the large losses in B = E[mix^e chi], with mix and e as in `SampledGaussian`.  Where all
 steps have a small loss, the total is small too, and the part of delta(eps) from such runs is known almost exactly.  The
-sum over the line then has the terms
+sum over the line then has, for n equal steps, the terms
 
     (M^n - A^n) e^{-z eps}/(z (z + 1)),    |M^n - A^n| <= n M(c)^{n-1} |B|,
 
-and B falls fast, since the smallest losses are not in B.  Proofs: README.md of this folder, "Steps with small loss
-taken apart".
+and B falls fast along the line, since the smallest losses are not in B.  Proofs: README.md of this folder, "Steps with
+small loss taken apart".
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SmallLossSteps:
     order: float
 
     def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
-        """Enclose for each part B, what large losses add to M, along the line, with the same absolute error as M."""
+        """Enclose each part's B, the share of M from large losses, along the line, to the absolute error of M."""
         at, found = np.array([float(c.mid())]), []
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             less = float((part.log_mgf(at) - law.log_mgf(at))[0])
@@ -105,7 +105,7 @@ def only_sampled_gaussians(parts: Any) -> bool:
 def plan_split(
     parts: Any, c: float, epsilon: float, wanted: float, step: float, most: int, bits: float
 ) -> SplitPlan | None:
-    """Choose in floats the cuts, equally far above each least loss, with the cheapest sum; None if there are none."""
+    """Choose in floats the cuts, equally far above each least loss, with the cheapest sum; None if none are found."""
     best: SplitPlan | None = None
     ends = sum(count * np.log1p(-float(part.rate.mid())) for part, count in parts)
     gap = epsilon - ends if parts[0][0].direction == "remove" else -ends - epsilon
