@@ -464,7 +464,8 @@ def _seen(ledger: Ledger, name: str) -> str:
     looks, spent, plan = ledger.runs[name].looks, ledger.runs[name], ledger.headers[name][-1].plan
     text = f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. "
     if not ledger.headers[name][-1].told:
-        return f"{text}An earlier version of jaxacct wrote it and did not note whether outputs were seen. The whole plan counts."
+        written = "An earlier version of jaxacct wrote it and did not note whether outputs were seen."
+        return f"{text}{written} The whole plan counts."
     if looks is None:
         return f"{text}It left an earlier plan after its outputs were seen. That plan counts to its end."
     return (
