@@ -27,6 +27,7 @@ from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
 from jaxacct.training.run.log import Log, ProgressLine, RunLog, checked_log, run_log
 from jaxacct.training.run.program import Program, Streamed
+from jaxacct.training.run.public_evaluation import Evaluations
 from jaxacct.training.run.run_ledger import (
     RunLedger,
     last_checkpoint,
@@ -35,7 +36,7 @@ from jaxacct.training.run.run_ledger import (
     require_ledger,
     require_same,
 )
-from jaxacct.training.run.state import NOTHING, History, Looks, Past, State, followed, shown
+from jaxacct.training.run.state import NOTHING, Evaluation, History, Looks, Past, State, followed, shown
 from jaxacct.training.sharding.placement import Placement, copied
 from jaxacct.training.source import Source, source_of_mapped
 from jaxacct.training.step import noise
@@ -235,6 +236,9 @@ class Trainer:
         log: Log = None,
         log_every: int = 1,
         note_ahead: int | None = None,
+        evaluate: Callable[[Any, Any], Any] | None = None,
+        public_data: PyTree = None,
+        eval_every: int = 100,
     ) -> State:
         """Train to the end of the plan, to the limit of the budget, or until a callback returns something true.
 
@@ -266,6 +270,13 @@ class Trainer:
             default a hundredth of the plan's steps.  No more steps are noted at once than needed to keep the notes
             below 5 % of the time.  A run that is cut off counts steps that were noted and not taken, until it is
             resumed.  Steps from a Source, and by batch rules with passes, are noted one by one.
+        evaluate : (params, public_data) -> a number, or a dict of numbers, such as a validation loss.  It is called
+            after every `eval_every` steps and after the plan's last step.  The values are in ``state.evaluations`` and
+            in the log.  They may be published, and cost nothing if the run goes to its end.  Each call counts as a look
+            at outputs: if the run ends early, its whole plan counts (jaxacct/training/README.md, "Evaluations").
+        public_data : the data of ``evaluate``.  Giving them here declares them public: they hold no record that the
+            guarantee protects, and nothing that was computed from one.
+        eval_every : number of steps from one evaluation to the next.
 
         Returns
         -------
@@ -285,11 +296,16 @@ class Trainer:
             self.plan.require_noise_of(state.plan)
         elif state.past is not None:
             state = replace(state, past=None)  # the buffers are another trainer's, and still 0
-        where = self.placement
+        where, private = self.placement, data
         if where.mesh is None:  # on a mesh each device reads its own rows
             data = source_of_mapped(data)
         self._check_data(data, users)
-        callbacks = list(callbacks)
+        callbacks, evaluations = list(callbacks), None
+        if evaluate is not None:
+            evaluations = Evaluations(evaluate, public_data, eval_every, private)
+            callbacks.insert(0, evaluations)
+        elif public_data is not None:
+            raise InputError("public_data is given without evaluate; give both, or leave both out")
         every = int(check("checkpoint_every", checkpoint_every, COUNT))
         ahead = None if note_ahead is None else int(check("note_ahead", note_ahead, COUNT))
         require_same(where.processes, state, self.plan, every, bool(callbacks), checkpoints is not None)
@@ -328,7 +344,11 @@ class Trainer:
                 if noted is not None:
                     stack.callback(noted.close)
                 told.begin(self.plan, state, noted.ledger if noted is not None else None)
-                return told.returned(self._run(state, program, noted, callbacks, store, found, every, progress, told))
+                if evaluations is not None:
+                    evaluations.tell = told.evaluated
+                values = [] if evaluations is None else evaluations.values
+                run = self._run(state, program, noted, callbacks, values, store, found, every, progress, told)
+                return told.returned(run)
 
     def _run(
         self,
@@ -336,6 +356,7 @@ class Trainer:
         program: Program,
         ledger: RunLedger | None,
         callbacks: list[Callable[[State], Any]],
+        evaluations: list[Evaluation],
         store: Store | None,
         found: Checkpoint | None,
         every: int,
@@ -406,7 +427,7 @@ class Trainer:
                     if not noted:
                         see()
                         noted = True
-                    view = shown(self._state(now(), program.frozen), looks)
+                    view = shown(self._state(now(), program.frozen, evaluations), looks)
                     stop, alive = self._called(callbacks, view, looks), weakref.ref(view)
                     del view
                     # a callback may have kept arrays of this state, which the next step must not overwrite
@@ -437,7 +458,7 @@ class Trainer:
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
             store.save(last)  # without a session, since no step was released after this checkpoint
-        return self._state(last, program.frozen)
+        return self._state(last, program.frozen, tuple(evaluations))
 
     def _called(self, callbacks: list[Callable[[State], Any]], view: State, looks: Looks) -> bool:
         """Return whether a callback stops the run.  A callback that raises counts as a look at outputs."""
@@ -449,11 +470,11 @@ class Trainer:
         finally:
             looks.now = None
 
-    def _state(self, found: Checkpoint, frozen: Untrained | None) -> State:
+    def _state(self, found: Checkpoint, frozen: Untrained | None, evaluations: Sequence[Evaluation] = ()) -> State:
         """Return a checkpoint as users see it: with the whole model."""
         trained, opt_state, clip_norm, not_finite = found.carried
         past = Past(opt_state.past, clip_norm) if isinstance(opt_state, Correlated) else None
-        rest = (found.lineage, found.history, self.plan, found.stopped, found.seen, past)
+        rest = (found.lineage, found.history, self.plan, found.stopped, found.seen, past, evaluations)
         return State(join_model(trained, frozen), own_state(opt_state), clip_norm, found.step, not_finite, *rest)
 
     def _check_data(self, data: Any, users: Any) -> None:

@@ -127,6 +127,15 @@ class RunLog:
             self._fetch()
             self._tell(self._epsilon)
 
+    def evaluated(self, step: int, value: Any) -> None:
+        """Put out the value of an evaluation after `step` steps, behind the records of these steps."""
+        if self._put is None or self._epsilon is None:
+            return
+        self._see_done(0)
+        self._fetch()
+        self._tell(self._epsilon, everything=True)
+        self.tell({"event": "evaluation", "run": self._run, "step": step, "value": value})
+
     def returned(self, state: State) -> State:
         """Note how the run ended, for the last line of the file, and return the state that `fit` returns."""
         self.ending = {"step": state.step, "ended": state.stopped}
@@ -307,7 +316,7 @@ class LogFile:
         key, place = (record["event"], record.get("step")), self._file.tell()
         if key == self._last[0] and place != self._last[1]:
             return
-        if record["event"] == "step" and record["step"] <= self.there:
+        if record["event"] in ("step", "evaluation") and record["step"] <= self.there:
             record = record | {"again": True}
         text = json.dumps(_finite(record), allow_nan=False).encode() + b"\n"
         self._last = key, place

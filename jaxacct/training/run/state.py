@@ -53,6 +53,7 @@ class State:
     plan : the last plan.
     stopped : why `fit` returned: "finished", "callback", or "budget" (one more step would exceed the target).
     seen : whether callbacks have looked at outputs.
+    evaluations : pairs (step, value) of the ``evaluate=`` of the last `fit`, up to this state.
 
     >>> import jax.numpy as jnp, optax
     >>> from jaxacct.training import Plan, Trainer
@@ -76,6 +77,7 @@ class State:
     stopped: str = ""
     seen: bool = False
     past: Past | None = None
+    evaluations: Sequence[Evaluation] = ()
 
     def __repr__(self) -> str:
         """Return one line: the step, why the run stopped, epsilon and the number of parameters, but no parameter."""
@@ -93,6 +95,13 @@ class State:
         """Epsilon spent so far; if outputs may have ended the run, the remaining steps count as well."""
         ended = self.stopped in ("finished", "budget") or (not self.stopped and not self.seen)
         return claimed(self.history, self.plan, self.step, ended, goes_on=False)
+
+
+class Evaluation(NamedTuple):
+    """What ``evaluate=`` gave after `step` steps: a number, or a dict of numbers."""
+
+    step: int
+    value: float | dict[str, float]
 
 
 class Past(Secret):
@@ -154,6 +163,8 @@ class _Shown(State):
             return claimed(self.history, self.plan, self.step, ended=not looks.seen, goes_on=False)
         if name not in _NO_OUTPUTS:
             looks.look()
+        if name == "evaluations":  # a list that grows during the step, and later
+            return tuple(one for one in super().__getattribute__(name) if one.step <= self.step)
         return super().__getattribute__(name)
 
 

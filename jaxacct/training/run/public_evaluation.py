@@ -1,0 +1,63 @@
+"""Values of a function of the parameters and public data, computed while a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxacct.core.types import PyTree
+from jaxacct.core.validation import COUNT, InputError, check
+from jaxacct.training.run.state import Evaluation, State
+
+
+class Evaluations:
+    """Callback that computes a value every few steps.  Reading the parameters counts as a look at outputs.
+
+    values : what was found so far.  tell : called with each step and value, for the log.
+    """
+
+    def __init__(self, evaluate: Callable[[Any, Any], Any], public_data: PyTree, every: int, data: PyTree) -> None:
+        if public_data is None:
+            raise InputError(
+                "public_data is missing; give the data of evaluate, which must be public: a value on private data is "
+                "a release of its own, such as a tuning.PrivateScore"
+            )
+        if not callable(evaluate):
+            raise InputError(f"evaluate = {evaluate!r:.40} must be a function (params, public_data) -> number or dict")
+        arrays = [leaf for leaf in jax.tree_util.tree_leaves(data) if isinstance(leaf, np.ndarray | jax.Array)]
+        for leaf in jax.tree_util.tree_leaves(public_data):
+            if any(leaf is other or _shares_memory(leaf, other) for other in arrays):
+                raise InputError("public_data holds rows of the training data, which are private; give public data")
+        self.values: list[Evaluation] = []
+        self.tell: Callable[[int, Any], Any] = lambda step, value: None
+        self._evaluate, self._data, self._every = evaluate, public_data, int(check("eval_every", every, COUNT))
+
+    def __call__(self, state: State) -> None:
+        step = state.step
+        if step % self._every and step != state.plan.steps:
+            return
+        value = _plain(self._evaluate(state.params, self._data))
+        self.values.append(Evaluation(step, value))
+        self.tell(step, value)
+
+
+def _shares_memory(one: Any, other: Any) -> bool:
+    """Return whether two NumPy arrays have an entry in common."""
+    return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and bool(np.shares_memory(one, other))
+
+
+def _plain(value: Any) -> float | dict[str, float]:
+    """Return a number, or a dict of numbers, as Python numbers."""
+    if isinstance(value, dict):
+        return {str(name): _number(each) for name, each in value.items()}
+    return _number(value)
+
+
+def _number(value: Any) -> float:
+    found = np.asarray(value)
+    if found.ndim or (found.dtype.kind not in "biuf" and found.dtype.name != "bfloat16"):
+        raise InputError(f"evaluate gave {value!r:.40}, must give a number, or a dict of numbers; take the mean of it")
+    return float(found)
