@@ -234,10 +234,7 @@ class SampledGaussian:
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """Bound from below the rate of decay beyond `end` of the normal density times the shares of cuts that fall there.
-
-        The rate is minus the slope of the logarithm.
-        """
+        """Return the least rate at which the normal density, times the shares of falling cuts, decays beyond `end`."""
         fall = side * end
         for cut in self.cuts:
             if cut.side != side:

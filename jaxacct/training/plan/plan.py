@@ -79,7 +79,7 @@ _MAX_SEGMENTS = 10**6
 _TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation")
 """Settings that a document holds unchanged."""
 _UNUSUAL = {"candidates": "iid", "cap": None, "unit": "record", "noise": None, "groups": None}
-"""Usual values of some settings.  A document holds such a setting only if its value is another one."""
+"""Usual values of some settings.  A document holds such a setting only if its value differs."""
 _SEGMENT_NUMBERS = {
     "steps": COUNT,
     "noise_multiplier": NOISE,

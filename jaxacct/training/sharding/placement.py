@@ -122,7 +122,7 @@ class Processes:
 
 
 ALONE = Processes(1, 0)
-"""Processes of a run that has only one."""
+"""Processes of a run that has only one process."""
 
 
 class Placement:

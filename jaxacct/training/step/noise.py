@@ -37,7 +37,7 @@ EXAMPLES, MODEL, LOSS = range(7, 10)
 batches, gradient noise, noise on the count for the adaptive clip norm; choice of a user's examples, the model's own
 numbers for each example (dropout), and noise on the private loss.
 
-The values are part of the keys: a saved run depends on them.  5 and 6 are those of jaxacct.tuning's candidates.
+The values are part of the keys: a saved run depends on them.  5 and 6 belong to jaxacct.tuning's candidates.
 """
 UNIT = 32
 """Number of draws of one unit: three blocks of 16 words make 16 pairs of draws."""

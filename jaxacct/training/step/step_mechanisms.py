@@ -53,8 +53,8 @@ INSTEAD = {
 }
 """Words for a message: what covers adding or removing a record if this moves another record to another batch.
 
-The added record takes the place of the moved one: the sum of one batch changes by up to 2 C, and that of another batch
-by up to C.  Within a pass these two changes are orthogonal; where steps share noise they are not.
+The added record takes the place of the moved one: the sum of one batch changes by up to 2 C, and the sum of another
+batch by up to C.  Within a pass these two changes are orthogonal; where steps share noise they are not.
 """
 
 
