@@ -451,7 +451,7 @@ class _Table:
                 self._compute_claims(*self._held)
 
     def _compute_curve(self) -> None:
-        """Compute epsilon after 64 evenly spaced steps, and after early steps, each 10 % later than the previous step."""
+        """Compute epsilon after 64 evenly spaced steps, and after early steps, each 10 % later than its predecessor."""
         plan, even = self._plan, 64
         curve = [(step, float(plan.live_epsilon(step).upper)) for step in _even_steps(0, plan.steps, even)]
         self._put(curve)
