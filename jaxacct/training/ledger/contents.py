@@ -33,7 +33,7 @@ MANY_RELEASES = 300
 
 @dataclass
 class _Partition:
-    """Steps with disjoint batches, which together cost as much as the costliest step.
+    """Steps with disjoint batches: together they cost as much as the costliest step, or as one round.
 
     share : the sampling probability.
     steps : for each step number, the noise multipliers of the entries of that step.
@@ -60,7 +60,7 @@ class _Partition:
         return self.share == entry.sampling_probability and not full
 
     def releases(self) -> list[Release]:
-        """Return the releases as which the partition counts: the costliest step's Gaussians, or one round."""
+        """Return the releases as which the partition counts: a pass per entry of the costliest step, or a round."""
         if self.sampling != rules.ALLOCATION:
             return [release_of_pass(self.sampling, sigma, self.share) for sigma in self.dearest]
         # Rounding a sum of 1000 terms errs by less than 2^-40, relatively, so `noise` never exceeds the exact noise.
@@ -79,7 +79,7 @@ class Spent:
     same : number of exact replays, which do not count.
     torn : number of lines that were cut off; each counts as one more release, but not in `steps`.
     seen : the step entries.  numbers : the step numbers in these entries.  last : the last step entry.
-    partitions : the passes of fixed batches and the rounds of random allocation, by their fingerprints.
+    partitions : the passes and rounds of the batch rule, by their fingerprints.
     next : the step number that follows the last counted entry.
     looks : the `Seen` entry of the current plan, or None.
     owed : the steps that earlier plans still had.  They count if such a plan was replaced after a look at outputs.

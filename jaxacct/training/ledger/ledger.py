@@ -312,7 +312,7 @@ class Ledger(Contents):
         partition : with fixed batches, a fingerprint of how the data were cut for this pass.  With random allocation, a
             fingerprint of the slots that the records drew for this round.  Steps of one partition are assumed to have
             disjoint batches: a pass costs as much as its costliest step, and the steps of a round cost as much as one
-            round.  A step without a partition costs as much as one Gaussian.
+            round.  With a batch rule by passes or rounds, a step without a partition costs as much as one Gaussian.
 
         Raises
         ------

@@ -291,9 +291,10 @@ class Plan(PlanRequest):
         return Turn(step, self.groups or 0, self.at(step).noise_multiplier)
 
     def taps(self, step: int) -> Taps | None:
-        """Return the weights that make the noise of a step from independent noise; None if the steps share no noise.
+        """Return the weights that make the noise of a step from independent noise.
 
-        The independent noise has standard deviation `noise_multiplier` times the clip norm.
+        None if the steps share no noise, unless the order is fixed.  The independent noise has standard deviation
+        `noise_multiplier` times the clip norm.
         """
         if self.noise is None or not (self.shared or self.sampling == rules.ORDER):
             return None

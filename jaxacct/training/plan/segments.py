@@ -92,7 +92,7 @@ def pieces(name: str, schedule: Any) -> list[Piece]:
 
 
 def steps_of(batches: Sequence[Piece], examples: float) -> int:
-    """Return the smallest number of steps whose expected batches add up to `examples`."""
+    """Return the smallest number of steps whose expected batches add up to at least `examples`."""
     done, start = 0.0, 0
     for until, batch in batches:
         needed = start + math.ceil((examples - done) / batch * (1.0 - ROUNDING))

@@ -287,7 +287,7 @@ def _require_room(folder: Path, carried: list[Any]) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder and its checkpoints private to the owner; refuse a folder with other files or another owner."""
+    """Make a folder of checkpoints private; refuse another owner's folder, and an open folder with other files."""
     status = folder.stat()
     if os.name == "posix" and status.st_uid != os.geteuid():
         raise InputError(f"{folder}: belongs to another user, who could read the secret key of the run; use your own")

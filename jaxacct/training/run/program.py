@@ -189,7 +189,7 @@ class Batch(NamedTuple):
 class Streamed(Program):
     """Program for one plan, state and source; `begin` compiles it and starts the threads, `close` ends them.
 
-    If the session equals that of the last checkpoint, the steps after the checkpoint repeat their draws.  The ledger
+    If the last checkpoint has the same session, the steps after the checkpoint repeat their draws.  The ledger
     then tells whether the examples are the same, too.  In all other cases the lineage gets fresh random bits, and no
     draw is ever used twice.
     """
@@ -276,7 +276,7 @@ class Streamed(Program):
             self._ahead.close()
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Return whether to write a checkpoint after an error: not after `OtherExamples`, which reveals the draw."""
+        """Return whether an error leaves a checkpoint: not `OtherExamples`, which reveals that examples changed."""
         return not isinstance(error, OtherExamples)
 
     @property

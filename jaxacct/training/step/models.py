@@ -121,7 +121,7 @@ class LoRA:
 
     Parameters
     ----------
-    base : the parameters, as a pytree; those of an nnx module are nested dicts.
+    base : the parameters, as a pytree; the pytree of an nnx module has nested dicts.
     adapters : {path of an array in the base: {"a": (leading axes, rank), "b": (rank, trailing axes)}}.
     scale : alpha / rank.
     outer : the form of an nnx module; None for other models.
