@@ -70,7 +70,7 @@ class Option:
     split : "everything": candidates on all data, the winner released.  "rest" or "all": candidates on a sample, then a
         final run on the rest of the data, or on all.
     share : share of the data that the sample has; 1 for "everything".
-    family, parameter : the family of the law of K, the number of candidates; the law's gamma or, if Poisson, its mean.
+    family, parameter : the family of the law of K, the number of candidates; the law's gamma or, if it has none, mean.
     candidates : the expected number of candidates, E[K], of all rounds together.
     noise_multiplier : the noise multiplier of the candidates and of the final run.
     released_noise, candidate_noise : standard deviation of the noise on a mean gradient, in units of the clip norm: the

@@ -142,8 +142,8 @@ class MatchedPlan:
     that the whole tuning meets the target.
 
     The solved plan has `plans`, with all lengths of the first sampling probability first, and the noise in
-    ``plans[i].noise_multiplier``; `epsilon`, Bounds of kind "bound" for adding or removing one record; and `mechanism`,
-    one candidate that draws its plan.
+    ``plans[i].noise_multiplier``; `epsilon`, Bounds for adding or removing one record, of kind "bound" with several
+    plans; and `mechanism`, one candidate that draws its plan.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ def _squared_move(columns: list[Column], patterns: list[Sequence[int]]) -> Moves
     """Enclose the largest || sum_{i in pi} C e_i x_i^T ||^2 over the patterns pi and contributions |x_i| <= 1.
 
     With G the Gram matrix of the columns, the square is sum_ij G_ij <x_i, x_j>, at most sum_ij |G_ij|.  Contributions
-    +x or -x with the best signs reach the lower end.  The mean over all signs is the trace.
+    +x or -x reach the lower end: the best of the signs that are tried, or the mean over all signs, which is the trace.
     """
     gram = functools.lru_cache(None)(lambda i, j: _product(columns[i], columns[j]))
 

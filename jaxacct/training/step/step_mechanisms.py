@@ -78,7 +78,7 @@ def require_kept(fact: str, kept: bool) -> None:
 
 
 class Turn(NamedTuple):
-    """Step of cyclic Poisson sampling: its number, the number of groups, its noise multiplier."""
+    """Step of a run: its number, the number of groups (0 if the batch rule has none), its noise multiplier."""
 
     step: int
     groups: int
@@ -99,9 +99,9 @@ class Release(NamedTuple):
 
     With fixed batches a release is a whole pass over the data; each record is in it once, so the share is 1.  With
     random allocation a release is a whole round.  Its share is 1 over the number of the round's slots, or 1 for a step
-    whose round is unknown.  With cyclic Poisson sampling a release is a pass through the groups, with the correlated
-    noise that follows it.  Its share is the rate at which a group's records are drawn, or 1 for a step of an unknown
-    pass.
+    whose round is unknown.  With cyclic Poisson sampling a release is a pass through the groups; it
+    covers the noise that later steps share with the pass.  Its share is the rate at which a group's records are drawn,
+    or 1 for a step of an unknown pass.
     cap, dataset_size : of truncated Poisson sampling, the largest batch and the number of records; elsewhere 0.
     """
 
