@@ -55,8 +55,8 @@ class Gaussian(AdditiveNoise):
 
     Under ``replace_one`` the sensitivity is 2, so s is halved.
 
-    A mechanism with rho-zCDP is `jaxacct.ZCDP`, which leaks more than ``Gaussian(1/sqrt(2 rho))``, another mechanism
-    with rho-zCDP: at rho = .05 and delta = 1e-5 epsilon is 1.31 instead of 1.20.
+    For a mechanism of which only rho-zCDP is known use `jaxacct.ZCDP`: such a mechanism may leak more than
+    ``Gaussian(1/sqrt(2 rho))``. At rho = .05 and delta = 1e-5 epsilon is 1.31 for ``ZCDP`` and 1.20 for the Gaussian.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class Gaussian(AdditiveNoise):
 def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> FinitePair:
     """Return a pair whose profile is above min(1, factor delta(eps; mu), delta(eps; other)).
 
-    Here delta(eps; m) is that of the Gaussian of sensitivity m and deviation 1.
+    Here delta(eps; m) is the profile of the Gaussian of sensitivity m and deviation 1.
     """
     mu, other = mu * (1.0 + 8.0 * ROUNDOFF), other * (1.0 + 8.0 * ROUNDOFF)
     if other == 0.0:
@@ -166,8 +166,8 @@ class Laplace(AdditiveNoise):
 def laplace_pair(largest: np.ndarray) -> FinitePair:
     """Return a pair that dominates Laplace noise of largest loss l.
 
-    Losses x at equal distances d have masses e^{(x - l)/2} tanh(d/4). At the two ends the mass is half of that, plus
-    1/2 for the loss l and e^{-l}/2 for the loss -l.
+    Losses x at equal distances d have masses e^{(x - l)/2} tanh(d/4). At the two ends the mass is half of this value,
+    plus 1/2 for the loss l and e^{-l}/2 for the loss -l.
     """
     top = largest[..., None]
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
@@ -386,7 +386,7 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
 
 def _pair(m: float, smoothness: float) -> FinitePair:
-    """Return the pair whose profile is the maximum of those in `families`, on points at quantiles of N(m, R^2)."""
+    """Return the pair whose profile is the maximum of the profiles `families`, on points at quantiles of N(m, R^2)."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
     # the tail is 6e-300 at 37 deviations; with so many quantiles the chords add about 1e-5 to epsilon

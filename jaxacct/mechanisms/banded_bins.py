@@ -52,7 +52,7 @@ def bands_of(strategy: Strategy, bins: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def normals_of(strategy: Strategy, bins: int, noise: float) -> Bins:
-    """Return the normals of a run."""
+    """Return the normals of the bins of a run, one normal for each bin (`Bins`)."""
     diagonal, beside = bands_of(strategy, bins)
     rows = -(-strategy.steps // bins)
     by_bin = lambda values: np.pad(values / noise, (0, rows * bins - values.size)).reshape(rows, bins).T
@@ -63,23 +63,23 @@ def normals_of(strategy: Strategy, bins: int, noise: float) -> Bins:
 
 @functools.lru_cache(maxsize=KEPT)
 def contours_of(strategy: Strategy, bins: int, noise: float) -> Profile:
-    """Return the profile of a run, which keeps its contours."""
+    """Return the profile of a run. It is cached, and keeps the contours that it has placed."""
     return Profile(normals_of(strategy, bins, noise))
 
 
 def largest_epsilon(mu: float, delta: float) -> float:
-    """Return an eps at which the Gaussian of sensitivity mu has at most `delta` (the run if the bin is known)."""
+    """Return an eps at which a Gaussian of sensitivity mu (the run if its bin is revealed) has at most `delta`."""
     high = mu * (0.5 * mu + 40.0)
     eps = np.linspace(0.0, high, 4001)
     return float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])
 
 
 def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[float], delta: float) -> np.ndarray:
-    """Bracket eps, the larger one of the directions (1 remove, -1 add): lower, estimate, upper."""
+    """Return (lower, estimate, upper) of the larger eps of the directions `signs` (1 remove, -1 add)."""
     profile, found = contours_of(strategy, bins, noise), np.zeros(3)
     most = largest_epsilon(_largest(profile), delta)
     for sign in signs:
-        if not found[0] or profile.known(sign, found[:1])[2, 0] > delta:  # or else this direction needs less
+        if not found[0] or profile.known(sign, found[:1])[2, 0] > delta:  # else this direction needs a smaller eps
             found = np.maximum(found, profile.epsilon(sign, delta, most))
     return found
 
@@ -87,7 +87,7 @@ def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[flo
 def delta_of_bins(
     strategy: Strategy, bins: int, noise: float, signs: list[float], epsilon: np.ndarray, width: float, least: float
 ) -> np.ndarray:
-    """Bracket delta at each epsilon, the larger one of the directions, (3, K); one below `least` may be wide."""
+    """Return (lower, estimate, upper), (3, K), of the larger delta of the directions; narrow only above `least`."""
     profile = contours_of(strategy, bins, noise)
     at, back = np.unique(epsilon, return_inverse=True)
     found, largest = np.zeros((3, at.size)), profile_of_gaussian(_largest(profile), at)
@@ -98,7 +98,7 @@ def delta_of_bins(
 
 
 def _largest(profile: Profile) -> float:
-    """Return the sensitivity of the Gaussian that reveals the bin, rounded up."""
+    """Return, rounded up, the sensitivity of the Gaussian that the run is if its bin is revealed."""
     return float(profile.bins.sizes.max()) * (1.0 + 32.0 * ROUNDOFF)
 
 
@@ -107,7 +107,7 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
     """Bracket delta of a run at some hundred losses, in both directions."""
     profile = contours_of(strategy, bins, noise)
     mu, found = _largest(profile), []
-    # random allocation with so many slots has the same deviation
+    # the likelihood ratio of random allocation with so many slots has the same deviation
     slots = max(np.expm1(min(mu * mu, 600.0)) / profile.bins.deviation**2, 1.0)
     with waiting(2, "directions of a round") as work:
         for sign, least in ((1.0, 3e-10), (-1.0, 1e-16)):

@@ -45,7 +45,7 @@ class LaplacePart(NamedTuple):
 
 
 class FinitePart(NamedTuple):
-    """Finite law of the loss in one direction; losses and masses are those of the sampled mechanism.
+    """Finite law of the loss of a mechanism in one direction, after sampling.
 
     ``loss`` and ``mass`` (mass under P) have the batch shape and one trailing axis of atoms. ``infinity``, the mass at
     infinite loss, has the batch shape, and mass.sum(-1) + infinity is 1.
@@ -209,7 +209,7 @@ class Mechanism(ABC):
 class BaseMechanism(Mechanism):
     """Mechanism that is one part, which can be sampled; symmetric when it is not sampled.
 
-    Subclasses define ``part``. Those that can be sampled without replacement under ``replace_one`` define
+    Subclasses define ``part``. Subclasses that can be sampled without replacement under ``replace_one`` also define
     ``finite_pair``.
 
     >>> from jaxacct.mechanisms import Gaussian, repeat

@@ -42,7 +42,7 @@ class Repeated(Combinator):
     """A mechanism composed with itself ``steps`` times, adaptively: losses add (README.md, "Composition").
 
     Nested repetitions become one repetition: their counts multiply, and the product must stay within 2**53. The
-    neighbouring relation is that of the question; ``kind`` is that of the mechanism.
+    question chooses the neighbouring relation; ``kind`` is the kind of the mechanism.
 
     Parameters
     ----------

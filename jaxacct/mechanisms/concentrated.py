@@ -77,7 +77,7 @@ def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
         return (np.array([0.0, xi]), top) if xi > LEAST_ORDER**2 else (np.zeros(1), top[:1])
     corner = _corner(rho, xi)
     far = max(xi + rho + np.sqrt(2.0 * rho) * 37.5, 1.1 * corner)  # delta is about 1e-307 at 37.5 deviations
-    # s is the log-ratio of the output that is likelier under P; the smallest s is that of the best test at epsilon 0.
+    # s is the log-ratio of the output that is likelier under P; the smallest s belongs to the best test at epsilon 0.
     # With so many s, the chords between the points add about 1e-4 to epsilon.
     s = np.concatenate([corner * np.linspace(1.0, 1.02, 20), np.linspace(1.02 * corner, far, 1000)[1:]])
     t, c = _boundary(s, rho, xi)

@@ -174,7 +174,7 @@ def dp_sgd(
 def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: str = "") -> dict[str, Any]:
     """Add the `sampling_probability` and the `steps` to the numbers of a run; refuse contradictions.
 
-    `unknown` names the number that is solved for, which is not in `given`. The steps stay open if `unknown` is the
+    `unknown` names the number that is solved for, which is not in `given`. No steps are added if `unknown` is the
     sampling probability and `epochs` are given.
 
     >>> found = described({"batch_size": 30, "dataset_size": 100, "epochs": 2}, "shuffled", unknown="noise_multiplier")
@@ -314,7 +314,7 @@ def rule_of(sampling: str) -> Rule:
 
 
 def rule_name(sampling: Any, name: str = "sampling") -> str:
-    """Return the usual name of a batch rule; refuse an unknown name, under the name of the argument."""
+    """Return the usual name of a batch rule; refuse an unknown one in an error that calls the argument `name`."""
     word = sampling if isinstance(sampling, str) else ""
     if word in OTHER_RULES:
         raise InputError(f"{name} = {word!r} is not a rule of dp_sgd; build {OTHER_RULES[word]}")

@@ -133,7 +133,7 @@ def mixed_pair(shares: list[float], pairs: list[FinitePair]) -> FinitePair:
 def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | None = None) -> FinitePair:
     """Return a pair with delta(log a) >= sum_{j > 0} weight_j delta_j(log a'), where a' = 1 + (a - 1)/Pr[j > 0].
 
-    Here delta_j is that of the Gaussian of sensitivity shift_j, since j is revealed (README.md, "Groups of records").
+    Here delta_j is the delta of the Gaussian of sensitivity shift_j: j is revealed (README.md, "Groups of records").
     The shifts `always` give a second bound, with a in place of a'. The smaller bound is taken.
     """
     reach = min(float(weight[1:].sum()) * (1.0 + 1e-12), 1.0)  # chance of j > 0, rounded up, since delta rises with it
@@ -189,7 +189,7 @@ def sampled_points(q: float, shift: float) -> Points:
 
 
 def replaced_gaussian(q: float, s: float) -> FinitePair:
-    """Return a pair that dominates ((1-q) N(0) + q N(s), (1-q) N(0) + q N(-s)), on 8 times the usual points."""
+    """Return a pair that dominates ((1-q) N(0) + q N(s), (1-q) N(0) + q N(-s)), on 8 times as many points as usual."""
     points = half_line_points(two_points(0.0, s, q), two_points(0.0, -s, q), quantiles(-s, s, 8))
     return profile_of_points(points, points, 2.0 * s)
 
@@ -255,7 +255,7 @@ def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> Finite
 
 
 def _cell_masses(edges: np.ndarray, moved: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the masses of N(0, 1) between `edges`, and their errors; the edges were made by a shift by `moved`."""
+    """Return masses of N(0, 1) between `edges`, and their errors; a shift of the edges by `moved` has rounded them."""
     from scipy import special  # slow to import
 
     low, high = edges[:-1], edges[1:]
@@ -282,8 +282,8 @@ class Branch(NamedTuple):
 class OfGaussianMixtures(Mechanism):
     """Mechanism made of mixtures of Gaussians, the branches, which engines/mixture.py answers.
 
-    Other engines take upper ends from `expand`. Their lower ends are those of an observer who sees only the output's
-    cell on a grid.
+    Other engines compute upper ends from `expand`, and lower ends for an observer who sees only the output's cell on a
+    grid.
     """
 
     @abstractmethod

@@ -134,7 +134,7 @@ class MatrixMechanism(Combinator):
 
 
 def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float]]:
-    """Return falling bounds (lower, upper) of a group's column norms: lower for one group, upper for all groups."""
+    """Return falling bounds (lower, upper) of a group's column norms; lower ones hold for one group, upper for all."""
     require_groups(strategy, groups)
     lower, upper = strategy.squared_norms()
     blocks = -(-strategy.steps // groups)
@@ -147,7 +147,7 @@ def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float
 
 
 def _runs(divisors: list[float], below: bool) -> list[tuple[float, int]]:
-    """Return falling divisors as (divisor, count); of divisors that differ only by rounding, keep the safe one."""
+    """Return falling divisors as (divisor, count); of nearly equal ones keep the least if `below`, else the largest."""
     runs: list[tuple[float, int]] = []
     for divisor in divisors:
         if runs and divisor >= runs[-1][0] * (1.0 - SAME):

@@ -39,10 +39,10 @@ class ExponentialMechanism(FiniteMechanism):
 
         delta(s) = (e^{epsilon/2} - e^{s/2})^2/(e^epsilon - 1),   -epsilon <= s <= epsilon,
 
-    is that of the pair whose loss l has density e^{l/2}/(4 sinh(epsilon/2)) under P. The pair is tight for one step. It
-    dominates every step, whatever the t of the step, and so bounds compositions, also adaptive ones: ``kind`` is
-    "bound". (A t that is the same for all steps would give a smaller answer.) A pair of 1025 losses that dominates this
-    pair is used, which raises epsilon by about a millionth.
+    is the profile of the pair whose loss l has density e^{l/2}/(4 sinh(epsilon/2)) under P. The pair is tight for one
+    step. It dominates every step, whatever the t of the step, and so bounds compositions, also adaptive ones: ``kind``
+    is "bound". (A t that is the same for all steps would give a smaller answer.) A pair of 1025 losses that dominates
+    this pair is used, which raises epsilon by about a millionth.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ class GaussianNoisyMax(BaseMechanism):
 def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
     """Return the pair of loss density e^{l/2}/(4 sinh(epsilon/2)), as masses at losses l at equal distances d.
 
-    A loss has the mass e^{l/2} tanh(d/4)/sinh(epsilon/2), and each of the two ends has half of it.
+    A loss has the mass e^{l/2} tanh(d/4)/sinh(epsilon/2), and each of the two ends has half of this mass.
     """
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     step = 2.0 * epsilon / LOSS_CELLS
@@ -203,8 +203,8 @@ class AboveThreshold(OfFinitePair):
         epsilon = 1/threshold_scale + 2 answers/query_scale,
 
     without the factor 2 if the queries are ``monotone``. The number of queries below the threshold does not matter.
-    Under ``replace_one`` a query moves up to twice as far, and ``monotone`` has no effect. The pair is that of
-    every epsilon-DP mechanism: ``kind`` is "bound".
+    Under ``replace_one`` a query moves up to twice as far, and ``monotone`` has no effect. The pair is the one that
+    dominates every epsilon-DP mechanism: ``kind`` is "bound".
 
     Parameters
     ----------
@@ -248,10 +248,10 @@ class AboveThreshold(OfFinitePair):
 class NumericSparse(Mechanism):
     """AboveThreshold that also releases the value of each query found above the threshold, with fresh Laplace noise.
 
-    The pair is that of ``AboveThreshold(threshold_scale, query_scale, answers, monotone)`` composed with ``answers``
-    Laplace mechanisms of scale ``value_scale``. The mechanisms are interleaved; concurrent composition leaks no more
-    than composition one after the other. Relations and units are those of AboveThreshold. The mechanism cannot be
-    sampled. ``kind`` is "bound".
+    It counts as ``AboveThreshold(threshold_scale, query_scale, answers, monotone)`` composed with ``answers`` Laplace
+    mechanisms of scale ``value_scale``. These mechanisms are interleaved; concurrent composition leaks no more than
+    composition one after the other. Relations and units are as in AboveThreshold. The mechanism cannot be sampled.
+    ``kind`` is "bound".
 
     Parameters
     ----------

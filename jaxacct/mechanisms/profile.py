@@ -189,7 +189,7 @@ def _as_one(
 
 
 def _terms(epsilon: np.ndarray, f: np.ndarray, before: int, k: int, after: int, first: float) -> tuple[float, float]:
-    """Return both terms of p_k (`pair_of_profile`). `before` = -1 means eps 0, value `first`; `after` = -1 no point."""
+    """Return both terms of p_k (`pair_of_profile`); -1 as `before` is eps 0 with f = `first`, as `after` no point."""
     start, value = (0.0, first) if before < 0 else (epsilon[before], f[before])
     rise = (value - f[k]) / -np.expm1(start - epsilon[k])
     fall = 0.0 if after < 0 else (f[k] - f[after]) / np.expm1(epsilon[after] - epsilon[k])
@@ -234,7 +234,7 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
 
 
 def _first_is_above(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -> bool:
-    """Return whether the first point of a chain lies above the line from the centre to the second point."""
+    """Return whether the first point of a chain lies above the line from the centre (eps 0) to the second point."""
     return len(chain) > 1 and bool(np.subtract(*_terms(epsilon, f, -1, chain[0], chain[1], centre)) < 0.0)
 
 
@@ -247,7 +247,7 @@ def _fall(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -
 def _bridge(
     epsilon: np.ndarray, f: np.ndarray, r: np.ndarray, right: list[int], left: list[int]
 ) -> tuple[float, list[int], list[int]]:
-    """Join the chains by their common tangent; return the tangent's value at eps 0, and the points on the hull."""
+    """Join both directions' chains by a common tangent; return its value at eps 0, and the points on the hull."""
     right, left = list(right), list(left)
     while True:
         a, b = epsilon[left[0]], epsilon[right[0]]
@@ -399,7 +399,7 @@ def _off(value: float, slope: float, a: float) -> float:
 
 
 def either_order(forward: FinitePart, reverse: FinitePart) -> FinitePair:
-    """Return the pair whose profile is, at every eps, the larger one of the two laws' profiles, rounded up."""
+    """Return the pair whose profile is, at every eps, the larger of the two laws' profiles, rounded up."""
     shape = forward.infinity.shape
     rows = int(np.prod(shape, dtype=np.int64))
     flat = [[np.reshape(x, (rows, -1)) for x in part] for part in (forward, reverse)]
