@@ -39,7 +39,7 @@ _RELATIONS = {
 
 
 class _RefusedEvent(privacy_accountant.UnsupportedEventError, InputError):
-    """An unknown event, or an event with numbers out of range."""
+    """Raised for an unknown event, and for an event with numbers out of range."""
 
 
 class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
@@ -223,7 +223,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
 @functools.lru_cache(maxsize=64)
 def _expand(step: Mechanism, count: int, relation: str) -> None:
-    """Find the parts of a repeated step in each direction, or raise. Cached, since each event is checked 3 times."""
+    """Raise if a repeated step has no parts in some direction. Cached, since each event is checked 3 times."""
     for direction in directions(step, relation):
         components(repeat(step, count), relation, direction)
 

@@ -133,7 +133,7 @@ def powers(xp: Namespace, turn: Callable[[Carry], Carry], carry: Carry, count: i
 
 
 def horner(xp: Namespace, coefficients: tuple[Array, Array], x: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Return `sum_k a_k x^k` for a (N,) and x (K,). Complex arrays are given as pairs (real part, imaginary part)."""
+    """Return `sum_k a_k x^k` for coefficients a (N,) and x (K,); all are pairs (real part, imaginary part)."""
 
     def step(total: tuple[Array, Array], a: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
         (re, im), (x_re, x_im) = total, x

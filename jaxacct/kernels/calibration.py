@@ -83,7 +83,7 @@ def sensitivity(
 
 
 def loss_change(sigma: Array, q: Array, t: Tilted, sigma_moved: Array, q_moved: Array) -> Array:
-    """Return the change of `log mix` on a grid, (X,), if sigma and q move by `sigma_moved` and `q_moved`."""
+    """Return the change of `log mix` (law.py) on a grid, (X,), if sigma and q move by `sigma_moved` and `q_moved`."""
     sigma, q = sigma[..., None], q[..., None]
     in_sigma = t.posterior * (1.0 / sigma**2 - t.u / sigma) / sigma
     in_q = t.posterior / q - (1.0 - t.posterior) / (1.0 - q)
@@ -112,7 +112,7 @@ def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array
 def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
     """Compute `n' log M + n M'/M`, as `gaussian_change` does, for Laplace parts. Im log M is between -pi and pi.
 
-    `M = e^{z/s} (1 + h)/2` with `h = (1 + 2z e^{-(1 + 2z)/s})/(1 + 2z)`.
+    `M = e^{z/s} (1 + h)/2` with `h = (1 + 2z e^{-(1 + 2z)/s})/(1 + 2z)` and the scale s.
     """
     xp = namespace(law.sign, z)
     scale, a = law.laplace_scale[..., None], 1.0 + 2.0 * z
@@ -288,6 +288,7 @@ def solve_rate(
     The last step in x is made at the final eps, so that x belongs to that eps.
 
     sign : +1 for remove, -1 for add.
+    log_rate, log_fpr : logarithms of the true- and of the false-positive rate.
     steps : number of steps on the contour integral. They start from a saddle point approximation, which is off by some
         hundredths, or by tenths where the record is rarely sampled.
     """

@@ -1,8 +1,9 @@
 """The law of a composed privacy loss under an exponential tilt, and where its saddle point lies.
 
 A `LossLaw` describes one configuration in one direction, or a batch of them (arrays.py). `M(z) = E_P[e^{zL}]` is the
-moment generating function of the loss. Merged Gaussians without sampling have `log M = mu2 z(z+1)/2`. M is a trapezoid
-sum in `u = x/sigma` for a Poisson sampled Gaussian, a closed form for Laplace noise, and a finite sum for a finite law.
+moment generating function of the loss of one step, and K the sum of log M over all steps. Merged Gaussians without
+sampling have `log M = mu2 z(z+1)/2`. M is a trapezoid sum in `u = x/sigma` for a Poisson sampled Gaussian, a closed
+form for Laplace noise, and a finite sum for a finite law.
 
 The contour goes near the saddle point of `K(c) - c eps - log c(c+1)` on the real axis. Everything is explicit in c:
 
@@ -159,7 +160,7 @@ def laplace_log_m(scale: Array, c: Array) -> Array:
 def _laplace_cumulants(scale: Array, c: Array) -> tuple[Array, Array, Array]:
     """Return log M and its first two derivatives.
 
-    `M = e^{c/s} (1 + h)/2` with `h = (1 + 2c e)/a`, `a = 1 + 2c` and `e = e^{-a/s}`.
+    `M = e^{c/s} (1 + h)/2` with the scale s, `h = (1 + 2c e)/a`, `a = 1 + 2c` and `e = e^{-a/s}`.
     """
     xp = namespace(scale, c)
     a = 1.0 + 2.0 * c

@@ -401,7 +401,7 @@ def _pair(m: float, smoothness: float) -> FinitePair:
 def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return four arrays: the larger and the smaller x where log N(m, R^2)/N(0, 1) = epsilon, standardised by each law.
 
-    The first two arrays hold (x - m)/R, the last two x.
+    R is e^smoothness. The first two arrays hold (x - m)/R, the last two x.
     """
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     rise = 2.0 * smoothness + 2.0 * epsilon

@@ -123,7 +123,8 @@ class GaussianNoisyMax(BaseMechanism):
     """Report which of ``candidates`` has the largest score after adding Gaussian noise to each.
 
     Let D = 2, or D = 1 for ``monotone`` scores, which all rise or all fall with a record; ``replace_one`` doubles D.
-    Two theorems hold. The first is delta(eps) <= candidates * delta_Gaussian(eps; D). The second is delta(eps) <=
+    Let delta_Gaussian(eps; D) be the delta of the Gaussian mechanism with this noise and sensitivity D. Two theorems
+    hold. The first is delta(eps) <= candidates * delta_Gaussian(eps; D). The second is delta(eps) <=
     delta_Gaussian(eps; D (floor(m/2) ceil(m/2)/m)^1/2) for m candidates, from the differences of all noisy scores
     (README.md, "Noisy maxima"). For up to 4 candidates the second bound is smaller everywhere. For more candidates the
     smaller bound at each eps is taken, and bounded by a pair with finitely many losses. ``kind`` is "bound".

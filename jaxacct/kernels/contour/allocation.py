@@ -1,9 +1,10 @@
 """The contour of one round of random allocation: brackets of E(S - k)_+ and E(k - S)_+, and profiles (README.md).
 
-S is the likelihood ratio of a round of t slots with the noise multiplier 1/s, and k a threshold.  E(S - k)_+ is called
-a call, and E(k - S)_+ a put, as if S were the price of a share.  The bounds hold for any windows, abscissa, period and
-number of nodes.  In a profile, neighbouring losses share a contour, since an evaluated contour serves one more loss at
-little cost.  A loss whose bracket stays wide gets a contour of its own.
+S is the likelihood ratio of a round of t slots with the noise multiplier 1/s, and k a threshold.  S is the mean of the
+slots' own ratios X = e^{s u - s^2/2}, each at a normal output u.  E(S - k)_+ is called a call, and E(k - S)_+ a put, as
+if S were the price of a share.  The bounds hold for any windows, abscissa, period and number of nodes.  In a profile,
+neighbouring losses share a contour, since an evaluated contour serves one more loss at little cost.  A loss whose
+bracket stays wide gets a contour of its own.
 """
 
 from __future__ import annotations
@@ -150,8 +151,8 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
     seen, logs, c = _saddle(cells, cuts, t, k, sign, 2.0, 0.3 / k, np.maximum(400.0 / k, 80.0 / _deviation(s, t)))
     exponents = logs + seen * k[:, None] - np.log(seen)
     at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
-    # With a split, the guess of the put's value is kept.  Without a split, the integrand at z = c takes its place: as
-    # it is if the guess is smaller, times e^-2 if the guess is larger.
+    # With a split, the put's value is taken to be the guess.  Without a split, it is taken to be the integrand at z = c
+    # if this exceeds the guess, and e^-2 times the integrand otherwise.
     log_value = np.where(split, guess, np.where(guess < at, at, at - 2.0))
     goal = log_value + np.log(tolerance)
     needed, _ = _right(c, seen, exponents - 1.0, goal)
@@ -250,7 +251,7 @@ def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
     """
     spread = np.sqrt(np.exp(np.minimum(s * s, 600.0)) / t)[:, None]
     m = np.linspace(0.0, 8.0, 17)
-    most = 1.001 * k[:, None]  # 1.001 leaves room for thresholds near k
+    most = 1.001 * k[:, None]  # 1.001 leaves room for larger thresholds on this contour
     x = np.minimum(k[:, None] - 1.0 + (m + 0.1) * spread, most)
     u = (np.log(t)[:, None] + np.log(x)) / s[:, None] + 0.5 * s[:, None]
     chance = (np.log(t) + np.log(k))[:, None] - 0.5 * np.maximum(u, 0.0) ** 2 - 0.5 * m * m

@@ -100,7 +100,7 @@ def interval(a: Array, b: Array) -> Array:
 
 
 def cells_of(s: Array, t: Array, windows: Windows, size: int) -> Cells:
-    """Lay `size` cells from `windows.start` to `windows.end`: as many at each finite window as over the whole range."""
+    """Lay `size` cells from `windows.start` to `windows.end`, in equal shares: over all, and at each finite window."""
     s, t = s[:, None], t[:, None]
     start, end = windows.start[:, None], windows.end[:, None]
     grid = start + (end - start) * np.linspace(0.0, 1.0, 4 * size + 1)

@@ -297,7 +297,7 @@ class Errors:
         integrals = np.where(middle, 1.0 - side[1:] - side[:-1], np.abs(np.diff(side)))
         tail = [1.01 * float(np.exp(log_ndtr(np.asarray(-half * step))))]
         self.edges = np.concatenate([[-np.inf], edges, [np.inf]])
-        # the larger of sum and integral
+        # for each box the larger of the sum and the integral of the normal density
         self.mass = np.concatenate([tail, np.maximum(sums, integrals) * (1.0 + 1e-12), tail])
         strips = np.linspace(0.25, 0.98, 8) * min(RIGHT / bins.largest, 2.0 * np.pi / step)
         self.straight = (bins.count + 3.0) * 2.0 * (float(np.min(_geometric(strips, step))) + tail[0])
@@ -447,7 +447,7 @@ def decay_of(bins: Bins, x: np.ndarray) -> Decay:
 
 
 def log_modulus(bins: Bins, decay: Decay, size: Array, low: Array, high: Array) -> Array:
-    """Bound log |Psi(z)| from above where |z| >= size and low <= arg z <= high, by the best shift."""
+    """Bound log |Psi(z)| from above where |z| >= size and low <= arg z <= high, by the best of some shifts of all y."""
     shift = np.linspace(0.0, 1.0, 13) * np.minimum(high[..., None] / bins.angles[1], MOST_TURN)
     ends = (high[..., None] - bins.angles[0] * shift, bins.angles[1] * shift - low[..., None])
     away = np.maximum(*ends)
@@ -490,7 +490,7 @@ class Cells(NamedTuple):
 
 
 def cells_on(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -> Cells:
-    """Bound the integral over v + i up from cell to cell, and beyond the last v."""
+    """Bound the integral (see `Cells`) over v + i up from cell to cell, and beyond the last v."""
     with np.errstate(all="ignore"):
         z, _ = line.at(v + 1j * up)
         angle, real, imag = np.angle(z), z.real, z.imag
@@ -505,7 +505,7 @@ def cells_on(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -> 
 
 
 def log_beyond(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -> np.ndarray:
-    """Bound the log of the integral beyond each v, without e^{k Re z(v)}."""
+    """Bound the log of the integral (see `Cells`) beyond each v, without e^{k Re z(v)}."""
     with np.errstate(all="ignore"):
         z, turn = line.at(v + 1j * up)[0][:, None], up / line.scale
         rise, fall = np.cos(turn) - line.bend * np.sin(turn), line.bend * np.cos(turn) + np.sin(turn)
@@ -604,7 +604,7 @@ def theorems(bins: Bins, sign: float, eps: np.ndarray) -> tuple[np.ndarray, np.n
     spread = bins.first + np.roll(bins.second, 1)
     c = (bins.first * spread + bins.second * np.roll(spread, -1)) / np.sqrt(np.sum(spread**2))
     t = np.full(eps.shape, 0.5 * c.mean())
-    for _ in range(20):  # Newton's steps for the log of the projected ratio, which is convex in t
+    for _ in range(20):  # Newton's steps for log E[S | T = t] = sign eps (README.md); the log is convex in t
         logs = c * t[:, None] - 0.5 * c * c
         ratio = np.logaddexp.reduce(logs, axis=1) - np.log(bins.count)
         t = t - (ratio - sign * eps) / np.sum(c * np.exp(logs - ratio[:, None]), axis=1) * bins.count

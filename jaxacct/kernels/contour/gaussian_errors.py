@@ -343,7 +343,7 @@ def gaussian_decay(slabs: Array, lengths: Array, frequency: Array) -> Array:
     """Return a lower bound of `1 - |M(c + it)|/M(c)` that holds for every t >= frequency."""
     xp = namespace(lengths, frequency)
     lost = xp.sum(slabs * lengths * (1.0 - sinc_envelope(0.5 * frequency[..., None] * lengths)), axis=-1)
-    # 1 - sinc_envelope is off by at most 16 roundoffs of 1, and the masses sum to at most 1
+    # 1 - sinc_envelope is off by at most 16 roundoffs of 1, and the masses of the slabs sum to at most 1
     return xp.maximum(ROUNDED_DOWN * lost - 20.0 * ROUNDOFF, 0.0)
 
 

@@ -5,10 +5,10 @@ not integrated.  Far outcomes are cut off, since under the tilt their losses wou
 delta.  Compositions of bulk steps alone are left out if they form a near-atom, since the characteristic function of a
 near-atom does not decay.  A near-atom is likely where few of many steps sample the record.
 
-With A and B the transforms of a step's bulk and jumps, delta is the contour integral of `prod (A+B)^n - (1 - keep_bulk)
-prod A^n`, plus the part of delta that comes from compositions with a far step. For keep_bulk = 0 the part that comes
-from compositions of bulk steps alone is added (split_remainder.py). The bounds hold for any windows, abscissa, period
-and number of nodes; a bad choice only makes the bracket wide.
+With A and B the transforms of a step's bulk and jumps, and n the number of equal steps, delta is the contour integral
+of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the part of delta that comes from compositions with a far step. For
+keep_bulk = 0 the part that comes from compositions of bulk steps alone is added (split_remainder.py). The bounds hold
+for any windows, abscissa, period and number of nodes; a bad choice only makes the bracket wide.
 """
 
 from collections.abc import Callable
