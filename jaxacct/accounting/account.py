@@ -307,7 +307,7 @@ def _some(question: MechanismQuestion, rows: slice | np.ndarray) -> MechanismQue
 
 
 def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: np.ndarray, found: Side) -> None:
-    """Answer rows of `found` again, with exact sums, if their delta equals the mass at infinity up to rounding."""
+    """Answer rows of `found` again, with exact sums, if rounding hides how far delta is from the mass at infinity."""
     target, mechanism, relation = question.given, question.mechanism, question.relation
     due = np.zeros(target.shape, bool)
     for parts in sides:
@@ -362,7 +362,7 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
     side = ask_engines("epsilon", asked, live & ~kinds.empty, question.engine)
 
     low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
-    # `edge`: rows in which delta minus the mass at infinity is 0, or no larger than its own rounding error.
+    # `edge`: rows in which delta minus the mass at infinity is 0, or has a relative error of LARGEST_SLACK or more.
     edge = ~live & ~at_infinity
     largest, above = quick_bounds.largest_loss(parts)
     unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
@@ -373,7 +373,7 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
     of_gaussians = np.where(rising & (left is not None), np.inf, 0.0)
     at_largest = np.where(unbounded, of_gaussians, np.maximum(2.0 * largest - above, 0.0))
     low = np.where(edge, np.where(exactly, at_largest, 0.0), low)
-    sure = finite >= wrong  # delta is at least the mass at infinity; otherwise epsilon may be infinite
+    sure = finite >= wrong  # delta is surely at least the mass at infinity; otherwise epsilon may be infinite
     mid, high = np.where(edge, np.where(unbounded | ~sure, np.inf, [largest, above]), [mid, high])
     known = (np.where(kinds.empty, 0.0, np.where(at_infinity, np.inf, end)) for end in (low, mid, high))
     return Side(Answer(*known), np.where(live, side.engine, "closed_form"), side.contradicted)
@@ -447,7 +447,7 @@ def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, s
 
 
 def _prepare_pairs(mechanism: Mechanism) -> None:
-    """Compute and keep the pairs of the rounds of random allocation in a mechanism: most of the time of an answer."""
+    """Compute and keep the pairs of the rounds of random allocation in a mechanism, which takes most of the time."""
     rounds = rounds_inside(mechanism)[: random_allocation.KEPT]
     blocks = [rounds[first : first + ROUNDS_TOGETHER] for first in range(0, len(rounds), ROUNDS_TOGETHER)]
     # Arrays are short: two threads would wait for the interpreter, and take 1.5 times the CPU time of one.

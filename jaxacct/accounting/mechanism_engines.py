@@ -49,7 +49,7 @@ nodes."""
 
 
 class Attacked(MechanismEngine):
-    """The answer of the other engines, with the lower end raised by the best known attack on the mechanism."""
+    """The answer of the other engines, with the lower end raised by the best of the known attacks on the mechanism."""
 
     name, classes, if_engine_is_named = "attacks", (Mechanism,), "answers"
     steps = (ShuffledBatches,)
@@ -143,7 +143,7 @@ def _several(question: MechanismQuestion) -> Several | None:
 
 
 class _Releases:
-    """The releases from one sample: their composition, the sampling rate, and brackets of the composition."""
+    """The releases from one sample: brackets of their composition, without the sampling (`ask`) and with it."""
 
     def __init__(self, question: MechanismQuestion, drawn: Several, rate: np.ndarray) -> None:
         self.question, self.rate, self.relations = question._replace(mechanism=drawn.base), rate, drawn.relations
@@ -159,7 +159,7 @@ class _Releases:
         return found
 
     def delta(self, eps: np.ndarray, side: str) -> _Ends:
-        """Return lower and upper bounds of delta in one direction. `eps` may have extra leading axes."""
+        """Return bounds of delta with the sampling, in one direction. `eps` may have extra leading axes."""
         wrong, q = UNITS * ROUNDOFF, self.rate
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             risen = np.expm1(eps)
@@ -176,7 +176,7 @@ class _Releases:
         return np.where(least > 0.0, low, 0.0), np.where(most > 0.0, most * found.upper[1] * (1.0 + wrong), 0.0)
 
     def epsilon(self, delta: np.ndarray, side: str, known: np.ndarray) -> _Ends:
-        """Return lower and upper bounds of epsilon in one direction.
+        """Return lower and upper bounds of epsilon with the sampling, in one direction.
 
         An epsilon below `known`, the other direction's upper bound, is not refined.
         """

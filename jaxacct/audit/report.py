@@ -153,7 +153,7 @@ class Report:
         return found
 
     def __str__(self) -> str:
-        """Return a table with a line for each audit and a column for each claim, the kinds, and the number refuted."""
+        """Return a table (lines: audits; columns: claims), the claims' kinds, and the number of refuted claims."""
         names = list(dict.fromkeys(claim.name for row in self.rows for claim in row.claims))
         curves = [CURVE] if any(isinstance(row.found, CurveTest) for row in self.rows) else []
         lines = [("audit", "delta", "lower bound", "confidence", "trials", "method", *names, *curves)]

@@ -322,7 +322,7 @@ def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint
     Where the start found is not finite, the middle of the limits takes its place.
     """
     known = {name: column[rows] for name, column in goal.known.items()}
-    if goal.on_delta:  # epsilon may be 0
+    if goal.on_delta:  # epsilon may be 0, for which the tail bound below would give mu = 0
         epsilon, delta = goal.epsilon[rows], goal.delta[rows]
         delta = delta - AIM * goal.rtol * room(delta)
         log_delta, mu = np.log(delta), gaussian_mu(epsilon, delta)

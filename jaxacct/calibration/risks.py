@@ -323,7 +323,7 @@ integral, and the share of an approximate delta that may be cut off. Later attem
 def _by_contour(
     goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray, guess: bool = False
 ) -> tuple[RateSolve, np.ndarray]:
-    """Solve for the noise and the best eps together, for rows with 0 < q < 1; return them, and whether they were found.
+    """Solve for the noise and the best eps together, for rows with q > 0; return them, and whether they were found.
 
     mu, epsilon : mu and the best eps of Gaussian DP with the same rate; the best eps found is written to `epsilon`.
     guess : whether the first attempt's result is kept in place of the last attempt's, where the first lacked few nodes.
@@ -360,7 +360,7 @@ def _by_contour(
         # noise then changes by about the square of `moved`. On the last rung (contour size) eps may need up to 25 times
         # the rung's nodes, since the terms that are cut off hardly move eps
         good = (moved < 0.01) & (fits | (last & (need <= 25.0 * rung.nodes))) & np.isfinite(at)
-        # at an end of its range eps cannot move on, so that a small step proves nothing
+        # at an end of its range eps or x cannot move on, so that a small step proves nothing
         inside = (
             (at < np.log(rate[rows] / fpr[rows]) + 2.0 * np.log(calibration.LARGEST_SHARE))
             & (x > np.log(NOISE_RANGE[0]))

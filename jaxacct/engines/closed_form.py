@@ -63,8 +63,8 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
         at = x[:, None] + some[:, None] * _NODES
         k = 1.0 - at * np.sqrt(np.pi / 2) * scipy.special.erfcx(at / np.sqrt(2))
         gap[small] = some * (np.maximum(k, 0.0) @ _WEIGHTS)
-        # The error of K is a few times ROUNDOFF (1 + x^2 K). Since K > 1/(x^2 + 3), that is at most a few times
-        # ROUNDOFF (3 + 2 x^2) K.
+        # The error of K is a few times ROUNDOFF (1 + x^2 K). Since K > 1/(x^2 + 3), the error is at most a few
+        # times ROUNDOFF (3 + 2 x^2) K.
         rounding[small] = gap[small] * (8.0 + np.square(np.abs(x) + some))
     gap = np.maximum(gap, LEAST_GAP)
     log_far = -0.5 * far**2 - 0.5 * np.log(2 * np.pi) + np.log(gap)

@@ -148,8 +148,7 @@ def epsilon(
         answer holds for delta_lower, the lower bound for delta_upper.
     below : components of the lower pair, if `parts` are those of an upper pair. Then delta_lower is d minus the upper
         pair's mass at infinity, and delta_upper is d minus the lower pair's.
-    ceiling : if `below` is given, an upper bound that is good enough: if epsilon is shown to be at most this, the
-        answer is [0, ceiling].
+    ceiling : an upper bound that is good enough: if epsilon is shown to be at most this, the answer is [0, ceiling].
     rtol : wanted (upper - lower)/upper.
     enough : a larger width than rtol. Lattices longer than QUICK are made only to reach it.
     memory_bytes : limit that decides the longest lattice.

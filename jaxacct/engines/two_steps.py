@@ -329,7 +329,7 @@ def _log_linear(logs: np.ndarray, width: np.ndarray) -> np.ndarray:
 
 
 def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndarray:
-    """Return (B, count + 1) nodes for delta near eps (B,)."""
+    """Return the nodes (B, count + 1) of the cells for delta near eps (B,)."""
     u, s = survey.u, 1.0 / steps.sigma
     left, right = _unknown(steps, survey)
     inside = left[:, 1:] & right[:, :-1]
