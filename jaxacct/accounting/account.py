@@ -235,7 +235,7 @@ def answer(question: MechanismQuestion) -> Bounds:
     return by_parts(question) if whole is None else whole.bracket(question)
 
 
-@np.errstate(under="ignore")  # the bounds allow for underflow; it must not raise, whatever the user told NumPy
+@np.errstate(under="ignore")  # the bounds allow for underflow, which must not raise, whatever the user told NumPy
 def by_parts(question: MechanismQuestion) -> Bounds:
     """Return the larger of the two directions' answers. The lower end is 0 unless the answer's kind is "certified"."""
     quantity, mechanism, relation, effort = question.quantity, question.mechanism, question.relation, question.effort
@@ -396,10 +396,11 @@ def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray
 
 
 def _removing(parts: Components, eps: np.ndarray) -> Components:
-    """Turn rows with eps = 0 to the direction remove, where engines do better, and return the parts.
+    """Turn rows with eps = 0 to the direction remove, and return the parts.
 
-    `delta(0) = H_1(P || Q) = TV(P, Q)`, and TV is symmetric. Sampled Gaussians and Laplace parts have the pair (Q, P)
-    in the direction add and (P, Q) in the direction remove. Configurations with finite parts keep their direction.
+    `delta(0) = H_1(P || Q) = TV(P, Q)`, and TV is symmetric. So one answer serves both directions: sampled Gaussians
+    and Laplace parts have the pair (Q, P) in add and (P, Q) in remove. Configurations with finite parts keep their
+    direction.
     """
     symmetric = (eps == 0.0) & ~np.any(parts.finite_n > 0, axis=1) & (parts.delta_infinity == 0.0)
     return parts._replace(sign=np.where(symmetric, 1.0, parts.sign))

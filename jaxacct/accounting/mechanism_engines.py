@@ -206,8 +206,8 @@ class _Releases:
         share = np.arange(1, SECTIONS + 1).reshape(-1, *(1,) * q.ndim) / (SECTIONS + 1)
         # Each turn divides the bracket by SECTIONS + 1.
         for _ in range(40):
-            wide = high * (1.0 - 0.25 * self.question.effort.rtol) > low  # an infinite upper end is not searched
-            if not np.any(~small & np.isfinite(high) & wide):
+            wide = high * (1.0 - 0.25 * self.question.effort.rtol) > low
+            if not np.any(~small & np.isfinite(high) & wide):  # an infinite upper end is not searched
                 break
             first = np.where(np.isfinite(low), low, 0.0)
             last = np.where(np.isfinite(high), high, first)

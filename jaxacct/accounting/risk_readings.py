@@ -260,9 +260,9 @@ def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nda
     at c or above. The upper bound is at least the mu whose curve meets the diagonal at c.
     """
     epsilon, _, delta = lines
-    with np.errstate(over="ignore"):  # a tangent this steep bounds nothing
+    with np.errstate(over="ignore"):  # a tangent whose slope overflows bounds nothing
         ratio = np.exp(epsilon) * (1.0 + 4.0 * ROUNDOFF)
-    fixed = 0.5 * (1.0 - delta[0])  # a point of the diagonal; symmetry gives the cells beyond it
+    fixed = 0.5 * (1.0 - delta[0])  # where the first tangent (eps = 0) meets the diagonal; symmetry gives the rest
     floor = np.minimum(floor, np.maximum(fixed, 0.0))
     with np.errstate(all="ignore"):
         ends = (delta[:-1] - delta[1:]) / np.diff(ratio, axis=0)

@@ -269,7 +269,7 @@ def from_scores(
 ) -> LowerBound:
     """Bound epsilon from below, from scores of independent runs without and with the canary.
 
-    A run is taken for one with the canary if its score exceeds a threshold.
+    The test guesses that a run had the canary if the run's score exceeds a threshold.
 
     Parameters
     ----------

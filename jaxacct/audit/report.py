@@ -119,7 +119,7 @@ class Report:
 
     @property
     def refuted(self) -> list[tuple[Row, Claim]]:
-        """Claims with a lower bound above them, each with its row."""
+        """Claims that a lower bound exceeds, each with its row."""
         return [(row, claim) for row in self.rows for claim in row.refuted]
 
     @property

@@ -1,7 +1,7 @@
 """Simulated selections: draw K, then K candidates, and keep the best by a score; or draw only the rank of the winner.
 
-In a batch of selections, the numbers of those with K = 0, 1, 2, ... have a multinomial law.  So a batch is drawn in
-ascending order of K, in blocks whose selections all need about equally many candidates, and is shuffled afterwards.
+In a batch, the numbers of selections with K = 0, 1, 2, ... have a multinomial law.  So a batch is drawn in ascending
+order of K, in blocks whose selections all need about equally many candidates, and is shuffled afterwards.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def in_chunks(
 
 
 def repetition_counts(law: Law, table: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Return `size` draws of K, int32, in ascending order except for those beyond the table."""
+    """Return `size` draws of K, int32, in ascending order except for the draws beyond the table."""
     counts = rng.multinomial(size, table)
     drawn = np.repeat(np.arange(table.size - 1, dtype=np.int32), counts[:-1])
     if not counts[-1]:

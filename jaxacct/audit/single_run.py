@@ -240,9 +240,9 @@ class CurveTest(LowerBound):
     """Test of a claimed trade-off curve, and the Gaussian-DP mu that the guesses refute; made by `one_run`.
 
     If the claim is true, `p_value <= a` has probability at most a.  A small p-value refutes the claimed curve, and so
-    every curve that promises more.  It says nothing about any one (epsilon, delta).  The fields inherited from
+    every curve that promises more.  A p-value says nothing about any one (epsilon, delta).  The fields inherited from
     `LowerBound` are about the bound on mu by the same guesses: the run is not mu'-Gaussian DP for any mu' < ``mu``.
-    This needs no condition.  But ``epsilon`` is a lower bound only if the run's curve is that of a Gaussian.
+    The bound on mu needs no condition.  But ``epsilon`` is a lower bound only if the run has a Gaussian's curve.
 
     Parameters
     ----------
@@ -398,7 +398,7 @@ def _deltas(side: Profile) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _lowest(intercept: np.ndarray, slope: np.ndarray) -> Lines:
-    """Return the lines that for some y give the largest lower bound (y - intercept)/slope of Pr[S without]."""
+    """Return the lines that for some y give the largest lower bound (y - intercept)/slope; `Lines` explains y."""
     steep, start = 1.0 / slope, -intercept / slope
     kept = upper_hull(steep, start)
     return Lines(intercept[kept], slope[kept], -np.diff(start[kept]) / np.diff(steep[kept]))
@@ -427,7 +427,7 @@ def by_gaussian(mu: np.ndarray) -> Inverse:
 
 
 def halved(inverse: Inverse) -> Inverse:
-    """Return the inverse for guesses "in": that of the curve F(2x)/2, since a fair coin puts each canary in or out."""
+    """Return the inverse of the curve F(2x)/2, for guesses "in", since a fair coin puts each canary in or out."""
     return lambda y: 0.5 * inverse(2.0 * y)
 
 

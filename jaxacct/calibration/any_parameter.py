@@ -177,7 +177,7 @@ def _bracket(
             before, here = ends[side], float(f"{ends[side] * factor:.0e}")
             try:
                 look(here)
-            except InputError:  # the function does not take it, such as a rate above 1
+            except InputError:  # the function does not take this value, such as a rate above 1
                 here = 0.0
             if not LADDER[0] <= here <= LADDER[1]:
                 del sides[side]

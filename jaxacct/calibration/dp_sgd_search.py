@@ -315,7 +315,8 @@ class _Equation(NamedTuple):
         return _Equation(*(column[rows] for column in self))
 
 
-@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # near the ends of float64 a wrong x costs only time
+# Near the ends of float64's range x = log(value) may be wrong, which costs only time.
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")
 def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint]:
     """Return a start for some rows of a goal, and a hint for certified evaluations.
 

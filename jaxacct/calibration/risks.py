@@ -1,6 +1,6 @@
 """Calibration to a risk: the least private parameter of DP-SGD for which no attack succeeds more often than allowed.
 
-Every target but mu follows from one certified value of the privacy profile, `delta(eps*) <= d*`.  The parameter is
+Every target but mu holds if the privacy profile is small enough at one eps*: `delta(eps*) <= d*`.  The parameter is
 searched for at that eps*.  For a true-positive rate eps* is free: any eps* is valid, and the best is searched for.
 mu has a certified bracket, which follows from tangents that are chosen beforehand and evaluated on one contour.  They
 lie close together near the eps that is best at the rate `above_fpr`, where mu is usually attained, and far apart
@@ -90,7 +90,7 @@ def calibrated_to_risk(
 def _value_for(goal: Goal, solved: RateSolve | None = None) -> BestValues:
     """Return the least private value whose certified delta at the goal's epsilon is at most the goal's delta.
 
-    solved : noise multipliers found earlier; the search starts from those that are `close`.
+    solved : noise multipliers found earlier; the search starts from the `close` ones.
     """
     goal = goal._replace(hint=no_hint(goal.delta.size))
     effort = account.effort_of_search(goal.rtol)
@@ -319,7 +319,7 @@ ATTEMPTS = ((0, 4, TOLERANCE), (0, 14, TOLERANCE), (1, 7, TOLERANCE), (2, 14, 1e
 integral, and the share of an approximate delta that may be cut off. Later attempts are for poor approximations."""
 
 
-@np.errstate(all="ignore")  # a guess that is not a number is not used
+@np.errstate(all="ignore")  # a guess that is NaN is not used
 def _by_contour(
     goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray, guess: bool = False
 ) -> tuple[RateSolve, np.ndarray]:
@@ -454,7 +454,7 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
     first, place = _start_for_mu(goal, wanted, floor)
     epsilon, width = np.full(wanted.shape, np.nan), 0.5 * goal.rtol
     made = first.x.copy()  # logarithm of the value for which `place` was found
-    rungs = np.zeros((2, wanted.size), int)  # contour sizes; each evaluation starts from those used last
+    rungs = np.zeros((2, wanted.size), int)  # contour sizes; each evaluation starts from the last ones
 
     def deltas_at(mine: np.ndarray, values: np.ndarray) -> Deltas:
         def deltas(at: np.ndarray, some: np.ndarray) -> Bounds:
@@ -611,7 +611,7 @@ def _lowest(epsilon: np.ndarray, delta: np.ndarray, floor: np.ndarray) -> np.nda
     """Estimate the eps at which `delta + e^eps floor` is least, by a parabola through three values."""
     rates = delta + np.exp(epsilon) * floor
     best = np.clip(np.argmin(rates, axis=0), 2, epsilon.shape[0] - 3)
-    # the least value and the next but one on each side, since direct neighbours may differ by rounding alone
+    # the least value and the second value on each side of it, since direct neighbours may differ by rounding alone
     x, y = (np.take_along_axis(v, best + np.array([-2, 0, 2])[:, None], axis=0) for v in (epsilon, rates))
     left, right = (y[1] - y[0]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
     bend = (right - left) / (x[2] - x[0])

@@ -442,8 +442,8 @@ def _secant(
 def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray) -> None:
     """Search for the least private whole number that holds.
 
-    The search goes outwards from the start in growing strides. Once a number holds and a less private one does not, it
-    goes on between these two.
+    The search goes outwards from the start in growing strides. Once a number holds and a less private one does not, the
+    search goes on between these two.
     """
     low, high = search.lowest[rows], search.highest[rows]
     # the direction in which values grow less private ("bolder")

@@ -28,7 +28,7 @@ class Progress:
     """A progress line that is redrawn on a terminal or in a notebook; elsewhere each update is a line of its own.
 
     With `show` None the line is shown only on a terminal, or in a notebook after `NOTEBOOK_WAIT` seconds. `there` is
-    the number of rows that were done before; they do not count for the rate. `pauses` are the smallest numbers of
+    the number of rows that were done before; these rows do not count for the rate. `pauses` are the smallest numbers of
     seconds between two updates: on a terminal or in a notebook, and elsewhere. `apart` returns the seconds spent so far
     on other work, such as compiling; they do not count for the rate.
     """

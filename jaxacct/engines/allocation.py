@@ -138,7 +138,7 @@ def reach(s: np.ndarray, t: np.ndarray) -> np.ndarray:
 def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of delta by theorems, without a contour.
 
-    The theorems are closed forms. One of them: the Gaussian mechanism that also reveals the slot has a larger delta.
+    The theorems are closed forms. One theorem: the Gaussian mechanism that also reveals the slot has a larger delta.
     """
     k = np.exp(sign * eps)
     low, high = allocation_law.bounds(sign, s, t, k)
@@ -274,7 +274,7 @@ class Value(NamedTuple):
 
 
 def value_of(contour: Contour, eps: np.ndarray) -> Value:
-    """Return the bracket of delta at an eps near the one for which the contour was placed."""
+    """Return the bracket of delta at an eps near the eps for which the contour was placed."""
     k = np.exp(contour.sign * eps)
     low, mid, high, slope = bracket_near(contour, k)
     if contour.sign > 0:

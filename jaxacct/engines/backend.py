@@ -119,7 +119,7 @@ def _suits(size: int, selections: bool = False) -> bool:
 @functools.cache
 def _holds() -> bool:
     """Return whether NumPy's functions are as accurate on this machine as the bounds assume."""
-    np.empty(2**21)  # freed at once; glibc then reuses freed memory of this size: new pages would take a tenth longer
+    np.empty(2**21)  # freed at once, so that glibc reuses memory of this size; new pages would take a tenth longer
     failure = elementary_check.failure()
     if failure is not None:
         warnings.warn(f"XLA answers instead of NumPy, since on this machine {failure}", RuntimeWarning, stacklevel=2)

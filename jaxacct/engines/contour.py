@@ -32,7 +32,7 @@ class Rung(NamedTuple):
     nodes: int  # nodes of the contour
     rounds: int  # how often the contour is placed
     chunk: int  # configurations per call of an optimised program
-    split: bool = False  # whether the rung is one of the split contour
+    split: bool = False  # whether the rung is for the split contour
     tolerance: float = 0.0  # smallest size of aliases and cut-off terms, relative to delta, that the nodes can reach
 
 

@@ -635,7 +635,7 @@ def evaluate(side: Side, eps: float) -> float:
     mass, start = side.composed.mass, side.start
     if isinstance(
         mass, np.ndarray
-    ):  # NumPy compiles nothing for a shape, so losses below eps, whose payoff is 0, are left out
+    ):  # NumPy takes any shape without compiling, so losses below eps, whose payoff is 0, are left out
         before = (eps - start) / side.step - 2.0
         first = int(min(before, mass.shape[0] - 1)) if before > 0.0 else 0
         mass, start = mass[first:], start + first * side.step

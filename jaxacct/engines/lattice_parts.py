@@ -291,7 +291,7 @@ class SampledGaussian(LatticePart):
     def _shift(self, rise: float, span: float) -> float:
         """Bound the error of log mix = log(1 - q + q e^y) at every node, where y = u/sigma - 1/(2 sigma^2) at output u.
 
-        It is the error of y, multiplied by the derivative q e^y/mix.
+        The error of log mix is the error of y, multiplied by the derivative q e^y/mix.
         """
         odds = self.q / (1.0 - self.q)
         heavy = -np.expm1(-(rise + span))
@@ -363,7 +363,7 @@ class Laplace(LatticePart):
             nothing = kernel.Cells(zero, zero, zero, zero)
             return placed_from(self, nothing, [(0, 1.0)], 0.0, step, 1, upper, 0.0, 0.0, run)
         remove = self.sign > 0
-        # Base masses times e^lift are P-masses; here the lifts at the lowest and at the highest ratio.
+        # Base masses times e^lift are P-masses; these are the lifts at the lowest and at the highest ratio.
         lift_low, lift_high = (origin, top) if remove else (0.0, 0.0)
         described = self.scale, first, origin, self.q, step, last, remove
         cells = run(kernel.laplace_cells, *described, nodes=nodes)
@@ -487,7 +487,7 @@ def _contracted(
     order = np.lexsort((inside, cell))
     cell, inside, mass = cell[order], inside[order], mass[order]
     start, stop = _payers(cell, mass, step)
-    moved = cell + (inside > 0.0)  # to the next lower loss
+    moved = cell + (inside > 0.0)  # every atom moves to the next node of lower loss
     first, last = moved[start], moved[stop]
     kept = (first < moved) & (moved < last)
     if not inside[kept].any():

@@ -5,7 +5,7 @@ answers by the finite laws that dominate the mixtures.
 
 A single step that draws one of several mixtures (its branches) has a certified closed form. The loss of every branch is
 monotone in the output u. So delta is attained on a half line of u, whose endpoint solves loss = eps. A half line with
-another endpoint gives a lower bound of delta; an error d of the endpoint lowers it by the order of d^2.
+another endpoint gives a lower bound of delta; an error d of the endpoint lowers the bound by the order of d^2.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def attained(mechanism: Mechanism, relation: str) -> bool:
 
 
 def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
-    """Return the branches of every flat configuration; None if some mechanism has none under this relation."""
+    """Return the branches of every flat configuration; None if some mechanism has no branches under `relation`."""
     shape = batch_shape(mechanism)
     size = int(np.prod(shape))
     rows: list[Row] = [[] for _ in range(size)]
@@ -316,7 +316,7 @@ def _parts(row: Row, sign: float, left_out: float) -> tuple[list[Part], float]:
     """Return the parts in the form for kernels, and the probability that a left-out contribution occurs in any step.
 
     Leaving out the rarest contributions changes the law of a step by their probability, in total variation. Delta of
-    all steps changes by at most the sum of these in the direction remove, and by e^eps times the sum in add.
+    all steps changes by at most the sum of these probabilities in the direction remove, and by e^eps times it in add.
     """
     steps = sum(count for count, _ in row)
     parts, lost = [], 0.0

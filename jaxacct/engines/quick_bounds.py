@@ -29,7 +29,7 @@ class LargestLoss(NamedTuple):
     """The supremum of the loss of the Laplace and finite parts, 0 where it is negative."""
 
     near: np.ndarray  # an estimate; each term is off by at most LARGEST_LOSS_UNITS * ROUNDOFF, relatively
-    above: np.ndarray  # rounded up
+    above: np.ndarray  # the supremum, rounded up
 
 
 def largest_loss(parts: Components) -> LargestLoss:
@@ -45,7 +45,7 @@ def largest_loss(parts: Components) -> LargestLoss:
         top = np.max(finite, axis=2, initial=-np.inf)
         finite = parts.finite_n * np.where((parts.finite_n > 0) & (top > -np.inf), top, 0.0)
         terms = [*laplace.T, *finite.T]
-        units = [32.0] * laplace.shape[1] + [LARGEST_LOSS_UNITS] * finite.shape[1]  # error of each term, over ROUNDOFF
+        units = [32.0] * laplace.shape[1] + [LARGEST_LOSS_UNITS] * finite.shape[1]  # errors in units of ROUNDOFF
         total = sum(terms)
         above = total + ROUNDOFF * sum(unit * np.abs(x) for unit, x in zip(units, terms, strict=True))
     return LargestLoss(np.maximum(total, 0.0), np.where(np.isnan(above), np.inf, np.maximum(above, 0.0)))

@@ -186,7 +186,7 @@ def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
     under_p, under_q = (Chance(*(x[:, :, None] for x in hit)) for hit in (under_p, under_q))
     expected = n * np.exp(under_p.log_p)
     k = np.ceil(expected - DEVIATIONS * np.sqrt(expected * np.exp(under_p.log_rest)))
-    # Where few hits are expected, these k do not reach into the tail. A rough formula for Poisson's tail gives more k.
+    # Where few hits are expected, such k do not reach into the tail. A rough formula for Poisson's tail gives more k.
     few = np.ceil(TAIL_NATS / np.maximum(1.0 - np.log(expected), 1.0))
     k = np.concatenate([k, few, np.ones_like(expected), np.broadcast_to(n, expected.shape)], axis=2)
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
@@ -308,7 +308,7 @@ def finite_counts(parts: Components, column: int) -> Tests:
     error_q = error + 8.0 * ROUNDOFF * (loss + np.where(np.isfinite(other), np.abs(other), 0.0))
     p, other = np.minimum(p, 0.0), np.minimum(other, 0.0)
     p_rest, other_rest = (np.log1p(-np.exp(np.minimum(x, -1e-18))) for x in (p, other))
-    # The relative error of the mass outside the set is the error of the mass inside, divided by the mass outside.
+    # The mass below a threshold has the error of the mass at or above the threshold: relative to itself, `spread`.
     spread, spread_q = (
         _grown(x * (1.0 + np.exp(-rest))) for x, rest in ((error, p_rest), (error_q * np.exp(other), other_rest))
     )

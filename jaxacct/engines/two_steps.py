@@ -242,7 +242,7 @@ def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarr
 
     The search begins at the eps where delta would reach the target if it fell as steeply as possible, by 1 per unit of
     e^eps. Steps are Newton's, with slopes by secants. A bisection replaces a step that leaves the interval, or that
-    follows one which did not halve the distance to the target.
+    follows a step which did not halve the distance to the target.
     """
 
     def value(v: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -253,7 +253,7 @@ def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarr
     low = np.clip(excess, 1e-9 * np.exp(log_delta), 0.5 * top)
     a = np.log(low / (top - low))
     b, slope = np.full_like(a, 37.0), np.full_like(a, -1.0)  # at v = 37 eps is `top` in float64
-    v, at = np.full_like(a, -np.inf), np.log(least) - log_delta  # at eps = 0
+    v, at = np.full_like(a, -np.inf), np.log(least) - log_delta  # v and log(delta/target) at eps = 0
     rows, new = np.arange(a.size), a + 1.0
     for turn in range(30):  # at most 30 estimates of delta before cells are placed
         risen = value(new[rows], rows)
@@ -280,7 +280,7 @@ class Survey(NamedTuple):
     loss: np.ndarray  # (B, S) log mix
     left: np.ndarray  # (B, S) largest difference of h between this point and any point left of it
     right: np.ndarray  # (B, S) largest difference of h between this point and any point right of it
-    delta: np.ndarray  # (B,) estimate
+    delta: np.ndarray  # (B,) estimate of delta
 
 
 def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
