@@ -82,8 +82,8 @@ class Reach(NamedTuple):
     splits: np.ndarray
     """Whether the split contour can answer: all parts are Gaussians, and at least one of them is sampled."""
     certifies_split: np.ndarray
-    """Whether the split contour is worth its time. Below sigma = .06 or q = 1e-13, no size of it ("rung") has been seen
-    to certify a bracket."""
+    """Whether the split contour is worth its time. Below sigma = .06 or q = 1e-13, none of its rungs (sizes) has been
+    seen to certify a bracket."""
     largest_loss: np.ndarray
     """An upper bound of the loss: `-sum n log(1 - q)` if all parts are sampled Gaussians and the direction is add,
     otherwise inf."""

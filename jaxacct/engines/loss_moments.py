@@ -303,7 +303,7 @@ def _difference(
 def least_epsilon(parts: Components, delta: np.ndarray, orders: np.ndarray | None = None) -> np.ndarray:
     """Bound epsilon from above at the finite part's delta > 0, (B,).
 
-    orders : values of alpha - 1, alpha a Rényi order. The best of them is used; None searches for the best order.
+    orders : values of alpha - 1 for Rényi orders alpha. The best value is used; None searches for the best order.
     """
     log_delta = np.log(delta)
     best, least = _minimise(parts, lambda c, k: _sum_up(k, log_kappa(c), -log_delta) / c, orders)

@@ -127,7 +127,7 @@ class MechanismEngine(ABC):
 
     name: ClassVar[str]
     cost: ClassVar[float] = 0.0
-    """0 puts these engines before the engines of compositions. They are asked in the order of their registration."""
+    """0 puts an engine before the engines of compositions. The order of registration decides between equal costs."""
     classes: ClassVar[tuple[type[Mechanism], ...]]
     """The classes of mechanisms that the engine may answer for."""
     steps: ClassVar[tuple[type[Mechanism], ...]] = (Mechanism,)
@@ -167,6 +167,6 @@ ENGINES: list[Engine | MechanismEngine] = []
 
 
 def register(engine: Engine | MechanismEngine) -> None:
-    """Put an engine in the list, behind all engines that cost less. It replaces an engine of the same name."""
+    """Put an engine in the list, behind engines that cost as much or less; remove an older engine of the same name."""
     known = [one for one in ENGINES if one.name != engine.name] + [engine]
     ENGINES[:] = sorted(known, key=lambda one: one.cost)
