@@ -194,9 +194,8 @@ class _Releases:
         q = self.rate
         with np.errstate(divide="ignore"):
             top = np.where(q < 1.0, -np.log1p(-q) * (1.0 + UNITS * ROUNDOFF), np.inf)
-        plain = self.ask(
-            "epsilon", np.where(q > 0.0, delta, 0.5), "add"
-        )  # the sampled releases leak no more than the releases without sampling
+        # the sampled releases leak no more than the releases without sampling
+        plain = self.ask("epsilon", np.where(q > 0.0, delta, 0.5), "add")
         low, high = np.where(q < 1.0, 0.0, plain.lower), np.minimum(plain.upper, top)
         high = np.where(q > 0.0, high, 0.0)
         low = np.where(q > 0.0, low, 0.0)

@@ -166,7 +166,7 @@ def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
 ROUNDS = 14
 """Largest number of rounds that add tangents where the upper bound of mu is largest."""
 DOUBLINGS = 3
-"""Largest number of rounds after the first ROUNDS, for brackets that are not "ok" by then. Each of them adds a tangent
+"""Largest number of rounds after the first ROUNDS, for brackets that are not "ok" by then. Such a round adds a tangent
 between every two neighbouring tangents."""
 OK_WIDTH = 1e-4
 """Largest relative width of a bracket that is "ok"."""

@@ -223,7 +223,9 @@ def epsilon(
     """Return brackets of `inf {eps : delta_fin(eps) <= delta}`, row by row. Their ends may be negative.
 
     delta_fin is delta without the mass at infinity. A row is tried on finer and finer contours ("rungs"), until the
-    relative width of its bracket is at most `width`, or its upper bound at most `floor`, the other direction's epsilon.
+    relative width of its bracket is at most `width`, or its upper bound is at most `floor`.
+
+    floor : epsilon of the other direction.
 
     slack : relative error of `delta`.
     """
