@@ -189,7 +189,7 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     * ZCDp becomes `ZCDP`; rho and xi of several add up in a composition.
     * SingleEpochTreeAggregation is one Gaussian for each node above a leaf. The guarantee holds where no record moves
       to another leaf: for zero-out, not for add/remove.
-    * For batches of a fixed size the event's data-set size is that of the larger of two neighbouring data sets.
+    * For batches of a fixed size the event's data-set size is the size of the larger of two neighbouring data sets.
 
     Parameters
     ----------
@@ -464,7 +464,7 @@ def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
 
 
 def _event(mechanism: Mechanism) -> dp_event.DpEvent:
-    """Return the event of a mechanism; refuse it where the installed dp_accounting lacks the class."""
+    """Return the event of a mechanism; refuse a mechanism whose event the installed dp_accounting lacks."""
     if isinstance(mechanism, MatrixMechanism):
         one = mechanism.equivalent()
         if isinstance(one, SharedBins):

@@ -262,7 +262,7 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
 
 
 def _grid(xp: Namespace, start: Array, stop: Array) -> Array:
-    """Return equidistant ends of half of the panels, ascending even where start and stop nearly coincide."""
+    """Return the ends of half of the panels: equidistant, and ascending even where start and stop nearly coincide."""
     return xp.minimum(start + (stop - start) * (xp.arange(PANELS // 2) / (PANELS // 2 - 1)), stop)
 
 
@@ -461,7 +461,7 @@ def _from_right(x: Array) -> Array:
 
 
 def _convex_minorant(jump: Array, back: Array, first: Array, last: Array) -> Array:
-    """Spread each negative slope jump on its two neighbours, in at most 32 turns. P-mass and Q-mass stay the same."""
+    """Spread each negative jump on its two neighbours, in at most 32 sweeps. P-mass and Q-mass stay the same."""
     xp = namespace(jump, back, first, last)
     index = xp.arange(jump.shape[0])
     inner = (index > first) & (index < last)
@@ -470,7 +470,7 @@ def _convex_minorant(jump: Array, back: Array, first: Array, last: Array) -> Arr
         return xp.where(inner & (x < 0), x, 0.0)
 
     def going(state: tuple[Array, Array]) -> Array:
-        # After 32 turns the remaining negative jumps are cancelled instead.
+        # After 32 sweeps the remaining negative jumps are left to `cancelled`.
         return (state[0] < 32) & xp.any(negative(state[1]) < 0)
 
     def sweep(state: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -61,7 +61,7 @@ class Line(NamedTuple):
     laws: Any
     mu: Array  # (R,)
     x: Array  # (R, X)
-    log_ratio: Array  # (R, X): log(density of the best of N(mu, 1)/that of N(0, 1)); nan where phi' underflows for both
+    log_ratio: Array  # (R, X): log ratio of the densities, best of N(mu, 1) over best of N(0, 1); nan if both underflow
     present: Array  # (R, X - 1): masses of the best of N(mu, 1)
     without: Array  # (R, X - 1): masses of the best of N(0, 1)
 

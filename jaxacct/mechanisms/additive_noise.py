@@ -349,10 +349,10 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
         N(m, 1), N(0, 1);   N(m, R^2), N(0, 1);   N(m, 1), N(0, R^2)
 
-    (proof in README.md, "Smooth sensitivity"). The loss has no moment generating function beyond 1/(R^2 - 1), so there
-    are no Renyi divergences of orders above 1 + 1/(R^2 - 1), although delta is small. A pair with 2900 losses is used
-    whose profile is at least this maximum. It adds about 1e-5 to epsilon if b is small, and ``kind`` is "bound". The
-    loss has the same law in both directions.
+    (proof in README.md, "Smooth sensitivity"). The loss has no moment generating function beyond 1/(R^2 - 1), so
+    Rényi divergences of orders above 1 + 1/(R^2 - 1) are infinite, although delta is small. A pair with 2900 losses is
+    used whose profile is at least this maximum. It adds about 1e-5 to epsilon if b is small, and ``kind`` is "bound".
+    The loss has the same law in both directions.
 
     Parameters
     ----------

@@ -68,7 +68,7 @@ def contours_of(strategy: Strategy, bins: int, noise: float) -> Profile:
 
 
 def largest_epsilon(mu: float, delta: float) -> float:
-    """Return an eps at which a Gaussian of sensitivity mu (the run if its bin is revealed) has at most `delta`."""
+    """Return an eps at which a Gaussian of sensitivity mu (the run with its bin revealed) has a delta <= `delta`."""
     high = mu * (0.5 * mu + 40.0)
     eps = np.linspace(0.0, high, 4001)
     return float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])
@@ -98,7 +98,7 @@ def delta_of_bins(
 
 
 def _largest(profile: Profile) -> float:
-    """Return, rounded up, the sensitivity of the Gaussian that the run is if its bin is revealed."""
+    """Return, rounded up, the sensitivity of the run with its bin revealed, which is a Gaussian mechanism."""
     return float(profile.bins.sizes.max()) * (1.0 + 32.0 * ROUNDOFF)
 
 

@@ -272,7 +272,7 @@ MOST_SHOWN = 40
 
 
 def register(cls: type[M]) -> type[M]:
-    """Make a frozen dataclass a pytree; fields of metadata ``static=True`` are no leaves. Unflattening skips checks."""
+    """Make a frozen dataclass a pytree; fields with metadata ``static=True`` are no leaves. Unflattening skips checks."""
     if issubclass(cls, Mechanism) and cls.kind is not Mechanism.kind:
         raise TypeError(f"{cls.__name__}.kind is never asked; define kind_under(relation, composed), which is")
     fields = dataclasses.fields(cast(Any, cls))
@@ -348,7 +348,7 @@ def rows_in(mechanism: Mechanism, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def require_mechanism(name: str, value: object) -> Mechanism:
-    """Return the value if it is a mechanism; else refuse it under the name of the argument or field.
+    """Return the value if it is a mechanism; else refuse it in an error that calls it `name`.
 
     >>> require_mechanism("mechanism", 1.0)
     Traceback (most recent call last):

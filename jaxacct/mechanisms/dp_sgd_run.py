@@ -231,7 +231,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
 
 
 def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) -> dict[str, Any]:
-    """Return the numbers of a described run that `dp_sgd` needs for a batch rule, without those it computes itself."""
+    """Return the numbers of a described run that `dp_sgd` needs for a batch rule; leave out all that it computes."""
     rule = rule_of(sampling)
     needs = (*_needs(rule, group), *(["groups"] if rule.in_turns else []))
     rate = () if "batch_size" in needs else ("sampling_probability",)
@@ -240,17 +240,17 @@ def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) ->
 
 
 def usual_relation(sampling: str) -> str:
-    """Return the relation of a batch rule that holds when the caller gives none."""
+    """Return the relation that a batch rule uses when the caller gives none."""
     return rule_of(sampling).relation
 
 
 def nearest_slots(sampling_probability: Any) -> np.ndarray:
-    """Return the whole number nearest to 1/q."""
+    """Return the whole number nearest to 1/sampling_probability."""
     return np.rint(1.0 / np.asarray(sampling_probability, np.float64))
 
 
 def slots_of(sampling_probability: Any, sampling: str = "random_allocation") -> float | np.ndarray:
-    """Return the slots of a round or of an epoch, 1/q; refuse a q for which 1/q is no whole number.
+    """Return the slots of a round or of an epoch, 1/q for the sampling probability q; refuse other than whole numbers.
 
     >>> slots_of([0.01, 0.5])
     array([100.,   2.])

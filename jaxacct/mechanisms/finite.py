@@ -210,7 +210,7 @@ def once(pair: FinitePair, direction: str) -> list[tuple[Part, np.ndarray]]:
 
 
 def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = None) -> np.ndarray:
-    """Compute log(1 - q + q e^loss) for every finite loss and 0 <= q <= 1.
+    """Compute log(1 - q + q e^loss) for every finite loss and rates q, 0 <= q <= 1.
 
     The error is at most 16 roundoffs of the value plus 1e-323. With x = q (e^loss - 1) the value is log1p(x), or
     log((1-q) + q e^loss) where x < -1/2, since 1 + x would cancel. Beyond a loss of 700, e^loss is computed as the

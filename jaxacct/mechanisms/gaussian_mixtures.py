@@ -85,7 +85,7 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
 
 
 def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
-    """Return the pair of the points (eps, delta) of both directions; `scale` is the largest shift, in deviations."""
+    """Return the dominating pair of points (eps, delta) of both directions; `scale`: largest shift, in deviations."""
     least = LEAST_RELATIVE_GAP * scale
     # a profile falls, so delta at an eps also bounds delta at any larger eps
     epsilon = np.maximum(np.concatenate([forward[0], reverse[0]]), least)
@@ -111,7 +111,7 @@ def mixture_pair(shift: np.ndarray, weight: np.ndarray) -> FinitePair:
     u = quantiles(0.0, widest)
     forward, reverse = half_line_points(p, q, u), half_line_points(q, p, u, -1.0)
     nothing = float(weight[shift == 0.0].sum())
-    if nothing > 0.0:  # the loss of add is at most -log(chance of no contribution)
+    if nothing > 0.0:  # in the add direction the loss is at most -log(chance of no contribution)
         largest = -np.log(nothing) * (1.0 + 1e-15) + 1e-15
         keep = reverse[0] < largest
         reverse = (np.append(reverse[0][keep], largest), np.append(reverse[1][keep], 0.0))

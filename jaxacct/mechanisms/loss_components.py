@@ -173,7 +173,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
         )
         infinity = np.concatenate([infinity, together.infinity[:, None]], axis=1)
         n = np.concatenate([n, np.where((rho > 0.0) | (xi > 0.0), 1.0, 0.0)[:, None]], axis=1)
-    active = (loss != 0.0).any(axis=2) | (infinity > 0.0)  # a part without any loss releases nothing
+    active = (loss != 0.0).any(axis=2) | (infinity > 0.0)  # a part whose losses are all 0 releases nothing
     n = np.where(active, n, 0.0)
     with np.errstate(divide="ignore"):  # log 0 = -inf if all mass is at infinity
         survival = np.where(active, n * np.log1p(-np.where(active, infinity, 0.0)), 0.0)

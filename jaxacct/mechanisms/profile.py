@@ -189,7 +189,7 @@ def _as_one(
 
 
 def _terms(epsilon: np.ndarray, f: np.ndarray, before: int, k: int, after: int, first: float) -> tuple[float, float]:
-    """Return both terms of p_k (`pair_of_profile`); -1 as `before` is eps 0 with f = `first`, as `after` no point."""
+    """Return both terms of p_k of `pair_of_profile`. `before` -1: eps 0, where f is `first`. `after` -1: no point."""
     start, value = (0.0, first) if before < 0 else (epsilon[before], f[before])
     rise = (value - f[k]) / -np.expm1(start - epsilon[k])
     fall = 0.0 if after < 0 else (f[k] - f[after]) / np.expm1(epsilon[after] - epsilon[k])

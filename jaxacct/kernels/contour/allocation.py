@@ -301,7 +301,7 @@ def tilted_mode(s: Array, t: Array, c: Array) -> Array:
 
 
 def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return the least period for which some Chernoff bound makes images to the right negligible, and its abscissa."""
+    """Return the least period for which a Chernoff bound makes right images negligible, and the bound's abscissa."""
     gap = seen - c[:, None]
     needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
     needed = np.where(np.isnan(needed), np.inf, needed)
@@ -334,7 +334,7 @@ def last_node(
     bound is kept.  Where both reach the goal, both are tried at the next index again, since far out either may be
     slightly better.
     """
-    # `stride`: step of log(index) where the bound shows no direction; `enough`: width at which the search ends
+    # `stride`: step of log(index) where the bound shows no direction; `enough`: width in log(index) that suffices
     stride, enough = 0.8, 0.2
     most = np.log(MOST_NODES)
     low, high = np.zeros_like(c), np.full_like(c, most)
@@ -406,7 +406,7 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
         here = np.exp(s * at - 0.5 * s * s) * _one_over_t(cells)
         most = np.minimum(STEEPEST, y[:, None] * s * here * blur[:, None])
         away = np.abs(u - at) / blur[:, None]
-        # `near`: least distance over the two cells at an edge, since a cell's bound takes the larger shift of its edges
+        # `near`: least distance over both cells at an edge, since a cell's bound takes the larger shift of its edges
         near = away.copy()
         near[:, 1:], near[:, :-1] = np.minimum(near[:, 1:], away[:, :-1]), np.minimum(near[:, :-1], away[:, 1:])
         far = np.sqrt(np.maximum(near * near - CLEAR, most * most))
@@ -655,14 +655,14 @@ def _scale(found: Contour, k: Array) -> Array:
 
 
 def _turned(found: Contour, k: Array) -> Array:
-    """Compute the integrand without its factor 1/z^2 at the nodes, relative to its scale, (B, N)."""
+    """Compute the integrand over `_scale` without its factor 1/z^2 at the nodes, halved at the first node, (B, N)."""
     turned = found.powers.value * (1.0 + turned_by(-found.sign * found.powers.turn * k[:, None]))
     turned[:, 0] *= 0.5
     return turned
 
 
 def _sums(found: Contour, turned: Array) -> tuple[Array, Array]:
-    """Integrate `turned`/z^2 and `turned`/z along the line, relative to the scale."""
+    """Integrate `turned`/z^2 and `turned`/z along the line; both integrals are relative to `_scale`."""
     line = found.place.line
     over = turned / (line.c[:, None] + 1j * found.powers.turn)
     plain = np.sum((over / (line.c[:, None] + 1j * found.powers.turn)).real, axis=1)

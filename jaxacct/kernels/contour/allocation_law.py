@@ -359,9 +359,9 @@ def panel_errors(
 ) -> tuple[Array, Array]:
     """Bound the quadrature errors of int N w (e^{sign z X/t} - 1) for all |Im z| <= y: (bulk, jumps), (B,) each.
 
-    The error of a panel of half width q with n = POINTS nodes is at most 8 q sup |f| rho^{-2n}/(1 - rho^{-2}), f the
-    integrand, with sup |f| over the ellipse of size rho about the panel.  sup |f| is bounded over the rectangle around
-    the ellipse, factor by factor.
+    N is the normal density, w the bulk's or the jumps' weight, and f the integrand.  The error of a panel of half width
+    q with n = POINTS nodes is at most 8 q sup |f| rho^{-2n}/(1 - rho^{-2}), with sup |f| over the ellipse of size rho
+    about the panel.  sup |f| is bounded over the rectangle around the ellipse, factor by factor.
 
     less_one : (B,) whether the base is integrated with the "- 1". The base is the bulk, or the jumps if there is no
         bulk. Jumps beside a bulk are always integrated without it.
@@ -445,7 +445,7 @@ class Powers(NamedTuple):
 def turned_by(angle: Array) -> Array:
     """Compute e^{i angle} - 1 = 2 i tau/(1 - i tau) with tau = tan(angle/2): one tangent replaces sine and cosine.
 
-    The relative error of the result is at most that of tau. NumPy's tangent is off by at most 4 ulp.
+    The relative error of the result is at most the relative error of tau. NumPy's tangent is off by at most 4 ulp.
     """
     tau = np.tan(0.5 * angle)
     share = 2.0 * tau / (1.0 + tau * tau)
@@ -543,7 +543,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
         half = np.sin(0.5 * w.imag)
         grow = np.expm1(np.minimum(w.real, 700.0))
         more = (grow * np.cos(w.imag) - 2.0 * half * half) + 1j * (1.0 + grow) * np.sin(w.imag)
-        # where A^t is far below (A + B)^t, the two are subtracted: in the product `main` may underflow
+        # where A^t is far below (A + B)^t, the two are subtracted, since `main` may underflow in `main * more`
         both = np.exp(t_ * (log_base + log_more - log_total[:, None]))
         value = np.where(whole[:, None], main, np.where(w.real > 30.0, both - main, main * more))
         size_rest = np.where(whole[:, None], 0.0, np.abs(other) / total[:, None])

@@ -234,7 +234,7 @@ def _times_power(product: np.ndarray, kernel: np.ndarray, count: int) -> np.ndar
 
 
 def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Multiply matrices block by block: less rounding, and hardly any threads of the linear algebra library."""
+    """Multiply matrices block by block: it rounds less, and the linear algebra library starts hardly any threads."""
     blocks = np.matmul(a.reshape(len(a), -1, BLOCK).swapaxes(0, 1), b.reshape(-1, BLOCK, b.shape[1]))
     return np.sum(blocks, axis=0)
 
@@ -471,7 +471,7 @@ class Line(NamedTuple):
         return z, 1j * np.cosh(u) - self.bend * np.sinh(u)
 
     def places(self, count: int, span: float) -> np.ndarray:
-        """Return `count` + 1 ascending v from 0 on; on a line that is not bent they end at `span`."""
+        """Return `count` + 1 ascending v from 0 on; where `bend` is 0 they end at `span`."""
         if self.bend == 0.0:
             return self.c * np.sinh(np.linspace(0.0, np.arcsinh(span / self.c), count + 1))
         return self.scale * np.linspace(0.0, 8.0, count + 1)
@@ -512,7 +512,7 @@ def log_beyond(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -
         lean = fall / rise if line.bend > 0.0 else 0.0
         most = np.linspace(0.0, min(RIGHT, MOST_TURN * bins.angles[1]), 40)[1:-1]
         least = most * bins.angles[0] / bins.angles[1]
-        # Re(z e^{-i psi}) is concave in psi, hence least at an end
+        # Re(z e^{-i psi}) is concave in psi, so it is smallest at an end
         x = np.minimum(*(z.real * np.cos(psi) + z.imag * np.sin(psi) for psi in (least, most)))
         logs = 0.5 * bins.count * (most / bins.angles[1]) ** 2 + decay(np.maximum(x, 0.0))
         logs = np.min(np.where((np.tan(least) >= lean) & (lean >= 0.0) & (x > 0.0), logs, np.inf), axis=1)

@@ -88,7 +88,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     widest = xp.pi * sigma
     steepest = xp.max(t.posterior * (t.weight > 1e-12), axis=-1)
     wanted = xp.minimum(2.0 * xp.pi / t.step - t_max * steepest / sigma, 9.5)
-    # three heights of the line are tried, as shares of the one that seems best; any height gives a bound
+    # three heights of the line are tried, as shares of the height that seems best; any height gives a bound
     shifts = xp.minimum(widest, wanted)[..., None] * xp.asarray((0.5, 0.8, 0.95))
     alpha = xp.clip(shifts, 1e-3 * widest[..., None], xp.minimum(0.97 * widest, TALLEST_LINE)[..., None])
     # from here on the axis before the last is for the heights of the line
@@ -296,7 +296,7 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     other = xp.where(xp.any(rising, axis=-1), xp.argmax(xp.where(rising, log_f, -xp.inf), axis=-1), peak)
     modes = stack(xp, [peak, other])
     tops = xp.take_along_axis(log_f, modes, axis=-1)
-    # without a second mode, `other` is the peak, the floor is its top, and its slabs are empty
+    # without a second mode, `other` is the peak, the floor is the peak's top, and the slabs of `other` are empty
     floor = xp.minimum(pick(xp, valley, other), tops[..., 1])
     floors = stack(xp, [xp.full_like(floor, -xp.inf), floor])
     # in a normal density the lowest level would lie 5.5 deviations from the mode, 15 nats below it

@@ -90,7 +90,7 @@ def nodes_for_delta(parts: list[Part], log_delta: float) -> tuple[Nodes, float]:
 
 
 def chernoff(parts: list[Part], highest: float) -> tuple[Array, Array]:
-    """Return abscissae c and the logarithms of B(c) = kappa(c) E e^{c loss}; delta(eps) <= B(c) e^{-c eps}."""
+    """Return abscissae c and logs of B(c) = kappa(c) E_P e^{c loss} (`log_kappa`); delta(eps) <= B(c) e^{-c eps}."""
     at = highest * np.geomspace(1e-4, 1.0, 13)
     logs = np.full(at.size, np.inf)
     for place, c in enumerate(at):

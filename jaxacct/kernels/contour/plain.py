@@ -2,7 +2,8 @@
 
     delta(eps) = (1/2 pi i) int_{c - i inf}^{c + i inf} e^{K(z) - z eps} / (z (z+1)) dz,    c > 0,
 
-by the trapezoid rule in t = Im z with step h = 2 pi/period, on `count` nodes (kernels/README.md).
+by the trapezoid rule in t = Im z with step h = 2 pi/period, on `count` nodes (kernels/README.md).  K(z) is the sum of
+the logarithms of the moment generating functions of all steps.
 """
 
 from typing import NamedTuple
@@ -305,7 +306,7 @@ def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, poin
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
     c, period, at, log_bound = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
     gap = at - c[..., None]
-    # images at the smallest eps are made e^-11, far below delta there, which is seldom below e^-5
+    # the period reduces images at the smallest eps to e^-11, far below delta there, which is seldom below e^-5
     image = log_bound - at * xp.min(along, axis=-1)[..., None] + 11.0
     wider = xp.min(xp.where(gap > 0.0, image / xp.where(gap > 0.0, gap, 1.0), xp.inf), axis=-1)
     h = 2.0 * xp.pi / xp.maximum(period, wider)

@@ -448,7 +448,7 @@ def _certified(
     _, rate = estimate(integrand, solution)
     low, high = ends(integrand, certificate, solution)
     grain = 16.0 * ROUNDOFF * (xp.abs(integrand.k0) + xp.abs(log_delta_low) + 4.0)
-    rate = xp.maximum(rate, 1e-3 / solution)  # a distance that is too long makes the bracket wide, and never false
+    rate = xp.maximum(rate, 1e-3 / solution)  # a distance that is too long makes the bracket wide, but never false
     above = solution + MARGIN * (xp.maximum(high - log_delta_low, 0.0) + grain) / rate
     below = solution - MARGIN * (xp.maximum(log_delta_high - low, 0.0) + grain) / rate
     below = xp.where(below > 0, below, xp.inf)  # only a positive bound is used
