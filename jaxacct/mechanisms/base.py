@@ -272,7 +272,7 @@ MOST_SHOWN = 40
 
 
 def register(cls: type[M]) -> type[M]:
-    """Make a frozen dataclass a pytree; fields with metadata ``static=True`` are no leaves. Unflattening skips checks."""
+    """Make a frozen dataclass a pytree; fields with metadata static=True are no leaves. Unflattening skips checks."""
     if issubclass(cls, Mechanism) and cls.kind is not Mechanism.kind:
         raise TypeError(f"{cls.__name__}.kind is never asked; define kind_under(relation, composed), which is")
     fields = dataclasses.fields(cast(Any, cls))
