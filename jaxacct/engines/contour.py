@@ -225,9 +225,8 @@ def epsilon(
     delta_fin is delta without the mass at infinity. A row is tried on finer and finer contours ("rungs"), until the
     relative width of its bracket is at most `width`, or its upper bound is at most `floor`.
 
-    floor : epsilon of the other direction.
-
     slack : relative error of `delta`.
+    floor : lower bound of epsilon from the other direction, or -inf.
     """
     near = np.zeros(delta.size)
     if hint is not None:
