@@ -51,8 +51,8 @@ MAX_DEPTH = 64
 MAX_EVENTS = 2**15
 """Largest number of events in one tree."""
 LARGEST_SCALE = 1e300
-"""Scale that replaces a larger scale of discrete Laplace noise, which float64 may not hold. Assuming less noise than
-there is is safe."""
+"""Scale that replaces a larger scale of discrete Laplace noise, which float64 may not hold. It is safe to assume too
+little noise."""
 LARGEST_DATASET = 10**9
 """Largest number of records of a data set from which samples of a capped or a fixed size are drawn."""
 Leaf = Callable[[Any, str], Mechanism | None]

@@ -68,7 +68,7 @@ LOW_SHARE = 0.5
 of S.
 
 A slot with a larger X/t is a jump.  A jump leaves less than half of that distance to the other slots.  Then neither the
-contour of the bulk nor that of the jumps loses many digits."""
+contour of the bulk nor the contour of the jumps loses many digits."""
 BULK_END = 9.0
 """If the bulk has a contour of its own, its law ends this many widths above the centre of the bulk's window."""
 

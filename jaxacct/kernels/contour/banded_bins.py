@@ -46,17 +46,17 @@ REACH = 9.0
 BLOCK = 9
 """Number of nodes over which a matrix product is summed at a time."""
 LEAST = -200.0
-"""Least real part of an exponent: smaller ones are raised to it, so that no product is subnormal."""
+"""Least real part of an exponent: smaller parts are raised to it, so that no product is subnormal."""
 MOST_WORK = 1e10
-"""Largest number of multiplications for one contour; those of one call may take four times as many."""
+"""Largest number of multiplications for one contour; all contours of one call may take four times as many."""
 PLACING = 5e8
-"""Number of multiplications as which the choice of a contour counts."""
+"""Work that choosing a contour counts as, in multiplications."""
 MOST_HALF, MOST_NODES = 400, 1500
 """Largest `half` of a lattice, and largest number of nodes on a line."""
 SIZES = 1e-6, 20.0
-"""Smallest and largest size of a bin for which contours are tried."""
+"""Smallest and largest standard deviation of a bin's normal for which contours are tried."""
 MOST_TURN = 3.0
-"""Largest shift of a normal that is tried."""
+"""Largest shift of a normal that is tried, in its standard deviations."""
 ABSOLUTE = 1e-14
 """Error of E(k - S)_+, relative to k >= 1, that float64 leaves; contours do not aim far below it."""
 
