@@ -1,4 +1,4 @@
-"""Budget advisor: compares options at one target: splits of the data, laws of the number K of candidates, searches."""
+"""Budget advisor: compares splits of the data, laws of K (the number of candidates), and searches, at one target."""
 
 from __future__ import annotations
 

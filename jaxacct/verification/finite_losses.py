@@ -153,9 +153,10 @@ def output_masses(p: list[float], q: list[float]) -> Masses:
 
 
 def in_either_order(p: list[float], q: list[float]) -> Masses:
-    """Return the masses of two laws whose profile at each epsilon is the larger of two: of (p, q), and of (q, p).
+    """Return the masses of a pair of laws that covers both orders, (p, q) and (q, p).
 
-    The masses follow from the knots of that profile, in exact fractions.
+    At each epsilon the profile of this pair is the larger of the two orders' profiles.  The masses follow from the
+    knots of the larger profile, in exact fractions.
     """
     laws = [[Fraction(x) for x in law] for law in (p, q)]
     one, two = ([x / sum(law) for x in law] for law in laws)

@@ -27,8 +27,8 @@ class AllocationLoss:
 
     S = (X_1 + ... + X_t)/t is the ratio of their densities.  Each X_i is e^{s u - s^2/2} with s = 1/sigma, where u has
     the law N(0, 1) under Q.
-    Let put(k) = E(k - S)_+, which is computed from phi(z) = E e^{-z X_i/t}.  For remove delta is E(S - e^eps)_+ =
-    1 - e^eps + put(e^eps), and for add it is e^eps put(e^-eps).
+    With E the mean under Q, let put(k) = E(k - S)_+, which is computed from phi(z) = E e^{-z X_i/t}.  For remove, delta
+    is E(S - e^eps)_+ = 1 - e^eps + put(e^eps); for add, delta is e^eps put(e^-eps).
     """
 
     sigma: Any

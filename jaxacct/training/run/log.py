@@ -497,8 +497,8 @@ class TablePoint(NamedTuple):
 class EpsilonSoFar:
     """Upper bounds of epsilon during one `fit` that continues a plan after its first `step` steps.
 
-    A claim must cover all that the history or the ledger holds.  Before a number of a table is put out, all releases so
-    far must be among those that the table covers: fewer releases never cost more.
+    A claim must cover all that the history or the ledger holds.  Before a bound from a table is put out, all releases
+    so far must be among the releases that the table covers: fewer releases never cost more.
     """
 
     def __init__(self, plan: Plan, step: int, stretches: tuple[Stretch, ...], ledger: Ledger | None) -> None:

@@ -416,7 +416,7 @@ def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None
 
 
 def host_poisson(key: Any, size: int, threshold: np.ndarray) -> np.ndarray:
-    """Return the members of `poisson`, drawn a million records at a time; low words are drawn only if they decide."""
+    """Return the members of `poisson`, a million records at a time; a low word is drawn only if the high words tie."""
     certain, high, low = threshold
     if certain:
         return np.arange(size)
