@@ -145,7 +145,7 @@ def _embedding(eqn: Any, operand: int) -> Product | None:
         inside = rows >= 0
         if shape[0] <= jnp.iinfo(rows.dtype).max:
             inside &= rows < shape[0]
-        # For a row number out of range nothing was read.  It becomes K, so that what it adds is dropped.
+        # A row number out of range read nothing.  It becomes K, so that its contribution is dropped.
         rows = jnp.where(inside, jnp.where(inside, rows, 0).astype(jnp.int32), shape[0])
         return rows[None], jnp.where(inside[:, None], dy, 0)[None]
 
@@ -286,7 +286,7 @@ class View:
     """All entries of a parameter or, inside loops over its slices, the entries of one slice.
 
     axes : the steps of each axis.
-    narrow : the dtype with the smallest range among those that the entries were cast to.
+    narrow : the dtype with the smallest range of all dtypes that the entries were cast to.
     loops : the loops around the view, outermost first.  Each is (number of iterations, steps along which the loop cuts
     the parameter); the steps are None if all iterations see the same entries.
     """

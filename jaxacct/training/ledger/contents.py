@@ -83,7 +83,7 @@ class Spent:
     next : the step number that follows the last counted entry.
     looks : the `Seen` entry of the current plan, or None.
     owed : the steps that earlier plans still had.  They count if such a plan was replaced after a look at outputs.
-    shared : the step from which steps of cyclic Poisson sampling share noise; None: their noise is independent.
+    shared : the step from which steps of cyclic Poisson sampling share noise; None if their noise is independent.
     """
 
     releases: Counter[Release] = field(default_factory=Counter)
@@ -162,7 +162,7 @@ class Spent:
         The cost is 0 if the step continues no partition, and -1 if `label` names a partition without room for the step.
         The step continues a partition if all steps of the partition are in the step's pass, and none is this step.
 
-        label : a partition's fingerprint; None: the partition of the last step entry.
+        label : a partition's fingerprint; None means the partition of the last step entry.
         """
         partition = self.partitions.get(label or (self.last and self.last.partition) or "")
         if partition is None or step in partition.steps:
@@ -180,12 +180,12 @@ def cost(noise: list[float]) -> float:
 
 
 def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Join similar releases; the result costs at least as much as they do (README.md, "Many releases that differ")."""
+    """Join similar releases; the result costs at least as much (README.md, "Many releases that differ")."""
     return gathered(counts, stand_ins(counts, MANY_RELEASES))
 
 
 def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Join similar releases at their most noise and lowest rate; the result costs at most as much as they do."""
+    """Join similar releases at their most noise and lowest rate; the result costs at most as much."""
     return gathered(counts, stand_ins(counts, MANY_RELEASES, dearer=False))
 
 
@@ -233,7 +233,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
-    """Return epsilon of the composition.  If many differ, each bound first joins similar releases in its own way."""
+    """Return epsilon of the composition.  If many releases differ, each bound first joins similar releases."""
     if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
         return account.epsilon(total(several), delta, relation=relation)
     most = account.epsilon(total(several, at_most), delta, relation=relation)
@@ -281,7 +281,7 @@ class Contents:
 
         If outputs of a run were seen before it ended, the rest of its plan counts as well (see `promised`).
 
-        relation : None: the relation of the plans.
+        relation : None means the relation of the plans.
         whole : whether to count every run to the end of its plan.  This is needed if a run was ended because of outputs
             seen outside of its callbacks, such as a process killed because of its checkpoints: no ledger can know this.
 

@@ -226,7 +226,8 @@ class Plan(PlanRequest):
 
         segments : the steps, from step 0 on, without gaps.
         like : a plan whose target, data, sampling, relation, law of K and filter the new plan takes over.
-        changed : settings by name, in place of those of ``like`` or of the defaults; also noise_multiplier and filter.
+        changed : settings by name, which replace the settings of ``like`` and the defaults.  They may include
+            noise_multiplier and filter.
         """
         names = (*_TERMS, *_UNUSUAL, "repetitions", "filter")
         kept = {} if like is None else {name: getattr(like, name) for name in names}
@@ -278,7 +279,7 @@ class Plan(PlanRequest):
 
     @property
     def batches(self) -> int:
-        """Number of batches of one size in a pass over the data."""
+        """Number of batches in a pass over the data, if all have the size of the first segment's batches."""
         return math.ceil(self.dataset_size / self.segments[0].expected_batch_size)
 
     @property

@@ -189,7 +189,7 @@ def blocks(segments: Sequence[Segment], sampling: str, dataset_size: int) -> lis
 
 
 def pass_at(known: Sequence[Block], step: int) -> tuple[int, int, int]:
-    """Return the number of the pass that a step is in, the pass's first step, and the step after its last."""
+    """Return the number of a step's pass, the pass's first step, and the step after the pass's last step."""
     before = 0
     for start, end, length, _ in known:
         if step < end:
@@ -227,7 +227,7 @@ def releases(
             if first >= last:
                 continue
             noise = segment.noise_multiplier
-            # Passes `own` to `other - 1` have all their counted steps in this segment; any other has some elsewhere.
+            # Passes `own` to `other - 1` have all their counted steps in this segment; any other pass has some elsewhere.
             own = -(-(first - begin) // length) if first > low else (first - begin) // length
             other = (last - begin) // length if last < high else -(-(last - begin) // length)
             if own < other:

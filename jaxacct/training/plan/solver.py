@@ -175,7 +175,7 @@ def unit_of_noise(strategy: Strategy, sampling: str, batches: int) -> float:
 
 
 def _correlated(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the strategy, and the number of groups of cyclic Poisson sampling; refuse what has no accounting."""
+    """Return the strategy, and the number of groups of cyclic Poisson sampling; refuse settings without accounting."""
     strategy = Identity() if found["noise"] is None else found["noise"]
     if not isinstance(strategy, Strategy):
         raise InputError(
@@ -382,7 +382,7 @@ def _solved(request: PlanRequest) -> Solution:
 
 
 def _left_open(request: PlanRequest, plain: bool) -> str | None:
-    """Return the one setting to solve for, or None.  Refuse too many or too few settings, and what cannot be solved."""
+    """Return the one setting to solve for, or None.  Refuse too many or too few settings, and unsolvable requests."""
     given = {key: [n for n in names if getattr(request, n) is not None] for key, names in _OPEN.items()}
     for names in given.values():
         if len(names) > 1:
@@ -523,7 +523,7 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
         if spent < target * (1.0 - _tolerance(target)):
             _warn_not_reached(target, "sampling_probability", rate, spent)
     size = float(round(rate * n)) if request.sampling in rules.OF_ONE_SIZE else rate * n
-    assert request.noise_multiplier is not None  # since the rate is what is left open
+    assert request.noise_multiplier is not None  # since the request leaves the rate open
     sigma, count = request.noise_multiplier, int(steps(np.array(rate)))
     segments = with_rates((Segment(0, count, sigma, rate, size),), request.sampling, None, int(n))
     cap = _cap_of(request, rate, count) if request.sampling == rules.TRUNCATED else None
@@ -539,11 +539,11 @@ def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.nd
         cap = np.array([_cap_of(request, float(q), int(t)) for q, t in zip(rates, counts, strict=True)])
         return _upper_epsilon(request, repeat(single(rules.TRUNCATED, sigma, rates, cap, int(n)), steps))
     share, count = rate, steps
-    if sampling == rules.FIXED:  # one release is a pass
+    if sampling == rules.FIXED:  # each release is a pass
         share, count = np.array(1.0), np.ceil(steps / np.ceil(n / np.round(rate * n)))
-    elif sampling == rules.ALLOCATION:  # one release is a round
+    elif sampling == rules.ALLOCATION:  # each release is a round
         count = np.ceil(steps / nearest_slots(rate))
-    elif sampling == rules.CYCLIC:  # one release is a pass through the groups
+    elif sampling == rules.CYCLIC:  # each release is a pass through the groups
         count = np.ceil(steps / request.groups)
     return _upper_epsilon(request, repeat(single(sampling, sigma, share), count))
 

@@ -145,7 +145,7 @@ def advise_strategy(
     ----------
     target_epsilon, target_delta : float > 0, float in (0, 1)
     dataset_size, batch_size : int, float > 0
-        Records, and the expected number of them in a step.
+        Number of records, and expected number of records in a step.
     epochs, steps : float > 0, or int >= 1
         Length of the run; n = ceil(epochs dataset_size / batch_size).
     bands : int or sequence of int, optional
@@ -206,7 +206,7 @@ def advise_strategy(
 
 
 def _bands(bands: int | Sequence[int] | None, most: int) -> list[int]:
-    """Return the numbers of bands above 1 to compare; refuse those that exceed the steps of a pass or of the run."""
+    """Return the numbers of bands above 1 to compare; refuse numbers that exceed the steps of a pass or of the run."""
     if bands is None:
         return sorted({b for b in (2, 4, 8, 16, 32, most) if 1 < b <= min(most, 64)})
     found = [

@@ -135,7 +135,7 @@ class Store:
         return run, found
 
     def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes] = digest_tree) -> Checkpoint:
-        """Return a checkpoint with arrays laid out as in ``like``; `digest_of` checks those without names."""
+        """Return a checkpoint with arrays laid out as in ``like``; `digest_of` checks arrays stored without names."""
         args, run = self._ocp.args, self.notes(number)
         own = _leaves(like)
         if "leaves" in run and run["leaves"] != own:
@@ -199,7 +199,7 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None, *, average: b
 
     Parameters
     ----------
-    folder : what `Trainer.fit` had as ``checkpoints``.
+    folder : the folder that `Trainer.fit` was given as ``checkpoints``.
     like : parameters, an nnx or Equinox module, or the result of `lora`, as `Trainer.init` took them.  The frozen part
         is taken from ``like``.  It may be left out if all parameters were trained and are one array or nested dicts of
         arrays.
