@@ -88,15 +88,15 @@ class Trainer:
     has_aux : whether the loss returns (loss, aux).  Aux is summed over the batch, for logs: it is *not* private.
     trainable : the trained part: a function path -> bool of paths such as "params/Dense_0/kernel"; a pytree of bools, a
         prefix of the parameters; or a type of nnx variables.  All else is frozen: it is not clipped, gets no noise, is
-        unknown to the optimizer, and must not come from the private data.  By default everything is trained; of an nnx
-        module its nnx.Param, of parameters with `lora` the adapters.
+        unknown to the optimizer, and must not come from the private data.  By default everything is trained, but of an
+        nnx module only its nnx.Param, and of parameters with `lora` only the adapters.
     private_loss : a PrivateLoss: the mean loss of every step is released too, and handed to the optimizer as ``value``.
     mesh : a jax.sharding.Mesh whose devices share each step: devices of one process, or of all processes under
         `jax.distributed`.  Examples, or users, lie over all its devices.  The same key draws the same batch on meshes
         of all sizes.
     shard : with a mesh, the layout of the parameters and the optimizer's state: "data", all of them on every device
-        (the default); "fsdp", a part on each, gathered for the length of a step; or a PartitionSpec for each, or for
-        groups of them, as a prefix of the parameters.
+        (the default); "fsdp", a part on each device, gathered for the length of a step; or a PartitionSpec for each
+        parameter, or for groups of parameters, as a prefix of the parameters.
 
     Raises
     ------

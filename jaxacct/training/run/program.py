@@ -189,9 +189,9 @@ class Batch(NamedTuple):
 class Streamed(Program):
     """Program for one plan, state and source; `begin` compiles it and starts the threads, `close` ends them.
 
-    If the last checkpoint has the same session, the steps after the checkpoint repeat their draws.  The ledger
-    then tells whether the examples are the same, too.  In all other cases the lineage gets fresh random bits, and no
-    draw is ever used twice.
+    If the last checkpoint has the same session, the steps after the checkpoint repeat their draws.  The ledger then
+    tells whether the examples are the same, too.  In all other cases the lineage gets fresh random bits, and no draw is
+    ever used twice.
     """
 
     overwrites = False  # after an interrupt within a step, a checkpoint of the state before the step is written
@@ -214,7 +214,7 @@ class Streamed(Program):
         self._source = source
         self._users = None if users is None else grouped(users, plan.dataset_size, {(len(source),)})
         self._places = min(rule.cap or plan.dataset_size, plan.dataset_size)
-        self._micro = min(rule.micro_batch, self._places) * where.devices  # places on all devices together
+        self._micro = min(rule.micro_batch, self._places) * where.devices  # size of a micro-batch on all devices together
         self._traced_parts = self._trace(carried, self._numbers(min(step, plan.steps - 1), np.zeros(8, np.uint32)))
         self.traces = tuple(each.jaxpr for each in self._traced_parts)
         settings = repr((rule.sampling, rule.cap, rule.examples_per_user, self._micro)).encode()
@@ -276,7 +276,7 @@ class Streamed(Program):
             self._ahead.close()
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Return whether an error leaves a checkpoint: not `OtherExamples`, which reveals that examples changed."""
+        """Return whether to write a checkpoint after an error: yes, except after `OtherExamples`."""
         return not isinstance(error, OtherExamples)
 
     @property
@@ -365,7 +365,7 @@ def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
 
 
 class Ahead(Generic[Item]):
-    """Items of a generator.  A thread makes `depth` items ahead; if `depth` is 0, each is made when it is taken.
+    """Items of a generator.  A thread makes `depth` items ahead; if `depth` is 0, each item is made when it is taken.
 
     An exception of the thread is raised in `take`.
     """

@@ -98,7 +98,7 @@ class State:
 
 
 class Evaluation(NamedTuple):
-    """What ``evaluate=`` gave after `step` steps: a number, or a dict of numbers."""
+    """Result of ``evaluate=`` after `step` steps: a number, or a dict of numbers."""
 
     step: int
     value: float | dict[str, float]

@@ -321,8 +321,8 @@ def over_micro_batches(
 
     Returns
     -------
-    The last carry.  Without all_places, body runs ceil(count / micro_size) times; the draw decides the number, not the
-    program.
+    The last carry.  Without all_places, body runs ceil(count / micro_size) times: the number depends on the draw, but
+    the compiled program does not.
 
     >>> total = lambda sum, indices, mask: sum + (indices * mask).sum()
     >>> int(over_micro_batches(Selection(jnp.array([4, 2, 7, 1, 0, 0]), jnp.int32(4)), 3, total, 0))

@@ -29,9 +29,10 @@ class PrivateLoss:
 
     Let v_i be the loss of member i, clipped to [0, bound] and rounded to multiples of bound/1024.  A step also releases
     sum_i (v_i - bound/2) with Gaussian noise of standard deviation ``noise * bound``, rounded to the same multiples.
-    The sum has sensitivity bound/2; replacing an example moves it by bound, twice that, as for the gradients.
-    Gradients with noise multiplier z_gradient = (z^-2 - (2 noise)^-2)^(-1/2) and the loss together cost one Gaussian of
-    noise multiplier z, the plan's.  This needs noise > z/2.
+    The sum has sensitivity bound/2.  Replacing an example moves the sum by up to bound, twice its sensitivity, as it
+    does with the gradients.  Let z be the plan's noise multiplier.  Gradients with noise multiplier
+    z_gradient = (z^-2 - (2 noise)^-2)^(-1/2) and the loss together cost one Gaussian of noise multiplier z.  This needs
+    noise > z/2.
 
     The optimizer gets, as ``value``, the noisy sum divided by the expected batch size, plus bound/2, and clipped to
     [0, bound].
@@ -124,10 +125,11 @@ class AdaptiveClip:
 
     Every step also releases a count: the sum of 1/2 for each unclipped and -1/2 for each clipped example, with Gaussian
     noise of standard deviation ``count_noise``, rounded to halves.  Then the clip norm C is multiplied by
-    exp(-learning_rate (share - quantile)), where share is the share of unclipped examples, by the noisy count.  The sum
-    has sensitivity 1/2; replacing an example moves it by 1, twice that, as for the gradients.  Gradients with noise
-    multiplier z_gradient = (z^-2 - (2 count_noise)^-2)^(-1/2) and the count together cost one Gaussian of noise
-    multiplier z, the plan's.  This needs count_noise > z/2.
+    exp(-learning_rate (share - quantile)), where share is the share of unclipped examples that follows from the
+    noisy count.  The sum has sensitivity 1/2.  Replacing an example moves the sum by up to 1, twice its sensitivity, as
+    it does with the gradients.  Let z be the plan's noise multiplier.  Gradients with noise multiplier
+    z_gradient = (z^-2 - (2 count_noise)^-2)^(-1/2) and the count together cost one Gaussian of noise multiplier z.  This
+    needs count_noise > z/2.
 
     Parameters
     ----------

@@ -236,7 +236,7 @@ def _words(secret: bytes) -> np.ndarray:
 
 
 def _fingerprint(secret: bytes) -> str:
-    """Return 128 bits of a key's digest as text; they reveal nothing about the key."""
+    """Return 128 bits of a key's digest as text; these bits reveal nothing about the key."""
     return digest(b"fingerprint", secret).hex()[:32]
 
 
