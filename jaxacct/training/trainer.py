@@ -247,18 +247,19 @@ class Trainer:
         state : the result of `init` or of an earlier `fit`.
         data : pytree of arrays, the plan's dataset_size examples along the first axis; kept on the device.  Or a
             Source, which loads each batch during the step before.  A NumPy memory map is read in the same way, except
-            on a mesh: there every process gives all rows, and reads those of its own devices.  From a Source each
+            on a mesh: there every process gives all rows, and reads the rows of its own devices.  From a Source each
             process loads whole batches.
         users : if the plan's unit is "user", the user of each example: an integer from 0 to dataset_size - 1.  The data
             are then any number of examples.
         ledger : a path (a new file, or one to go on with) or an open Ledger; every step is in it, on the disk, before
             its noisy gradient is used.  Its other entries count against the target.  A state or checkpoint that is
-            noted in a ledger goes on with that ledger only; another, an older copy or none is refused.
+            noted in a ledger goes on with that ledger only; another ledger, an older copy or no ledger is refused.
         callbacks : functions that are called with the state after every step.
         checkpoints : a folder; a run found there is resumed from its last checkpoint, to the last bit (from a Source
             only with a ledger).  The folder holds the secret key of the run, and is made private to its owner.
         checkpoint_every : number of steps from one checkpoint to the next.
-        progress : whether to show a line with rate, time left and an upper bound of epsilon; None: only on a terminal.
+        progress : whether to show a line with rate, time left and an upper bound of epsilon; None shows it only on a
+            terminal.
         by : the name of whoever runs the training, for the ledger.
         log : the receiver of a record of every step: a function of one record, which is a dict, or the path of a file
             of JSON lines, to which a resumed run appends.  A record holds an upper bound of epsilon so far.  Most of a

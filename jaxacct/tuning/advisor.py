@@ -70,7 +70,8 @@ class Option:
     split : "everything": candidates on all data, the winner released.  "rest" or "all": candidates on a sample, then a
         final run on the rest of the data, or on all.
     share : share of the data that the sample has; 1 for "everything".
-    family, parameter : the family of the law of K, the number of candidates; the law's gamma or, if it has none, mean.
+    family, parameter : the family of the law of K (the number of candidates), and the law's gamma; for a law without
+        gamma, its mean.
     candidates : the expected number of candidates, E[K], of all rounds together.
     noise_multiplier : the noise multiplier of the candidates and of the final run.
     released_noise, candidate_noise : standard deviation of the noise on a mean gradient, in units of the clip norm: the
@@ -126,7 +127,7 @@ class Advice:
     untuned_noise: float
 
     def best(self, noise: float | None = None) -> Option:
-        """Return the option with the most candidates; among equals, the one with the least noise.
+        """Return the option with the most candidates; among equals, the option with the least noise.
 
         `noise` limits the released noise; leave it out for advice at a given noise multiplier.  If no option is left,
         this raises InputError.
@@ -253,10 +254,10 @@ def advise(
     variants : data of the final run: "rest", the data outside the sample, or "all".
     families : families of laws of K: "geometric", "poisson", "logarithmic", "truncated_negative_binomial".
     eta : > -1; needed for the family "truncated_negative_binomial", refused without this family.
-    rounds : numbers of rounds to compare (`tune_in_rounds`): 1 is i.i.d. candidates without rounds. `candidates` and
+    rounds : numbers of rounds to compare (`tune_in_rounds`); 1 means i.i.d. candidates without rounds. `candidates` and
         the answers count the candidates of all rounds together.
     adaptive : whether to include a fixed number of candidates, each of which may follow all before it (`Adaptive`).
-    progress : a line on standard error; None shows it only on a terminal.
+    progress : whether to show a line on standard error; None shows it only on a terminal.
 
     Returns
     -------
@@ -411,7 +412,7 @@ class Task:
         return self._option(way, mean, sigma, upper(mean), mean == LARGEST_MEAN)
 
     def _option(self, way: Way, mean: float, sigma: float, epsilon: float | None, at_limit: bool) -> Option:
-        """Return the record of an option; epsilon is None where nothing meets the target."""
+        """Return an option with its costs and its status; epsilon is None where nothing meets the target."""
         status = "infeasible" if epsilon is None else status_of_upper_end(epsilon, self.target, 2e-3, at_limit)
         law = way.law(mean)
         cost = Cost(_sum(law, way.count), self.n, self.rate * self.steps, way.split, way.share)

@@ -69,11 +69,11 @@ class Cost:
     ----------
     law : one law of K.
     dataset_size : the number of records n.
-    epochs : E > 0, of the final run (of the candidates for "everything").
+    epochs : E > 0, the epochs of the final run; for "everything", the epochs of the candidates.
     split : "everything": candidates are on all data, and there is no other run.  "rest" or "all": candidates are on a
         sample, and the final run is on the rest of the data, or on all.
-    share : q in (0, 1], of the sample; 1 for "everything".
-    tuning_epochs : E' > 0, by default E; where candidates differ in it, their mean.
+    share : q in (0, 1], the share of the data that the sample has; 1 for "everything".
+    tuning_epochs : E' > 0, the epochs of a candidate, by default E; the mean if candidates differ in them.
 
     References
     ----------
@@ -307,11 +307,11 @@ class SubsetPlan:
     dataset_size : the number of records n, which is public.
     share : in [2^-11, 1).
     repetitions : one law of K.
-    sampling_probability : of DP-SGD, in (0, 1], one or several.
+    sampling_probability : the rate of DP-SGD, in (0, 1], one or several.
     epochs, steps : one of the two, one or several values.
     variant : "rest" or "all".
-    noise_ratio : noise multiplier of the final run over that of the candidates, which splits the budget.  It is 1 by
-        default, as in the paper; a ratio below 1 favours the final model, above 1 the tuning.
+    noise_ratio : the final run's noise multiplier divided by the candidates'; this ratio splits the budget.  It is 1 by
+        default, as in Koskela and Kulkarni; a ratio below 1 favours the final model, above 1 the tuning.
 
     References
     ----------
@@ -411,7 +411,7 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
 
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float) -> float:
-    """Return the smallest tried noise multiplier that meets the target; aim at most 0.1 % below it.
+    """Return the smallest tried noise multiplier that meets the target; the search aims at most 0.1 % below the target.
 
     epsilon : noise multiplier -> upper bound of epsilon, which falls, or nearly falls, as the noise grows.
     near : where the search begins.

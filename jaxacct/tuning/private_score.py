@@ -165,7 +165,7 @@ def whole(
     """Return the cost of a selection among candidates; the score is public, or a PrivateScore with its noise.
 
     candidate : the training of one candidate.
-    known : epsilon of the selection by a public score, where it is at hand.
+    known : epsilon of the selection by a public score, or None if not known.
     candidates : "iid" or "adaptive", as for `select`.
     planned : "iid" or "adaptive", the assumption behind `known`.
     top : number of the best candidates that are released.

@@ -104,7 +104,7 @@ def tune(
 ) -> Tuned:
     """Train K candidates by DP-SGD, K random and secret, and release the best; (epsilon, delta) covers the search.
 
-    The noise is that of the plan, ``Plan(target_epsilon=..., repetitions=law, ...)``.  With it all K runs together meet
+    The plan, ``Plan(target_epsilon=..., repetitions=law, ...)``, gives the noise with which all K runs together meet
     the target, in the exact worst case over scores and for the plan's neighbouring relation.  K, the losers and their
     scores stay in this function: no log, checkpoint or ledger entry is about any one candidate.  One entry for the
     whole is on the disk before the first candidate is trained.
@@ -277,8 +277,8 @@ def tune_with(
     relation : as for `ja.epsilon`.
     candidates : "adaptive": `train` and `space` may remember earlier candidates, warm starts and pruning included, and
         `mechanism` is the cost of a call whatever came before.  "iid" declares that they do not: every call of
-        `space.sample` and of `train` is independent of all others and has one law, and the score is of the candidate's
-        own result.  A list tried in order, shuffled lists and samplers with state are not i.i.d.
+        `space.sample` and of `train` is independent of all others and has one law, and the score depends on the
+        candidate's own result alone.  A list tried in order, shuffled lists and samplers with state are not i.i.d.
     ledger : an open Ledger.
 
     Returns

@@ -69,7 +69,7 @@ def at_most(parts: Any, epsilon: float) -> Any:
 
 
 class LineSum:
-    """Values of M at the nodes of a line; they serve any epsilon near the one for which the line was planned."""
+    """Values of M at the nodes of a line; they serve any epsilon near the epsilon for which the line was planned."""
 
     def __init__(self, build: Any, plan: Plan) -> None:
         self.plan, self.bits = plan, int(96 + 3.2 * plan.bits)

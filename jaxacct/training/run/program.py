@@ -214,7 +214,7 @@ class Streamed(Program):
         self._source = source
         self._users = None if users is None else grouped(users, plan.dataset_size, {(len(source),)})
         self._places = min(rule.cap or plan.dataset_size, plan.dataset_size)
-        self._micro = min(rule.micro_batch, self._places) * where.devices  # size of a micro-batch on all devices together
+        self._micro = min(rule.micro_batch, self._places) * where.devices  # on all devices together
         self._traced_parts = self._trace(carried, self._numbers(min(step, plan.steps - 1), np.zeros(8, np.uint32)))
         self.traces = tuple(each.jaxpr for each in self._traced_parts)
         settings = repr((rule.sampling, rule.cap, rule.examples_per_user, self._micro)).encode()

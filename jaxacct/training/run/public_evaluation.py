@@ -16,7 +16,7 @@ from jaxacct.training.run.state import Evaluation, State
 class Evaluations:
     """Callback that computes a value every few steps.  Reading the parameters counts as a look at outputs.
 
-    values : what was found so far.  tell : called with each step and value, for the log.
+    values : the steps and values so far.  tell : called with each step and value, for the log.
     """
 
     def __init__(self, evaluate: Callable[[Any, Any], Any], public_data: PyTree, every: int, data: PyTree) -> None:

@@ -128,8 +128,8 @@ class AdaptiveClip:
     exp(-learning_rate (share - quantile)), where share is the share of unclipped examples that follows from the
     noisy count.  The sum has sensitivity 1/2.  Replacing an example moves the sum by up to 1, twice its sensitivity, as
     it does with the gradients.  Let z be the plan's noise multiplier.  Gradients with noise multiplier
-    z_gradient = (z^-2 - (2 count_noise)^-2)^(-1/2) and the count together cost one Gaussian of noise multiplier z.  This
-    needs count_noise > z/2.
+    z_gradient = (z^-2 - (2 count_noise)^-2)^(-1/2) and the count together cost one Gaussian of noise multiplier z.
+    This needs count_noise > z/2.
 
     Parameters
     ----------

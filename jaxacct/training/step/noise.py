@@ -62,7 +62,8 @@ def add(key: Any, tree: Any, std: Any) -> Any:
     """Add independent N(0, std^2) to every entry of a pytree: once per step, to the sum over the whole batch.
 
     std is noise_multiplier times the clip norm, whatever the neighbouring relation.  Divide by the *expected* batch
-    size afterwards, never by the size that was drawn.  The result has the dtype of the tree, or float32 if that is wider.
+    size afterwards, never by the size that was drawn.  The result has the dtype of the tree, or float32 if that is
+    wider.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
     words, dtypes, noisy = key_words(key), [wide(leaf.dtype) for leaf in leaves], list(leaves)
