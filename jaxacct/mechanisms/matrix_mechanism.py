@@ -24,9 +24,9 @@ SAME = 1e-12
 @register
 @dataclass(frozen=True, eq=False)
 class MatrixMechanism(Combinator):
-    """The release of C X + Z: row i of X is the sum of the clipped gradients of step i, and Z has N(0, s^2) entries.
+    """The release of C X + Z: row i of X is the sum of step i's clipped gradients, Z has N(0, s^2 R^2) entries.
 
-    C is the ``strategy`` of n steps, and s = ``noise_multiplier`` times the clip norm. Noisy prefix sums of the
+    C is the ``strategy`` of n steps, s is ``noise_multiplier``, and R is the clip norm. Noisy prefix sums of the
     gradients, and so every model of a run with the correlated noise C^-1 Z, follow from the release. Gradients may
     depend on all earlier outputs.
 
@@ -46,7 +46,7 @@ class MatrixMechanism(Combinator):
     strategy : Strategy
         One strategy for the whole batch, such as ``strategies.Banded(bands=8, steps=512)``.
     noise_multiplier : array_like > 0
-        s, relative to the add/remove clip norm.
+        s: the noise's standard deviation divided by R, before C^-1.
     participation : Participation, optional
         ``FixedEpochs`` with the strategy's epochs by default.
 
