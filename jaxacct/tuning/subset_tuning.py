@@ -102,7 +102,7 @@ def tune_on_subset(
     init : JAX key -> first parameters, of equal shapes for all keys.
     score : params -> a number, larger is better, of public data only; NaN ranks below every number.  Among equal scores
         the candidate drawn first wins.
-    candidates : "iid" declares that all draws of a space of your own are independent and from one law, as those of
+    candidates : "iid" declares that all draws of a space of your own are independent and from one law, as draws of
         `Grid` and `Random` are.  Draws of any other kind have no guarantee here.
     extrapolate : "sgd" multiplies config["learning_rate"] by the growth of the data in the final run (plan.growth);
         "adam" changes nothing; a function maps (config, growth) to a config.

@@ -132,8 +132,8 @@ def tune(
         `Tuned.candidates` and the ledger note the declaration.
     top : number of the best candidates that are released, in `Tuned.winners`; by default `plan.top`, else 1.
     pad : the running time reveals K, and no guarantee covers an observer of the time.  With pad = n, n
-        candidates are always trained and scored, and those beyond K are dropped.  The law must have K <= n, such as
-        ``truncated(law, n)``, for which the plan then accounts.
+        candidates are always trained and scored, and candidates beyond K are dropped.  The law must have K <= n,
+        such as ``truncated(law, n)``, for which the plan then accounts.
     clip_norm, method, micro_batch, rngs, trainable, private_loss : as for `side_by_side`.
     ledger : a path or a Ledger; its entries count against the plan's target.
     key : 32 secret bytes for all randomness but K, by default from the operating system; never use them for two

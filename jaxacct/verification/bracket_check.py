@@ -205,7 +205,7 @@ def _bracket(bounds: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _as_floats(name: str, given: Any) -> np.ndarray:
-    """Return the values as float64; refuse values that float64 cannot hold, since rounded ones are another claim."""
+    """Return the values as float64; refuse values that float64 cannot hold: rounded values are another claim."""
     raw = np.asarray(given)
     if raw.dtype.kind == "c":
         raise InputError(f"{name} must be real numbers; give the claimed value")

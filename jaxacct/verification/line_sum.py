@@ -241,7 +241,7 @@ class Plan:
     smoothing : deviation of the extra Gaussian loss, 0 where there is none; see "Smoothing" in README.md.
     bits : accuracy of the values of M, in natural digits (factors of e).
     cost : products that the sum takes: its nodes times the nodes of one M(z).
-    small_loss : the cuts that separate steps with small loss from the others; None if they are not separated.
+    small_loss : the cuts that separate steps with small loss from other steps; None if nothing is separated.
     cuts : for each part the cuts above which its largest outputs are left out; empty if none are left out.
     """
 

@@ -37,7 +37,7 @@ class _Partition:
 
     share : the sampling probability.
     steps : for each step number, the noise multipliers of the entries of that step.
-    dearest : those noise multipliers for the costliest step.
+    dearest : the noise multipliers of the costliest step's entries.
     """
 
     sampling: str
@@ -202,7 +202,7 @@ def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counte
 
 
 def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str | None) -> Bounds:
-    """Return epsilon of what some runs, given with their `run` lines, have spent (README.md, "What may be claimed")."""
+    """Return epsilon of the spending of some runs, given with their `run` lines (README.md, "What may be claimed")."""
     relations = {line.plan.relation for _, headers in runs for line in headers}
     if relation is None:
         if len(relations) > 1:
@@ -431,7 +431,7 @@ def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, 
 
 
 def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int]:
-    """Return what counts against a run's next steps: releases of training steps, and the number of other mechanisms."""
+    """Return the spending before a run's next steps: releases of training steps, and the number of other mechanisms."""
     names = counted(plan, ledger, run)
     plans = [line.plan for name in names for line in ledger.headers[name]]
     one_filter(plan, plans)

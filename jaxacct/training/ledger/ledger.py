@@ -366,7 +366,7 @@ class Ledger(Contents):
     def another_way(self, step: int, partition: str | None) -> int | None:
         """Return the step before which a run whose outputs were seen now ends; None if the end that was noted holds.
 
-        A step moves the end if it is not the run's next step, or if its partition changes what the steps ahead cost.
+        A step moves the end if it is not the run's next step, or if its partition changes the cost of the steps ahead.
         """
         spent, plan = self.runs[self.run], self.plan
         if spent.looks is None:

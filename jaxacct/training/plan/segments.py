@@ -128,7 +128,7 @@ def slots_for(dataset_size: float, batch_size: float) -> int:
 def with_rates(
     segments: Sequence[Segment], sampling: str, groups: int | None, dataset_size: int
 ) -> tuple[Segment, ...]:
-    """Return the segments with the rates of their batch rule, in place of batch size / dataset_size."""
+    """Return the segments with their batch rule's rates; random allocation sets the batch sizes, too."""
     if sampling == rules.ALLOCATION:
         each = [(s, slots_for(dataset_size, s.expected_batch_size)) for s in segments]
         return merged([s._replace(sampling_probability=1.0 / k, expected_batch_size=dataset_size / k) for s, k in each])

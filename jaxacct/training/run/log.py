@@ -128,7 +128,7 @@ class RunLog:
             self._tell(self._epsilon)
 
     def evaluated(self, step: int, value: Any) -> None:
-        """Put out the value of an evaluation after `step` steps, behind the records of these steps."""
+        """Put out the value of an evaluation after `step` steps, after the records of these steps."""
         if self._put is None or self._epsilon is None:
             return
         self._see_done(0)
@@ -147,7 +147,7 @@ class RunLog:
         return state
 
     def close(self) -> None:
-        """Put out the remaining records, except those that cannot be fetched, such as after a failure of the device."""
+        """Put out the remaining records; drop records that cannot be fetched, such as after a failure of the device."""
         if self._put is None or self._epsilon is None:
             return
         with contextlib.suppress(Exception):
@@ -344,7 +344,7 @@ def _make_private(descriptor: int) -> None:
 
 
 def _cut_after_last_line(file: Any) -> None:
-    """Remove what follows the last whole line: a line that was being written when the process was killed."""
+    """Remove a line without end, the last of the file: it was being written when the process was killed."""
     size = end = file.seek(0, os.SEEK_END)
     while end > 0:
         begin = max(end - 2**16, 0)

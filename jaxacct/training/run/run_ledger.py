@@ -244,7 +244,7 @@ def open_ledger(
 
 
 def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> None:
-    """Make a run the current one of a ledger; note the run's plan, and what it spent before the ledger began."""
+    """Make a run the current one of a ledger; note the run's plan, and its spending before the ledger began."""
     mark, stretches = state.history.ledger, state.history.stretches
     if mark is not None:
         if mark.run != name:

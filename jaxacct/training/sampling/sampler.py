@@ -390,7 +390,7 @@ def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None
     """Return (examples, weights) of some users, and which of these users have examples.
 
     The shapes are (users, most, ...) and (users, most).
-    before : the number of users before those of `data`, if `data` holds only a part of all users.
+    before : the number of users before the users of `data`, if `data` holds only a part of all users.
     (Subsets are uniform up to 2^-32 times the number of examples; no guarantee depends on this.)
     """
     count, first = data.count[users], data.first[users]

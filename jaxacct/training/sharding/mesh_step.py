@@ -367,7 +367,7 @@ def carried_specs(mesh: Mesh, shard: Any, carried: Carried) -> Carried:
 
 
 def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Untrained | None) -> Any:
-    """Return a PartitionSpec for every frozen array, the one that it would have if it were trained."""
+    """Return a PartitionSpec for every frozen array: the spec that the array would have if it were trained."""
     if rest is None:
         return None
     model = join_model(trained, rest)

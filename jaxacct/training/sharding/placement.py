@@ -282,7 +282,7 @@ class Placement:
 
 
 def _on_device(tree: Any) -> Any:
-    """Return a pytree on the default device, with uncommitted arrays only; such arrays already there stay.
+    """Return a pytree on the default device, with uncommitted arrays only; uncommitted arrays on this device stay.
 
     A committed array goes through the host: for a committed array the step would be lowered differently, and so get
     other keys.

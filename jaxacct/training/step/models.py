@@ -276,7 +276,7 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
-    """Return what an adapter adds to a product: scale (x a) b to x W, scale (x b^T) a^T to x W^T; else None."""
+    """Return an adapter's part of a product: scale (x a) b of x W, scale (x b^T) a^T of x W^T; else None."""
     contracted, batch = params["dimension_numbers"]
     w, x = operands[side], operands[1 - side]
     lead = w.a.ndim - 1

@@ -146,7 +146,7 @@ def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
     v = _unit(jnp.where(near_zero, high, ~high), 32, dtype) + (
         _unit(jnp.where(near_zero, low, ~low), 64, dtype) + dtype.type(2.0**-65)
     )
-    # so many terms that the next one is below the rounding, of float32 or of float64
+    # enough terms that the next term would be below the rounding of float32, or of float64
     log_terms, sine_terms = (9, 7) if dtype.itemsize == 4 else (17, 11)
     s = v / (2 - v)  # at most 1/3
     complement = 2 * s * _horner([1.0 / (2 * k + 1) for k in range(log_terms)], s * s)

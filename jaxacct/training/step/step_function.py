@@ -425,7 +425,7 @@ class Seen(NamedTuple):
     """Values that a member gives besides its gradient, or sums of these over contributing members: *not* private.
 
     loss : the plain loss.  bounded : the loss in units of the private loss; 0 if none is released.
-    aux : what the loss function returns besides the loss, or an empty tuple.
+    aux : the loss function's result besides the loss, or an empty tuple.
     """
 
     loss: Any

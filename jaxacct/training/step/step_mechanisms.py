@@ -72,7 +72,7 @@ STAYS = {
 
 
 def require_kept(fact: str, kept: bool) -> None:
-    """Refuse to go on with a run unless a fact of `STAYS` is what it was in the steps so far."""
+    """Refuse to go on with a run unless a fact of `STAYS` is the same as in the steps so far."""
     if not kept:
         raise InputError(f"{fact} must be the same as in the steps so far: {STAYS[fact]}")
 
