@@ -30,6 +30,7 @@ LARGEST_CUT_WIDTHS = (0.5, 0.2, 0.08)
 @dataclass(frozen=True)
 class SmallLossSteps:
     """Cuts that separate the steps with small loss from other steps.
+
     cuts : (place, width) of the cut of each part.
     order : the exponent a of the bound in `delta`.
     """
