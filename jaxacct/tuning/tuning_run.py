@@ -276,7 +276,7 @@ def tune_with(
     score : result -> a number.
     relation : as for `ja.epsilon`.
     candidates : "adaptive": `train` and `space` may remember earlier candidates, warm starts and pruning included, and
-        `mechanism` is the cost of a call whatever came before.  "iid" declares that they do not: every call of
+        `mechanism` is the cost of a call whatever came before.  "iid" declares that nothing is remembered: each call of
         `space.sample` and of `train` is independent of all others and has one law, and the score depends on the
         candidate's own result alone.  A list tried in order, shuffled lists and samplers with state are not i.i.d.
     ledger : an open Ledger.

@@ -277,7 +277,7 @@ class Contents:
     def epsilon(
         self, delta: float, relation: str | None = None, run: str | None = None, *, whole: bool = False
     ) -> Bounds:
-        """Return lower and upper bounds of the epsilon of all that counts, of one run or of all runs.
+        """Return lower and upper bounds of the epsilon of all counted releases, of one run or of all runs.
 
         If outputs of a run were seen before it ended, the rest of its plan counts as well (see `promised`).
 
@@ -285,7 +285,7 @@ class Contents:
         whole : whether to count every run to the end of its plan.  This is needed if a run was ended because of outputs
             seen outside of its callbacks, such as a process killed because of its checkpoints: no ledger can know this.
 
-        A run whose plan has a filter counts as all that the filter allows.  That allowance is composed with the other
+        For a run whose plan has a filter, the filter's whole allowance counts.  The allowance is composed with other
         releases at the filter's order, and the kind is "bound".  If the run has spent more than its filter allows,
         epsilon is inf.
         """
@@ -304,8 +304,8 @@ class Contents:
     def promised(self, run: str, whole: bool = False) -> Counter[Release]:
         """Return the remaining steps of a run whose outputs were seen.
 
-        No steps remain if the run ended by itself, and none count if it has a Rényi filter.  README.md of this folder,
-        "Outputs that were seen", says why remaining steps count.  `whole` is as in `epsilon`.
+        No steps remain if the run ended by itself, and none count if the run has a Rényi filter.  README.md of this
+        folder, "Outputs that were seen", says why remaining steps count.  `whole` is as in `epsilon`.
         """
         spent, headers = self._known(run), self.headers[run]
         if any(line.plan.filter for line in headers):
@@ -362,7 +362,7 @@ class Contents:
         return Torn(name, noise, 1.0 if sampling == rules.ALLOCATION else rate, sampling)
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
-        """Return whether all that counts and a plan's next `steps` steps meet the plan's target and Rényi filter."""
+        """Return whether the counted releases and a plan's next `steps` steps meet the plan's target and filter."""
         held, others = _held(plan, self, self.run)
         more = lambda steps: ahead(plan, self.runs[self.run], next_step, steps, partition)
         wanted = held + more(steps)

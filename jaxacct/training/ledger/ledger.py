@@ -94,7 +94,7 @@ class LedgerFile:
         self.size += len(content)
 
     def replace_end(self, end: int, content: bytes) -> None:
-        """Write `content` in place of all after byte `end`: a new file, locked from the start, replaces the old one."""
+        """Replace everything after byte `end` by `content`: a new file, locked from the start, replaces the old one."""
         place, old = Path(os.path.realpath(self.path)), self.file
         temporary, new = _new_beside(place, self.path)
         try:
@@ -130,7 +130,7 @@ class LedgerFile:
         """Add the newline that an otherwise complete last line may lack.
 
         The newline need not be on the disk when this returns.  Without it the file is read the same, and `append` puts
-        all that is in the file on the disk before its own entry counts.
+        the whole file on the disk before its own entry counts.
         """
         file = self.file
         file.seek(0, os.SEEK_END)

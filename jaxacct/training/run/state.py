@@ -237,7 +237,7 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
 
 
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
-    """Return epsilon of all that a history holds, at a plan's delta.
+    """Return epsilon of all releases in a history, at a plan's delta.
 
     If outputs may have ended the run, the rest of the plan counts as well.
     ended : whether the run ended by itself, or has shown no outputs.

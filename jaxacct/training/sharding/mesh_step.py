@@ -382,7 +382,7 @@ def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Untrained | None) -
 
 
 def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
-    """Return a PartitionSpec that cuts the first axis that all devices can share evenly; parts then have few pieces."""
+    """Return a PartitionSpec that cuts the first axis that the number of devices divides; a small array stays whole."""
     if mesh.size == 1 or math.prod(shape) < 1024:  # a small array is cheaper whole
         return P()
     for axis, size in enumerate(shape):

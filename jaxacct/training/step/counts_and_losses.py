@@ -83,7 +83,7 @@ class PrivateLoss:
         return jnp.clip(jnp.nan_to_num(loss.astype(jnp.float32), nan=bound, posinf=bound, neginf=0), 0, bound)
 
     def units(self, loss: jax.Array) -> jax.Array:
-        """Return a member's loss as a whole number of units, from 0 to 1024; 1024 units are the bound."""
+        """Return a member's loss as a whole number of units, from 0 to 1024; 1024 units equal the bound."""
         return jnp.clip(jnp.round(self.clipped(loss) / jnp.float32(self.bound) * _UNITS), 0, _UNITS).astype(jnp.int32)
 
     def release(self, total: jax.Array, members: jax.Array, drawn: jax.Array, expected: jax.Array) -> jax.Array:
@@ -186,4 +186,4 @@ class AdaptiveClip:
         halves = 2 * unclipped - examples + drawn
         share = 0.5 * halves.astype(jnp.float32) / expected + 0.5
         moved = clip_norm * jnp.exp(-self.learning_rate * (share - self.quantile))
-        return jnp.clip(moved, 1e-9, 1e9)  # well inside the range that clip norms may have
+        return jnp.clip(moved, 1e-9, 1e9)  # a margin inside `CLIP_NORM`, the range of clip norms
