@@ -305,7 +305,7 @@ def test_an_unfinished_run_says_what_is_assumed(path, capsys):
 
 
 def as_version_1(path):
-    """A ledger as an earlier release wrote it: no looks, and another version."""
+    """A ledger as an earlier version of jaxacct wrote it: no looks, and another format version."""
     total, text = 0, b""
     for line in lines(path):
         if line["kind"] == "seen":
@@ -326,7 +326,7 @@ def test_an_old_ledger_of_an_unfinished_run_counts_its_plan_to_the_end(path, rul
     as_version_1(path)
     assert upper(path) == pytest.approx(float(trainer.plan.epsilon.upper), rel=1e-6)
     out = said(capsys, "ledger", "show", str(path))
-    assert "an earlier release wrote this, and did not note whether outputs were seen" in out
+    assert "an earlier version of jaxacct wrote this, and did not note whether outputs were seen" in out
     fresh = path.with_name("finished")
     fit(trainer, fresh)
     as_version_1(fresh)

@@ -64,7 +64,7 @@ WIDE = 8e-4
 then computed at more losses."""
 MOST_BY_LOSSES = 3e-3
 """Relative width of a bracket of epsilon above which profiles are not computed at more losses. Such a bracket is wide
-because the brackets of delta at each loss are, and more losses do not narrow those."""
+because the brackets of delta at each loss are wide, and more losses do not narrow the brackets of delta."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """Each relation with its directions exchanged. Relations that are not listed are symmetric."""
 _KERNEL = "jaxacct.kernels.contour"

@@ -25,7 +25,7 @@ from jaxacct.core.validation import (
 from jaxacct.mechanisms import Gaussian
 
 UNCONDITIONAL = "lower bound"
-"""Kind of a bound that assumes nothing of the mechanism."""
+"""Kind of a bound that assumes nothing about the mechanism."""
 CONDITIONAL = "conditional: Gaussian DP"
 """Kind of a bound that holds only if the trade-off curve is a Gaussian's."""
 WHOLE_NUMBERS = Constraint("use whole numbers of {name}", 0, integral=True)

@@ -31,7 +31,7 @@ FAMILIES = ("geometric", "truncated_negative_binomial", "logarithmic", "poisson"
 LARGEST_GAMMA = 1.0 - 1e-6
 """Largest gamma that is searched. There E[K] is about 1 + 5e-7 (1 + eta)."""
 LARGEST_MEAN = 1e6
-"""Largest E[K] that is searched, of every family: more candidates than anybody trains."""
+"""Largest E[K] that is searched, in every family. Nobody trains so many candidates."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -261,7 +261,7 @@ class RateSolve(NamedTuple):
     rung: np.ndarray
     """Index of the contour size (in PLAIN_FOR_DELTA) on which each row was solved."""
     fits: np.ndarray
-    """Whether the contour had as many nodes as the eps found needs; otherwise that eps is a guess."""
+    """Whether the eps found needs at most NEARLY times the contour's nodes; otherwise that eps is a guess."""
     close: np.ndarray
     """Whether the noise is accurate enough to be certified unchanged."""
 
@@ -439,8 +439,8 @@ A nearly Gaussian run needs many tangents, since its mu hardly falls as the rate
 the contour cuts off many times as much as the saddle point approximation shows; a smaller tolerance then helps.
 """
 ABOVE, FARTHEST = 8, 0.12
-"""Number of a block's tangents above the estimate of the best eps, which may be too low. The farthest of them is above
-it by a share FARTHEST of that estimate."""
+"""Number of a block's tangents above the estimated best eps, which may be too low. The farthest of these tangents is at
+1 + FARTHEST times the estimate."""
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:

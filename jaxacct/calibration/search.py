@@ -23,7 +23,7 @@ CLAIMED = ("ok", "not_binding", "loose")
 AIM = 0.15
 """A fast start aims this far below the target, in units of rtol, so that its certified epsilon usually meets it."""
 USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
-"""First guesses of d log(epsilon)/dx, from Gaussians: for parameters with which epsilon falls, and for others."""
+"""First guesses of d log(epsilon)/dx, from Gaussians: where epsilon falls as x grows, and where it grows."""
 LARGEST_EXCESS = 8.0
 """Largest magnitude of log(epsilon/target) that is used. Where epsilon is unknown, the logarithm counts as this."""
 WIDE = 0.1
@@ -48,7 +48,7 @@ class Search(NamedTuple):
     falls: np.ndarray
     """Whether epsilon falls as the value grows."""
     rtol: float
-    """A row is finished once its upper end is at most 0.5 * rtol * scale below the target."""
+    """A row is finished once the upper end of its epsilon is at most 0.5 * rtol * scale below the target."""
     closest: float = 1e-12
     """A row is also finished if the best value is closer than this, in x, to a value that does not hold."""
     whole: bool = False

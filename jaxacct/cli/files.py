@@ -211,6 +211,6 @@ def _claim(answer: dict[str, Any], delta: float) -> str:
 def _why(one: dict[str, Any]) -> str:
     """Return the reason why steps that were not taken count."""
     if not one["outputs_noted"]:
-        return "an earlier release wrote this, and did not note whether outputs were seen"
+        return "an earlier version of jaxacct wrote this, and did not note whether outputs were seen"
     step = one["outputs_seen_from"]
     return "outputs were seen" + (" before its plan was left" if step is None else f" from step {step} on")

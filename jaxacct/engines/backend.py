@@ -52,7 +52,7 @@ class _Path(NamedTuple):
 
 
 CALLS_ERFC = "jaxacct.kernels.contour.split"
-"""Name of the module whose kernels certify with erfc. SciPy's erfc is tried only before one of these kernels runs."""
+"""Name of the module whose kernels certify with erfc. SciPy's erfc is checked only before one of these kernels runs."""
 
 _path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", default=None)
 

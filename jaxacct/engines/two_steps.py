@@ -25,7 +25,8 @@ LARGEST_TURN = 2.0
 """Largest value of w (|u| + 2 s), where w is a cell's length, u an output in the cell, and s = 1/sigma of the first
 step."""
 WEIGHT_ERROR = 2e-14
-"""Relative error of a cell's weights: that of the quadrature, and the rounding of its ten terms and of their sum."""
+"""Relative error of a cell's weights: the error of the quadrature, and the rounding of its ten terms and of their sum.
+"""
 LOG_NORMAL_TOP = -0.5 * np.log(2.0 * np.pi)
 """Logarithm of the standard normal density at 0."""
 UNDERFLOW = 1e-304
@@ -45,7 +46,7 @@ GROWTH = 0.2
 POINTS_BEYOND = 12
 """Cells reach this many points of the survey grid beyond the rightmost point that they must cover."""
 REACH = 39.0
-"""Deviations beyond which a normal law has no mass in float64."""
+"""Number of standard deviations beyond which a normal law has no mass in float64."""
 _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9, 60.0, 36)])
 """Survey points about a possible kink of the integrand, as differences of `y = s u - s^2/2`: dense near 0."""
 _WIDE = np.linspace(-REACH, REACH, 105)

@@ -20,7 +20,8 @@ from jaxacct.kernels.arrays import COMPOUND_UNITS, SIMPLE_UNITS, erfc
 from jaxacct.kernels.lattice_laws import FFT_CONSTANT
 
 TABLE = pathlib.Path(__file__).with_name("elementary_table.txt")
-"""A file. Each line has the name of a function, one or two arguments, and its value there, as hexadecimal float64."""
+"""A file. Each line has a function's name, one or two arguments, and the function's value there, all numbers as
+hexadecimal float64."""
 VALUES: dict[str, tuple[Callable[..., np.ndarray], float]] = {
     "sqrt": (np.sqrt, 1.0),
     "exp": (np.exp, SIMPLE_UNITS),
@@ -37,7 +38,7 @@ VALUES: dict[str, tuple[Callable[..., np.ndarray], float]] = {
 }
 """Each function as kernels call it, and the error that the model allows it, in units of 2^-53 (`units_of`)."""
 ROTATION = 4096
-"""Length of the FFT that is tried."""
+"""Length of the FFT that is checked."""
 
 
 def units_of(name: str, arguments: list[np.ndarray], value: np.ndarray) -> np.ndarray:

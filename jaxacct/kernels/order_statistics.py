@@ -33,7 +33,8 @@ REACHES = (9.0, 13.0, 37.5)
 """How many standard deviations the nodes go beyond the means. A row takes the first number whose nodes hold all but
 1e-9 of delta. Beyond the last of these distances masses underflow in float64."""
 STEP = 0.32
-"""Distance between the nodes around each mean. If the means are near, the nodes of one lie between the other's."""
+"""Distance between the nodes around each mean. If two means are near, the nodes around one lie between the nodes around
+the other."""
 CROSSING_STEPS = 40
 """Largest number of Newton steps for an end of an interval. 3 are usual; near an extremum of the log ratio more are
 needed."""

@@ -218,7 +218,7 @@ class BaseMechanism(Mechanism):
     """
 
     finite: ClassVar[bool] = True
-    """Whether ``finite_pair`` is the mechanism's own pair; if not, it is another pair, which dominates the own one."""
+    """Whether ``finite_pair`` is the mechanism's own pair; if not, it is another pair, which dominates that pair."""
 
     @abstractmethod
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:

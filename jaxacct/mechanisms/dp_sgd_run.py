@@ -391,7 +391,7 @@ RULES = {
 }
 """Batch rules by name."""
 SAME = {"fixed_batches": "shuffled"}
-"""Other names of a rule."""
+"""Other names of batch rules, each with the name in `RULES`."""
 OTHER_RULES = {"balls_in_bins": "ja.BallsInBins(ja.Gaussian(noise_multiplier), slots, epochs)"}
 """Batch rules whose runs are not one repeated step, each with the mechanism that accounts for the run."""
 SAMPLING = tuple(RULES)

@@ -74,7 +74,8 @@ CYCLIC = (
 )
 """The assumption about a result with runs whose noise is banded."""
 GENERAL = (
-    "One record moves what the mechanism adds noise to by at most the sensitivity to which its noise is relative.",
+    "The mechanism adds noise to a statistic. One record moves the statistic by at most the sensitivity to which the "
+    "noise is relative.",
     SECRECY,
 )
 """The assumptions about a mechanism without further information."""
@@ -205,9 +206,9 @@ _ACCUSES = (
     "a record to be used",
     "whether a record was used, which it was with probability {prior} beforehand,",
 )
-"""For each relation: the true-positive rate in words, the belief behind `prior`, and the attacker's guess.
+"""`_TELLS` has for each relation: the true-positive rate in words, the belief behind `prior`, and the attacker's guess.
 
-`_ACCUSES` serves the relations that `_TELLS` does not list.
+`_ACCUSES` has them for the relations that `_TELLS` does not list.
 """
 
 

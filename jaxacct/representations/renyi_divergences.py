@@ -28,7 +28,7 @@ UP_EXPONENTIAL = 1.0 + 1e-12
 CUT = 1e-290
 """Largest mass at infinity that counts as a tail that was cut off, such as that of discrete Gaussian noise."""
 NEAR_ONE = 1e-5
-"""Distance d from order 1: the divergences of the orders 1 - d and 1 + d bracket that of order 1."""
+"""Distance d from order 1: the divergences of the orders 1 - d and 1 + d bracket the divergence of order 1."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
 """Grid of values of alpha - 1, fine where R_alpha/alpha is mostly largest; between them convexity bounds this ratio."""
 ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)

@@ -41,7 +41,7 @@ _SENTENCES = {
         "states the risk exactly."
     ),
 }
-"""What each reading says; `event`, `ones` and `others` are those of the relation in `_WORDS`."""
+"""What each reading says. `_WORDS` gives `event`, `ones` and `others` for each relation."""
 _WORDS = {
     "replace_one": ("the first of two given records was used", "the runs with the first", "the runs with the second"),
     "add_one": ("a record was not used", "the records that were not used", "the records that were used"),

@@ -59,7 +59,8 @@ ROUNDED_UP = 1.0 + 1e-11
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
 """First and last s of the cells of v = 1/(1 + e^-s): v is 4e-18 and 1 - 1e-26.  One bound serves smaller v."""
 FIRST_CELLS, MOST_CELLS, PIECES_PER_CUT = 4096, 2**18, 4
-"""First and largest number of these cells, and number of pieces that a cell is cut into.  More cells bound tighter."""
+"""First and largest number of the cells of v, and number of pieces that a cell is cut into.  More cells bound tighter.
+"""
 RATIO_TOLERANCE = 1e-8
 """Relative error aimed at for `largest_ratio`; the logarithm of this ratio is a term of the largest loss."""
 KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)

@@ -26,7 +26,7 @@ from jaxacct.verification.sampled_gaussian import Cut
 LINE_SHARES = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
 """Positions Re z of the line that are tried, as shares of the saddle point.
 
-At a share below 1 the aliases, the terms j != 0 of the sum over delta(eps + j p), may fall faster.
+At a share below 1 the aliases, which are the terms in delta(eps + j period) with j != 0, may fall faster.
 """
 LONG_SUM_PRODUCTS = 400_000
 """Number of products from which a sum counts as long; then plans with cuts are tried too. Each node of the sum takes as

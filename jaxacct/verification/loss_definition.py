@@ -47,7 +47,7 @@ Part = tuple[Any, int]
 Rule = Callable[..., list[Part]]
 """Function of the question and of a mechanism's fields, passed by name; it returns the losses of one run."""
 RULES: dict[type, Rule] = {}
-"""The definition of each class; subclasses do not inherit it."""
+"""The rule of each class of mechanism; subclasses do not inherit it."""
 R = TypeVar("R", bound=Rule)
 MOST_RECORDS = 20_000
 """Largest number of records of a data set with a cap: the chance that the cap is reached has as many terms."""

@@ -48,9 +48,9 @@ BLOCK = 9
 LEAST = -200.0
 """Least real part of an exponent: smaller parts are raised to it, so that no product is subnormal."""
 MOST_WORK = 1e10
-"""Largest number of multiplications for one contour; all contours of one call may take four times as many."""
+"""Largest number of multiplications for one contour. All contours of one call may take four times as many."""
 PLACING = 5e8
-"""Work that choosing a contour counts as, in multiplications."""
+"""The choice of a contour counts as this number of multiplications."""
 MOST_HALF, MOST_NODES = 400, 1500
 """Largest `half` of a lattice, and largest number of nodes on a line."""
 SIZES = 1e-6, 20.0
@@ -483,7 +483,7 @@ class Cells(NamedTuple):
     real: np.ndarray
     """(J,) largest Re z."""
     log: np.ndarray
-    """(J,) log of the bound without e^{k real}."""
+    """(J,) log of the bound without its factor e^{k real}."""
 
     def log_sum(self, k: Array) -> Array:
         return np.logaddexp.reduce(self.log + np.asarray(k)[..., None] * self.real, axis=-1)
@@ -524,7 +524,7 @@ class Contour(NamedTuple):
 
     z: np.ndarray
     value: np.ndarray
-    """(N,) terms without e^{zk}."""
+    """(N,) terms without their factor e^{zk}."""
     error: np.ndarray
     strips: tuple[Cells, ...]
     log_strip: float

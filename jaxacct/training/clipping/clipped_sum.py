@@ -24,7 +24,7 @@ __all__ = ["Clipped", "clipped_sum", "norm_methods", "sensitivity"]
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
 """Range in which clip norms, their squares, and noise in proportion to them are ordinary float32 numbers."""
 DEVIATION = Constraint("use an ordinary {name}, such as 1.0", 1e-10, 1e10)
-"""Range of the noise's standard deviation over the sensitivity.  Outside it float32 may give no noise, or NaN."""
+"""Range of (standard deviation of the noise)/(sensitivity).  Outside it float32 may give no noise, or NaN."""
 METHODS = ("auto", "vmap", "ghost")
 """Ways of finding norms; `clipped_sum` defines each."""
 

@@ -73,7 +73,7 @@ If there are more, some three times this number of stand-ins replace them; each 
 _CURVE_RTOL = 0.02
 """Relative width of the brackets of epsilon along a curve: wide, for speed.  Upper bounds hold at any width."""
 _FORMAT, _VERSION = "jaxacct.plan", 1
-"""Format and version that a document states; this release reads no other version."""
+"""Format and version that a document states; no other version is read."""
 _MAX_SEGMENTS = 10**6
 """Largest number of segments in a document, enough for a million steps that differ; a longer list is refused unread."""
 _TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation")
