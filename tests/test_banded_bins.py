@@ -1,5 +1,6 @@
 """Balls in bins with noise of two bands: brackets against integrals, draws and finer lattices."""
 
+import mpmath as mp
 import numpy as np
 import pytest
 from helpers import refusal
@@ -120,6 +121,12 @@ def test_one_band_is_random_allocation():
         mine, theirs = (ja.epsilon(x, 1e-5, relation=relation) for x in (run, same))
         np.testing.assert_allclose([mine.lower, mine.upper], [theirs.lower, theirs.upper], rtol=1e-9)
         assert mine.kind == theirs.kind == "certified"
+    # one bin is a Gaussian
+    uneven = ColumnNormalised(1, 3, diagonals=COLUMNS[:1, :3])
+    run, alone = ja.MatrixMechanism(uneven, 1.0, BallsInBins(1)), ja.Gaussian(1.0 / np.linalg.norm(uneven.entries))
+    for ask, given in ((ja.epsilon, 1e-5), (ja.delta, 1.0)):
+        mine, theirs = ask(run, given), ask(alone, given)
+        np.testing.assert_allclose([mine.lower, mine.upper], [theirs.lower, theirs.upper], rtol=1e-9)
     # the transfer operator says the same
     plain = kernel.Profile(normals_of(Toeplitz((1.0, 1e-12), 20), 20, 2.0 / 3**0.5))
     np.testing.assert_allclose(plain.delta(1.0, np.array([0.7]))[1, 0], ja.delta(same, 0.7).estimate, rtol=1e-7)
@@ -245,7 +252,10 @@ def test_one_direction_is_not_refined_below_the_other():
     assert np.ptp(profile.delta(-1.0, eps)[::2]) < 1e-9 and len(profile.contours) == 1
 
 
-@pytest.mark.parametrize("bins, steps, beside", [(2, 2, 0.7), (2, 7, 1.0), (3, 11, 1.3), (50, 149, 0.5), (9, 9, -2.0)])
+@pytest.mark.parametrize(
+    "bins, steps, beside",
+    [(2, 2, 0.7), (2, 7, 1.0), (3, 11, 1.3), (50, 149, 0.5), (9, 9, -2.0), (6, 6, 70.0), (200, 200, 70.0), (3, 3, 1e9)],
+)
 def test_normals_have_the_covariances_of_the_columns(bins, steps, beside):
     for strategy in (Toeplitz((1.0, beside), steps), ColumnNormalised(2, steps, diagonals=COLUMNS[:, :steps])):
         columns = np.abs(matrix(strategy))
@@ -281,6 +291,18 @@ def test_no_event_says_so_in_the_words_of_the_user():
     assert "MatrixMechanism with BallsInBins" in refusal(lambda: ja.interop.to_dp_event(run))
 
 
+@pytest.mark.parametrize("noise", [1e-170, 1e-60, 1e60, 1e170])
+def test_noise_of_any_size_is_answered_or_refused(noise):
+    run = ja.MatrixMechanism(Banded(2, 6), noise, BallsInBins(6))
+    for ask, given in ((ja.epsilon, 1e-6), (ja.delta, 1.0)):
+        if 1e-100 < noise < 1e100:
+            found = ask(run, given)
+            assert 0.0 <= found.lower <= found.upper < np.inf
+        else:
+            with pytest.raises(ja.InputError, match="noise_multiplier = 1e.*lost to rounding"):
+                ask(run, given)
+
+
 @pytest.mark.parametrize("noise", [1e-12, 0.1, 1e4, 1e42])
 def test_every_noise_has_an_end(noise, monkeypatch):
     """Contours are given up early, and theorems remain: no epsilon evaluates the transform at 2,000 points."""
@@ -303,6 +325,27 @@ def test_theorems_hold_without_a_contour(noise, eps):
         low, high = kernel.theorems(law, sign, at)
         assert low[0] - 5.0 * off <= value <= high[0] + 5.0 * off
         assert noise < 1e3 or high[0] - low[0] < 1e-3 * high[0]
+
+
+@pytest.mark.parametrize("noise, root", [(5.0, -28.0), (3.0, -28.0), (30.0, 36.0), (1.0, -14.0)])
+def test_theorems_count_their_rounding(noise, root):
+    """The payoff of the mean along one direction, with 50 digits."""
+    law = normals_of(Toeplitz((1.0, 0.8), 2), 2, noise)
+    with mp.workdps(50):
+        first, second = ([mp.mpf(x) for x in each.tolist()] for each in (law.first, law.second))
+        spread = first[0] + second[1], first[1] + second[0]
+        size = mp.sqrt(spread[0] ** 2 + spread[1] ** 2)
+        c = [(first[j] * spread[j] + second[j] * spread[1 - j]) / size for j in (0, 1)]
+        ratio = lambda t: (mp.exp(c[0] * t - c[0] ** 2 / 2) + mp.exp(c[1] * t - c[1] ** 2 / 2)) / 2
+        sign = 1 if root > 0 else -1
+        eps = float(sign * mp.log(ratio(root)))
+        t = mp.findroot(lambda t: mp.log(ratio(t)) - sign * mp.mpf(eps), root)
+        p, q = (mp.ncdf(-sign * (t - c[0])) + mp.ncdf(-sign * (t - c[1]))) / 2, mp.ncdf(-sign * t)
+        exact = p - mp.exp(eps) * q if sign > 0 else q - mp.exp(eps) * p
+    x = eps + np.log(2.0)
+    size = float(law.sizes.max())
+    assert sign < 0 or special.ndtr(size / 2 - x / size) < 1e-3 * exact  # else one bin alone is the better bound
+    assert kernel.theorems(law, float(sign), np.array([eps]))[0][0] <= exact
 
 
 @pytest.mark.parametrize("beside, noise, eps", [(0.98, 3.33, 0.472), (0.55, 3.91, 0.69), (1.2, 2.78, 0.267)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -21,6 +22,8 @@ from jaxacct.mechanisms.profile import BracketedProfile, direction_of, pair_abov
 from jaxacct.mechanisms.random_allocation import RandomAllocation
 from jaxacct.strategies.strategy import Strategy
 
+SMALLEST = 1e-200
+"""Smallest variance of a bin's normal; the largest is its inverse."""
 KEPT = 64
 """Number of runs whose coefficients and contours are cached."""
 
@@ -58,7 +61,14 @@ def normals_of(strategy: Strategy, bins: int, noise: float) -> Bins:
     by_bin = lambda values: np.pad(values / noise, (0, rows * bins - values.size)).reshape(rows, bins).T
     one, two = by_bin(diagonal), by_bin(beside)
     total = lambda values: np.sum(np.ascontiguousarray(values), axis=1)  # sums of neighbours in memory are rounded less
-    return Bins.of(total(one * one) + np.roll(total(two * two), -1), np.roll(total(one * two), -1))
+    with np.errstate(over="ignore", under="ignore"):
+        variance = total(one * one) + np.roll(total(two * two), -1)
+    if not SMALLEST <= variance.min() <= variance.max() <= 1.0 / SMALLEST:
+        raise InputError(
+            f"noise_multiplier = {noise} is too far from the columns of {type(strategy).__name__}: squares of their "
+            "quotients are lost to rounding; use a noise multiplier between 1e-90 and 1e90"
+        )
+    return Bins.of(variance, np.roll(total(one * two), -1))
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -158,10 +168,14 @@ class SharedBins(Mechanism):
 
 
 def in_bins(strategy: Strategy, noise: np.ndarray, bins: int, below: bool) -> Mechanism:
-    """Return the run: one round of random allocation if its bins are equal and share no noise, else `SharedBins`."""
+    """Return the run: one round of random allocation if it has one bin, or equal bins without shared noise.
+
+    Other runs are `SharedBins`.
+    """
     diagonal, beside = bands_of(strategy, bins)
-    if not beside.any() and strategy.steps % bins == 0 and np.all(diagonal == diagonal[0]):
+    equal = strategy.steps % bins == 0 and np.all(diagonal == diagonal[0])
+    if not beside.any() and (equal or bins == 1):
         rounding = 1.0 + (8.0 if below else -8.0) * ROUNDOFF
-        size = diagonal[0] * np.sqrt(strategy.steps // bins)
+        size = np.sqrt(math.fsum(diagonal[::bins] ** 2))
         return RandomAllocation(Gaussian(noise / size * rounding), float(bins))
     return SharedBins(strategy, noise, bins)

@@ -27,6 +27,8 @@ RIGHT = 0.5 * np.pi
 """A right angle, in radians."""
 SAME = 4.0 * ROUNDOFF
 """Relative difference up to which the squares of two coefficients become equal."""
+RAISED = 8.0 * ROUNDOFF
+"""Relative rise of the variances, so that coefficients exist in spite of rounding."""
 ALIKE = 64
 """Bins whose coefficients agree to 1/ALIKE of the largest one share the bounds of errors."""
 QUANTILES = np.linspace(-6.0, 3.0, 28)
@@ -85,17 +87,18 @@ class Bins:
         """Return normals with these variances, and `shared[j]` as the covariance of bins j and j + 1."""
         if variance.size == 2:  # the two are neighbours on both sides
             shared = np.array([shared.sum(), 0.0])
+        variance = variance * (1.0 + RAISED)
         begin = 0.0  # a lower bound of the square of the last entry of `second`
         for _ in range(10_000):
             first, second = [], [begin]
             for own, beside in zip(variance[::-1].tolist(), np.roll(shared, 1)[::-1].tolist(), strict=True):
                 first.append(own - second[-1])
-                found = beside * beside / first[-1]
+                found = beside * (beside / first[-1])
                 second.append(second[-1] if abs(found - second[-1]) <= SAME * found else found)
             if abs(second[-1] - begin) <= SAME * begin:
-                break
+                return cls(np.sqrt(first[::-1]), np.sqrt(second[-2::-1]))
             begin = second[-1]
-        return cls(np.sqrt(first[::-1]), np.sqrt(second[-2::-1]))
+        raise ArithmeticError("coefficients of a ring of bins were not found")
 
     @property
     def count(self) -> int:
@@ -428,7 +431,7 @@ def paths(errors: Errors, z: Wedge) -> list[Path]:
     small, both, found = some[some > 0.0].min(), bins.angles[1], []
     for share, more in WINDOWS:
         most = z.low / both if more == 0.0 else 2.0 * z.high / (small + both)
-        shift = share * np.minimum(most, MOST_TURN)
+        shift = share * np.clip(most, 0.0, MOST_TURN)
         start = np.clip((np.log(max(more, 1e-9) / size) + 0.5 * float(bins.variances.max())) / both, -3.0, 6.0)
         above = RIGHT - z.high + (bins.angles[0] if more == 0.0 else small) * shift
         strip = 0.97 * np.minimum(above, RIGHT + z.low - shift * both) / bins.largest
@@ -599,7 +602,7 @@ def _work(bins: Bins, lattice: Lattice) -> float:
 
 def theorems(bins: Bins, sign: float, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Bound delta without a contour (README.md, "Bins that share noise"): low and high, each (K,)."""
-    excess = lambda x: 0.5 * x * x * np.exp(np.minimum(x, 500.0))  # at least e^x - 1 - x below 500
+    excess = lambda x: 0.5 * np.square(np.minimum(x, 500.0)) * np.exp(np.minimum(x, 500.0))  # >= e^x - 1 - x below 500
     rest = np.sqrt(np.sum(excess(bins.variances) + 2.0 * excess(bins.shared))) / bins.count
     spread = bins.first + np.roll(bins.second, 1)
     c = (bins.first * spread + bins.second * np.roll(spread, -1)) / np.sqrt(np.sum(spread**2))
@@ -609,11 +612,14 @@ def theorems(bins: Bins, sign: float, eps: np.ndarray) -> tuple[np.ndarray, np.n
         ratio = np.logaddexp.reduce(logs, axis=1) - np.log(bins.count)
         t = t - (ratio - sign * eps) / np.sum(c * np.exp(logs - ratio[:, None]), axis=1) * bins.count
     tail = lambda x: np.exp(log_ndtr(-sign * x))
+    # log_ndtr is off by 12 + 3 x^2 units, and its argument t - c by |t| + 40 c
+    units = lambda x, c: ROUNDOFF * (32.0 + 3.0 * x * x + (1.0 + np.abs(x)) * (np.abs(t[:, None]) + 40.0 * c))
     with np.errstate(over="ignore", invalid="ignore"):
         k, sized = np.exp(eps), float(bins.sizes.max())
-        p, q = np.mean(tail(t[:, None] - c), axis=1), tail(t)
-        value = p - k * q if sign > 0 else q - k * p
-        off = 1e-14 * np.where(sign > 0, p + k * q, q + k * p)
+        p, q = tail(t[:, None] - c), tail(t)
+        p_off, q_off = np.mean(p * units(t[:, None] - c, c), axis=1), q * units(t[:, None], 0.0)[:, 0]
+        p = np.mean(p, axis=1)
+        value, off = (p - k * q, p_off + k * q_off) if sign > 0 else (q - k * p, q_off + k * p_off)
         low = value - off
         ratio = np.mean(np.exp(c * t[:, None] - 0.5 * c * c), axis=1)
         high = value + off + (0.5 * rest * (1.0 + 1e-9) + np.abs(ratio - np.exp(sign * eps))) * (1.0 if sign > 0 else k)
