@@ -126,8 +126,8 @@ class AdaptiveClip:
     Every step also releases a count: the sum of 1/2 for each unclipped and -1/2 for each clipped example, with Gaussian
     noise of standard deviation ``count_noise``, rounded to halves.  Then the clip norm C is multiplied by
     exp(-learning_rate (share - quantile)), where share is the share of unclipped examples that follows from the
-    noisy count.  The sum has sensitivity 1/2.  Replacing an example moves the sum by up to 1, twice its sensitivity, as
-    it does with the gradients.  Let z be the plan's noise multiplier.  Gradients with noise multiplier
+    noisy count.  The sum has sensitivity 1/2.  Replacing an example moves the sum by up to 1, twice its sensitivity;
+    the same factor holds for the gradients.  Let z be the plan's noise multiplier.  Gradients with noise multiplier
     z_gradient = (z^-2 - (2 count_noise)^-2)^(-1/2) and the count together cost one Gaussian of noise multiplier z.
     This needs count_noise > z/2.
 
@@ -171,7 +171,7 @@ class AdaptiveClip:
     def gradient_noise(self, noise_multiplier: float, expected_batch_size: float) -> float:
         """Return the gradients' noise multiplier, rounded up.
 
-        With it the gradients and the count together cost one Gaussian of `noise_multiplier`.
+        The gradients with this noise and the count together cost one Gaussian of `noise_multiplier`.
         """
         return gradient_noise(noise_multiplier, expected_batch_size, self, None)
 

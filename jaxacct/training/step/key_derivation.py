@@ -141,8 +141,8 @@ def advance(
 
     first : the first step of the pass that this step is in, for a batch rule with passes; -1 otherwise.
     cut : a digest that is the same within a pass; a step with another digest begins a new pass.
-    groups : the number of groups of cyclic Poisson sampling, or of batches in a fixed order.  The key of the pass is
-        then one for the whole run, and depends on the root and on this number alone: no record may change its group or
+    groups : the number of groups of cyclic Poisson sampling, or of batches in a fixed order.  One pass key
+        then serves the whole run, and depends on the root and on this number alone: no record may change its group or
         batch.
     """
     if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
