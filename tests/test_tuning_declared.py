@@ -16,8 +16,8 @@ from jaxacct import selection, tuning
 from jaxacct.core.progress import Progress
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan
+from jaxacct.training.step.exact_count import units
 from jaxacct.tuning.candidates import best_few, rank
-from jaxacct.tuning.private_score import units
 from jaxacct.tuning.search_spaces import draws_alike
 
 SIZE = 40

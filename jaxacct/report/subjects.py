@@ -262,6 +262,8 @@ def _of_plan(plan: Plan, tick: Tick, path: str) -> Subject:
     what = "Every release of one candidate of the plan" if plan.repetitions is not None else "Every release of the plan"
     header = ["what would be released", "noise multiplier", "sampling probability", "how often"]
     releases = [_release(plan, "Gaussian noise, ", *item) for item in plan.whole.items()]
+    if plan.early_stop is not None:
+        releases.append([f"{safe(repr(plan.early_stop.mechanism))} all answers of the early stop", "", "", "1"])
     return Subject(
         "a plan that was not run",
         f"This is a plan. Nothing on this page says that it was carried out. {target} What a run has spent is in its "
@@ -288,6 +290,8 @@ def _numbers_of_plan(plan: Plan) -> list[tuple[str, str]]:
         *([("Slots of a round", f"{plan.slots:,}")] if plan.slots else []),
         (f"Noise multiplier{average}", repr(plan.noise_multiplier)),
     ]
+    if (rule := plan.early_stop) is not None:
+        facts.append(("Early stop", f"every {rule.every:,} steps, after {rule.patience:,} scores without a gain"))
     if plan.repetitions is not None:
         facts.append(("Candidates", f"{plan.candidates}, their number K by {plan.repetitions!r}"))
     return facts
@@ -308,6 +312,8 @@ def _assumed_of_plan(plan: Plan) -> list[str]:
         found.append(
             f"Later settings may depend on the data. A Renyi filter of order {plan.filter.order:g} bounds every path."
         )
+    elif plan.early_stop is not None:
+        found.append("No setting is chosen by looking at the data or at outputs. The early stop may end the run.")
     else:
         found.append("No setting, and not the end of the run, is chosen by looking at the data or at its outputs.")
     if plan.repetitions is not None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jaxacct.training.clipping.clipped_sum import Clipped, clipped_sum, norm_methods, sensitivity
     from jaxacct.training.ledger import Ledger
     from jaxacct.training.plan import Plan
+    from jaxacct.training.plan.early_stop import EarlyStop
     from jaxacct.training.plan.segments import Segment
     from jaxacct.training.plan.strategy_advice import advise_strategy
     from jaxacct.training.run.checkpoints import params_of
@@ -39,6 +40,7 @@ __all__ = [
     "AdaptiveClip",
     "Averaged",
     "Clipped",
+    "EarlyStop",
     "Ledger",
     "LoRA",
     "Plan",
@@ -70,6 +72,7 @@ _HOMES = {
     "Averaged": "step.moving_average",
     "CHACHA20": "jaxacct.core.chacha",
     "Clipped": "clipping.clipped_sum",
+    "EarlyStop": "plan.early_stop",
     "Ledger": "ledger",
     "LoRA": "step.models",
     "Plan": "plan",

@@ -26,6 +26,7 @@ from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
 from jaxacct.training.run.log import Log, ProgressLine, RunLog, checked_log, run_log
+from jaxacct.training.run.private_score import ValidationScore, validation_score
 from jaxacct.training.run.program import Program, Streamed
 from jaxacct.training.run.public_evaluation import Evaluations
 from jaxacct.training.run.run_ledger import (
@@ -36,7 +37,7 @@ from jaxacct.training.run.run_ledger import (
     require_ledger,
     require_same,
 )
-from jaxacct.training.run.state import NOTHING, Evaluation, History, Looks, Past, State, followed, shown
+from jaxacct.training.run.state import NOTHING, Evaluation, History, Looks, Past, Scores, State, followed, shown
 from jaxacct.training.sharding.placement import Placement, copied
 from jaxacct.training.source import Source, source_of_mapped
 from jaxacct.training.step import noise
@@ -239,6 +240,8 @@ class Trainer:
         evaluate: Callable[[Any, Any], Any] | None = None,
         public_data: PyTree = None,
         eval_every: int = 100,
+        score: Callable[[Any, Any], Any] | None = None,
+        validation: PyTree = None,
     ) -> State:
         """Train to the end of the plan, to the limit of the budget, or until a callback returns something true.
 
@@ -278,6 +281,9 @@ class Trainer:
         public_data : the data of ``evaluate``.  Giving them here declares them public: they hold no record that the
             guarantee protects, and nothing that was computed from one.
         eval_every : number of steps from one evaluation to the next.
+        score : with an early stop in the plan, (params, example) -> a number that is clipped to [0, 1] (NaN counts as
+            0), such as whether the prediction is right.  The sum over ``validation`` decides when the run ends.
+        validation : private examples along the first axis, at most 2^20; they may be training data or others.
 
         Returns
         -------
@@ -307,6 +313,7 @@ class Trainer:
             callbacks.insert(0, evaluations)
         elif public_data is not None:
             raise InputError("public_data is given without evaluate; give both, or leave both out")
+        judge = validation_score(self.plan, score, validation, where.mesh is not None)
         every = int(check("checkpoint_every", checkpoint_every, COUNT))
         ahead = None if note_ahead is None else int(check("note_ahead", note_ahead, COUNT))
         require_same(where.processes, state, self.plan, every, bool(callbacks), checkpoints is not None)
@@ -337,6 +344,8 @@ class Trainer:
             for trace in program.traces:
                 frozen = () if rest is None else rest.frozen
                 refuse_closed_over("loss_fn", trace, given, frozen, source=isinstance(given, Source))
+            if judge is not None:
+                judge.begin(carried.params, rest, given)
             if found is not None and found.session not in (b"", program.session):
                 # unknown steps may follow the checkpoint, so its whole plan counts
                 state = replace(state, history=state.history.whole())
@@ -348,7 +357,7 @@ class Trainer:
                 if evaluations is not None:
                     evaluations.tell = told.evaluated
                 values = [] if evaluations is None else evaluations.values
-                run = self._run(state, program, noted, callbacks, values, store, found, every, progress, told)
+                run = self._run(state, program, noted, callbacks, values, judge, store, found, every, progress, told)
                 return told.returned(run)
 
     def _run(
@@ -358,13 +367,16 @@ class Trainer:
         ledger: RunLedger | None,
         callbacks: list[Callable[[State], Any]],
         evaluations: list[Evaluation],
+        judge: ValidationScore | None,
         store: Store | None,
         found: Checkpoint | None,
         every: int,
         progress: bool | None,
         told: RunLog,
     ) -> State:
-        plan, step, stopped = self.plan, state.step, "finished"
+        plan, step, scores = self.plan, state.step, state.scores.values
+        # what an early stop has ended has ended
+        stopped = state.stopped if state.stopped == "early_stop" and judge is not None else "finished"
         carried, line, stretches = program.carried, program.line, state.history.stretches
         partition = program.advance(line, step)[2] if step < plan.steps else ""
         until = plan.steps if ledger is not None else last_step_in_budget(plan, stretches, state, partition)
@@ -386,20 +398,21 @@ class Trainer:
         def now(stopped: str = "", session: bytes = b"") -> Checkpoint:
             done = followed(stretches, plan, step, step, partition) if session else stretches
             history = History(done) if ledger is None else History((), ledger.mark())
-            return Checkpoint(step, carried, line, history, session, stopped, looks.seen)
+            return Checkpoint(step, carried, line, history, session, stopped, looks.seen, scores)
 
         saved = found
-        if store is not None and step < plan.steps and not program.goes_on(found, ledger is not None):
+        begins = step < plan.steps and stopped != "early_stop"
+        if store is not None and begins and not program.goes_on(found, ledger is not None):
             saved = now(
                 session=program.session
             )  # before the first release, so that a run can be replayed after a crash
             store.save(saved)
-        if step < until:
+        if begins and step < until:
             with waiting(None, "steps: compiling the step", progress if processes.first else False):
                 program.begin(line, step, until)
         bar = ProgressLine(plan, step, progress if processes.first else False)
         try:
-            while step < plan.steps:
+            while step < plan.steps and stopped != "early_stop":
                 if step >= until:
                     stopped = "budget"
                     break
@@ -419,6 +432,12 @@ class Trainer:
                 then = followed(stretches, plan, step, step + 1, partition)
                 carried, stretches, line, step = done, then, after, step + 1
                 told.look(step, observed, stretches)
+                rule = plan.early_stop
+                if judge is not None and rule is not None and step % rule.numbers[1] == 0 and step < plan.steps:
+                    scores = (*scores, judge(carried.params))
+                    if rule.ends(scores, line.root.key, line.chain):
+                        looks.seen, stopped = True, "early_stop"
+                        break
                 bar.update(step, carried.clip_norm)
                 if store is not None and step % every == 0 and step < plan.steps:
                     line = line._replace(seal=digest_of(carried))
@@ -459,6 +478,8 @@ class Trainer:
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
             store.save(last)  # without a session, since no step was released after this checkpoint
+        if ledger is not None and stopped == "early_stop":  # behind the checkpoint, so that no later process asks again
+            ledger.stopped_early(plan, step)
         return self._state(last, program.frozen, tuple(evaluations))
 
     def _called(self, callbacks: list[Callable[[State], Any]], view: State, looks: Looks) -> bool:
@@ -476,7 +497,8 @@ class Trainer:
         trained, opt_state, clip_norm, not_finite = found.carried
         past = Past(opt_state.past, clip_norm) if isinstance(opt_state, Correlated) else None
         rest = (found.lineage, found.history, self.plan, found.stopped, found.seen, past, evaluations)
-        return State(join_model(trained, frozen), own_state(opt_state), clip_norm, found.step, not_finite, *rest)
+        after = (found.step, not_finite, *rest, Scores(found.scores))
+        return State(join_model(trained, frozen), own_state(opt_state), clip_norm, *after)
 
     def _check_data(self, data: Any, users: Any) -> None:
         """Raise InputError unless the data have the plan's size, and ``users`` goes with the plan's unit."""

@@ -8,7 +8,6 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.accounting import account
@@ -20,17 +19,8 @@ from jaxacct.core.validation import Constraint, InputError, check, choice
 from jaxacct.mechanisms import Gaussian, Mechanism, compose, repeat
 from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.selection import Law, candidates_profile, rounds, select
-from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_closed_over
+from jaxacct.training.step.exact_count import LOWER_BITS, MOST_EXAMPLES, UNIT_BITS
 
-UNIT_BITS, LOWER_BITS = 20, 10
-"""Exponents of two: a value has at most 2^20 units, and its lower part is its remainder modulo 2^10.
-
-The lower and the upper parts of the values are summed separately, each in 32 bits.
-"""
-MOST_EXAMPLES = 2**20
-"""Largest number of examples: each 10-bit part of a value is at most 2^10, so its sum is at most 2^30."""
-BLOCK_SIZE = 256
-"""Number of examples whose values are computed together; one compiled program serves any number of examples."""
 _NOISE = Constraint("use an ordinary {name}, such as 30.0", 0, 1e100, lower_open=True)
 """Allowed noise, far below the largest float, so that a noisy count is finite."""
 
@@ -90,34 +80,13 @@ class PrivateScore:
         return Gaussian(self.noise_multiplier)
 
 
-def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float) -> tuple[Any, Any]:
-    """Return the exact count in units as two 32-bit sums (upper, lower): the count is `upper * 2^10 + lower`."""
-
-    of_one = jax.make_jaxpr(lambda example: value(params, example))
-    refuse_closed_over("value", of_one(one_of(data)), data)
-
-    def of_block(held: tuple[Any, Any]) -> Any:
-        examples, present = held
-        each = for_each("value", lambda example: value(params, example), examples)
-        if each.shape != present.shape:
-            raise InputError(
-                f"value gives shape {each.shape[1:]} for one example, must be a number; take the mean of it"
-            )
-        each = jnp.asarray(each, jnp.float32)
-        clipped = jnp.clip(jnp.where(jnp.isnan(each) | ~present, 0.0, each), 0.0, 1.0)
-        each = jnp.round(clipped * (1.0 / unit)).astype(jnp.int32)
-        return jnp.sum(each >> LOWER_BITS), jnp.sum(each & (2**LOWER_BITS - 1))
-
-    upper, lower = (jnp.sum(part) for part in jax.lax.map(of_block, _blocks(data)))
-    return upper, lower
-
-
 def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) -> float:
-    """Return a count from `units` with noise that the host draws from the key.
+    """Return a count from `exact_count.units` with noise that the host draws from the key.
 
     Count and noise are whole numbers of units; only their sum is rounded, to a float.
 
     >>> from jaxacct.training import fresh_key
+    >>> from jaxacct.training.step.exact_count import units
     >>> count = units(lambda w, x: x > w, 4.0, jnp.arange(10.0), unit=1.0)
     >>> noisy(count, fresh_key(), noise_multiplier=1e-6, unit=1.0)
     5.0
@@ -126,20 +95,6 @@ def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) 
     deviation = Fraction(float(noise_multiplier)) / Fraction(unit)
     source = KeyedBits(np.asarray(key_words(key), "<u4").tobytes())
     return (upper * 2**LOWER_BITS + lower + rounded_gaussian(deviation**2, source)) * unit
-
-
-def _blocks(data: Any) -> tuple[Any, Any]:
-    """Return (examples, present) in blocks of one size, the last filled up with zeros that do not count."""
-    size = jax.tree_util.tree_leaves(data)[0].shape[0]
-    count = -(-size // BLOCK_SIZE)
-
-    def cut(a: Any) -> Any:
-        a = jnp.asarray(a)
-        return jnp.pad(a, [(0, count * BLOCK_SIZE - size)] + [(0, 0)] * (a.ndim - 1)).reshape(
-            count, BLOCK_SIZE, *a.shape[1:]
-        )
-
-    return jax.tree.map(cut, data), jnp.arange(count * BLOCK_SIZE).reshape(count, BLOCK_SIZE) < size
 
 
 class Whole(NamedTuple):

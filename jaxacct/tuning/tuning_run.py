@@ -25,6 +25,7 @@ from jaxacct.training.ledger.contents import Spent, claim
 from jaxacct.training.ledger.format import Run
 from jaxacct.training.plan import Plan
 from jaxacct.training.step.counts_and_losses import PrivateLoss
+from jaxacct.training.step.exact_count import units
 from jaxacct.training.step.models import initialised, is_equinox, is_nnx, loss_of, refuse_state
 from jaxacct.tuning.candidates import (
     Adaptive,
@@ -39,7 +40,7 @@ from jaxacct.tuning.candidates import (
     side_by_side,
 )
 from jaxacct.tuning.plans import MatchedPlan, SearchPlan
-from jaxacct.tuning.private_score import PrivateScore, Whole, noise_for_score, noisy, units, whole
+from jaxacct.tuning.private_score import PrivateScore, Whole, noise_for_score, noisy, whole
 from jaxacct.tuning.search_spaces import Sampled, draws_alike
 
 

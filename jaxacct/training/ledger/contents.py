@@ -31,6 +31,12 @@ MANY_RELEASES = 300
 """Largest number of different releases that stay ungrouped; an engine's time grows with this number."""
 
 
+EARLY_STOP = "early stop of the plan"
+"""Note of the entry that counts all answers of the plan's early stop."""
+STOPPED_EARLY = "stopped early by the plan, after step "
+"""Beginning of the note, on a mechanism that releases nothing, by which no later step asks the early stop again."""
+
+
 @dataclass
 class _Partition:
     """Steps with disjoint batches: together they cost as much as the costliest step, or as one round.
@@ -101,6 +107,11 @@ class Spent:
     looks: Seen | None = None
     owed: Counter[Release] = field(default_factory=Counter)
     shared: int | None = 0
+
+    def has_early_stop(self, plan: Plan) -> bool:
+        """Return whether the early stop of a plan is noted."""
+        noted = (entry.mechanism for entry in self.noted if entry.note == EARLY_STOP)
+        return plan.early_stop is not None and plan.early_stop.mechanism in noted
 
     def add(self, entry: Step | Spend | Torn | Seen) -> None:
         """Count one more entry; a step and its exact replays count once."""
@@ -423,7 +434,9 @@ def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, 
     if not others and plan.within and held + ahead(plan, own, step, left, partition) <= plan.whole:
         return left
     several = [replace(ledger.runs[each], releases=Counter()) for each in counted(plan, ledger, name)]
-    beside = [total(several)] if others else []
+    beside = [total(several)] if any(one.others for one in several) else []
+    if plan.early_stop is not None and not own.has_early_stop(plan):
+        beside.append(plan.early_stop.mechanism)
     return furthest(
         lambda steps: plan.holds(compose(*beside, composed(at_most(held + ahead(plan, own, step, steps, partition))))),
         left,
@@ -431,7 +444,10 @@ def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, 
 
 
 def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int]:
-    """Return the spending before a run's next steps: releases of training steps, and the number of other mechanisms."""
+    """Return the spending before a run's next steps: releases of training steps, and the number of other mechanisms.
+
+    The early stop of the run's own plan is not among the other mechanisms.
+    """
     names = counted(plan, ledger, run)
     plans = [line.plan for name in names for line in ledger.headers[name]]
     one_filter(plan, plans)
@@ -440,7 +456,8 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int
     for name in names:
         spent = ledger.runs[name]
         held += spent.releases + (spent.owed if name == run else ledger.promised(name))
-    return held, sum(ledger.runs[name].others.total() for name in names)
+    own = ledger.runs.get(run, Spent()).has_early_stop(plan)  # its plan includes it
+    return held, sum(ledger.runs[name].others.total() for name in names) - own
 
 
 def counted(plan: Plan, ledger: Contents, run: str | None = None) -> list[str]:

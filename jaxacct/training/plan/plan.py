@@ -27,6 +27,7 @@ from jaxacct.mechanisms import MatrixMechanism, Mechanism, PureDP
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, nearest_slots
 from jaxacct.selection.law_of_k import Law
 from jaxacct.strategies.strategy import SingleParticipation, Strategy, Taps, require_groups
+from jaxacct.training.plan.early_stop import EarlyStop, early_stop_of, with_early_stop
 from jaxacct.training.plan.segments import (
     Block,
     Schedule,
@@ -78,7 +79,7 @@ _MAX_SEGMENTS = 10**6
 """Largest number of segments in a document, enough for a million steps that differ; a longer list is refused unread."""
 _TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation")
 """Settings that a document holds unchanged."""
-_UNUSUAL = {"candidates": "iid", "cap": None, "unit": "record", "noise": None, "groups": None}
+_UNUSUAL = {"candidates": "iid", "cap": None, "unit": "record", "noise": None, "groups": None, "early_stop": None}
 """Usual values of some settings.  A document holds such a setting only if its value differs."""
 _SEGMENT_NUMBERS = {
     "steps": COUNT,
@@ -161,6 +162,8 @@ class Plan(PlanRequest):
         default.  The rate is groups * batch / dataset_size.
     unit : "record" or "user": the unit that is drawn and in which neighbours differ.  With "user", dataset_size is the
         number of users, and `Trainer.fit` gets the user of each example.
+    early_stop : an `EarlyStop`: the run ends when a score on private data no longer rises.  The answers count as one
+        more release, which the target includes.
 
     Raises
     ------
@@ -208,6 +211,7 @@ class Plan(PlanRequest):
         batch_size: float | None = None,
         noise: Strategy | None = None,
         groups: int | None = None,
+        early_stop: EarlyStop | None = None,
     ) -> None:
         if batch_size is not None:
             if expected_batch_size is not None:
@@ -376,8 +380,8 @@ class Plan(PlanRequest):
         return self.mechanism_after(self.steps)
 
     def mechanism_after(self, step: int) -> Mechanism:
-        """Return the mechanism of the first `step` steps of a run."""
-        return composed(self.releases_after(step))
+        """Return the mechanism of the first `step` steps of a run, with all answers of its early stop."""
+        return with_early_stop(composed(self.releases_after(step)), self.early_stop if step else None)
 
     @functools.cached_property
     def epsilon(self) -> Bounds:
@@ -502,6 +506,7 @@ class Plan(PlanRequest):
         settings["filter"] = _filter(node["filter"])
         settings |= {name: node.get(name, usual) for name, usual in _UNUSUAL.items()}
         settings["noise"] = _strategy(settings["noise"])
+        settings["early_stop"] = early_stop_of(settings["early_stop"])
         needed = {rules.CYCLIC: ("noise", "groups"), rules.ORDER: ("noise",)}.get(str(settings["sampling"]), ())
         if any(settings[name] is None for name in needed):
             raise InputError(f"plan: {' and '.join(needed)} must be given with sampling = {settings['sampling']!r}")
@@ -668,7 +673,11 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "filter": list(plan.filter) if plan.filter else None,
         "repetitions": law,
         **{
-            name: _strategy_document(value) if isinstance(value, Strategy) else value
+            name: _strategy_document(value)
+            if isinstance(value, Strategy)
+            else list(value.numbers)
+            if isinstance(value, EarlyStop)
+            else value
             for name, usual in _UNUSUAL.items()
             if (value := getattr(plan, name)) != usual
         },

@@ -38,6 +38,7 @@ from jaxacct.representations.renyi_divergences import ORDERS, epsilon_from_renyi
 from jaxacct.selection.law_of_k import Law
 from jaxacct.strategies.matrices import Identity
 from jaxacct.strategies.strategy import MinSeparation, SingleParticipation, Strategy
+from jaxacct.training.plan.early_stop import EarlyStop, with_early_stop
 from jaxacct.training.plan.segments import (
     ROUNDING,
     Piece,
@@ -105,6 +106,7 @@ class PlanRequest:
     unit: str
     noise: Strategy | None
     groups: int | None
+    early_stop: EarlyStop | None
 
 
 _OWN = {"sampling": rules.POISSON, "data_dependent": False, "candidates": "iid", "unit": "record"}
@@ -150,7 +152,23 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
             f"data_dependent = True is not supported with sampling = {found['sampling']!r}, whose steps no finite "
             "Renyi divergence is known for; fix the steps and their noise in advance"
         )
+    if found["early_stop"] is not None:
+        _check_early_stop(found)
     return found
+
+
+def _check_early_stop(found: Mapping[str, Any]) -> None:
+    """Refuse what the accounting of an early stop does not cover."""
+    rule, target = found["early_stop"], found["target_epsilon"]
+    if not isinstance(rule, EarlyStop):
+        raise InputError(
+            f"early_stop = {rule!r:.40} must be an EarlyStop; use training.EarlyStop(epsilon=.2, every=50)"
+        )
+    for name, usual in (("repetitions", None), ("data_dependent", False), ("unit", "record")):
+        if found[name] != usual:
+            raise InputError(f"early_stop has no accounting with {name} = {found[name]!r:.40}; leave one of them out")
+    if target is not None and rule.epsilon >= target:
+        raise InputError(f"early_stop spends {rule.epsilon!r} of target_epsilon = {target!r}; give it a small part")
 
 
 def why_not(sampling: str, relation: str) -> str:
@@ -237,7 +255,12 @@ def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int
         kinds = frozenset(each) if terms.sampling in rules.BY_PASS else frozenset()
         places.setdefault(kinds, []).append(place)
     parts = [
-        account.epsilon(prefixes([counts[i] for i in group]), terms.target_delta, relation=terms.relation, rtol=rtol)
+        account.epsilon(
+            with_early_stop(prefixes([counts[i] for i in group]), terms.early_stop),
+            terms.target_delta,
+            relation=terms.relation,
+            rtol=rtol,
+        )
         for group in places.values()
     ]
     order = np.argsort(np.concatenate([*places.values()]))
@@ -271,7 +294,7 @@ def _upper_epsilon(terms: PlanRequest, mechanism: Mechanism) -> np.ndarray:
     """Return upper bounds of epsilon that a plan claims for a batch of runs: composed exactly, or by their filters."""
     if terms.data_dependent:
         return np.min(_filters(mechanism, terms)[1], axis=0)
-    return np.asarray(epsilon_of_run(terms, mechanism).upper)
+    return np.asarray(epsilon_of_run(terms, with_early_stop(mechanism, terms.early_stop)).upper)
 
 
 # The search for the settings that a request leaves open
@@ -350,6 +373,7 @@ def _solved(request: PlanRequest) -> Solution:
     # noise of all other runs is searched along the segments.
     scheduled = request.noise_schedule is not None or request.batch_schedule is not None
     plain = request.sampling == rules.POISSON and not scheduled and not request.data_dependent
+    plain = plain and request.early_stop is None
     opened = _left_open(request, plain)
     n = float(request.dataset_size)
     given = request.noise_schedule

@@ -40,6 +40,7 @@ class Checkpoint(NamedTuple):
         none were taken.
     stopped : why the run stopped, as in the state; "" while it goes on.
     seen : whether callbacks looked at outputs.
+    scores : the exact scores of an early stop.
     """
 
     step: int
@@ -49,6 +50,7 @@ class Checkpoint(NamedTuple):
     session: bytes
     stopped: str = ""
     seen: bool = False
+    scores: tuple[int, ...] = ()
 
 
 class Store:
@@ -91,6 +93,7 @@ class Store:
             "session": found.session.hex(),
             "stopped": found.stopped,
             "seen": found.seen,
+            **({"scores": found.scores} if found.scores else {}),
         }
         self._write(_plain(found.carried), run)
 
@@ -163,7 +166,8 @@ class Store:
                 "optimizer or mesh; go on with the ones that wrote it"
             )
         spent = from_document(run["history"])
-        return Checkpoint(run["step"], carried, line, spent, bytes.fromhex(run["session"]), run["stopped"], run["seen"])
+        session, scores = bytes.fromhex(run["session"]), tuple(run.get("scores", ()))
+        return Checkpoint(run["step"], carried, line, spent, session, run["stopped"], run["seen"], scores)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

@@ -503,13 +503,15 @@ class EpsilonSoFar:
 
     def __init__(self, plan: Plan, step: int, stretches: tuple[Stretch, ...], ledger: Ledger | None) -> None:
         self.plan, self._ledger = plan, ledger
+        self._own: Counter[Mechanism] = Counter([] if plan.early_stop is None else [plan.early_stop.mechanism])
         held = [
             (replace(spent, releases=Counter(spent.releases), others=Counter(spent.others)), list(headers))
             for spent, headers in self._held(stretches)
         ]
         self._others = _added(held)[1]
         filters = {line.plan.filter for _, headers in held for line in headers} | {plan.filter}
-        self._of_plan = len(filters) == 1 and (plan.filter is None or len(held) == 1) and not self._others
+        alone = len(filters) == 1 and (plan.filter is None or len(held) == 1)
+        self._of_plan = alone and self._others == self._own
         self._tables = [*([_Table(plan)] if self._of_plan else []), _Table(plan, step, held)]
 
     def point(self, step: int, stretches: tuple[Stretch, ...]) -> TablePoint | None:
@@ -547,7 +549,7 @@ class EpsilonSoFar:
     def _held(self, stretches: tuple[Stretch, ...]) -> Held:
         ledger = self._ledger
         if ledger is None:
-            return [(Spent(released(stretches)), [Run("", "", one.plan) for one in stretches])]
+            return [(Spent(released(stretches), self._own), [Run("", "", one.plan) for one in stretches])]
         names = [name for name in counted(self.plan, ledger) if name != ledger.run]
         others = [(ledger.counting(name), ledger.headers[name]) for name in names]
         own = ledger.runs[ledger.run]

@@ -16,14 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from jaxacct.core.validation import InputError
-from jaxacct.mechanisms import Mechanism, compose
+from jaxacct.mechanisms import Mechanism, PureDP, compose
 from jaxacct.training.ledger import Ledger, Mark
-from jaxacct.training.ledger.contents import counted, furthest, one_filter, one_unit, room, total
+from jaxacct.training.ledger.contents import (
+    EARLY_STOP,
+    STOPPED_EARLY,
+    counted,
+    furthest,
+    one_filter,
+    one_unit,
+    room,
+    total,
+)
 from jaxacct.training.ledger.format import Step
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
 from jaxacct.training.run.program import Prepared, Program, require_same_rows
-from jaxacct.training.run.state import History, State, Stretch, document, followed, released
+from jaxacct.training.run.state import History, State, Stretch, document, followed, released, spent_by
 from jaxacct.training.sharding.placement import Processes
 from jaxacct.training.step.key_derivation import StepKey, digest
 from jaxacct.training.step.step_mechanisms import BY_PASS, composed, require_kept
@@ -92,6 +101,20 @@ class RunLedger:
         self._mark = self._mark._replace(lines=lines, head=head)
         return answer or 0
 
+    def stopped_early(self, plan: Plan, step: int) -> None:
+        """Note that the early stop of a plan has ended the run: the plan counts, and no later step may ask again."""
+        self.seen(plan, step, looked=True)
+
+        def write() -> None:
+            assert self._ledger is not None
+            with self._ledger.lock:
+                self._own_run(self._ledger, plan)
+                if not _stopped_early(self._ledger):
+                    self._ledger.spend(PureDP(0.0), f"{STOPPED_EARLY}{step}")
+                self._mark = self._ledger.mark()
+
+        self._decided(write)
+
     def cut_off(self, plan: Plan, step: int) -> None:
         """Note that an error ends the run after `step` steps.  The first process writes; it waits for no other."""
         if self._ledger is not None:
@@ -142,6 +165,11 @@ def open_run_ledger(
 
     told: Any = processes.decide(first)
     return RunLedger(processes, opened, own, Mark(*json.loads(told)), most) if told else None
+
+
+def _stopped_early(ledger: Ledger) -> bool:
+    """Return whether an early stop has ended the ledger's current run."""
+    return any(entry.note.startswith(STOPPED_EARLY) for entry in ledger.runs[ledger.run].noted)
 
 
 def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partition: str | None) -> int:
@@ -228,15 +256,17 @@ def open_ledger(
     name = digest(b"run", state.lineage.root.key).hex()[:16]
     if isinstance(ledger, Ledger):
         _settle(ledger, name, state, plan, by)
+        _require_not_stopped(ledger, state)
         return ledger, False
     stretches = state.history.stretches
     if Path(ledger).exists():
         opened = Ledger.open(ledger)
     else:
-        _require_room(plan, [one.plan for one in stretches], composed(released(stretches)), state, state.seen)
+        _require_room(plan, [one.plan for one in stretches], total([spent_by(stretches)]), state, state.seen)
         opened = Ledger.create(ledger, stretches[0].plan if stretches else plan, name, by)
     try:
         _settle(opened, name, state, plan, by)
+        _require_not_stopped(opened, state)
     except BaseException:
         opened.close()
         raise
@@ -261,7 +291,10 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
     require_kept("ledger", not (new and plan.shared))
     counting = [ledger.counting(each) if each != name else ledger.runs[each] for each in names]
     held = [total(counting)] if names else []
-    together = compose(*held, earlier) if new else compose(*held) if held else earlier
+    answers = []
+    if plan.early_stop is not None and not (name in ledger.runs and ledger.runs[name].has_early_stop(plan)):
+        answers = [plan.early_stop.mechanism]
+    together = compose(*held, *([earlier] if new or not held else []), *answers)
     looks = ledger.runs[name].looks if name in ledger.runs and ledger.promised(name) else None
     _require_room(plan, before, together, state, state.seen or (looks is not None and looks.looked))
     if name not in ledger.runs:
@@ -276,8 +309,19 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
         ledger.spend(earlier, note)
     if ledger.plan != plan:
         ledger.replan(plan)
+    if answers:
+        ledger.spend(answers[0], EARLY_STOP)
     if new and before[-1] == plan and (state.seen or state.stopped == "callback") and state.step < plan.steps:
         ledger.seen(state.step, state.seen)
+
+
+def _require_not_stopped(ledger: Ledger, state: State) -> None:
+    """Refuse an older state of a run that an early stop has ended: another answer would cost again."""
+    if _stopped_early(ledger) and state.stopped != "early_stop":
+        raise InputError(
+            f"{ledger.path}: the early stop of the plan has ended this run, and the state is older; give the state "
+            "that fit returned, or begin another run by trainer.init"
+        )
 
 
 def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
@@ -300,6 +344,8 @@ def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: S
     """Raise InputError if a run may not go on with this plan.  seen : whether callbacks looked at its outputs."""
     if not before or before[-1] == plan:
         return
+    if before[-1].early_stop != plan.early_stop:
+        raise InputError("early_stop must be the same as in the steps so far, which have paid for it; let it stay")
     plan.require_noise_of(before[-1])
     ended_by_itself = state.stopped in ("finished", "budget")
     if seen and not ended_by_itself and (plan.filter is None or before[-1].filter != plan.filter):
@@ -317,14 +363,14 @@ def last_step_in_budget(plan: Plan, stretches: tuple[Stretch, ...], state: State
     before, step = [one.plan for one in stretches], state.step
     require_same_relation(plan, before)
     one_filter(plan, before)
-    _require_room(plan, before, composed(released(stretches)), state, state.seen)
+    _require_room(plan, before, total([spent_by(stretches)]), state, state.seen)
     if plan.target_epsilon is None and plan.filter is None:
         return plan.steps
 
     def after(steps: int) -> tuple[Stretch, ...]:
         return followed(stretches, plan, step, step + steps, partition)
 
-    holds: Callable[[int], bool] = lambda steps: plan.holds(composed(released(after(steps))))
+    holds: Callable[[int], bool] = lambda steps: plan.holds(total([spent_by(after(steps))]))
     if step < plan.steps and plan.within and released(after(plan.steps - step)) <= plan.whole:
         return plan.steps
     return step + furthest(holds, plan.steps - step)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ import numpy as np
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import InputError, check
+from jaxacct.mechanisms import Mechanism
 from jaxacct.training.ledger import Ledger, Mark
 from jaxacct.training.ledger.contents import Spent, claim
 from jaxacct.training.ledger.format import LAST_STEP, Run, words
@@ -35,9 +36,9 @@ class State:
     """Run between two steps.
 
     `epsilon` is the privacy claim, as Bounds at the plan's delta.  It covers all steps that led here, under any plan,
-    or all spending in the ledger.  If a callback stopped the run, or looked at outputs of a run that did not end by
-    itself, the remaining steps of the plan count as well.  Within a callback only the steps taken count.  (With
-    repetitions `epsilon` covers only this one of the K runs.)
+    or all spending in the ledger.  If an early stop or a callback ended the run, or a callback looked at outputs of a
+    run that did not end by itself, the remaining steps of the plan count as well.  Within a callback only the steps
+    taken count.  (With repetitions `epsilon` covers only this one of the K runs.)
 
     Parameters
     ----------
@@ -51,8 +52,10 @@ class State:
     past : with correlated noise, the noise that later steps share; secret.
     history : the spending so far, or a mark of the ledger that holds it.
     plan : the last plan.
-    stopped : why `fit` returned: "finished", "callback", or "budget" (one more step would exceed the target).
+    stopped : why `fit` returned: "finished", "callback", "early_stop" (that of the plan), or "budget" (one more step
+        would exceed the target).
     seen : whether callbacks have looked at outputs.
+    scores : with an early stop in the plan, the exact scores so far; secret.
     evaluations : pairs (step, value) of the ``evaluate=`` of the last `fit`, up to this state.
 
     >>> import jax.numpy as jnp, optax
@@ -78,6 +81,7 @@ class State:
     seen: bool = False
     past: Past | None = None
     evaluations: Sequence[Evaluation] = ()
+    scores: Scores = field(default_factory=lambda: Scores())
 
     def __repr__(self) -> str:
         """Return one line: the step, why the run stopped, epsilon and the number of parameters, but no parameter."""
@@ -102,6 +106,15 @@ class Evaluation(NamedTuple):
 
     step: int
     value: float | dict[str, float]
+
+
+class Scores(Secret):
+    """Exact scores, in units, of an early stop: no noise protects them.  Pickle and repr leave them out."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: tuple[int, ...] = ()) -> None:
+        self.values = values
 
 
 class Past(Secret):
@@ -236,6 +249,17 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
     return counts
 
 
+def early_stops(stretches: Sequence[Stretch]) -> Counter[Mechanism]:
+    """Return the early stop of the plans of some stretches, which all have the same one, as a release."""
+    rules = {one.plan.early_stop for one in stretches if one.first < one.end}
+    return Counter(rule.mechanism for rule in rules if rule is not None)
+
+
+def spent_by(stretches: Sequence[Stretch]) -> Spent:
+    """Return all that some stretches have spent."""
+    return Spent(released(stretches), early_stops(stretches))
+
+
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
     """Return epsilon of all releases in a history, at a plan's delta.
 
@@ -257,7 +281,7 @@ def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool)
     if len(stretches) == 1 and stretches[0].first == 0 and stretches[0].plan == plan:
         return plan.epsilon_after(stretches[0].end)
     headers = [Run("", "", stretch.plan) for stretch in stretches]
-    return claim([(Spent(released(stretches)), headers)], plan.target_delta, plan.relation)
+    return claim([(spent_by(stretches), headers)], plan.target_delta, plan.relation)
 
 
 def document(history: History) -> dict[str, Any]:

@@ -1,0 +1,110 @@
+"""EarlyStop: ends a run when a private score no longer rises, by the sparse vector technique."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, InputError, check_one
+from jaxacct.mechanisms import AboveThreshold, Mechanism, compose
+from jaxacct.samplers.exact_draws import KeyedBits, discrete_laplace
+
+UNITS = 2**20
+"""Number of units that make up the largest value of one record; scores are counted in units, so sums are exact."""
+_MORE = 1 + Fraction(1, 2**40)
+"""Factor on the noise that covers the rounding of the mechanism's epsilon."""
+
+
+@dataclass(frozen=True)
+class EarlyStop:
+    """Rule of a `Plan`: the run ends once a score on private data no longer rises.  The rule is paid for in advance.
+
+    The score is the sum over validation records of a value in [0, 1], such as the number of right predictions. It is
+    found after every `every` steps. Let m be the largest of the last `patience` scores, and b the largest score before
+    those. The run ends when
+
+        m - b + noise <= gain + noise of the threshold,
+
+    with Laplace noise of scale 4/epsilon, fresh for each score, and of scale 2/epsilon, drawn once. (On a grid of
+    2^-20 records, exactly.) A record moves m - b by at most 1. So all answers together are epsilon-DP under add or
+    remove, and 2 epsilon-DP under replace_one, however many scores there are.
+
+    The plan's epsilon is that of all its steps composed with this rule.  So a validation record may be a training
+    record as well; among the validation records it may be only once.  A run that ends early claims this whole epsilon:
+    it saves steps, not epsilon (training/README.md, "A private early stop").
+
+    Parameters
+    ----------
+    epsilon : > 0, what the rule adds to the releases of the steps.
+    every : number of steps from one score to the next.
+    patience : number of scores in a row that must bring no gain.
+    gain : >= 0, in records; a smaller rise is no gain.
+
+    Raises
+    ------
+    InputError : a number outside its range.
+
+    References
+    ----------
+    Dwork and Roth (2014), Theorem 3.23 (sparse vector technique).
+    Vadhan, Zhang (2023), Concurrent Composition Theorems for Differential Privacy.
+
+    >>> EarlyStop(epsilon=0.2, every=50).mechanism
+    AboveThreshold(threshold_scale=10.0, query_scale=20.0, answers=1, monotone=False)
+    """
+
+    epsilon: float
+    every: int
+    patience: int = 3
+    gain: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, rule in (("epsilon", POSITIVE), ("every", COUNT), ("patience", COUNT), ("gain", NON_NEGATIVE)):
+            check_one(name, getattr(self, name), rule, "a plan has one rule")
+
+    @property
+    def mechanism(self) -> AboveThreshold:
+        """All the answers of a run as one mechanism."""
+        return AboveThreshold(2.0 / self.numbers[0], 4.0 / self.numbers[0])
+
+    @property
+    def numbers(self) -> tuple[float, int, int, float]:
+        """Epsilon, every, patience and gain as plain numbers, as a document holds them."""
+        return float(self.epsilon), int(self.every), int(self.patience), float(self.gain)
+
+    def ends(self, scores: Sequence[int], key: bytes, chain: bytes) -> bool:
+        """Return whether the run ends now.
+
+        scores : all scores so far, in units.  key : the secret key of the run, which gives the noise.
+        chain : 32 bytes that differ from step to step.  The noise of a score depends on them and on the rise, so that
+            the same question has the same answer, and any other one has noise of its own.
+        """
+        _, _, patience, gain = self.numbers
+        if len(scores) <= patience:
+            return False
+        rise = max(scores[-patience:]) - max(scores[:-patience])
+        rule = repr(self.numbers)
+        drawn = lambda what, scale: discrete_laplace(
+            Fraction(scale) * UNITS * _MORE, KeyedBits(hmac.digest(key, what, "sha256"))
+        )
+        threshold = drawn(b"early stop, threshold" + rule.encode(), self.mechanism.threshold_scale)
+        noise = drawn(b"early stop, score" + chain + f"{rule} {rise}".encode(), self.mechanism.query_scale)
+        return round(gain * UNITS) - rise + noise >= threshold
+
+
+def early_stop_of(node: object) -> EarlyStop | None:
+    """Return the rule of a document; raise InputError for anything but a list of its four numbers, or None."""
+    if node is None:
+        return None
+    if not isinstance(node, list) or len(node) != 4 or any(isinstance(x, bool) or np.ndim(x) for x in node):
+        raise InputError("plan: early_stop must be a list of epsilon, every, patience and gain, or null")
+    return EarlyStop(*node)
+
+
+def with_early_stop(mechanism: Mechanism, rule: EarlyStop | None) -> Mechanism:
+    """Return the mechanism of some steps together with the answers of their plan's rule."""
+    return mechanism if rule is None else compose(mechanism, rule.mechanism)

@@ -1,0 +1,55 @@
+"""Score of a run's parameters on private validation data, for the early stop of its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxacct.core.types import PyTree
+from jaxacct.core.validation import InputError
+from jaxacct.training.clipping.examples_apart import one_of, refuse_closed_over
+from jaxacct.training.plan import Plan
+from jaxacct.training.plan.early_stop import UNITS
+from jaxacct.training.source import Source
+from jaxacct.training.step.exact_count import LOWER_BITS, MOST_EXAMPLES, units
+from jaxacct.training.step.models import Untrained, join_model
+
+
+class ValidationScore:
+    """Exact sum over the validation records of a value in [0, 1].  It is secret: only `EarlyStop.ends` may see it."""
+
+    def __init__(self, score: Callable[[Any, Any], Any], validation: PyTree) -> None:
+        sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(validation)}
+        if len(sizes) != 1 or () in sizes or not 1 <= next(iter(sizes))[0] <= MOST_EXAMPLES:
+            raise InputError(f"validation has first axes {sorted(sizes)}, must be one from 1 to 2^20; give records")
+        self._score, self._rows = score, jax.device_put(validation)
+        self._count: Callable[[Any, Any], Any] | None = None
+
+    def begin(self, trained: PyTree, rest: Untrained | None, data: PyTree) -> None:
+        """Compile for a model; refuse a score that closes over training data."""
+        of_one = lambda trained, example: self._score(join_model(trained, rest), example)
+        trace = jax.make_jaxpr(of_one)(trained, one_of(self._rows))
+        refuse_closed_over("score", trace, data, () if rest is None else rest.frozen, source=isinstance(data, Source))
+        self._count = jax.jit(lambda trained, rows: units(of_one, trained, rows, 1.0 / UNITS))
+
+    def __call__(self, trained: PyTree) -> int:
+        """Return the score, in units."""
+        assert self._count is not None
+        upper, lower = (int(part) for part in jax.device_get(self._count(trained, self._rows)))
+        return upper * 2**LOWER_BITS + lower
+
+
+def validation_score(plan: Plan, score: Any, validation: Any, several: bool) -> ValidationScore | None:
+    """Return the score of a plan's early stop; None if the plan has none.  several : whether a mesh trains."""
+    if plan.early_stop is None:
+        if score is not None or validation is not None:
+            raise InputError("score and validation need a plan with an early stop; use Plan(..., early_stop=...)")
+        return None
+    if score is None or validation is None:
+        raise InputError("the plan has an early stop, and score or validation is missing; give both")
+    if several:
+        raise InputError("the plan has an early stop, which does not run on a mesh; train on one device")
+    return ValidationScore(score, validation)
