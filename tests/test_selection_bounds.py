@@ -99,6 +99,13 @@ def test_points_are_the_best_of_all_lines_and_0(law):
         assert np.all(value >= best - 1e-14 * at * gain[-1]) and np.all(value <= best + 1e-10 * at * gain[-1])
 
 
+@pytest.mark.parametrize("law", LAWS, ids=repr)
+def test_the_envelope_is_no_less_than_the_exact_worst_case(law):
+    for sigma in (0.7, 5.0):
+        exact = ja.epsilon(selection.select(ja.Gaussian(sigma), law), 1e-5)
+        assert selection.bound_epsilon(ja.Gaussian(sigma), law, 1e-5, bound="envelope").upper >= exact.lower
+
+
 def test_epsilon_and_delta_are_inverse():
     run, delta = ja.Gaussian([2.0, 4.0]), np.array([[1e-3], [1e-8]])
     for law in (selection.Geometric([0.1, 0.01]), selection.Poisson(5.0)):

@@ -52,5 +52,5 @@ def test_brackets_are_narrow_and_around_plain_sums(law, first, sigma):
 def test_delta_far_in_the_tail_is_no_larger_than_the_envelope(law, sigma, eps):
     found = ja.delta(selection.select(ja.Gaussian(sigma), law), eps)
     cheap = selection.bound_delta(ja.Gaussian(sigma), law, eps, bound="envelope")
-    assert 0.0 < found.lower <= found.upper <= cheap.upper
+    assert 0.0 < found.lower <= found.upper <= cheap.upper * (1.0 + 1e-3)
     assert found.upper <= 1.02 * found.lower

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
     DELTA,
@@ -171,11 +170,7 @@ def curve(run: Mechanism, law: Law, orders: np.ndarray, side: Sides) -> np.ndarr
         spread = (1.0 - 1.0 / along) * reverse - np.log(law.gamma) / along
         value = base + (1.0 + np.asarray(law.eta)) * np.min(spread, axis=0) + np.log(law.mean) / (along - 1.0)
     elif isinstance(law, Poisson):
-        at, mu = np.log1p(1.0 / (along - 1.0)), gaussian_mu(run)
-        if mu is None:
-            missed = upper_delta(run, at, side.reverse)
-        else:  # the closed form is faster than asking the engines
-            missed = envelope.Gaussians(mu.reshape(batch_shape(run)) * (1.0 + 8.0 * ROUNDOFF)).upper(at)
+        missed = upper_delta(run, np.log1p(1.0 / (along - 1.0)), side.reverse)
         grown = np.log(law.mean) + (along - 1.0) * (base + law.mean * missed)
         value = np.logaddexp(-np.asarray(law.mean), grown) / (along - 1.0)
     else:
