@@ -145,7 +145,7 @@ def example():
 @pytest.mark.slow
 def test_the_worst_score_leaks_more_than_algorithm_3_and_less_than_the_envelope(example):
     mu, law, _, cells = example
-    algorithm_3 = float(selection.monotone_score_epsilon(mu, law, 1e-5).upper)
+    algorithm_3 = float(selection.bound_epsilon(ja.Gaussian(1.0 / mu), law, 1e-5, bound="monotone_score").upper)
     envelope = float(selection.bound_epsilon(ja.Gaussian(1 / mu), law, 1e-5, bound="envelope").upper)
     assert algorithm_3 == pytest.approx(1.144, abs=1e-3)
     audited = cell_audit(cells, law, delta=1e-5, runs=10_000_000, confidence=0.99)
@@ -191,7 +191,11 @@ def test_a_continuous_score_by_candidates_leaks_more_than_algorithm_3(example):
         for place, mean in enumerate((mu, 0.0))
     )
     audited = clopper_pearson(other, runs, runs - one, runs, delta=1e-5, confidence=0.99)
-    assert float(selection.monotone_score_epsilon(mu, law, 1e-5).upper) < audited.epsilon < 1.531
+    assert (
+        float(selection.bound_epsilon(ja.Gaussian(1.0 / mu), law, 1e-5, bound="monotone_score").upper)
+        < audited.epsilon
+        < 1.531
+    )
 
 
 @pytest.mark.parametrize(

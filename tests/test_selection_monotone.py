@@ -26,6 +26,14 @@ LAWS = [
 ]
 
 
+def epsilon_of(mu, law, delta):
+    return selection.bound_epsilon(ja.Gaussian(1.0 / mu), law, delta, bound="monotone_score")
+
+
+def delta_of(mu, law, eps):
+    return selection.bound_delta(ja.Gaussian(1.0 / mu), law, eps, bound="monotone_score")
+
+
 def densities(law, mu):
     """Both densities of the best on a fine grid, and its spacing."""
     x = np.linspace(-12.0, 12.0 + mu, 600_001)
@@ -40,10 +48,10 @@ def test_delta_is_the_integral_of_the_positive_part(law):
         for eps in (0.0, 0.2, 1.0, 3.0):
             pairs = (without, present), (present, without)
             truth = max(step * np.sum(np.maximum(p - np.exp(eps) * q, 0.0)) for p, q in pairs)
-            found = float(selection.monotone_score_delta(mu, law, eps).upper)
+            found = float(delta_of(mu, law, eps).upper)
             assert found == pytest.approx(truth, rel=2e-7, abs=1e-13), (mu, eps)
             if 1e-10 < found < 1.0 and eps > 0.0:
-                assert float(selection.monotone_score_epsilon(mu, law, found).upper) == pytest.approx(eps, rel=1e-9)
+                assert float(epsilon_of(mu, law, found).upper) == pytest.approx(eps, rel=1e-9)
 
 
 @pytest.mark.parametrize(("n", "mu", "eps"), [(1000, 4.0, 20.0), (10, 8.0, 100.0), (10, 0.2681, 1.0), (3, 1.0, 5.0)])
@@ -58,28 +66,7 @@ def test_fixed_k_against_mpmath(n, mu, eps):
             masses = [1 - cdf(at - shift) ** n, 1 - cdf(at) ** n] if side > 0 else [cdf(at) ** n, cdf(at - shift) ** n]
             found.append(masses[0] - mpmath.exp(eps) * masses[1])
         truth = float(max(found))
-    assert float(selection.monotone_score_delta(mu, selection.PointMass(n), eps).upper) == pytest.approx(
-        truth, rel=1e-11
-    )
-
-
-@pytest.mark.parametrize(
-    ("n", "mu", "order"), [(10, 0.01, 61.0), (3, 0.2681, 1.05), pytest.param(1, 2.0, 61.0, marks=pytest.mark.slow)]
-)
-def test_renyi_of_fixed_k_against_mpmath(n, mu, order):
-    from jaxacct.kernels import order_statistics
-
-    with mpmath.workdps(30):
-        a, shift, values = mpmath.mpf(order), mpmath.mpf(mu), []
-        log = lambda x, z: (n - 1) * mpmath.log(mpmath.ncdf(x - z)) - (x - z) ** 2 / 2
-        for p, q, centre in ((shift, 0, a * shift), (0, shift, (1 - a) * shift)):
-            integrand = lambda x, p=p, q=q: mpmath.exp(a * log(x, p) + (1 - a) * log(x, q))
-            total = mpmath.quad(integrand, mpmath.linspace(centre - 20, centre + 20, 21), method="gauss-legendre")
-            values.append(mpmath.log(total * n / mpmath.sqrt(2 * mpmath.pi)) / (a - 1))
-    law, mus = selection.PointMass(n).flattened((1,)), np.array([mu])
-    ends, count = order_statistics.panels(law, mus, 61.0)
-    rows = order_statistics.nodes(law, mus, ends, int(count[0]))
-    assert float(order_statistics.renyi(rows, np.array([order]))[0]) == pytest.approx(float(max(values)), rel=1e-9)
+    assert float(delta_of(mu, selection.PointMass(n), eps).upper) == pytest.approx(truth, rel=1e-11)
 
 
 @pytest.mark.parametrize("law", LAWS, ids=repr)
@@ -121,14 +108,13 @@ def test_no_reach_changes_the_answer():
         np.testing.assert_allclose(near, far, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("form", ["hockey_stick", "renyi"])
-def test_alone_and_among_many(form):
+def test_alone_and_among_many():
     rng = np.random.default_rng(1)
     mu, delta = 10.0 ** rng.uniform(-2, 0.7, 600), 10.0 ** rng.uniform(-12, -2, 600)
     law = selection.TruncatedNegativeBinomial(rng.uniform(-0.9, 3.0, 600), 10.0 ** rng.uniform(-4, -0.1, 600))
-    many = selection.monotone_score_epsilon(mu, law, delta, form=form)
+    many = epsilon_of(mu, law, delta)
     for i in range(0, 600, 37):
-        one = selection.monotone_score_epsilon(mu[i], law.element((i,)), delta[i], form=form)
+        one = epsilon_of(mu[i], law.element((i,)), delta[i])
         assert one.status == many.status[i] and float(one.upper) == pytest.approx(many.upper[i], rel=1e-12, abs=1e-12)
 
 
@@ -140,5 +126,4 @@ def test_the_best_of_one_is_the_base():
 
 def test_eps_beyond_the_largest_is_not_understated():
     """The best of 1000 draws at mu = 4: l leaves float64 on the left, and sums over what was left said 589."""
-    for form in ("hockey_stick", "renyi"):
-        assert float(selection.monotone_score_epsilon(4.0, selection.PointMass(1000), 0.01, form=form).upper) > 700.0
+    assert float(epsilon_of(4.0, selection.PointMass(1000), 0.01).upper) > 700.0

@@ -260,5 +260,8 @@ def test_tiny_deltas_have_finite_ends():
     once = ja.epsilon(selection.select(ja.Gaussian(1.0), selection.PointMass(1)), delta)
     assert np.all(base.lower * (1 - 1e-9) <= once.upper) and np.all(once.upper <= base.upper * 1.02)
     one = ja.epsilon(selection.select(ja.Gaussian(1.0), selection.Geometric(0.5)), delta)
-    assert np.all(one.upper >= selection.monotone_score_epsilon(1.0, selection.Geometric(0.5), delta).upper)
+    assert np.all(
+        one.upper
+        >= selection.bound_epsilon(ja.Gaussian(1.0), selection.Geometric(0.5), delta, bound="monotone_score").upper
+    )
     assert np.all(np.isfinite(one.upper))

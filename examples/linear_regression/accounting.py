@@ -71,12 +71,18 @@ class Budget:
             return float(ja.epsilon(selection.select(self.candidate, self.law), self.delta).upper)
         dear = self.point(self.delta / float(self.law.mean) * (1.0 - 1e-9))
         if accounting == "one point":
-            found = [selection.two_point_selection(self.law, *dear)]
+            found = [two_points(self.law, dear, dear)]
         else:
             cheap = [self.point(delta) for delta in np.geomspace(dear[1], 0.5, 25)]
-            found = [selection.two_point_selection(self.law, *one, *dear) for one in cheap]
-        assert all(one.delta <= self.delta for one in found)
-        return float(min(one.epsilon for one in found))
+            found = [two_points(self.law, one, dear) for one in cheap]
+        return min(found)
+
+
+def two_points(law, cheap, dear):
+    """Epsilon at E[K] delta_2 of a selection whose candidates all meet two points (eps, delta); Theorem 5.2."""
+    (eps_1, delta_1), (eps_2, _) = cheap, dear
+    grown = np.log(np.exp(eps_1) + (1.0 - law.gamma) / law.gamma * delta_1)
+    return float(eps_2 + (law.eta + 1.0) * grown) * (1.0 + 1e-13)
 
 
 def calibrated(epsilon, delta, law, accounting, rounds=14):

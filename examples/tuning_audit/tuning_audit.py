@@ -139,7 +139,9 @@ def claims_of(plan):
         yield audit.Claim(name, selection.bound_epsilon(base, LAW, DELTA, bound=bound), DELTA)
     yield audit.Claim(OURS, ja.epsilon(selection.select(base, LAW), DELTA), DELTA)
     mu = np.sqrt(STEPS) / plan.noise_multiplier
-    yield audit.Claim(ALGORITHM_3, selection.monotone_score_epsilon(mu, LAW, DELTA), DELTA)
+    yield audit.Claim(
+        ALGORITHM_3, selection.bound_epsilon(ja.Gaussian(1.0 / mu), LAW, DELTA, bound="monotone_score"), DELTA
+    )
 
 
 MODELS = (

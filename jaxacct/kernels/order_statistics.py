@@ -1,14 +1,10 @@
-"""The best of K draws of N(0, 1) against the best of K draws of N(mu, 1): hockey-stick and Rényi divergences.
+"""The best of K draws of N(0, 1) against the best of K draws of N(mu, 1): hockey-stick divergences.
 
 Let F, G be the distribution functions of the two normal laws, f, g their densities, and phi the generating function of
 K. The best has the densities `phi'(F) f` and `phi'(G) g`. An interval (a, b] has the mass `phi(F(b)) - phi(F(a))`. The
 mass phi(0) of K = 0 is common to both. With P and Q the two laws of the best, the divergence at ratio E = e^eps is
 `P(A) - E Q(A)`. Here A is the set on which l, the log ratio of the densities, is above eps. A is a union of few
 intervals, whose ends are solved for (jaxacct/selection/README.md, "Computing monotone_score", has the errors).
-
-For Rényi divergences the integral of `p^a q^{1-a}` between two `ends` is a Gauss-Legendre sum. Outside, phi' is
-constant to less than FLAT/a, and the rest is the integral of a Gaussian density. Where phi' is not constant on the
-left, as for K >= 2, the nodes go to where float64 ends. If that is not far enough, the divergence is inf.
 
 These kernels run on NumPy only, since the values in the arrays decide which ends are solved for. Rows do not depend on
 each other.
@@ -22,13 +18,6 @@ import numpy as np
 
 from jaxacct.kernels.arrays import Array
 
-FLAT = 1e-12
-"""Largest relative change of phi'^a, a being the Rényi order, that is neglected beyond the nodes."""
-FARTHEST = 37.5
-"""Number of standard deviations beyond which the masses of N(0, 1) underflow in float64."""
-LEFT_OUT = 1e-10
-"""Largest share of the integral that the outermost node may have, if the integrand beyond that node is unknown."""
-_POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 REACHES = (9.0, 13.0, 37.5)
 """How many standard deviations the nodes go beyond the means. A row takes the first number whose nodes hold all but
 1e-9 of delta. Beyond the last of these distances masses underflow in float64."""
@@ -241,81 +230,3 @@ def _next(first: Array, second: Array, delta: Array, ratio: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         above = (first - delta) / second
     return np.minimum(np.where(above > ratio, above, ratio), np.exp(LARGEST_EPS))
-
-
-class Nodes(NamedTuple):
-    """Logarithms of the densities at nodes, and numbers for the integral beyond them; each row is a configuration."""
-
-    mu: Array  # (R,)
-    log_present: Array  # (R, X)
-    log_without: Array  # (R, X)
-    log_weight: Array  # (R, X)
-    ends: Array  # (R, 2): where the nodes begin and end
-    beyond: Array  # (R, 2): log phi' left and right of the nodes, -inf where phi' is not constant there
-    log_nothing: Array  # (R,): log phi(0)
-
-    def rows(self, index: Array) -> Nodes:
-        """Return some of the rows."""
-        return Nodes(*(each[index] for each in self))
-
-
-def panels(laws: Any, mu: Array, largest_order: float) -> tuple[Array, Array]:
-    """Return the places where the nodes must begin and end, (R, 2), and the number of panels between them, (R,)."""
-    from scipy.special import ndtri
-
-    sides = []
-    for x, y, further in ((np.zeros_like(mu), np.ones_like(mu), 0.0), (np.ones_like(mu), np.zeros_like(mu), mu)):
-        steep, rate = laws.steepness(x, y)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            flat = np.minimum(FLAT / (largest_order * np.maximum(rate, 1e-300)), 1e-12)
-            known = np.isfinite(steep) & (np.abs(steep) < 1e200) & (flat > 1e-300)
-            sides.append(further + np.where(known, -ndtri(np.where(known, flat, 0.5)), FARTHEST))
-    ends = np.stack([-sides[0], sides[1]], axis=1)
-    return ends, np.ceil((ends[:, 1] - ends[:, 0]) / 0.8)  # a panel of sixteen nodes is at most .8 wide
-
-
-def nodes(laws: Any, mu: Array, ends: Array, count: int) -> Nodes:
-    """Return the densities at the nodes of `count` panels between the ends."""
-    from scipy.special import ndtr
-
-    share = ((np.arange(count)[:, None] + 0.5 + 0.5 * _POINTS) / count).reshape(-1)
-    width = ends[:, 1:] - ends[:, :1]
-    x = ends[:, :1] + width * share
-    column = laws.taken((slice(None), None))
-    present, without = (
-        column.steepness(ndtr(z), ndtr(-z))[0] - 0.5 * z**2 - 0.5 * np.log(2.0 * np.pi) for z in (x - mu[:, None], x)
-    )
-    weight = np.log(width * 0.5 / count) + np.log(np.tile(_WEIGHTS, count))
-    zero, one = np.zeros_like(mu), np.ones_like(mu)
-    beyond = np.stack([laws.steepness(zero, one)[0], laws.steepness(one, zero)[0]], axis=1)
-    beyond[:, 0] = np.where(ends[:, 0] > -FARTHEST, beyond[:, 0], -np.inf)
-    with np.errstate(divide="ignore"):
-        nothing = np.log(laws.generating(one)[0] + zero)
-    return Nodes(mu, present, without, weight, ends, beyond, nothing)
-
-
-def renyi(rows: Nodes, order: Array) -> Array:
-    """Return the larger of two Rényi divergences of an order > 1, (R,); inf where the nodes do not reach far enough."""
-    from scipy.special import log_ndtr
-
-    mu, a = rows.mu, order
-    grown = 0.5 * a * (a - 1.0) * mu**2
-    largest = rows.log_nothing
-    for p, q, centre in (
-        (rows.log_present, rows.log_without, a * mu),
-        (rows.log_without, rows.log_present, (1.0 - a) * mu),
-    ):
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            terms = a[:, None] * p + (1.0 - a)[:, None] * q + rows.log_weight
-            terms = np.where(np.isfinite(terms), terms, -np.inf)
-            left = rows.beyond[:, 0] + grown + log_ndtr(rows.ends[:, 0] - centre)
-            right = rows.beyond[:, 1] + grown + log_ndtr(centre - rows.ends[:, 1])
-            top = np.maximum(np.maximum(np.max(terms, axis=1), left), right)
-            each = np.exp(terms - top[:, None])
-            total = np.sum(each, axis=1)
-            first = each[np.arange(mu.size), np.argmax(each > 0.0, axis=1)]
-            reached = np.isfinite(rows.beyond[:, 0]) | (first <= LEFT_OUT * total)
-            total = top + np.log(total + np.exp(left - top) + np.exp(right - top))
-        here = np.logaddexp(total, rows.log_nothing)
-        largest = np.maximum(largest, np.where(reached, here, np.inf))
-    return np.maximum(largest / (a - 1.0), 0.0)

@@ -1,13 +1,7 @@
 """Private selection: run a mechanism K times, K random and secret, release the best output, and account for it."""
 
 from jaxacct.selection.adaptive import AdaptiveSelection
-from jaxacct.selection.closed_form_guarantees import (
-    candidates_profile,
-    line_noise_multiplier,
-    noisy_max_renyi,
-    thresholds,
-    two_point_selection,
-)
+from jaxacct.selection.base_profile import candidates_profile
 from jaxacct.selection.law_of_k import (
     Binomial,
     Categorical,
@@ -20,13 +14,7 @@ from jaxacct.selection.law_of_k import (
     TwoPoint,
 )
 from jaxacct.selection.mechanism import Selection, rounds, select
-from jaxacct.selection.named_bounds import (
-    BOUNDS,
-    bound_delta,
-    bound_epsilon,
-    monotone_score_delta,
-    monotone_score_epsilon,
-)
+from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.subset_privacy import subset_epsilon
 from jaxacct.selection.top import TopSelection
 from jaxacct.selection.worst_case import Attack, attack, output_law
@@ -50,14 +38,8 @@ __all__ = [
     "bound_delta",
     "bound_epsilon",
     "candidates_profile",
-    "line_noise_multiplier",
-    "monotone_score_delta",
-    "monotone_score_epsilon",
-    "noisy_max_renyi",
     "output_law",
     "rounds",
     "select",
     "subset_epsilon",
-    "thresholds",
-    "two_point_selection",
 ]

@@ -9,7 +9,7 @@ neighbouring intervals, and this lower bound of the profile gives a polygon belo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,11 +18,21 @@ import numpy as np
 
 from jaxacct.accounting.account import delta, epsilon
 from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.types import ArrayLike
+from jaxacct.core.validation import NON_NEGATIVE, PROBABILITY, RELATIONS, InputError, check, choice
 from jaxacct.engines import backend, contour
 from jaxacct.engines.contour import delta_about
 from jaxacct.kernels.worst_score import CELLS, Inner, Outer
-from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, SampledWithoutReplacement, batch_shape, components
-from jaxacct.mechanisms.base import Part, element, register, take_rows
+from jaxacct.mechanisms import (
+    DIRECTIONS,
+    Components,
+    Mechanism,
+    PrivacyProfile,
+    SampledWithoutReplacement,
+    batch_shape,
+    components,
+)
+from jaxacct.mechanisms.base import Part, element, register, require_mechanism, take_rows
 from jaxacct.mechanisms.loss_components import add_and_remove
 from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection.law_of_k import Law
@@ -519,3 +529,65 @@ def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
     share = (np.arange(CELLS) - start) / pieces[cell]
     cut_u, cut_t = u[cell] + share * np.diff(u)[cell], t[cell] + share * np.diff(t)[cell]
     return cell, np.append(cut_u, 1.0), np.append(np.minimum(cut_t, 1.0), 1.0)
+
+
+# Candidates that differ in noise, sampling rate or length of training
+
+
+def candidates_profile(
+    candidates: Sequence[Mechanism],
+    epsilon: ArrayLike,
+    weights: ArrayLike | None = None,
+    relation: str = "add_or_remove_one",
+) -> PrivacyProfile:
+    """Return one guarantee for candidates drawn at random: a mechanism given by its profile at points `epsilon`.
+
+    Without weights the guarantee is the pointwise maximum of the candidates' profiles.  It holds for every rule of
+    drawing that does not depend on the data.  With weights it is `sum_j w_j delta_j(eps)`, in each direction by itself.
+    It then also covers the release of the index.
+
+    Parameters
+    ----------
+    candidates : sequence of Mechanism
+        One configuration each.
+    epsilon : array_like, shape (G,)
+        Values >= 0, ascending by 1e-9 or more.
+    weights : array_like, optional
+        The probability with which each candidate is drawn; they sum to 1.
+    relation : {"add_or_remove_one", "replace_one", "zero_out"}
+
+    Returns
+    -------
+    PrivacyProfile
+
+    References
+    ----------
+    Koskela and Kulkarni (2023), Lemma 1 (for Rényi divergences); README.md of this folder, "Candidates that differ in
+    their privacy".
+
+    >>> import jaxacct as ja
+    >>> two = [ja.Gaussian(2.0), ja.Gaussian(4.0)]
+    >>> worst, mixed = candidates_profile(two, [0.0, 1.0]), candidates_profile(two, [0.0, 1.0], [0.5, 0.5])
+    >>> bool(worst.delta[1] >= 1.9 * mixed.delta[1])
+    True
+    """
+    if not candidates:
+        raise InputError("candidates is empty; give at least one mechanism")
+    for index, one in enumerate(candidates):
+        require_mechanism(f"candidates[{index}]", one)
+        if batch_shape(one):
+            raise InputError(
+                f"candidates[{index}] is a batch of shape {batch_shape(one)}; give its elements one by one"
+            )
+    grid = np.atleast_1d(check("epsilon", epsilon, NON_NEGATIVE))
+    choice("relation", relation, RELATIONS)
+    if relation in ("add_one", "remove_one"):
+        raise InputError(f"relation = {relation!r} has one direction; use 'add_or_remove_one' or 'replace_one'")
+    runs = [under(one, relation)[0] for one in candidates]
+    each = np.array([[upper_delta(run, grid, name) for name in ("remove_one", "add_one")] for run in runs])
+    if weights is None:
+        return PrivacyProfile(grid, *np.max(each, axis=0))
+    share = np.atleast_1d(check("weights", weights, PROBABILITY))
+    if share.shape != (len(candidates),) or abs(float(np.sum(share)) - 1.0) > 1e-12:
+        raise InputError(f"weights must be {len(candidates)} numbers that sum to 1; give the probabilities of drawing")
+    return PrivacyProfile(grid, *np.minimum(np.tensordot(share, each, axes=1) * (1.0 + 1e-12), 1.0))

@@ -13,8 +13,8 @@ of kind "conditional: monotone score" (README.md of this folder, "The condition 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
     DELTA,
     NON_NEGATIVE,
-    POSITIVE,
     InputError,
     broadcast_shape,
     check,
@@ -42,12 +41,8 @@ from jaxacct.selection.law_of_k import Binomial, Law, Poisson, TruncatedNegative
 
 MONOTONE_KIND = "conditional: monotone score"
 """Kind of the answers that hold for scores monotone in the likelihood ratio, and not for other scores."""
-MONOTONE_ORDERS = 1.0 + np.geomspace(0.05, 60.0, 40)
-"""Rényi orders of `monotone_score_epsilon`, from 1.05 to 61, evenly spaced in log(order - 1)."""
 CHUNK = 256
 """Number of rows computed at once: their arrays stay in the processor's cache."""
-PANELS = (32, 64, 256)
-"""Numbers of panels in the sums for Rényi divergences; a row takes the first number whose panels are narrow enough."""
 PROFILE_LAWS = (TruncatedNegativeBinomial, Binomial, Poisson)
 """Laws of K with a published bound by the privacy profile."""
 RENYI_LAWS = (TruncatedNegativeBinomial, Poisson)
@@ -275,96 +270,17 @@ def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound:
     return Bounds(np.zeros(shape), best, best, kind, status, engine)
 
 
-def monotone_score_epsilon(mu: ArrayLike, k: Law, delta: ArrayLike, *, form: str = "hockey_stick") -> Bounds:
-    """Compute eps of a selection of mu-Gaussian-DP candidates **if** its score is monotone in the likelihood ratio.
-
-    The best of K draws of N(mu, 1) is compared with the best of K draws of N(0, 1), in both directions.  The error is
-    about 1e-9, or about 1e-4 with form "renyi".  The answer is no guarantee for other scores.
-
-    Parameters
-    ----------
-    mu : array_like > 0
-        For a Gaussian base sqrt(steps)/noise_multiplier.  With a mu from a central limit theorem the answer is, in
-        addition, only asymptotic.
-    k : Law
-        The law of K; mu, k and delta broadcast.
-    delta : array_like in (0, 1)
-    form : {"hockey_stick", "renyi"}
-        "hockey_stick" computes the divergence itself; "renyi" goes through Rényi divergences, which is looser.
-
-    Returns
-    -------
-    Bounds
-        kind "conditional: monotone score", lower 0.
-
-    References
-    ----------
-    Xiang, Wang and Wang (2024), Algorithm 3; README.md of this folder, "The condition of `monotone_score`" and
-    "Computing `monotone_score`".
-
-    >>> from jaxacct import selection
-    >>> b = selection.monotone_score_epsilon(0.2681, selection.Geometric(0.1), 1e-5)
-    >>> round(float(b.upper), 3), b.kind
-    (1.144, 'conditional: monotone score')
-    """
-    found = _answer("epsilon", mu, k, np.asarray(check("delta", delta, DELTA)), form)
-    return Bounds(np.zeros(found.shape), found, found, MONOTONE_KIND, np.where(np.isinf(found), "width", "ok"), form)
-
-
-def monotone_score_delta(mu: ArrayLike, k: Law, epsilon: ArrayLike, *, form: str = "hockey_stick") -> Bounds:
-    """Compute delta at eps >= 0 of a selection **if** its score is monotone in the likelihood ratio.
-
-    Parameters
-    ----------
-    mu, k, form
-        As for `monotone_score_epsilon`.
-    epsilon : array_like >= 0
-
-    Returns
-    -------
-    Bounds
-        kind "conditional: monotone score", lower 0.
-
-    References
-    ----------
-    As for `monotone_score_epsilon`.
-
-    >>> from jaxacct import selection
-    >>> round(float(selection.monotone_score_delta(0.2681, selection.Geometric(0.1), 1.14372).upper), 6)
-    1e-05
-    """
-    found = np.minimum(_answer("delta", mu, k, np.asarray(check("epsilon", epsilon, NON_NEGATIVE)), form), 1.0)
-    return Bounds(np.zeros(found.shape), found, found, MONOTONE_KIND, engine=form)
-
-
 def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper ends by `monotone_score_epsilon` or `monotone_score_delta`, for a base of unsampled Gaussians."""
+    """Return eps at delta, or delta at eps, of a selection with a monotone score, for a base of unsampled Gaussians.
+
+    The best of K draws of N(mu, 1) is compared with the best of K draws of N(0, 1), in both directions, in chunks of
+    rows with equal reach.  The error of eps is about 1e-9.
+    """
     if (mu := gaussian_mu(run)) is None:
-        raise InputError(
-            "bound = 'monotone_score' needs a base of unsampled Gaussians; use bound='worst_case', or "
-            "selection.monotone_score_epsilon with a mu of your own"
-        )
-    ask = monotone_score_epsilon if quantity == "epsilon" else monotone_score_delta
-    return np.asarray(ask(mu.reshape(batch_shape(run)), law, given).upper)
-
-
-def _answer(quantity: str, mu: Any, k: Law, given: np.ndarray, form: str) -> np.ndarray:
-    """Return epsilon at delta, or delta at epsilon, of a selection with a monotone score."""
-    require_law("k", k)
-    mu = np.asarray(check("mu", mu, POSITIVE))
-    name = "delta" if quantity == "epsilon" else "epsilon"
-    shape = broadcast_shape({"mu": mu.shape, "k": k.shape, name: given.shape})
-    if choice("form", form, ("hockey_stick", "renyi")) == "hockey_stick":
-        return _by_intervals(quantity, mu, k, given, shape)
-    convert = epsilon_from_renyi if quantity == "epsilon" else delta_from_renyi
-    values = _by_orders(mu, k, shape)
-    return np.asarray(convert(MONOTONE_ORDERS, values, np.broadcast_to(given, shape)).upper)
-
-
-def _by_intervals(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return eps at delta, or delta at eps, by `order_statistics`, in chunks of rows whose nodes reach equally far."""
+        raise InputError("bound = 'monotone_score' needs a base of unsampled Gaussians; use bound='worst_case'")
+    shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     laws = law.flattened(shape)
-    mu, given = (np.broadcast_to(x, shape).reshape(-1) for x in (mu, given))
+    mu, given = (np.broadcast_to(x, shape).reshape(-1) for x in (mu.reshape(batch_shape(run)), given))
     mean = np.broadcast_to(law.mean, shape).reshape(-1)
     if quantity == "epsilon":
         # at most 1e-9 of delta lies beyond the nodes, where the log-ratio of the winners' laws is taken to be monotone
@@ -375,29 +291,12 @@ def _by_intervals(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray, sh
     reach = np.asarray(np.searchsorted(REACHES[:-1], far))
     solve = order_statistics.crossing if quantity == "epsilon" else order_statistics.divergence
     found = np.empty(mu.size)
-    for index in _chunks(reach, CHUNK):
-        line = order_statistics.line(laws.taken(index), mu[index], REACHES[reach[index[0]]])
-        found[index] = solve(line, given[index])
+    for each in np.unique(reach):
+        rows = np.flatnonzero(reach == each)
+        for index in np.split(rows, range(CHUNK, rows.size, CHUNK)):
+            line = order_statistics.line(laws.taken(index), mu[index], REACHES[each])
+            found[index] = solve(line, given[index])
     return found.reshape(shape)
-
-
-def _by_orders(mu: np.ndarray, law: Law, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the Rényi divergences (O, *shape) between the winner's laws with and without the record."""
-    laws, mu = law.flattened(shape), np.broadcast_to(mu, shape).reshape(-1)
-    values = np.empty((MONOTONE_ORDERS.size, mu.size))
-    ends, count = order_statistics.panels(laws, mu, MONOTONE_ORDERS[-1])
-    size = np.asarray(np.searchsorted(PANELS[:-1], count))
-    for index in _chunks(size, CHUNK):
-        rows = order_statistics.nodes(laws.taken(index), mu[index], ends[index], PANELS[size[index[0]]])
-        values[:, index] = [order_statistics.renyi(rows, np.full(index.size, order)) for order in MONOTONE_ORDERS]
-    return values.reshape(MONOTONE_ORDERS.shape + shape)
-
-
-def _chunks(kind: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Yield the indices of at most `size` rows at a time, all of one kind."""
-    for each in np.unique(kind):
-        places: np.ndarray = np.flatnonzero(kind == each)
-        yield from (places[begin : begin + size] for begin in range(0, places.size, size))
 
 
 class Bound(NamedTuple):

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
 
 from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
@@ -20,17 +19,12 @@ from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import DELTA, PROBABILITY, InputError, check, choice
 from jaxacct.mechanisms import Mechanism, PoissonSampled, PrivacyProfile, batch_shape, compose
 from jaxacct.mechanisms.base import FinitePair, require_mechanism
-from jaxacct.representations.renyi_divergences import epsilon_from_renyi, renyi_divergence
-from jaxacct.selection.base_profile import Sides, upper_delta
+from jaxacct.selection.base_profile import upper_delta
 from jaxacct.selection.law_of_k import Law
-from jaxacct.selection.named_bounds import bound_delta, bound_epsilon, curve
+from jaxacct.selection.named_bounds import bound_delta, bound_epsilon
 
 VARIANTS = ("rest", "all")
 """Variants: the final run is on all data outside the sample ("rest"), or on all data ("all")."""
-WHOLE_ORDERS = np.arange(2.0, 129.0)
-"""Whole orders of the Rényi form, for which the published sums are finite."""
-ROUNDED_UP = 1.0 + 1e-12
-"""Factor by which the Rényi sums are rounded up: it exceeds their rounding."""
 RELATIONS = ("remove_one", "add_one")
 """Relations of removing and of adding a record, in the order in which PrivacyProfile takes their deltas."""
 SUM_ERROR = 1e-10
@@ -45,10 +39,11 @@ def subset_epsilon(
     delta: ArrayLike,
     *,
     variant: str = "rest",
-    form: str = "profile",
 ) -> Bounds:
     """Compute eps of "tune on a Poisson sample, then train once": the tuning's winner and the final run are released.
 
+    Let (P_1, Q_1), from the envelope, dominate the tuning, and (P_2, Q_2) the run.  For "rest" the answer is that of
+    `q P_1 x Q_2 + (1-q) Q_1 x P_2` against `Q_1 x Q_2`, for "all" that of the sampled tuning and the run, composed.
     Neighbours differ by adding or removing one record.
 
     Parameters
@@ -56,7 +51,7 @@ def subset_epsilon(
     tuned : Mechanism
         One run of a candidate on the sample, one configuration.
     k : Law
-        One law of K; for form "renyi" Poisson or truncated negative binomial.
+        One law of K.
     trained : Mechanism
         The final run, one configuration.
     sampling_probability : float in [0, 1]
@@ -64,11 +59,6 @@ def subset_epsilon(
     delta : float in (0, 1)
     variant : {"rest", "all"}
         The final run is on the data outside the sample, or on all data.
-    form : {"profile", "renyi"}
-        Let (P_1, Q_1), from the envelope, dominate the tuning, and (P_2, Q_2) the run.  "profile" takes for "rest"
-        `q P_1 x Q_2 + (1-q) Q_1 x P_2` against `Q_1 x Q_2`, and for "all" the sampled tuning and the run composed.
-        "renyi" takes for "rest" the published theorem, and for "all" the subsampled tuning composed with the run, at
-        whole orders from 2 to 128.
 
     Returns
     -------
@@ -95,12 +85,6 @@ def subset_epsilon(
     q = _scalar("sampling_probability", check("sampling_probability", sampling_probability, PROBABILITY))
     target = _scalar("delta", check("delta", delta, DELTA))
     choice("variant", variant, VARIANTS)
-    if choice("form", form, ("profile", "renyi")) == "renyi":
-        both = Sides("remove_one", "add_one"), Sides("add_one", "remove_one")
-        tuning = np.stack([curve(tuned, k, WHOLE_ORDERS, side) for side in both])
-        run = np.stack([np.asarray(renyi_divergence(trained, WHOLE_ORDERS, name).upper) for name in RELATIONS])
-        value = float(epsilon_from_renyi(WHOLE_ORDERS, _renyi(tuning, run, q, variant), target).upper)
-        return Bounds(0.0, value, value, "bound", "ok" if np.isfinite(value) else "width", "renyi")
     upper = lambda at: bound_epsilon(tuned, k, at, bound="envelope").upper
     at = lambda grid, name: bound_delta(tuned, k, grid, bound="envelope", relation=name).upper
     pair = _through_points(upper, at, target)
@@ -110,43 +94,6 @@ def subset_epsilon(
         upper, at = lambda at: account.epsilon(trained, at).upper, lambda grid, name: upper_delta(trained, grid, name)
         value = product(pair, _through_points(upper, at, target), q, variant).epsilon(target)
     return Bounds(0.0, value, value, "bound", "ok" if np.isfinite(value) else "width", "profile")
-
-
-def _renyi(tuning: np.ndarray, training: np.ndarray, q: float, variant: str) -> np.ndarray:
-    """Bound the Rényi divergences of tuning and training together, for the worse direction, at orders 2, ..., A.
-
-    tuning, training : (2, A - 1), upper bounds of the divergences of each on its own data, at these orders.  The first
-    row is for removing a record, the second for adding one.
-    """
-    value, worst = [], np.max(tuning, axis=0)
-    for a in range(2, tuning.shape[1] + 2):
-        j = np.arange(a + 1)
-        if variant == "all":
-            # Poisson sampling [Zhu, Wang 2019]: terms 0 and 1 add up to (1-q)^{a-1} (a q - q + 1), and terms from 3 on
-            # count three times
-            found = _sum(q, _moment(worst, j) + np.log(np.where(j > 2, 3.0, 1.0)))
-        else:
-            removed = _moment(tuning[0], j) + _moment(training[0], a - j)
-            added = _moment(tuning[1], j[1:]) + _moment(training[1], a + 1 - j[1:])
-            found = max(_sum(q, removed), _sum(q, added))
-        value.append(found / (a - 1))
-    total = np.array(value) + (np.max(training, axis=0) if variant == "all" else 0.0)
-    return np.maximum(total, 0.0) * ROUNDED_UP
-
-
-def _moment(values: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Return `(a - 1) R(a)` at whole orders a, with R(2), R(3), ... in `values`; 0 at orders 0 and 1."""
-    known: np.ndarray = np.concatenate([[0.0, 0.0], values * np.arange(1, values.size + 1)])
-    return known[order]
-
-
-def _sum(q: float, terms: np.ndarray) -> float:
-    """Return `log sum_j C(n, j) q^j (1-q)^{n-j} e^{terms_j}`, j from 0 to n."""
-    n, j = terms.size - 1, np.arange(terms.size)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        powers = [np.where(x > 0, x * np.log(base), 0.0) for x, base in ((j, q), (n - j, 1.0 - q))]
-    choose = gammaln(n + 1) - gammaln(j + 1) - gammaln(n - j + 1)
-    return float(logsumexp(choose + powers[0] + powers[1] + terms))
 
 
 def _through_points(

@@ -199,21 +199,13 @@ def selected(run: ja.Mechanism) -> ja.Bounds:
     bounds: list[ja.Bounds] = [
         selection.bound_delta(run, k, 1.0),
         selection.bound_epsilon(run, k, 1e-5, bound="renyi"),
-        selection.monotone_score_delta(1.0, k, 1.0),
-        selection.monotone_score_epsilon(1.0, k, 1e-5),
         selection.subset_epsilon(run, k, run, 0.1, 1e-5),
-    ]
-    guarantees: list[representations.Guarantee] = [
-        selection.two_point_selection(k, 1.0, 1e-6),
     ]
     others: list[Any] = [
         selection.candidates_profile([run], [0.0, 1.0]),
-        selection.line_noise_multiplier(0.1, 0.01, 1000),
-        selection.noisy_max_renyi(10.0, 100, 2.0),
         selection.output_law([0.5, 0.5], k),
-        selection.thresholds(k, 1.0, 1e-6, 1e-5),
     ]
-    print(selection.BOUNDS, several, worst.epsilon, bounds, guarantees, others)
+    print(selection.BOUNDS, several, worst.epsilon, bounds, others)
     return ja.epsilon(chosen, 1e-5)
 
 
