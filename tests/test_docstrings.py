@@ -58,7 +58,6 @@ NO_FORMULA = {
     "jaxacct.interop.to_json",
     "jaxacct.mechanisms.BaseMechanism",
     "jaxacct.mechanisms.batch_shape",
-    "jaxacct.representations.Guarantee",
     "jaxacct.sweep",
     "jaxacct.sweeps.FailedRows",
     "jaxacct.sweeps.Grid",

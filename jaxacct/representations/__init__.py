@@ -1,7 +1,6 @@
 """Representations of privacy and conversions between them: profile, trade-off function, Rényi, zCDP, Gaussian DP."""
 
 from jaxacct.representations.profile_conversions import (
-    Guarantee,
     gdp_from_profile,
     profile_from_tradeoff,
     tradeoff_from_profile,
@@ -19,7 +18,6 @@ from jaxacct.representations.renyi_divergences import (
 )
 
 __all__ = [
-    "Guarantee",
     "RenyiCurve",
     "delta_from_renyi",
     "epsilon_from_renyi",

@@ -7,7 +7,7 @@ lower and an upper end, and the kind of the Bounds.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,25 +17,6 @@ from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import NON_NEGATIVE, OPEN_PROBABILITY, PROBABILITY, REAL, InputError, check
 from jaxacct.engines import closed_form
 from jaxacct.engines.loss_moments import Interval
-
-
-class Guarantee(NamedTuple):
-    """An (epsilon, delta) guarantee, delta at most 1, with its kind of statement.
-
-    Parameters
-    ----------
-    epsilon, delta : numpy.ndarray
-        The two numbers of the guarantee, of the same shape.
-    kind : str
-        "bound": the guarantee holds, but smaller values of epsilon or delta may hold too.
-
-    >>> Guarantee(np.array([0.3]), np.array([2e-6])).kind
-    'bound'
-    """
-
-    epsilon: np.ndarray
-    delta: np.ndarray
-    kind: str = "bound"
 
 
 def tradeoff_from_profile(epsilon: ArrayLike, delta: ArrayLike, fpr: ArrayLike, *, symmetric: bool = True) -> Bounds:
