@@ -41,7 +41,7 @@ from jaxacct.mechanisms.dp_sgd_run import NUMBERS, dp_sgd
 
 ORDER = ("noise_multiplier", "sampling_probability", "steps")
 TOLERANCE = 3e-7
-"""Relative accuracy of delta in the fast solves."""
+"""Size, relative to delta, of the terms that the contours of the fast solves leave out."""
 PLAIN = contour.LADDER[:2]
 """Contour sizes ("rungs": numbers of points and nodes) on which the plain solve is tried in turn."""
 PLAIN_FOR_DELTA = contour.LADDER[:3]
@@ -73,7 +73,7 @@ BESIDE = {
     "target_reconstruction": ("baseline",),
     "target_mu": ("above_fpr",),
 }
-"""The settings that belong to each of these targets."""
+"""For each target that has settings, their names."""
 USUAL_FLOOR = 1e-10
 """Default of `above_fpr`."""
 RISK_RULES: dict[str, Constraint] = dict.fromkeys((*TARGETS[:5], "at_fpr", "prior", "baseline"), OPEN_PROBABILITY) | {

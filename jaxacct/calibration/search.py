@@ -30,7 +30,7 @@ WIDE = 0.1
 """Relative width above which a bracket is wide. Then the search ends once epsilon is below the target by at most this
 share of the bracket's width, or x is known to within this share of rtol."""
 AT_LIMIT = 1e-12
-"""Distance in x up to which a value counts as the limit itself."""
+"""Distance in x up to which a value counts as a limit of the search."""
 
 Evaluate = Callable[[np.ndarray, np.ndarray], Bounds]
 """(rows, a value for each) -> certified Bounds of epsilon."""

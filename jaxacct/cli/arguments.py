@@ -67,7 +67,7 @@ QUESTION = {
         "seconds": "time limit of each row (default 60)",
     },
 }
-"""Numeric options of each command, without those that describe the DP-SGD run, each with its help."""
+"""Numeric options of each command, each with its help. `CONFIGURATION` has the options that describe the DP-SGD run."""
 PLOT = ("kind", "x", "by", "value", "where", "rows")
 """Options of `jaxacct plot`."""
 WHOLE_NUMBERS = ("block", "process_id", "process_count")

@@ -43,7 +43,7 @@ its width. Then no longer lattice is made."""
 UNSURE = 0.01
 """Widths should fall as length^-2. Above this relative width, a lattice of QUICK nodes first tests that prediction."""
 NEARLY_AS_NARROW = 1.5
-"""A composition also serves other eps than its own, while brackets there are at most this many times as wide."""
+"""A composition made for one eps serves other eps as well if brackets there are at most this many times as wide."""
 ATTEMPTS = 3
 """Largest number of plans for one length. If epsilon is found far from the eps of a plan, a new plan is made."""
 FAR_OFF = 1e3

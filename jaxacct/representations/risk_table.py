@@ -48,7 +48,7 @@ _WORDS = {
 }
 _HEAD = ("reading", "at", "lower", "upper", "kind", "status")
 _MEMBERSHIP = "a record was used", "the records that were used", "the records that were not used"
-"""The event that an attack detects, the cases in which it occurred, and the others; for relations not in `_WORDS`."""
+"""For relations not in `_WORDS`: the event that an attack detects, the cases in which it occurred, the other cases."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ LARGEST_EPS = 600.0
 MOST_KEPT = 128
 """Number of bases whose curves are kept: each takes up to 2 MB."""
 _kept: dict[tuple[Mechanism, bool, bool], dict[str, Curve]] = {}
-"""Curves by base, `coarse`, and whether NumPy computed them; those asked for most recently are last."""
+"""Curves by base, `coarse`, and whether NumPy computed them. The curves asked for most recently are last."""
 _keeping = threading.Lock()
 PER_CALL = 16
 """Number of configurations in one call of a compiled program.  The calls are shared among all cores."""

@@ -55,7 +55,7 @@ MANY = 250
 """Number of nodes of a contour above which the other placement is tried, too. A placement either separates a bulk of
 smaller slots from slots that jump, or takes all slots together."""
 ILL = 6.0
-"""Nats lost to cancellation (`Place.digits`) above which the other placement is tried, too."""
+"""Nats lost to cancellation (`Place.digits`) above which, too, the other of the two placements is tried."""
 ONE_SLOT = 15.0
 """A threshold k that lies more than this many deviations of S above the mean of S is first tried with a bulk.
 

@@ -57,7 +57,8 @@ from jaxacct.kernels.contour.split_remainder import FarMasses, Remainder
 from jaxacct.kernels.law import REFINEMENT_STEPS, LossLaw, saddle_for_delta_of, saddle_near
 
 LARGEST_CANCELLATION = 9.0
-"""Nats by which moving the abscissa away from the saddle point may enlarge an integrand that is small there."""
+"""Largest growth of the integrand, in nats, when the abscissa moves away from the saddle point. Less growth is allowed
+where digits are already lost at the saddle point."""
 AFFORDED_CANCELLATION = 16.0
 """Largest cancellation, in nats.  Rounding is about e^-30 of the largest term, so the relative accuracy is e^-14."""
 SPARE_NATS = 2.0
@@ -301,7 +302,7 @@ FIRST_ORDER = 1.01
 LEAST_LOG_SCALE = -690.0
 """Smallest logarithm of Z = e^{K(c) - c eps} that is exponentiated: e^-690 is still a normal number."""
 BELIEVED = 1e6
-"""`Start.trust` of a value that a program with fewer nodes has found, but not certified. The search begins there."""
+"""`Start.trust` of a value that a program with fewer nodes has found, but not certified. The search begins at it."""
 LARGEST_MOVE = 2.5
 """Largest factor by which eps moves on one contour, which serves only eps near the one it was placed for."""
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9

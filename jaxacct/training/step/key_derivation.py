@@ -38,7 +38,7 @@ _HARMLESS = re.compile(
 )
 """Settings of JAX that need not be digested: they change no result, or the traced program shows what they change."""
 _DETERMINISTIC = re.compile(r"--xla_gpu_(?:deterministic_ops|exclude_nondeterministic_ops)(?:=(\S+))?")
-"""Flag of XLA, and its value, with which sums on GPUs are always added in the same order."""
+"""Pattern of the flags of XLA that make GPUs add in the same order every time, and of their values."""
 
 
 class Secret:
