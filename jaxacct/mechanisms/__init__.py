@@ -21,6 +21,7 @@ from jaxacct.mechanisms.noisy_choices import (
     ExponentialMechanism,
     GaussianNoisyMax,
     NumericSparse,
+    PartitionSelection,
     ReportNoisyMax,
 )
 from jaxacct.mechanisms.profile import PrivacyProfile, profile_from_cdfs
@@ -56,6 +57,7 @@ __all__ = [
     "Mechanism",
     "MixtureOfGaussians",
     "NumericSparse",
+    "PartitionSelection",
     "PoissonSampled",
     "PrivacyProfile",
     "ProposeTestRelease",

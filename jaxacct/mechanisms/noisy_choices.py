@@ -21,7 +21,7 @@ from jaxacct.mechanisms.base import (
     Part,
     register,
 )
-from jaxacct.mechanisms.finite import FiniteMechanism, OfFinitePair, PureDP, sample_pair
+from jaxacct.mechanisms.finite import ApproximateDP, FiniteMechanism, OfFinitePair, PureDP, sample_pair
 from jaxacct.mechanisms.profile import stacked
 
 LOSS_CELLS = 1024
@@ -294,3 +294,47 @@ class NumericSparse(Mechanism):
 
     def _finding(self) -> AboveThreshold:
         return AboveThreshold(self.threshold_scale, self.query_scale, self.answers, self.monotone)
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class PartitionSelection(Mechanism):
+    """Release the keys of a table of counts (partitions), or noisy counts above a threshold, without knowing the keys.
+
+    A record adds at most 1 to the count of each key, and that for at most ``contributions`` keys. Whether a key is
+    released, and with which noisy count, is decided for each key by itself and is (epsilon, delta)-DP for one record
+    more or less; a key with count 0 is never released. The optimal rule and thresholded Laplace noise, both in
+    `jaxacct.samplers`, are of this kind. Under add or remove all keys together are ``contributions`` times (epsilon,
+    delta)-DP, composed; under ``replace_one`` twice as often, since the record leaves some keys and enters others.
+    ``kind`` is "bound". Ask at a delta above ``contributions`` times that of a key.
+
+    Parameters
+    ----------
+    epsilon : array_like >= 0, finite
+    delta : array_like in [0, 1)
+        Guarantee for one key. All fields broadcast.
+    contributions : array_like of whole numbers >= 1
+        Largest number of keys to which one record contributes.
+
+    References
+    ----------
+    Desfontaines, Voss, Gipson, Mandayam (2022), Differentially private partition selection.
+    Korolova et al. (2009), Releasing Search Queries and Clicks Privately (thresholded counts).
+
+    >>> import jaxacct as ja
+    >>> keys = ja.PartitionSelection(epsilon=0.1, delta=1e-8, contributions=20)
+    >>> round(float(ja.epsilon(keys, 1e-6).upper), 3)
+    1.793
+    """
+
+    epsilon: Leaf
+    delta: Leaf
+    contributions: Leaf = 1
+    constraints: ClassVar = {**ApproximateDP.constraints, "contributions": COUNT}
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        one = ApproximateDP(self.epsilon, self.delta).part(np.asarray(1.0), relation, direction)
+        return [(one, np.asarray(SENSITIVITY[relation] * np.asarray(self.contributions)))]
+
+    def symmetric(self) -> bool:
+        return True

@@ -1,6 +1,7 @@
-"""Samplers with their guarantees: exact integer noise and private choices, with bounds of a choice's utility."""
+"""Samplers with their guarantees: integer noise, private choices with bounds of their utility, partition selection."""
 
 from jaxacct.samplers.integer_noise import DiscreteGaussianNoise, DiscreteLaplaceNoise, SparseVector
+from jaxacct.samplers.partition_selection import PartitionChoice, ThresholdedCounts
 from jaxacct.samplers.private_choice import (
     ExponentialChoice,
     GaussianNoisyMaxChoice,
@@ -16,7 +17,9 @@ __all__ = [
     "ExponentialChoice",
     "GaussianNoisyMaxChoice",
     "NoisyMaxChoice",
+    "PartitionChoice",
     "SparseVector",
+    "ThresholdedCounts",
     "exponential_epsilon",
     "exponential_error",
     "exponential_failure",

@@ -314,6 +314,14 @@ def _numeric_sparse(
     return [*found, (LaplaceLoss(asked.moved / ball(value_scale)), int(answers))]
 
 
+@defines(known.PartitionSelection)
+def _partition_selection(asked: Asked, epsilon: Any, delta: Any, contributions: Any) -> list[Part]:
+    if not asked.whole:
+        raise NotCovered("PartitionSelection under sampling")
+    times = int(contributions) * (2 if asked.relation == "replace_one" else 1)
+    return [(loss, number * times) for loss, number in _responds(asked, ball(epsilon), ball(delta))]
+
+
 @defines(known.RandomizedResponse)
 def _randomized_response(asked: Asked, probability: Any, categories: int) -> list[Part]:
     key = ("RandomizedResponse", float(probability), categories)
