@@ -28,11 +28,11 @@ Deltas = Callable[[np.ndarray, np.ndarray], Bounds]
 """Maps (epsilons of shape (K, n), indices of n rows) to certified deltas of that shape, at any real epsilon."""
 
 NEAR = 2e-4
-"""Largest distance between the normal quantiles of Q(L > eps) and of the wanted false-positive rate at which an eps is
-near enough to the best one. L is the privacy loss."""
+"""An eps is near enough to the best eps if the normal quantiles of Q(L > eps), L the privacy loss, and of the wanted
+false-positive rate differ by at most this."""
 WIDTH = 0.0015
 """Distance between neighbours of the three epsilons at which delta is evaluated, in standard deviations of the loss.
-The error of the middle one, NEAR, is far smaller. The lower end is too low by about the square of this distance."""
+NEAR, the error of the middle epsilon, is far smaller. The lower end is too low by about the square of this distance."""
 LONGEST = 2.0
 """Longest step of the secant search, in standard deviations of the loss."""
 LEAST_DEVIATION, LARGEST_DEVIATION = 1e-9, 50.0

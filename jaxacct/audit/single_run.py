@@ -304,7 +304,7 @@ def known_curve_test(
 
 
 def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, inverse: Inverse) -> np.ndarray:
-    """Return whether c or more right guesses of g cannot have probability tau (README.md, "A known curve").
+    """Return whether c or more right guesses among g cannot have the probability tau (README.md, "A known curve").
 
     The two sums r and h of README.md are rounded down.
     """

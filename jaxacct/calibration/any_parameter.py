@@ -149,7 +149,7 @@ def calibrate(
 def _bracket(
     mechanism: Callable[[Any], Mechanism], epsilon: np.ndarray, delta: np.ndarray, whole: bool, chosen: Options
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a bracket for each element: about two powers of 10 around the target, else the outermost values tried."""
+    """Return each element's bracket of values: two powers of 10 around the target, else the outermost values tried."""
     shapes = {"target_epsilon": np.shape(epsilon), "target_delta": np.shape(delta)}
     try:
         one = _made(mechanism, np.ones(broadcast_shape(shapes)))

@@ -482,7 +482,7 @@ def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float)
     """Return x and d log delta/dx, replaced by their values where n times the delta of one step is the target.
 
     Only an x that is less private than the new one is replaced, since n times one step's delta is nearly a lower bound
-    of delta. If the record is rarely sampled, the two are nearly equal.
+    of delta. If the record is rarely sampled, this lower bound is nearly equal to delta.
     """
     from jaxacct.engines import closed_form  # imports SciPy, which is slow: only where a row needs it
 

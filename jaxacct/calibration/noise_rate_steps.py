@@ -379,7 +379,7 @@ def law_shape(law: Any, candidates: str) -> tuple[int, ...]:
 
 
 def _noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates: str, backend: str) -> BestValues:
-    """Return the noise multiplier of every row for which the whole selection meets the target."""
+    """For every row, return the noise multiplier with which the whole selection meets the target."""
     from jaxacct.selection.mechanism import select
 
     # the search gets no closer than 1e-3 to the target: brackets of private selections are some 1e-4 wide or wider

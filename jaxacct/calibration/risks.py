@@ -229,10 +229,10 @@ def _rate_of_posterior(posterior: np.ndarray, prior: np.ndarray, fpr: np.ndarray
 def _rates_at_least(
     goal: Goal, values: np.ndarray, epsilon: np.ndarray, wanted: np.ndarray, fpr: np.ndarray, enough: np.ndarray
 ) -> np.ndarray:
-    """Return a lower bound of the true-positive rate at some values, from three values of delta around each eps.
+    """Return a lower bound of each row's true-positive rate at `fpr`, if the unknown has the row's value in `values`.
 
-    The bound is tight if eps is near the best eps.  Rows whose bound is below `enough` are repeated, with larger
-    distances between the three epsilons.
+    The bound uses delta at three eps near `epsilon`, and is tight if `epsilon` is near the best eps.  Rows whose bound
+    is below `enough` are repeated, with larger distances between the three eps.
     """
     low, left = fpr.copy(), np.isfinite(values)
     for about, rtol in LOWER_ENDS:
@@ -454,7 +454,7 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
     first, place = _start_for_mu(goal, wanted, floor)
     epsilon, width = np.full(wanted.shape, np.nan), 0.5 * goal.rtol
     made = first.x.copy()  # logarithm of the value for which `place` was found
-    rungs = np.zeros((2, wanted.size), int)  # contour sizes; each evaluation starts from the last ones
+    rungs = np.zeros((2, wanted.size), int)  # contour sizes; each evaluation starts from the sizes of the last
 
     def deltas_at(mine: np.ndarray, values: np.ndarray) -> Deltas:
         def deltas(at: np.ndarray, some: np.ndarray) -> Bounds:
@@ -540,7 +540,7 @@ def shown_on_one_contour(
 ) -> Shown:
     """Return brackets of mu of DP-SGD runs by tangents that are chosen beforehand.
 
-    The relation must be its own reverse.
+    The relation must have both directions, so that delta is the same if the two data sets are exchanged.
 
     place : estimate of the best eps at the floor.
     width : relative width of a bracket of mu that is narrow enough.

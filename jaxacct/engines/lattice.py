@@ -536,7 +536,7 @@ class Side(NamedTuple):
     shift: float  # bound of the error of the losses
     above: float  # bound of the tilted mass that wraps around from above the lattice
     below: float  # bound of the tilted mass that wraps around from below the lattice
-    extra: float  # upper: delta of the mass at infinity, to be added; lower: excess of delta, to be subtracted
+    extra: float  # added to an upper bound of delta, for the mass at infinity; subtracted from a lower bound as excess
     upper: bool  # whether the composition is rounded up
     run: Runner  # calls the kernels
 

@@ -529,7 +529,7 @@ def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, s
     growth = np.expm1(step)
     # `g` is c/alpha at each node, with alpha = e^-loss. At both nodes of a cell c is at least the amount by which the
     # chord exceeds the profile there; `excess` is this amount, over alpha of the left node. At the first and last node
-    # of the law c is 0. In their cells the slope of c makes up for that.
+    # of the law c is 0. In the first and the last cell the slope of c makes up for this.
     excess = growth * a * (b / np.where(b > 0.0, a + b, 1.0))
     g = excess.copy()
     g[1:] = np.maximum(g[1:], excess[:-1] * np.exp(-step))

@@ -400,7 +400,7 @@ def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
     left, right = below * survey.left > enough, above * survey.right > enough
     # Where the rounding error of h is large, these arrays need not be monotone, so they are made monotone.
     left, right = np.maximum.accumulate(left, axis=1), np.maximum.accumulate(right[:, ::-1], axis=1)[:, ::-1]
-    # In the add direction h may be 0 beyond a point that moves with eps, so cells reach somewhat farther.
+    # In the add direction h may be 0 beyond a point that moves with eps, so cells reach POINTS_BEYOND points farther.
     right[:, POINTS_BEYOND:] |= right[:, :-POINTS_BEYOND]
     return left, right
 

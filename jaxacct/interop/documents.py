@@ -277,7 +277,7 @@ def _decode_law(node: Any, path: str) -> Any:
 
 
 def _decode_strategy(node: Any, path: str) -> Any:
-    """Return a strategy or participation; refuse empty coefficients, which would make the class compute some."""
+    """Return a strategy or participation; refuse empty coefficients, for which the class would compute its own."""
     cls = _class_of(node, path, strategies())
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     keys = _keys(node, path, {"type", *defaults})

@@ -45,7 +45,7 @@ LARGEST_ANGLE = 1e8
 SMALLEST_NORMAL = 2.0**-1022
 """The smallest positive normal float64."""
 BLOCK_SIZE = 64
-"""Number of terms in a block of a sum: about the square root of the longest sums, which makes the error bound least."""
+"""Number of terms in a block of a sum. The error bound is least if it is about the square root of the sum's length."""
 _ROOT_HALF_BITS = 0x3FE6A09E667F3BCD
 """The bits of sqrt(1/2)."""
 _LN2_HIGH = 6.93147180369123816490e-01

@@ -17,8 +17,8 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, Namespace, iterate, log1p, logsumexp, namespace
 
 REACH = 38.0
-"""The quadrature grid extends this many deviations from each mode of the P-density. The mass beyond, 2.9e-316, is less
-than what underflow may take."""
+"""The quadrature grid extends this many standard deviations from each mode of the P-density. The mass beyond, 2.9e-316,
+is less than the mass that underflow may lose."""
 PANELS = 4096
 """Number of quadrature panels about the modes; the lattice's nodes divide them further. Errors are below rounding."""
 QUADRATURE_ORDER = 5
@@ -49,7 +49,7 @@ class Composition(NamedTuple):
 
 
 class Payoff(NamedTuple):
-    """Sums of tilted masses T against a payoff f.
+    """Sums of tilted masses T times a payoff f, a function of the loss.
 
     value : sum T f.
     norm : |f|_2.

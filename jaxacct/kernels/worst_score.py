@@ -208,8 +208,7 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     total = xp.sum(best) + 1e-300
     size = xp.arange(best.size)
     # Chords overstate a row in proportion to the square of its height, and a group to the square of the change of phi'
-    # over the group. Rows count as active up to the last one whose best value is at least 3e-5 of the whole leak, and
-    # some rows after it.
+    # over the group. Rows count as active up to the row after the last row whose best value is over 3e-5 of the leak.
     last = xp.max(xp.where(best > 3e-5 * total, size, 0))
     end = xp.minimum(last + 2, best.size)
     at = xp.argmax(value[xp.minimum(size, last)], axis=1)
@@ -496,7 +495,7 @@ class Lines(NamedTuple):
     weight: Array  # (2, S, G) weights of the group's two slopes in the line's slope
     own_gain: Array  # (S, G) gain of the best w between a row and the first cell of w
     own_cost: Array  # (S, G) cost of that w
-    after: Array  # Q-mass after the last group, up to slope one
+    after: Array  # Q-mass from the last group to the point where the curve's slope is one
 
 
 def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:

@@ -131,7 +131,7 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
 @register
 @dataclass(frozen=True, eq=False)
 class SharedBins(Mechanism):
-    """Balls in bins whose neighbouring bins share noise; compositions use a pair above and a pair below its profile."""
+    """Balls in bins whose neighbouring bins share noise. A composition uses pairs above and below its profile."""
 
     strategy: Strategy = field(metadata={"static": True})
     noise_multiplier: Leaf

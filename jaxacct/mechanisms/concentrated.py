@@ -116,7 +116,7 @@ def _orders(rho: float, count: int) -> np.ndarray:
 
 
 def _boundary(s: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return t and c for each s: the outputs have log-ratios s and -t, and the order 1 + c limits the Q-mass most."""
+    """Return t and c for each s: the two outputs have log-ratios s and -t; the order 1 + c limits the Q-mass most."""
     c = np.broadcast_to(_orders(rho, ORDERS), (s.size, ORDERS))
     log_q, best = _rarest_of_orders(s, c, rho, xi)
     for _ in range(2):
@@ -135,7 +135,7 @@ def _rarest_of_orders(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> tu
 
 
 def _rarest(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> np.ndarray:
-    """Return log q, at most -s, of the test with p = q e^s that has the divergence xi + rho alpha at alpha = 1 + c."""
+    """Return log q, at most -s: an event of masses (q e^s, q) has the divergence xi + rho alpha at alpha = 1 + c."""
     alpha = 1.0 + c
     limit, power = c * (xi + rho * alpha), alpha * s
     most = np.exp(-s) * (1.0 - ROUNDOFF)

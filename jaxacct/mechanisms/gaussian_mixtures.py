@@ -280,7 +280,7 @@ class Branch(NamedTuple):
 
 
 class OfGaussianMixtures(Mechanism):
-    """Mechanism made of mixtures of Gaussians, the branches, which engines/mixture.py answers.
+    """Mechanism made of mixtures of Gaussians, called branches; engines/mixture.py answers for it.
 
     Other engines compute upper ends from `expand`, and lower ends for an observer who sees only the output's cell on a
     grid.

@@ -189,7 +189,9 @@ def _as_one(
 
 
 def _terms(epsilon: np.ndarray, f: np.ndarray, before: int, k: int, after: int, first: float) -> tuple[float, float]:
-    """Return both terms of p_k of `pair_of_profile`. `before` -1: eps 0, where f is `first`. `after` -1: no point."""
+    """Return both terms of the mass p_k; if `before` is -1, eps 0 with f = `first` precedes; if `after` is -1, nothing
+    follows (see `pair_of_profile`).
+    """
     start, value = (0.0, first) if before < 0 else (epsilon[before], f[before])
     rise = (value - f[k]) / -np.expm1(start - epsilon[k])
     fall = 0.0 if after < 0 else (f[k] - f[after]) / np.expm1(epsilon[after] - epsilon[k])

@@ -92,8 +92,8 @@ def _protects_groups(mechanism: Mechanism) -> bool:
 def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
     """Return the Gaussian that equals a composition of Gaussians; None for other mechanisms.
 
-    With n Gaussians of each noise multiplier z, the one Gaussian has (sum n/z^2)^{-1/2}. This is rounded down in the
-    first answer and up in the second.
+    With n Gaussians of each noise multiplier z, the one Gaussian has the noise multiplier (sum n/z^2)^{-1/2}. It is
+    rounded down in the first answer and up in the second.
     """
     parts = mechanism.gaussians()
     if parts is None:

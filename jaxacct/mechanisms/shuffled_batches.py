@@ -193,7 +193,7 @@ def _masses(edges: np.ndarray, mean: float, batches: float) -> tuple[np.ndarray,
     """Return masses of the largest output between edges, as differences of the smaller tail, and bounds of the errors.
 
     An edge is rounded in proportion to its size and to the mean. The slope of log Phi(x) is at most 2 (|x| + 1) times
-    log Phi(x). The logarithm of the lower tail is a sum of two such terms, and `units` bounds its relative error.
+    |log Phi(x)|. The logarithm of the lower tail is a sum of two such terms, and `units` bounds its relative error.
     """
     from scipy import special
 

@@ -147,7 +147,7 @@ def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, rela
     for side in sides(run, relation):
         mixture = Mixture(run, listed, side.forward, rtol)
         for eps in np.quantile(values, [0.05, 0.25, 0.5]):
-            mixture.at(float(eps), rtol)  # adds nodes, which serve all values of eps
+            mixture.at(float(eps), rtol)  # adds nodes, which are used at all values of eps
         most = np.maximum(most, [found.high for found in mixture.sums(values)])
     return most
 
@@ -177,7 +177,7 @@ def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarra
     grid = np.linspace(0.0, 1.0, COMPOSED_POINTS) * last
     for mixture in each.values():
         for eps in grid[[8, 40, 80]]:
-            mixture.at(float(eps), 1e-3)  # adds nodes, which serve all values of eps
+            mixture.at(float(eps), 1e-3)  # adds nodes, which are used at all values of eps
     upper = {name: np.array([found.high for found in mixture.sums(grid)]) for name, mixture in each.items()}
     return grid, upper[both[0].forward], upper[both[-1].forward]
 

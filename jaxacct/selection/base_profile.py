@@ -362,7 +362,7 @@ def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
 
 
 def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return the places of wide brackets from shared contours; each is computed again on a contour of its own."""
+    """Return indices of wide brackets from shared contours; each bracket is computed again on a contour of its own."""
     wide = np.flatnonzero(high - low > CONTOUR_WIDTH * high)
     # a separate contour hardly ever raises a lower bound of 0: only every eighth such eps is computed again
     nothing = low[wide] == 0.0
@@ -458,7 +458,7 @@ def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the knots (Q-mass, P-mass) of a polygon below the curve, from brackets of delta at ascending ratios."""
-    # wide brackets are left out: around each the polygon would lie below the chord between its narrow neighbours
+    # wide brackets are left out: the polygon would lie lower at a wide bracket than the chord of its narrow neighbours
     ratio, lower, upper = (x[lower >= 0.5 * upper] for x in (ratio, lower, upper))
     lower = np.maximum(lower, 1.0 - ratio)
     # before the first ratio the bound delta(r) >= 1 - r takes the place of a chord; beyond the last ratio delta is at

@@ -122,7 +122,7 @@ def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
     Each step is Newton's for the logarithm of the leak.  Where this step leaves [low, high], Newton's step for the leak
     itself is taken.  The leak is convex in e^eps, so from the left this second step never passes the solution.
 
-    unit : the returned eps is above the solution by a share of `eps + unit`.
+    unit : the returned eps exceeds the solution by a small share of `eps + unit`.
     """
     low, high, done = np.zeros(delta.shape), np.full(delta.shape, LARGEST_EPS), np.zeros(delta.shape, bool)
     eps = low

@@ -196,8 +196,9 @@ def bound_epsilon(
     Returns
     -------
     Bounds
-        kind "bound" (or "conditional: monotone score"), lower 0; inf with status "width" where the bound says nothing.
-        It holds under the assumptions in README.md of this folder, "What every guarantee here assumes".
+        kind "bound" (or "conditional: monotone score"), lower 0.  Where the bound says nothing, upper is inf and the
+        status "width".  The bound holds under the assumptions in README.md of this folder, "What every guarantee here
+        assumes".
 
     References
     ----------

@@ -200,7 +200,7 @@ def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.nd
 
 
 def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Return a loss reached if a small part of the most revealing outcome outscores all ranks up to some knot."""
+    """Return a loss that occurs if a part of the most revealing outcome scores above all ranks up to some knot of T."""
     top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0

@@ -172,8 +172,8 @@ def _record(header: list[str], number: int, cells: list[str]) -> list[Any]:
 def as_grid(grid: Any, quantity: str | None = None) -> Grid:
     """Return the grid of a DataFrame or a list of dicts, one configuration per row.
 
-    None and NaN in an input are values left out.  Columns that are no inputs are kept beside the answers.  A column
-    whose name looks like an absent input is refused.
+    None or NaN in an input stands for a value left out.  Columns that are no inputs are kept beside the answers.  A
+    column whose name looks like an absent input is refused.
 
     >>> run = {"noise_multiplier": 2.0, "sampling_probability": 1, "steps": 1, "delta": 1e-5}
     >>> grid = as_grid([run | {"site": "A"}, run | {"site": "B"}])

@@ -375,7 +375,7 @@ class Trainer:
         told: RunLog,
     ) -> State:
         plan, step, scores = self.plan, state.step, state.scores.values
-        # what an early stop has ended has ended
+        # a run that an early stop has ended does not go on
         stopped = state.stopped if state.stopped == "early_stop" and judge is not None else "finished"
         carried, line, stretches = program.carried, program.line, state.history.stretches
         partition = program.advance(line, step)[2] if step < plan.steps else ""
@@ -464,7 +464,7 @@ class Trainer:
             # a user who ends a run here may have seen its checkpoints, its log or its progress line
             if ledger is not None and step:
                 _whatever_fails(functools.partial(ledger.cut_off, plan, step))
-            # only one of several processes may have the error, and one cannot write a checkpoint without the others
+            # perhaps only one of several processes has the error, and no process can write a checkpoint by itself
             if store is not None and alone and program.keeps_after(error):
                 line = line._replace(seal=digest_of(carried))
                 with contextlib.suppress(InputError):  # the original error says more
@@ -478,7 +478,8 @@ class Trainer:
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
             store.save(last)  # without a session, since no step was released after this checkpoint
-        if ledger is not None and stopped == "early_stop":  # behind the checkpoint, so that no later process asks again
+        if ledger is not None and stopped == "early_stop":
+            # this is noted after the checkpoint, so that no later process asks the early stop again
             ledger.stopped_early(plan, step)
         return self._state(last, program.frozen, tuple(evaluations))
 
@@ -517,7 +518,7 @@ class Trainer:
 
 
 def _whatever_fails(note: Callable[[], Any]) -> None:
-    """Note a look at outputs while another error propagates; if that fails, say so in one line."""
+    """Note a look at outputs while another error propagates; if the look cannot be noted, say so in one line."""
     try:
         note()
     except InputError as error:

@@ -34,7 +34,7 @@ NODES = (20_000, 100_000, 400_000, 1_000_000)
 GAUSSIAN_DIGITS = (12, 15, 19, 25)
 """Replaces DIGITS if all steps are sampled Gaussians, whose narrow brackets are seldom decided by fewer digits."""
 MOST_TOTALS = (300_000, 300_000, 300_000, 2_000_000)
-"""Largest number of total losses that are added up one by one, by level; beyond it a sum over a line serves."""
+"""Largest number of total losses that are added up one by one, by level; with more, a sum over a line is taken."""
 
 
 def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, level: int) -> Any:
@@ -291,7 +291,7 @@ class _Step:
 
 
 def _payoff(steps: list[_Step], places: list[Any], grown: Any) -> Any:
-    """Integrate sign * (m_1 ... m_n - grown) over the outputs beyond each step's threshold in `places`."""
+    """Integrate sign * (product of the steps' ratios - grown) over the outputs beyond each step's limit in `places`."""
     p, q = acb(1), acb(1)
     for step, u in zip(steps, places, strict=True):
         one, two = step.beyond(u)
@@ -300,7 +300,7 @@ def _payoff(steps: list[_Step], places: list[Any], grown: Any) -> Any:
 
 
 def _last(step: _Step, grown: Any) -> Any:
-    """Compute E[(sign (m - grown))_+] of one step."""
+    """Compute E[(sign (m - grown))_+] of one step, with m its likelihood ratio."""
     return _payoff([step], [step.place(grown)], grown)
 
 

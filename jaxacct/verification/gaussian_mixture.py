@@ -33,7 +33,7 @@ def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
 
 
 def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any], Any]:
-    """Return Pr[`batch` draws from `size` records have j of a `group`] for all j, and 0: no j is left out."""
+    """Return Pr[`batch` draws from `size` records have j of a `group`] for all j, and 0, since no j is left out."""
     total = math.comb(size, batch)
     most = min(group, batch)
     return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(most + 1)], arb(0)
@@ -158,7 +158,7 @@ class PairOfMixtures:
         return ("PairOfMixtures", numbers, len(self.p))
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """Integrate (p - e^eps q)_+ over a half line, whose end bisection finds; nan if the terms change sign twice."""
+        """Integrate (p - e^eps q)_+ over a half line, found by bisection; nan if the terms change sign twice."""
         terms = self._terms(epsilon.exp())
         signs = [1 if c > 0 else -1 if c < 0 else 0 for _, c in terms]
         if 0 in signs:

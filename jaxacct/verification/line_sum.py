@@ -34,7 +34,7 @@ many products as M(z) has nodes."""
 REUSE_SHARE = 1e-3
 """Largest relative distance of epsilon, and largest distance of log_scale, at which a kept sum still serves."""
 _kept: list[tuple[Any, float, float, LineSum]] = []
-"""(key, epsilon, log_scale, sum) of the latest sums: M on a line serves every epsilon near the plan's epsilon."""
+"""(key, epsilon, log_scale, sum) of the latest sums: M on a line can be used for every epsilon near the plan's."""
 
 
 def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, dearest: float = float("inf")) -> Any:

@@ -491,7 +491,7 @@ def _sampled_step(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
-    """Return the worst pair of laws for e^eps >= 1: if x is not drawn, the batch has -x (remove) or x (add) instead."""
+    """Return the worst pair of laws for e^eps >= 1: a batch without the value x has -x (remove) or x (add) instead."""
     s, nothing = 1 / noise, arb(0)
     if direction == "remove":
         return PairOfMixtures(((-s, 1 - rate), (s, rate)), ((-s, 1 - rate), (nothing, rate)))

@@ -77,7 +77,7 @@ class SampledGaussian:
         return (mixed, plain) if self.direction == "remove" else (plain, mixed)
 
     def _mass(self, shift: Any) -> Any:
-        """Enclose the kept mass of N(shift, 1): exactly for one cut; further cuts lower the lower end by their loss."""
+        """Enclose the kept mass of N(shift, 1): exactly for one cut; each further cut's loss lowers the lower end."""
         found = []
         for cut in self.cuts:
             spread = (1 + arb(cut.width) ** 2).sqrt()

@@ -1,4 +1,4 @@
-"""Computes delta and epsilon by contour integrals: `core.py` serves all laws, and every kind of law has its own files.
+"""Computes delta and epsilon by contour integrals: `core.py` is for all laws, and every kind of law has its own files.
 
 Users may call the kernels exported here inside jit.
 """

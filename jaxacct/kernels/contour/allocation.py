@@ -522,7 +522,8 @@ LOG_TWO_PI = np.log(2.0 * np.pi)
 CELLS = 48
 """Number of cells of the grid of `put_below`."""
 REACH = 8.6
-"""The cells end this many deviations from the mode of the normal law, tilted or not; the mass beyond is bounded."""
+"""Distance, in standard deviations, from the mode of the normal law, tilted or not, to an end of the cells. The mass
+beyond the cells is bounded."""
 LOWER_SHARES = (0.25, 0.15)
 """If a bulk needs a long line of its own, bulks that end lower are tried, at these shares in place of LOW_SHARE.
 
@@ -925,7 +926,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
             break
         groups = list(_in_groups(wide, owner, together, apart, distance))
         placed = np.array([_place_for(rows, sign, int(last[rows[0]])) for rows in groups])
-        hopeless[wide] = True  # stays so for losses whose lines are not evaluated
+        hopeless[wide] = True  # stays True for losses whose lines are not evaluated
         for some, contour in _placed(asked, logs, placed, CUT_OFF[min(turn, 1)], None if dense else MOST_LONG[sign]):
             at = np.concatenate([groups[one] for one in some])
             each = np.repeat(np.arange(some.size), [groups[one].size for one in some])
@@ -988,7 +989,7 @@ def _wanted(logs: np.ndarray) -> np.ndarray:
 
 
 def _read(contour: Contour, each: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (lower, estimate, upper) of delta at losses eps; row `each[i]` of the contour serves eps[i]."""
+    """Return (lower, estimate, upper) of delta at losses eps; row `each[i]` of the contour is used for eps[i]."""
     lower, estimate, upper, _ = bracket_near(rows_of(contour, each), np.exp(contour.sign * eps))
     if contour.sign < 0:
         lower, estimate, upper = (x * np.exp(eps) for x in (lower, estimate, upper))

@@ -30,7 +30,7 @@ SAME = 4.0 * ROUNDOFF
 RAISED = 8.0 * ROUNDOFF
 """Relative rise of the variances, so that coefficients exist in spite of rounding."""
 ALIKE = 64
-"""Bins whose coefficients agree to 1/ALIKE of the largest one share the bounds of errors."""
+"""Bins share bounds of errors if their coefficients differ by at most 1/ALIKE of the largest coefficient."""
 QUANTILES = np.linspace(-6.0, 3.0, 28)
 """Values u that are tried in E e^{-xX} >= Phi(u) e^{-x X(u)}, where X(u) is the value of X for a normal at u."""
 SHAPES = ((0.0, 1.0), (0.1, 4.0), (0.25, 2.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.0))
@@ -353,7 +353,7 @@ class Errors:
         each = lambda values: values[:, None, None]
 
         def rise(used: tuple[Boxed, Boxed], x: np.ndarray) -> tuple[Array, Array]:
-            """Bound X, and the log of the factor divided by e^{-x X/b}, in each box; the second bound is >= 0."""
+            """In each box, bound X, and bound log((the bin's factor)/e^{-x X/b}) by a number >= 0."""
             log, low, high = -0.5 * kind.variance[0], each(z.low), each(z.high)
             for place, ((least, largest), boxed) in enumerate(zip(both, used, strict=True)):
                 if largest > 0.0:
@@ -474,7 +474,7 @@ class Line(NamedTuple):
         return z, 1j * np.cosh(u) - self.bend * np.sinh(u)
 
     def places(self, count: int, span: float) -> np.ndarray:
-        """Return `count` + 1 ascending v from 0 on; where `bend` is 0 they end at `span`."""
+        """Return `count` + 1 ascending values of v. The first is 0; if `bend` is 0, the last is `span`."""
         if self.bend == 0.0:
             return self.c * np.sinh(np.linspace(0.0, np.arcsinh(span / self.c), count + 1))
         return self.scale * np.linspace(0.0, 8.0, count + 1)
@@ -696,7 +696,7 @@ class Profile:
         self.left = 4.0 * MOST_WORK
         if self.bins.deviation < 20.0 * delta and self.delta(sign, np.zeros(1), 0.0, 0.1 * delta)[2, 0] <= delta:
             return 0.0, 0.0, 0.0
-        # rough contours bring eps near the solution, then a fine one gives the bracket; for sign 1 it serves many eps
+        # rough contours bring eps near the solution, then a fine one gives the bracket, for many eps if sign is 1
         many, near, fine = len(self.contours) + 6, 0.35 if sign > 0 else 1e-3, False
         low, high, grid = 0.0, most, np.linspace(0.0, most, 400)
         least = grid[theorems(self.bins, sign, grid)[0] > delta].max(initial=0.0)

@@ -43,7 +43,7 @@ ROUNDED_UP = 1.001
 
 
 def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
-    """Bound the tilted mass outside the grid over M(c), plus integrals over the two sides of `_step_error`'s path."""
+    """Bound (tilted mass outside the grid)/M(c) plus the integrals over the two sides of `_step_error`'s path."""
     xp = namespace(t.u)
     lo, hi, a = t.u[..., 0], t.u[..., -1], t.power
     second = xp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)

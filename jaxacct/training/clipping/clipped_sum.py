@@ -178,7 +178,8 @@ def _clipped_sum(
             jnp.stack([jnp.sum(keep & ~fits), jnp.sum(mask & ~finite)]).astype(jnp.int32),
         )
 
-    # `starts` is where each member begins in the total of its bundle; `places` adds where the sites begin in `parts`
+    # `starts` holds where each member begins in the total of its bundle. `places` also holds where the sites begin in
+    # `parts`.
     starts = [at for bundle in bundles for at in np.cumsum([0, *(leaves[i].size for i in bundle)])[:-1].tolist()]
     places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
 
@@ -332,7 +333,7 @@ class Way(str):
 
 
 def find_ways(loss_fn: Any, params: Any, example: Any, method: str) -> tuple[Written, list[Any]]:
-    """Return the trace of a loss, and for each parameter its `Site`, or a `Way` if ghost norms do not serve it."""
+    """Return the trace of a loss, and for each parameter its `Site`, or a `Way` if ghost norms cannot be used."""
     leaves = jax.tree_util.tree_leaves(params)
     written, uses = uses_of(trace(loss_fn, params, example), len(leaves))
     return written, [_way(i, leaf, each, method) for i, (leaf, each) in enumerate(zip(leaves, uses, strict=True))]

@@ -39,7 +39,7 @@ _BLOCKS, _BLOCK_ROWS = 32, 64
 _OWN_BYTES = 12
 """Number of bytes by which a row, compressed, must be longer than compressed zeros: simpler rows agree by chance."""
 _MOST_COLUMNS = 64
-"""Largest number of columns of the data, or of a constant, up to which columns are also compared one by one."""
+"""If the data, or a constant, have at most this many columns, the columns are also compared one by one."""
 _GROUPS = {
     "elementwise": """
         abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil
@@ -272,7 +272,7 @@ def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:
 
 
 def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[Any, frozenset[Any]]]:
-    """Yield each operation, with the device axes that a mesh inside the trace and around the operation names."""
+    """Yield each operation, and the names of the device axes of the meshes around the operation inside the trace."""
     for eqn in jaxpr.eqns:
         yield eqn, bound
         inside = bound | frozenset(getattr(eqn.params.get("mesh"), "axis_names", ()))
@@ -295,7 +295,7 @@ def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
-    """Run an operation: a convolution with channels last, between two transpositions; any other unchanged."""
+    """Run an operation. A convolution is run with channels last, between two transpositions; others are unchanged."""
     if eqn.primitive.name != "conv_general_dilated":
         return bind(place, eqn, operands)
     params = dict(eqn.params)

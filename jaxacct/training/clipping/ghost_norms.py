@@ -137,7 +137,7 @@ class Site:
         added = BLOCK * 2 * block_levels(max(math.prod(self.shape) // self.groups, self.rows**2)) + 16
         if x is None:
             lengths = jnp.sqrt(jax.vmap(sum_squares)(right))
-            # gradients of the same row of the table add before they are squared
+            # gradients of the same row of the table are added before they are squared
             first = jnp.argmax(number[:, None] == number[None, :], axis=1)
             square = sum_squares(jax.ops.segment_sum(right, first, self.rows))
             slack = added * square

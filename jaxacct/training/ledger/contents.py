@@ -66,7 +66,7 @@ class _Partition:
         return self.share == entry.sampling_probability and not full
 
     def releases(self) -> list[Release]:
-        """Return the releases as which the partition counts: a pass per entry of the costliest step, or a round."""
+        """Return the releases that count for the partition: a pass for each entry of the costliest step, or a round."""
         if self.sampling != rules.ALLOCATION:
             return [release_of_pass(self.sampling, sigma, self.share) for sigma in self.dearest]
         # Rounding a sum of 1000 terms errs by less than 2^-40, relatively, so `noise` never exceeds the exact noise.
@@ -456,7 +456,7 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int
     for name in names:
         spent = ledger.runs[name]
         held += spent.releases + (spent.owed if name == run else ledger.promised(name))
-    own = ledger.runs.get(run, Spent()).has_early_stop(plan)  # its plan includes it
+    own = ledger.runs.get(run, Spent()).has_early_stop(plan)  # the cost of the plan includes it
     return held, sum(ledger.runs[name].others.total() for name in names) - own
 
 

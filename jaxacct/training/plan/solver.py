@@ -193,7 +193,7 @@ def unit_of_noise(strategy: Strategy, sampling: str, batches: int) -> float:
 
 
 def _correlated(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the strategy, and the number of groups of cyclic Poisson sampling; refuse settings without accounting."""
+    """Return the strategy, and the number of groups of cyclic Poisson sampling; refuse what cannot be accounted for."""
     strategy = Identity() if found["noise"] is None else found["noise"]
     if not isinstance(strategy, Strategy):
         raise InputError(

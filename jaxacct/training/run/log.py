@@ -60,7 +60,7 @@ Log = Callable[[dict[str, Any]], Any] | str | os.PathLike[str] | None
 MOST_PENDING = 8
 """Largest number of logged steps that may still be running; with more, the host waits for the oldest of them."""
 MOST_HELD = 32
-"""Largest number of finished steps with numbers still on the device; with more, these are fetched and put out."""
+"""Largest number of finished steps with numbers still on the device; with more, the numbers are fetched and put out."""
 PAUSE_SECONDS = 1.0
 """Seconds for which records are held back, so that several are put out together."""
 WAIT_SECONDS = 5.0

@@ -38,7 +38,7 @@ from jaxacct.training.step.key_derivation import StepKey, digest
 from jaxacct.training.step.step_mechanisms import BY_PASS, composed, require_kept
 
 _NOTING = 0.05
-"""Largest share of a run's time that notes should take, by noting several steps at once."""
+"""Largest share of a run's time that notes should take; if they take more, several steps are noted at once."""
 _AHEAD = 100
 """The largest number of steps that are noted at once is the number of the plan's steps, divided by this.
 

@@ -85,7 +85,7 @@ class State:
 
     def __repr__(self) -> str:
         """Return one line: the step, why the run stopped, epsilon and the number of parameters, but no parameter."""
-        params = object.__getattribute__(self, "params")  # their number is no output, so no look is noted
+        params = object.__getattribute__(self, "params")  # counting them shows no output, so it is not noted as a look
         count = sum(np.size(leaf) for leaf in jax.tree_util.tree_leaves(params) if hasattr(leaf, "dtype"))
         try:
             epsilon = f"epsilon <= {self.epsilon.upper:.7g} at delta {self.plan.target_delta:g}"
@@ -256,7 +256,7 @@ def early_stops(stretches: Sequence[Stretch]) -> Counter[Mechanism]:
 
 
 def spent_by(stretches: Sequence[Stretch]) -> Spent:
-    """Return all that some stretches have spent."""
+    """Return the releases and the early stops of several stretches."""
     return Spent(released(stretches), early_stops(stretches))
 
 

@@ -4,8 +4,8 @@
 out than that would reveal an example, with a probability that no accountant of the Gaussian knows.  Here 64 bits make
 the radius, and the tail ends beyond 9.4 standard deviations (probability 1e-20).
 
-A leaf's noise is cut into units of 32 draws.  One evaluation of the generator, at all pairs (leaf, unit), serves all
-leaves of a pytree.  Leaf by leaf, the generator would be compiled once for each leaf.  Layout:
+A leaf's noise is cut into units of 32 draws.  One evaluation of the generator, at all pairs (leaf, unit), gives the
+draws of all leaves.  Leaf by leaf, the generator would be compiled once for each leaf.  Layout:
 jaxacct/training/step/README.md, "Noise".
 """
 
