@@ -209,7 +209,7 @@ def beside(values: np.ndarray, falls: np.ndarray, apart: float, whole: bool) -> 
 
 
 def least_apart(rtol: float) -> float:
-    """Return the relative distance within which a less private value must miss, to show that a value is the best."""
+    """Return the relative distance within which a less private value must miss the target to prove a value the best."""
     return min(10.0 * rtol, max(0.01, rtol))
 
 

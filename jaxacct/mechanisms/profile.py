@@ -189,8 +189,9 @@ def _as_one(
 
 
 def _terms(epsilon: np.ndarray, f: np.ndarray, before: int, k: int, after: int, first: float) -> tuple[float, float]:
-    """Return both terms of the mass p_k; if `before` is -1, eps 0 with f = `first` precedes; if `after` is -1, nothing
-    follows (see `pair_of_profile`).
+    """Return both terms of the mass p_k of `pair_of_profile`.
+
+    If `before` is -1, eps 0 precedes point k, with f = `first`. If `after` is -1, no point follows.
     """
     start, value = (0.0, first) if before < 0 else (epsilon[before], f[before])
     rise = (value - f[k]) / -np.expm1(start - epsilon[k])

@@ -188,7 +188,7 @@ class Trainer:
         ----------
         params : pytree of floating-point arrays, an nnx or Equinox module, or the result of `lora`; may be left out if
             the trainer was given a module.
-        key : 32 secret bytes for all randomness of the run, by default from the operating system; never for two runs.
+        key : 32 secret bytes for all randomness of one run, by default from the operating system.
         example : for a linen module without params: an input, from whose shape the parameters are drawn.
 
         Raises
