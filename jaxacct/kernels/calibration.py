@@ -397,7 +397,8 @@ def solve_split(
         slope = _secant_slope(x - last_x, residual - last_r, slope, SPLIT_SLOPE_CHANGE)
         step = xp.clip(-residual / slope, -LARGEST_SPLIT_STEP, LARGEST_SPLIT_STEP)
         off = xp.abs(step) * xp.where(x == x0, 1.0, CURVATURE * xp.abs(x - last_x))
-        # A step is taken if windows and period, placed for x0, serve at x, and the last step reduced the residual.
+        # A step is taken if x is near x0, for which windows and period were placed, and the last step reduced the
+        # residual.
         serves = (xp.abs(x - x0) <= SETTLED) & ((x == x0) | (xp.abs(residual) < xp.abs(last_r)))
         following = (x + step, slope, x, residual, rate, off)
         kept = (xp.where(serves, new, old) for old, new in zip(carry, following, strict=False))

@@ -274,8 +274,8 @@ def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound:
 def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
     """Return eps at delta, or delta at eps, of a selection with a monotone score, for a base of unsampled Gaussians.
 
-    The best of K draws of N(mu, 1) is compared with the best of K draws of N(0, 1), in both directions, in chunks of
-    rows with equal reach.  The error of eps is about 1e-9.
+    The best of K draws of N(mu, 1) is compared with the best of K draws of N(0, 1), in both directions.  A chunk has
+    rows whose nodes extend equally far.  The error of eps is about 1e-9.
     """
     if (mu := gaussian_mu(run)) is None:
         raise InputError("bound = 'monotone_score' needs a base of unsampled Gaussians; use bound='worst_case'")

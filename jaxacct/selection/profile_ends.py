@@ -96,7 +96,7 @@ class Limits(NamedTuple):
 def narrowed(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, ends: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Narrow brackets (2, *shape) by `Limits` where `rows` is True; a bracket disjoint from these becomes trivial."""
+    """Narrow brackets (2, *shape) by `Limits` where `rows` is True; a bracket disjoint from them becomes trivial."""
     shape = ends.shape[1:]
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
     for here, base, one in each_pair(run, law, shape, rows):

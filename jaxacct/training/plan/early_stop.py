@@ -81,7 +81,7 @@ class EarlyStop:
 
         scores : all scores so far, in units.  key : the secret key of the run, which gives the noise.
         chain : 32 bytes that differ from step to step.  The noise of a score depends on them and on the rise, so that
-            the same question has the same answer, and any other one has noise of its own.
+            the same question has the same answer, and any other question has noise of its own.
         """
         _, _, patience, gain = self.numbers
         if len(scores) <= patience:

@@ -130,7 +130,7 @@ class RunLedger:
             self._mark = self._ledger.mark()
 
     def _own_run(self, ledger: Ledger, plan: Plan) -> None:
-        """Make this run current, with the plan's batch rule: a callback or another thread may have begun another run."""
+        """Make this run current, with the plan's batch rule: a callback or a thread may have begun another run."""
         ledger.run = self._mark.run
         rule = lambda plan: (plan.sampling, plan.truncation, plan.groups)
         if rule(ledger.plan) != rule(plan):
