@@ -326,8 +326,8 @@ def _by_contour(
     """Solve for the noise and the best eps together, for rows with q > 0; return them, and whether they were found.
 
     mu, epsilon : mu and the best eps of Gaussian DP with the same rate; the best eps found is written to `epsilon`.
-    guess : whether the first attempt's result is kept in place of the last attempt's, where the first lacked few nodes.
-        The first result is usually closer there, since the last attempt is cut short.
+    guess : whether the first attempt's result is kept in place of the last attempt's, where the first attempt had
+        nearly enough nodes.  There the first result is usually closer, since the last attempt is cut short.
     """
     q, steps = goal.known["sampling_probability"], goal.known["steps"]
     settled = np.zeros(q.size, bool)

@@ -263,7 +263,7 @@ def _known_keys() -> tuple[Any, ...]:
 
 
 def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:
-    """Return those device axes bound outside the trace along which an operation moves data."""
+    """Of the device axes that are bound outside the trace, return those along which an operation moves data."""
     if eqn.primitive.name in ("pvary", "pcast"):  # these two name an axis but move no data along it
         return ()
     named = [eqn.params.get(key) for key in ("axes", "axis_name")]
