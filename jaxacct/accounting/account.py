@@ -430,7 +430,7 @@ def _other_delta(
 
 
 def _rows_that_differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return (B,), for each row, whether two arrays of one shape differ there."""
+    """Return for each row whether two arrays of one shape differ in this row, (B,)."""
     return np.any((one != other).reshape(len(one), int(np.prod(one.shape[1:]))), axis=1)
 
 

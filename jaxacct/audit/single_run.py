@@ -334,7 +334,7 @@ def _gaussian_mu(c: np.ndarray, g: np.ndarray, m: np.ndarray, error: float, gues
         side = inverse if guessed == "both" else halved(inverse)
         return ~refuted(np.full(mu.shape, error), c, g, m, side)
 
-    return _sections(held, 0.0, 50.0, c.shape[0])[0]  # 50 is enough: no guess is wrong there, in float64
+    return _sections(held, 0.0, 50.0, c.shape[0])[0]  # 50 is enough: at mu = 50 no guess is wrong, in float64
 
 
 def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float, rows: int) -> tuple[Any, Any]:
@@ -390,7 +390,7 @@ def claimed_lines(claim: Any, guessed: str) -> Lines:
 
 
 def _deltas(side: Profile) -> tuple[np.ndarray, np.ndarray]:
-    """Return epsilons, and upper bounds of a profile's delta there."""
+    """Return epsilons, and upper bounds of a profile's delta at these epsilons."""
     farthest = float(np.asarray(side.epsilon(1e-15).upper))  # in float64 a smaller delta vanishes beside 1
     # the error of the lines is of second order in the distance between their epsilons
     epsilon = np.linspace(0.0, min(farthest, FARTHEST_EPSILON) if np.isfinite(farthest) else FARTHEST_EPSILON, 257)

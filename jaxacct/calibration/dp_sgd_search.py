@@ -251,7 +251,7 @@ def found_for(goal: Goal, backend: str) -> BestValues:
 
 
 def search_for(goal: Goal, evaluate: Any) -> Search:
-    """Return the search for a goal; it tries the least private value first where that may well meet the target."""
+    """Return the search for a goal; the least private value is tried first where this value may well meet the target."""
     size = goal.epsilon.size
     first = np.full(size, True) if goal.unknown == "sampling_probability" else goal.known["sampling_probability"] == 0
     return Search(
@@ -269,7 +269,7 @@ def search_for(goal: Goal, evaluate: Any) -> Search:
 
 
 def certified(goal: Goal, relation: str, rows: np.ndarray, values: np.ndarray) -> Bounds:
-    """Return certified Bounds of epsilon for some rows at some values, as narrow as a search needs."""
+    """Return certified Bounds of epsilon for `rows`, with `values` for the unknown, as narrow as a search needs."""
     effort, hint = account.effort_of_search(goal.rtol), jax.tree.map(itemgetter(rows), goal.hint)
     return answer(MechanismQuestion("epsilon", goal.run(rows, values), goal.delta[rows], relation, effort, hint=hint))
 

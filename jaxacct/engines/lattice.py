@@ -77,8 +77,8 @@ ESTIMATE = 2.0 / 3.0
 """Place of the estimate in a bracket, from 0 (lower bound) to 1 (upper bound). For smooth laws the lower bound's error
 is about twice the upper bound's."""
 EDGE = 1e-3
-"""Relative width at which the search for a lower bound of epsilon ends, if the error of delta exceeds the target just
-above that bound."""
+"""The search for a lower bound of epsilon ends at this relative width if, just above the bound, the error of delta
+exceeds the target."""
 CROSSING_STEPS = 60
 """Largest number of steps of secants and bisection. The bounds are evaluated wherever the steps end."""
 
@@ -499,7 +499,7 @@ def unresolved(laws: list[LatticePart], plan: LatticePlan, length: int) -> bool:
 
 
 def common_step(step: float, laws: list[LatticePart]) -> float:
-    """Return the spacing in [step, 1.5 step] of which the laws' `gaps` are nearly whole multiples."""
+    """Return a spacing in [step, 1.5 step] such that the laws' `gaps` are nearly whole multiples of the spacing."""
     gaps = [pair for law in laws for pair in law.gaps() if pair[0] >= step]
     if not gaps:
         return step

@@ -52,9 +52,7 @@ class Placed(NamedTuple):
     repeats: float  # how often the part is composed
     shift: float  # bound of the error of the losses
     infinity: float  # upper law: P-mass that was moved to an infinite loss
-    deficit: (
-        float  # lower law: bound on the amount by which its delta exceeds the true one; its P-mass is <= 1 + deficit
-    )
+    deficit: float  # lower law: bound on the excess of its delta over the true delta; its P-mass is <= 1 + deficit
 
 
 class LatticePart(ABC):
@@ -621,7 +619,7 @@ def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Ato
 
 
 def powers(atoms: Atoms, count: float, most_pairs: int = MOST_PAIRS) -> list[tuple[Atoms, float]]:
-    """Return pairs (law, number of compositions of it) that together are `atoms` composed `count` times.
+    """Return pairs (law, how often it is composed) that together are `atoms` composed `count` times.
 
     most_pairs : largest number of pairs of atoms that one sum of two laws may add up.
     """

@@ -34,7 +34,7 @@ _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 _LEGENDRE_ERROR = 1e-22
 """Relative error of the Gauss-Legendre rule on a panel, proved in jaxacct/representations/README.md."""
 _LARGEST_EXPONENT = 700.0
-"""Cap of exponents x, at which e^x is still finite."""
+"""Largest exponent x that is used: e^x is still finite."""
 
 
 class Interval(NamedTuple):

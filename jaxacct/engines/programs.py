@@ -246,7 +246,7 @@ def _machine() -> tuple[str, ...]:
 
 
 def load(folder: Path, label: str, device: Any) -> Run | None:
-    """Return the program kept under a label, or None if there is none or it is damaged or does not load."""
+    """Return the program kept under a label; None if no program is kept, or it is damaged, or it does not load."""
     payload = read(path_of(folder, label, device))
     if payload is None:
         return None
@@ -358,7 +358,7 @@ def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, 
 
 def _folder(create: bool) -> Path | None:
     """Return the folder of kept programs; None if it is unsafe, keeping is turned off, or JAX has several processes."""
-    if jax.process_count() > 1:  # they would all write to one folder
+    if jax.process_count() > 1:  # all processes would write to one folder
         return None
     try:
         return safe_folder(create)

@@ -54,7 +54,7 @@ LARGEST_SCALE = 1e300
 """Scale that replaces a larger scale of discrete Laplace noise, which float64 may not hold. It is safe to assume too
 little noise."""
 LARGEST_DATASET = 10**9
-"""Largest number of records of a data set from which samples of a capped or a fixed size are drawn."""
+"""Largest number of records of a data set, if samples of a capped or a fixed size are drawn from it."""
 Leaf = Callable[[Any, str], Mechanism | None]
 
 

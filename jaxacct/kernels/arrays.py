@@ -299,7 +299,7 @@ def _log_tails(x: Array) -> tuple[Array, Array]:
     square = 1.0 / double
     small = -square * (1.0 - 3.0 * square * (1.0 - 5.0 * square * (1.0 - 7.0 * square)))
     series = small * (1.0 - small * (0.5 - small / 3.0))  # log1p(small), |small| < 1e-3
-    # One logarithm serves both cases, since logarithms take most of the time.
+    # Both cases share one logarithm, since logarithms take most of the time.
     beyond = size > -_ASYMPTOTIC_BELOW
     log = xp.log(xp.where(beyond, far, half))
     less = xp.where(beyond, -0.5 * double - 0.5 * np.log(2.0 * np.pi) + series - log, log)

@@ -136,7 +136,7 @@ def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | No
     Here delta_j is the delta of the Gaussian of sensitivity shift_j: j is revealed (README.md, "Groups of records").
     The shifts `always` give a second bound, with a in place of a'. The smaller bound is taken.
     """
-    reach = min(float(weight[1:].sum()) * (1.0 + 1e-12), 1.0)  # chance of j > 0, rounded up, since delta rises with it
+    reach = min(float(weight[1:].sum()) * (1.0 + 1e-12), 1.0)  # chance of j > 0, rounded up, which raises delta
     ways = [(shift, weight, reach)] if always is None else [(shift, weight, reach), (always, weight, 1.0)]
     laws, grids = [], [np.zeros(1)]
     z = np.concatenate([np.linspace(-1.0, 12.0, 400), np.linspace(12.0, 37.0, 80)[1:]])

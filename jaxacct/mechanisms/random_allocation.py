@@ -352,7 +352,7 @@ def rounds_inside(mechanism: Mechanism) -> list[tuple[float, float]]:
 
 
 def replaced_in_two_steps(mechanism: Mechanism) -> bool:
-    """Return whether replacing a record is treated as a removal and an addition, because no pair for it is known."""
+    """Return whether a replacement is treated as a removal and an addition, because no dominating pair is known."""
     if isinstance(mechanism, RandomAllocation | BallsInBins):
         return not mechanism.symmetric() and not isinstance(mechanism.mechanism, FINITE_BASES)
     return mechanism.replaced_apart or any(replaced_in_two_steps(inner) for inner in mechanism.inside())

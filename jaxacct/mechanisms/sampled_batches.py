@@ -468,7 +468,7 @@ def cap_of(size: float, q: float, cap: float) -> Cap:
     if q == 1.0:
         return Cap((1.0, 1.0), (cap / size * (1.0 - 2.0 * ROUNDOFF), min(cap / size * (1.0 + 2.0 * ROUNDOFF), 1.0)))
     beyond, wrong = _series(n, q, cap, 1)  # sum_{k > cap} p_k/p_cap
-    if not np.isfinite(beyond):  # the terms up to the cap, at most p_cap each, are negligible beside those beyond it
+    if not np.isfinite(beyond):  # the terms up to the cap, at most p_cap each, are negligible beside later terms
         rate = cap / size
         return Cap((1.0 - 2.0 * ROUNDOFF, 1.0), (rate * (1.0 - 4.0 * ROUNDOFF), rate * (1.0 + 2.0 * ROUNDOFF)))
     around, doubt = _series(n, q, cap, -1)  # sum_{k < cap} p_k/p_cap

@@ -30,7 +30,7 @@ from jaxacct.mechanisms.random_allocation import RandomAllocation
 ATTACKS = ("largest", "allocation")
 """Outputs that an attack sees: the largest of a pass ("largest"), or all outputs of a pass ("allocation")."""
 MOST_PASSES, MOST_ROWS = 1000, 16
-"""Largest numbers of passes and of answers for which attacks are computed; an answer's attack takes up to 1 s."""
+"""With more passes or more answers than these, no attacks are computed; an answer's attack takes up to 1 s."""
 
 
 @register

@@ -101,7 +101,7 @@ def under(run: Mechanism, relation: str) -> tuple[Mechanism, str]:
 
 
 class Sides(NamedTuple):
-    """Relations by which the engines are asked for one direction of a base, and for the reverse direction."""
+    """The relation with which engines are asked about one direction of a base, and that for the reverse direction."""
 
     forward: str
     reverse: str

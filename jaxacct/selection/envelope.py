@@ -161,7 +161,7 @@ def last_eps(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
 
 
 def profile_points(run: Mechanism, last: float, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return eps of both signs, and upper bounds of one base's delta there."""
+    """Return eps of both signs, and upper bounds of one base's delta at these eps."""
     eps = np.linspace(-last, last, 2 * POINTS + 1)
     return eps, upper_delta(run, eps, relation)
 

@@ -55,7 +55,7 @@ MASS_ERROR = 16.0 * ROUNDOFF
 RELATIVE_ERROR = 4e-12
 """Upper bound of the relative errors of masses, phi and phi'.  phi' is an exp whose exponent may reach 700."""
 ROUNDED_UP = 1.0 + 1e-11
-"""Factor by which bounds from the base alone are rounded up; it exceeds the rounding of each of their formulas."""
+"""Factor that rounds bounds from the base alone up. It exceeds the rounding error of each of their formulas."""
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
 """First and last s of the cells of v = 1/(1 + e^-s): v is 4e-18 and 1 - 1e-26.  One bound serves smaller v."""
 FIRST_CELLS, MOST_CELLS, PIECES_PER_CUT = 4096, 2**18, 4
@@ -66,7 +66,7 @@ RATIO_TOLERANCE = 1e-8
 KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
 """Families of laws for which `largest_ratio` is reached at a curve's knot (README.md, "The ends of the profile")."""
 LARGEST_LOSS = 650.0
-"""Largest loss of a base for which `largest_ratio` and orders of scores are tried: e^loss is finite."""
+"""`largest_ratio` and orders of scores are tried only if the base's loss is at most this, so that e^loss is finite."""
 LEAST_SLOPE = 1e-290
 """Value to which a smaller phi' is rounded up, and least cost of an order that is used: float64 loses digits below."""
 

@@ -27,7 +27,7 @@ MOST_WORK = 200_000
 It suffices for all patterns of a run of some dozen steps; the search in longer runs is given up after about a second.
 """
 MOST_ENTRIES = 2**25
-"""Largest number of entries of C^T C among which the worst pattern is searched for: some 1 GB of memory."""
+"""The worst pattern is searched for only if C^T C has at most this many entries, which take some 1 GB of memory."""
 STEPS = Constraint("use a number of steps that a run can take", 1, 10**6, integral=True)
 
 

@@ -89,7 +89,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Search in place of a space: every candidate is proposed from all that were tried before.
+    """Search in place of a space: every candidate is proposed from all candidates that were tried before.
 
     Bayesian optimisation, successive halving, hill climbing and warm starts are of this kind.  Candidates are trained
     one after the other and always count as adaptive, ``candidates="adaptive"``.  The guarantee covers the whole

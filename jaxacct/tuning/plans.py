@@ -46,7 +46,8 @@ from jaxacct.tuning.private_score import Whole, whole
 TUNING_POINTS = 112
 """Number of points of a selection's profile (epsilon, delta): twice as many would lower epsilon by less than 0.1 %."""
 LAST_DELTA_SHARE = 1e-4
-"""Share of the target delta at which profiles end; the delta there counts as the probability of an infinite loss."""
+"""Profiles end where delta is this share of the target; the delta there counts as the probability of an infinite loss.
+"""
 LEAST_NOISE, LARGEST_NOISE = 1e-2, 1e5
 """Range of the noise multipliers that are searched."""
 _SHARE = Constraint("use a share above 0 and at most 1", 0, 1, lower_open=True)
@@ -445,7 +446,7 @@ def _plan_of(plan: Any, rate: float, steps: float, noise: float) -> Plan:
 
 
 def _matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Return the noise of each candidate: x if there is one candidate, else the least that gives (1/x, delta)-DP."""
+    """Return each candidate's noise: x if there is one candidate, else the least noise that gives (1/x, delta)-DP."""
     if rate.size == 1:
         return np.array([x])
     return np.asarray(calibrate_noise_multiplier(1.0 / x, delta, rate, steps).value)

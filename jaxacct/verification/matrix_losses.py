@@ -13,11 +13,11 @@ from jaxacct.verification.ball_arithmetic import NotCovered, arb, ball, between,
 Column = dict[Any, Any]
 """The non-zero entries of a column of C, by row."""
 MOST_ENTRIES = 100_000
-"""Largest number of entries of C for which a definition is given."""
+"""A matrix C with more entries than this has no definition here."""
 MOST_PATTERNS = 20_000
 """Largest number of patterns, which are the sets of steps in which a record may take part."""
 MOST_SIGNS = 10
-"""Largest number of steps of a pattern for which all signs of the contributions are tried."""
+"""All signs of the contributions are tried if a pattern has at most this many steps."""
 NEARLY = arb(1e-12)
 """Relative difference of squared norms below which one ball holds both."""
 Moves = tuple[Any, list[tuple[Any, int]]]

@@ -114,7 +114,7 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
 
 
 def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
-    """Place contours with a bulk if `split`, otherwise without. Rows where the other placement is better take it."""
+    """Place contours with a bulk if `split`, otherwise without; use the other placement in rows where it is better."""
     found = _place(sign, s, t, k, guess, tolerance, LOW_SHARE if split else 0.0)
     rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
     if rows.size == 0:
@@ -513,7 +513,8 @@ It takes effect where one slot decides: log delta then falls slowly, over severa
 DENSE = 4.0
 """Factor on the number of losses beyond the bulk in a dense profile, which has no sparser far tail."""
 LEAST_GAP = 1e-7
-"""Smallest distance of neighbouring losses. Its unit is the deviation of one round's loss, but at least 1e-3."""
+"""Smallest distance of neighbouring losses. Its unit is the standard deviation of one round's loss, but at least 1e-3.
+"""
 LEAST_DEVIATION = 1e-300
 """Smallest standard deviation assumed for one round's loss, whose variance may underflow."""
 SCAN = 600

@@ -85,7 +85,7 @@ class Bins:
     @classmethod
     def of(cls, variance: np.ndarray, shared: np.ndarray) -> Bins:
         """Return normals with these variances, and `shared[j]` as the covariance of bins j and j + 1."""
-        if variance.size == 2:  # the two are neighbours on both sides
+        if variance.size == 2:  # the two bins are neighbours on both sides
             shared = np.array([shared.sum(), 0.0])
         variance = variance * (1.0 + RAISED)
         begin = 0.0  # a lower bound of the square of the last entry of `second`

@@ -43,7 +43,7 @@ FEWEST_NODES, MOST_NODES = 12.0, 2048.0
 NODE_COUNTS = 18
 """How many numbers of nodes are tried. They are a geometric sequence."""
 SPARE_NATS = 7.0
-"""Nats by which the terms that are cut off must lie below the tolerance."""
+"""The terms that are cut off must lie at least this many nats below the tolerance."""
 DECAY_ROUNDING = 1e-9
 """Relative rounding error of the decay that `_decay_at` bounds."""
 HORNER_UNITS = 16.0

@@ -79,7 +79,7 @@ class Grid(NamedTuple):
     """Quadrature points of one sampled Gaussian, with all values that do not depend on the tilt."""
 
     u: Array  # (X,)
-    gap: Array  # (X,) weight of a node: its du
+    gap: Array  # (X,) du at each node, which is its weight
     step: Array  # spacing in v
     warp: Array  # the factor in v = u + warp L(u)
     slack: Array  # (X,) bound of the error of u as the solution of u + warp L(u) = v

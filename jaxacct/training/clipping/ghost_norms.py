@@ -309,7 +309,7 @@ def blocked_sum(values: Any) -> Any:
 
 
 def allowance(sizes: Sequence[int], dtype: Any) -> float:
-    """Return the share by which a clip norm is lowered, for rounding in norms of arrays of `sizes` and in scaling."""
+    """Return the share of a clip norm to take off, for rounding in the norms of arrays of `sizes` and in scaling."""
     levels = max(map(block_levels, sizes), default=1)
     return (BLOCK * levels + len(sizes) + 16) * float(jnp.finfo(dtype).eps) / 2
 

@@ -1,6 +1,6 @@
 """Compiles a run's step, computes the digests that the run's keys follow from, and loads batches of a Source.
 
-For a Source the host draws and loads.  Three programs serve all steps: one makes empty sums, one adds a micro-batch,
+For a Source the host draws and loads.  Three programs do all steps: one makes empty sums, one adds a micro-batch,
 and one releases the sums.  The keys' dependence on digests is argued in jaxacct/training/step/README.md, "Keys".
 """
 
@@ -157,7 +157,7 @@ class Program:
             cut = cuts.get(self._plan.sampling, size)
         settings = (step, *segment[2:], place, self._rule.adaptive, self._rule.private_loss)
         taps = self._plan.taps(step)
-        if taps is not None:  # other weights need another key: two weightings of the same noise would reveal it
+        if taps is not None:  # other weights need another key: two weightings of one noise reveal the noise
             settings += tuple(np.asarray(weights).tolist() for weights in taps)
         groups = self._plan.batches if self._plan.sampling == ORDER else self._plan.groups
         after, key = key_derivation.advance(line, self._digest, self._data, settings, begins, cut, groups)
