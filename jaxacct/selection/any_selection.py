@@ -1,4 +1,4 @@
-"""Base class of all selections (a mechanism run K times): their answers, and the pairs of laws for their compositions."""
+"""Base class of all selections (a mechanism run K times): their answers, and the pairs of laws that compose them."""
 
 from __future__ import annotations
 
