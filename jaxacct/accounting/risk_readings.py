@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Brackets of the largest true-positive rate, or of deltas."""
+    """Brackets, row by row: of the largest true-positive rate, or of delta."""
 
     low: np.ndarray
     estimate: np.ndarray
@@ -188,7 +188,7 @@ class GaussianFit(NamedTuple):
     lines: np.ndarray
     """(3, K, n): eps, lower delta and upper delta of the tangents of the first round."""
     epsilon: np.ndarray
-    """(n,) the eps of the best tangent at the floor."""
+    """(n,) the eps of the tangent that is best at the least error rate, `floor`."""
 
 
 def gaussian_fit(
@@ -233,7 +233,7 @@ def gaussian_fit(
 
 
 def least_mu(rate: Rates, least_advantage: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Return a lower bound of mu from the rate at the floor and a lower bound of delta(0); NaN where either is NaN."""
+    """Return a lower bound of mu from the rate at fpr = `floor` and a lower bound of delta(0); NaN if either is NaN."""
     low = np.maximum(_distance(rate.low, floor, -1.0), _on_diagonal(0.5 * (1.0 - least_advantage), -1.0))
     # Where 1 - rate may be below the floor, the claim says nothing at the floor, and no mu is refuted.
     return np.where(1.0 - rate.high >= floor * (1.0 + 4.0 * ROUNDOFF), low, 0.0)
@@ -432,7 +432,7 @@ def deltas_along(
     rungs = np.zeros((2, place.size), int) if rungs is None else rungs
     low, high = np.zeros(epsilon.shape), np.zeros(epsilon.shape)
     with np.errstate(all="ignore"):
-        # "remove" comes first, since its deltas are usually larger. The upper ends of "add" need only stay below these.
+        # "remove" comes first: its deltas are usually larger, and the upper ends of "add" need only be below them.
         for direction, begin in zip(sorted(directions(run, relation), reverse=True), rungs, strict=False):
             parts = components(run, relation, direction)
             plain = _plain(parts) & np.all(epsilon >= 0.0, axis=0)

@@ -468,7 +468,7 @@ def _top(key: Any, repetitions: Any) -> Any:
 
 @jax.jit
 def _counted_cells(above: Any, key: Any, repetitions: Any) -> Any:
-    """Return the number of selections that each cell wins, from the top cell down, and last the number with K = 0."""
+    """Return how many selections each cell wins, from the top cell down, and at the end how many have K = 0."""
     top = jnp.where(repetitions > 0, _top(key, repetitions), 2.0).reshape(-1)
     cell = jnp.searchsorted(above, top, side="right")
     cell = jnp.where(top > 1.5, above.size + 1, cell)

@@ -1,7 +1,7 @@
 """Calibration to a risk: the least private parameter of DP-SGD for which no attack succeeds more often than allowed.
 
-Every target but mu holds if the privacy profile is small enough at one eps*: `delta(eps*) <= d*`.  The parameter is
-searched for at that eps*.  For a true-positive rate eps* is free: any eps* is valid, and the best is searched for.
+Every target except mu (of Gaussian DP) holds if the privacy profile is small enough at one eps*: `delta(eps*) <= d*`.
+The parameter is searched for at that eps*.  For a true-positive rate any eps* is valid, and the best is searched for.
 mu has a certified bracket, which follows from tangents that are chosen beforehand and evaluated on one contour.  They
 lie close together near the eps that is best at the rate `above_fpr`, where mu is usually attained, and far apart
 elsewhere.

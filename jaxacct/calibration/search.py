@@ -19,9 +19,9 @@ from jaxacct.core.bounds import Bounds
 from jaxacct.core.progress import Waiting, waiting
 
 CLAIMED = ("ok", "not_binding", "loose")
-"""Statuses of a value that holds."""
+"""Statuses of a value whose certified epsilon meets the target."""
 AIM = 0.15
-"""A fast start aims this far below the target, in units of rtol, so that its certified epsilon usually meets it."""
+"""Distance below the target, in units of rtol, at which fast starts aim; certified epsilons then usually meet it."""
 USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
 """First guesses of d log(epsilon)/dx, from Gaussians: where epsilon falls as x grows, and where it grows."""
 LARGEST_EXCESS = 8.0
@@ -257,7 +257,7 @@ def least_private(
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
         found = np.asarray(upper(values), np.float64)
-        ends = np.where(np.isnan(found), np.inf, found)  # a value with an unknown epsilon does not hold
+        ends = np.where(np.isnan(found), np.inf, found)  # a value whose epsilon is unknown misses the target
         return Bounds(np.zeros_like(ends), ends, ends, "bound", "ok")
 
     one = np.ones(1)

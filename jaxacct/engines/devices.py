@@ -20,8 +20,8 @@ from jaxacct.core import progress
 from jaxacct.core.validation import InputError
 
 CLOSE_UNITS = 4.0
-"""Largest relative difference, in units of 2^-52, between a device's result and NumPy's. float64 stays within it; pairs
-of float32 do not."""
+"""Largest relative difference, in units of 2^-52, between a device's result and NumPy's. A device that computes in
+float64 stays within it; a device that computes in pairs of float32 does not."""
 WORDS = 120
 """Number of characters that are shown of a device's error message."""
 

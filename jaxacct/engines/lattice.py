@@ -108,7 +108,7 @@ class Case(NamedTuple):
     """The laws of the lower pair, which the mechanism dominates; the same list object where there is only one pair."""
     rtol: float
     enough: float
-    """A relative width, at least rtol, that is narrow enough. Lattices longer than QUICK are made only to reach it."""
+    """Relative width that is narrow enough, at least rtol. Lattices longer than QUICK are only for wider brackets."""
     memory_bytes: int
     run: Runner
 
@@ -117,7 +117,7 @@ class Case(NamedTuple):
         return self.above is not self.below
 
     def pieces(self, cut: float) -> Case:
-        """Return the case with finite laws partly composed (more atoms, fewer steps), without losses of mass e^cut."""
+        """Return the case with finite laws partly composed (more atoms, fewer steps), less losses of mass e^cut."""
         most = MOST_PAIRS_OF_ROUNDS if self.two() else MOST_PAIRS
 
         def of(laws: list[LatticePart]) -> list[LatticePart]:
@@ -150,7 +150,7 @@ def epsilon(
         pair's mass at infinity, and delta_upper is d minus the lower pair's.
     ceiling : an upper bound that is good enough: if epsilon is shown to be at most this, the answer is [0, ceiling].
     rtol : wanted (upper - lower)/upper.
-    enough : a larger width than rtol. Lattices longer than QUICK are made only to reach it.
+    enough : a relative width, at least rtol. Lattices longer than QUICK are made only while the bracket is wider.
     memory_bytes : limit that decides the longest lattice.
     """
     laws = laws_of(parts, index)

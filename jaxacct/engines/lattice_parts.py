@@ -418,7 +418,7 @@ class Finite(LatticePart):
     count: float
     sign: float
     away: float = 0.0
-    """P-mass of the losses that were left out. An upper law has it at infinity, a lower law nowhere."""
+    """P-mass of the losses that were left out. An upper law puts this mass at infinity, a lower law drops it."""
     blur: float = 0.0
     """Error of each loss."""
     wrong: np.ndarray | None = None
@@ -546,9 +546,9 @@ def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, s
 def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the nodes and masses that remain when the nodes of negative mass (a debt) have been taken out.
 
-    Both neighbours of a node share its debt. The last node, of lowest loss, has one neighbour, which pays all of the
-    debt. That neighbour has a higher loss, so no payoff rises by this. The first node, of highest loss, has no
-    neighbour of higher loss to pay: if it has a debt, the result is None.
+    The two neighbours of a node take shares of its debt. The last node, of lowest loss, has one neighbour, which takes
+    the whole debt; that neighbour has a higher loss, so delta does not rise at any eps. The first node, of highest
+    loss, has no neighbour of higher loss: if the first node has a debt, the result is None.
     """
     nodes: list[int] = []
     masses: list[float] = []

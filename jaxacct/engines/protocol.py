@@ -90,7 +90,7 @@ class Question(NamedTuple):
     slack: np.ndarray
     """(B,) relative error of `target` if it is a delta; 0 if it is an epsilon."""
     floor: np.ndarray
-    """(B,) lower bound of the answer in the other direction. A row is not refined if its upper bound is at most this.
+    """(B,) lower bound of the answer in the other direction. A row whose upper bound is at most `floor` is not refined.
     """
     effort: Effort
     hint: Any = None

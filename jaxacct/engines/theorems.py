@@ -1,8 +1,8 @@
 """Bounds that need no engine: lower ones from tests on the outputs, upper ones from theorems (README.md, "Theorems").
 
 These bounds answer where no engine does, and check the answers of engines. The contour and the lattice engine share no
-code with the tests. Masses are kept as logarithms, so that even e^{-10^300} does no harm. For each part, masses under P
-are bounded from below and masses under Q from above. Upper bounds are rounded up.
+code with the tests. Masses are kept as logarithms, so that even e^{-10^300} does not underflow. For each part, masses
+under P are bounded from below and masses under Q from above. Upper bounds are rounded up.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ def laplace_counts(parts: Components, column: int) -> Tests:
 
 
 def finite_counts(parts: Components, column: int) -> Tests:
-    """Return tests on the number of losses at least l, for the atoms l.
+    """Return tests on the number of steps whose loss is at least l, for the atoms l.
 
     Q-masses are P-masses times e^-loss. P is the law given that the loss is finite.
     """

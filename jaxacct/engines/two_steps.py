@@ -388,7 +388,7 @@ def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
     logs = -0.5 * survey.u**2 + 2.0 * y + bend + np.log(np.maximum(rate, 1e-300))
     logs = 0.25 * np.where(np.isnan(logs), -np.inf, logs)
     top = np.max(logs, axis=1, keepdims=True)
-    # The floor of e^-20 leaves no stretch without cells.
+    # Relative to its maximum the density is at least e^-20, so that no stretch is without cells.
     return np.exp(np.maximum(logs - np.where(np.isfinite(top), top, 0.0), -20.0))
 
 

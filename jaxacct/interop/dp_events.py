@@ -186,7 +186,7 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
       record.
     * RepeatAndSelect becomes `selection.select`, whose answer is the exact worst case over scores. The parameter of the
       law of K (the number of runs) is solved for, so that the mean of K equals the event's mean to the last digits.
-    * ZCDp becomes `ZCDP`; rho and xi of several add up in a composition.
+    * ZCDp becomes `ZCDP`; in a composition the rho of all ZCDp events add up, and so do their xi.
     * SingleEpochTreeAggregation is one Gaussian for each node above a leaf. The guarantee holds where no record moves
       to another leaf: for zero-out, not for add/remove.
     * For batches of a fixed size the event's data-set size is the size of the larger of two neighbouring data sets.
@@ -202,8 +202,8 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     Raises
     ------
     InputError
-        In one line that names the place: for every other event (user classes, ...); for an event without noise; for
-        parameters that are not numbers in range; for counts beyond 2**53; and for more than 64 levels or 2**15 events.
+        For every other event (user classes, ...), an event without noise, parameters that are not numbers in range,
+        counts beyond 2**53, and more than 64 levels or 2**15 events. The message is one line and names the place.
 
     References
     ----------

@@ -67,16 +67,19 @@ def _mechanism(plan: Any, relation: str) -> MatrixMechanism:
 
 
 def to_jax_privacy(thing: Strategy | MatrixMechanism) -> Foreign:
-    """Convert to an object that `from_jax_privacy` reads; all but arrays of coefficients need jax_privacy installed.
+    """Convert a strategy or mechanism to an object that `from_jax_privacy` reads.
+
+    Banded and Toeplitz become arrays of coefficients, without jax_privacy. All other conversions need jax_privacy.
 
     Parameters
     ----------
-    thing : BLT, ColumnNormalised, Banded, Toeplitz, or a MatrixMechanism of the last two with CyclicPoisson
+    thing : BLT, ColumnNormalised, Banded, Toeplitz, or a MatrixMechanism of Banded or Toeplitz with CyclicPoisson
 
     Returns
     -------
     object of jax_privacy, or array of coefficients
-        A plan is for "add_or_remove_one". Groups beyond the bands become zero coefficients. The noise is rounded up.
+        A MatrixMechanism becomes an execution plan, whose guarantee is for "add_or_remove_one". The coefficients of the
+        plan are padded with zeros to the number of groups. The noise of the plan is rounded up.
 
     >>> to_jax_privacy(Toeplitz((1.0, 0.5), steps=4)).tolist()
     [1.0, 0.5]

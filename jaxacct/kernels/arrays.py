@@ -201,7 +201,8 @@ def logistic(xp: Namespace, x: Array) -> Array:
 def erfc(xp: Namespace, x: Array) -> Array:
     """Return the complementary error function.
 
-    Just below 1, SciPy computes erfc as 1 - erf(x), with a relative error of 18 * 2^-53. SciPy's erfcx has 2 * 2^-53.
+    For x just below 1, SciPy computes erfc as 1 - erf(x), with a relative error of 18 * 2^-53. The relative error of
+    SciPy's erfcx is 2 * 2^-53.
     """
     if xp is jnp:
         return lax.erfc(x)

@@ -49,7 +49,7 @@ and give narrower brackets."""
 STEADY = Resolution(60, 6, 120, 32, (36, 96))
 """The resolution for brackets that QUICK leaves too wide."""
 MIDDLE = Resolution(96, 6, 192, 48, (36, 96))
-"""The resolution of a delta that is evaluated only once; otherwise for brackets that STEADY leaves too wide."""
+"""The resolution for brackets that STEADY leaves too wide, and for a delta that is evaluated only once."""
 FINE = Resolution(256, 6, 768, 192, (36, 96))
 """The resolution for brackets that MIDDLE leaves too wide; directly after QUICK if brackets shall be very narrow."""
 FINEST = FINE._replace(sketch=(144, 192))
@@ -80,7 +80,7 @@ class Repetitions(Protocol):
 
 
 class Outer(NamedTuple):
-    """A concave polygon above a curve: lines of descending slope, the last one of slope 0."""
+    """A concave polygon above a curve, cut into N cells: a straight line on each cell, with slopes that fall to 0."""
 
     ratio: Array  # (N,) slopes
     q: Array  # (N + 1,) ends of the cells, from 0 to 1
@@ -260,7 +260,7 @@ WINDOW_MARGIN = 2
 LEAST_LINE = -1e300
 """Stands for the value -inf of a line of infinite cost. It is finite, so that its product with a weight of 0 is 0."""
 PLACES_BETWEEN_COLUMNS = 32
-"""Number of steps, from the column before the best one to the one after, in the search for a better w."""
+"""Number of steps from the column before the best column to the column after it, in the search for a better w."""
 MOST_ORDERS = 5
 """Largest number of score orders that `epsilon` tries for its lower bound."""
 MOST_PASSES = 3
@@ -393,7 +393,7 @@ def epsilon(
     infinite = at_infinity(law, below.p[0], -1.0) * (1.0 - SUM_ROUNDING)
 
     def reached(start: Array) -> tuple[Array, Array]:
-        """Return (eps at which the order that is best at `start` leaks delta, the w at which it serves its groups)."""
+        """Return (eps at which the best order at `start` leaks delta, the `places` of that order)."""
         found = order(law, below, _moved(mesh(seen, xp.exp(start), resolution), above), xp.exp(start), resolution)
         gain, cost = attained(law, below, found)
         room = gain - target

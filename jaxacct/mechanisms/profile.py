@@ -84,7 +84,7 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
 
     At the epsilons of the grid delta = Pr_P[L > eps] - e^eps Pr_Q[L > eps] for remove, and Pr_Q[L <= -eps] - e^eps
     Pr_P[L <= -eps] for add. Between the epsilons the profile is the chord, and after the last it is constant. The
-    answers are therefore upper bounds for every grid, and near the truth for a fine one.
+    answers are therefore upper bounds for every grid, and near the truth for a fine grid.
 
     Parameters
     ----------

@@ -454,8 +454,8 @@ def _or_else(
         return make(sigma, slots, _LOSSES.get(), *more)
     except FAILURES as error:
         warnings.warn(
-            f"a round of {slots:g} slots at noise multiplier {sigma:g} failed ({error}); the Gaussian that tells the "
-            "slot answers",
+            f"a round of {slots:g} slots at noise multiplier {sigma:g} failed ({error}); the Gaussian that reveals the "
+            "slot bounds it instead",
             stacklevel=3,
         )
         return otherwise()

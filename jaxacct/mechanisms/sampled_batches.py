@@ -461,7 +461,7 @@ class Cap(NamedTuple):
 
 
 def cap_of(size: float, q: float, cap: float) -> Cap:
-    """Bound tau and q', rounding included, by ratios p_k/p_cap with p_k = Pr[Bin(n-1, q) = k] (README.md)."""
+    """Return bounds of tau and q' (README.md), computed from the ratios p_k/p_cap with p_k = Pr[Bin(n-1, q) = k]."""
     n = size - 1.0
     if cap >= size or q == 0.0:
         return Cap((0.0, 0.0), (0.0, 0.0))

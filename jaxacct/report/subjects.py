@@ -568,7 +568,7 @@ def _claim(table: Table, row: int) -> Claim:
 
 
 def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
-    """Return (bracket that the file states, empty text), or (None, the objection) if that is no valid bracket."""
+    """Return (bracket that the file states, empty text), or (None, the objection) if the bracket is not valid."""
     low, middle, high = (float(cells[name]) for name in ("lower", "estimate", "upper"))
     kind, status = safe(str(cells.get("kind", ""))), str(cells.get("status", ""))
     without = math.isnan(high) and not kind  # only a row without an answer has no kind

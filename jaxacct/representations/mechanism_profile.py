@@ -260,8 +260,8 @@ class Profile:
         """Compute the largest probability that an attack tells rightly whether the record was there, given a prior.
 
         Let `prior` be the probability p of the record's presence before the output is seen, 0 < p < 1. The best rule is
-        right with probability `1 - p + p delta_remove(log((1 - p)/p)) = p + (1 - p) delta_add(log(p/(1 - p)))`, of
-        which the form with an epsilon >= 0 is evaluated. Without output the best guess is right with probability
+        right with probability `1 - p + p delta_remove(log((1 - p)/p)) = p + (1 - p) delta_add(log(p/(1 - p)))`. The
+        form whose epsilon is at least 0 is evaluated. Without output the best guess is right with probability
         `max(prior, 1 - prior)`. The three relations of adding and removing have the same answer, since they have the
         same attack. Under replace_one, and under zero_out if a record displaces others, `prior` is the probability of
         one of the two data sets, either one. Proof: jaxacct/representations/README.md, "Bayes success".

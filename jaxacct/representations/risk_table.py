@@ -149,7 +149,7 @@ class RiskTable:
         return optional_package("pandas", "a DataFrame").DataFrame(self.rows())
 
     def plot(self, axes: Foreign = None) -> Foreign:
-        """Draw the readings that are probabilities, and return the matplotlib Axes: `ja.plot_risks`."""
+        """Draw the readings that are probabilities by `ja.plot_risks`, and return the matplotlib Axes."""
         import jaxacct  # `jaxacct.plots` imports this module, so it cannot be imported above
 
         return jaxacct.plot_risks(self, axes=axes)

@@ -165,7 +165,7 @@ def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, floa
 
 
 def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return three arrays for one selection: eps; upper bounds of delta there; the same for the reverse direction."""
+    """Return three arrays for one selection: eps, upper bounds of delta there, and upper bounds of delta in reverse."""
     listed = weights(law, 1e-3 * LAST_DELTA)
     both = sides(run, "add_or_remove_one")
     each = {name: Mixture(run, listed, name, 1e-3) for name in dict.fromkeys((both[0].forward, both[-1].forward))}
@@ -434,7 +434,8 @@ class Weights(NamedTuple):
 def weights(law: Law, tail: float) -> Weights:
     """List certified bounds on the probabilities of one law of K.
 
-    The probability below the list, and that above it, are each less than `tail` if 2^21 values of K are enough.
+    The probability below the list and the probability above the list are each less than `tail`, if 2^21 values of K are
+    enough for this.
 
     >>> from jaxacct.selection import Geometric
     >>> found = weights(Geometric(0.5), 1e-9)

@@ -118,7 +118,7 @@ class Sides(NamedTuple):
 
 
 def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
-    """Return the directions of a relation that are bounded separately; for a symmetric base one stands for both."""
+    """Return the directions of a relation that are bounded separately; only one direction if the base is symmetric."""
     if relation in _RELATION_OF.values():
         other = _RELATION_OF["add" if relation == "remove_one" else "remove"]
         return (Sides(relation, other),)
@@ -370,7 +370,7 @@ def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def _filled(low: np.ndarray, high: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of delta at `count` eps: beyond those known, delta is between 0 and the last upper bound."""
+    """Return bounds of delta at `count` eps: beyond the given bounds, delta is between 0 and the last upper bound."""
     high, behind = np.minimum.accumulate(high), count - high.size  # delta does not increase in eps
     return np.append(low, np.zeros(behind)), np.append(high, np.full(behind, high[-1]))
 

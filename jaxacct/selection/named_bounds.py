@@ -1,14 +1,14 @@
 """Upper bounds of a selection's leak, by name: `selection.bound_epsilon` and `selection.bound_delta`.
 
-The published bounds by the base's privacy profile have the form `delta_A(eps) <= m delta(eps - shift)`, m = E[K].  The
-shift depends on a free eps_1 >= 0 and on delta(eps_1).  The Rényi bounds are those of Papernot and Steinke (2022).  The
-bound for Poisson laws here counts K = 0: the published bound leaves it out, and is false for means below 1.  Each bound
-takes its auxiliary guarantee from the direction for which its theorem is true (README.md of this folder, "Which
-direction").
+The published bounds by the base's privacy profile have the form `delta_A(eps) <= m delta(eps - shift)`, with delta_A of
+the selection, delta of the base and m = E[K].  The shift depends on a free eps_1 >= 0 and on delta(eps_1).  The Rényi
+bounds are those of Papernot and Steinke (2022).  The bound for Poisson laws here counts the outcome K = 0; the
+published bound leaves K = 0 out, and is false for means below 1.  Each bound takes its auxiliary guarantee from the
+direction for which its theorem is true (README.md of this folder, "Which direction").
 
 The bound "monotone_score" is Algorithm 3 of Xiang, Wang and Wang (2024).  **It does not hold for general scores**: for
-a (1, 1e-5)-DP base and geometric K of mean 10 it says 1.144, but the score |x - 1.67| leaks 1.531.  Its answers are
-of kind "conditional: monotone score" (README.md of this folder, "The condition of `monotone_score`").
+a (1, 1e-5)-DP base and geometric K of mean 10 its epsilon is 1.144, but the score |x - 1.67| leaks 1.531.  Answers by
+this bound are of kind "conditional: monotone score" (README.md of this folder, "The condition of `monotone_score`").
 """
 
 from __future__ import annotations

@@ -57,12 +57,12 @@ RELATIVE_ERROR = 4e-12
 ROUNDED_UP = 1.0 + 1e-11
 """Factor that rounds bounds from the base alone up. It exceeds the rounding error of each of their formulas."""
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
-"""First and last s of the cells of v = 1/(1 + e^-s): v is 4e-18 and 1 - 1e-26.  One bound serves smaller v."""
+"""First and last s of the cells of v = 1/(1 + e^-s): v is 4e-18 and 1 - 1e-26.  One bound covers all smaller v."""
 FIRST_CELLS, MOST_CELLS, PIECES_PER_CUT = 4096, 2**18, 4
-"""First and largest number of the cells of v, and number of pieces that a cell is cut into.  More cells bound tighter.
-"""
+"""First and largest number of cells of v, the argument of T, and number of pieces into which a cell is cut.  More cells
+give a smaller bound."""
 RATIO_TOLERANCE = 1e-8
-"""Relative error aimed at for `largest_ratio`; the logarithm of this ratio is a term of the largest loss."""
+"""Relative error at which `largest_ratio` aims; the logarithm of this ratio is a term of the largest loss."""
 KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
 """Families of laws for which `largest_ratio` is reached at a curve's knot (README.md, "The ends of the profile")."""
 LARGEST_LOSS = 650.0
@@ -185,7 +185,7 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Return (gain, cost) of `Limits`, if a part of the most revealing outcome outscores all ranks up to some v."""
+    """Return (gain, cost) of `Limits` if part of the most revealing outcome scores above others of Q-mass v."""
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:
         return np.zeros(0), np.ones(0)

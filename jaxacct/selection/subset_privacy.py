@@ -114,7 +114,7 @@ def atoms(pair: FinitePair) -> tuple[np.ndarray, np.ndarray, float]:
 
 
 class Product(NamedTuple):
-    """Pair of tuning and final run together: atoms by descending likelihood ratio, with running sums from both ends."""
+    """Dominating pair of the tuning composed with the final run: atoms by descending ratio, and sums from both ends."""
 
     ratio: np.ndarray  # (A,) descending
     p_above: np.ndarray  # (A + 1,): element k is the P-mass of the first k atoms
@@ -162,7 +162,7 @@ class Product(NamedTuple):
 
 
 def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, variant: str) -> Product:
-    """Return the pair of tuning and final run together, from the profiles of the two, each on its own data."""
+    """Return the pair of the tuning composed with the final run, from the profile of each on the data that it uses."""
     (p1, q1, more1), (p2, q2, more2) = (atoms(one.pair()) for one in (tuning, trained))
     base = np.outer(q1, q2).ravel()
     if variant == "rest":

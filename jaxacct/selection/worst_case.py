@@ -165,7 +165,7 @@ def _program(quantity: str, effort: Resolution, stacked: Any, base: Any, laws: L
 
 
 def _of_one(quantity: str, effort: Resolution, curve: Curve, law: Law, value: Any) -> tuple[Any, Any]:
-    """Return lower and upper bounds of one configuration."""
+    """Return a lower and an upper bound of the `quantity` of one configuration."""
     xp = namespace(value)
     if quantity == "epsilon":
         return worst_score.epsilon(law, curve.above, curve.below, xp.log(value), xp.asarray(LARGEST_EPS), effort)

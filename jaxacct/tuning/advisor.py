@@ -77,13 +77,13 @@ class Option:
     released_noise, candidate_noise : standard deviation of the noise on a mean gradient, in units of the clip norm: the
         noise multiplier divided by the expected batch size.  The first is for the released model, the second for a
         candidate.
-    epsilon : certified upper end for the whole, at most the target; NaN with status "infeasible".
+    epsilon : certified upper end for the whole tuning, at most the target; NaN with status "infeasible".
     gradients, gradients_95 : expectation and 95 % quantile, under the law of K, of the number of gradient evaluations.
     status : "ok": at most 0.2 % of the target is unspent.  "not_binding": more is unspent, because less noise or an
         E[K] above a million is not searched.  "loose": more is unspent for another reason, such as a whole number of
         candidates. "infeasible": nothing meets the target.
-    search : "iid"; "4 rounds", each round's winner public, with `candidates` for all rounds and `parameter` for one
-        round; "adaptive", each candidate after all before it.
+    search : "iid"; "4 rounds", where the winner of each round is public, `candidates` is for all rounds and `parameter`
+        for one round; or "adaptive", where each candidate may depend on all candidates before it.
     """
 
     split: str
@@ -239,7 +239,7 @@ def advise(
 
     Options are the product of `shares`, `variants` (for shares below 1), `families` and `candidates`.  All runs have
     one rate and number of steps, so the batches of a run on a share of the data are smaller by that share.  Candidates
-    on all data may come in rounds, each round's winner public, or be adaptive.  An option takes some seconds.
+    on all data may come in rounds, where each round's winner is public, or be adaptive.  An option takes some seconds.
 
     Parameters
     ----------

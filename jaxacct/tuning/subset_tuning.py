@@ -44,7 +44,7 @@ class SubsetTuned:
     status : "tuned", or "none" if K was 0 or the candidate that ranks first raised an exception.  With "none" the
         configuration is one drawn at random.
     epsilon : epsilon of the whole tuning at the plan's delta.
-    mechanism : the whole, as in the ledger.
+    mechanism : the whole tuning as one mechanism, as in the ledger.
     cost : gradient evaluations, expectation and quantiles by the law of K.
 
     >>> import jaxacct as ja

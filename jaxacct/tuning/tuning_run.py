@@ -383,7 +383,7 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
     programs: dict[Any, Any] = {}  # all rounds share the compiled programs
 
     def best_of(space: Any, secret: Secret) -> tuple[list[Winner], Winner]:
-        """Return the winners of one selection, and a Winner that depends on no data, released if there are none."""
+        """Return the winners of one selection, and a Winner that depends on no data, to be released if no one wins."""
         place = lambda number: secret.choice(b"setting", number, len(plans))
 
         def kind_of(config: Mapping[str, Any], number: int) -> Hashable:
@@ -426,7 +426,7 @@ def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str
 
 
 def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
-    """Return what candidates count as, "iid" or "adaptive", and the word for notes.
+    """Return what candidates count as, "iid" or "adaptive", and the word that the ledger and `Tuned` state.
 
     If only the user says that candidates are i.i.d., the word is "iid, declared".
     """

@@ -474,7 +474,7 @@ def _noise(mechanism: Any) -> Any:
 
 
 def _cap(size: int, cap: int, q: Any) -> tuple[Any, Any]:
-    """Return Pr[`cap` or more of the other records are sampled], and Pr[this, and the record is sampled and kept]."""
+    """Return Pr[E] and Pr[E, and the record is sampled and kept], where E: `cap` or more other records are sampled."""
     if cap >= size or q.is_zero():
         return arb(0), arb(0)
     if size > MOST_RECORDS:

@@ -40,8 +40,9 @@ class Cut:
 class SampledGaussian:
     """N(1, sigma^2) against N(0, sigma^2), sampled at a rate in (0, 1).
 
-    Let u ~ N(0, 1), y = u/sigma - 1/(2 sigma^2) and mix = 1 - rate + rate e^y.  Then remove has M(z) = E[mix^{z+1}] and
-    add M(z) = E[mix^{-z}]; both are entire functions.  With cuts, an output counts in the mean with its kept share.
+    Let u ~ N(0, 1), y = u/sigma - 1/(2 sigma^2) and mix = 1 - rate + rate e^y.  The moment generating function M(z) of
+    the loss is E[mix^{z+1}] for remove, and E[mix^{-z}] for add; both are entire functions.  With cuts, each output is
+    weighted in these means by the share of it that the cuts keep.
     The methods write N(u) for the density of u, and e for the exponent of mix at Re z = c: c + 1 or -c.
 
     sigma, rate, direction : noise multiplier, sampling probability, and "remove" or "add".

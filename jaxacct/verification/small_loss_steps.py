@@ -90,7 +90,7 @@ class SmallLossSteps:
 
 
 class SplitPlan(NamedTuple):
-    """Cuts of the steps, with the length of the sum along the line and the number of products that it takes."""
+    """Cuts of the steps; `far` is the length of the sum along the line, `cost` the number of products of the sum."""
 
     small_loss: SmallLossSteps
     far: float
@@ -105,7 +105,7 @@ def only_sampled_gaussians(parts: Any) -> bool:
 def plan_split(
     parts: Any, c: float, epsilon: float, wanted: float, step: float, most: int, bits: float
 ) -> SplitPlan | None:
-    """Choose in floats the cuts, equally far above each least loss, with the cheapest sum; None if none are found."""
+    """Choose, in floats, cuts equally far above each least loss, so that the sum is cheapest; None if no cuts serve."""
     best: SplitPlan | None = None
     ends = sum(count * np.log1p(-float(part.rate.mid())) for part, count in parts)
     gap = epsilon - ends if parts[0][0].direction == "remove" else -ends - epsilon

@@ -52,8 +52,8 @@ COARSE = 160
 TOLERANCE = 1e-10
 """Default size of the terms that are cut off, relative to the value."""
 MANY = 250
-"""Number of nodes of a contour above which the other placement is tried, too. A placement either separates a bulk of
-smaller slots from slots that jump, or takes all slots together."""
+"""Number of nodes of a contour above which the other placement is tried, too. A placement either separates the bulk
+(slots with a small X) from the jumps (slots with a large X), or takes all slots together."""
 ILL = 6.0
 """Nats lost to cancellation (`Place.digits`) above which, too, the other of the two placements is tried."""
 ONE_SLOT = 15.0
@@ -244,7 +244,7 @@ def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) ->
 
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
-    """Return the smallest u above which a slot may be called far: S < k is then negligibly likely beside a far slot.
+    """Return the smallest u above which a slot may be called far: with a far slot, S < k has negligible probability.
 
     If S < k, a slot with X/t > x leaves less than k - x to the other slots. Their sum is then m standard deviations
     below its mean, which has chance e^{-m^2/2}.
@@ -526,13 +526,13 @@ REACH = 8.6
 """Distance, in standard deviations, from the mode of the normal law, tilted or not, to an end of the cells. The mass
 beyond the cells is bounded."""
 LOWER_SHARES = (0.25, 0.15)
-"""If a bulk needs a long line of its own, bulks that end lower are tried, at these shares in place of LOW_SHARE.
+"""If the bulk needs a long contour of its own, bulks that end lower are tried, with these shares in place of LOW_SHARE.
 
-A bulk that rarely reaches the threshold needs no line."""
+A bulk that rarely reaches the threshold k needs no contour."""
 
 
 class Contour(NamedTuple):
-    """An evaluated contour, which serves thresholds near the one it was placed for."""
+    """An evaluated contour, which serves thresholds k near the k for which the contour was placed."""
 
     sign: float
     s: Array

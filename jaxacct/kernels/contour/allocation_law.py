@@ -100,7 +100,7 @@ def interval(a: Array, b: Array) -> Array:
 
 
 def cells_of(s: Array, t: Array, windows: Windows, size: int) -> Cells:
-    """Lay `size` cells from `windows.start` to `windows.end`, in equal shares: over all, and at each finite window."""
+    """Lay `size` cells over the range of `windows`: equal numbers for the whole range and around each finite window."""
     s, t = s[:, None], t[:, None]
     start, end = windows.start[:, None], windows.end[:, None]
     grid = start + (end - start) * np.linspace(0.0, 1.0, 4 * size + 1)
@@ -364,7 +364,7 @@ def panel_errors(
     about the panel.  sup |f| is bounded over the rectangle around the ellipse, factor by factor.
 
     less_one : (B,) whether the base is integrated with the "- 1". The base is the bulk, or the jumps if there is no
-        bulk. Jumps beside a bulk are always integrated without it.
+        bulk. Jumps beside a bulk are always integrated without the "- 1".
     """
     middle, half = 0.5 * (ends[:, 1:] + ends[:, :-1])[..., None], 0.5 * (ends[:, 1:] - ends[:, :-1])[..., None]
     real, imag = half * (_ELLIPSES + 1.0 / _ELLIPSES) * 0.5, half * (_ELLIPSES - 1.0 / _ELLIPSES) * 0.5

@@ -54,7 +54,7 @@ MOST_WORK = 1e10
 PLACING = 5e8
 """The choice of a contour counts as this number of multiplications."""
 MOST_HALF, MOST_NODES = 400, 1500
-"""Largest `half` of a lattice, and largest number of nodes on a line."""
+"""Largest `half` of a `Lattice`, which has 2 half + 1 nodes, and largest number of nodes on a line."""
 SIZES = 1e-6, 20.0
 """Smallest and largest standard deviation of a bin's normal for which contours are tried."""
 MOST_TURN = 3.0
@@ -309,7 +309,7 @@ class Errors:
     def freed(self, x: Array) -> Array:
         """Bound log E e^{-x rest} - log E e^{-xS} from above, where `rest` is S without the two bins of one normal."""
         best = np.clip(QUANTILES, self.bins.sizes.min(), self.bins.sizes.max())
-        # at each quantile, `best` is the size of bin with the largest X
+        # at each quantile, `best` is the size of the bin with the largest X
         x = np.asarray(x, np.float64)[..., None] / self.bins.count
         each = x * np.exp(best * QUANTILES - 0.5 * best * best) - log_ndtr(QUANTILES)
         return np.minimum(2.0 * np.minimum(np.min(each, axis=-1), x[..., 0]) + 1e-9, 600.0)
@@ -343,7 +343,7 @@ class Errors:
     def _bin(
         self, kind: Kind, z: Wedge, x: np.ndarray, path: Path, sides: list[Boxed], weights: tuple[np.ndarray, ...]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Bound squared norms of a bin's factor: as it is, times its rounding error, and in the error of lattice sums.
+        """Bound squared norms of a bin's factor, of the factor times its rounding error, and of errors of lattice sums.
 
         The last bounds have shape (place of the normal in the bin, cause, N). In the three causes the normal is shifted
         up, is shifted down, or lies beyond the lattice.

@@ -195,7 +195,7 @@ def composed(n: Array, x: Array) -> Array:
 
 
 def rise_and_norm(law: LossLaw, keep_bulk: Array, log_bulk: Array, log_jump: Array) -> tuple[Array, Array]:
-    """Return `R = sum n log(1 + B/A)` and `log(1 - (1 - keep_bulk) e^{-R})`."""
+    """Return `R = sum n log(1 + B/A)` and `log(1 - (1 - keep_bulk) e^{-R})` from log A (`log_bulk`) and log B."""
     xp = namespace(law.gauss_n, keep_bulk, log_bulk)
     rise = xp.sum(law.gauss_n * softplus(log_jump - log_bulk), axis=-1)
     return rise, xp.where(keep_bulk > 0, 0.0, xp.log(-xp.expm1(-rise)))
@@ -461,7 +461,7 @@ def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: 
         phase = excess[..., None] * xp.where((excess > 0)[..., None], turn_r, turn_l)
         decay = (2.0 * xp.pi * alpha / nodes.step)[..., None]
         moved = stack(xp, [logsumexp(bulk + phase), logsumexp(jump + phase)]) - own
-        turning = xp.maximum(excess, 0.0) / steps.sigma  # arg mix <= alpha/sigma
+        turning = xp.maximum(excess, 0.0) / steps.sigma  # at height alpha in u, arg mix is at most alpha/sigma
         sides = _climbed(steps, c, alpha, nodes, own, turning)
         return 2.0 * xp.exp(moved - decay) / (-xp.expm1(-decay)) + sides
 

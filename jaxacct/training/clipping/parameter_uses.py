@@ -167,7 +167,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Written:
-    """Trace without calls of jit.  inner : {number of a loop or checkpoint that a parameter enters: its body}."""
+    """Trace without calls of jit.  inner : {index of a loop or checkpoint that a parameter enters: traced body}."""
 
     closed: ClosedJaxpr
     inner: dict[int, Written] = field(default_factory=dict)

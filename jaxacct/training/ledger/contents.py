@@ -34,7 +34,7 @@ MANY_RELEASES = 300
 EARLY_STOP = "early stop of the plan"
 """Note of the entry that counts all answers of the plan's early stop."""
 STOPPED_EARLY = "stopped early by the plan, after step "
-"""Beginning of the note, on a mechanism that releases nothing, by which no later step asks the early stop again."""
+"""Beginning of the note that the early stop has ended a run and must not be asked again; it notes no release."""
 
 
 @dataclass

@@ -364,7 +364,7 @@ class Ledger(Contents):
                 self._append([known._replace(step=spent.next, looked=True)])
 
     def another_way(self, step: int, partition: str | None) -> int | None:
-        """Return the step before which a run whose outputs were seen now ends; None if the end that was noted holds.
+        """Return the step before which a run with seen outputs must now end; None if the noted end still holds.
 
         A step moves the end if it is not the run's next step, or if its partition changes the cost of the steps ahead.
         """

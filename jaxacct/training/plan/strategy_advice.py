@@ -133,13 +133,14 @@ def advise_strategy(
     * "random_allocation": DP-SGD, where each record is in one of the ceil(1/q) steps of each round;
     * "cyclic_poisson": ``strategies.Banded`` noise of b bands, for each b. Records are in b groups that take turns, and
       each record of the group in turn is drawn with probability b q;
-    * "fixed_order": ``strategies.BLT`` noise. Nothing is sampled: two steps of a record lie ceil(1/q) apart, in passes
-      that keep their order. Only ``zero_out`` and ``replace_one`` hold there.
+    * "fixed_order": ``strategies.BLT`` noise. Nothing is sampled: two steps of a record lie ceil(1/q) apart, since all
+      passes have the same order. This option needs the relation ``zero_out`` or ``replace_one``.
 
-    The error is ``sigma sqrt(mean_i e_i)`` with e_i the variance of prefix sum i at noise multiplier 1: the root mean
-    squared error of the sums of the first i clipped gradient sums, i = 1, ..., n, in clip norms. It is the error by
-    noise alone: it leaves out the variance of sampling, the bias of clipping, and the effect on an optimiser. Where
-    random allocation has batches smaller than batch_size, its error is scaled to equal noise per record.
+    The error is ``sigma sqrt(mean_i e_i)``, with sigma the noise multiplier and e_i the variance of prefix sum i at
+    noise multiplier 1. It is the root mean squared error, in clip norms, of the prefix sums: prefix sum i adds up the
+    clipped gradient sums of steps 1 to i, for i = 1, ..., n. It is the error by noise alone: it leaves out the variance
+    of sampling, the bias of clipping, and the effect on an optimiser. Random allocation may have batches smaller than
+    batch_size; its error is then multiplied by q ceil(1/q), so that all options are compared by their noise per record.
 
     Parameters
     ----------

@@ -2,8 +2,8 @@
 
 Nothing waits for the device.  The numbers of a step are fetched once the step is done, as a rule while the next steps
 are being computed.  Records are put out together, once a second: a step's computation has driven the log's code and
-data out of the caches, so that a record put out alone takes several times as long as one of many.  The use that a
-reader makes of the log is outside the guarantee, since most numbers are not private.  Reasons:
+data out of the caches, so that a record put out alone takes several times as long as one of many.  No guarantee covers
+what a reader of the log learns or does, since most numbers are logged without noise.  Reasons:
 jaxacct/training/run/README.md, "The log".
 """
 
@@ -72,10 +72,10 @@ class _Look:
     """One logged step.  Its fields are filled in one by one, so that nothing is done twice after an interrupt.
 
     observed : the numbers of the step, on the device.
-    point : the step of a table of epsilon that covers all releases so far; None if no table does.
+    point : a table of epsilon, and a step in it whose epsilon covers all releases so far; None if no table has one.
     when : the time at which the step was found to be done, in seconds; None until then.
     rate : steps per second, measured over the last logged steps up to this one; None if not known.
-    record : the record to put out, still without epsilon; None until the numbers are fetched.
+    record : the record to be logged, still without epsilon; None until the numbers are fetched.
     """
 
     step: int
@@ -272,10 +272,10 @@ def numbers_of(observed: Observed) -> dict[str, Any]:
 
 
 class LogFile:
-    """File of JSON lines, open for appending, and readable by its owner alone: most of it is not private.
+    """File of JSON lines, open for appending.  Only its owner may read it: most of its numbers carry no noise.
 
-    A last line that was cut off is removed.  A run that is resumed from a checkpoint may repeat steps of the file:
-    their second lines have ``"again": true``.  InputError : a file that cannot be written, or is no log.
+    A last line that was cut off is removed.  A run that is resumed from a checkpoint may log steps of the file again:
+    the second line of a step has ``"again": true``.  InputError : the file cannot be written, or is no log.
     """
 
     def __init__(self, path: str | os.PathLike[str], run: str) -> None:
@@ -344,7 +344,7 @@ def _make_private(descriptor: int) -> None:
 
 
 def _cut_after_last_line(file: Any) -> None:
-    """Remove a line without end, the last of the file: it was being written when the process was killed."""
+    """Remove an unfinished last line of the file, which was being written when the process was killed."""
     size = end = file.seek(0, os.SEEK_END)
     while end > 0:
         begin = max(end - 2**16, 0)
@@ -390,7 +390,7 @@ class ProgressLine:
         if self._plan.has_curve:
             return f"  epsilon <= {outward(float(self._plan.live_epsilon(step).upper), '.3g', up=True)}"
         if self.table is None and step < self._plan.steps:
-            # no daemon thread: at its end the interpreter waits for this thread, and cuts off no compilation
+            # no daemon thread: the interpreter waits for this thread before it ends, and so cuts off no compilation
             self.table = threading.Thread(target=self._compute, args=(step,), name="live epsilon")
             self.table.start()
         return ""
@@ -419,7 +419,7 @@ class _Table:
     def at(self, step: int) -> TablePoint:
         """Return the table's point after `step` steps; start computing the table on the first call."""
         if self._thread is None:
-            # no daemon thread: at its end the interpreter waits for this thread, and cuts off no compilation
+            # no daemon thread: the interpreter waits for this thread before it ends, and so cuts off no compilation
             self._thread = threading.Thread(target=self._compute, name="epsilon of the log")
             self._thread.start()
         return TablePoint(self, step)
@@ -531,7 +531,7 @@ class EpsilonSoFar:
         return None
 
     def told(self, point: TablePoint | None) -> dict[str, Any]:
-        """Return epsilon of a log's record, given the result of `point`; an unknown `upper` is None, with a reason."""
+        """Return a log record's entry on epsilon, given the result of `point`; `why` says why `upper` is None."""
         upper, why = None, "more was released than a table has"
         if point is not None:
             upper, why = point.table.upper(point.step), "the table could not be computed, or not in time"

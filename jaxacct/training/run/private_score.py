@@ -43,7 +43,7 @@ class ValidationScore:
 
 
 def validation_score(plan: Plan, score: Any, validation: Any, several: bool) -> ValidationScore | None:
-    """Return the score of a plan's early stop; None if the plan has none.  several : whether a mesh trains."""
+    """Return the score of a plan's early stop; None if the plan has none.  several : whether the run is on a mesh."""
     if plan.early_stop is None:
         if score is not None or validation is not None:
             raise InputError("score and validation need a plan with an early stop; use Plan(..., early_stop=...)")

@@ -172,7 +172,7 @@ class OtherExamples(InputError):
 
 
 class Batch(NamedTuple):
-    """Logical batch that was loaded, in whole micro-batches.
+    """Logical batch that was loaded, in whole micro-batches.  Each of its places has one member, or none.
 
     leaves : arrays with one row for each place; with users, a row holds the examples that one user gives.
     weights : the weights of users' examples; None for records.

@@ -40,9 +40,9 @@ from jaxacct.training.step.step_mechanisms import BY_PASS, composed, require_kep
 _NOTING = 0.05
 """Largest share of a run's time that notes should take; if they take more, several steps are noted at once."""
 _AHEAD = 100
-"""The largest number of steps that are noted at once is the number of the plan's steps, divided by this.
+"""The largest number of steps that the ledger notes at once is the number of the plan's steps, divided by this.
 
-A step that was noted counts, even if the run is cut off before it.
+A step that was noted counts, even if the run is cut off before this step.
 """
 
 
@@ -150,7 +150,7 @@ def open_run_ledger(
     by: str,
     note_ahead: int | None,
 ) -> RunLedger | None:
-    """Return the ledger with the run of a state as the current one.  The first process opens it."""
+    """Return the ledger, in which the run of a state is now the current run.  The first process opens the ledger."""
     # a step of a pass that is noted and not taken could make the whole pass dearer
     share = 1 if plan.sampling in BY_PASS else max(plan.steps // _AHEAD, 1)
     most = share if note_ahead is None else min(share, note_ahead)

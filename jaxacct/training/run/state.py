@@ -250,7 +250,7 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
 
 
 def early_stops(stretches: Sequence[Stretch]) -> Counter[Mechanism]:
-    """Return the early stop of the plans of some stretches, which all have the same one, as a release."""
+    """Return the early stop of the stretches' plans as a release; all these plans have the same early stop, or none."""
     rules = {one.plan.early_stop for one in stretches if one.first < one.end}
     return Counter(rule.mechanism for rule in rules if rule is not None)
 

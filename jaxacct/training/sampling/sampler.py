@@ -416,7 +416,7 @@ def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None
 
 
 def host_poisson(key: Any, size: int, threshold: np.ndarray) -> np.ndarray:
-    """Return the members of `poisson`, a million records at a time; a low word is drawn only if the high words tie."""
+    """Return the members that `poisson` draws; a low word is drawn only where the high word equals the threshold's."""
     certain, high, low = threshold
     if certain:
         return np.arange(size)
@@ -458,7 +458,7 @@ def host_permutation(key: Any, size: int) -> np.ndarray:
 def host_of_users(
     key: Any, order: np.ndarray, first: np.ndarray, count: np.ndarray, users: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (numbers, weights), both (users, most), of the examples of `of_users`; every user must have examples."""
+    """Return (numbers, weights), (users, most) each, of the examples that `of_users` draws; each user must have one."""
     count, first = count[users], first[users]
     kept = np.minimum(count, most)
     blocks = -(-most // 16)

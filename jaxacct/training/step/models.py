@@ -393,7 +393,7 @@ def join_model(trained: Any, rest: Untrained | None) -> Any:
 
 
 def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[bool]:
-    """Return for each leaf whether it is to be trained, if it is an array at all."""
+    """Return for each leaf whether to train it; for a leaf that is no array the answer has no effect."""
     floating = [a is not None and jnp.issubdtype(a.dtype, jnp.floating) for a in arrays_of(tree)]
     if outer is not None:
         wanted = outer.of_kind("Param") if trainable is None else floating
