@@ -29,6 +29,7 @@ BROKEN_PIPE = 141
 RUNS = {
     **{name: ("questions", name) for name in ("advise", "risk", "select", "verify")},
     **{name: ("files", name) for name in ("sweep", "merge", "plot", "ledger", "report")},
+    "explore": ("explore", "run"),
     "warm": ("warm", "run"),
 }
 """The file and the function that run a command; a command that is not listed runs `questions.run`."""

@@ -70,7 +70,7 @@ QUESTION = {
 """Numeric options of each command, each with its help. `CONFIGURATION` has the options that describe the DP-SGD run."""
 PLOT = ("kind", "x", "by", "value", "where", "rows")
 """Options of `jaxacct plot`."""
-WHOLE_NUMBERS = ("block", "process_id", "process_count")
+WHOLE_NUMBERS = ("block", "process_id", "process_count", "port")
 """Options that take one whole number."""
 SINGLE = {"risk": ("above_fpr",), "ledger": ("delta",), "report": ("delta", "prior"), "verify": ("delta", "seconds")}
 """Options of each command that take one number, not a list."""
@@ -311,6 +311,15 @@ COMMANDS = {
         (
             _word("result", "the result of a sweep, .csv or .parquet, or a ledger", metavar="FILE"),
             *_numbers(QUESTION["verify"]),
+        ),
+    ),
+    "explore": Command(
+        "Open a page in the browser, for this machine alone: sliders for up to three runs of DP-SGD, with certified "
+        "epsilon, trade-off curve, epsilon over steps and risks. Needs streamlit: pip install 'jaxacct[explore]'.",
+        "jaxacct explore",
+        (
+            _option("port", "port of the page (default: the first free one from 8501)", "N"),
+            _switch("no_browser", "open no browser"),
         ),
     ),
     "warm": Command(

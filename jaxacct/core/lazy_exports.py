@@ -25,6 +25,7 @@ EXTRAS = {
     "pandas": ("pandas", "pandas"),
     "pyarrow": ("pyarrow", "parquet"),
     "sphinx": ("sphinx", "docs"),
+    "streamlit": ("streamlit", "explore"),
     "xarray": ("xarray", "xarray"),
 }
 """For each imported name, the name of its distribution and the extra of jaxacct that installs it."""

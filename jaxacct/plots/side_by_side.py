@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,7 +176,7 @@ def draw_tradeoffs(axes: Any, curves: list[Curve], fpr: np.ndarray | None, *word
     style.legend(axes, max(len(curves), 2))
 
 
-def plot_risks(table: RiskTable, *, axes: Foreign = None) -> Foreign:
+def plot_risks(table: RiskTable, *, names: Sequence[str] | None = None, axes: Foreign = None) -> Foreign:
     """Draw the readings of `ja.risk` that are probabilities, as bars (needs matplotlib).
 
     Every bar is an upper end.  A line across it marks what an attacker achieves who does not see the output.  A batch
@@ -185,6 +185,8 @@ def plot_risks(table: RiskTable, *, axes: Foreign = None) -> Foreign:
     Parameters
     ----------
     table : RiskTable
+    names : sequence of str, optional
+        Names of the configurations of a batch in the legend; by default their indices.
     axes : matplotlib Axes, optional
         As in `plot_profiles`.
 
@@ -195,7 +197,7 @@ def plot_risks(table: RiskTable, *, axes: Foreign = None) -> Foreign:
     Raises
     ------
     InputError
-        If the table has more than 8 configurations.
+        If the table has more than 8 configurations, or another number of names.
 
     References
     ----------
@@ -208,26 +210,31 @@ def plot_risks(table: RiskTable, *, axes: Foreign = None) -> Foreign:
     """
     bars = [one for one in table.readings if not one.name.startswith("gdp") and one.name != "bayes_excess"]
     at = [", ".join(f"{key} {value:g}" for key, value in one.at.items()) for one in bars]
-    names = [f"{one.name.replace('_', ' ')}\n{where}".strip() for one, where in zip(bars, at, strict=True)]
+    rows_of = [f"{one.name.replace('_', ' ')}\n{where}".strip() for one, where in zip(bars, at, strict=True)]
     shape = bars[0].bounds.shape
     count = int(np.prod(shape))
     if count > MOST_CURVES:
         raise InputError(f"the table has {count} configurations; draw at most {MOST_CURVES} at once")
-    colours, places, thick = style.colours(range(count)), np.arange(len(bars))[::-1], 0.8 / max(count, 1)
+    if names is not None and len(names) != count:
+        raise InputError(f"names has {len(names)} entries, and the table {count} configurations; name each of them")
+    labels = names or [str(list(index)) for index in np.ndindex(shape)]
+    colours = style.colours(labels if names else range(count))
+    places, thick = np.arange(len(bars))[::-1], 0.8 / max(count, 1)
     with style.settings():
         axes = axes_for(axes, square=False)
         for number, index in enumerate(np.ndindex(shape)):
             ends = [float(one.bounds.upper[index]) for one in bars]
             rows = places + thick * ((count - 1) / 2 - number)
-            drawn = axes.barh(rows, ends, 0.9 * thick, color=colours[number], label=str(list(index)))
+            drawn = axes.barh(rows, ends, 0.9 * thick, color=colours[number], label=labels[number])
             axes.bar_label(drawn, [outward(end, ".3g", up=True) for end in ends], padding=3, fontsize="small")
         without = [_without_output(one) for one in bars]
         axes.plot(without, places, "|", color="black", markersize=16, label="without the output")
-        axes.set_yticks(places, names)
+        axes.set_yticks(places, rows_of)
         axes.set(xlim=(0.0, 1.15), xlabel="largest probability (advantage: difference of two)")
         style.title(axes, "what the best attack achieves: upper ends", style.RELATION[table.relation])
         handles, labels = axes.get_legend_handles_labels()
-        axes.legend(handles, labels) if shape else axes.legend(handles[:1], labels[:1])
+        keep = slice(None) if shape else slice(1)
+        axes.legend(handles[keep], labels[keep], loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=5)
     return axes
 
 
