@@ -55,7 +55,7 @@ def test_the_page_knows_every_word_of_a_run():
     """A word that `dp_sgd` learns has a slider and a first value, or this fails."""
     assert set(SLIDERS) == {*NUMBERS, "delta"}
     assert set(FIRST) == {*SLIDERS, *CHOICES, "runs"}
-    for name, (low, high) in SLIDERS.items():
+    for name, (low, high, _) in SLIDERS.items():
         assert low <= float(FIRST[name]) <= high, name
     assert CHOICES == {"sampling": SAMPLING, "rate": RATES, "length": LENGTHS} and set(SAMPLING) == set(RULES)
 

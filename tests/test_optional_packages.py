@@ -13,6 +13,8 @@ from helpers import refusal
 from test_front_door import PACKAGES
 
 import jaxacct as ja
+from jaxacct import cli
+from jaxacct.cli.arguments import parse
 from jaxacct.core.lazy_exports import EXTRAS
 from jaxacct.interop import to_jax_privacy
 from jaxacct.strategies import BLT
@@ -88,6 +90,7 @@ DOORS = {
     "matplotlib": lambda path: ja.profile(ja.Gaussian(1.0)).plot(),
     "orbax": lambda path: trained(checkpoints=path / "run"),
     "pandas": lambda path: table().to_pandas(),
+    "streamlit": lambda path: cli.run(parse(["explore"])),
     "pyarrow": lambda path: table().to_parquet(path / "one.parquet"),
     "xarray": lambda path: table().to_xarray(),
     "optax": lambda path: ja.training.noisy_mean(ja.training.fresh_key(), 1.0, 1.0, 10.0),

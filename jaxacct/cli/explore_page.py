@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlencode
 
@@ -45,27 +46,23 @@ from jaxacct.sweeps import Table, sweep
 RUNS = ("A", "B", "C")
 """Names of the runs."""
 SLIDERS = {
-    "noise_multiplier": (0.3, 30.0),
-    "sampling_probability": (1e-5, 1.0),
-    "batch_size": (1, 100_000),
-    "slots": (1, 10_000),
-    "dataset_size": (100, 100_000_000),
-    "epochs": (1, 1000),
-    "steps": (1, 1_000_000),
-    "cap": (1, 100_000),
-    "bands": (1, 1000),
-    "groups": (1, 1000),
-    "group": (1, 100),
-    "delta": (1e-12, 0.01),
+    "noise_multiplier": (0.3, 30.0, "1.0"),
+    "sampling_probability": (1e-5, 1.0, "0.005"),
+    "batch_size": (1, 100_000, "256"),
+    "slots": (1, 10_000, "200"),
+    "dataset_size": (100, 100_000_000, "50000"),
+    "epochs": (1, 1000, "10"),
+    "steps": (1, 1_000_000, "2000"),
+    "cap": (1, 100_000, "400"),
+    "bands": (1, 1000, "4"),
+    "groups": (1, 1000, "8"),
+    "group": (1, 100, "1"),
+    "delta": (1e-12, 0.01, "1e-5"),
 }
-"""The ends of the slider of each number. The box beside a slider takes other numbers as well."""
-FIRST = {
-    **{"runs": "1", "delta": "1e-5", "sampling": "poisson", "rate": "batch_size", "length": "epochs"},
-    **{"noise_multiplier": "1.0", "sampling_probability": "0.005", "batch_size": "256", "slots": "200"},
-    **{"dataset_size": "50000", "epochs": "10", "steps": "2000", "cap": "400", "bands": "4", "groups": "8"},
-    "group": "1",
-}
-"""What every setting is at first."""
+"""The ends of the slider of each number, and its first value. The box beside a slider takes other numbers as well."""
+FIRST = {name: first for name, (_, _, first) in SLIDERS.items()}
+FIRST |= {"runs": "1", "sampling": "poisson", "rate": "batch_size", "length": "epochs"}
+"""The first value of every setting."""
 CHOICES = {"sampling": SAMPLING, "rate": RATES, "length": LENGTHS}
 """Settings that are chosen from a list: the batch rule, and the numbers that say the batch size and the length."""
 LABELS = {
@@ -83,6 +80,8 @@ FPR = np.unique(np.concatenate([[1e-4, 1e-3, 0.003, 0.01, 0.03], np.linspace(0.0
 """False positive rates at which a trade-off curve is computed."""
 TICK, PATIENCE = 0.1, 0.4
 """Seconds between two looks at a question that is being answered, and seconds until the page shows that."""
+PARTS = ("lower", "estimate", "upper", "kind", "status", "engine")
+"""The parts of an answer."""
 KEPT = 200
 """Largest number of answers that a session keeps."""
 
@@ -337,7 +336,7 @@ def pick(run: str, name: str, options: Sequence[str]) -> str:
 def box(key: str) -> None:
     """Draw a number: a box that takes any, and a slider that writes into the box."""
     state, name, slider = st.session_state, key.rpartition(".")[2], f"{key}.slider"
-    low, high = SLIDERS[name]
+    low, high, _ = SLIDERS[name]
     st.markdown(LABELS.get(name) or style.MEANING[name])
     left, right = st.columns([3, 2])
     state.setdefault(key, initial(key))
@@ -352,9 +351,8 @@ def box(key: str) -> None:
     def move() -> None:
         state[key] = f"{state[slider]:.12g}"
 
-    notches = {
-        float(f"{x:.2g}") if low < 1 else float(round(float(f"{x:.2g}"))) for x in np.geomspace(low, high, NOTCHES)
-    }
+    places = np.geomspace(low, high, NOTCHES)
+    notches = {float(f"{place:.2g}") if low < 1 else float(f"{round(place):.2g}") for place in places}
     options, say = sorted({*notches, state.get(slider, float(low))}), lambda x: f"{x:,.12g}"
     label = f"{name.replace('_', ' ')}, slider"
     left.select_slider(label, options, key=slider, on_change=move, format_func=say, label_visibility="collapsed")
@@ -375,7 +373,7 @@ def read(name: str, words: Sequence[str]) -> Run:
 
 def show_epsilon(run: Run, epsilon: Bounds) -> None:
     """Show a certified epsilon, what it means, and how to ask for it elsewhere."""
-    st.markdown(f"run {run.name}, δ = {run.delta:g}")
+    st.markdown(f"run {run.name}, δ = {run.delta!r}")
     st.title(f"ε ≤ {outward(epsilon.upper, '.5g', up=True)}", anchor=False)
     ends = bracket(epsilon.lower, epsilon.upper, ".8g")
     st.markdown(f"in {ends}, **{epsilon.kind}** ({epsilon.status}): {style.RELATION[run.relation]}")
@@ -397,43 +395,27 @@ def show_steps(answers: list[tuple[Run, Table]]) -> None:
 
 def show_tradeoffs(answers: list[tuple[Run, Bounds]]) -> None:
     """Draw the trade-off curves."""
-    curves = [Curve(f"run {run.name}", cast(Profile, Answered(bounds))) for run, bounds in answers]
+    known = [SimpleNamespace(tradeoff=lambda fpr, found=found: found) for _, found in answers]
+    curves = [Curve(f"run {run.name}", cast(Profile, of)) for (run, _), of in zip(answers, known, strict=True)]
     canvas, axes = style.figure(square=True)
     draw_tradeoffs(axes, curves, FPR, relations(answers))
-    columns = [(run.name, {end: getattr(b, end) for end in ("lower", "upper", "kind", "status")}) for run, b in answers]
-    take_away(
-        "tradeoff", canvas, pd.concat([pd.DataFrame({"run": name, "fpr": FPR, **ends}) for name, ends in columns])
-    )
-
-
-class Answered(NamedTuple):
-    """A trade-off curve that is known already, in place of the profile that would compute it."""
-
-    bounds: Bounds
-
-    def tradeoff(self, fpr: Any) -> Bounds:
-        """Return the curve."""
-        return self.bounds
+    frames = [pd.DataFrame({"fpr": FPR} | {part: getattr(found, part) for part in PARTS}) for _, found in answers]
+    take_away("tradeoff", canvas, named(answers, frames))
 
 
 def show_risks(answers: list[tuple[Run, RiskTable]]) -> None:
     """Draw the risks of the runs as bars, and say them in words."""
     left, right = st.columns([3, 2])
     names = [f"run {run.name}" for run, _ in answers]
-    parts = ("lower", "estimate", "upper", "kind", "status", "engine")
-    rows = zip(*(table.readings for _, table in answers), strict=True)
-    beside = [
-        Reading(
-            row[0].name, row[0].at, Bounds(*(np.array([getattr(one.bounds, part) for one in row]) for part in parts))
-        )
-        for row in rows
-    ]
+    side_by_side = []
+    for row in zip(*(table.readings for _, table in answers), strict=True):
+        parts = (np.array([getattr(one.bounds, part) for one in row]) for part in PARTS)
+        side_by_side.append(Reading(row[0].name, row[0].at, Bounds(*parts)))
     with left:
         canvas, axes = style.figure(square=False)
-        plot_risks(RiskTable(tuple(beside), answers[0][0].relation), names=names, axes=axes)
+        plot_risks(RiskTable(tuple(side_by_side), answers[0][0].relation), names=names, axes=axes)
         style.title(axes, "what the best attack achieves: upper ends", relations(answers))
-        frames = [table.to_pandas().assign(run=run.name) for run, table in answers]
-        take_away("risks", canvas, pd.concat(frames))
+        take_away("risks", canvas, named(answers, [table.to_pandas() for _, table in answers]))
     for run, table in answers:
         with right.expander(f"risks of run {run.name} in words", expanded=len(answers) == 1):
             st.markdown("\n".join(f"* {sentence}" for sentence in table.explain()))
@@ -444,9 +426,14 @@ def relations(answers: list[tuple[Run, Any]]) -> str:
     found: dict[str, list[str]] = {}
     for run, _ in answers:
         found.setdefault(style.RELATION[run.relation], []).append(run.name)
-    return "\n".join(
-        f"{', '.join(names)}: {words}" if found.keys() - {words} else words for words, names in found.items()
-    )
+    if len(found) == 1:
+        return next(iter(found))
+    return "\n".join(f"{', '.join(names)}: {words}" for words, names in found.items())
+
+
+def named(answers: list[tuple[Run, Any]], frames: list[pd.DataFrame]) -> pd.DataFrame:
+    """Return the tables of the runs as one, with the name of the run in the first column."""
+    return pd.concat(frames, keys=[run.name for run, _ in answers], names=["run", None]).reset_index("run")
 
 
 def take_away(stem: str, canvas: Any, frame: pd.DataFrame) -> None:
@@ -459,18 +446,12 @@ def take_away(stem: str, canvas: Any, frame: pd.DataFrame) -> None:
         st.download_button(f"{stem}.csv", frame.to_csv(index=False), f"{stem}.csv", "text/csv", on_click="ignore")
 
 
-SHOW: dict[str, Callable[[Any], None]] = {
-    "epsilon over the steps": show_steps,
-    "trade-off curve": show_tradeoffs,
-    "risks": show_risks,
-}
-"""How the answers are drawn; epsilon is shown by `show_epsilon`."""
+SHOW: dict[str, Callable[[Any], None]]
+SHOW = {"epsilon over the steps": show_steps, "trade-off curve": show_tradeoffs, "risks": show_risks}
+"""How answers are drawn; an epsilon is shown by `show_epsilon`."""
 
 
 def first_answer() -> None:
     """Answer for the first settings, so that the first visitor does not wait for what this imports."""
     words = ("noise_multiplier", "batch_size", "dataset_size", "epochs")
-    run = Run(
-        RUNS[0], {word: number(word, FIRST[word]) for word in words}, SAMPLING[0], number("delta", FIRST["delta"])
-    )
-    run.epsilon()
+    Run(RUNS[0], {word: number(word, FIRST[word]) for word in words}, SAMPLING[0], float(FIRST["delta"])).epsilon()
