@@ -17,6 +17,7 @@ from jaxacct import cli
 from jaxacct.core.validation import InputError
 from jaxacct.training import EarlyStop, Ledger, Plan, Trainer
 from jaxacct.training.plan.early_stop import UNITS
+from jaxacct.training.run.checkpoints import Store
 
 DATA = np.eye(20, 2, dtype=np.float32)
 VALIDATION = np.linspace(0.0, 1.0, 400, dtype=np.float32)
@@ -67,7 +68,7 @@ def test_the_plan_pays_for_it():
 
 @pytest.mark.parametrize("open_setting", ["steps", "sampling_probability"])
 def test_whatever_is_solved_for(open_setting):
-    given = {**GIVEN, "noise_multiplier": 14.0, "early_stop": RULE} | {open_setting: None}
+    given = {**GIVEN, "noise_multiplier": 11.0, "early_stop": RULE} | {open_setting: None}
     plan = Plan(**given)
     assert 1.9 < float(plan.epsilon.upper) <= 2.0
     assert getattr(plan, open_setting) < getattr(Plan(**given | {"early_stop": None}), open_setting)
@@ -185,6 +186,30 @@ def test_a_resumed_run_ends_at_the_same_step(tmp_path, with_ledger):
     assert np.array_equal(state.params, straight.params) and state.scores.values == straight.scores.values
     assert fit(trainer, path, **more).step == straight.step
     assert float(state.epsilon.upper) == pytest.approx(float(plan_of(rule).epsilon.upper), rel=1e-6)
+
+
+def test_a_process_killed_while_it_ends_leaves_no_smaller_claim(tmp_path, monkeypatch):
+    """Before the last checkpoint is written, and behind it."""
+    path, folder, real = tmp_path / "run.jsonl", tmp_path / "folder", Store.save
+    whole = pytest.approx(float(plan_of().epsilon.upper), rel=1e-6)
+
+    def killed(store, found, after=False):
+        if found.stopped == "early_stop" and not after:
+            raise KeyboardInterrupt
+        real(store, found)
+        if found.stopped == "early_stop":
+            raise KeyboardInterrupt
+
+    for after in (False, True):
+        monkeypatch.setattr(Store, "save", functools.partialmethod(killed, after=after))
+        with pytest.raises(KeyboardInterrupt):
+            fit(path=path, checkpoints=folder)
+        assert upper(path) == whole
+    monkeypatch.setattr(Store, "save", real)
+    assert not any("stopped early" in line for line in path.read_text().splitlines())
+    state = fit(path=path, checkpoints=folder)
+    assert (state.stopped, upper(path)) == ("early_stop", whole) and "stopped early" in path.read_text()
+    assert fit(path=path, checkpoints=folder).step == state.step
 
 
 def test_scores_are_exact_and_clipped():

@@ -282,7 +282,8 @@ class Trainer:
             guarantee protects, and nothing that was computed from one.
         eval_every : number of steps from one evaluation to the next.
         score : with an early stop in the plan, (params, example) -> a number that is clipped to [0, 1] (NaN counts as
-            0), such as whether the prediction is right.  The sum over ``validation`` decides when the run ends.
+            0), such as whether the prediction is right.  The sum over ``validation`` decides when the run ends.  After
+            the step that ends it no callback and no evaluation is called.
         validation : private examples along the first axis, at most 2^20; they may be training data or others.
 
         Returns
@@ -436,6 +437,7 @@ class Trainer:
                 if judge is not None and rule is not None and step % rule.numbers[1] == 0 and step < plan.steps:
                     scores = (*scores, judge(carried.params))
                     if rule.ends(scores, line.root.key, line.chain):
+                        see()
                         looks.seen, stopped = True, "early_stop"
                         break
                 bar.update(step, carried.clip_norm)

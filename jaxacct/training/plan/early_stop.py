@@ -77,7 +77,7 @@ class EarlyStop:
         return float(self.epsilon), int(self.every), int(self.patience), float(self.gain)
 
     def ends(self, scores: Sequence[int], key: bytes, chain: bytes) -> bool:
-        """Return whether the run ends now.
+        """Return whether the run ends now.  In a loop of your own note `mechanism` in the ledger before the first step.
 
         scores : all scores so far, in units.  key : the secret key of the run, which gives the noise.
         chain : 32 bytes that differ from step to step.  The noise of a score depends on them and on the rise, so that
