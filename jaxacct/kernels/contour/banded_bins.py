@@ -38,7 +38,7 @@ SHAPES = ((0.0, 1.0), (0.1, 4.0), (0.25, 2.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.
 CELLS = 200
 """Number of cells on a line."""
 BOX, MOST_BOXES = 0.6, 50
-"""Growth of log X over one box of nodes; largest number of boxes for one normal, for which boxes may be larger."""
+"""Growth of log X over one box of nodes; largest number of boxes for one normal. Boxes grow if it would be exceeded."""
 WINDOWS = ((0.0, 1.0), (0.8, 8.0), (0.8, 60.0), (1.0, 8.0), (1.0, 60.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0))
 """Paths that are tried: the share of the largest shift, and |z| X/b where the window begins; 0 means no window."""
 GROUPS = 20

@@ -68,7 +68,7 @@ STAYS = {
     "trained parameters": f"{_SHARED}; give the state as fit left it",
     "ledger": f"{_SHARED}; go on without a ledger, or give one from the first step on",
 }
-"""Facts that stay what they are in all steps of a run with shared noise, each with the reason and the remedy."""
+"""Facts that must not change in a run whose steps share noise, each with the reason and the remedy."""
 
 
 def require_kept(fact: str, kept: bool) -> None:
