@@ -71,15 +71,15 @@ LABELS = {
     "rate": "batches given by",
     "length": "length given by",
 }
-"""Labels of settings that are no numbers of a run; those have the labels of axes."""
+"""Labels of the settings that `style.MEANING` does not label."""
 NOTCHES = 150
-"""Number of values of a slider, less those that agree in two digits."""
+"""Number of values of a slider before they are rounded to two digits, which makes some of them equal."""
 POINTS = 25
 """Number of points of the curve of epsilon over the steps."""
 FPR = np.unique(np.concatenate([[1e-4, 1e-3, 0.003, 0.01, 0.03], np.linspace(0.0, 1.0, 21)]))
 """False positive rates at which a trade-off curve is computed."""
 TICK, PATIENCE = 0.1, 0.4
-"""Seconds between two looks at a question that is being answered, and seconds until the page shows that."""
+"""Seconds between two looks at a question that is being answered, and seconds until the page shows that it is."""
 PARTS = ("lower", "estimate", "upper", "kind", "status", "engine")
 """The parts of an answer."""
 KEPT = 200
