@@ -71,7 +71,7 @@ LABELS = {
     "rate": "batches given by",
     "length": "length given by",
 }
-"""Labels of the settings that `style.MEANING` does not label."""
+"""Labels of these settings. Every other setting has its label in `style.MEANING`."""
 NOTCHES = 150
 """Number of values of a slider before they are rounded to two digits, which makes some of them equal."""
 POINTS = 25
