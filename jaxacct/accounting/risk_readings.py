@@ -1,5 +1,7 @@
 """Risks from a certified privacy profile, for many rows: true-positive rates, and mu of Gaussian differential privacy.
 
+mu need hold only where both error rates are at least a given rate, the floor.  T is the largest true-positive rate as a
+function of the false-positive rate.
 jaxacct/representations/README.md has the derivations.
 """
 

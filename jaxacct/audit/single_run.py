@@ -167,7 +167,7 @@ def one_run(
     fields, shape = guess_counts(correct, guesses, canaries, delta)
     v, r, m, d = (np.broadcast_to(x, shape).reshape(-1) for x in fields)
     rejected = lambda at: _log_p(at, v, r, m, d) < np.log(error) - 1e-9
-    # the upper end is not rejected: there even r right guesses of r have probability q^r >= error
+    # the upper end is not rejected: there even r right guesses, each of probability q, have q^r >= error
     low, high = np.zeros(v.size), np.maximum(np.log(r / -np.log(error)) + 1.0, 1.0)
     some = rejected(low)
     for _ in range(60):  # more halvings than a float64 has significant bits

@@ -29,7 +29,7 @@ from jaxacct.selection.mechanism import select
 FAMILIES = ("geometric", "truncated_negative_binomial", "logarithmic", "poisson", "point_mass")
 """Families of laws of K, each with one free number, that can be searched."""
 LARGEST_GAMMA = 1.0 - 1e-6
-"""Largest gamma that is searched. There E[K] is about 1 + 5e-7 (1 + eta)."""
+"""Largest gamma that is searched. At this gamma E[K] is about 1 + 5e-7 (1 + eta)."""
 LARGEST_MEAN = 1e6
 """Largest E[K] that is searched, in every family. Nobody trains so many candidates."""
 

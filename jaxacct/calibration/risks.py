@@ -3,8 +3,8 @@
 Every target except mu (of Gaussian DP) holds if the privacy profile is small enough at one eps*: `delta(eps*) <= d*`.
 The parameter is searched for at that eps*.  For a true-positive rate any eps* is valid, and the best is searched for.
 mu has a certified bracket, which follows from tangents that are chosen beforehand and evaluated on one contour.  They
-lie close together near the eps that is best at the rate `above_fpr`, where mu is usually attained, and far apart
-elsewhere.
+lie close together near the eps that is best at the rate `above_fpr` (the floor of the error rates at which mu must
+hold), where mu is usually attained, and far apart elsewhere.
 `gaussian_fit` decides the rows whose bracket these tangents leave too wide.
 Derivations: jaxacct/representations/README.md.
 """
@@ -444,9 +444,9 @@ ABOVE, FARTHEST = 8, 0.12
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    """Return the least private value whose mu above the floor meets the target, and the best eps at the floor.
+    """Return the least private value whose mu at rates from `above_fpr` on meets the target, and the eps best there.
 
-    The search begins at the value whose true-positive rate at the floor is that of mu-Gaussian DP.  This value is
+    The search begins at the value whose true-positive rate at `above_fpr` is that of mu-Gaussian DP.  This value is
     nearly always the answer.
     """
     goal = goal._replace(relation="add_or_remove_one")  # mu is defined under add-or-remove
@@ -500,7 +500,7 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
 
 
 def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[Start, Place]:
-    """Estimate the value whose true-positive rate at the floor is that of mu-Gaussian DP, and its best eps."""
+    """Estimate the value whose true-positive rate at `floor` is that of mu-Gaussian DP, and the eps best at `floor`."""
     nothing = np.zeros(wanted.size)
     start = Start(nothing.copy(), nothing.copy(), nothing.astype(bool))
     with np.errstate(all="ignore"):
@@ -526,7 +526,7 @@ def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[St
 
 
 class Shown(NamedTuple):
-    """Brackets of mu row by row, whether each is narrow, and an estimate of the best eps at the floor."""
+    """Brackets of mu row by row, whether each is narrow, and an estimate of the eps best at the rate `floor`."""
 
     lower: np.ndarray
     upper: np.ndarray
@@ -542,8 +542,9 @@ def shown_on_one_contour(
 
     The relation must have both directions, so that delta is the same if the two data sets are exchanged.
 
-    place : estimate of the best eps at the floor.
-    width : relative width of a bracket of mu that is narrow enough.
+    floor : the smallest false-positive rate at which mu must hold.
+    place : estimate of the eps that is best at this rate.
+    width : relative width at which a bracket of mu is narrow enough.
     rungs : as in `deltas_along`.
     """
     size = floor.size
@@ -580,7 +581,7 @@ def _bracket(
     tolerance: float,
     rungs: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of mu by `blocks` blocks of tangents, and an estimated best eps at the floor."""
+    """Return bounds (lower, upper) of mu by `blocks` blocks of tangents, and an estimate of the best eps at `floor`."""
     size, near = floor.size, three_places(place, KNOWN_WIDTH)
     above = ABOVE * blocks
     below = BLOCK * blocks - 3 - above

@@ -313,7 +313,7 @@ def _polish(
 ) -> tuple[np.ndarray, Start]:
     """Certify the solved rows; move rows that miss the target along secants. Return the unfinished rows and a start.
 
-    steep : whether epsilon changes fast enough with the value to show that the value is the best; written for `rows`.
+    steep : whether epsilon changes fast enough with the value to show that the value is the best; set here for `rows`.
     """
     log_slope = np.full(rows.size, np.nan) if start.log_slope is None else start.log_slope.copy()
     due, x = np.flatnonzero(start.solved), start.x.copy()

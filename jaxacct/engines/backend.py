@@ -83,7 +83,7 @@ def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[No
 
 @contextlib.contextmanager
 def fixed(numpy: bool) -> Iterator[None]:
-    """Let every batch inside take the path that was chosen for a larger job, of which these batches are a piece."""
+    """In this context let every batch use NumPy or not, as `numpy` says, since it is a piece of a larger job."""
     token = _path.set(_Path(numpy, False))
     try:
         yield

@@ -35,7 +35,7 @@ LEAST_GAP = 1e-300
 """Smallest value used of a difference of Mills ratios, of a delta where `a` is at most 0, and of a slope. Smaller
 values are raised to it, so that their logarithms and quotients are finite."""
 LARGEST_FLOAT = np.finfo(np.float64).max
-"""Largest float64. A lower bound of epsilon that exceeds it is replaced by it, which is a lower bound as well."""
+"""Largest float64. It replaces a lower bound of epsilon that exceeds it, and so is a lower bound as well."""
 LEAST_EPSILON = 2.0**-1060
 """Bisection halves the exponent of epsilon down to this (subnormal) value. Below it, epsilon itself is halved."""
 BISECTIONS = 78
@@ -196,7 +196,7 @@ def delta_of_one_step(
 def _most_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray
 ) -> np.ndarray:
-    """Bound delta from above where the error of k or eps is large, at the least possible eps with the largest k there.
+    """Bound delta from above where the error of k or eps is large, by the least possible eps and the largest k at it.
 
     This is a bound, since `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+` rises with k. G is the delta of the
     Gaussian without sampling, whose pair is (P, Q).

@@ -3,7 +3,8 @@
 The resolutions are called rungs, and their list a ladder. Every configuration starts on the lowest rung, the coarsest.
 It climbs to a finer one while its bracket is not narrow enough. The last rungs are those of the split contour, for
 compositions in which a record is rarely sampled. The lattice engine answers what no rung certifies. `delta_about` and
-`delta_along` read several deltas of one composition off one contour.
+`delta_along` read several deltas of one composition off one contour. Aliases (periodic images) are errors of the
+trapezoid rule: weighted values of delta at eps + j period, j != 0.
 """
 
 from __future__ import annotations

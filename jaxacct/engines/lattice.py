@@ -64,7 +64,7 @@ SHARE_OF_LATTICE = 0.1
 """For a mechanism between two pairs of distributions, a longer lattice is made if discretisation makes up more than
 this share of the bracket's width."""
 UNDERFLOW = 1e-300
-"""Upper bound of what a payoff loses by underflow: at most 2^22 terms of 2.3e-308.
+"""Upper bound of what the sum for delta loses by underflow: at most 2^22 terms of 2.3e-308.
 
 The factor of delta is capped at e^700. Where the cap takes effect, an upper bound of delta is at least e^700 times this
 number. That exceeds 1, so the bound holds.
@@ -117,7 +117,7 @@ class Case(NamedTuple):
         return self.above is not self.below
 
     def pieces(self, cut: float) -> Case:
-        """Return the case with finite laws partly composed (more atoms, fewer steps), less losses of mass e^cut."""
+        """Return the case with finite laws partly composed (more atoms, fewer steps); mass up to e^cut is left out."""
         most = MOST_PAIRS_OF_ROUNDS if self.two() else MOST_PAIRS
 
         def of(laws: list[LatticePart]) -> list[LatticePart]:
@@ -524,7 +524,7 @@ def peak(theta: float) -> float:
 
 
 class Side(NamedTuple):
-    """A composition on a lattice, rounded up if `upper` and else down, with all that evaluating delta from it needs."""
+    """A composition on a lattice, rounded up if `upper` and else down, with what an evaluation of delta needs."""
 
     composed: Composition
     theta: float  # the tilt
@@ -665,8 +665,8 @@ def crossing(
 ) -> tuple[float, float]:
     """Return (a, b): the side's bound of delta is above the target at a, and at most the target at b.
 
-    Other lattices proved `low`, if they were lower sides, or `high`, if they were upper sides. The bound is evaluated
-    at all other a and b, except at a = 0, where nothing need be shown. b is 0 if an upper bound of delta(0) is at most
+    `low` is an a that other lower sides proved, `high` a b that other upper sides proved. The bound is evaluated at all
+    other a and b, except at a = 0, where nothing need be shown. b is 0 if an upper bound of delta(0) is at most
     the target, and inf if no b was found. Where nothing is known of delta, the bound is 1 (upper) or 0 (lower), which
     cannot make a or b wrong.
 

@@ -471,7 +471,7 @@ class Clock:
 preparing, compiling, loading, saving = Clock(), Clock(), Clock(), Clock()
 """Four clocks: of all preparation; of tracing and compiling; of loading and trying kept programs; of writing them."""
 _once = threading.Lock()
-"""The first thread that prints the line or suppresses it acquires this lock, and never releases it."""
+"""The first thread that prints or suppresses the line about compiling acquires this lock, and never releases it."""
 
 
 def seconds() -> float:

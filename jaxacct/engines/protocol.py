@@ -31,7 +31,7 @@ class Effort(NamedTuple):
     rtol: float
     """Relative width at which a bracket is narrow enough."""
     memory_bytes: int = GIBIBYTE
-    """Limit on an engine's memory."""
+    """Limit on an engine's memory, in bytes."""
     in_search: bool = False
     """Whether the question comes from a search, which only compares the answer with a target. If so, no engine refines
     beyond rtol, even where refining is cheap."""

@@ -1,8 +1,9 @@
 """Builds laws on a uniform lattice of losses, which dominate a given law or are dominated by it; composes them by FFT.
 
 The *hat masses* of a cell are two masses, at the nodes on either side of the cell, that together keep its P-mass and
-its Q-mass. jaxacct/engines/README.md, "The lattice engine", has the proofs. Kernels here take one law at a time,
-without batch axes.
+its Q-mass. jaxacct/engines/README.md, "The lattice engine", has the proofs. A *payoff* is a function of
+the loss whose mean is wanted: delta is the mean of (1 - e^{eps - loss})_+. Kernels here take one law at a time, without
+batch axes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NARROW_ORDER = 2
 LONG = 2**18
 """On lattices of at least this many nodes, NumPy uses NARROW_ORDER for narrow panels, which halves the time."""
 LOG_NOTHING = -34.0
-"""If log(the right node's share of a panel's mass) is below this, the quadrature serves the left node alone."""
+"""If log(the right node's share of a panel's mass) is below this, only the left node's mass is a quadrature sum."""
 LARGEST_ETA = 0.1
 """If a panel's quadrature has at least this relative error, the panel's mass is bounded and goes whole to one node."""
 FFT_CONSTANT = 8.0
@@ -425,7 +426,7 @@ def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
 
 
 def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
-    """Return masses whose payoff is max(c, 0), c being the payoff of `mass`. A negative last mass makes c negative.
+    """Return masses whose delta is max(c, 0), where c is the delta of `mass`. A negative last mass makes c negative.
 
     Let c_k = E[(1 - e^{l_k - L})_+], l_k the loss of node k, and k the last node with c_k > 0. Then c is set to 0 from
     node k on. This lowers c: the chord from c_{k-1} to 0 lies below the chord to c_k. The mass of node k becomes

@@ -3,7 +3,8 @@
 A `LossLaw` describes one configuration in one direction, or a batch of them (arrays.py). `M(z) = E_P[e^{zL}]` is the
 moment generating function of the loss of one step, and K the sum of log M over all steps. Merged Gaussians without
 sampling have `log M = mu2 z(z+1)/2`. M is a trapezoid sum in `u = x/sigma` for a Poisson sampled Gaussian, a closed
-form for Laplace noise, and a finite sum for a finite law.
+form for Laplace noise, and a finite sum for a finite law. The likelihood ratio of a sampled Gaussian at u is
+`mix = 1 - q + q e^y`, with `y = u/sigma - 1/(2 sigma^2)`.
 
 The contour goes near the saddle point of `K(c) - c eps - log c(c+1)` on the real axis. Everything is explicit in c:
 

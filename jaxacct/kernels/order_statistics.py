@@ -28,7 +28,7 @@ CROSSING_STEPS = 40
 """Largest number of Newton steps for an end of an interval. 3 are usual; near an extremum of the log ratio more are
 needed."""
 CLOSE = 1e-6
-"""Newton's method stops after a step of at most this. An error e of an end changes the divergence by some e^2."""
+"""Newton's method stops after a step of at most this. If an end is off by e, the divergence is off by about e^2."""
 MOST_ROUNDS = 60
 """Largest number of rounds that solve for eps; 5 are usual, since the error falls faster than geometrically."""
 LARGEST_EPS = 700.0

@@ -6,14 +6,14 @@ at most
 
     U(E) = int_0^1 max_{u<=w<=1} (L(u) phi'(T(w) - T(u)) - E phi'(w - u))_+ du + phi(1) - phi(1 - T(0)).
 
-Rows are intervals of u, columns intervals of w. A row is served at w if its maximum is taken there. A row is active if
-the integrand is positive there. A sketch on few cells finds E, the active rows, and where the maxima lie. The sketch
-decides only which lines (tangents of the curve T) are kept. Any choice gives a bound, since the polygon of any tangents
-lies above the curve. jaxacct/selection/README.md has the theorem and the proofs.
+Rows are intervals of u, columns intervals of w. To serve a row at w is to take the integrand at this w for the whole
+row, in place of the maximum over w. A row is active if its integrand is positive. A sketch on few cells finds E, the
+active rows, and where the maxima lie. It decides only which tangents of the curve T are kept. Any choice gives a bound,
+since the polygon of any tangents lies above the curve. jaxacct/selection/README.md has the theorem and the proofs.
 
-The upper bound is the largest of lines in E, on the rows and columns of a mesh. Cells of columns run along the first
-axis, groups of rows along the last. These kernels take one configuration, without batch axes: its cells fill the cache
-by themselves, and each configuration has cells of its own.
+On a mesh of rows and columns the upper bound is a maximum of functions linear in E ("lines"). Cells of columns run
+along the first axis, groups of rows along the last. These kernels take one configuration, without batch axes: its cells
+fill the cache by themselves, and each configuration has cells of its own.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ STEADY = Resolution(60, 6, 120, 32, (36, 96))
 MIDDLE = Resolution(96, 6, 192, 48, (36, 96))
 """The resolution for brackets that STEADY leaves too wide, and for a delta that is evaluated only once."""
 FINE = Resolution(256, 6, 768, 192, (36, 96))
-"""The resolution for brackets that MIDDLE leaves too wide; directly after QUICK if brackets shall be very narrow."""
+"""The resolution for brackets that MIDDLE leaves too wide. If brackets shall be very narrow, it follows QUICK."""
 FINEST = FINE._replace(sketch=(144, 192))
 """The resolution after FINE if brackets shall be very narrow. Its sketch shows changes of the best order that FINE
 misses."""
@@ -298,7 +298,7 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
         return size_p * steep(law, curve.p[at] - u_p) - cost, cost
 
     def best_of(at: Array) -> Array:
-        """Return which row of `at` serves each group's end best: by gain - cost or, if none is positive, gain/cost."""
+        """Return for each group's end the best cell of `at`: by gain - cost or, if none is positive, gain/cost."""
         win, cost = value(at, around_q, around_p, row_q[::each], row_p[::each])
         win = xp.where(xp.max(win, axis=0) > 0.0, win, win / xp.maximum(cost, 1e-300))
         return xp.argmax(win, axis=0)

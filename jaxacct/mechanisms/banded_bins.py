@@ -97,7 +97,7 @@ def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[flo
 def delta_of_bins(
     strategy: Strategy, bins: int, noise: float, signs: list[float], epsilon: np.ndarray, width: float, least: float
 ) -> np.ndarray:
-    """Return (lower, estimate, upper), (3, K), of the larger delta of the directions; narrow only above `least`."""
+    """Return (lower, estimate, upper), (3, K), of the larger of the directions' deltas; narrow where above `least`."""
     profile = contours_of(strategy, bins, noise)
     at, back = np.unique(epsilon, return_inverse=True)
     found, largest = np.zeros((3, at.size)), profile_of_gaussian(_largest(profile), at)

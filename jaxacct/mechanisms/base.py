@@ -218,7 +218,7 @@ class BaseMechanism(Mechanism):
     """
 
     finite: ClassVar[bool] = True
-    """Whether ``finite_pair`` is the mechanism's own pair; if not, it is another pair, which dominates that pair."""
+    """Whether ``finite_pair`` returns the mechanism's own pair; otherwise it returns one that dominates this pair."""
 
     @abstractmethod
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:

@@ -681,7 +681,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return relation in LOSS_OF_PRESENCE
 
     def _rows(self) -> list[tuple[float, ...]]:
-        """Return (sigma, sampling ratio, batch size) of every configuration; the size is 0 without a group."""
+        """Return (sigma, sampling ratio, batch size) of every configuration; the batch size is 0 unless group > 1."""
         size = self._batch_sizes() if self.group > 1 else 0.0
         return rows_of(self, cast(Gaussian, self._base()).noise_multiplier, self.sampling_ratio, size)
 

@@ -122,9 +122,9 @@ class Profile:
 
         `f(a) = sup_eps {1 - delta(eps) - e^eps a}` over all real eps, with delta of this relation [Dong, Roth and Su
         2022, Proposition 2.12]. Under add_or_remove_one f is the convex envelope of the smaller of the two directions.
-        Both ends are certified: each slope gives a lower bound, and convexity of delta in e^eps an upper one
-        (jaxacct/representations/README.md). The status is "width" if the bracket is wider than `rtol` relative and 1e-7
-        absolute after four refinements.
+        Both ends are certified: each slope gives a lower bound, and the convexity of delta in e^eps gives an upper
+        bound (jaxacct/representations/README.md). The status is "width" if after four refinements the bracket is wider
+        than `rtol` relative and 1e-7 absolute.
         """
         return _tradeoff(self, check("fpr", fpr, PROBABILITY))
 

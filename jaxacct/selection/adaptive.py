@@ -476,7 +476,7 @@ def weights(law: Law, tail: float) -> Weights:
 
 
 def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, above: float) -> Weights:
-    """Return the list without K = 0, which costs nothing, and without values of K that have probability 0."""
+    """Return `Weights` of the listed K, without K = 0, which costs nothing, and without K that have probability 0."""
     slack = ROUNDINGS_PER_TERM * ROUNDOFF * (k.size + 8.0)
     left = 1.0 - np.sum(high) * (1.0 + slack) - below - slack
     kept = (k >= 1.0) & (high > 0.0)

@@ -288,7 +288,7 @@ def _rows(run: Mechanism, rows: np.ndarray) -> Mechanism:
 
 
 def _curves_of(run: Mechanism, coarse: bool) -> list[dict[str, Curve]]:
-    """Return the curves of a few configurations; if there are several, all have Gaussian parts only."""
+    """Return the curves of each configuration; there is only one if `run` has parts other than Gaussians."""
     parts = _both(run)
     if all(map(finite_once, parts)):
         ratio, low, high = _by_sum(parts)

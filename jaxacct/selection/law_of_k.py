@@ -569,7 +569,7 @@ class Categorical(Law):
 
     @staticmethod
     def _at(values: np.ndarray, k: Any) -> np.ndarray:
-        """Return values[..., k], 0 beyond the last."""
+        """Return values[..., k], or 0 where k is beyond the last index."""
         values = np.concatenate([values, np.zeros((*values.shape[:-1], 1))], axis=-1)
         index = np.minimum(k, values.shape[-1] - 1).astype(int)
         shape = np.broadcast_shapes(values.shape[:-1], index.shape)

@@ -148,8 +148,8 @@ def select(
     candidates : {"iid", "adaptive"}
         The assumption about the candidates.
     top : int
-        Number of the best candidates that are released, from 1 to 16; all are released where K is less.  Above 1 the
-        answer is a theorem's bound (`TopSelection`).  Adaptive candidates cost the same for every `top`.
+        Number of the best candidates that are released, from 1 to 16; all are released where K is less.  If top > 1
+        the answer is a theorem's bound (`TopSelection`).  Adaptive candidates cost the same for every `top`.
 
     Returns
     -------

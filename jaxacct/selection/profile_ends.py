@@ -3,8 +3,9 @@
 At every eps a selection leaks at least `phi(1) - phi(1 - p)`.  Here phi is the generating function of K, and p is the
 base's mass at infinity.  If the finite losses of the base are at most L, those of the selection are at most
 `L + log R`, with T the trade-off curve of the base and `R = sup_v phi'(T(v) - p)/phi'(v)`.  For truncated negative
-binomial K and a symmetric base `L + log R` is at most (eta + 2) L.  Bounds from the base alone serve where the worst
-score cannot be computed.  With m = E[K] they are
+binomial K and a symmetric base `L + log R` is at most (eta + 2) L.  The rank of an outcome is the Q-mass of the
+outcomes with a larger likelihood ratio.  Bounds from the base alone serve where the worst score cannot be computed.
+With m = E[K] they are
 
     (1 - phi(0)) delta_base(eps)  <=  delta(eps)  <=  min(m delta_base(eps - log R), 1 - phi(1 - delta_base(0))),
 
@@ -96,7 +97,7 @@ class Limits(NamedTuple):
 def narrowed(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, ends: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Narrow brackets (2, *shape) by `Limits` where `rows` is True; a bracket disjoint from them becomes trivial."""
+    """Narrow brackets (2, *shape) by `Limits` where `rows` is True; a bracket outside its limits becomes trivial."""
     shape = ends.shape[1:]
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
     for here, base, one in each_pair(run, law, shape, rows):
@@ -185,7 +186,7 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Return (gain, cost) of `Limits` if part of the most revealing outcome scores above others of Q-mass v."""
+    """Return (gain, cost) of `Limits` for orders that put part of the most revealing outcome above all ranks <= v."""
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:
         return np.zeros(0), np.ones(0)
@@ -200,7 +201,7 @@ def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.nd
 
 
 def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Return a loss that occurs if a part of the most revealing outcome scores above all ranks up to some knot of T."""
+    """Return a loss reached by an order that puts part of the most revealing outcome above all ranks up to a knot."""
     top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0
@@ -333,7 +334,7 @@ def growth(law: Law, base: Direction) -> float:
 
     T, p and phi are those of the text at the top of this file.
     """
-    # outcomes with dP = 0 have an infinite reverse loss: where there are any, the largest finite one bounds nothing
+    # outcomes with dP = 0 have an infinite reverse loss: if there are any, the largest finite one bounds nothing
     back = base.reverse_loss if float(base.back.delta_infinity[0]) == 0.0 else np.inf
     with np.errstate(divide="ignore", over="ignore"):
         if isinstance(law, TruncatedNegativeBinomial):

@@ -149,7 +149,7 @@ class Product(NamedTuple):
         return high
 
     def profile(self, *points: float) -> PrivacyProfile:
-        """Return the whole as a mechanism that composes, by points of its profile.
+        """Return tuning and final run together as a mechanism that composes, given by points of its profile.
 
         The points are at eps from 0 to where delta is 1e-12, and at `points`.
         """

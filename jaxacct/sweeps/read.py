@@ -41,7 +41,7 @@ SETTLED_BY = {
     "sampling_probability": ("dataset_size", *SOURCES["sampling_probability"]),
     **{f"{prefix}{name}": (name, f"target_{name}") for name in ("epsilon", "delta") for prefix in ("", "target_")},
 }
-"""For each input, the inputs that say the same in other words; a grid that has the input does not need them."""
+"""For each input, the inputs that would settle the same quantity; a grid with the input does not need these others."""
 
 
 def read_grid(path: str | os.PathLike[str]) -> Grid:

@@ -36,7 +36,7 @@ from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE, WITH_NOI
 from jaxacct.tuning.search_spaces import plain
 
 STEP_STREAM = 5
-"""Purpose, as a number, of the stream that has a key for every step; `training.step.noise` has 1 to 4 and 7 to 9."""
+"""Purpose of the stream that has a key for every step; `training.step.noise` has the purposes 1 to 4 and 7 to 9."""
 PASS_STREAM = 6
 """Purpose of the stream that has a key for every pass over fixed batches, and for every round of allocation."""
 STEPS_PER_CALL = 128
@@ -340,7 +340,7 @@ def _results(run: Group, some: list[int], filled: list[int]) -> list[Any]:
 
 
 def _scored(number: int, result: Any, value: Callable[[Any, int], float]) -> Found:
-    """Return a candidate with its score; NaN and Raised if its training or its score raised an exception."""
+    """Return a candidate with its score; if the training or the score raised, the score is NaN, the result Raised."""
     score = result if isinstance(result, Raised) else _attempt(value, result, number)
     return Found(number, Raised(), math.nan) if isinstance(score, Raised) else Found(number, result, score)
 

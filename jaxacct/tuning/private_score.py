@@ -98,7 +98,7 @@ def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) 
 
 
 class Whole(NamedTuple):
-    """Cost of a tuning: its epsilon, the mechanism that the ledger notes, and one candidate."""
+    """Cost of a tuning: its epsilon, the mechanism of the whole for the ledger, and the mechanism of one candidate."""
 
     epsilon: Bounds
     mechanism: Mechanism

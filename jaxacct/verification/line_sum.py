@@ -3,8 +3,8 @@
     delta(eps) = (1/2 pi i) int M(z) e^{-z eps}/(z (z + 1)) dz,   M(z) = prod_i M_i(z)^{n_i},   Re z = c > 0
 
 Part i of the composition has the moment generating function M_i of its loss, and the count n_i.  The trapezoid rule of
-step 2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j p) exactly.  Proofs: README.md of this folder, "The sum over a
-line".
+step 2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j p) exactly; the terms with j != 0 are called aliases.
+Proofs: README.md of this folder, "The sum over a line".
 
 A plan, made in floats, chooses the line, the period and length of the sum, and the outputs that are left out.  No
 number of a plan enters a bound without being bounded again in ball arithmetic: a bad plan only widens bounds.
@@ -32,7 +32,7 @@ LONG_SUM_PRODUCTS = 400_000
 """Number of products from which a sum counts as long; then plans with cuts are tried too. Each node of the sum takes as
 many products as M(z) has nodes."""
 REUSE_SHARE = 1e-3
-"""Largest relative distance of epsilon, and largest distance of log_scale, at which a kept sum still serves."""
+"""A kept sum is used again if epsilon differs by at most this share, and log_scale by at most this number."""
 _kept: list[tuple[Any, float, float, LineSum]] = []
 """(key, epsilon, log_scale, sum) of the latest sums: M on a line can be used for every epsilon near the plan's."""
 
@@ -69,7 +69,7 @@ def at_most(parts: Any, epsilon: float) -> Any:
 
 
 class LineSum:
-    """Values of M at the nodes of a line; they serve any epsilon near the epsilon for which the line was planned."""
+    """Values of M at the nodes of a line. They give delta at any epsilon near the one that the line is planned for."""
 
     def __init__(self, build: Any, plan: Plan) -> None:
         self.plan, self.bits = plan, int(96 + 3.2 * plan.bits)
@@ -112,7 +112,7 @@ class LineSum:
         return values
 
     def _tail(self) -> Any:
-        """Bound |M(z)| beyond the last node from above; |M(z) - A(z)| if the small losses, A(z), count separately."""
+        """Bound from above, beyond the last node, |M(z)|, or |M(z) - A(z)| if small losses (A) count separately."""
         c, plan = arb(self.plan.line.c), self.plan
         if plan.small_loss:
             return plan.small_loss.tail(self.parts, c, self.last)
@@ -160,7 +160,7 @@ class LineSum:
 
 
 def _aliases(parts: Any, plan: Plan, epsilon: Any) -> Any:
-    """Enclose the excess of the sum over delta(epsilon): weighted delta(epsilon + j period) for j = +-1, +-2, ..."""
+    """Enclose the excess of the sum over delta(epsilon): weighted terms delta(epsilon + j period), j = +-1, +-2, ..."""
     c, period, orders = arb(plan.line.c), arb(plan.line.period), plan.line
     total, bound = arb(0), arb(0)
     if orders.above is not None:

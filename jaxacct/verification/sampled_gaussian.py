@@ -1,5 +1,6 @@
 """The Poisson-sampled Gaussian: M(z) = E_P[e^{zL}] as a sum over nodes, with an error that does not grow with Im z.
 
+At u = output/sigma the likelihood ratio is mix = 1 - rate + rate e^y, with y = u/sigma - 1/(2 sigma^2).
 Proofs: README.md of this folder, "The sampled Gaussian" and "Outputs cut in two".
 """
 

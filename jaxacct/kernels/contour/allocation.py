@@ -978,9 +978,9 @@ def _deviation_of_loss(s: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 def _place_for(rows: np.ndarray, sign: float, last: int) -> int:
-    """Return the row for whose loss a group's contour is placed: a put's middle row, or the row after a call's last.
+    """Return the row for whose loss a group's contour is placed: for a put the middle row, for a call the next row.
 
-    With that next larger loss, slots that a call counts as far are far for every loss of the group.
+    The next row has a larger loss than the group, so slots that are far for it are far for all losses of the group.
     """
     return min(int(rows[-1]) + 1, last) if sign > 0 else int(rows[rows.size // 2])
 

@@ -2,8 +2,10 @@
 
     delta(eps) = (1/2 pi i) int_{c - i inf}^{c + i inf} e^{K(z) - z eps} / (z (z+1)) dz,    c > 0,
 
-with K(z) the logarithm of E_P[e^{z loss}], is computed as a trapezoid sum in t = Im z.  A law supplies
-e^{K(z) - K(c)} at the nodes with bounds of its errors (`Nodes`).
+with K(z) the logarithm of E_P[e^{z loss}], is computed as a trapezoid sum in t = Im z.  With nodes h apart
+the sum also holds images: weighted values of delta at eps + 2 pi j/h, j != 0.  A law supplies e^{K(z) - K(c)} at the
+nodes with bounds of its errors (`Nodes`).
+
 The proofs are in jaxacct/kernels/README.md, sections 1, 4 and 5.
 """
 
@@ -138,7 +140,7 @@ def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
 
 
 def ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Return lower and upper bounds of log delta(eps), from the trapezoid sum divided by Z and its errors `off`."""
+    """Return (lower, upper) of log delta(eps); `value` is the sum divided by Z, and `off` the result of `errors`."""
     xp = namespace(nodes.t, epsilon)
     both, images = off
     log_z = nodes.k0 - nodes.c * epsilon

@@ -2,7 +2,8 @@
 
 Every function bounds one source of error, relative to the tilted mass `M(c)` of its part.  The sources are quadrature
 range, quadrature step, rounding, the terms beyond the cut-off, and periodic images.  The cut-off is bounded by level
-sets of the tilted density, the images by Chernoff.
+sets of the tilted density, the images by Chernoff.  The likelihood ratio of a sampled Gaussian at u = x/sigma is
+mix = 1 - q + q e^y, with y = u/sigma - 1/(2 sigma^2).
 """
 
 from collections.abc import Callable

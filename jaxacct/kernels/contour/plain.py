@@ -3,7 +3,8 @@
     delta(eps) = (1/2 pi i) int_{c - i inf}^{c + i inf} e^{K(z) - z eps} / (z (z+1)) dz,    c > 0,
 
 by the trapezoid rule in t = Im z with step h = 2 pi/period, on `count` nodes (kernels/README.md).  K(z) is the sum of
-the logarithms of the moment generating functions of all steps.
+the logarithms of the moment generating functions of all steps.  The rule adds images: weighted values of delta at
+eps + j period, j != 0.
 """
 
 from typing import NamedTuple

@@ -5,7 +5,8 @@ The bulk lies below `low`, the far tail above `high`, and the jumps between them
     bulk   A(z) = int w1 w2 P e^{zL} du          w1(u) = Phi((low - u)/low_blur)
     jump   B(z) = int (1 - w1) w2 P e^{zL} du    w2(u) = Phi((high - u)/high_blur)
 
-P is the density of u, and L its privacy loss.  The contour integrates `prod (A+B)^n - (1 - keep_bulk) prod A^n`:
+P is the density of u, and L its privacy loss.  The likelihood ratio is mix = 1 - q + q e^y, with y = u/sigma -
+1/(2 sigma^2).  The contour integrates `prod (A+B)^n - (1 - keep_bulk) prod A^n`:
 compositions without a far step, and for keep_bulk = 0 only such compositions with at least one jump.  The windows are
 entire functions, so that the trapezoid rule stays exponentially accurate.  The nodes of the rule are equidistant in
 `v = u + warp L(u)`.  So they are close in u where the loss is steep, and one point per turn suffices to follow e^{itL}.
@@ -299,9 +300,9 @@ TALLEST_LINE = 12.0
 STRIP_SHARE = 0.97
 """Largest height of a shifted line, as a share of pi sigma, which is half the width of the strip of analyticity."""
 SIDES_FACTOR = 2.0 * TALLEST_LINE
-"""Largest total length of the path's two sides.  They contribute at most this times a bound of the integrand on them.
+"""Largest total length of the path's two sides.  The sides contribute at most this times a bound of the integrand.
 
-There the kernel of the trapezoid rule's error is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section 6)."""
+There the kernel in the trapezoid rule's error is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section 6)."""
 ROUNDED_UP = 1.001
 """Factor that covers the rounding in the computation of an error bound."""
 

@@ -1,7 +1,8 @@
 """The remainder, which the split contour does not integrate: compositions with a far step, or of bulk steps alone.
 
 Compositions with a far step contribute a closed form to delta, plus an excess, which is bounded.  The contribution of
-compositions of bulk steps alone (bulk compositions) is bounded by Chernoff (kernels/README.md, section 6).
+compositions of bulk steps alone (bulk compositions) is bounded by Chernoff (kernels/README.md, section 6).  The
+likelihood ratio mix and the windows w1 and w2 are those of split_parts.py.
 """
 
 import math
@@ -102,8 +103,8 @@ def scale_of(law: LossLaw, epsilon: Array) -> Array:
     q, n, exponent = law.gauss_q, law.gauss_n, xp.minimum(law.gauss_sigma**-2.0, LARGEST_EXPONENT)
     without_hits = -xp.sum(n * log1p(-q), axis=-1)
     deviation = xp.sqrt(xp.sum(n * q**2 * xp.expm1(exponent), axis=-1) + law.mu2)
-    # Of 180 random configurations in which few steps sample the record, at eps = 0, the factors 0.25 and 1 certify all,
-    # the factor 0.03 only nine tenths.
+    # Of 180 random configurations in which few steps sample the record, the factors 0.25 and 1 certify all at eps = 0,
+    # and the factor 0.03 certifies only nine tenths.
     return xp.maximum(epsilon, xp.maximum(0.25 * xp.minimum(without_hits, deviation), 1e-12))
 
 

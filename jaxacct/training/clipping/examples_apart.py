@@ -390,7 +390,7 @@ def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
 
 
 def _says_enough(view: np.ndarray) -> bool:
-    """Return whether a constant can be evidence of data: it has `_LEAST_RUN` rows, or a row that is not simple."""
+    """Return whether a constant can be evidence of data: it has `_LEAST_RUN` rows, or a row that is not too simple."""
     return len(view) >= _LEAST_RUN or any(_own_bytes(row) >= _OWN_BYTES for row in view)
 
 

@@ -145,7 +145,7 @@ def _embedding(eqn: Any, operand: int) -> Product | None:
         inside = rows >= 0
         if shape[0] <= jnp.iinfo(rows.dtype).max:
             inside &= rows < shape[0]
-        # A row number out of range read nothing.  It becomes K, so that its contribution is dropped.
+        # A row number out of range read nothing.  It becomes `shape[0]`, so that its contribution is dropped.
         rows = jnp.where(inside, jnp.where(inside, rows, 0).astype(jnp.int32), shape[0])
         return rows[None], jnp.where(inside[:, None], dy, 0)[None]
 

@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Note that outputs of a run are about to be seen, after `step` steps of its plan.
+    """Entry before outputs of a run are seen, after `step` steps of its plan.
 
     until : the step before which the run would have ended by itself.
     looked : True if a callback looks at outputs or raises; False if something else ends the run.
@@ -56,7 +56,7 @@ class Seen(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Note that one training step is about to be released."""
+    """Entry before the release of one training step."""
 
     run: str
     step: int
@@ -77,7 +77,7 @@ class Step(NamedTuple):
 
 
 class Spend(NamedTuple):
-    """Note that another mechanism is about to be released."""
+    """Entry before the release of a mechanism other than a training step."""
 
     run: str
     mechanism: Mechanism

@@ -339,7 +339,7 @@ class Ledger(Contents):
         self._append([self._step(*row) for row in zip(*columns, strict=True)])
 
     def spend(self, mechanism: Mechanism, note: str = "") -> None:
-        """Note any other release, such as a whole private selection; the note is on the disk when this returns."""
+        """Enter a release that is no training step, such as a private selection; on return the entry is on the disk."""
         require_mechanism("mechanism", mechanism)
         if batch_shape(mechanism):
             raise InputError(f"mechanism of shape {batch_shape(mechanism)} must be one configuration; note one by one")
@@ -348,8 +348,8 @@ class Ledger(Contents):
     def seen(self, step: int, looked: bool = True) -> None:
         """Note that outputs of the current run are about to be seen, after `step` steps of its plan.
 
-        The entry is on the disk when this returns.  From then on the run counts as far as its plan and target allow,
-        whenever it ends, until it continues with another plan.
+        The entry is on the disk when this returns.  From then on the run counts with all steps that its plan and
+        target allow, even if it ends earlier, until it continues with another plan.
 
         looked : False if whatever ends the run has not asked for outputs.  Then the rest of this plan no longer counts
         once the run continues with another plan.

@@ -29,9 +29,9 @@ class EarlyStop:
 
         m - b + noise <= gain + noise of the threshold,
 
-    with Laplace noise of scale 4/epsilon, fresh for each score, and of scale 2/epsilon, drawn once. (On a grid of
-    2^-20 records, exactly.) A record moves m - b by at most 1. So all answers together are epsilon-DP under add or
-    remove, and 2 epsilon-DP under replace_one, however many scores there are.
+    with Laplace noise of scale 4/epsilon, fresh for each score, and of scale 2/epsilon, drawn once. (Both are drawn
+    exactly, on a grid of 2^-20 records.) A record moves m - b by at most 1. So all answers together are epsilon-DP
+    under add or remove, and 2 epsilon-DP under replace_one, however many scores there are.
 
     The plan's epsilon is that of all its steps composed with this rule.  So a validation record may be a training
     record as well; among the validation records it may be only once.  A run that ends early claims this whole epsilon:

@@ -630,7 +630,7 @@ def rest_of_run(
     epochs: float | None,
     expected_batch_size: float | None,
 ) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
-    """Return the segments already run, and the segments to come, numbered from step 0 and with noise yet to scale."""
+    """Return the segments already run, and the coming ones, which start at step 0 and whose noise is not scaled yet."""
     n, sampling = terms.dataset_size, terms.sampling
     if steps is not None and epochs is not None:
         raise InputError("steps and epochs are both given; give one of them")
@@ -663,6 +663,6 @@ def rest_of_run(
 
 
 def _cut(schedule: list[Piece], steps: int) -> list[Piece]:
-    """Return the schedule of the first steps alone."""
+    """Return the schedule of the first `steps` steps."""
     kept = [piece for piece in schedule if piece.until is not None and piece.until < steps]
     return [*kept, Piece(None, schedule[len(kept)].value)]

@@ -328,7 +328,7 @@ class LogFile:
         self._file.close()
 
     def _last_step(self, run: str) -> int:
-        """Return the last step of a run that is in the file; 0 without one."""
+        """Return the number of the last step that the file has of a run; 0 if it has none."""
         pattern = re.compile(rb'\{"event": "step", "run": "' + re.escape(run.encode()) + rb'", "step": (\d+)[,}]')
         self._file.seek(0)
         with open(os.dup(self._file.fileno()), "rb") as lines:

@@ -1,7 +1,8 @@
 """Compiles a run's step, computes the digests that the run's keys follow from, and loads batches of a Source.
 
 For a Source the host draws and loads.  Three programs do all steps: one makes empty sums, one adds a micro-batch,
-and one releases the sums.  The keys' dependence on digests is argued in jaxacct/training/step/README.md, "Keys".
+and one releases the sums.  A *lineage* is the run's secret root with digests of all that led to a step; the
+step's keys follow from both (jaxacct/training/step/README.md, "Keys").
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Program:
         return self._later.popleft() if self._later else self._anew(line, step)
 
     def later(self, line: Lineage, step: int, count: int) -> list[StepKey]:
-        """Return the keys of `count` steps after a lineage, from `step` on; the next calls of `prepared` give them."""
+        """Return the keys of `count` steps from `step` on, after `line`; `prepared` will return the same keys."""
         for number in range(step + len(self._later), step + count):
             self._later.append(self._anew(self._later[-1].line if self._later else line, number))
         return [each.key for each in islice(self._later, count)]

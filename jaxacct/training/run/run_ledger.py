@@ -1,4 +1,5 @@
-"""The open ledger of one run.  The first process writes each entry before any process uses the noisy sum.
+"""The open ledger of one run.  To note a step is to write its entry.  The first process notes each step before any
+process uses the noisy sum.
 
 This module also decides whether a plan may follow earlier spending: jaxacct/training/run/README.md.
 """

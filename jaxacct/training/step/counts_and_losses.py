@@ -171,7 +171,7 @@ class AdaptiveClip:
     def gradient_noise(self, noise_multiplier: float, expected_batch_size: float) -> float:
         """Return the gradients' noise multiplier, rounded up.
 
-        The gradients with this noise and the count together cost one Gaussian of `noise_multiplier`.
+        The gradients with this noise and the count together cost as much as one Gaussian of `noise_multiplier`.
         """
         return gradient_noise(noise_multiplier, expected_batch_size, self, None)
 

@@ -1,7 +1,7 @@
 """Handles models of any kind: as pytrees, in trained and frozen parts, with low-rank adapters, and in a loss.
 
-A package of models is imported only if the model at hand comes from it.  The step clips, and adds noise to, gradients
-of the trained part alone, which the optimizer updates.  The loss gets the whole model.
+A package of models is imported only if the model at hand comes from it.  The step takes gradients
+of the trained part alone, clips them and adds noise; the optimizer updates this part.  The loss gets the whole model.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
-    """Return an adapter's part of a product: scale (x a) b of x W, scale (x b^T) a^T of x W^T; else None."""
+    """Return an adapter's part of x W, scale (x a) b, or of x W^T, scale (x b^T) a^T; None for any other product."""
     contracted, batch = params["dimension_numbers"]
     w, x = operands[side], operands[1 - side]
     lead = w.a.ndim - 1
