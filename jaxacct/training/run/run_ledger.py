@@ -1,7 +1,7 @@
-"""The open ledger of one run.  To note a step is to write its entry.  The first process notes each step before any
-process uses the noisy sum.
+"""The open ledger of one run.
 
-This module also decides whether a plan may follow earlier spending: jaxacct/training/run/README.md.
+To note a step is to write its entry.  The first process notes each step before any process uses the noisy sum.  This
+module also decides whether a plan may follow earlier spending: jaxacct/training/run/README.md.
 """
 
 from __future__ import annotations
