@@ -383,19 +383,6 @@ class OneRound(MechanismEngine):
         columns = mechanism.mechanism.noise_multiplier, mechanism.slots, delta
         return allocation.guess(*(np.broadcast_to(x, shape).reshape(-1) for x in columns)).reshape(shape)
 
-    def excess(self, mechanism: Any, epsilon: np.ndarray, delta: np.ndarray, relation: str) -> np.ndarray | None:
-        from jaxacct.engines import allocation
-
-        if relation == "replace_one":
-            return None
-        shape = np.broadcast_shapes(batch_shape(mechanism), np.shape(epsilon), np.shape(delta))
-        sigma, slots, asked, eps = (
-            np.broadcast_to(x, shape).reshape(-1)
-            for x in (mechanism.mechanism.noise_multiplier, mechanism.slots, delta, epsilon)
-        )
-        # Removing a record was the larger direction in every case seen.
-        return allocation.excess(sigma, slots, asked, eps, directions(mechanism, relation)[0]).reshape(shape)
-
 
 class SameBins(MechanismEngine):
     """Balls in bins that are not composed: they equal one round of random allocation with a smaller noise multiplier.

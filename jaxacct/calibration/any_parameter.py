@@ -250,12 +250,6 @@ def search_mechanisms(
         found = None if known is None else known.guess(part_of(made, rows), deltas[rows])
         return None if found is None else np.log(np.maximum(found, 1e-300))
 
-    def excess(rows: np.ndarray, some: np.ndarray) -> np.ndarray | None:
-        made, known = at(rows, some)
-        # estimates aim 0.25 rtol below the target; the search ends up to 0.5 rtol below it
-        aim = target[rows] * (1.0 - 0.25 * rtol)
-        return None if known is None else known.excess(part_of(made, rows), aim, deltas[rows], relation)
-
     while (deltas == 0.0).any():  # at delta = 0 epsilon is infinite for an unbounded loss
         try:
             evaluate(np.arange(low.size), low, effort._replace(rtol=ROUGH[0]))
@@ -277,62 +271,33 @@ def search_mechanisms(
     )
 
     def start(rows: np.ndarray) -> Start:
-        return _started(guess, excess, rows, np.log(target), np.log(low), np.log(high), falls, rtol)
+        return _started(guess, rows, np.log(target), np.log(low), np.log(high), falls)
 
     known = not whole and guess(np.arange(low.size)[:1], low[:1]) is not None
     return certified_search(search, start if known else start_at(np.sqrt(low) * np.sqrt(high)))
 
 
 Guess = Callable[[np.ndarray, np.ndarray], np.ndarray | None]
-"""(rows, a value for each) -> an estimate of log(epsilon), or of log(epsilon/target); None if none is known."""
+"""(rows, a value for each) -> an estimate of log(epsilon), or None if none is known."""
 
 
 def _started(
-    guess: Guess,
-    excess: Guess,
-    rows: np.ndarray,
-    goal: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    falls: np.ndarray,
-    rtol: float,
+    guess: Guess, rows: np.ndarray, goal: np.ndarray, low: np.ndarray, high: np.ndarray, falls: np.ndarray
 ) -> Start:
-    """Return a start: bisect for a value whose guess of log(epsilon) is the goal, then take secant steps on estimates.
+    """Return the start of a search: bisect for the value at which the guess of log(epsilon) is the goal.
 
-    All arguments but `rows` and `rtol` are for the whole batch.  Estimates decide only where the certified search
-    begins.
+    All arguments but `rows` are for the whole batch.  Estimates decide only where the certified search begins.
     """
-    none = np.zeros(rows.size)
-    left, right, solved = low[rows], high[rows], np.zeros(rows.size, bool)
+    left, right = low[rows], high[rows]
     if rows.size == 0:
-        return Start(none, none, solved, none)
-    for _ in range(10):
+        return Start(left, left, np.zeros(0, bool))
+    for _ in range(20):
         x = 0.5 * (left + right)
         further = (_known(guess(rows, np.exp(x))) > goal[rows]) == falls[rows]
         left, right = np.where(further, x, left), np.where(further, right, x)
-    x = 0.5 * (left + right)
-    step = 1e-3
+    x, step = 0.5 * (left + right), 1e-3
     slope = (_known(guess(rows, np.exp(x + step))) - _known(guess(rows, np.exp(x)))) / step
-    at, before, seen, fresh = np.arange(rows.size), np.full(rows.size, np.nan), np.full(rows.size, np.nan), slope.copy()
-    for _ in range(5):  # move from the guess to the solution in steps that use estimates only
-        found = excess(rows[at], np.exp(x[at]))
-        if found is None:
-            break
-        with np.errstate(invalid="ignore", divide="ignore"):
-            secant = (found - seen[at]) / (x[at] - before[at])
-        second = np.isfinite(secant) & (secant * slope[at] > 0.0)
-        fresh[at] = np.where(second, secant, fresh[at])
-        before[at], seen[at] = x[at], found
-        new = x[at] - found / fresh[at]
-        good = np.isfinite(new) & (new > low[rows][at]) & (new < high[rows][at])
-        x[at] = np.where(good, new, x[at])
-        # a step is a row's last if it began within 10 rtol of the goal, or, without a secant, within 0.05 rtol of it
-        near = np.abs(found) < np.where(second, 10.0 * rtol, 0.05 * rtol)
-        solved[at] = good & near
-        at = at[good & ~near]
-        if at.size == 0:
-            break
-    return Start(x, np.exp(goal[rows]) * fresh, solved, slope)
+    return Start(x, np.zeros(rows.size), np.zeros(rows.size, bool), slope)
 
 
 def _known(found: np.ndarray | None) -> np.ndarray:

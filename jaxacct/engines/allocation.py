@@ -99,25 +99,6 @@ def epsilon(
     return Answer(*in_blocks(solved, _flat(sigma, slots, delta, 0.0 if near is None else near)))
 
 
-def excess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, eps: np.ndarray, direction: str) -> np.ndarray:
-    """Estimate log(epsilon at delta) - log(eps), (B,), by one Newton step at eps."""
-    sign = SIGNS[direction]
-
-    def step(sigma: np.ndarray, t: np.ndarray, delta: np.ndarray, eps: np.ndarray) -> np.ndarray:
-        s, found = 1.0 / sigma, np.full((3, len(sigma)), np.nan)
-        rows = np.flatnonzero(reach(s, t) & (eps > 0.0) & (eps < 600.0))
-        if rows.size:
-            log_option = np.log(delta[rows]) + min(sign, 0.0) * eps[rows]
-            # For an estimate the contour may leave out 1e-5 of delta.
-            for some, contour in contours_at(sign, s[rows], t[rows], np.exp(sign * eps[rows]), log_option, 1e-5):
-                at = rows[some]
-                mid, slope = estimate_of(contour, eps[at])
-                found[0, at] = (np.log(mid) - np.log(delta[at])) * mid / (slope * eps[at])
-        return found
-
-    return in_blocks(step, _flat(sigma, slots, delta, eps))[0]
-
-
 def guess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray) -> np.ndarray:
     """Estimate epsilon in the direction "remove", (B,)."""
     sigma, slots, delta = _flat(sigma, slots, delta)

@@ -154,13 +154,6 @@ class MechanismEngine(ABC):
         """Return a cheap estimate of epsilon at delta, where a search can start; None if nothing is known."""
         return None
 
-    def excess(self, mechanism: Any, epsilon: np.ndarray, delta: np.ndarray, relation: str) -> np.ndarray | None:
-        """Return an estimate of log(epsilon at delta) - log(`epsilon`) for a search; None if only brackets are known.
-
-        The estimate is good where `epsilon` is near the answer, and costs less than a bracket.
-        """
-        return None
-
 
 ENGINES: list[Engine | MechanismEngine] = []
 """All engines in the order in which they are asked. Importing `jaxacct.accounting` registers its engines."""
