@@ -27,7 +27,7 @@ from jaxacct.core.validation import (
 )
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.finite import log_mixture
-from jaxacct.representations.characteristic_function import integrate, log_characteristic
+from jaxacct.representations.mechanism_profile import integrate, log_characteristic
 
 LogPhi = Callable[[np.ndarray], np.ndarray]
 DOUBLINGS = 4

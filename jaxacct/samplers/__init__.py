@@ -6,9 +6,7 @@ from jaxacct.samplers.private_choice import (
     ExponentialChoice,
     GaussianNoisyMaxChoice,
     NoisyMaxChoice,
-    exponential_epsilon,
     exponential_error,
-    exponential_failure,
 )
 
 __all__ = [
@@ -20,7 +18,5 @@ __all__ = [
     "PartitionChoice",
     "SparseVector",
     "ThresholdedCounts",
-    "exponential_epsilon",
     "exponential_error",
-    "exponential_failure",
 ]

@@ -239,7 +239,7 @@ def exponential_error(
 ) -> Numbers:
     """Compute the shortfall from the optimum that a choice reaches or exceeds with probability at most `beta`.
 
-    The shortfall is in units of the utility.
+    It is `U/epsilon log(candidates/(optimal beta))` in units of the utility, U = 2 Delta, or Delta if monotone.
 
     Parameters
     ----------
@@ -264,86 +264,11 @@ def exponential_error(
     >>> round(float(exponential_error(1.0, 0.05, 100)), 4)
     15.2018
     """
-    eps, b = check("epsilon", epsilon, POSITIVE), check("beta", beta, DELTA)
-    odds, unit = _odds(candidates, optimal, sensitivity, monotone, epsilon=eps, beta=b)
-    return (unit / eps * (np.log(odds) - np.log(b)))[()]
-
-
-def exponential_failure(
-    epsilon: ArrayLike,
-    error: ArrayLike,
-    candidates: ArrayLike,
-    *,
-    optimal: ArrayLike = 1,
-    sensitivity: ArrayLike = 1.0,
-    monotone: bool = False,
-) -> Numbers:
-    """Bound the probability that the choice falls short of the optimum by `error` or more.
-
-    Parameters
-    ----------
-    epsilon, error : array_like > 0
-    candidates, optimal, sensitivity, monotone
-        As for `exponential_error`.
-
-    Returns
-    -------
-    float or numpy.ndarray
-
-    References
-    ----------
-    As for `exponential_error`.
-
-    >>> round(float(exponential_failure(1.0, 15.2018, 100)), 4)
-    0.05
-    """
-    eps, a = np.asarray(check("epsilon", epsilon, POSITIVE)), check("error", error, POSITIVE)
-    odds, unit = _odds(candidates, optimal, sensitivity, monotone, epsilon=eps, error=a)
-    return np.minimum(1.0, odds * np.exp(-eps * a / unit))[()]
-
-
-def exponential_epsilon(
-    error: ArrayLike,
-    beta: ArrayLike,
-    candidates: ArrayLike,
-    *,
-    optimal: ArrayLike = 1,
-    sensitivity: ArrayLike = 1.0,
-    monotone: bool = False,
-) -> Numbers:
-    """Compute the epsilon at which the shortfall from the optimum is `error` or more with probability at most `beta`.
-
-    Parameters
-    ----------
-    error : array_like > 0
-    beta : array_like in (0, 1)
-    candidates, optimal, sensitivity, monotone
-        As for `exponential_error`.
-
-    Returns
-    -------
-    float or numpy.ndarray
-
-    References
-    ----------
-    As for `exponential_error`.
-
-    >>> round(float(exponential_epsilon(15.2018, 0.05, 100)), 4)
-    1.0
-    """
-    a, b = check("error", error, POSITIVE), check("beta", beta, DELTA)
-    odds, unit = _odds(candidates, optimal, sensitivity, monotone, error=a, beta=b)
-    return (unit / a * (np.log(odds) - np.log(b)))[()]
-
-
-def _odds(
-    candidates: Any, optimal: Any, sensitivity: Any, monotone: bool, **others: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return k / r, and U = 2 Delta, or Delta if monotone. U log(k / (r beta)) is epsilon times the error."""
     k, r = np.asarray(check("candidates", candidates, COUNT)), np.asarray(check("optimal", optimal, COUNT))
+    eps, b = check("epsilon", epsilon, POSITIVE), check("beta", beta, DELTA)
     delta = np.asarray(check("sensitivity", sensitivity, POSITIVE))
-    each = {**others, "candidates": k, "optimal": r, "sensitivity": delta}
+    each = {"epsilon": eps, "beta": b, "candidates": k, "optimal": r, "sensitivity": delta}
     broadcast_shape({name: np.shape(x) for name, x in each.items()})
     if np.any(r > k):
         raise InputError(f"optimal must be <= candidates; found {np.max(r):g} of {np.min(k):g}, count them again")
-    return k / r, delta * (1.0 if monotone else 2.0)
+    return (delta * (1.0 if monotone else 2.0) / eps * (np.log(k / r) - np.log(b)))[()]

@@ -335,9 +335,7 @@ def sampled_exactly() -> list[Any]:
         samplers.NoisyMaxChoice(epsilon=1.0, noise="laplace"),
         samplers.PartitionChoice(1.0, 1e-6).sample({"a": 3, "b": 1}),
         samplers.ThresholdedCounts(1.0, 1e-6, contributions=2).release({"a": 3}),
-        samplers.exponential_epsilon(1.0, 0.1, 10, optimal=1),
         samplers.exponential_error(1.0, 0.1, 10),
-        samplers.exponential_failure(1.0, 1.0, 10),
         sparse,
     ]
 
