@@ -448,7 +448,7 @@ def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, s
 
 
 def _prepare_pairs(mechanism: Mechanism) -> None:
-    """Compute and keep the pairs of the rounds of random allocation in a mechanism, which takes most of the time."""
+    """Compute and keep the pairs of a mechanism's rounds of random allocation; this takes most of the time."""
     rounds = rounds_inside(mechanism)[: random_allocation.KEPT]
     blocks = [rounds[first : first + ROUNDS_TOGETHER] for first in range(0, len(rounds), ROUNDS_TOGETHER)]
     # Arrays are short: two threads would wait for the interpreter, and take 1.5 times the CPU time of one.

@@ -207,7 +207,7 @@ def gaussian_fit(
     place = best_epsilon(deltas, floor, start)
     rate = rate_at(deltas, place, floor)
     # If the rate has no useful lower end, as for losses with atoms, the best eps may be on either side of a jump of
-    # Q(L > eps). Then the tangents reach up to four times this eps.
+    # Q(L > eps). Then the tangents reach up to four times the estimated eps.
     last = np.maximum(place.epsilon, 1e-9) * np.where(rate.low > floor, 1.0, 4.0)
     # The tangents of the first round are evenly spread in eps from 0 to `last`.
     first = lines = _lines(deltas, last * np.linspace(0.0, 1.0, 13)[:, None], rows)

@@ -405,7 +405,7 @@ def _lowest(intercept: np.ndarray, slope: np.ndarray) -> Lines:
 
 
 def by_lines(lines: Lines) -> Inverse:
-    """Return the inverse of a curve of lines.  Every line gives a lower bound, so any choice of a line is safe."""
+    """Return the inverse of a curve made of lines. Every line gives a lower bound, so any choice of a line is safe."""
 
     def inverse(y: np.ndarray) -> np.ndarray:
         best = np.searchsorted(lines.breaks, y)

@@ -242,7 +242,7 @@ def checked(
 
 
 def found_for(goal: Goal, backend: str) -> BestValues:
-    """Find the value of the unknown that meets epsilon at delta for Poisson samples."""
+    """For Poisson samples, find the value of the unknown that meets epsilon at delta."""
     with job(goal.epsilon.size, backend):
         search = search_for(goal, lambda rows, values: certified(goal, goal.relation, rows, values))
         if goal.relation == "add_or_remove_one":  # remove is usually the larger direction

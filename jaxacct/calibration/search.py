@@ -295,7 +295,7 @@ def _settled_by_limits(search: Search, found: BestValues) -> np.ndarray:
 
 
 def _values(search: Search, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return e^x inside the limits, exactly at a limit where x is at that limit."""
+    """Return e^x inside the limits; where x is at a limit, return exactly that limit."""
     low, high = search.lowest[rows], search.highest[rows]
     with np.errstate(over="ignore"):
         values = np.clip(np.exp(x), low, high)

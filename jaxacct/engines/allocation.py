@@ -235,7 +235,7 @@ def _epsilon_block(
 
 
 def _least(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Return the largest eps of a bisection where theorems show that delta exceeds the target; 0 if there is none."""
+    """Bisect for the largest eps at which theorems show that delta exceeds the target; return 0 if there is none."""
     low, high = np.zeros_like(s), np.minimum(most, 600.0)
     for _ in range(12):
         middle = 0.5 * (low + high)

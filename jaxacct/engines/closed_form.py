@@ -314,7 +314,7 @@ class Atoms(NamedTuple):
 
 
 def atoms(loss: np.ndarray, mass: np.ndarray) -> Atoms:
-    """Return the atoms of losses and masses that are known within the errors of a finite law."""
+    """Return the atoms with these losses and masses, each known within the errors of a finite law."""
     wrong = ROUNDOFF * (LOSS_UNITS + 4.0) * np.abs(loss) + 2.0 * FINITE_LOSS_ERROR
     off = np.where(mass > 0.0, inexact(np.where(mass > 0.0, mass, 1.0)), 0.0)
     return Atoms((loss - wrong, loss + wrong), (np.maximum(mass - off, 0.0), mass + off))

@@ -324,7 +324,8 @@ def delta_along(
 ) -> Answer:
     """Return brackets of the finite part of delta at many ascending eps of a row, from one contour for each row.
 
-    An eps may be several deviations of the loss away from `place`. Far away, aliases leave no useful lower bound.
+    An eps may be several standard deviations of the loss away from `place`. Far away, aliases leave no useful lower
+    bound.
 
     place : (B,), the eps for which the contour is placed.
     width : (B, K), relative width at which a bracket is narrow enough.

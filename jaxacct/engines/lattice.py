@@ -105,7 +105,7 @@ class Case(NamedTuple):
     above: list[LatticePart]
     """The laws of the upper pair, which dominates the mechanism."""
     below: list[LatticePart]
-    """The laws of the lower pair, which the mechanism dominates; the same list object where there is only one pair."""
+    """The laws of the lower pair, which the mechanism dominates; the list `above` itself if there is only one pair."""
     rtol: float
     enough: float
     """Relative width that is narrow enough, at least rtol. Lattices longer than QUICK are only for wider brackets."""
@@ -536,7 +536,7 @@ class Side(NamedTuple):
     shift: float  # bound of the error of the losses
     above: float  # bound of the tilted mass that wraps around from above the lattice
     below: float  # bound of the tilted mass that wraps around from below the lattice
-    extra: float  # added to an upper bound of delta, for the mass at infinity; subtracted from a lower bound as excess
+    extra: float  # if `upper`, delta of the mass at infinity, to be added; else an excess of delta, to be subtracted
     upper: bool  # whether the composition is rounded up
     run: Runner  # calls the kernels
 

@@ -222,7 +222,7 @@ class SampledGaussian(LatticePart):
         return ApproximateLaw(ratio, weight + np.logaddexp(unhit, hit), self.count)
 
     def _top(self, cut: float) -> float:
-        """Return an output u, in noise deviations, above which the mixture's mass times `count` is at most e^cut."""
+        """Return an output u, in units of sigma, above which the mixture's mass times `count` is at most e^cut."""
         mode = 1.0 / self.sigma
         u = np.linspace(0.0, 38.0 + mode, 4001)
         if mode > 2.0 * 38.0:

@@ -367,7 +367,7 @@ def _folder(create: bool) -> Path | None:
 
 
 def _warm_mark(folder: Path) -> Path:
-    """Return the file that marks that the programs of sweeps are kept for these versions and this machine."""
+    """Return the file whose existence says that the programs of sweeps are kept for these versions and this machine."""
     return path_of(folder, "jaxacct warm", devices.local()[0]).with_suffix(WARM_ENDING)
 
 

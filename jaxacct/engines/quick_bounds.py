@@ -18,7 +18,7 @@ LOG_ERROR = 1e-12
 DEVIATIONS = np.array([6.0, 3.0, 1.5, 0.0, -3.0, -6.0])
 """Thresholds of the tests on sums, as numbers of standard deviations below the mean under P."""
 _BELOW = np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in DEVIATIONS])
-"""Pr[N(0, 1) < x] for each x of `DEVIATIONS`: the P-mass above the threshold that lies x deviations below the mean."""
+"""Pr[N(0, 1) < x] for each x of `DEVIATIONS`: the P-mass above a threshold x standard deviations below the mean."""
 _HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - LOG_ERROR)
 """Pr[N(0, 1) > -1], rounded down."""
 TAIL_TERMS = 16
@@ -124,8 +124,8 @@ def _sampled(
     of_mixture = np.where(low < -LOG_ERROR, np.log(-np.expm1(np.minimum(low, -LOG_ERROR))) - LOG_ERROR, -np.inf)
     log_p = np.where(removing, of_mixture, np.log(_BELOW) - LOG_ERROR)
     log_q = np.where(removing, _crude_tail(x * (1.0 - LOG_ERROR)), low)
-    # Tests on the number of outputs above u, which lies one deviation below the mean output of a step that samples the
-    # record. Under the mixture an output lies above u with a chance of at least q Phi(1).
+    # Tests on the number of outputs above u, which lies one standard deviation below the mean output of a step that
+    # samples the record. Under the mixture an output lies above u with a chance of at least q Phi(1).
     u = (s - 1.0) * (1.0 - LOG_ERROR)
     hit, tail = np.log(q) + math.log(_HIT), np.minimum(_crude_tail(u), -math.log(2.0))
     zero = np.zeros_like(u)
@@ -137,8 +137,8 @@ def _sampled(
     k = np.ceil(np.concatenate([expected - 6.0 * np.sqrt(expected), expected - 2.0 * np.sqrt(expected), zero + 1.0], 1))
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
     above = log_tail_below(n, k, under_p), log_tail_above(n, k, under_q)
-    # For add: the test that all outputs lie at least four deviations below the mean output of a step that samples the
-    # record. Under Q, the mixture, this hardly happens unless no step samples the record.
+    # For add: the test that all outputs lie at least four standard deviations below the mean output of a step that
+    # samples the record. Under Q, the mixture, this hardly happens unless no step samples the record.
     none = n * np.log1p(-np.exp(np.minimum(_crude_tail(s - 4.0), -math.log(2.0)))) * (1.0 + LOG_ERROR)
     never = n * np.log1p(-q * (1.0 - 4e-5)) * (1.0 - LOG_ERROR)
     counts = [np.where(removing, above[0], none), np.where(removing, above[1], np.minimum(never, 0.0))]

@@ -368,7 +368,7 @@ def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
         n = np.where(present_here, n, 1.0)
         error = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(q)))
         hit = chance(np.log(q), np.log1p(-q), error, error)
-        low, high = np.zeros_like(n), n.copy()  # Pr[N > high] is small enough, which always holds at n
+        low, high = np.zeros_like(n), n.copy()  # Pr[N > high] is always small enough, since Pr[N > n] = 0
         for _ in range(BISECTIONS):
             middle = np.floor(0.5 * (low + high))
             enough = (middle < high) & (log_tail_above(n, middle + 1.0, hit) <= each)

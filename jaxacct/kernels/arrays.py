@@ -180,7 +180,7 @@ def flat(xp: Namespace, x: Array) -> Array:
 
 
 def stack(xp: Namespace, arrays: Sequence[Array]) -> Array:
-    """Return the arrays along a new last axis; their shapes broadcast."""
+    """Stack arrays, whose shapes broadcast, along a new last axis."""
     return xp.stack(xp.broadcast_arrays(*arrays), axis=-1)
 
 

@@ -153,7 +153,7 @@ def categorical_steepness(probabilities: Array, x: Array) -> tuple[Array, Array]
 
 
 def categorical_rise(probabilities: Array, x: Array, d: Array) -> Array:
-    """Return phi(x) - phi(x - d): `d` times the divided difference, by a Horner's rule in which no term is negative."""
+    """Return phi(x) - phi(x - d): `d` times the divided difference, by Horner's rule without negative terms."""
     before = np.maximum(x - d, 0.0)
     value = divided = np.zeros(np.broadcast_shapes(np.shape(x), np.shape(d), np.shape(probabilities)[1:]))
     power = gap = 0

@@ -56,7 +56,7 @@ FINEST = FINE._replace(sketch=(144, 192))
 """The resolution after FINE if brackets shall be very narrow. Its sketch shows changes of the best order that FINE
 misses."""
 MASS_ERROR = 16.0 * ROUNDOFF
-"""Absolute error of a difference of two masses."""
+"""Bound of the absolute error of a difference of two masses."""
 SLOPE_ERROR = 4e-12
 """Relative error of phi'."""
 LEAST_SLOPE = 1e-300

@@ -34,7 +34,7 @@ MOST_GROUPED_OUTCOMES = 2**21
 ENOUGH_NOISE = Constraint("use more noise; below that it hides nothing", 0.01)
 """Smallest noise, in units of the statistic; with less noise, the release is nearly always the statistic itself."""
 REACH_IN_DEVIATIONS = 37.5
-"""Number of deviations of the discrete Gaussian kept on each side: e^{-37.5^2/2} is 5e-306, near the least float64."""
+"""Standard deviations of the discrete Gaussian kept on each side: e^{-37.5^2/2} is 5e-306, near the least float64."""
 LOSS_CELLS = 2048
 """Number of cells of the loss grid of ``laplace_pair``; the grid adds about 1e-5 to epsilon."""
 PROFILE_POINTS = (2000, 500)
@@ -89,7 +89,7 @@ class Gaussian(AdditiveNoise):
 def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> FinitePair:
     """Return a pair whose profile is above min(1, factor delta(eps; mu), delta(eps; other)).
 
-    Here delta(eps; m) is the profile of the Gaussian of sensitivity m and deviation 1.
+    Here delta(eps; m) is the profile of the Gaussian of sensitivity m and standard deviation 1.
     """
     mu, other = mu * (1.0 + 8.0 * ROUNDOFF), other * (1.0 + 8.0 * ROUNDOFF)
     if other == 0.0:
@@ -115,7 +115,7 @@ def _points_of_gaussian(mu: float) -> np.ndarray:
 
 
 def profile_of_gaussian(mu: float, epsilon: np.ndarray) -> np.ndarray:
-    """Bound delta of a Gaussian of sensitivity mu and deviation 1 from above (README.md, "A Gaussian's profile")."""
+    """Bound from above delta of a Gaussian of sensitivity mu and noise 1 (README.md, "A Gaussian's profile")."""
     from scipy import special  # slow to import
 
     place = epsilon / mu
@@ -340,7 +340,7 @@ def _grouped(
 @register
 @dataclass(frozen=True, eq=False)
 class SmoothSensitivityGaussian(FiniteMechanism):
-    """A number f(X) plus Gaussian noise of deviation ``noise_multiplier`` * S(X), where S(X) depends on the data.
+    """A number f(X) plus noise of standard deviation ``noise_multiplier`` * S(X), where S(X) depends on the data.
 
     S is a b-smooth upper bound of the local sensitivity: |f(X) - f(X')| <= S(X) and S(X) <= e^b S(X') for all
     neighbours under the relation that is asked about. With R = e^b and m = 1/noise_multiplier the pairs of neighbours
@@ -389,7 +389,7 @@ def _pair(m: float, smoothness: float) -> FinitePair:
     """Return the pair whose profile is the maximum of the profiles `families`, on points at quantiles of N(m, R^2)."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
-    # the tail is 6e-300 at 37 deviations; with so many quantiles the chords add about 1e-5 to epsilon
+    # the tail is 6e-300 at 37 standard deviations; with so many quantiles the chords add about 1e-5 to epsilon
     z = np.append(np.linspace(first, 9.0, 2500), np.linspace(9.0, 37.0, 400)[1:])
     loss = 0.5 * (m * m + 2.0 * m * ratio * z + more * z * z) - smoothness
     epsilon = np.append(0.0, loss[loss > 1e-9 * loss[-1]])
@@ -414,7 +414,7 @@ def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray
 
 
 def _wider(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
-    """Bound H_{e^eps}(N(m, R^2) || N(0, 1)) from above."""
+    """Bound H_{e^eps}(N(m, R^2) || N(0, 1)) from above, with R = e^smoothness."""
     from scipy import special  # slow to import
 
     high, low, high_q, low_q = _above(m, smoothness, epsilon)
@@ -424,7 +424,7 @@ def _wider(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _narrower(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
-    """Bound H_{e^eps}(N(m, 1) || N(0, R^2)) from above: the gain in an interval, which is empty for large eps."""
+    """Bound H_{e^eps}(N(m, 1) || N(0, R^2)) from above, R = e^smoothness, by an interval that large eps make empty."""
     from scipy import special
 
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)

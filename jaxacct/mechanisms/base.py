@@ -246,7 +246,7 @@ class Combinator(Mechanism):
 
 
 class AdditiveNoise(BaseMechanism):
-    """Noise added to a statistic. Its only field is the deviation or scale, relative to the add/remove sensitivity."""
+    """Noise added to a statistic. Its only field is its standard deviation or scale over the add/remove sensitivity."""
 
     finite: ClassVar[bool] = False
     law: ClassVar[type[GaussianPart] | type[LaplacePart]]

@@ -29,13 +29,13 @@ MOST_TERMS = 20_000
 LEAST = Decimal("1e-300")
 """Largest total probability of the values of a count that are left out; bounds of delta include it."""
 CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
-"""Numbers of quantiles within 9 deviations of the range of the means, and in each tail from 9 to 37 deviations.
+"""Numbers of quantiles within 9 sigma of the range of the means, and in each tail from 9 to 37 sigma.
 
-With so many quantiles the pairs add about 1e-4 to epsilon; at 37 deviations the normal tail is 6e-300.
+With so many quantiles the pairs add about 1e-4 to epsilon; at 37 sigma the normal tail is 6e-300.
 """
 LEAST_RELATIVE_GAP = 1e-7
-"""Smallest distance of two points of a profile, divided by the largest shift in deviations. The slope between nearer
-points loses digits."""
+"""Smallest distance of two points of a profile, divided by the largest shift in standard deviations. The slope between
+nearer points loses digits."""
 Points = tuple[np.ndarray, np.ndarray]
 
 
@@ -85,7 +85,7 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
 
 
 def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
-    """Return the dominating pair of points (eps, delta) of both directions; `scale`: largest shift, in deviations."""
+    """Return the dominating pair of points (eps, delta) of both directions; `scale`: largest shift over sigma."""
     least = LEAST_RELATIVE_GAP * scale
     # a profile falls, so delta at an eps also bounds delta at any larger eps
     epsilon = np.maximum(np.concatenate([forward[0], reverse[0]]), least)
@@ -272,7 +272,7 @@ class Branch(NamedTuple):
 
     share: float
     shifts: np.ndarray
-    """Shifts >= 0 in deviations, (A,)."""
+    """Shifts >= 0 in standard deviations, (A,)."""
     weights: np.ndarray
     """Weights (A,), each rounded once."""
     doubt: float = 0.0
@@ -409,7 +409,7 @@ class MixtureOfGaussians(BaseMechanism, OfGaussianMixtures):
         return sample_pair(stacked([mixture_pair(*row) for row in self.rows()], batch_shape(self)), rate, direction)
 
     def rows(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the shifts, in deviations, and the weights of every configuration, in the flat order of the batch."""
+        """Return the shifts (in standard deviations) and weights of every configuration, in the batch's flat order."""
         shape, size = batch_shape(self), np.shape(self.sensitivities)[-1]
         sigma = np.broadcast_to(self.noise_multiplier, shape)
         shifts = np.broadcast_to(np.asarray(self.sensitivities) / sigma[..., None], (*shape, size))

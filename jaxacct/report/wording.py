@@ -177,7 +177,7 @@ def in_words(claim: Claim) -> str:
     epsilon = claim.given if claim.quantity == "delta" else claim.upper
     given = repr(claim.given).removesuffix(".0")
     shown = {"epsilon": given, "delta": given, claim.quantity: up(claim.upper, 6)}
-    # exp rounds by less than 1e-15, and overflows beyond 709
+    # the relative error of exp is below 1e-15, and exp overflows beyond 709
     times = up(math.exp(epsilon) * (1.0 + 1e-15), 4) if epsilon < 700.0 else f"e^{up(epsilon, 6)}"
     change = _CHANGE.get(claim.relation, _CHANGE["add_or_remove_one"]).format(times=times if epsilon else "1")
     would = "is" if claim.happened else "would be"

@@ -328,7 +328,7 @@ class Profile:
         return self.true_positive_rate(baseline)
 
     def plot(self, *, epsilon: ArrayLike | None = None, axes: Foreign = None) -> Foreign:
-        """Draw delta against epsilon, the bracket as a band, and return the matplotlib Axes: `ja.plot_profiles`.
+        """Draw delta against epsilon, with its bracket as a band, and return the matplotlib Axes: `ja.plot_profiles`.
 
         >>> import jaxacct as ja
         >>> ja.profile(ja.Gaussian(2.0)).plot(epsilon=[0.0, 0.5]).get_xlabel()
@@ -339,7 +339,7 @@ class Profile:
         return jaxacct.plot_profiles(self, epsilon=epsilon, axes=axes)
 
     def plot_tradeoff(self, *, fpr: ArrayLike | None = None, axes: Foreign = None) -> Foreign:
-        """Draw the trade-off function, the bracket as a band, and return the matplotlib Axes: `ja.plot_tradeoffs`."""
+        """Draw the trade-off function with its bracket as a band; return the matplotlib Axes: `ja.plot_tradeoffs`."""
         import jaxacct
 
         return jaxacct.plot_tradeoffs(self, fpr=fpr, axes=axes)

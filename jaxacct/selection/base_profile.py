@@ -44,7 +44,7 @@ LOSS_ERROR = 2.0**-50
 SAYS_NOTHING = {"epsilon": np.inf, "delta": 1.0}
 """For each quantity, the upper bound that says nothing: the largest value that the quantity can have."""
 _RELATION_OF = {"remove": "remove_one", "add": "add_one"}
-"""Relation that has only one direction, by the name of this direction."""
+"""For each direction, the relation that has only this direction."""
 EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
 """Number of eps in one direction at which each engine evaluates the profile: a slower engine has fewer."""
 LAST_DELTA = 1e-18

@@ -282,6 +282,6 @@ def _sum_of(laws: Sequence[Law]) -> Law | None:
     if len(fixed) == len(laws):
         return PointMass(math.fsum(float(law.repetitions) for law in fixed))
     if all(type(law) is Poisson for law in laws):
-        # a mean that is rounded up gives a bound, since the profile of adaptive candidates does not fall in the mean
+        # a mean that is rounded up gives a bound: the profile of adaptive candidates does not fall as the mean grows
         return Poisson(math.nextafter(math.fsum(float(law.mean) for law in laws), math.inf))
     return None

@@ -31,7 +31,7 @@ ENDINGS = (".csv", ".parquet")
 REPLACE = "replace it with --overwrite (overwrite=True)"
 """Remedy for a result that exists already."""
 ROWS_PER_PIECE = 8192
-"""Rows that are turned into text, or into a Parquet row group, at a time: a few megabytes of text."""
+"""Number of rows that are turned into text, or into a Parquet row group, at a time: a few megabytes of text."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -404,10 +404,8 @@ class Trainer:
         saved = found
         begins = step < plan.steps and stopped != "early_stop"
         if store is not None and begins and not program.goes_on(found, ledger is not None):
-            saved = now(
-                session=program.session
-            )  # before the first release, so that a run can be replayed after a crash
-            store.save(saved)
+            saved = now(session=program.session)
+            store.save(saved)  # this precedes the first release, so that a run can be replayed after a crash
         if begins and step < until:
             with waiting(None, "steps: compiling the step", progress if processes.first else False):
                 program.begin(line, step, until)
@@ -481,7 +479,7 @@ class Trainer:
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
             store.save(last)  # without a session, since no step was released after this checkpoint
         if ledger is not None and stopped == "early_stop":
-            # this is noted after the checkpoint, so that no later process asks the early stop again
+            # this is noted after the checkpoint, so that no later process decides on the early stop again
             ledger.stopped_early(plan, step)
         return self._state(last, program.frozen, tuple(evaluations))
 

@@ -62,7 +62,7 @@ class Uniform(Distribution):
 
 @dataclass(frozen=True)
 class LogUniform(Distribution):
-    """Law of exp of a uniform number on [log low, log high).
+    """Law of e^x for a uniform x on [log low, log high).
 
     Parameters
     ----------
@@ -256,7 +256,7 @@ class Random(Space):
 
 
 def draws_alike(space: Any) -> bool:
-    """Return whether draws with independent keys are surely i.i.d.: only for classes of this package, not subclasses.
+    """Return whether draws with independent keys are surely i.i.d.: for this package's own classes, not subclasses.
 
     >>> draws_alike(grid(rate=[0.1, 0.2])), draws_alike(iter([{"rate": 0.1}]))
     (True, False)

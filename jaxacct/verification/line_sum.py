@@ -238,7 +238,7 @@ class Plan:
 
     line : the line and the period of the sum along it.
     count : nodes of the sum.
-    smoothing : deviation of the extra Gaussian loss, 0 where there is none; see "Smoothing" in README.md.
+    smoothing : standard deviation of the extra Gaussian loss, 0 where there is none; see "Smoothing" in README.md.
     bits : accuracy of the values of M, in natural digits (factors of e).
     cost : products that the sum takes: its nodes times the nodes of one M(z).
     small_loss : the cuts that separate steps with small loss from other steps; None if nothing is separated.

@@ -24,7 +24,7 @@ from jaxacct.verification.ball_arithmetic import arb, between
 from jaxacct.verification.sampled_gaussian import Cut, SampledGaussian
 
 LARGEST_CUT_WIDTHS = (0.5, 0.2, 0.08)
-"""Widths tried for the cut above which the largest outputs are left out, in deviations of the noise."""
+"""Widths tried for the cut above which the largest outputs are left out, in standard deviations of the noise."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ MANY = 250
 ILL = 6.0
 """Nats lost to cancellation (`Place.digits`) above which, too, the other of the two placements is tried."""
 ONE_SLOT = 15.0
-"""A threshold k that lies more than this many deviations of S above the mean of S is first tried with a bulk.
+"""A threshold k more than this many standard deviations of S above the mean of S is first tried with a bulk.
 
 So far out one large slot mostly decides E(S - k)_+."""
 LOW_BLUR = 0.08
@@ -499,7 +499,7 @@ LAST_LOG_DELTA = -69.0
 LARGEST_LOSS = 600.0
 """Largest loss of a profile. Up to it e^eps, and products with e^eps, stay within float64."""
 BULK_SPREAD = 2.0
-"""A profile's losses near 0 lie as densely as a normal density of this deviation, in deviations of one round's loss.
+"""A profile's losses near 0 lie as densely as a normal density this many times as wide as one round's loss.
 
 The best density is proportional to the cube root of the density of one round's loss, hence sqrt(3) times as wide."""
 NATS, FAR_NATS = 0.4, 1.5
@@ -820,7 +820,7 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
     scan, log_delta = scan[: max(last, 2) + 1], log_delta[: max(last, 2) + 1]
     middle = 0.5 * (scan[1:] + scan[:-1])
     bulk = np.exp(-0.5 * np.square(middle / (BULK_SPREAD * deviation)))
-    # 110 losses lie between 0 and a few deviations of one round's loss: these decide the width for many rounds
+    # 110 losses lie between 0 and a few standard deviations of one round's loss: they decide the width for many rounds
     weight = 110 * bulk / (BULK_SPREAD * deviation * np.sqrt(0.5 * np.pi)) * np.diff(scan)
     weight += -np.diff(log_delta) / np.where(log_delta[1:] > far_from, NATS / times, FAR_NATS)
     weight += np.where(log_delta[1:] > far_from, np.diff(scan) / MOST_GAP, 0.0)

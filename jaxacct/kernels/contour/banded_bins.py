@@ -52,7 +52,7 @@ LEAST = -200.0
 MOST_WORK = 1e10
 """Largest number of multiplications for one contour. All contours of one call may take four times as many."""
 PLACING = 5e8
-"""The choice of a contour counts as this number of multiplications."""
+"""Work of the choice of a contour, as a number of multiplications."""
 MOST_HALF, MOST_NODES = 400, 1500
 """Largest `half` of a `Lattice`, which has 2 half + 1 nodes, and largest number of nodes on a line."""
 SIZES = 1e-6, 20.0

@@ -300,7 +300,7 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     # without a second mode, `other` is the peak, the floor is the peak's top, and the slabs of `other` are empty
     floor = xp.minimum(pick(xp, valley, other), tops[..., 1])
     floors = stack(xp, [xp.full_like(floor, -xp.inf), floor])
-    # in a normal density the lowest level would lie 5.5 deviations from the mode, 15 nats below it
+    # in a normal density the lowest level would lie 5.5 standard deviations from the mode, 15 nats below it
     levels = xp.maximum(tops[..., None] - xp.linspace(0.0, 5.5, LEVELS) ** 2 / 2.0, floors[..., None])
     heights = xp.exp(levels - sag[..., None, None])
     slabs = flat(xp, heights[..., :-1] - heights[..., 1:])

@@ -325,7 +325,7 @@ class TooMany(ArithmeticError):
 class BranchLaw(NamedTuple):
     """The law of a branch in one direction."""
 
-    shift: Array  # (A,) in deviations, ascending
+    shift: Array  # (A,) in standard deviations, ascending
     weight: Array  # (A,) positive; the true weights sum to 1 and differ from these by at most 4 roundoffs
     sign: float  # 1 remove, -1 add
 
@@ -356,7 +356,7 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
     least, most = float(shift[0]), float(shift[-1])
     spread = most - least
     need = -log_goal
-    # `reach`: how many deviations the grid extends beyond any place where the mode of the tilted law can lie
+    # `reach`: standard deviations by which the grid extends beyond any place where the mode of the tilted law can lie
     reach = max(12.0, float(np.sqrt(2.0 * (need + 5.0))))
     if law.sign > 0:
         left, right = -reach, power * most + reach

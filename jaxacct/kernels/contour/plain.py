@@ -200,7 +200,7 @@ def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
 
 
 def reach(law: LossLaw, c: Array, h: Array, log_tol: Array, points: int) -> Array:
-    """Return the number of nodes after which the terms are negligible, for laws of sampled Gaussians only."""
+    """Return the number of nodes after which the terms are negligible; the law has sampled Gaussians alone."""
     grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, law.sign[..., None], c[..., None], points)
     return _cut_off(law, h, gaussian_errors.level_sets(law.gauss_sigma, law.gauss_q, grid), log_tol)
 

@@ -110,7 +110,7 @@ def high_blur(sigma: Array) -> Array:
 
 
 def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
-    """Return the range of u: for remove up to beyond the far window, for add the range of the law tilted by c."""
+    """Return the range of u: for remove it ends beyond the far window; for add the law tilted by c lies in it."""
     sigma, q, sign, _, high = steps
     xp = namespace(sigma, high, c)
     removing, first, last = sign > 0, -((2.0 * TAIL_NATS) ** 0.5), high + GRID_BEYOND_FAR_WINDOW * high_blur(sigma)

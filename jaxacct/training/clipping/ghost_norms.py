@@ -193,7 +193,7 @@ def _form(use: Use) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...
 
 
 def _arranged(use: Use, x: Any, dy: Any) -> tuple[Any, Any]:
-    """Return x and dy as (groups, rows, ...): iterations of loops over slices become groups, all others become rows."""
+    """Return x and dy as (groups, rows, ...): iterations of loops over slices become groups, other iterations rows."""
     loops = use.view.loops
     matrix = use.product.matrix
     for _ in loops:

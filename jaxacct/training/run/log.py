@@ -293,7 +293,7 @@ class LogFile:
             _make_private(descriptor)
             _cut_after_last_line(self._file)
             self.there = self._last_step(run)
-            self._last: tuple[Any, int] = None, self._file.seek(0, os.SEEK_END)  # last record; where its line begins
+            self._last: tuple[Any, int] = None, self._file.seek(0, os.SEEK_END)  # last record, start of its line
         except OSError as error:  # such as for a pipe, which cannot be read again
             self._file.close()
             raise unwritable(place, error) from None
@@ -380,7 +380,7 @@ class ProgressLine:
         self.table: threading.Thread | None = None
 
     def update(self, step: int, device: Any) -> None:
-        """Show that `step` steps are done; ``device`` is a result of the last of them."""
+        """Show that `step` steps are done; ``device`` is a result of the last step."""
         if self._progress.due(step):
             jax.block_until_ready(device)
             self._progress.update(step, self._epsilon(step))

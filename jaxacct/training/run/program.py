@@ -95,7 +95,7 @@ class Program:
         require_kept("data", before.pass_cut[:32] != form or before.pass_cut == self._cut)
         if self.frozen is not None:  # the program's digest covers the form of `frozen`, but not its arrays
             self._digest = key_derivation.digest(self._digest, self._where.digest(self.frozen.frozen))
-        # the program's digest does not cover these two rules, since their noise is an argument of the program
+        # the program's digest does not cover `adaptive` and `private_loss`: their noise is an argument of the program
         beside = repr((self._rule.adaptive, self._rule.private_loss)).encode()
         self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), beside)
 

@@ -570,7 +570,7 @@ def _require_call(loss_fn: Callable[..., Any], keys: bool) -> None:
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that begins an nnx module's streams with the key and refuses changes of the module's state."""
+    """Wrap a function of an nnx module: the key begins the random streams, and changes of the state are refused."""
 
     @functools.wraps(function)
     def run(model: Any, example: Any, *key: Any) -> Any:
