@@ -115,7 +115,7 @@ def _points_of_gaussian(mu: float) -> np.ndarray:
 
 
 def profile_of_gaussian(mu: float, epsilon: np.ndarray) -> np.ndarray:
-    """Bound from above delta of a Gaussian of sensitivity mu and noise 1 (README.md, "A Gaussian's profile")."""
+    """Bound delta of a Gaussian of sensitivity mu, with sigma 1, from above (README.md, "A Gaussian's profile")."""
     from scipy import special  # slow to import
 
     place = epsilon / mu
@@ -340,7 +340,7 @@ def _grouped(
 @register
 @dataclass(frozen=True, eq=False)
 class SmoothSensitivityGaussian(FiniteMechanism):
-    """A number f(X) plus noise of standard deviation ``noise_multiplier`` * S(X), where S(X) depends on the data.
+    """A number f(X) plus Gaussian noise of standard deviation ``noise_multiplier`` * S(X); S(X) depends on the data.
 
     S is a b-smooth upper bound of the local sensitivity: |f(X) - f(X')| <= S(X) and S(X) <= e^b S(X') for all
     neighbours under the relation that is asked about. With R = e^b and m = 1/noise_multiplier the pairs of neighbours

@@ -51,7 +51,7 @@ class Processes:
 
     @classmethod
     def of(cls, mesh: Any) -> Processes:
-        """Return the processes with devices in a mesh; raise InputError unless all have, or this one alone."""
+        """Return the processes with devices in a mesh; refuse a mesh unless they are all, or this process alone."""
         own, there = jax.process_index(), sorted({device.process_index for device in mesh.devices.flat})
         if there == [own]:
             return ALONE
