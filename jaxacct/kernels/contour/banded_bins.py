@@ -41,7 +41,7 @@ BOX, MOST_BOXES = 0.6, 50
 """Growth of log X over one box of nodes; largest number of boxes for one normal. Boxes grow if it would be exceeded."""
 WINDOWS = ((0.0, 1.0), (0.8, 8.0), (0.8, 60.0), (1.0, 8.0), (1.0, 60.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0))
 """Paths that are tried: the share of the largest shift, and |z| X/b where the window begins; 0 means no window."""
-GROUPS = 20
+GROUPS = 16
 """Approximate number of wedges into which the nodes of a line are divided."""
 REACH = 9.0
 """Approximate largest node of a lattice, in standard deviations of a normal."""
@@ -49,7 +49,7 @@ BLOCK = 9
 """Number of nodes over which a matrix product is summed at a time."""
 LEAST = -200.0
 """Least real part of an exponent: smaller parts are raised to it, so that no product is subnormal."""
-MOST_WORK = 1e10
+MOST_WORK = 3e10
 """Largest number of multiplications for one contour. All contours of one call may take four times as many."""
 PLACING = 5e8
 """Work of the choice of a contour, as a number of multiplications."""
@@ -662,7 +662,7 @@ class Profile:
         """
         found, k = self.known(sign, eps), np.exp(np.minimum(sign * eps, 700.0))
         least = np.broadcast_to(least, eps.shape)
-        self.left = self.left if error else 4.0 * MOST_WORK
+        self.left = self.left if error else 1.5 * MOST_WORK
         for at, place in enumerate(eps.tolist()):
             low, _, high = found[:, at]
             scale, wanted = k[at] if sign > 0 else high, max(width * high, error)
@@ -693,7 +693,7 @@ class Profile:
 
     def epsilon(self, sign: float, delta: float, most: float) -> tuple[float, float, float]:
         """Return (lower, estimate, upper) of the eps with delta(eps) = delta; the caller knows that eps <= `most`."""
-        self.left = 4.0 * MOST_WORK
+        self.left = 1.5 * MOST_WORK
         if self.bins.deviation < 20.0 * delta and self.delta(sign, np.zeros(1), 0.0, 0.1 * delta)[2, 0] <= delta:
             return 0.0, 0.0, 0.0
         # rough contours bring eps near the solution, then a fine one gives the bracket, for many eps if sign is 1
