@@ -112,9 +112,11 @@ def draw(rows, path):
                 at.plot(
                     [place] * len(of_way[epsilon]), of_way[epsilon], "o", color=f"C{number}", alpha=0.4, markersize=3
                 )
-            at.plot(shifted, [np.mean(of_way[e]) for e in epsilons], color=f"C{number}", label=WAYS[way])
+            means = [np.mean(of_way[e]) for e in epsilons]
+            at.plot(shifted, means, "_-", color=f"C{number}", markersize=14, label=WAYS[way])
         at.set(xscale="log", xlabel="epsilon", title=f"{optimizer}, learning rate {rate:g}")
         at.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+        at.margins(x=0.3)
         at.minorticks_off()
         at.grid(color="0.9")
     axes[0].set(ylabel="test accuracy (%)")
