@@ -68,7 +68,7 @@ def normals_of(strategy: Strategy, bins: int, noise: float) -> Bins:
             f"noise_multiplier = {noise} is too far from the columns of {type(strategy).__name__}: squares of their "
             "quotients are lost to rounding; use a noise multiplier between 1e-90 and 1e90"
         )
-    return Bins.of(variance, np.roll(total(one * two), -1))
+    return Bins(variance, np.roll(total(one * two), -1))
 
 
 @functools.lru_cache(maxsize=KEPT)

@@ -12,10 +12,8 @@ of one y, and E(k - S)_+ = (1/2 pi i) int e^{zk} Psi(z) z^-2 dz.
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,19 +70,16 @@ class Kind(NamedTuple):
     many: int
 
 
-@dataclass(frozen=True, eq=False)
 class Bins:
     """The normals G_j of the bins, in units of the noise: coefficients >= 0 of y_j and y_{j+1} in G_j, (b,) each.
 
-    The bins form a chain where the last entry of `second` is 0, and a ring otherwise.
+    The bins form a chain where the last entry of `second` is 0, and a ring otherwise. `shared` holds the covariances of
+    G_{j-1} and G_j; where b = 2, their sum is in its last entry, and 0 in the other. `angles` are the least and largest
+    first_j + second_j: shifting all y by i v turns X_j by the angle v (first_j + second_j).
     """
 
-    first: np.ndarray
-    second: np.ndarray
-
-    @classmethod
-    def of(cls, variance: np.ndarray, shared: np.ndarray) -> Bins:
-        """Return normals with these variances, and `shared[j]` as the covariance of bins j and j + 1."""
+    def __init__(self, variance: np.ndarray, shared: np.ndarray) -> None:
+        """Find normals with these variances, and `shared[j]` as the covariance of bins j and j + 1."""
         if variance.size == 2:  # the two bins are neighbours on both sides
             shared = np.array([shared.sum(), 0.0])
         variance = variance * (1.0 + RAISED)
@@ -96,45 +91,21 @@ class Bins:
                 found = beside * (beside / first[-1])
                 second.append(second[-1] if abs(found - second[-1]) <= SAME * found else found)
             if abs(second[-1] - begin) <= SAME * begin:
-                return cls(np.sqrt(first[::-1]), np.sqrt(second[-2::-1]))
+                break
             begin = second[-1]
-        raise ArithmeticError("coefficients of a ring of bins were not found")
-
-    @property
-    def count(self) -> int:
-        return self.first.size
-
-    @functools.cached_property
-    def variances(self) -> np.ndarray:
-        """(b,) variances of the G_j."""
-        return self.first**2 + self.second**2
-
-    @functools.cached_property
-    def sizes(self) -> np.ndarray:
-        """(b,) standard deviations of the G_j."""
-        return np.sqrt(self.variances)
-
-    @functools.cached_property
-    def angles(self) -> tuple[float, float]:
-        """Least and largest first_j + second_j; shifting all y by i v turns X_j by the angle v (first_j + second_j)."""
-        both = self.first + self.second
-        return float(both.min()), float(both.max())
-
-    @functools.cached_property
-    def largest(self) -> float:
-        """Largest coefficient."""
-        return float(max(self.first.max(), self.second.max()))
-
-    @functools.cached_property
-    def shared(self) -> np.ndarray:
-        """(b,) covariances of G_{j-1} and G_j; where b = 2, `of` leaves 0 in the first entry, their sum in the last."""
-        return self.first * np.roll(self.second, 1)
-
-    @functools.cached_property
-    def deviation(self) -> float:
-        """Standard deviation of S."""
+        else:
+            raise ArithmeticError("coefficients of a ring of bins were not found")
+        self.first, self.second, self.count = np.sqrt(first[::-1]), np.sqrt(second[-2::-1]), variance.size
+        self.variances = self.first**2 + self.second**2
+        self.sizes, both = np.sqrt(self.variances), self.first + self.second
+        self.angles, self.largest = (
+            (float(both.min()), float(both.max())),
+            float(max(self.first.max(), self.second.max())),
+        )
+        self.shared = self.first * np.roll(self.second, 1)
         risen = lambda x: np.expm1(np.minimum(x, 600.0))
-        return float(np.sqrt(np.sum(risen(self.variances) + 2.0 * risen(self.shared)))) / self.count
+        # the standard deviation of S
+        self.deviation = float(np.sqrt(np.sum(risen(self.variances) + 2.0 * risen(self.shared)))) / self.count
 
     def kinds(self) -> Iterator[Kind]:
         """Yield groups of bins that are alike."""
@@ -265,12 +236,9 @@ class Wedge(NamedTuple):
     def around(cls, z: np.ndarray, groups: np.ndarray) -> Wedge:
         """Return one wedge for each group of consecutive z; `groups` holds the first index of each group."""
         size, angle, slack = np.abs(z), np.angle(z), 1e-12
-        least, most = (
-            np.minimum.reduceat(size, groups) * (1.0 - slack),
-            np.maximum.reduceat(size, groups) * (1.0 + slack),
-        )
-        low, high = np.minimum.reduceat(angle, groups) - slack, np.maximum.reduceat(angle, groups) + slack
-        return cls(least, most, low, high, np.minimum.reduceat(z.real, groups))
+        least, most = (lambda each, reduce=one.reduceat: reduce(each, groups) for one in (np.minimum, np.maximum))
+        ends = least(size) * (1.0 - slack), most(size) * (1.0 + slack), least(angle) - slack, most(angle) + slack
+        return cls(*ends, least(z.real))
 
 
 class Boxed(NamedTuple):
