@@ -63,7 +63,7 @@ WIDE = 8e-4
 """A bracket of epsilon relatively wider than this is computed again. The profiles of rounds of random allocation are
 then computed at more losses."""
 MOST_BY_LOSSES = 3e-3
-"""Relative width of a bracket of epsilon above which profiles are not computed at more losses. Such a bracket is wide
+"""If a bracket of epsilon is relatively wider than this, profiles are not computed at more losses. It is then wide
 because the brackets of delta at each loss are wide, and more losses do not narrow the brackets of delta."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """Each relation with its directions exchanged. Relations that are not listed are symmetric."""
@@ -398,7 +398,7 @@ def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray
 def _removing(parts: Components, eps: np.ndarray) -> Components:
     """Turn rows with eps = 0 to the direction remove, and return the parts.
 
-    `delta(0) = H_1(P || Q) = TV(P, Q)`, and TV is symmetric. So one answer serves both directions: sampled Gaussians
+    `delta(0) = H_1(P || Q) = TV(P, Q)`, and TV is symmetric. So one answer holds in both directions: sampled Gaussians
     and Laplace parts have the pair (Q, P) in add and (P, Q) in remove. Configurations with finite parts keep their
     direction.
     """

@@ -300,8 +300,8 @@ def _lines(deltas: Deltas, epsilon: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 # The regret of f_mu, the least kappa with `f(a + kappa) - kappa <= f_mu(a)` for all a
 #
-# The regret is at most `sup over eps >= 0 of (delta_mu(eps) - delta(eps))/(1 + e^eps)`. It is at least that quotient at
-# eps = 0.
+# The regret is at most `sup over eps >= 0 of (delta_mu(eps) - delta(eps))/(1 + e^eps)`. At eps = 0 this
+# quotient is a lower bound of the regret.
 
 REGRET_ROUNDS = 8
 """Largest number of rounds. Each evaluates delta at more eps, where the upper bound of the regret is largest."""

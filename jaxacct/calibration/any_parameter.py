@@ -256,7 +256,7 @@ def search_mechanisms(
             break
         except UnboundedLossError as error:
             unbounded |= error.bad.reshape(-1)
-            deltas[unbounded] = 0.5  # any delta serves: the answers for these rows are not used
+            deltas[unbounded] = 0.5  # any delta will do: the answers for these rows are not used
     at_low, at_high, falls = _at_ends(evaluate, guess, target, low, high, effort)
     search = Search(
         evaluate=evaluate,

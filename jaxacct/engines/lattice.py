@@ -32,7 +32,7 @@ from jaxacct.mechanisms.loss_components import Components
 LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
 """Lengths of lattices. The width of a bracket falls as length^-2. The time grows a little faster than the length."""
 QUICK = 2**18
-"""Length beyond which lattices are made only to reach `enough`. It is a sixteenth of the longest lattice's length."""
+"""Lattices longer than this, a sixteenth of the longest lattice's length, are made only to reach `enough`."""
 NARROW = 2e-4
 """A row is given up if even the longest lattice would leave a relative width that exceeds both this and `enough`."""
 SAYS_NOTHING = 0.9
@@ -405,7 +405,7 @@ def highest_loss(laws: list[LatticePart]) -> float:
 
 
 class LatticePlan(NamedTuple):
-    """The settings of a bracket on the lattice. They affect how narrow it is, never whether it holds."""
+    """The settings of a bracket on the lattice. They affect how narrow the bracket is, never whether it holds."""
 
     theta: float  # the tilt
     centre: float  # expected eps

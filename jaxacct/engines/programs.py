@@ -44,7 +44,7 @@ LIMIT_BYTES = 512 * 2**20
 """Largest size of all kept programs together, in bytes. Beyond it the programs unused for longest are removed. One
 program takes 1 to 6 MiB."""
 ENDING, WARM_ENDING = ".program", ".warm"
-"""Endings of file names: of a kept program, and of the empty file by which `jaxacct warm` marks that it is done."""
+"""Endings of file names: of a kept program, and of the empty file that `jaxacct warm` leaves when it is done."""
 TEMPORARY = ".unfinished-"
 """Beginning of the name of a program that is being written."""
 ABANDONED_SECONDS = 3600.0

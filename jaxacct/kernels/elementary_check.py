@@ -36,7 +36,7 @@ VALUES: dict[str, tuple[Callable[..., np.ndarray], float]] = {
     "logaddexp": (np.logaddexp, COMPOUND_UNITS),
     "erfc": (lambda x: erfc(np, x), SIMPLE_UNITS),
 }
-"""Each function as kernels call it, and the error that the model allows it, in units of 2^-53 (`units_of`)."""
+"""Each function as kernels call it, and the error that the bounds allow for it, in units of 2^-53 (`units_of`)."""
 ROTATION = 4096
 """Length of the FFT that is checked."""
 

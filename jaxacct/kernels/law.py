@@ -72,14 +72,14 @@ def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
     xp = namespace(sigma, q, u)
     y = u / sigma - 0.5 / sigma**2
     # log1p(q expm1(y)) is off by a few roundoffs, except where e^y may overflow (`high`) or 1 + q expm1(y) cancels
-    # (`low`). There log((1 - q) + q e^y) is taken, whose two terms are positive. A y with q e^y < 1 does not count as
-    # high, since y + log q would cancel.
+    # (`low`). In both cases log((1 - q) + q e^y) is taken, whose two terms are positive. A y with q e^y < 1 does not
+    # count as high, since y + log q would cancel.
     high, low = (y > 30.0) & (y > -xp.log(q)), (q > 0.5) & (y < -1.0)
     small = xp.exp(-xp.abs(y))
     grown = xp.expm1(xp.where(high, 0.0, xp.minimum(y, 709.0)))
     added = xp.where(high, q + (1.0 - q) * small, (1.0 - q) + q * small)
     apart = high | low
-    # XLA's log1p is accurate only for small arguments (arrays.log1p). One call of log serves all other y.
+    # XLA's log1p is accurate only for small arguments (arrays.log1p). For all other y log is called, only once.
     log = xp.log(xp.where(apart, added, 1.0 + q * grown))
     near = xp.where(xp.abs(q * grown) < 0.3, xp.log1p(q * grown), log)
     value = xp.where(apart, xp.where(high, y, 0.0) + log, near)

@@ -256,7 +256,7 @@ def _between(x: Array, at: Array, values: Array) -> Array:
 SUM_ROUNDING = 1e-9
 """Relative allowance for the arithmetic of a sum of positive terms, far above the error of thousands of terms."""
 WINDOW_MARGIN = 2
-"""Number of shared columns by which a window reaches beyond the w at which its group's rows have their maximum."""
+"""A window reaches this many shared columns beyond the w at which its group's rows have their maximum."""
 LEAST_LINE = -1e300
 """Stands for the value -inf of a line of infinite cost. It is finite, so that its product with a weight of 0 is 0."""
 PLACES_BETWEEN_COLUMNS = 32
@@ -504,7 +504,7 @@ def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
     a, b = index[:-1], index[1:]
     ratio, q, p, _ = curve
     fall = ratio[a] - ratio[b]
-    # The lines meet between the end of cell a and the start of cell b. Both lines lie above the polygon in between.
+    # The lines meet between the end of cell a and the start of cell b. In between both lie above the polygon.
     gap = p[b] - p[a + 1] - ratio[b] * (q[b] - q[a + 1])
     ahead = xp.where(fall > 0.0, gap / xp.where(fall > 0.0, fall, 1.0), xp.inf)
     ahead = xp.clip(ahead, 0.0, xp.maximum(q[b] - q[a + 1], 0.0))

@@ -18,7 +18,7 @@ from jaxacct.mechanisms.sampled_batches import PoissonSampled
 from jaxacct.strategies.strategy import BallsInBins, CyclicPoisson, FixedEpochs, Participation, Strategy, require_groups
 
 SAME = 1e-12
-"""Relative difference up to which the norms of two columns count as equal."""
+"""The norms of two columns count as equal up to this relative difference."""
 
 
 @register

@@ -31,7 +31,7 @@ CANDIDATES = ("iid", "adaptive")
 WORST_CASE = "worst_case"
 """Default bound: the exact worst case."""
 WIDE = 0.01
-"""Relative width of a bracket above which other bounds are evaluated too."""
+"""Other bounds are evaluated too if a bracket is relatively wider than this."""
 ONE_DELTA = "the cheaper mechanism is chosen for one delta"
 """Remedy in errors about arguments that must be single numbers."""
 

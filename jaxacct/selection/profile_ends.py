@@ -4,7 +4,7 @@ At every eps a selection leaks at least `phi(1) - phi(1 - p)`.  Here phi is the 
 base's mass at infinity.  If the finite losses of the base are at most L, those of the selection are at most
 `L + log R`, with T the trade-off curve of the base and `R = sup_v phi'(T(v) - p)/phi'(v)`.  For truncated negative
 binomial K and a symmetric base `L + log R` is at most (eta + 2) L.  The rank of an outcome is the Q-mass of the
-outcomes with a larger likelihood ratio.  Bounds from the base alone serve where the worst score cannot be computed.
+outcomes with a larger likelihood ratio.  Bounds from the base alone are used where the worst score cannot be computed.
 With m = E[K] they are
 
     (1 - phi(0)) delta_base(eps)  <=  delta(eps)  <=  min(m delta_base(eps - log R), 1 - phi(1 - delta_base(0))),

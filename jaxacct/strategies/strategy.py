@@ -20,7 +20,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import PROBABILITY, Constraint, InputError, check_int, check_one
 
 TIGHT = 1e-13
-"""Relative gap to the upper bound below which the pattern that was found counts as the worst one."""
+"""A pattern counts as the worst one if its value is within this relative distance of the upper bound."""
 MOST_WORK = 200_000
 """Largest number of steps, repeats included, that the search for the worst pattern looks at.
 

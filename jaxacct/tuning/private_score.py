@@ -45,7 +45,7 @@ class PrivateScore:
         records with them.
     noise_multiplier : standard deviation of the Gaussian noise on the count, in examples.  For "validation" it may be
         left out: it is then the least noise with which the selection by the noisy score meets the target.
-    unit : a power of two from 2^-20 to 1, to multiples of which values are rounded; chosen without looking at the data.
+    unit : a power of two from 2^-20 to 1; values are rounded to its multiples.  Choose it without looking at the data.
 
     References
     ----------

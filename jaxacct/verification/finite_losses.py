@@ -196,8 +196,8 @@ def _profile(p: list[Fraction], q: list[Fraction]) -> Callable[[Fraction], Fract
 def response(epsilon: Any, delta: Any) -> Masses:
     """Return the masses of the two laws that dominate every (epsilon, delta)-DP mechanism.
 
-    Each law has mass delta where the other law has none; the other outcomes are randomised response, with likelihood
-    ratio e^epsilon.
+    Each law has mass delta where the other law has none; the other outcomes are those of randomised response with
+    the likelihood ratio e^epsilon.
     """
     rare = (1 - delta) / (1 + epsilon.exp())
     likely = (1 - delta) / (1 + (-epsilon).exp())

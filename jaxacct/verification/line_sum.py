@@ -338,7 +338,7 @@ def _gaps(parts: Any, epsilon: float) -> tuple[float, float]:
         gap = np.inf
         if all(end is not None for end in ends):
             total = sum(count * float(end.mid()) for end, (_, count) in zip(ends, parts, strict=True))
-            # enlarged, so that the line serves epsilons nearby too
+            # enlarged, so that the line can be used for nearby epsilons too
             gap = max(sign * (total - epsilon), 0.0) + 3e-3 * (abs(total) + abs(epsilon))
         sides.append(float(gap))
     return sides[0], sides[1]

@@ -179,7 +179,7 @@ def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
 
 
 def mixes_orders(mechanism: Any, relation: str) -> bool:
-    """Return whether replace_one applies to several pairs of unlike laws, each with its own order."""
+    """Return whether replace_one applies to several pairs of unlike laws, each of which may have either order."""
     return relation == "replace_one" and _unlike(mechanism) > 1
 
 

@@ -3,7 +3,7 @@
 S is the likelihood ratio of a round of t slots with the noise multiplier 1/s, and k a threshold.  S is the mean of the
 slots' own ratios X = e^{s u - s^2/2}, each at a normal output u.  E(S - k)_+ is called a call, and E(k - S)_+ a put, as
 if S were the price of a share.  The bounds hold for any windows, abscissa, period and number of nodes.  In a profile,
-neighbouring losses share a contour, since an evaluated contour serves one more loss at little cost.  A loss whose
+neighbouring losses share a contour, since one more loss on an evaluated contour costs little.  A loss whose
 bracket stays wide gets a contour of its own.
 """
 

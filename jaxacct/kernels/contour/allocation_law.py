@@ -76,9 +76,9 @@ class Cuts(NamedTuple):
 
     windows: Windows
     low: tuple[Array, Array] | None
-    """Both logarithms for the window at `windows.low`, (B, J + 1) each; None if no configuration has a bulk."""
+    """log Phi(-x) and log Phi(x) for the window at `windows.low`, (B, J + 1) each; None if no configuration has a bulk."""
     high: tuple[Array, Array] | None
-    """Both logarithms for the window at `windows.high`, (B, J + 1) each; None if no configuration has far outputs."""
+    """The same two logarithms for the window at `windows.high`; None if no configuration has far outputs."""
 
 
 def ratio(u: Array, s: Array, t: Array) -> Array:

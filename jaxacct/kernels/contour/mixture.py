@@ -42,7 +42,7 @@ it."""
 LOG_TOLERANCE = float(np.log(1e-9))
 """Logarithm of the largest error from images and cut-off, relative to delta."""
 LARGEST_CANCELLATION = 3.0
-"""Nats by which moving the abscissa away from the saddle point may enlarge the integrand."""
+"""Moving the abscissa away from the saddle point may enlarge the integrand by at most this many nats."""
 MOST_NODES = 400_000
 """Largest number of nodes of a contour."""
 

@@ -237,7 +237,7 @@ def log_value(law: LossLaw, c: Array, h: Array, keep: Array, epsilon: Array, poi
 
 
 LARGEST_CANCELLATION = 5.0
-"""Nats by which moving the abscissa away from the saddle point may enlarge the integrand."""
+"""Moving the abscissa away from the saddle point may enlarge the integrand by at most this many nats."""
 
 
 def axis_nodes(points: int) -> int:

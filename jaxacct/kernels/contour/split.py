@@ -304,11 +304,11 @@ LEAST_LOG_SCALE = -690.0
 BELIEVED = 1e6
 """`Start.trust` of a value that a program with fewer nodes has found, but not certified. The search begins at it."""
 LARGEST_MOVE = 2.5
-"""Largest factor by which eps moves on one contour, which serves only eps near the one it was placed for."""
+"""Largest factor by which eps moves on one contour: brackets are narrow only near the eps it was placed for."""
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
 """Smallest and largest eps that the search may return."""
 MARGIN = 1.05
-"""Factor on the distance of either bound of eps from the estimate. It covers the change of the slope between them."""
+"""Factor on the distance of a bound of eps from the estimate. It covers the change of the slope over this distance."""
 
 
 class Start(NamedTuple):
@@ -364,7 +364,7 @@ def _rounds(
     none = xp.zeros(start.shape, int)
     if xp is np:
         first = again(none, start)
-    else:  # one trace serves all rounds
+    else:  # all rounds share one trace
         shapes = jax.eval_shape(again, none, start)
         first = jax.tree.map(lambda x: xp.zeros(x.shape, x.dtype), shapes)._replace(value=start)
     return iterate(xp, lambda carry: carry.count < rounds, lambda carry: again(*carry[:2]), first)

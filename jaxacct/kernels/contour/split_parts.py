@@ -449,7 +449,7 @@ def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turn
 def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array) -> Array:
     """Bound the errors of A and B at c + it, |t| <= t_max, relative to A(c), B(c), due to the grid's step and ends.
 
-    The line of integration is moved to height alpha in u.  There `Im v = alpha + warp arg mix`, so that the warp
+    The line of integration is moved to height alpha in u.  On it `Im v = alpha + warp arg mix`, so that the warp
     compensates the phase `t arg mix`.
     """
     xp = namespace(nodes.u, c, t_max)

@@ -477,7 +477,7 @@ def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bo
     target = _target(request)
     rate, steps = segment.sampling_probability, segment.steps
     rtol = _tolerance(target)
-    for aim in (target, target * (1.0 - 0.2 * rtol)):  # the lower aim serves if rounding lifts epsilon above the target
+    for aim in (target, target * (1.0 - 0.2 * rtol)):  # the lower aim is needed if rounding lifts epsilon too high
         c = calibrate_noise_multiplier(
             aim,
             request.target_delta,

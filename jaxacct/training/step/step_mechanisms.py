@@ -42,7 +42,7 @@ WITH_PASS_KEYS = (ALLOCATION, FIXED)
 WITH_NOISE = (CYCLIC, ORDER)
 """Batch rules whose steps may share noise: the steps of one record are as far apart as a strategy needs."""
 UNSAMPLED = (FIXED, ORDER)
-"""Batch rules by which each record is in one batch of every pass for sure."""
+"""Batch rules that put each record into exactly one batch of every pass."""
 OF_ONE_SIZE = (WITHOUT_REPLACEMENT, *UNSAMPLED)
 """Batch rules whose batches all have the same number of records, a whole number."""
 
