@@ -101,7 +101,7 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
     value, pairs = np.zeros(wanted.size), np.broadcast_shapes(batch_shape(run), law.shape)
     for side in sides(run, relation):
         # One call of the engines finds the last eps of all tables.  There is one table for each pair of a base and a
-        # law.  All values asked for a pair are read from its table, so the least delta among them decides where it ends.
+        # law.  All values asked for a pair are read from one table, so the least delta among them decides its end.
         least = wanted.reshape(shape)
         least = least if quantity == "epsilon" else upper_delta(run, least, side.forward)
         least = np.min(least, axis=tuple(range(len(shape) - len(pairs))))

@@ -532,7 +532,7 @@ A bulk that rarely reaches the threshold k needs no contour."""
 
 
 class Contour(NamedTuple):
-    """An evaluated contour, which serves thresholds k near the k for which the contour was placed."""
+    """An evaluated contour, whose brackets are narrow for thresholds k near the k that it was placed for."""
 
     sign: float
     s: Array

@@ -76,7 +76,7 @@ class Cuts(NamedTuple):
 
     windows: Windows
     low: tuple[Array, Array] | None
-    """log Phi(-x) and log Phi(x) for the window at `windows.low`, (B, J + 1) each; None if no configuration has a bulk."""
+    """log Phi(-x), log Phi(x) for the window at `windows.low`, (B, J + 1) each; None if no configuration has a bulk."""
     high: tuple[Array, Array] | None
     """The same two logarithms for the window at `windows.high`; None if no configuration has far outputs."""
 
