@@ -152,8 +152,8 @@ def _differentiate(
             answer[rows] = (along + lost / finite) / slope
         rough = np.flatnonzero(~np.isfinite(answer))
         if rough.size:
-            # Where the contour has no answer, epsilon itself is differenced. The lattice's estimates are off by about
-            # 1e-5. A relative step below 1e-3 would magnify these errors too much.
+            # Where the contour has no answer, a difference quotient of epsilon is taken. The lattice's estimates are
+            # off by about 1e-5. A relative step below 1e-3 would magnify these errors too much.
             low, high = _around(names[index], field, 1e-3)
             ends = [_one_sided(at(index, v), delta, relation, direction).estimate[rough] for v in (low, high)]
             answer[rough] = (ends[1] - ends[0]) / (high - low)[rough]

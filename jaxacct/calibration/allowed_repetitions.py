@@ -79,7 +79,7 @@ class AllowedRepetitions:
         return _law(self.family, self.eta, self.parameter)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain Python, ready for JSON; `Bounds.from_dict` reads its "epsilon" back."""
+        """Return the result as plain Python, ready for JSON; `Bounds.from_dict` turns its "epsilon" into Bounds."""
         return plain_record(self)
 
     def _repr_html_(self) -> str:

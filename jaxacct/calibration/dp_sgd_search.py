@@ -469,7 +469,7 @@ def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hin
 def _note(
     hint: contour.Hint, rows: np.ndarray, close: np.ndarray, rung: int, near: np.ndarray, found: calibration.Solved
 ) -> None:
-    """Write the contours' placements and sizes ("rungs") into the hint, where certified evaluations start."""
+    """Write the contours' placements and sizes ("rungs") into the hint, from which certified evaluations start."""
     rows = rows[close]
     hint.near[rows], hint.rung[rows] = near[close], rung
     # the last call's windows and contour are used again if x moved by less than 0.05 in that call

@@ -75,7 +75,7 @@ class Search(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The x = log(value) at which the search of some rows starts, with what is known there."""
+    """The x = log(value) at which the search of some rows starts, with what is known at this x."""
 
     x: np.ndarray
     slope: np.ndarray

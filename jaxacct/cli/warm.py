@@ -31,7 +31,7 @@ NOISE, RATE, STEPS = (0.3, 1.0, 100.0), (1e-5, 1e-3, 0.1), (10_000, 10_000_000)
 A record takes part in few to many batches, so that the questions need programs of every size.
 """
 DELTA, EPSILON = (1e-3, 1e-20), (0.1, 3.0)
-"""Deltas of the questions for epsilon, and epsilons of the questions for delta."""
+"""Deltas at which epsilon is asked for, and epsilons at which delta is asked for."""
 TARGETS = tuple(itertools.product((0.5, 4.0), (1e-5, 1e-9)))
 """Pairs (epsilon, delta) that are the targets of the calibrations."""
 KNOWN: dict[Callable[..., object], tuple[tuple[float, float], ...]] = {

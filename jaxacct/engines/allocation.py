@@ -265,7 +265,7 @@ def value_of(contour: Contour, eps: np.ndarray) -> Value:
 
 
 def estimate_of(contour: Contour, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the estimate and the slope that `value_of` would return, for a fraction of the work."""
+    """Return the estimate and the slope that `value_of` would return, at a fraction of the cost."""
     k = np.exp(contour.sign * eps)
     mid, slope = estimate_near(contour, k)
     with np.errstate(all="ignore"):

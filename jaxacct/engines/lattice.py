@@ -529,7 +529,7 @@ class Side(NamedTuple):
     composed: Composition
     theta: float  # the tilt
     log_moment: float  # K(theta)
-    log_size: float  # sum of the magnitudes of log_moment's terms, for their rounding
+    log_size: float  # sum of the magnitudes of log_moment's terms, which bounds their rounding
     start: float  # loss of the first element
     step: float  # difference in loss between neighbouring nodes
     span: float  # length of the lattice, in units of loss
@@ -559,7 +559,7 @@ def _upper_side(case: Case, plan: LatticePlan, length: int) -> Side:
 def _steps(
     laws: list[LatticePart], extents: list[list[tuple[float, float]]], plan: LatticePlan, length: int
 ) -> tuple[float, float]:
-    """Return the lattice spacings of the dominated and the dominating composition. Every extent fits on them."""
+    """Return the lattice spacings of the dominated and the dominating composition, wide enough for every extent."""
     margin = 1.0 + 8.0 / length
     widest = max(1.01 * (high - low) for each in extents for low, high in each)
     span = max(plan.top - plan.bottom, widest) * margin

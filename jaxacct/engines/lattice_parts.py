@@ -88,7 +88,7 @@ class LatticePart(ABC):
         return []
 
     def step(self, step: float, upper: bool) -> float:
-        """Return a lattice spacing near `step` with which this law's own atoms fall on nodes."""
+        """Return a lattice spacing near `step` so that this law's own atoms fall on nodes."""
         return step
 
 

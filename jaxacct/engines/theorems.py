@@ -308,7 +308,8 @@ def finite_counts(parts: Components, column: int) -> Tests:
     error_q = error + 8.0 * ROUNDOFF * (loss + np.where(np.isfinite(other), np.abs(other), 0.0))
     p, other = np.minimum(p, 0.0), np.minimum(other, 0.0)
     p_rest, other_rest = (np.log1p(-np.exp(np.minimum(x, -1e-18))) for x in (p, other))
-    # The mass below a threshold has the error of the mass at or above the threshold: relative to itself, `spread`.
+    # The mass below a threshold and the mass at or above it have one absolute error. Relative to the mass below, this
+    # error is `spread`.
     spread, spread_q = (
         _grown(x * (1.0 + np.exp(-rest))) for x, rest in ((error, p_rest), (error_q * np.exp(other), other_rest))
     )
@@ -333,7 +334,7 @@ def _bounded(parts: Components) -> np.ndarray:
 
 
 def total_variation(parts: Components) -> np.ndarray:
-    """Return the sum of n TV over the parts, rounded up. It is at least the finite part of delta(0)."""
+    """Return the sum of n times each part's total variation, rounded up: at least the finite part of delta(0)."""
     mu, s = parts.mu / np.sqrt(8.0), 1.0 / parts.gauss_sigma / np.sqrt(8.0)
     total = erf(mu) + np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * erf(s), 0.0), axis=1)
     laplace = parts.laplace_q * -np.expm1(-0.5 / parts.laplace_scale)

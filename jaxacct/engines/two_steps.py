@@ -50,7 +50,7 @@ REACH = 39.0
 _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9, 60.0, 36)])
 """Survey points about a possible kink of the integrand, as differences of `y = s u - s^2/2`: dense near 0."""
 _WIDE = np.linspace(-REACH, REACH, 105)
-"""Survey points about either mode of the first step's output, in standard deviations from the mode: 0.75 apart."""
+"""Survey points about either mode of the first step's output, in deviations from the mode. They are 0.75 apart."""
 CELL_COUNTS = (800, 5000)
 """Number of cells for each configuration: in the first try, and in a second try if its bracket came out wide."""
 WIDE = 1e-6

@@ -53,7 +53,9 @@ def units_of(name: str, arguments: list[np.ndarray], value: np.ndarray) -> np.nd
 
 @functools.cache
 def failure(special: bool = False) -> str | None:
-    """Return which of NumPy's functions is inaccurate on this machine, in words, or None. Try them once per process.
+    """Return which of NumPy's functions is inaccurate on this machine, in words, or None.
+
+    The functions are tried once per process.
 
     special : whether to try erfc as well, which imports SciPy (a fifth of a second).
     """

@@ -120,7 +120,7 @@ def compose(
 
 
 def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
-    """Return sums of T = `mass` against f = e^{-theta d} (1 - e^{-d})_+ at d = loss - eps = start + i step."""
+    """Return sums of T = `mass` times f = e^{-theta d} (1 - e^{-d})_+ at d = loss - eps = start + i step."""
     xp = namespace(mass, start, step, theta)
     d = start + step * xp.arange(mass.shape[0])
     above = d > 0

@@ -61,7 +61,7 @@ class Line(NamedTuple):
 
 
 def line(laws: Any, mu: Array, reach: float) -> Line:
-    """Return the nodes of every row. If the log ratio has an extremum between two nodes, one of them is moved there."""
+    """Return the nodes of every row. If the log ratio has an extremum between two nodes, one node is moved to it."""
     steps = int(np.ceil(2.0 * reach / STEP))
     own = np.linspace(-reach, reach, steps + 1)
     x = np.sort(np.concatenate([own + 0.0 * mu[:, None], own[:-1] + reach / steps + mu[:, None]], axis=1), axis=1)

@@ -23,7 +23,7 @@ from jaxacct.mechanisms.random_allocation import RandomAllocation
 from jaxacct.strategies.strategy import Strategy
 
 SMALLEST = 1e-200
-"""Smallest variance of a bin's normal; the largest is its inverse."""
+"""Smallest variance of a bin's normal; the largest variance is the inverse of this."""
 KEPT = 64
 """Number of runs whose coefficients and contours are cached."""
 

@@ -323,7 +323,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     >>> batch_shape(dp_sgd([0.8, 1.0, 1.2], 0.01, 10_000))
     (3,)
     """
-    known = vars(require_mechanism("mechanism", mechanism)).get("_shape")  # `Composed` may be long and caches it
+    known = vars(require_mechanism("mechanism", mechanism)).get("_shape")  # `Composed` may be long and caches its shape
     return cast(tuple[int, ...], known) if known is not None else broadcast_shape(dict(_shapes(mechanism)))
 
 

@@ -338,7 +338,7 @@ class FiniteOutput(FiniteMechanism):
     def symmetric(self) -> bool:
         """Return whether the loss has the same law in both directions, to the last bit.
 
-        If not, each question is answered in both directions.
+        If the two laws differ, each question is answered in both directions.
         """
         pair = self.pair()
         here, there = _sorted_law(pair.loss, pair.p), _sorted_law(-pair.loss, pair.q)

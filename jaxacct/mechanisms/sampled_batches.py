@@ -270,7 +270,7 @@ class PoissonSampled(OfGaussianMixtures):
 
 
 def _under(relation: str) -> str:
-    """Return the neighbouring relation for the releases inside a sample that is asked about under `relation`."""
+    """Return the relation for the releases inside a sample, given the `relation` for the sample itself."""
     return relation if relation == "replace_one" else "add_or_remove_one"
 
 

@@ -40,7 +40,7 @@ OTHER_NOISE = {
     "random_allocation": "random allocation, independent noise",
     "fixed_order": "not sampled, buffered noise",
 }
-"""Options without a number of bands to choose, each with its name in the legend."""
+"""For each option that has no number of bands to choose, its name in the legend."""
 
 
 class Curve(NamedTuple):

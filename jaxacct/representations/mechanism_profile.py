@@ -140,7 +140,7 @@ class Profile:
         return renyi_divergence(self.mechanism, order, self.relation)
 
     def zcdp(self) -> Bounds:
-        """Compute the smallest rho of zero-concentrated privacy, certified: `zero_concentrated`."""
+        """Compute the smallest rho of zero-concentrated privacy, certified, by `zero_concentrated`."""
         return zero_concentrated(self.mechanism, self.relation)
 
     def cdf(self, loss: PyTree, direction: str = "remove") -> LossDistribution:

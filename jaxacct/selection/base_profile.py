@@ -50,13 +50,13 @@ EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
 LAST_DELTA = 1e-18
 """The profile is evaluated up to the eps at which delta exceeds the mass at infinity by this much."""
 PROFILE_RTOL = 0.01
-"""The rtol with which the engines are asked for the profile.  The contour engine errs by a hundredth of it at most,
+"""The rtol with which the engines are asked for the profile.  The contour engine errs by at most a hundredth of this,
 which moves a selection's eps by 1e-5.
 """
 CONTOURS = 16
 """Number of contours for one direction; each serves a block of neighbouring eps."""
 TOGETHER = 32
-"""Number of bases whose profiles are asked for in one call: with more, the arrays grow and a base is hardly cheaper."""
+"""Number of bases whose profiles are asked for in one call. More would need more memory, and save hardly any time."""
 CONTOUR_WIDTH = 1e-4
 """Largest relative width of a bracket from a shared contour; an eps with a wider bracket is computed again, alone."""
 VALUE_ERROR = 1e-12

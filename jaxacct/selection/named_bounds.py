@@ -42,7 +42,7 @@ from jaxacct.selection.law_of_k import Binomial, Law, Poisson, TruncatedNegative
 MONOTONE_KIND = "conditional: monotone score"
 """Kind of the answers that hold for scores monotone in the likelihood ratio, and not for other scores."""
 CHUNK = 256
-"""Number of rows computed at once: their arrays stay in the processor's cache."""
+"""Number of rows computed at once, so few that their arrays stay in the processor's cache."""
 PROFILE_LAWS = (TruncatedNegativeBinomial, Binomial, Poisson)
 """Laws of K with a published bound by the privacy profile."""
 RENYI_LAWS = (TruncatedNegativeBinomial, Poisson)
@@ -137,7 +137,7 @@ def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> tuple
 
 
 def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds from the best order of the selection's Rényi curve, the larger of the two directions."""
+    """Return upper bounds by the best order of the selection's Rényi curve, for the direction with the larger bound."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     convert = epsilon_from_renyi if quantity == "epsilon" else delta_from_renyi
     value = np.zeros(())

@@ -190,7 +190,7 @@ def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, floa
 def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> tuple[envelope.Envelope, float]:
     """Return one direction's envelope, and the last eps of the profile of `top` runs.
 
-    level : a delta; the profiles end where delta is a certain share of it.
+    level : a delta; the profiles end where their delta is a certain share of `level`.
     """
     parts = components(run, "add_or_remove_one", side.direction)
     # mass at infinity counts by itself if it is certain; the mass of a pair that only dominates the base is not certain
@@ -219,7 +219,7 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
 
 
 def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return eps, and upper bounds of the delta of `count` runs there."""
+    """Return several eps, and upper bounds of the delta of `count` runs at these eps."""
     seen = parts.finite_mass[0, 0] > 0.0 if finite_once(parts) else np.zeros(0, bool)
     if not (seen.any() and np.count_nonzero(seen) ** count <= MOST_ATOMS):
         runs = repeat(run, count)

@@ -28,7 +28,7 @@ _CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
     "sampling_probability": noise_rate_steps.calibrate_sampling_probability,
     "steps": noise_rate_steps.calibrate_steps,
 }
-"""The function that solves for each calibrated quantity."""
+"""For each calibrated quantity, the function that solves for it."""
 BASES_AT_ONCE = 16
 """Largest number of base runs (the runs that selections repeat) that are solved together; each profile takes 2 MB."""
 USUAL = "usual"

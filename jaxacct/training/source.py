@@ -18,7 +18,7 @@ __all__ = ["Source"]
 
 
 class Stopped(Exception):
-    """End of loading, because the batches are no longer wanted."""
+    """Raised to end the loading of batches that are no longer wanted."""
 
 
 @dataclass(frozen=True)

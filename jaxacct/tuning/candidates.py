@@ -142,7 +142,7 @@ class Secret:
         return int.from_bytes(self.root(purpose, number)[:16], "little") * size >> 128
 
     def key(self, purpose: bytes, number: int = 0) -> Any:
-        """Return `root` as a key of ChaCha20."""
+        """Return the bytes of the method `root` as a ChaCha20 key."""
         return key_from_bytes(self.root(purpose, number))
 
 

@@ -166,7 +166,7 @@ def expand(mechanism: Any, relation: str, direction: str) -> Composition:
 
 
 def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
-    """Return pairs (mechanism, direction) whose largest delta is the relation's (README.md, "What is verified")."""
+    """Return the pairs (mechanism, direction) whose largest delta is delta under the relation (README.md)."""
     names = (relation.split("_")[0],) if relation in ("add_one", "remove_one") else ("remove", "add")
     fixed_size = type(mechanism) is known.SampledWithoutReplacement and mechanism.group == 1
     if fixed_size and relation == "replace_one" and mechanism.sampling_ratio != 1:

@@ -351,7 +351,7 @@ class SampledGaussian:
         return float(values[best]), float(ANGLES[best])
 
     def log_moved(self, c: float, t: float) -> np.ndarray:
-        """Return log of the bound of |M(c + it)| on the line at each of ANGLES, in floats; inf where too steep."""
+        """Return log of the bound of |M(c + it)| on the line at each of ANGLES, in floats; inf for too steep a line."""
         values = np.full(ANGLES.shape, np.inf)
         allowed = self._steepest > ANGLES
         logs, turns = self._moved_terms(c)

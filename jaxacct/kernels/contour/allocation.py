@@ -945,7 +945,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
 
 
 def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow wide brackets of a large delta_remove = 1 - k + E(k - S)_+ by the put, whose error is absolute."""
+    """Narrow wide brackets of a large delta_remove = 1 - k + E(k - S)_+ by this put, whose error is absolute."""
     width = _wanted(np.log(np.maximum(0.5 * (low + high), 1e-295)))
     rows = np.flatnonzero(~(high - low <= width * high) & (high > LEAST_BY_PARITY) & (asked.eps < 30.0))
     if asked.sign < 0 or rows.size == 0:

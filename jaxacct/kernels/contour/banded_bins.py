@@ -242,7 +242,7 @@ class Wedge(NamedTuple):
 
 
 class Boxed(NamedTuple):
-    """Bounds of a path on boxes of s + i side strip: Re y from above, Im y from both sides, the measure from above.
+    """Bounds of a path on boxes of s + i side strip: upper bounds of Re y and of the measure, both bounds of Im y.
 
     The measure is |N(y) dy|; for side 0 its `density` is relative to N(s) ds. Each field has shape (N, boxes).
     """
@@ -580,7 +580,7 @@ def theorems(bins: Bins, sign: float, eps: np.ndarray) -> tuple[np.ndarray, np.n
         ratio = np.logaddexp.reduce(logs, axis=1) - np.log(bins.count)
         t = t - (ratio - sign * eps) / np.sum(c * np.exp(logs - ratio[:, None]), axis=1) * bins.count
     tail = lambda x: np.exp(log_ndtr(-sign * x))
-    # log_ndtr is off by 12 + 3 x^2 units, and its argument t - c by |t| + 40 c
+    # log_ndtr is off by 12 + 3 x^2 units, and its argument t - c by |t| + 40 c units
     units = lambda x, c: ROUNDOFF * (32.0 + 3.0 * x * x + (1.0 + np.abs(x)) * (np.abs(t[:, None]) + 40.0 * c))
     with np.errstate(over="ignore", invalid="ignore"):
         k, sized = np.exp(eps), float(bins.sizes.max())

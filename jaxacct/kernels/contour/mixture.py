@@ -296,7 +296,7 @@ def _by_level_sets(branch: Quadrature, t: Array) -> Array:
 
 
 def _cells(branch: Quadrature) -> tuple[Array, Array]:
-    """Return lower bounds for each cell: of the length of its range of losses, and of the loss's density there."""
+    """Return lower bounds for each cell: of the length of its range of losses, and of the loss's density in it."""
     spread = float(branch.law.shift[-1] - branch.law.shift[0])
     bend = -1.0 + max(branch.power, 0.0) * 0.25 * spread**2  # largest second derivative of log p
     low = np.minimum(branch.p[:-1], branch.p[1:]) / branch.step * np.exp(-max(bend, 0.0) * branch.step**2 / 8.0)
@@ -465,7 +465,7 @@ def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[
 
 
 class Line(NamedTuple):
-    """Bounds of |phi mix^a|/M(c) for real a on the line u + iv, and arg mix there, which grows with u."""
+    """Bounds of |phi mix^a|/M(c) for real a on the line u + iv, and arg mix on this line, which grows with u."""
 
     v: float
     log_cells: Array  # (X - 1,) integrals over the cells of the grid

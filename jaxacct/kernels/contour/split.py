@@ -124,7 +124,7 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
 
     _, mean, variance = k(1e-3 * start)
     gap = epsilon - mean
-    normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # if the law were normal
+    normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # where c would be if the law were normal
     scan = xp.stack([f * start for f in SCAN] + [xp.clip(normal, 1e-3 * start, 1e4 * start)])
     first = _pick_in_front(scan, xp.argmin(size(scan) - scan * epsilon, axis=0))
     point = saddle_near(k, epsilon, first, REFINEMENT_STEPS)

@@ -184,7 +184,7 @@ def _clipped_sum(
     places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
 
     # The weights are used often below, and outside of a branch the compiler would compute them again for each use.  The
-    # places must be data, as `as_data` makes them.  On a GPU the host waits for each branch, so one branch makes both.
+    # places must be data, as `as_data` makes them.  On a GPU the host waits for each branch, so both share a branch.
     both = computed_once(true, lambda: (weights_of(), [np.int32(place) for place in places]))
     (weights, of_parts, keep, (clipped, not_finite)), data = both
     numbers = iter(data)
@@ -305,7 +305,7 @@ def _check_params(params: Any) -> None:
 
 
 def _batch_size(batch: Any) -> int:
-    """Return the number of examples; raise InputError if the arrays of a batch have different numbers."""
+    """Return the number of examples; raise InputError if the arrays of a batch have unequal lengths."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(batch)}
     if len(sizes) != 1 or () in sizes:
         raise InputError(f"batch has first axes {sorted(sizes)}, must all be equal; put the examples along the first")
@@ -340,7 +340,7 @@ def find_ways(loss_fn: Any, params: Any, example: Any, method: str) -> tuple[Wri
 
 
 def _way(leaf: int, value: Any, uses: Uses, method: str) -> Any:
-    """Return the `Site` of a parameter, or a `Way` with the reason why it has none."""
+    """Return the `Site` of a parameter, or a `Way` with the reason why the parameter has none."""
     if not uses.known and not uses.others:
         return Way("none", "the loss has no gradient with respect to it")
     if method == "vmap":

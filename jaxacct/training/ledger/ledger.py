@@ -129,7 +129,7 @@ class LedgerFile:
     def end_last_line(self) -> None:
         """Add the newline that an otherwise complete last line may lack.
 
-        The newline need not be on the disk when this returns.  Without it the file is read the same, and `append` puts
+        The newline need not be on the disk when this returns.  A file without it is read alike, and `append` puts
         the whole file on the disk before its own entry counts.
         """
         file = self.file

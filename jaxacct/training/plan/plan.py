@@ -78,7 +78,7 @@ _FORMAT, _VERSION = "jaxacct.plan", 1
 _MAX_SEGMENTS = 10**6
 """Largest number of segments in a document, enough for a million steps that differ; a longer list is refused unread."""
 _TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation")
-"""Settings that a document holds unchanged."""
+"""Settings of a plan that the plan's document holds as they are."""
 _UNUSUAL = {"candidates": "iid", "cap": None, "unit": "record", "noise": None, "groups": None, "early_stop": None}
 """Usual values of some settings.  A document holds such a setting only if its value differs."""
 _SEGMENT_NUMBERS = {

@@ -158,7 +158,7 @@ class Store:
         values: dict[str, Any] = {name: known[name] for name in Lineage._fields}
         values = {name: bytes.fromhex(v) if isinstance(v, str) else v for name, v in values.items()}
         line = Lineage(**values | {"root": Root(values["root"])})
-        # Without names only the digest shows whether leaves of one shape and dtype are in their places.
+        # Without names only the digest shows whether leaves of equal shape and dtype were exchanged.
         alike = len({repr(kind) for _, *kind in own}) < len(own)
         if "leaves" not in run and alike and digest_of(carried) != line.seal:
             raise InputError(

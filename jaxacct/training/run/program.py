@@ -272,7 +272,7 @@ class Streamed(Program):
         return self._release(carried, words, sums, now)
 
     def close(self) -> None:
-        """End the threads and wait for them."""
+        """Tell the threads to end, and wait until they have ended."""
         if hasattr(self, "_ahead"):
             self._ahead.close()
 
@@ -386,7 +386,7 @@ class Ahead(Generic[Item]):
         return item
 
     def close(self) -> None:
-        """End the thread and wait for it."""
+        """Tell the thread to end, and wait until it has ended."""
         self._stop.set()
         running = [each for each in self._made if not each.cancel()]
         if wait(running, _PATIENCE).not_done:

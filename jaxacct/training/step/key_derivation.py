@@ -76,7 +76,7 @@ class Root(Secret):
 
     @property
     def known(self) -> bool:
-        """Whether the key is there."""
+        """Whether the object has its key; an unpickled object does not."""
         return self._key is not None
 
     def __eq__(self, other: object) -> bool:
@@ -285,7 +285,7 @@ def _libraries() -> dict[str, str]:
 
 @functools.cache
 def _processor() -> list[Any]:
-    """Return kind, instruction sets and caches of the processors, by which libraries choose code and order of sums."""
+    """Return kind, instruction sets and caches of the processors; libraries choose code and order of sums by these."""
     cores = set()
     try:
         for block in Path("/proc/cpuinfo").read_text().strip().split("\n\n"):
