@@ -141,7 +141,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     limits = limits_by_theorems(quantity, some_rows(question, doubtful)) if doubtful.size else None
     if limits is not None:
         _narrow_by_theorems(side, doubtful, *limits)
-    # The `wide` rows go to the costly engines. If the user chose an engine, these are all rows that are left.
+    # The `wide` rows go to the costly engines. If the user chose an engine, all rows of `left` are `wide`.
     wide = left & (wanting if engine == "auto" else True)
     if engine == "auto" and wide.any():
         # A bracket that the theorems make narrower than this share of rtol needs no costly engine.

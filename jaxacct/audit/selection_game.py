@@ -395,7 +395,7 @@ def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progre
     (1000, True)
     """
     masses = _law_of("masses", masses)
-    # ends of the cells from the top down: the cell of highest score wins where 1 - V is below the first end
+    # ends of the cells from the top down: the cell of highest score wins if `winning_ranks` is below the first end
     above = np.cumsum(masses[::-1])[:-1] / masses.sum()
 
     def one(key: Any, repetitions: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:

@@ -316,7 +316,8 @@ def _parts(row: Row, sign: float, left_out: float) -> tuple[list[Part], float]:
     """Return the parts in the form for kernels, and the probability that a left-out contribution occurs in any step.
 
     Leaving out the rarest contributions changes the law of a step by their probability, in total variation. Delta of
-    all steps changes by at most the sum of these probabilities in the direction remove, and by e^eps times it in add.
+    all steps changes by at most the sum of these probabilities in the direction remove, and by at most e^eps times this
+    sum in the direction add.
     """
     steps = sum(count for count, _ in row)
     parts, lost = [], 0.0

@@ -42,7 +42,7 @@ SHORTER = 1.02
 """Cells are planned shorter than needed by this factor, since a cell that lies in two intervals of the survey grid gets
 the mean of the widths planned for them."""
 GROWTH = 0.2
-"""Neighbouring cells may differ in length by at most this share of their distance."""
+"""Largest change of the length of cells, per unit of u, from one cell to the next."""
 POINTS_BEYOND = 12
 """Cells reach this many points of the survey grid beyond the rightmost point that they must cover."""
 REACH = 39.0

@@ -79,7 +79,7 @@ def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
     grown = xp.expm1(xp.where(high, 0.0, xp.minimum(y, 709.0)))
     added = xp.where(high, q + (1.0 - q) * small, (1.0 - q) + q * small)
     apart = high | low
-    # XLA's log1p is accurate only for small arguments (arrays.log1p). For all other y log is called, only once.
+    # XLA's log1p is accurate only for small arguments (arrays.log1p). All other y share one call of log.
     log = xp.log(xp.where(apart, added, 1.0 + q * grown))
     near = xp.where(xp.abs(q * grown) < 0.3, xp.log1p(q * grown), log)
     value = xp.where(apart, xp.where(high, y, 0.0) + log, near)

@@ -112,7 +112,7 @@ class LineSum:
         return values
 
     def _tail(self) -> Any:
-        """Bound from above, beyond the last node, |M(z)|, or |M(z) - A(z)| if small losses (A) count separately."""
+        """Bound |M(z)| beyond the last node from above; bound |M(z) - A(z)| if small losses, A, are summed apart."""
         c, plan = arb(self.plan.line.c), self.plan
         if plan.small_loss:
             return plan.small_loss.tail(self.parts, c, self.last)

@@ -281,7 +281,7 @@ def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[Any, froz
 
 
 def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function equal to the given one, of pytrees; on CPUs it runs every convolution with channels last."""
+    """Return a function of pytrees that equals the given one; on CPUs it runs every convolution with channels last."""
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:

@@ -29,7 +29,7 @@ class ValidationScore:
         self._count: Callable[[Any, Any], Any] | None = None
 
     def begin(self, trained: PyTree, rest: Untrained | None, data: PyTree) -> None:
-        """Compile for a model; refuse a score that closes over training data."""
+        """Compile the score for a model; refuse a score that closes over training data."""
         of_one = lambda trained, example: self._score(join_model(trained, rest), example)
         trace = jax.make_jaxpr(of_one)(trained, one_of(self._rows))
         refuse_closed_over("score", trace, data, () if rest is None else rest.frozen, source=isinstance(data, Source))
