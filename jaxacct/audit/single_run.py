@@ -39,7 +39,7 @@ DOWN = 1.0 - 8.0 * ROUNDOFF
 Inverse = Callable[[np.ndarray], np.ndarray]
 """Function from y to a lower bound of inf{x : F(x) >= y}, infinite where y > 1.
 
-F is the claimed curve: F(x) is the largest probability with the record of an event that has probability x without it.
+F is the claimed curve: an event of probability x without the record has at most probability F(x) with it.
 """
 GUESSED = ("both", "in")
 """Guesses that an audit makes: "both", that some canaries are in and others out; "in", only that some are in."""

@@ -329,7 +329,7 @@ def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
         loss = np.log(p) - np.log(q)
         lowest = int(np.argmin(loss))
         p[lowest] += rest
-        # the Q-mass of the lowest atom stays, or grows so that its loss stays the lowest
+        # the Q-mass of the lowest atom is kept, or raised so that its loss stays the lowest
         others = np.delete(loss, lowest)
         most = float(others.min()) if others.size else 0.0
         loss[lowest] = min(np.log(p[lowest]) - np.log(q[lowest]), most)

@@ -19,7 +19,7 @@ from flint import arb, ctx
 _LOCK = threading.RLock()
 """python-flint's precision is one global setting: threads that change it take turns."""
 _CLOCK = threading.local()
-"""Holds `deadline`, one for each thread: the time of `time.monotonic` from which `tick` raises OutOfTime."""
+"""Holds a `deadline` for each thread: the `time.monotonic` from which `tick` raises OutOfTime."""
 
 
 class NotCovered(Exception):

@@ -1,4 +1,4 @@
-"""Defines matrix mechanisms: the columns of each strategy's matrix C, and how far one record moves C X, X the data."""
+"""Defines matrix mechanisms: the columns of each matrix C, and how far one record moves C X, where X is the data."""
 
 from __future__ import annotations
 
