@@ -239,7 +239,7 @@ class BaseMechanism(Mechanism):
 
 
 class Combinator(Mechanism):
-    """Mechanism made of other mechanisms, symmetric where all of them are."""
+    """Mechanism made of other mechanisms, symmetric if all of these are symmetric."""
 
     def symmetric(self) -> bool:
         return all(mechanism.symmetric() for mechanism in self.inside())

@@ -291,7 +291,7 @@ def solved_for(columns: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def out_path(out: object, named: str = "the result, such as 'result.csv'") -> Path:
-    """Return the path of a file to write; refuse an object that is no path, and advise to name `named`."""
+    """Return the path of a file to write; refuse an object that is no path, and ask for `named` instead."""
     if not isinstance(out, str | os.PathLike) or not os.fspath(out):
         raise InputError(f"out = {shown(out)} must be the path of a file; name {named}")
     return Path(os.fsdecode(out))
