@@ -104,3 +104,13 @@ def test_what_is_refused():
         assert "count" in refusal(samplers.PartitionChoice(1.0, 0.1).sample, bad)
         assert "count" in refusal(samplers.ThresholdedCounts(1.0, 0.1).release, bad)
     assert "count" in refusal(samplers.PartitionChoice(1.0, 0.1).probability, -1)
+
+
+def test_at_the_mass_at_infinity_itself_epsilon_is_that_of_all_keys():
+    for keys, relation, delta, epsilon in [
+        (ja.PartitionSelection(1.0, 1e-5), "add_or_remove_one", 1e-5, 1.0),
+        (ja.PartitionSelection(0.5, 0.5, 2), "zero_out", 0.75, 1.0),
+        (ja.PartitionSelection(0.5, 0.5), "replace_one", 0.75, 1.0),
+    ]:
+        assert ja.epsilon(keys, delta, relation=relation).upper == pytest.approx(epsilon, rel=1e-12)
+        assert ja.epsilon(keys, np.nextafter(delta, 0.0), relation=relation).upper == np.inf

@@ -316,7 +316,7 @@ def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: n
         due |= (infinite > 0.0) & (target > 0.0) & (np.abs(target - infinite) * LARGEST_SLACK <= wrong)
     for row in np.flatnonzero(due):
         one = element(mechanism, np.unravel_index(rows[row], batch_shape(mechanism)))
-        masses = [one.infinity_exactly(side) for side in directions(mechanism, relation)]
+        masses = [one.infinity_exactly(relation, side) for side in directions(mechanism, relation)]
         if (relation == "replace_one" and not one.symmetric()) or any(mass is None for mass in masses):
             continue
         left = [float(Fraction(target[row]) - mass) for mass in masses if mass is not None]

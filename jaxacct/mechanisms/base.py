@@ -125,7 +125,7 @@ class Mechanism(ABC):
         """
         return self.expand(relation, direction)
 
-    def infinity_exactly(self, direction: str) -> Fraction | None:
+    def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
         """Return the mass at infinity of one configuration in one direction, exactly; None if the mass is not known."""
         return None
 
@@ -252,7 +252,7 @@ class AdditiveNoise(BaseMechanism):
     law: ClassVar[type[GaussianPart] | type[LaplacePart]]
     """Class of the `Part` that describes the noise."""
 
-    def infinity_exactly(self, direction: str) -> Fraction | None:
+    def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
         return Fraction(0)
 
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:

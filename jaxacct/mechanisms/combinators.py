@@ -77,8 +77,8 @@ class Repeated(Combinator):
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         return self._times_steps(self.mechanism.expand_below(relation, direction))
 
-    def infinity_exactly(self, direction: str) -> Fraction | None:
-        inner, steps = self.mechanism.infinity_exactly(direction), int(self.steps)
+    def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
+        inner, steps = self.mechanism.infinity_exactly(relation, direction), int(self.steps)
         if inner is None or (inner > 0 and steps * inner.denominator.bit_length() > MOST_DIGITS):
             return None
         return 1 - (1 - inner) ** steps if inner else inner
@@ -179,10 +179,10 @@ class Composed(Combinator):
         inner = [mechanism.gaussians() for mechanism in self.mechanisms]
         return [item for items in inner for item in items or ()] if all(items is not None for items in inner) else None
 
-    def infinity_exactly(self, direction: str) -> Fraction | None:
+    def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
         survival = Fraction(1)
         for mechanism in self.mechanisms:
-            inner = mechanism.infinity_exactly(direction)
+            inner = mechanism.infinity_exactly(relation, direction)
             if inner is None or survival.denominator.bit_length() + inner.denominator.bit_length() > MOST_DIGITS:
                 return None
             survival *= 1 - inner
@@ -319,8 +319,8 @@ class ProposeTestRelease(Combinator):
         missed = ApproximateDP(0.0, self._passing()).expand(relation, direction)
         return [*test, *missed, *self.mechanism.expand(relation, direction)]
 
-    def infinity_exactly(self, direction: str) -> Fraction | None:
-        inner = self.mechanism.infinity_exactly(direction)
+    def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
+        inner = self.mechanism.infinity_exactly(relation, direction)
         return None if inner is None else 1 - (1 - Fraction(float(self._passing()))) * (1 - inner)
 
     def _passing(self) -> np.ndarray:

@@ -83,7 +83,7 @@ class RandomizedResponse(FiniteMechanism):
         object.__setattr__(self, "categories", k)
         super().__post_init__()
 
-    def infinity_exactly(self, direction: str) -> Fraction | None:
+    def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
         return Fraction(0)
 
     def pair(self) -> FinitePair:
@@ -133,7 +133,7 @@ class PureDP(FiniteMechanism):
     epsilon: Leaf
     constraints: ClassVar = {"epsilon": NON_NEGATIVE}
 
-    def infinity_exactly(self, direction: str) -> Fraction | None:
+    def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
         return Fraction(0)
 
     def pair(self) -> FinitePair:
@@ -167,7 +167,7 @@ class ApproximateDP(FiniteMechanism):
     delta: Leaf
     constraints: ClassVar = {"epsilon": NON_NEGATIVE, "delta": DELTA_OR_ZERO}
 
-    def infinity_exactly(self, direction: str) -> Fraction | None:
+    def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
         return Fraction(float(self.delta))
 
     def pair(self) -> FinitePair:
@@ -330,7 +330,7 @@ class FiniteOutput(FiniteMechanism):
         loss, p, q, excess = (np.where(common, x, 0.0) for x in (loss, p, q, excess))
         return FinitePair(loss, p, q, p_infinity, q_infinity, excess)
 
-    def infinity_exactly(self, direction: str) -> Fraction | None:
+    def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
         p, q = (self.p, self.q) if direction == "remove" else (self.q, self.p)
         masses = [Fraction(float(x)) for x in p]
         return sum((x for x, other in zip(masses, q, strict=True) if other == 0.0), Fraction(0)) / sum(masses)

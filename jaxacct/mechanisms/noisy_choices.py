@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from jaxacct.mechanisms.base import (
     Part,
     register,
 )
+from jaxacct.mechanisms.combinators import repeat
 from jaxacct.mechanisms.finite import ApproximateDP, FiniteMechanism, OfFinitePair, PureDP, sample_pair
 from jaxacct.mechanisms.profile import stacked
 
@@ -306,7 +308,7 @@ class PartitionSelection(Mechanism):
     more or less; a key with count 0 is never released. The optimal rule and thresholded Laplace noise, both in
     `jaxacct.samplers`, are of this kind. Under add or remove all keys together are ``contributions`` times (epsilon,
     delta)-DP, composed; under ``replace_one`` twice as often, since the record leaves some keys and enters others.
-    ``kind`` is "bound". Ask at a delta above ``contributions`` times that of a key.
+    ``kind`` is "bound". With k composed keys, epsilon is infinite at deltas below 1 - (1 - delta)^k.
 
     Parameters
     ----------
@@ -334,7 +336,16 @@ class PartitionSelection(Mechanism):
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         one = ApproximateDP(self.epsilon, self.delta).part(np.asarray(1.0), relation, direction)
-        return [(one, np.asarray(SENSITIVITY[relation] * np.asarray(self.contributions)))]
+        return [(one, self._keys(relation))]
+
+    def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
+        return repeat(ApproximateDP(self.epsilon, self.delta), self._keys(relation)).infinity_exactly(
+            relation, direction
+        )
+
+    def _keys(self, relation: str) -> np.ndarray:
+        """Return the number of keys whose decisions a record changes."""
+        return np.asarray(SENSITIVITY[relation] * np.asarray(self.contributions))
 
     def symmetric(self) -> bool:
         return True

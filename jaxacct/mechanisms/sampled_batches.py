@@ -168,8 +168,8 @@ class PoissonSampled(OfGaussianMixtures):
         below, above = self._flat()[0], self._flat(up=True)[0]
         return super().has_bracket() or not isinstance(below, BaseMechanism) or below != above
 
-    def infinity_exactly(self, direction: str) -> Fraction | None:
-        rate, inner = Fraction(float(self.sampling_probability)), self.mechanism.infinity_exactly(direction)
+    def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
+        rate, inner = Fraction(float(self.sampling_probability)), self.mechanism.infinity_exactly(relation, direction)
         if self.group > 1 or inner is None:
             return None
         return rate * inner if direction == "remove" or rate == 1 else Fraction(0)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxacct.core.files import optional_package
-from jaxacct.core.types import Leaf
+from jaxacct.core.types import Foreign, Leaf
 from jaxacct.core.validation import OPEN_PROBABILITY, check_one
 from jaxacct.training.step.step_function import require_optimizer
 
@@ -38,7 +38,7 @@ class Averaged(NamedTuple):
     count: Leaf
 
 
-def averaged(optimizer: Any, decay: float = 0.9999) -> Any:
+def averaged(optimizer: Foreign, decay: float = 0.9999) -> Foreign:
     """Return the optimizer, with a moving average of the parameters in its state; its updates do not change.
 
     After step t the average is d a + (1 - d) p, with a the previous average, p the new parameters, and
