@@ -62,7 +62,7 @@ def test_the_page_knows_every_word_of_a_run():
 
 @pytest.mark.parametrize(
     "sampling",
-    [pytest.param(rule, marks=() if rule in ("poisson", "cyclic_poisson") else pytest.mark.slow) for rule in RULES],
+    [pytest.param(rule, marks=() if rule in ("poisson", "shuffled") else pytest.mark.slow) for rule in RULES],
 )
 def test_the_page_says_what_python_and_the_command_say(sampling, epsilon_alone, capsys):
     page = opened(link_of(sampling))

@@ -78,7 +78,7 @@ POINTS = 25
 """Number of points of the curve of epsilon over the steps."""
 FPR = np.unique(np.concatenate([[1e-4, 1e-3, 0.003, 0.01, 0.03], np.linspace(0.0, 1.0, 21)]))
 """False positive rates at which a trade-off curve is computed."""
-TICK, PATIENCE = 0.1, 0.4
+TICK, PATIENCE = 0.05, 0.4
 """Seconds between two looks at a question that is being answered, and seconds until the page shows that it is."""
 PARTS = ("lower", "estimate", "upper", "kind", "status", "engine")
 """The parts of an answer."""
@@ -199,9 +199,10 @@ class Desk:
         """Ask a question, and show progress until it is answered."""
         work, begin = Work(QUESTIONS[words], run), time.monotonic()
         work.start()
-        try:  # if the user changes a setting or presses Stop, streamlit raises an exception in this block
+        try:
             while work.is_alive():
                 work.join(TICK)
+                st.session_state.get("stopped")  # raises an exception of streamlit if the user has changed anything
                 seconds = time.monotonic() - begin
                 if work.is_alive() and seconds > PATIENCE:
                     self.say(f"{words} of run {run.name}, {seconds:.0f} s")
