@@ -19,8 +19,8 @@ def run(options: argparse.Namespace) -> int:
     from jaxacct.cli import output
     from jaxacct.core.files import optional_package
 
-    optional_package("matplotlib", "jaxacct explore")
-    bootstrap = optional_package("streamlit.web.bootstrap", "jaxacct explore")
+    optional_package("matplotlib", "the page")
+    bootstrap = optional_package("streamlit.web.bootstrap", "the page")
     from jaxacct.cli import explore_page
 
     port = free_port(options.port)
