@@ -517,3 +517,17 @@ def test_crossings_of_staircases_are_found_in_few_evaluations(upper, edge, guess
     low, high = lattice.crossing(side, 1e-20, guess, 1e-6)
     assert low <= 50.0 <= high <= low + (0.05 if edge == 0.0 else 2e-6)
     assert len(asked) < 90
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5, 6, 7, 8])
+def test_a_search_that_meets_a_negative_lower_bound_goes_on(seed):
+    """Far below the eps that a lattice is made for, its lower bound of delta is negative: the search ended there."""
+    rng = np.random.default_rng(seed)
+    p, q = rng.dirichlet(np.ones(3)), rng.dirichlet(np.ones(3))
+    finite = ja.FiniteOutput(p, q)
+    for mechanism in (
+        ja.PoissonSampled(ja.compose(finite, ja.FiniteOutput([0.7, 0.3], [0.6, 0.4])), 0.01),
+        ja.compose(finite, ja.Laplace(rng.uniform(0.5, 5.0))),
+    ):
+        found = ja.epsilon(mechanism, 10.0 ** rng.uniform(-6.0, -3.0), relation="remove_one")
+        assert found.status == "ok" and found.upper > 0.0

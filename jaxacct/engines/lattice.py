@@ -677,36 +677,40 @@ def crossing(
         return 0.0, 0.0
     at = min(max(guess, tolerance), high)
     width, slope, last = tolerance, -side.theta, None
-    wide = 0.0
-    moves = [np.inf, np.inf]  # sizes of the last two moves
+    wide, blind, known = 0.0, 0.0, False  # a lower bound is negative at `blind`, but `known` at a larger eps
+    moves = [np.inf, np.inf]  # sizes of the last two moves by secants
     for _ in range(CROSSING_STEPS):
         value = evaluate(side, at)
         if value > target:
             low = at
+        elif value <= 0.0 and known:
+            blind = at
         else:
-            high = at
+            high, known = at, value > 0.0 and not side.upper
             wide = EDGE * at if value < -target else 2.0 * tolerance
-        if value <= 0.0 and low == 0.0:
+        if value <= 0.0 and low == 0.0 and not known:
             if evaluate(side, tolerance) <= target:
                 return 0.0, tolerance  # the lower bound of delta says nothing here
             low = tolerance
-        if high - low <= max(wide, 2.0 * tolerance):
+        left = max(low, blind)
+        if high - left <= max(wide, 2.0 * tolerance):
             break
-        if value > 0.0 and last is not None and last[1] > 0.0 and value != last[1]:
+        secant = value > 0.0 and last is not None and last[1] > 0.0 and value != last[1]
+        if last is not None and secant:
             slope = float(np.log(value / last[1])) / (at - last[0])
         last = at, value
         move = float(np.log(value / target)) / -slope if value > 0.0 and slope < 0.0 else np.nan
-        moves = [moves[1], abs(move)]
-        shrinks = moves[1] <= max(0.5 * moves[0], tolerance) or not np.isfinite(high)
+        moves = [moves[1], abs(move) if secant else np.inf]
+        shrinks = not moves[1] > max(0.5 * moves[0], tolerance) or not np.isfinite(high)
         if abs(move) <= tolerance:
             move = width if value > target else -width
             width *= 2.0
-        if low < at + move < high and shrinks:
+        if left < at + move < high and shrinks:
             at += move
         elif np.isfinite(high):
-            at = float(np.sqrt(low * high)) if high > 4.0 * low > 0.0 else 0.5 * (low + high)
+            at = float(np.sqrt(left * high)) if high > 4.0 * left > 0.0 else 0.5 * (left + high)
         else:
-            at = 2.0 * low + tolerance
+            at = 2.0 * left + tolerance
     return low, high
 
 
