@@ -111,7 +111,7 @@ def test_one_slot_of_many_is_not_below_a_contour():
 @pytest.mark.parametrize(("sigma", "sign"), [(0.15, 1), (0.3, 1), (0.3, -1)])
 def test_profiles_of_little_noise_against_quadrature(sigma, sign):
     """Where delta is large, parity of call and put makes brackets narrow that were a few thousandths wide."""
-    profile = contour.round_profile(1.0 / sigma, 2.0, float(sign))
+    profile = contour.round_profiles(np.array([1.0 / sigma]), np.array([2.0]), float(sign))[0]
     for place in np.linspace(0, np.searchsorted(-profile.lower, -1e-5), 5).astype(int).tolist():
         eps = profile.epsilon[place]
         expected = payoff_of_two(sigma, np.exp(sign * eps), sign) * (1.0 if sign > 0 else np.exp(eps))

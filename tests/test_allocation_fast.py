@@ -18,6 +18,10 @@ SLOTS = np.array([300, 200, 100, 20, 30, 10_000, 5, 1000])
 DELTA = np.array([1e-10, 1e-5, 1e-8, 1e-3, 1e-6, 1e-12, 1e-4, 1e-5])
 
 
+def round_profile(s, t, sign):
+    return contour.round_profiles(np.array([s]), np.array([t]), sign)[0]
+
+
 @pytest.mark.parametrize("share", [0.3, 1.0, 1.5])
 def test_chernoffs_bound_is_above_the_put_and_not_far_above(share):
     eps = share * allocation.epsilon(SIGMA, SLOTS, DELTA, "add").estimate
@@ -101,7 +105,7 @@ def test_an_interrupt_cancels_what_has_not_begun(monkeypatch):
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize(("sigma", "slots"), [(0.55, 250), (1.0, 100), (4.0, 30)])
 def test_losses_read_together_hold_their_own_deltas(sign, sigma, slots):
-    found = contour.round_profile(1 / sigma, float(slots), sign)
+    found = round_profile(1 / sigma, float(slots), sign)
     some = np.linspace(0, found.epsilon.size - 1, 12).astype(int)
     exact = allocation.delta(sigma, slots, found.epsilon[some], "remove" if sign > 0 else "add")
     assert np.all(found.lower[some] <= exact.upper * (1 + 1e-12))
@@ -113,7 +117,7 @@ def test_losses_read_together_hold_their_own_deltas(sign, sigma, slots):
 
 def test_a_deep_put_is_placed_by_its_own_scale():
     """The lognormal law takes delta of adding for e^20 times what it is here."""
-    found = contour.round_profile(2.0, 237.0, -1.0)
+    found = round_profile(2.0, 237.0, -1.0)
     large = (found.upper < 1e-4) & (found.upper > 1e-12)
     assert large.sum() > 20 and np.all((found.upper - found.lower)[large] <= 1e-2 * found.upper[large])
 
@@ -122,9 +126,9 @@ def test_a_profile_whose_contours_fail_has_its_theorems(monkeypatch):
     def fails(*given):
         raise MemoryError
 
-    expected = contour.round_profile(0.5, 100.0, 1.0)
+    expected = round_profile(0.5, 100.0, 1.0)
     monkeypatch.setattr(contour, "contours_at", fails)
-    found = contour.round_profile(0.5, 100.0, 1.0)
+    found = round_profile(0.5, 100.0, 1.0)
     assert np.all(found.lower <= expected.upper) and np.all(found.upper >= expected.lower)
     assert np.any(found.upper > 1.1 * expected.upper)
 
@@ -141,7 +145,7 @@ def test_little_noise_needs_no_long_lines(sigma, slots):
 
 def test_rounds_together_have_the_profiles_they_have_alone(monkeypatch):
     s, t = np.array([0.5, 30.0, 1.5, 1e-5]), np.array([100.0, 10.0, 300.0, 7.0])  # of two theorems only
-    alone = [contour.round_profile(*one, -1.0) for one in zip(s, t, strict=True)]
+    alone = [round_profile(*one, -1.0) for one in zip(s, t, strict=True)]
     together = contour.round_profiles(s, t, -1.0)
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_array_equal(one.epsilon, other.epsilon)

@@ -7,7 +7,8 @@ from scipy.special import ndtr
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.kernels import generating, order_statistics
+from jaxacct.kernels import generating
+from jaxacct.selection import named_bounds
 from jaxacct.selection.law_of_k import Law, evaluated
 
 LAWS = [
@@ -104,7 +105,7 @@ def test_no_reach_changes_the_answer():
     mu, delta = np.array([0.01, 0.2681, 1.0, 4.0]), np.full(4, 1e-8)
     for law in LAWS:
         laws = law.flattened((4,))
-        near, far = (order_statistics.crossing(order_statistics.line(laws, mu, r), delta) for r in (13.0, 37.5))
+        near, far = (named_bounds.crossing(named_bounds.line(laws, mu, r), delta) for r in (13.0, 37.5))
         np.testing.assert_allclose(near, far, rtol=1e-9, atol=1e-12)
 
 

@@ -829,16 +829,12 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
     return eps[np.concatenate([[True], np.diff(eps) > LEAST_GAP * max(deviation, 1e-3)])]
 
 
-def round_profile(s: float, t: float, sign: float, dense: bool = False) -> RoundProfile:
-    """Compute delta_remove(eps) (sign = 1) or delta_add(eps) (sign = -1) of one round at the losses of `losses_for`.
-
-    delta_remove(eps) = E(S - e^eps)_+, delta_add(eps) = e^eps E(e^-eps - S)_+, s = 1/sigma, t slots.
-    """
-    return round_profiles(np.array([s]), np.array([t]), sign, dense)[0]
-
-
 def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = False) -> list[RoundProfile]:
-    """Compute `round_profile` of each of several rounds, s and t of shape (M,), with contours evaluated together."""
+    """Compute the profiles of several rounds, s and t of shape (M,), at the losses of `losses_for`, on shared contours.
+
+    They are delta_remove(eps) = E(S - e^eps)_+ (sign = 1) or delta_add(eps) = e^eps E(e^-eps - S)_+ (sign = -1), with
+    s = 1/sigma and t slots.
+    """
     each = [losses_for(float(one), float(slots), sign, dense) for one, slots in zip(s, t, strict=True)]
     sizes = [eps.size for eps in each]
     asked = _Asked(

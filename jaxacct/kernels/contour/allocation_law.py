@@ -313,16 +313,16 @@ class Nodes(NamedTuple):
     """(B, X) weight N(u) (1 - w1) w2 du."""
 
 
-def panels_of(s: Array, t: Array, windows: Windows, size: Array, most: float = 4.0, fine: int = 600) -> Array:
+def panels_of(s: Array, t: Array, windows: Windows, size: Array) -> Array:
     """Choose ends of panels, (B, J + 1): dense where the integrand oscillates fast. Bounds hold for any choice.
 
     size : (B,) largest |z| at which the panels are used.
     """
-    grid = windows.start[:, None] + (windows.end - windows.start)[:, None] * np.linspace(0.0, 1.0, fine + 1)
+    grid = windows.start[:, None] + (windows.end - windows.start)[:, None] * np.linspace(0.0, 1.0, 601)
     middle = 0.5 * (grid[:, 1:] + grid[:, :-1])
     turn = size[:, None] * ratio(middle, s[:, None], t[:, None])
     turn = np.minimum(turn, 1e6)
-    rate = 1.0 / most + s[:, None] * (turn / (0.25 + turn) / 2.5 + turn / 36.0)
+    rate = 0.25 + s[:, None] * (turn / (0.25 + turn) / 2.5 + turn / 36.0)
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
         with np.errstate(invalid="ignore"):
             far = np.abs(middle - place[:, None]) / blur[:, None]
