@@ -381,7 +381,7 @@ DIRECTION_WIDTH, TOLERANCE = 0.25, 0.01
 
 
 def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-    """Return delta of n runs at (K, n) real epsilons, from one contour for each run if that suffices, else one by one.
+    """Return delta of n runs at (K, n) real epsilons, from one contour for each run if that suffices, else by engines.
 
     run : n runs of DP-SGD.
     rtol : relative width at which a bracket is narrow enough.

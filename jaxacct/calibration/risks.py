@@ -397,7 +397,7 @@ LARGEST_MOVE = 2.0
 def _by_rounds(
     goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the best eps and the value there; each round solves for the value at an eps, then improves that eps."""
+    """Return the eps with least delta + e^eps fpr, and the value there; each round solves at an eps, then moves it."""
     rows, near = np.arange(rate.size), None
     for distance, places in ROUNDS:
         rough = _at_rate(goal, epsilon, rate, fpr)._replace(rtol=1e-4, hint=no_hint(rate.size), near=near)
@@ -410,7 +410,7 @@ def _by_rounds(
 def _better(
     goal: Goal, epsilon: np.ndarray, value: np.ndarray, rate: np.ndarray, fpr: np.ndarray, step: np.ndarray, places: int
 ) -> np.ndarray:
-    """Return the eps of the least `delta + e^eps fpr`, by a parabola through the best point and its neighbours."""
+    """Return the eps that minimises `delta + e^eps fpr`, by a parabola through the best point and its neighbours."""
     half = places // 2
     at = np.maximum(epsilon, half * step) + step * np.arange(-half, half + 1.0)[:, None]
     # an rtol of 1e-3 suffices for the deltas: their estimates are more accurate

@@ -23,7 +23,7 @@ CLAIMED = ("ok", "not_binding", "loose")
 AIM = 0.15
 """Distance below the target, in units of rtol, at which fast starts aim; certified epsilons then usually meet it."""
 USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
-"""First guesses of d log(epsilon)/dx, from Gaussians: where epsilon falls as x grows, and where it grows."""
+"""First guesses of d log(epsilon)/dx, from Gaussians: if epsilon falls as x grows, and if epsilon grows with x."""
 LARGEST_EXCESS = 8.0
 """Largest magnitude of log(epsilon/target) that is used. Where epsilon is unknown, the logarithm counts as this."""
 WIDE = 0.1
@@ -311,7 +311,7 @@ def _usual_slope(search: Search, rows: np.ndarray) -> np.ndarray:
 def _polish(
     search: Search, found: BestValues, rows: np.ndarray, start: Start, steep: np.ndarray
 ) -> tuple[np.ndarray, Start]:
-    """Certify the solved rows; move rows that miss the target along secants. Return the unfinished rows and a start.
+    """Certify the solved rows; take secant steps where one misses its target. Return the unfinished rows and a start.
 
     steep : whether epsilon changes fast enough with the value to show that the value is the best; set here for `rows`.
     """

@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _shown(command: str, usual: Any) -> Any:
-    """Return a function that shows warnings: rows that failed in one line, other warnings as usual."""
+    """Return a function that shows a warning of failed rows as one line, and other warnings as usual."""
     from jaxacct.sweeps.solve import FailedRows
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:

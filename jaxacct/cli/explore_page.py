@@ -79,7 +79,7 @@ POINTS = 25
 FPR = np.unique(np.concatenate([[1e-4, 1e-3, 0.003, 0.01, 0.03], np.linspace(0.0, 1.0, 21)]))
 """False positive rates at which a trade-off curve is computed."""
 TICK, PATIENCE = 0.05, 0.4
-"""Seconds between two looks at a question that is being answered, and seconds until the page shows that it is."""
+"""Seconds between two looks at a question that is being answered, and seconds until the page shows its progress."""
 PARTS = ("lower", "estimate", "upper", "kind", "status", "engine")
 """The parts of an answer."""
 KEPT = 200
@@ -213,7 +213,7 @@ class Desk:
         return work.answer
 
     def say(self, words: str) -> None:
-        """Show what is being computed, and the button Stop; the browser draws slowly what changes often."""
+        """Show what is being computed, and the button Stop; show the same words only once, since drawing is slow."""
         if words == self.said:
             return
         self.said = words
@@ -233,7 +233,7 @@ class Desk:
 
 
 def page() -> None:
-    """Draw the page for the settings of the session; streamlit calls this after every change."""
+    """Show the page for the settings of the session; streamlit calls this after every change."""
     st.set_page_config("jaxacct explore", layout="wide")
     if "runs" not in st.session_state:
         restore()
@@ -306,7 +306,7 @@ def link(keys: Iterable[str]) -> None:
 
 
 def inputs(run: str) -> list[str]:
-    """Draw the inputs of a run, and return the numbers among them: those that its choices ask for."""
+    """Show the inputs of a run: lists of choices, and the numbers that the choices need. Return the numbers' names."""
     rule = rule_of(pick(run, "sampling", SAMPLING))
     known = [name for name in RATES if rule.knows(name)]
     rate = pick(run, "rate", [name for name in known if name in rule.needs] or known)
@@ -327,7 +327,7 @@ def initial(key: str) -> str:
 
 
 def pick(run: str, name: str, options: Sequence[str]) -> str:
-    """Draw a list to choose from, and return the choice."""
+    """Show a list to choose from, and return the choice."""
     key = f"{run}.{name}"
     if st.session_state.setdefault(key, initial(key)) not in options:
         st.session_state[key] = options[0]
@@ -335,7 +335,7 @@ def pick(run: str, name: str, options: Sequence[str]) -> str:
 
 
 def box(key: str) -> None:
-    """Draw a number: a box that takes any, and a slider that writes into the box."""
+    """Show the inputs of one number: a box that takes any number, and a slider that writes into the box."""
     state, name, slider = st.session_state, key.rpartition(".")[2], f"{key}.slider"
     low, high, _ = SLIDERS[name]
     st.markdown(LABELS.get(name) or style.MEANING[name])

@@ -121,7 +121,7 @@ def fault(device: jax.Device) -> str | None:
 
 
 def lacking(run: Callable[..., list[Any]]) -> str | None:
-    """Return which type a device lacks, in words, or None. `run(function, *arguments)` evaluates a function on it."""
+    """Return which type a device lacks, in words, or None. `run(function, *arguments)` evaluates on the device."""
     rng = np.random.default_rng(0)
     x, y = np.exp(rng.uniform(-400.0, 400.0, (2, 32)))  # beyond float32's range and precision
     a, b = rng.normal(size=(2, 32, 2)) @ [1.0, 1.0j]

@@ -43,7 +43,7 @@ its width. Then no longer lattice is made."""
 UNSURE = 0.01
 """Widths should fall as length^-2. Above this relative width, a lattice of QUICK nodes first tests that prediction."""
 NEARLY_AS_NARROW = 1.5
-"""A composition made for one eps serves other eps as well if brackets there are at most this many times as wide."""
+"""A composition made for one eps is used at another eps if the bracket there is at most this many times as wide."""
 ATTEMPTS = 3
 """Largest number of plans for one length. If epsilon is found far from the eps of a plan, a new plan is made."""
 FAR_OFF = 1e3
@@ -183,7 +183,7 @@ def epsilon(
             high = crossing(up, delta_lower, low if case.two() else guess, tolerance, high=high)[1]
             middle = 0.5 * (low + high)
             near = abs(middle - plan.centre) <= max(2.0 / plan.theta, 1e-3 * middle)
-            # The middle of the bracket serves as an estimate of epsilon unless the bracket is wide.
+            # The middle of the bracket is taken as an estimate of epsilon unless the bracket is wide.
             known = high - low < SAYS_NOTHING * high
             lost = middle > FAR_OFF * max(plan.centre, ceiling)
             if near or not known or lost or not np.isfinite(middle) or attempt == ATTEMPTS - 1:

@@ -290,7 +290,7 @@ def laplace_counts(parts: Components, column: int) -> Tests:
 
 
 def finite_counts(parts: Components, column: int) -> Tests:
-    """Return tests on the number of steps whose loss is at least l, for the atoms l.
+    """Return one test for each atom: a test on the number of steps whose loss is at least the atom's loss.
 
     Q-masses are P-masses times e^-loss. P is the law given that the loss is finite.
     """

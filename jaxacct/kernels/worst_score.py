@@ -201,7 +201,7 @@ def sketched_epsilon(found: Sketch, log_delta: Array, highest: Array) -> Array:
 
 
 def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
-    """Return the rows and columns that are needed at E = ratio."""
+    """Return the rows and columns that are needed at e^eps = `ratio`."""
     xp = namespace(found.gain)
     value = found.gain - ratio * found.cost
     best = xp.maximum(xp.max(value, axis=1), 0.0)
@@ -282,11 +282,11 @@ class Order(NamedTuple):
     served_q: Array  # (R,) non-increasing, at least the end of the active rows
     served_p: Array
     active: Array  # (R,) bool, True for the first rows
-    places: Array  # (G + 1,) the w at which the ends of groups of rows are best served
+    places: Array  # (G + 1,) the best w for the row at each end of a group
 
 
 def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution: Resolution) -> Order:
-    """Return the best order at E = ratio, as far as the rows and columns of the mesh allow."""
+    """Return the best order at e^eps = `ratio`, as far as the rows and columns of the mesh allow."""
     xp = namespace(curve.q)
     groups, each = resolution.groups, resolution.lines
     row_q, row_p = curve.q[where.rows], curve.p[where.rows]
@@ -353,7 +353,7 @@ def attained(law: Repetitions, curve: Inner, found: Order) -> tuple[Array, Array
 
 
 def delta(law: Repetitions, above: Outer, below: Inner, ratio: Array, resolution: Resolution) -> tuple[Array, Array]:
-    """Return lower and upper bounds of the worst leak at E = ratio >= 1; (0, 1) where they contradict each other."""
+    """Bound the worst leak at e^eps = `ratio` >= 1: (lower, upper); (0, 1) where these bounds contradict each other."""
     xp = namespace(above.q)
     where = mesh(sketch(law, above.q, above.p, xp.sum(above.ratio > 1.0), resolution), ratio, resolution)
     found = order(law, below, _moved(where, above), ratio, resolution)
@@ -366,7 +366,7 @@ def delta(law: Repetitions, above: Outer, below: Inner, ratio: Array, resolution
 
 
 def best_order(law: Repetitions, below: Inner, ratio: Array, resolution: Resolution) -> Order:
-    """Return the order that leaks most, or nearly most, at E = ratio."""
+    """Return the order that leaks most, or nearly most, at e^eps = `ratio`."""
     xp = namespace(below.q)
     count = xp.sum(xp.diff(below.p) > xp.diff(below.q))
     return order(
@@ -616,7 +616,7 @@ def _mean_above(least: Array, a: Array, b: Array) -> Array:
 
 
 def bound(known: Lines, ratio: Array) -> Array:
-    """Return an upper bound of the leak at E = ratio >= 1, convex in E."""
+    """Return an upper bound of the leak at e^eps = `ratio` >= 1; the bound is convex in `ratio`."""
     xp = namespace(known.height)
     ends = []
     for s in (0, 1):

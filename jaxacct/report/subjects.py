@@ -492,7 +492,7 @@ def _early(ledger: Ledger, name: str, delta: float) -> str:
 
 
 def _of_table(table: Table, rows: Sequence[int] | None, tick: Tick, path: str) -> Subject:
-    """Return the subject of a result, whose rows are computed again; `rows`, from 0, are shown in detail."""
+    """Return the subject of a sweep's result, whose rows are computed again; `rows`, from 0, are shown in detail."""
     listed, detailed = _chosen(len(table), rows)
     claims = []
     for row in listed:

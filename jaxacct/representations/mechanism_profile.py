@@ -136,7 +136,7 @@ class Profile:
         return _tradeoff(self, check("fpr", fpr, PROBABILITY))
 
     def renyi(self, order: ArrayLike) -> Bounds:
-        """Compute the Rényi divergence of order `order` > 0, certified: `renyi_divergence`."""
+        """Compute the Rényi divergence of order `order` > 0, certified, by `renyi_divergence`."""
         return renyi_divergence(self.mechanism, order, self.relation)
 
     def zcdp(self) -> Bounds:
@@ -328,7 +328,7 @@ class Profile:
         return self.true_positive_rate(baseline)
 
     def plot(self, *, epsilon: ArrayLike | None = None, axes: Foreign = None) -> Foreign:
-        """Draw delta against epsilon, with its bracket as a band, and return the matplotlib Axes: `ja.plot_profiles`.
+        """Draw delta against epsilon, with its bracket as a band, by `ja.plot_profiles`; return the matplotlib Axes.
 
         >>> import jaxacct as ja
         >>> ja.profile(ja.Gaussian(2.0)).plot(epsilon=[0.0, 0.5]).get_xlabel()
@@ -339,7 +339,7 @@ class Profile:
         return jaxacct.plot_profiles(self, epsilon=epsilon, axes=axes)
 
     def plot_tradeoff(self, *, fpr: ArrayLike | None = None, axes: Foreign = None) -> Foreign:
-        """Draw the trade-off function with its bracket as a band; return the matplotlib Axes: `ja.plot_tradeoffs`."""
+        """Draw the trade-off function and its bracket (a band) by `ja.plot_tradeoffs`; return the matplotlib Axes."""
         import jaxacct
 
         return jaxacct.plot_tradeoffs(self, fpr=fpr, axes=axes)

@@ -1,6 +1,6 @@
 """Certified Rényi divergences of a mechanism, Rényi accounting, and conversions of Rényi and zCDP guarantees.
 
-The bounds of Rényi accounting are never below the bounds of the certified engines. Rényi accounting serves for
+The bounds of Rényi accounting are never below the bounds of the certified engines. Rényi accounting is for
 comparison, for curves from elsewhere, and for mechanisms with only a known Rényi guarantee. Orders lie along the first
 axis of values. Any set of orders gives a valid bound, and further orders can only tighten it.
 """

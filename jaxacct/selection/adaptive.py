@@ -191,7 +191,7 @@ class Sum(NamedTuple):
 
 
 class Mixture:
-    """Sum over k of Pr[K = k] delta_k.  The profile delta_k of the k-fold base is computed at some k, the nodes."""
+    """Sum over k of Pr[K = k] delta_k; delta_k is the profile of k runs, and is computed at some k, the nodes."""
 
     def __init__(self, run: Mechanism, weights: Weights, relation: str, rtol: float) -> None:
         self.run, self.weights, self.relation, self.rtol = run, weights, relation, rtol

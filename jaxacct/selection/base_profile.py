@@ -327,7 +327,7 @@ def _by_engine(
                 beyond[due] = half.lower > ASKED_EPS
         probe = delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL)
         engines = np.broadcast_to(probe.engine, (size,))
-        # if the contour engine serves, it is named below: "auto" would leave each wide bracket to the lattice engine
+        # if the contour engine can answer, only it is asked: "auto" would leave wide brackets to the lattice engine
         by_contour = (engines == "contour") & np.all([contour.reach(part).answers for part in parts], axis=0)
         shared = by_contour & (infinite == 0.0) & np.equal(probe.kind, "certified")
         at = [_places(*ends, coarse) for ends in zip(first, at_most, engines, strict=True)]

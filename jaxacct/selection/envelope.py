@@ -154,7 +154,7 @@ def _of_table(run: Mechanism, law: Law, last: float, relation: str) -> Envelope:
 
 
 def last_eps(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
-    """Return the eps at which delta exceeds the mass at infinity by `level`, or by TAIL_SHARE of it if that is more."""
+    """Return the eps at which delta exceeds the mass at infinity by max(`level`, TAIL_SHARE * mass at infinity)."""
     infinite = infinite_mass(run, relation)
     least = np.minimum(np.clip(np.maximum(level, TAIL_SHARE * infinite), 1e-290, 1.0) + infinite, 1.0)
     return np.clip(upper_epsilon(run, least, relation), 1e-6, LARGEST_EPS)

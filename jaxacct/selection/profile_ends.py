@@ -186,7 +186,7 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Return (gain, cost) of `Limits` for orders that put part of the most revealing outcome above all ranks <= v."""
+    """Return (gain, cost) of `Limits` for score orders that put part of the most revealing outcome above ranks <= v."""
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:
         return np.zeros(0), np.ones(0)

@@ -132,7 +132,7 @@ class Identity(ToeplitzStrategy):
     Parameters
     ----------
     steps, epochs : int
-        n, the size of the matrix; and the number of fixed epochs for which errors are stated, which divides n.
+        n, the size of the matrix; and the number of fixed epochs for which errors are stated (a divisor of n).
 
     References
     ----------
@@ -191,7 +191,7 @@ class BLT(ToeplitzStrategy):
     buffers : int
         d, the number of terms.
     steps, epochs : int
-        n, the size of the matrix; and the number of fixed epochs of least mean squared error, which divides n.
+        n, the matrix size; and the number of fixed epochs (a divisor of n) for which the mean squared error is minimised.
     scales, decays : tuple of float, optional
         d numbers each, scales > 0 and 0 <= decays < 1, if they are known; otherwise they are searched for.
 
@@ -253,7 +253,7 @@ class BandedInverse(ToeplitzStrategy):
     inverse_bands : int
         p, the number of bands of C^-1.
     steps, epochs : int
-        n, the size of the matrix; and the number of fixed epochs of least mean squared error, which divides n.
+        n, the matrix size; and the number of fixed epochs (a divisor of n) for which the mean squared error is minimised.
     inverse : tuple of float, optional
         The first column 1, d_1, ..., d_{p-1} of C^-1, if it is known; otherwise it is searched for.
 
@@ -426,7 +426,7 @@ class PrefixSum(Strategy):
     Parameters
     ----------
     steps, epochs : int
-        n, the number of leaves; and the number of fixed epochs for which errors are stated, which divides n.
+        n, the number of leaves; and the number of fixed epochs for which errors are stated (a divisor of n).
     restarts : int
         Number of blocks, each with trees of its own; it divides ``steps``. With as many restarts as epochs each pass is
         one block.

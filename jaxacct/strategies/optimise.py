@@ -116,7 +116,7 @@ def _exponential_fit(buffers: int, steps: int, fastest: float) -> np.ndarray:
 
 
 def _square_root(count: int) -> np.ndarray:
-    """Return the first entries of the square root of the matrix of prefix sums: binom(2 j, j) / 4^j."""
+    """Return binom(2 j, j)/4^j for j < count: the first column of the square root of the matrix of prefix sums."""
     index = np.arange(1, count)
     return np.concatenate([[1.0], np.cumprod(1.0 - 0.5 / index)])
 

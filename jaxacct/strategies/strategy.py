@@ -151,7 +151,7 @@ Participation = SingleParticipation | FixedEpochs | MinSeparation | CyclicPoisso
 
 
 def store_whole(record: Any, name: str) -> None:
-    """Check a field of a frozen record, a whole number from 1, and store it as an int."""
+    """Check that a field of a frozen record is a whole number from 1 on, and store it as an int."""
     object.__setattr__(record, name, check_int(name, getattr(record, name), 1, "use a whole number"))
 
 

@@ -283,7 +283,7 @@ class _Step:
         return law.sigma * ((m - 1 + law.rate) / law.rate).log(True) + 1 / (2 * law.sigma)
 
     def beyond(self, u: Any) -> tuple[Any, Any]:
-        """Return the masses, under P and under Q, of the outputs that count if the threshold is u."""
+        """Return the masses, under P and under Q, of the outputs beyond u: above u for remove, below u for add."""
         law, root = self.law, arb(2).sqrt()
         plain = (self.sign * u / root).erfc() / 2
         hit = (self.sign * (u - 1 / law.sigma) / root).erfc() / 2

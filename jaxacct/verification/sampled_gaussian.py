@@ -244,7 +244,7 @@ class SampledGaussian:
         return fall
 
     def _value(self, a: Any, b: Any, exponent: Any, side: int) -> Any:
-        """Compute mix(b)^exponent times the normal density at `a` and the shares at `a` of cuts that fall to `side`."""
+        """Compute mix(b)^exponent N(a) times the shares at `a` of the cuts whose share falls towards `side`."""
         value = (-a * a / 2 + exponent * self._mix_real(b).log()).exp() / (2 * arb.pi()).sqrt()
         for cut in self.cuts:
             if cut.side != side:

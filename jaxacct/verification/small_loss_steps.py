@@ -105,7 +105,7 @@ def only_sampled_gaussians(parts: Any) -> bool:
 def plan_split(
     parts: Any, c: float, epsilon: float, wanted: float, step: float, most: int, bits: float
 ) -> SplitPlan | None:
-    """Choose, in floats, cuts equally far above each least loss, so that the sum is cheapest; None if no cuts serve."""
+    """Choose, in floats, cuts equally far above each least loss, so that the sum is cheapest; None if no cuts help."""
     best: SplitPlan | None = None
     ends = sum(count * np.log1p(-float(part.rate.mid())) for part, count in parts)
     gap = epsilon - ends if parts[0][0].direction == "remove" else -ends - epsilon

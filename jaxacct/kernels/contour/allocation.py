@@ -52,10 +52,10 @@ COARSE = 160
 TOLERANCE = 1e-10
 """Default size of the terms that are cut off, relative to the value."""
 MANY = 250
-"""Number of nodes of a contour above which the other placement is tried, too. A placement either separates the bulk
+"""If a contour has more nodes than this, the other placement is tried as well. A placement either separates the bulk
 (slots with a small X) from the jumps (slots with a large X), or takes all slots together."""
 ILL = 6.0
-"""Nats lost to cancellation (`Place.digits`) above which, too, the other of the two placements is tried."""
+"""If a contour loses at least this many nats to cancellation (`Place.digits`), the other placement is tried as well."""
 ONE_SLOT = 15.0
 """A threshold k more than this many standard deviations of S above the mean of S is first tried with a bulk.
 

@@ -29,7 +29,7 @@ LARGEST_LOG = 600.0
 LEAST_S_OF_ONE_SLOT = 3.0
 """Smallest 1/sigma for which `one_slot_above` gives a bound."""
 LEFT_TO_OTHERS = np.geomspace(1e-12, 0.3, 24)
-"""Limits that `one_slot_above` tries on what all slots but one contribute to S, as shares of the threshold."""
+"""Shares of the threshold that `one_slot_above` tries as the limit of what all slots but one add to S."""
 SLACK = 1e-11
 """Relative allowance for the rounding of a sum over cells, whose masses are off by some hundred roundoffs (section 5).
 """

@@ -36,9 +36,9 @@ SHAPES = ((0.0, 1.0), (0.1, 4.0), (0.25, 2.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.
 CELLS = 200
 """Number of cells on a line."""
 BOX, MOST_BOXES = 0.6, 50
-"""Growth of log X over one box of nodes; largest number of boxes for one normal. Boxes grow if it would be exceeded."""
+"""Growth of log X over one box of nodes; largest number of boxes for one normal. If more are needed, boxes grow."""
 WINDOWS = ((0.0, 1.0), (0.8, 8.0), (0.8, 60.0), (1.0, 8.0), (1.0, 60.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0))
-"""Paths that are tried: the share of the largest shift, and |z| X/b where the window begins; 0 means no window."""
+"""For each path that is tried: its share of the largest shift, and |z| X/b where its window begins (0: no window)."""
 GROUPS = 16
 """Approximate number of wedges into which the nodes of a line are divided."""
 REACH = 9.0
@@ -491,7 +491,7 @@ def log_beyond(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -
 
 
 class Contour(NamedTuple):
-    """A line with the transform on it; it serves every k near the k for which it was placed."""
+    """A line of integration and the transform on it, used for every k near the k for which the line was placed."""
 
     z: np.ndarray
     value: np.ndarray

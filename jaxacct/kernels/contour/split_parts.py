@@ -336,7 +336,7 @@ def _windows(steps: Steps, alpha: Array, u: Array) -> tuple[Array, Array]:
 
 
 def _gaussian(u: Array) -> Array:
-    """Return the logarithm of the width of every cell times the largest phi in it."""
+    """Return log(width of the cell * largest phi in the cell) for every cell."""
     xp = namespace(u)
     left, right = u[..., :-1], u[..., 1:]
     nearest = xp.minimum(xp.abs(left), xp.abs(right)) * (left * right > 0)

@@ -77,7 +77,7 @@ def clipped_sum(
         by itself, and the sensitivity is the root of the sum of the squared norms.
     method : {"auto", "vmap", "ghost"}
         "vmap" keeps the gradient of each example in memory.  "ghost" computes norms from the inputs and cotangents of
-        products, convolutions and embeddings.  It serves each parameter that has no other uses, also through casts,
+        products, convolutions and embeddings.  It works for each parameter without other uses, also through casts,
         transpositions, reshapes, loops and checkpoints.  "auto" takes the cheaper way for each parameter.
         ``norm_methods`` returns the way of each parameter.  All ways agree up to rounding.
     has_aux : whether loss_fn returns (loss, aux), aux a pytree of numbers and arrays.
@@ -227,7 +227,7 @@ class _Scales(NamedTuple):
 
 
 def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
-    """Compute the factors from E and the squares (|g|/2^E)^2, (parts, examples); a NaN neither fits nor is usable."""
+    """Compute factors from exponents E and squares (|g|/2^E)^2, (parts, examples); a NaN neither fits nor is usable."""
     top = jnp.max(exponents, axis=0, initial=ghost.NOTHING)
     apart = exponents - top[None]
     length = jnp.sqrt(jnp.sum(squares * ghost.power(2 * apart, squares.dtype), axis=0))

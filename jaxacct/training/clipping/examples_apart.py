@@ -272,7 +272,7 @@ def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:
 
 
 def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[Any, frozenset[Any]]]:
-    """Yield each operation, and the names of the device axes of the meshes around the operation inside the trace."""
+    """Yield each operation of a trace, and the names of the device axes of all meshes that enclose it in the trace."""
     for eqn in jaxpr.eqns:
         yield eqn, bound
         inside = bound | frozenset(getattr(eqn.params.get("mesh"), "axis_names", ()))

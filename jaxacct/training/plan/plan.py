@@ -69,7 +69,8 @@ If noise grows more than this, float32 does not hold its sums.
 MANY_KINDS = 16
 """Largest number of different releases for which `Plan.epsilon_curve` is exact.
 
-If there are more, some three times this number of stand-ins replace them; each leaks at least as much.
+If there are more, some three times this number of stand-ins replace them.  A stand-in leaks at least as much
+as each release that it replaces.
 """
 _CURVE_RTOL = 0.02
 """Relative width of the brackets of epsilon along a curve: wide, for speed.  Upper bounds hold at any width."""

@@ -291,7 +291,7 @@ def _filter_of(mechanism: Mechanism, terms: PlanRequest) -> Filter:
 
 
 def _upper_epsilon(terms: PlanRequest, mechanism: Mechanism) -> np.ndarray:
-    """Return upper bounds of epsilon that a plan claims for a batch of runs: composed exactly, or by their filters."""
+    """Return upper bounds of epsilon that a plan claims for a batch of runs: by composition, or by their filters."""
     if terms.data_dependent:
         return np.min(_filters(mechanism, terms)[1], axis=0)
     return np.asarray(epsilon_of_run(terms, with_early_stop(mechanism, terms.early_stop)).upper)

@@ -138,11 +138,11 @@ class Program:
 
     @property
     def goes_on_as(self) -> bytes:
-        """Session to store in a checkpoint after an error: later runs with it repeat the steps after the checkpoint."""
+        """Session of a checkpoint after an error: runs that resume with this session repeat the steps after it."""
         return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
-        """Return whether the last checkpoint has this session, and a ledger's mark exactly if there is a ledger."""
+        """Return whether the last checkpoint is of this session, and has a ledger's mark exactly if there is a ledger."""
         if found is None or found.session != self.session:
             return False
         return (found.history.ledger is not None) == ledger

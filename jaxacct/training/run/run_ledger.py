@@ -96,14 +96,14 @@ class RunLedger:
         self._decided(lambda: self._write_seen(plan, step, looked))
 
     def _decided(self, write: Callable[[], int | None]) -> int:
-        """Write in the first process; send the result, and the ledger's new mark, to all processes."""
+        """Call `write` in the first process; send its result, and the ledger's new mark, to all processes."""
         told = lambda: json.dumps([write(), self._mark.lines, self._mark.head]).encode()
         answer, lines, head = json.loads(self._processes.decide(told))
         self._mark = self._mark._replace(lines=lines, head=head)
         return answer or 0
 
     def stopped_early(self, plan: Plan, step: int) -> None:
-        """Note that the early stop of a plan has ended the run: the plan counts, and no later step may ask again."""
+        """Note that the plan's early stop has ended the run: the plan counts, and no later step may ask it again."""
         self.seen(plan, step, looked=True)
 
         def write() -> None:
@@ -317,7 +317,7 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
 
 
 def _require_not_stopped(ledger: Ledger, state: State) -> None:
-    """Refuse an older state of a run that an early stop has ended: another answer would cost again."""
+    """If an early stop has ended the run, refuse an older state: asking the early stop again would cost again."""
     if _stopped_early(ledger) and state.stopped != "early_stop":
         raise InputError(
             f"{ledger.path}: the early stop of the plan has ended this run, and the state is older; give the state "

@@ -69,7 +69,7 @@ class Root(Secret):
 
     @property
     def key(self) -> bytes:
-        """The key's 32 bytes; InputError if pickling left them out."""
+        """The key's 32 bytes; raises InputError if pickling left them out."""
         if self._key is None:
             raise InputError("state has no secret key, which pickling leaves out; give checkpoints=")
         return self._key

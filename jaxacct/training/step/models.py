@@ -211,7 +211,7 @@ def lora(
 
 
 def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function for models that may be a `LoRA`; products with an adapted W do not form W + scale a b."""
+    """Return a function that also takes a `LoRA` as the model; products with an adapted W do not form W + scale a b."""
 
     @functools.wraps(function)
     def run(model: Any, *others: Any) -> Any:
