@@ -191,7 +191,7 @@ class BLT(ToeplitzStrategy):
     buffers : int
         d, the number of terms.
     steps, epochs : int
-        n, the matrix size; and the number of fixed epochs (a divisor of n) for which the mean squared error is minimised.
+        n, the matrix size; and the number of fixed epochs (a divisor of n) for which the mean squared error is least.
     scales, decays : tuple of float, optional
         d numbers each, scales > 0 and 0 <= decays < 1, if they are known; otherwise they are searched for.
 
@@ -253,7 +253,7 @@ class BandedInverse(ToeplitzStrategy):
     inverse_bands : int
         p, the number of bands of C^-1.
     steps, epochs : int
-        n, the matrix size; and the number of fixed epochs (a divisor of n) for which the mean squared error is minimised.
+        n, the matrix size; and the number of fixed epochs (a divisor of n) for which the mean squared error is least.
     inverse : tuple of float, optional
         The first column 1, d_1, ..., d_{p-1} of C^-1, if it is known; otherwise it is searched for.
 

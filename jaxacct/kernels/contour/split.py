@@ -8,7 +8,8 @@ near-atom does not decay.  A near-atom is likely where few of many steps sample 
 With A and B the transforms of a step's bulk and jumps, and n the number of equal steps, delta is the contour integral
 of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the part of delta that comes from compositions with a far step. For
 keep_bulk = 0 the part that comes from compositions of bulk steps alone is added (split_remainder.py). The bounds hold
-for any windows, abscissa, period and number of nodes; a bad choice only makes the bracket wide.
+for any windows, abscissa, period and number of nodes; a bad choice only makes the bracket wide.  A sum over nodes also
+holds images, weighted values of delta at other eps (core.py).
 """
 
 from collections.abc import Callable

@@ -180,12 +180,12 @@ def far_masses(law: LossLaw, high: Array) -> FarMasses:
 
 
 def bulk_grids(law: LossLaw, choice: WindowChoice, points: int) -> tuple[Grid, Array]:
-    """Return grids of bulk steps, which end BULK_END blurs above `low`, and two abscissae for Chernoff bounds there."""
+    """Return grids of bulk steps, cut off BULK_END window widths above `choice.low`, and two Chernoff abscissae."""
     xp = namespace(law.gauss_n, choice.low)
     sigma, one = law.gauss_sigma, xp.ones_like(choice.bulk_at)
     stop = choice.low + BULK_END * low_blur(sigma)
     grids = grid(steps_of(law, choice.low, choice.high), one[..., None], points, stop=stop)
-    return grids, xp.stack([f * choice.bulk_at for f in (0.85, 1.1)])  # the grid may fail at the larger one
+    return grids, xp.stack([f * choice.bulk_at for f in (0.85, 1.1)])  # the grid may fail at the larger abscissa
 
 
 def bounds(
