@@ -240,7 +240,7 @@ SHARES = 9
 """Number of ways that are tried to split the given eps or delta between removal and addition. The removal's shares of
 eps are evenly spaced, and its shares of delta are evenly spaced in log odds."""
 WIDEST_LOG_ODDS = 12.0
-"""The removal's shares of delta range from e^-12 to 1 - e^-12."""
+"""Largest log odds of a share of delta that is given to the removal: shares range from e^-12 to 1 - e^-12."""
 
 
 class RemovedAndAdded(MechanismEngine):

@@ -190,7 +190,7 @@ class GaussianFit(NamedTuple):
     lines: np.ndarray
     """(3, K, n): eps, lower delta and upper delta of the tangents of the first round."""
     epsilon: np.ndarray
-    """(n,) the eps of the tangent that is best at the least error rate, `floor`."""
+    """(n,) the best eps for the least error rate, `floor`: the tangent there bounds the true-positive rate best."""
 
 
 def gaussian_fit(
@@ -447,7 +447,7 @@ def deltas_along(
                     # part cut off is a larger share of delta, so `cut_off` is small.
                     at, cut_off = 0.28 * np.minimum(at, reach(some).largest_loss), 1e-9
                     asked = np.zeros(asked.shape, bool)
-                # Where rtol is not wanted, an upper end within 3e-3 of the estimate is enough.
+                # Where no width of rtol is asked for, an upper end within 3e-3 of the estimate is enough.
                 widths = np.where(asked, DIRECTION_WIDTH * rtol, 3e-3)
                 rung = begin[rows]
                 found = delta_along(some, at, epsilon[:, rows].T, low[:, rows].T, widths, asked, cut_off, rung)

@@ -410,7 +410,9 @@ def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progre
 def cell_audit(
     cells: Cells, law: Law, *, delta: float, runs: int, confidence: float = 0.95, seed: int = 0
 ) -> LowerBound:
-    """Bound from below the epsilon of a selection whose score orders `cells`, from `runs` simulations under each law.
+    """Bound from below, by simulation, the epsilon of a selection whose score orders `cells`.
+
+    The selection is simulated `runs` times with the base's numerator law, and `runs` times with its denominator law.
 
     The adversary's event is that the winner has one of the largest likelihood ratios.  It is chosen by the exact laws
     of the cells (`selection.output_law`), not by the simulation.  So Clopper and Pearson's limits hold without held-out

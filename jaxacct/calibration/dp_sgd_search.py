@@ -479,10 +479,10 @@ def _note(
 
 
 def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return x and d log delta/dx, or the same at the new x, where n times the delta of one step is the target.
+    """Return x and d log delta/dx, after moving x to where n times the delta of one step is the target.
 
-    Only an x that is less private than the new one is replaced, since n times one step's delta is nearly a lower bound
-    of delta. If the record is rarely sampled, this lower bound is nearly equal to delta.
+    Only an x that is less private than this new x is moved, since n times one step's delta is nearly a lower bound of
+    delta. If the record is rarely sampled, the two are nearly equal.
     """
     from jaxacct.engines import closed_form  # imports SciPy, which is slow: only where a row needs it
 

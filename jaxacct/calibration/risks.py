@@ -1,9 +1,10 @@
 """Calibration to a risk: the least private parameter of DP-SGD for which no attack succeeds more often than allowed.
 
 Every target except mu (of Gaussian DP) holds if the privacy profile is small enough at one eps*: `delta(eps*) <= d*`.
-The parameter is searched for at that eps*.  For a true-positive rate any eps* is valid, and the best is searched for.
+The parameter is searched for at that eps*.  For a true-positive rate any eps* is valid, and the search is
+for the best eps, at which the bound of the rate, `delta(eps) + e^eps fpr`, is least.
 mu has a certified bracket, which follows from tangents that are chosen beforehand and evaluated on one contour.  They
-lie close together near the eps that is best at the rate `above_fpr` (the floor of the error rates at which mu must
+lie close together near the best eps for the rate `above_fpr` (the floor of the error rates at which mu must
 hold), where mu is usually attained, and far apart elsewhere.
 `gaussian_fit` decides the rows whose bracket these tangents leave too wide.
 Derivations: jaxacct/representations/README.md.
@@ -373,7 +374,7 @@ def _by_contour(
         wanted = np.searchsorted(rung_of, np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need))
         following = np.maximum(wanted, turn + 1)
         if guess and turn == 0:
-            # the first attempt is a good guess if its eps needs at most 8 times the nodes of its contour
+            # the first attempt's eps is a good guess if a contour there needs at most 8 times the nodes of the attempt
             guessed[rows] = inside & (slope < 0.0) & (need <= 8.0 * rung.nodes)
         enough = good | guessed[rows] & (following == len(ATTEMPTS) - 1)
         due[rows] = np.where(enough, len(ATTEMPTS), following)
@@ -444,7 +445,7 @@ ABOVE, FARTHEST = 8, 0.12
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    """Return the least private value whose mu at rates from `above_fpr` on meets the target, and the eps best there.
+    """Return the least private value whose mu above the error rate `above_fpr` meets the target, and the best eps.
 
     The search begins at the value whose true-positive rate at `above_fpr` is that of mu-Gaussian DP.  This value is
     nearly always the answer.
@@ -500,7 +501,7 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
 
 
 def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[Start, Place]:
-    """Estimate the value whose true-positive rate at `floor` is that of mu-Gaussian DP, and the eps best at `floor`."""
+    """Estimate the value that has mu-Gaussian DP's true-positive rate at `floor`, and the best eps for `floor`."""
     nothing = np.zeros(wanted.size)
     start = Start(nothing.copy(), nothing.copy(), nothing.astype(bool))
     with np.errstate(all="ignore"):
@@ -526,7 +527,7 @@ def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[St
 
 
 class Shown(NamedTuple):
-    """Brackets of mu row by row, whether each is narrow, and an estimate of the eps best at the rate `floor`."""
+    """Brackets of mu row by row, whether each is narrow, and an estimate of the best eps for the rate `floor`."""
 
     lower: np.ndarray
     upper: np.ndarray
@@ -543,7 +544,7 @@ def shown_on_one_contour(
     The relation must have both directions, so that delta is the same if the two data sets are exchanged.
 
     floor : the smallest false-positive rate at which mu must hold.
-    place : estimate of the eps that is best at this rate.
+    place : estimate of the best eps for this rate.
     width : relative width at which a bracket of mu is narrow enough.
     rungs : as in `deltas_along`.
     """
@@ -581,7 +582,7 @@ def _bracket(
     tolerance: float,
     rungs: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return bounds (lower, upper) of mu by `blocks` blocks of tangents, and an estimate of the best eps at `floor`."""
+    """Return bounds (lower, upper) of mu by `blocks` blocks of tangents, and an estimated best eps for `floor`."""
     size, near = floor.size, three_places(place, KNOWN_WIDTH)
     above = ABOVE * blocks
     below = BLOCK * blocks - 3 - above

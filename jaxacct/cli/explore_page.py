@@ -183,7 +183,7 @@ class Desk:
         self.said = ""
 
     def ask(self, words: str, run: Run) -> Any:
-        """Return the answer, which the session may know already; once Stop was pressed, ask nothing."""
+        """Return the answer to a question about a run; raise Stopped if it is not known yet and Stop was pressed."""
         kept, key = st.session_state.setdefault("answers", {}), (words, repr(run[1:]))
         if key not in kept:
             if self.stopped:

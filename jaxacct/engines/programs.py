@@ -191,7 +191,7 @@ def _digest(name: str, payload: bytes) -> bytes:
 ROOMS = ("kernels", "engines", "mechanisms", "selection")
 """Packages of `jaxacct` whose code gets into compiled programs."""
 FOUNDATIONS = ("core/floats.py",)
-"""Modules of other packages whose constants get into compiled programs."""
+"""Modules outside of `ROOMS` whose constants get into compiled programs."""
 STEERING = re.compile(r"(JAX|XLA|TF|PJRT|LIBTPU|TPU|CUDA|CUDNN|NVIDIA|HIP|ROC|OMP|EIGEN|NPROC|LLVM)_")
 """Environment variables that change what compilers produce. To list one too many costs a compilation. To miss one would
 let a wrong program be loaded."""

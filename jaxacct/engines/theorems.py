@@ -20,10 +20,10 @@ from jaxacct.mechanisms.loss_components import Components
 
 RARE_SHARES = (0.5, 0.9, 0.999, 1e-3)
 """Limits that are tried on the probability of more than k hits (steps that sample the record), as shares of delta. The
-best bound of epsilon counts."""
+smallest bound of epsilon is used."""
 RARE_LOG_MASSES = (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -10.0, -6.0, -3.0)
 """Limits that are tried on the logarithm of the probability of more than k hits (steps that sample the record). The
-best bound of delta counts."""
+smallest bound of delta is used."""
 BISECTIONS = 60
 """Largest number of bisection steps for the number of hits, which is whole and at most 2^53."""
 LEAST_DELTA = 1e-307
@@ -268,7 +268,7 @@ def laplace_counts(parts: Components, column: int) -> Tests:
     scale, q, n = (x[:, column] for x in (parts.laplace_scale, parts.laplace_q, parts.laplace_n))
     edge, rate = 1.0 / scale[:, None], q[:, None]
     removing = parts.sign[:, None] > 0
-    # remove: {v >= edge - drop} with drop < 2 edge. add: {v <= -(edge - drop)}, its mirror image.
+    # The counted set is {v >= edge - drop}, drop < 2 edge, for remove, and {v <= -(edge - drop)} for add.
     drop = np.minimum(LAPLACE_DROPS, 1.999 * edge)
     # `near` is the set's log mass under the law whose mode is on this side, `far` under the other law.
     near = np.log1p(-0.5 * np.exp(-0.5 * drop))
@@ -356,9 +356,9 @@ def _all_gaussians(parts: Components) -> np.ndarray:
 
 
 def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
-    """Return mu, rounded up, given at most k hits (steps that sample the record) of each part.
+    """Return, rounded up, the mu of a composition in which each part samples the record in at most k of its steps.
 
-    The probability that some part has more than its k hits is at most e^log_share.
+    k is chosen for each part. The probability that some part samples the record more often is at most e^log_share.
     """
     columns = parts.gauss_n.shape[1]
     present = np.maximum(np.sum(parts.gauss_n > 0, axis=1), 1)

@@ -534,7 +534,7 @@ def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (m C/2, M C/2), rounded down and up: bounds of the integral of (chord - G) over every cell (README.md)."""
+    """Return bounds of the integral of (chord - G) over every cell, rounded outward: m C/2 and M C/2 of README.md."""
     t = np.where(steps.removing, eps, -eps) - made.loss
     value, mu2 = shifted(steps, t), np.square(1.0 / steps.second_sigma)
     off = made.off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(made.loss))

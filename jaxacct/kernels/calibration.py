@@ -378,7 +378,7 @@ def solve_split(
     points: int,
     count: int,
 ) -> Solved:
-    """Solve as `solve` does, for a split law; slope0 is a first guess of d log delta / dx."""
+    """Solve as `solve` does, by the split contour; slope0 is a first guess of d log delta / dx."""
     xp = namespace(x0, base)
 
     def law(x: Array) -> LossLaw:

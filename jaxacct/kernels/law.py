@@ -235,7 +235,7 @@ def _safeguarded(
     the starting value of w, or a function that computes it from the saddle point quantities at a small abscissa.
     """
     xp = namespace(like)
-    # At this abscissa the tilt hardly changes the loss's mean and variance, so the tilted stand for the untilted ones.
+    # At this abscissa the tilt hardly changes the loss's mean and variance, so they are used as those without the tilt.
     start = xp.log(1e-3) * xp.ones_like(like) if callable(first) else first
     guessing = callable(first)
 

@@ -168,9 +168,9 @@ class SharedBins(Mechanism):
 
 
 def in_bins(strategy: Strategy, noise: np.ndarray, bins: int, below: bool) -> Mechanism:
-    """Return the run: one round of random allocation if it has one bin, or equal bins without shared noise.
+    """Return the mechanism of a run: `SharedBins`, or one round of random allocation.
 
-    Other runs are `SharedBins`.
+    The latter is for a run with a single bin, or with equal bins that share no noise.
     """
     diagonal, beside = bands_of(strategy, bins)
     equal = strategy.steps % bins == 0 and np.all(diagonal == diagonal[0])

@@ -216,7 +216,7 @@ def _without_one(mechanism: Mechanism) -> Mechanism:
 
 
 def _in_either_order(mechanism: Mechanism, relation: str) -> list[tuple[Part, np.ndarray]]:
-    """Return the parts for a replaced record; a finite part becomes one that bounds both orders of its two laws."""
+    """Return the parts for a replaced record; a part that bounds both directions stands in for each finite part."""
     parts: list[tuple[Part, np.ndarray]] = []
     forward, reverse = (mechanism.expand(relation, direction) for direction in DIRECTIONS)
     for (one, count), (two, _) in zip(forward, reverse, strict=True):

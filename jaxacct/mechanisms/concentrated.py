@@ -116,7 +116,7 @@ def _orders(rho: float, count: int) -> np.ndarray:
 
 
 def _boundary(s: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return t and c for each s: the two outputs have log-ratios s and -t; the order 1 + c limits the Q-mass most."""
+    """For each s, return (t, c): two outputs have log-ratios s and -t; order 1 + c best bounds the first's Q-mass."""
     c = np.broadcast_to(_orders(rho, ORDERS), (s.size, ORDERS))
     log_q, best = _rarest_of_orders(s, c, rho, xi)
     for _ in range(2):

@@ -207,7 +207,7 @@ class Mixture:
         self.nodes = np.unique(np.clip([*spread, size - 1], 0, size - 1)).astype(np.intp) if size else np.zeros(0, int)
 
     def deltas(self, nodes: np.ndarray, eps: np.ndarray) -> np.ndarray:
-        """Return lower and upper bounds of delta_k(eps), (2, eps, nodes); a NaN becomes 0 below and 1 above."""
+        """Return lower and upper bounds of delta_k(eps), (2, eps, nodes); NaN bounds become 0 and 1."""
         ends = np.zeros((2, eps.size, nodes.size))
         hard = np.isin(nodes, self.hard)
         for engine, some in ((self.engine, ~hard), ("auto", hard)):

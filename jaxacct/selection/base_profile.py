@@ -54,7 +54,7 @@ PROFILE_RTOL = 0.01
 which moves a selection's eps by 1e-5.
 """
 CONTOURS = 16
-"""Number of contours for one direction; each serves a block of neighbouring eps."""
+"""Number of contours for one direction; each gives delta at a block of neighbouring eps."""
 TOGETHER = 32
 """Number of bases whose profiles are asked for in one call. More would need more memory, and save hardly any time."""
 CONTOUR_WIDTH = 1e-4

@@ -75,4 +75,4 @@ def _link(app: Any, page: str, source: list[str]) -> None:
         room = match[1].removeprefix("jaxacct.").removeprefix("ja.")
         return f"{{py:obj}}`{match[1]}{match[2]}{match[3]} <jaxacct.{room}{match[2]}>`"
 
-    source[0] = NAME.sub(linked, source[0]).replace("](jaxacct/site/pages/", "](")  # these pages lie at the top here
+    source[0] = NAME.sub(linked, source[0]).replace("](jaxacct/site/pages/", "](")  # the site has them on top

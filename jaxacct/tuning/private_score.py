@@ -155,7 +155,7 @@ def whole(
 
 
 def noise_for_score(law: Law, target: float, delta: float, relation: str, candidates: str = "iid") -> float:
-    """Return the least noise on a score's count for which the selection by noisy scores alone meets the target."""
+    """Return the least noise on a score's count with which the selection by noisy scores meets the target by itself."""
     c = noise_rate_steps.calibrate_noise_multiplier(
         target, delta, 1.0, 1, repetitions=law, candidates=candidates, relation=relation
     )

@@ -24,7 +24,7 @@ from jaxacct.verification.closed_form_losses import GaussianLoss
 from jaxacct.verification.sampled_gaussian import Cut
 
 LINE_SHARES = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
-"""Positions Re z of the line that are tried, as shares of the saddle point.
+"""Positions Re z that are tried for the line of integration, as shares of the saddle point.
 
 At a share below 1 the aliases, which are the terms in delta(eps + j period) with j != 0, may fall faster.
 """

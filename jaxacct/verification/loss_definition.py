@@ -194,7 +194,7 @@ def _unlike(mechanism: Any) -> int:
 
 
 def _orders(mechanism: Any) -> list[Any]:
-    """Return all versions of the mechanism, with p and q of each unlike pair as given or exchanged."""
+    """Return all versions of the mechanism: in each pair of unlike laws, p and q are as given or exchanged."""
     if not _unlike(mechanism):
         return [mechanism]
     if type(mechanism) is known.FiniteOutput:
@@ -416,7 +416,7 @@ def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
 
 @defines(known.SampledWithReplacement)
 def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_size: Any, group: int) -> list[Part]:
-    """Define Binomial(batch_size, group/dataset_size) draws of the group's records, each in another record's place."""
+    """Define the loss if Binomial(batch_size, group/dataset_size) draws take the group's records in place of others."""
     _refuse(asked, "SampledWithReplacement", "replace_one", "zero_out")
     weights = binomial_weights(int(batch_size), ball(float(group)) / ball(float(dataset_size)))
     return _mixture(_noise(mechanism) / 2, *weights, asked.direction)

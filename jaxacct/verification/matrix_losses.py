@@ -77,8 +77,9 @@ def _product(one: Column, other: Column) -> Any:
 def _squared_move(columns: list[Column], patterns: list[Sequence[int]]) -> Moves:
     """Enclose the largest || sum_{i in pi} C e_i x_i^T ||^2 over the patterns pi and contributions |x_i| <= 1.
 
-    With G the Gram matrix of the columns, the square is sum_ij G_ij <x_i, x_j>, at most sum_ij |G_ij|.  Contributions
-    +x or -x reach the lower end: the best of the signs that are tried, or the mean over all signs, which is the trace.
+    With G the Gram matrix of the columns, the square is sum_ij G_ij <x_i, x_j>, at most sum_ij |G_ij|.  The
+    lower end is the square for contributions +x or -x: the largest over the signs that are tried, or the mean over all
+    signs, which is the trace.
     """
     gram = functools.lru_cache(None)(lambda i, j: _product(columns[i], columns[j]))
 

@@ -79,7 +79,7 @@ class SampledGaussian:
         return (mixed, plain) if self.direction == "remove" else (plain, mixed)
 
     def _mass(self, shift: Any) -> Any:
-        """Enclose the kept mass of N(shift, 1): exactly for one cut; each further cut's loss lowers the lower end."""
+        """Enclose the mass of N(shift, 1) that all cuts keep; the lower end subtracts what each further cut removes."""
         found = []
         for cut in self.cuts:
             spread = (1 + arb(cut.width) ** 2).sqrt()
@@ -398,7 +398,7 @@ class SampledGaussian:
 
     @property
     def _steepest(self) -> float:
-        """Largest angle of a moved line; the trapezoid rule's error is bounded on lines at up to twice that angle."""
+        """Largest angle, in radians, of a moved line of integration; the error bound uses lines at up to twice it."""
         return 1.5 if self.direction == "remove" else 1.0
 
     @property

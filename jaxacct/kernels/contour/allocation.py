@@ -2,9 +2,10 @@
 
 S is the likelihood ratio of a round of t slots with the noise multiplier 1/s, and k a threshold.  S is the mean of the
 slots' own ratios X = e^{s u - s^2/2}, each at a normal output u.  E(S - k)_+ is called a call, and E(k - S)_+ a put, as
-if S were the price of a share.  The bounds hold for any windows, abscissa, period and number of nodes.  In a profile,
-neighbouring losses share a contour, since one more loss on an evaluated contour costs little.  A loss whose
-bracket stays wide gets a contour of its own.
+if S were the price of a share.  The bounds hold for any windows, abscissa, period and number of nodes.  The trapezoid
+rule adds images: weighted values of the integral at k + j period, j != 0.  In a profile, neighbouring losses share a
+contour, since one more loss on an evaluated contour costs little.  A loss whose bracket stays wide gets a contour of
+its own.
 """
 
 from __future__ import annotations
@@ -301,7 +302,7 @@ def tilted_mode(s: Array, t: Array, c: Array) -> Array:
 
 
 def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return the least period for which a Chernoff bound makes right images negligible, and the bound's abscissa."""
+    """Return the least period that by Chernoff makes the images on the right negligible, and that bound's abscissa."""
     gap = seen - c[:, None]
     needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
     needed = np.where(np.isnan(needed), np.inf, needed)
@@ -484,8 +485,8 @@ LONG = 1000
 """If a contour has more nodes than this, a bracket that stays wide gets no other contour, which would be slow and gain
 little."""
 VERY_LONG, MOST_LONG = 1500, {1.0: 3, -1.0: 0}
-"""Contours of more than VERY_LONG nodes take up to a second each. So a profile that is not dense evaluates only the
-first MOST_LONG[sign] of them for each round in each turn of READ_TOGETHER."""
+"""Contours of more than VERY_LONG nodes take up to a second each. So a profile that is not dense evaluates, for each
+round and in each turn of READ_TOGETHER, only the first MOST_LONG[sign] of them."""
 LEAST_BY_PARITY = 1e-6
 """A delta_remove above this whose bracket stays wide is computed from the put E(k - S)_+, whose error is absolute."""
 LEAST_OF_CONTOURS = 1e-30
@@ -499,7 +500,7 @@ LAST_LOG_DELTA = -69.0
 LARGEST_LOSS = 600.0
 """Largest loss of a profile. Up to it e^eps, and products with e^eps, stay within float64."""
 BULK_SPREAD = 2.0
-"""A profile's losses near 0 lie as densely as a normal density this many times as wide as one round's loss.
+"""Near 0 the losses of a profile are as dense as a normal density this many times as wide as that of a round's loss.
 
 The best density is proportional to the cube root of the density of one round's loss, hence sqrt(3) times as wide."""
 NATS, FAR_NATS = 0.4, 1.5
@@ -509,7 +510,7 @@ Losses that are placed by this rule matter only in compositions of few rounds.""
 MOST_GAP = 0.06
 """Largest distance of neighbouring losses before the far tail.
 
-It takes effect where one slot decides: log delta then falls slowly, over several units of eps."""
+It takes effect where one slot makes up most of S: log delta then falls slowly, over several units of eps."""
 DENSE = 4.0
 """Factor on the number of losses beyond the bulk in a dense profile, which has no sparser far tail."""
 LEAST_GAP = 1e-7
@@ -532,7 +533,7 @@ A bulk that rarely reaches the threshold k needs no contour."""
 
 
 class Contour(NamedTuple):
-    """An evaluated contour, whose brackets are narrow for thresholds k near the k that it was placed for."""
+    """An evaluated contour. Its brackets are narrow at thresholds near the threshold for which `place` was chosen."""
 
     sign: float
     s: Array
@@ -657,7 +658,7 @@ def _scale(found: Contour, k: Array) -> Array:
 
 
 def _turned(found: Contour, k: Array) -> Array:
-    """Compute the integrand over `_scale` without its factor 1/z^2 at the nodes, halved at the first node, (B, N)."""
+    """Return (B, N) the integrand at the nodes, over `_scale` and without the factor 1/z^2; the first is halved."""
     turned = found.powers.value * (1.0 + turned_by(-found.sign * found.powers.turn * k[:, None]))
     turned[:, 0] *= 0.5
     return turned

@@ -78,7 +78,7 @@ class Cuts(NamedTuple):
     low: tuple[Array, Array] | None
     """log Phi(-x), log Phi(x) for the window at `windows.low`, (B, J + 1) each; None if no configuration has a bulk."""
     high: tuple[Array, Array] | None
-    """The same two logarithms for the window at `windows.high`; None if no configuration has far outputs."""
+    """log Phi(-x), log Phi(x) for the window at `windows.high`, (B, J + 1) each; None if no row has far outputs."""
 
 
 def ratio(u: Array, s: Array, t: Array) -> Array:

@@ -562,7 +562,7 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float
 
 
 def _work(bins: Bins, lattice: Lattice) -> float:
-    """Estimate the multiplications for one z; an exponential counts as 60."""
+    """Estimate the number of multiplications for one z; an exponential counts as 60."""
     points, rows = 2.0 * lattice.half + 1.0, 3.0 if bins.second[-1] == 0.0 else 2.0 * lattice.half + 1.0
     steps = [60.0 + min(many * rows, 2.0 * points * np.log2(many + 1)) for _, _, many in bins.runs()]
     return points**2 * (120.0 + sum(steps))

@@ -154,7 +154,8 @@ def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: flo
     size = xp.abs(t.loss)
     rotated = units.weight + depth
     turned = units.loss + 12.0 * size
-    # errors count to first order, up to a factor; where the largest exceeds LARGEST_DOUBT, nothing is certified
+    # errors are added to first order, and a factor covers the higher orders; where the largest error exceeds
+    # LARGEST_DOUBT, nothing is certified
     grown = ROUNDOFF * xp.where(units.doubt < LARGEST_DOUBT, 1.0 + 2.0 * units.doubt, xp.inf)
     own = sum_depth(t.u.shape[-1]) + 40.0 + 8.0 * xp.abs(t.log_m)
     return (

@@ -40,7 +40,7 @@ HEIGHT_SHARE = 0.998
 """Factor on the heights of the loss's density. It covers the rounding of the density and of the integral that scales
 it."""
 LOG_TOLERANCE = float(np.log(1e-9))
-"""Logarithm of the largest error from images and cut-off, relative to delta."""
+"""Logarithm of the largest error, relative to delta, from periodic images (core.py) and from the cut-off in t."""
 LARGEST_CANCELLATION = 3.0
 """Moving the abscissa away from the saddle point may enlarge the integrand by at most this many nats."""
 MOST_NODES = 400_000

@@ -456,7 +456,7 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int
     for name in names:
         spent = ledger.runs[name]
         held += spent.releases + (spent.owed if name == run else ledger.promised(name))
-    own = ledger.runs.get(run, Spent()).has_early_stop(plan)  # the cost of the plan includes it
+    own = ledger.runs.get(run, Spent()).has_early_stop(plan)  # the cost of the plan includes its early stop
     return held, sum(ledger.runs[name].others.total() for name in names) - own
 
 

@@ -31,7 +31,7 @@ _KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
 
 
 class Run(NamedTuple):
-    """Beginning of a run, or its continuation with another plan.
+    """Entry at the beginning of a run, or where the run goes on with another plan.
 
     told : whether the ledger notes when outputs of the run are seen; a ledger of version 1 does not.
     """

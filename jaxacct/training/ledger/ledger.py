@@ -364,9 +364,10 @@ class Ledger(Contents):
                 self._append([known._replace(step=spent.next, looked=True)])
 
     def another_way(self, step: int, partition: str | None) -> int | None:
-        """Return the step before which a run with seen outputs must now end; None if the noted end still holds.
+        """Return the end (the step after the last allowed step) that `step` gives to a run whose outputs were seen.
 
-        A step moves the end if it is not the run's next step, or if its partition changes the cost of the steps ahead.
+        Return None if the end noted in the ledger still holds.  A step gives a new end if it is not the run's next
+        step, or if its pass or round, known by the fingerprint `partition`, changes the cost of the steps ahead.
         """
         spent, plan = self.runs[self.run], self.plan
         if spent.looks is None:

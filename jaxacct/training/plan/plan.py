@@ -499,7 +499,7 @@ class Plan(PlanRequest):
             raise InputError(f"plan: segments must be a list of 1 to {_MAX_SEGMENTS} segments")
         settings = {name: node[name] for name in (*_TERMS, "noise_multiplier")}
         if settings["sampling"] == rules.FIXED and settings["relation"] in DISPLACING:
-            settings["relation"] = "zero_out"  # in older versions "zero_out" was meant: the place stays empty
+            settings["relation"] = "zero_out"  # what older versions meant: an absent record's place stays empty
         for name in ("target_delta", "dataset_size", "noise_multiplier"):
             if settings[name] is None:
                 raise InputError(f"plan: {name} is missing; give a number")

@@ -128,7 +128,7 @@ class RunLog:
             self._tell(self._epsilon)
 
     def evaluated(self, step: int, value: Any) -> None:
-        """Put out the value of an evaluation after `step` steps, after the records of these steps."""
+        """Put out the value of an evaluation after `step` steps; the records of these steps come first."""
         if self._put is None or self._epsilon is None:
             return
         self._see_done(0)

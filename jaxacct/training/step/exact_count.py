@@ -1,4 +1,4 @@
-"""Exact sum over records of a value in [0, 1], in whole units: one record moves it by at most 1."""
+"""Exact sum over records of a value in [0, 1], counted in whole units; one record moves the sum by at most 1."""
 
 from __future__ import annotations
 
