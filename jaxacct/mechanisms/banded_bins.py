@@ -60,7 +60,7 @@ def normals_of(strategy: Strategy, bins: int, noise: float) -> Bins:
     rows = -(-strategy.steps // bins)
     by_bin = lambda values: np.pad(values / noise, (0, rows * bins - values.size)).reshape(rows, bins).T
     one, two = by_bin(diagonal), by_bin(beside)
-    total = lambda values: np.sum(np.ascontiguousarray(values), axis=1)  # sums of neighbours in memory are rounded less
+    total = lambda values: np.array([math.fsum(row) for row in values.tolist()])
     with np.errstate(over="ignore", under="ignore"):
         variance = total(one * one) + np.roll(total(two * two), -1)
     if not SMALLEST <= variance.min() <= variance.max() <= 1.0 / SMALLEST:

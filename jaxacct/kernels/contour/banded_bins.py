@@ -57,7 +57,7 @@ SIZES = 1e-6, 20.0
 """Smallest and largest standard deviation of a bin's normal for which contours are tried."""
 MOST_TURN = 3.0
 """Largest shift of a normal that is tried, in its standard deviations."""
-ABSOLUTE = 1e-14
+ABSOLUTE = 3e-15
 """Error of E(k - S)_+, relative to k >= 1, that float64 leaves; contours do not aim far below it."""
 
 
@@ -173,9 +173,10 @@ def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.nda
     windows, _, slopes = path.window(s)
 
     def at(one: complex, shift: float, window: np.ndarray, slope: np.ndarray) -> complex:
-        y = s if real else s - 1j * shift * window
-        weight = lattice.step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * y * y)
-        weight = weight if real else weight * (1.0 - 1j * shift * slope)
+        turn = shift * window
+        y = s if real else s - 1j * turn
+        weight = lattice.step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * s * s)  # s * s is exact, the square of y is not
+        weight = weight if real else weight * np.exp(turn * (0.5 * turn + 1j * s)) * (1.0 - 1j * shift * slope)
         scale = -(one.real if real else one) / bins.count
 
         def kernel(a: float, b: float) -> np.ndarray:
@@ -210,7 +211,11 @@ def _times_power(product: np.ndarray, kernel: np.ndarray, count: int) -> np.ndar
 def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Multiply matrices block by block: it rounds less, and the linear algebra library starts hardly any threads."""
     blocks = np.matmul(a.reshape(len(a), -1, BLOCK).swapaxes(0, 1), b.reshape(-1, BLOCK, b.shape[1]))
-    return np.sum(blocks, axis=0)
+    while len(blocks) > 1:  # in pairs, so that each block is in few sums
+        half = len(blocks) // 2
+        blocks[:half] += blocks[-half:]
+        blocks = blocks[:-half]
+    return blocks[0]
 
 
 class Decay(NamedTuple):
@@ -272,7 +277,7 @@ class Errors:
         self.mass = np.concatenate([tail, np.maximum(sums, integrals) * (1.0 + 1e-12), tail])
         strips = np.linspace(0.25, 0.98, 8) * min(RIGHT / bins.largest, 2.0 * np.pi / step)
         self.straight = (bins.count + 3.0) * 2.0 * (float(np.min(_geometric(strips, step))) + tail[0])
-        self.units = bins.count * (3.0 * BLOCK + 2.0 * half / BLOCK + 50.0) + 16.0 * half
+        self.units = bins.count * (2.83 * BLOCK + (nodes // BLOCK).bit_length() + 40.0) + 4.0 * half + 100.0
 
     def freed(self, x: Array) -> Array:
         """Bound log E e^{-x rest} - log E e^{-xS} from above, where `rest` is S without the two bins of one normal."""
@@ -343,7 +348,7 @@ class Errors:
         square = np.exp(2.0 * grow(grow(log, axis=1), axis=2))
         far = np.maximum(np.abs(self.edges[1:]), np.abs(self.edges[:-1])) + path.shift[:, None]
         far = np.where(np.isinf(far), 0.0, far)  # the two infinite boxes have no nodes
-        spread = 24.0 * (kind.variance[1] + sum(along(p, both[p][1] * far) for p in (0, 1))) + 60.0
+        spread = 24.0 * (kind.variance[1] + sum(along(p, both[p][1] * far) for p in (0, 1))) + 30.0
         nodes = np.isfinite(np.diff(self.edges))
         units = np.where(nodes[:, None] & nodes, square * np.square(each(most) * size * spread), 0.0)
         plain, missed = weights[0], np.empty((2, 3, x.size))
