@@ -1,7 +1,8 @@
 """Risks from a certified privacy profile, for many rows: true-positive rates, and mu of Gaussian differential privacy.
 
 mu need hold only where both error rates are at least a given rate, the floor.  T is the largest true-positive rate as a
-function of the false-positive rate.
+function of the false-positive rate.  The best eps of a false-positive rate a is the eps at which `delta(eps) + e^eps a`
+is least.
 jaxacct/representations/README.md has the derivations.
 """
 
@@ -91,7 +92,7 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
 
 
 def start_at(advantage: np.ndarray, fpr: np.ndarray) -> Place:
-    """Return the best eps and the loss's standard deviation for the Gaussian whose delta(0) is `advantage`."""
+    """For the Gaussian whose delta(0) is `advantage`, return the best eps of `fpr` and the loss's deviation."""
     deviation = np.clip(2.0 * ndtri(0.5 * (1.0 + advantage)), LEAST_DEVIATION, LARGEST_DEVIATION)
     return Place(deviation * (-ndtri(fpr) - 0.5 * deviation), deviation)
 
@@ -198,7 +199,7 @@ def gaussian_fit(
 ) -> GaussianFit:
     """Return brackets of mu, row by row.
 
-    deltas : deltas under a relation that is its own reverse.
+    deltas : deltas under a symmetric relation.
     floor : (n,), least false-positive and false-negative rate, in (0, 1/2).
     narrow : relative width at which a row is finished.
     """
@@ -315,7 +316,7 @@ NARROW_ABSOLUTE = 1e-7
 def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str) -> Bounds:
     """Return brackets of the regret of f_mu, row by row.
 
-    deltas : deltas under a relation that is its own reverse.
+    deltas : deltas under a symmetric relation.
     lines : (3, K, n), as `GaussianFit.lines`: ascending eps from 0, and lower and upper delta there. The bracket starts
         from these values, and `deltas` gives more where they are needed.
     kind : "certified", or another kind, for which the lower ends are 0.

@@ -362,7 +362,7 @@ class Lines(NamedTuple):
 
 
 def claimed_lines(claim: Any, guessed: str) -> Lines:
-    """Return lines above the claimed curve for adding and removing a canary; for guesses "in", only for removing."""
+    """Return lines above the claimed curve of adding or removing a canary; if `guessed` is "in", of removing alone."""
     relation = "add_or_remove_one" if guessed == "both" else "remove_one"
     if isinstance(claim, Plan):
         one = profile(claim.mechanism, claim.relation)

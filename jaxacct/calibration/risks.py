@@ -159,7 +159,7 @@ def _require_above(name: str, value: np.ndarray, least: str, floor: np.ndarray, 
 
 
 def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    """Calibrate to a true-positive rate, or to a posterior or a reconstruction, which are written as such a rate."""
+    """Calibrate to a true-positive rate; a posterior or a reconstruction is first turned into such a rate."""
     beside_it = {"target_posterior": "prior", "target_tpr": "at_fpr", "target_reconstruction": "baseline"}[name]
     _require_above(name, flat[name], beside_it, flat[beside_it], shape)
     fpr = flat["baseline" if name == "target_reconstruction" else "at_fpr"]

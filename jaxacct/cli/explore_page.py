@@ -120,7 +120,7 @@ class Run(NamedTuple):
         return account.epsilon(dp_sgd(**self.given), self.delta, relation=self.relation)
 
     def over_steps(self) -> Table:
-        """Ask for epsilon after the first step, after some others, and after the last."""
+        """Return a table of epsilon after the first step, after some steps in between, and after the last step."""
         group = self.numbers.get("group", 1)
         fields = described({n: x for n, x in self.numbers.items() if n != "group"}, self.sampling, group)
         whole = numbers_of_rule(self.sampling, fields, group)
@@ -423,7 +423,7 @@ def show_risks(answers: list[tuple[Run, RiskTable]]) -> None:
 
 
 def relations(answers: list[tuple[Run, Any]]) -> str:
-    """Return the neighbouring relations of the runs in words, each with its runs where there are several."""
+    """Return the neighbouring relations of the runs in words; several relations come with the names of their runs."""
     found: dict[str, list[str]] = {}
     for run, _ in answers:
         found.setdefault(style.RELATION[run.relation], []).append(run.name)
@@ -453,6 +453,6 @@ SHOW = {"epsilon over the steps": show_steps, "trade-off curve": show_tradeoffs,
 
 
 def first_answer() -> None:
-    """Answer for the first settings, so that the first visitor does not wait for what this imports."""
+    """Compute the answer for the first settings, so that the first visitor does not wait for slow imports."""
     words = ("noise_multiplier", "batch_size", "dataset_size", "epochs")
     Run(RUNS[0], {word: number(word, FIRST[word]) for word in words}, SAMPLING[0], float(FIRST["delta"])).epsilon()

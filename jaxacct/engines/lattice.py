@@ -251,7 +251,8 @@ def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
         low, high, sides = _composed_for(case, epsilon[middle])
         found[middle] = low, high
         # `farther` is the width allowed at larger eps, since brackets widen away from this eps; `nearer` is the width
-        # allowed at smaller eps. Where brackets are wide even at this eps, as between two pairs, the two are the same.
+        # allowed at smaller eps. `nearer` equals `farther` if brackets are wide even at this eps, or if there are two
+        # pairs.
         width = (high - low) / high if high > 0.0 else 0.0
         farther = max(case.enough, NEARLY_AS_NARROW * width)
         nearer = farther if case.two() or width > case.enough else case.enough
@@ -267,7 +268,7 @@ def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
 
 
 def _composed_for(case: Case, epsilon: float) -> tuple[float, float, tuple[Side, Side]]:
-    """Return a lower and an upper bound of delta at one eps, and the last compositions made: dominated, dominating."""
+    """Return a lower and an upper bound of delta at one eps, and the compositions on the last lattice (`sides_of`)."""
     share = share_of(case.rtol)
     log_delta = plan_for(case.above, epsilon, 0.0, share).cut - share
     low, high, pieces = 0.0, 1.0, case

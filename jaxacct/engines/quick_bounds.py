@@ -149,7 +149,7 @@ def _sampled(
 
 
 def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the test that rejects on the atom of the largest Laplace loss in one step (README.md has its masses)."""
+    """Return the bounds of `_tests` for S the atom of one step's largest Laplace loss (README.md has its masses)."""
     near, far = np.full_like(edge, -math.log(2.0)), -math.log(2.0) - edge
     mixed = log_mixture(np.where(removing, edge, -edge), q) + np.where(removing, far, near)
     log_p, log_q = np.where(removing, mixed, near), np.where(removing, far, mixed)
@@ -159,7 +159,7 @@ def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarra
 
 
 def _finite(loss: np.ndarray, mass: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the test on the atom of the largest loss in one step, given that the loss is finite."""
+    """Return the bounds of `_tests` for S the atom of the largest finite loss in one step, given a finite loss."""
     top = np.argmax(np.where(mass > 0.0, loss, -np.inf), axis=1)[:, None]
     loss, atom = np.take_along_axis(loss, top, 1), np.take_along_axis(mass, top, 1)
     log_p = np.log(atom) - np.log(np.sum(mass, axis=1, keepdims=True))

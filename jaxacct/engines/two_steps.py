@@ -363,7 +363,7 @@ def _share(left: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _graded(u: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return the largest widths, at most `w` between points `u`, that change by at most GROWTH per unit of u."""
+    """Return the largest widths up to `w`, one per interval of `u`, that change by at most GROWTH per unit of u."""
     left, right = GROWTH * u[:, :-1], GROWTH * u[:, 1:]
     graded = w.copy()
     rising = np.minimum.accumulate((w - right)[:, :-1], axis=1) + left[:, 1:]

@@ -29,7 +29,8 @@ NARROW_ORDER = 2
 LONG = 2**18
 """On lattices of at least this many nodes, NumPy uses NARROW_ORDER for narrow panels, which halves the time."""
 LOG_NOTHING = -34.0
-"""If log(the right node's share of a panel's mass) is below this, only the left node's mass is a quadrature sum."""
+"""Logarithm of a share. In a panel with an inaccurate quadrature, a right node with a smaller share of the mass gets a
+crude bound of its mass, while the left node still gets the quadrature sum."""
 LARGEST_ETA = 0.1
 """If a panel's quadrature has at least this relative error, the panel's mass is bounded and goes whole to one node."""
 FFT_CONSTANT = 8.0

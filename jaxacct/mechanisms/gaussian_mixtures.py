@@ -85,7 +85,7 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
 
 
 def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
-    """Return the dominating pair of points (eps, delta) of both directions; `scale`: largest shift over sigma."""
+    """Return `pair_of_profile` for points (eps, delta) of each direction; `scale` is the largest shift over sigma."""
     least = LEAST_RELATIVE_GAP * scale
     # a profile falls, so delta at an eps also bounds delta at any larger eps
     epsilon = np.maximum(np.concatenate([forward[0], reverse[0]]), least)
@@ -276,7 +276,7 @@ class Branch(NamedTuple):
     weights: np.ndarray
     """Weights (A,), each rounded once."""
     doubt: float = 0.0
-    """Relative error of the share."""
+    """Relative error of `share`."""
 
 
 class OfGaussianMixtures(Mechanism):

@@ -135,7 +135,7 @@ class MatrixMechanism(Combinator):
 
 
 def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float]]:
-    """Return falling bounds (lower, upper) of a group's column norms; lower ones hold for one group, upper for all."""
+    """Bound a group's column norms, largest first, as (lower, upper): lower for one group, upper for every group."""
     require_groups(strategy, groups)
     lower, upper = strategy.squared_norms()
     blocks = -(-strategy.steps // groups)

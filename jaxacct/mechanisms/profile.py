@@ -121,9 +121,9 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
 
 @np.errstate(over="ignore")
 def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray) -> FinitePair:
-    """Return the dominating pair of the points of one configuration, shape (K,) each; `epsilon` ascends.
+    """Return the pair that dominates any mechanism whose profile has these points, (K,) each; `epsilon` ascends.
 
-    Let f_k be the vertices of the lower hull. An atom of loss eps_k > 0 has the P-mass
+    Let f_k be the vertices of the lower hull of the points (e^eps, delta). An atom of loss eps_k > 0 has the P-mass
 
         p_k = (f_{k-1} - f_k)/(1 - e^{-(eps_k - eps_{k-1})}) - (f_k - f_{k+1})/(e^{eps_{k+1} - eps_k} - 1),
 

@@ -375,7 +375,7 @@ def _profiles(sigma: float, slots: float, losses: Losses) -> Profiles:
 
 
 def _profiles_of(rounds: Sequence[tuple[float, float]], losses: Losses) -> list[Profiles]:
-    """Compute profiles of rounds in both directions, each at most that of the Gaussian that reveals the slot."""
+    """Compute both directions' profiles of rounds, each capped by the profile of the Gaussian that reveals the slot."""
     sigma, slots = np.array(rounds, np.float64).T
     mus = 1.0 / sigma * (1.0 + 4.0 * ROUNDOFF)
     made: list[Profiles]

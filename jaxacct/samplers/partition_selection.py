@@ -16,7 +16,7 @@ from jaxacct.samplers.exact_draws import discrete_laplace, generator, rational, 
 
 Key = TypeVar("Key", bound=Hashable)
 _BITS = 128
-"""Probabilities are multiples of 2^-128, rounded down."""
+"""Number of random bits of a decision. Probabilities are rounded down to multiples of 2^-128."""
 
 
 class _ByKey:
@@ -83,7 +83,7 @@ class PartitionChoice(_ByKey):
     def sample(self, counts: Mapping[Key, int], rng: random.Random | None = None) -> list[Key]:
         """Return the keys that are released, sorted by their text.
 
-        The random bits come from the operating system unless `rng` is given; a seeded one is for tests only.
+        The random bits come from the operating system unless `rng` is given; a seeded `rng` is for tests only.
         """
         source, known = generator(rng), _checked(counts)
         table = self._table(max(known.values(), default=0))

@@ -145,7 +145,7 @@ def pair_of(
 
 
 def _pair_of_points(epsilon: np.ndarray, *deltas: np.ndarray) -> FinitePair:
-    """Return the pair that dominates points in any order; of two eps within LEAST_GAP keep the larger, or eps = 0."""
+    """Return `pair_of_profile` for points in any order; of two eps within LEAST_GAP keep the larger, or eps = 0."""
     order = np.argsort(epsilon, kind="stable")
     order = order[np.isfinite(epsilon[order])]
     kept: list[int] = []

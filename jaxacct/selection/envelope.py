@@ -42,7 +42,7 @@ TAIL_SHARE = 1e-6
 
 
 class Table(NamedTuple):
-    """Profile made of chords between upper bounds of delta, which do not increase, at ascending ratios e^eps from 0."""
+    """Upper bound of a profile: chords between points (e^eps, delta). `ratio` ascends from 0; `delta` does not rise."""
 
     ratio: np.ndarray
     delta: np.ndarray

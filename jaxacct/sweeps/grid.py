@@ -259,7 +259,7 @@ def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
 
 
 def _require_law(given: Mapping[str, Any], solved: str) -> None:
-    """Refuse a law of K without its numbers, numbers without their law, and a law for any quantity but epsilon."""
+    """Refuse a law of K without its numbers, numbers without their law, and a law if epsilon is not solved for."""
     numbers = [field for field in LAW_NUMBERS if field in given]
     if "repetitions" not in given:
         if numbers:

@@ -86,7 +86,7 @@ class Table:
         return Table({name: column[rows] for name, column in self.columns.items()}, frame)
 
     def beside(self, others: Mapping[str, np.ndarray], frame: Foreign = None) -> Table:
-        """Return the table with the columns `others` after the column `name`, and with the DataFrame that was swept."""
+        """Return the table with the columns `others` after the column `name`; `frame` is the swept DataFrame."""
         name = {"name": self["name"]} if "name" in self.columns else {}
         return Table(name | dict(others) | self.columns, frame)
 

@@ -13,7 +13,7 @@ from jaxacct.verification.ball_arithmetic import NotCovered, arb, ball, between,
 Column = dict[Any, Any]
 """The non-zero entries of a column of C, by row."""
 MOST_ENTRIES = 100_000
-"""A matrix C with more entries than this has no definition here."""
+"""Largest number of entries of a matrix C that the verifier covers."""
 MOST_PATTERNS = 20_000
 """Largest number of patterns, which are the sets of steps in which a record may take part."""
 MOST_SIGNS = 10

@@ -720,7 +720,7 @@ def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array
 
 
 def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, slope) over the outcomes not integrated: a slot is far, or all slots are bulk."""
+    """Return (lower, estimate, upper, slope) of the part not integrated: outcomes with a far slot, or of bulk alone."""
     sign, s, t, where = found.sign, found.s, found.t, found.place
     windows = where.windows
     whole: Array = np.isneginf(windows.low)
@@ -881,7 +881,7 @@ def falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
 
 
 def _narrowed(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow bounds from theorems where contours can be placed; a round whose contours fail keeps these bounds."""
+    """Narrow the theorems' bounds by contours, where contours can be placed; if they fail, a round keeps its bounds."""
     rows = np.flatnonzero((asked.s > LEAST_S) & (asked.s < MOST_S) & (asked.t > 1.0) & (asked.t <= MOST_SLOTS))
     if rows.size == 0:
         return low, high
@@ -911,7 +911,7 @@ def _outward(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow bounds from theorems by contours; a contour's bracket that contradicts the theorems is not used."""
+    """Narrow the theorems' bounds by contours; a contour's bracket that contradicts the theorems is not used."""
     sign, s, t, eps, owner = asked
     least, most = low.copy(), high.copy()
     logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))
@@ -942,7 +942,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
 
 
 def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow wide brackets of a large delta_remove = 1 - k + E(k - S)_+ by this put, whose error is absolute."""
+    """Narrow wide brackets of large delta_remove = 1 - k + E(k - S)_+ by brackets of this put, with absolute errors."""
     width = _wanted(np.log(np.maximum(0.5 * (low + high), 1e-295)))
     rows = np.flatnonzero(~(high - low <= width * high) & (high > LEAST_BY_PARITY) & (asked.eps < 30.0))
     if asked.sign < 0 or rows.size == 0:

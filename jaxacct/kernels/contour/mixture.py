@@ -350,7 +350,7 @@ class Quadrature(NamedTuple):
 
 
 def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadrature:
-    """Evaluate M(c) and its errors on a grid that serves |Im z| <= t. The wanted error is e^log_goal M(c)."""
+    """Evaluate M(c) and its errors on a grid fine enough for |Im z| <= t. The wanted error is e^log_goal M(c)."""
     shift, weight = law.shift, law.weight
     power = c + 1.0 if law.sign > 0 else -c
     least, most = float(shift[0]), float(shift[-1])

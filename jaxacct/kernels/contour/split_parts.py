@@ -344,7 +344,7 @@ def _gaussian(u: Array) -> Array:
 
 
 def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
-    """Bound on each cell of a line at height alpha: log bulk and log jump from above, arg mix from below and above."""
+    """On each cell of the line Im u = alpha, bound log bulk and log jump from above, and arg mix from both sides."""
     (sigma, q, sign, *_), (u, loss) = steps, edges
     xp = namespace(u, loss, c, alpha)
     angle, width, power = (alpha / sigma)[..., None], sigma[..., None], c[..., None] + 1.0

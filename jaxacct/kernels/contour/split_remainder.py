@@ -165,7 +165,7 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
 
 
 def _composed_pairs(n: Array, x: Array) -> Array:
-    """Compute `composed` for x of shape (J, C, L)."""
+    """Compute `sum n x` over the J sampled Gaussians, for x of shape (J, C, L)."""
     return namespace(n, x).sum(n[..., None, None] * x, axis=-3)
 
 
@@ -197,7 +197,7 @@ def bounds(
     bulk_log: Array,
     points: int,
 ) -> Remainder:
-    """Certify bounds of the remainder. `bulk_at`, `bulk_log`: Chernoff bounds of compositions of bulk steps alone."""
+    """Certify bounds of the remainder; `bulk_at`, `bulk_log`: Chernoff bounds of bulk compositions (`Remainder`)."""
     xp = namespace(law.gauss_n, windows.high)
     sigma, q, n = law.gauss_sigma, law.gauss_q, law.gauss_n
     near = xp.sqrt(1.0 + low_blur(sigma) ** 2)

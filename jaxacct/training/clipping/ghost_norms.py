@@ -232,7 +232,7 @@ def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
 
 
 def _gram(number: Any, x: Any) -> Any:
-    """Return the products x_t . x_t' of all pairs of rows; the rows with unit vectors, if any, come first."""
+    """Return the inner products of all pairs of rows: first the unit vectors that `number` gives, if any, then `x`."""
     gram = jnp.matmul(x, x.T, precision=HIGHEST)
     if number is None:
         return gram

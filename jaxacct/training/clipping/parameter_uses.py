@@ -285,7 +285,7 @@ def _smooth(var: Any) -> bool:
 class View:
     """All entries of a parameter or, inside loops over its slices, the entries of one slice.
 
-    axes : the steps of each axis.
+    axes : for each axis, its steps (size, stride).
     narrow : the dtype with the smallest range of all dtypes that the entries were cast to.
     loops : the loops around the view, outermost first.  Each is (number of iterations, steps along which the loop cuts
     the parameter); the steps are None if all iterations see the same entries.

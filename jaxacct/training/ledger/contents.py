@@ -168,10 +168,10 @@ class Spent:
             self.releases += Counter()  # removes the releases whose count is now 0
 
     def within(self, plan: Plan, step: int, label: str | None) -> float:
-        """Return what the partition of a plan's new step has cost before this step, as a sum of 1/sigma^2.
+        """Return the cost so far, a sum of 1/sigma^2, of the partition (`_Partition`) that a plan's new step continues.
 
         The cost is 0 if the step continues no partition, and -1 if `label` names a partition without room for the step.
-        The step continues a partition if all steps of the partition are in the step's pass, and none is this step.
+        The new step continues a partition if all steps of the partition are in its pass, and it is none of them.
 
         label : a partition's fingerprint; None means the partition of the last step entry.
         """

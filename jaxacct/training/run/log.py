@@ -128,7 +128,7 @@ class RunLog:
             self._tell(self._epsilon)
 
     def evaluated(self, step: int, value: Any) -> None:
-        """Put out the value of an evaluation after `step` steps; the records of these steps come first."""
+        """Log the value of an evaluation made after `step` steps; the records of these steps come first."""
         if self._put is None or self._epsilon is None:
             return
         self._see_done(0)
@@ -147,7 +147,7 @@ class RunLog:
         return state
 
     def close(self) -> None:
-        """Put out the remaining records; drop records that cannot be fetched, such as after a failure of the device."""
+        """Log the remaining records; drop records that cannot be fetched, for example after the device failed."""
         if self._put is None or self._epsilon is None:
             return
         with contextlib.suppress(Exception):

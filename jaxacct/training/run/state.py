@@ -307,7 +307,7 @@ def from_document(node: Any) -> History:
 
 
 def _stretch(plan: Any, first: Any, end: Any, partition: Any) -> Stretch:
-    """Return the stretch of a document; raise InputError for any other fields."""
+    """Return the stretch that these fields of a document describe; raise InputError for invalid fields."""
     known = Plan.from_document(plan)
     ends = [int(check(name, value, LAST_STEP)) for name, value in (("first", first), ("end", end))]
     if not 0 <= ends[0] <= ends[1] <= known.steps:

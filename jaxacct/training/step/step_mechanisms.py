@@ -38,7 +38,7 @@ a pass through the groups of cyclic Poisson sampling.  Every record is in at mos
 With a fixed order all passes of the run are one release.
 """
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
-"""Batch rules that draw the batch of each record anew for every pass; groups are drawn once for a whole run."""
+"""Batch rules that draw each record's batch anew for every pass. Groups of CYCLIC are drawn once for a whole run."""
 WITH_NOISE = (CYCLIC, ORDER)
 """Batch rules whose steps may share noise: the steps of one record are as far apart as a strategy needs."""
 UNSAMPLED = (FIXED, ORDER)
