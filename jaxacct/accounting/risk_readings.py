@@ -174,7 +174,7 @@ between every two neighbouring tangents."""
 OK_WIDTH = 1e-4
 """Largest relative width of a bracket that is "ok"."""
 ADDED = 3
-"""Number of tangents that one of the first ROUNDS rounds adds to a row."""
+"""Number of tangents that each of the first ROUNDS rounds adds to a row."""
 KNOWN_WIDTH = 0.004
 """Distance between neighbours of three epsilons around a known best eps, in standard deviations of the loss. It is
 twice the error of the best eps."""

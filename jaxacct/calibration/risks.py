@@ -392,7 +392,7 @@ ROUNDS = ((0.5, 5), (0.2, 3), (0.1, 3))
 The rounds search for the best eps of a true-positive rate where `_by_contour` finds none.
 """
 LARGEST_MOVE = 2.0
-"""Longest move of eps from the best epsilon of a round, in units of the distance of neighbouring epsilons."""
+"""Longest move of eps from the best epsilon of a round, in units of the distance between neighbouring epsilons."""
 
 
 def _by_rounds(

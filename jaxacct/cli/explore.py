@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     from jaxacct.cli import explore_page
 
     port = free_port(options.port)
-    explore_page.first_answer()  # what it imports and prepares, the first visitor need not wait for
+    explore_page.first_answer()  # imports and prepares what the first visitor would otherwise wait for
     settings = {
         "server_address": ADDRESS,
         "server_port": port,

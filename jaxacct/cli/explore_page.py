@@ -1,6 +1,6 @@
 """The page of `jaxacct explore`: up to three runs of DP-SGD, and what the public functions answer about them.
 
-Nothing is computed here. The numbers of a run are those of `mechanisms/dp_sgd_run.py`, as at every other door.
+Nothing is computed here. The numbers of a run are those of `mechanisms/dp_sgd_run.py`, as everywhere in the package.
 """
 
 from __future__ import annotations

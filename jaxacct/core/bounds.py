@@ -34,7 +34,7 @@ _NEEDS_NO_ACTION = {
     "loose": "The value meets the target, but it is not shown to be the best one: epsilon is known too roughly "
     "there, or hardly changes with the value; use it, or try a less private one.",
 }
-"""Statuses under which `Bounds.ok` is True."""
+"""Statuses under which `Bounds.ok` is True, each with its meaning."""
 _NEEDS_ACTION = {
     "width": "The bracket holds but is wider than asked for; use upper, raise the memory limit, loosen the "
     "tolerance or choose the other engine.",
@@ -52,7 +52,7 @@ _NEEDS_ACTION = {
     "infeasible_rate": "No searched sampling probability meets the target; raise the noise multiplier or the "
     "target, or lower the steps.",
 }
-"""Statuses under which `Bounds.ok` is False."""
+"""Statuses under which `Bounds.ok` is False, each with its meaning."""
 STATUSES = {**_NEEDS_NO_ACTION, **_NEEDS_ACTION}
 """Every status, with a sentence that says what the status means and what to do."""
 

@@ -23,7 +23,7 @@ _CONSTANTS = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], np.uint3
 _BITS, _SPLIT, _FOLD_IN, _SEED, _NOISE = range(5)
 """Last word of the nonce for each purpose, so that no two purposes share a block of the keystream."""
 _TURNS = {by: (np.arange(4) - by) % 4 for by in range(-3, 4)}
-"""For each shift from -3 to 3, the indices of four lines that are rotated down by this shift.
+"""For each shift from -3 to 3, the indices that rotate four rows of an array down by this shift.
 
 Indexing with them replaces `numpy.roll`, which takes longer than a round of ChaCha20.
 """

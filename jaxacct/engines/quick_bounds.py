@@ -149,7 +149,7 @@ def _sampled(
 
 
 def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of `_tests` for S the atom of one step's largest Laplace loss (README.md has its masses)."""
+    """Bound log P and log Q of the event that a given step has the largest Laplace loss (README.md has the masses)."""
     near, far = np.full_like(edge, -math.log(2.0)), -math.log(2.0) - edge
     mixed = log_mixture(np.where(removing, edge, -edge), q) + np.where(removing, far, near)
     log_p, log_q = np.where(removing, mixed, near), np.where(removing, far, mixed)

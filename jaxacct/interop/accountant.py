@@ -212,7 +212,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return parts[0] if isinstance(mechanism, Composed) and len(parts) == 1 else mechanism
 
     def _refuse_by_relation(self, event: Any) -> None:
-        """Refuse trees under addition and removal of records, and discrete Gaussian vectors under replacement."""
+        """Refuse tree aggregation if records are added or removed, and discrete Gaussian vectors if one is replaced."""
         for each in events_inside(event):
             name = type(each).__name__
             if name == "SingleEpochTreeAggregationDpEvent" and self._relation == "add_or_remove_one":

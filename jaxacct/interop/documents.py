@@ -38,7 +38,7 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
 }
 """Allowed operations.  Powers are taken of floats, since powers of whole numbers can take forever."""
 FORMAT = "jaxacct.mechanism"
-"""The name of the format, in every document."""
+"""Name of the format, which every document states."""
 VERSION = 1
 """The version of the format that is written, and the only version that is read."""
 MAX_CHARACTERS = 2**23

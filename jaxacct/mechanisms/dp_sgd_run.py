@@ -231,7 +231,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
 
 
 def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) -> dict[str, Any]:
-    """Return the numbers of a described run that `dp_sgd` takes for a batch rule, but none that `dp_sgd` computes."""
+    """Select from `fields` the arguments of `dp_sgd` for a batch rule; leave out numbers that `dp_sgd` computes."""
     rule = rule_of(sampling)
     needs = (*_needs(rule, group), *(["groups"] if rule.in_turns else []))
     rate = () if "batch_size" in needs else ("sampling_probability",)

@@ -178,7 +178,7 @@ def stacked_parts(parts: list[FinitePart], shape: tuple[int, ...]) -> FinitePart
 def _as_one(
     laws: Sequence[FinitePair | FinitePart], atoms: int, fields: int, shape: tuple[int, ...]
 ) -> list[np.ndarray]:
-    """Join the first `fields` fields of laws into those of a batch; pad the first `atoms` fields with zeros."""
+    """Join the first `fields` fields of laws into fields of a batch; pad the first `atoms` of them with zeros."""
     most = max((law.loss.size for law in laws), default=1)
     padded = np.zeros((atoms, len(laws), most))
     for row, law in enumerate(laws):

@@ -137,7 +137,10 @@ class ThresholdedCounts(_ByKey):
         return least
 
     def release(self, counts: Mapping[Key, int], rng: random.Random | None = None) -> dict[Key, int]:
-        """Return {key: noisy count}, sorted by the keys' text; `rng` as for `PartitionChoice.sample`."""
+        """Return {key: noisy count} of the keys whose noisy count reaches the threshold, sorted by the keys' text.
+
+        rng : as for `PartitionChoice.sample`.
+        """
         source, least = generator(rng), self.threshold
         scale = 1 / Fraction(self.epsilon)
         noisy = {key: n + discrete_laplace(scale, source) for key, n in _checked(counts).items() if n}

@@ -101,7 +101,7 @@ def under(run: Mechanism, relation: str) -> tuple[Mechanism, str]:
 
 
 class Sides(NamedTuple):
-    """The relation with which engines are asked about one direction of a base, and that for the reverse direction."""
+    """Relations with which engines are asked about one direction of a base, and about the reverse direction."""
 
     forward: str
     reverse: str

@@ -122,7 +122,7 @@ def least_growth(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) 
 
 
 def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
-    """Return the shift of the theorem for binomial K.  It never falls in eps_1: the least allowed eps_1 is best."""
+    """Return the shift of the theorem for binomial K at the least allowed eps_1, where the shift is smallest."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     n, p = np.broadcast_to(law.trials, shape), np.broadcast_to(law.probability_of_run, shape)
 

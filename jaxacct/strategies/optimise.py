@@ -138,7 +138,7 @@ def _log_error(inverse: Any) -> Any:
 
 
 def _log_square(column: Any, period: int) -> Any:
-    """Return the log of a bound of the squared sensitivity: its value for |column| and steps 0, period, ..."""
+    """Return log(squared norm of the sum of columns 0, period, ... of |C|), a bound of log(squared sensitivity)."""
     steps = column.size
     total = sum(jnp.pad(jnp.abs(column), (start, 0))[:steps] for start in range(0, steps, period))
     return jnp.log(jnp.sum(jnp.asarray(total) ** 2))

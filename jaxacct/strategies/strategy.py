@@ -384,7 +384,7 @@ def of_epochs(lags: Lags, period: int) -> Square:
 
 
 def _weights(lags: Lags, separation: int, most: int) -> np.ndarray:
-    """Return for each step i a bound of |G_ii| + 2 sum_j |G_ij| over a pattern's later steps j, G = C^T C, (n,)."""
+    """Bound |G_ii| + 2 sum |G_ij| over the later steps j of any pattern with step i, for each i, (n,); G = C^T C."""
     magnitude = np.maximum(lags.upper, -lags.lower)
     count, steps = magnitude.shape
     possible = (count - 1) // separation  # largest number of later steps within the lags

@@ -184,7 +184,7 @@ def mixes_orders(mechanism: Any, relation: str) -> bool:
 
 
 def _unlike(mechanism: Any) -> int:
-    """Count the FiniteOutput mechanisms that change when p and q are exchanged."""
+    """Count the FiniteOutput mechanisms in `mechanism` that change when p and q are exchanged."""
     if type(mechanism) is known.FiniteOutput:
         pairs = list(zip(np.asarray(mechanism.p).tolist(), np.asarray(mechanism.q).tolist(), strict=True))
         return int(sorted(pairs) != sorted((q, p) for p, q in pairs))

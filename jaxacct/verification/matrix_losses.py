@@ -19,7 +19,7 @@ MOST_PATTERNS = 20_000
 MOST_SIGNS = 10
 """All signs of the contributions are tried if a pattern has at most this many steps."""
 NEARLY = arb(1e-12)
-"""One ball holds two squared norms whose relative difference is below this."""
+"""Two squared norms are merged into one ball if their relative difference is below this."""
 Moves = tuple[Any, list[tuple[Any, int]]]
 """The rate at which a record is sampled, and the squared moves of its releases, each with a count."""
 

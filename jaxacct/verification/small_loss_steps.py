@@ -24,7 +24,7 @@ from jaxacct.verification.ball_arithmetic import arb, between
 from jaxacct.verification.sampled_gaussian import Cut, SampledGaussian
 
 LARGEST_CUT_WIDTHS = (0.5, 0.2, 0.08)
-"""Widths tried for the cut above which the largest outputs are left out, in standard deviations of the noise."""
+"""Widths, in standard deviations of the noise, that are tried for the cut that leaves out the largest outputs."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _cut(parts: Any, cuts: Any, side: int) -> list[SampledGaussian]:
 
 
 def without_largest(parts: Any, wanted: float, width: float) -> list[Any]:
-    """Return parts without the largest outputs, which make M(c) huge; in the plan their probability is < e^wanted."""
+    """Return parts without their largest outputs, which make M(c) huge; their probability, in floats, is < e^wanted."""
     kept, spread = [], np.hypot(1.0, width)
     for part, count in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())

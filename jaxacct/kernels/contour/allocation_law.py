@@ -1,7 +1,8 @@
 """Computes with the law of one slot in random allocation: transforms with their errors, and bounds (README.md).
 
 The likelihood ratio of a round of t slots is S = (X_1 + ... + X_t)/t, with X = e^{s u - s^2/2}, u standard normal and
-s = 1/sigma.  Smooth weights w divide a slot's law into a bulk of smaller u and jumps of larger u.  The transform
+s = 1/sigma.  Smooth weights w divide a slot's law into a bulk of smaller u (w = w1 w2) and jumps of larger u
+(w = (1 - w1) w2), where w1 falls from 1 to 0 around `Windows.low`, and w2 around `Windows.high`.  The transform
 E[w e^{sign z X/t}] is called A(z) for the bulk and B(z) for the jumps; `sign` is 1 for E(S - k)_+ and -1 for
 E(k - S)_+.  Arrays have a leading batch axis (B,), one entry for each configuration.
 """
@@ -304,9 +305,9 @@ class Nodes(NamedTuple):
     """Nodes in u, and their weights for the bulk and for the jumps."""
 
     u: Array
-    """(B, X) values of u."""
+    """(B, X) the nodes."""
     x: Array
-    """(B, X) X/t."""
+    """(B, X) values of X/t at the nodes, the likelihood ratio of a slot over t."""
     bulk: Array
     """(B, X) weight N(u) w1 w2 du."""
     jump: Array

@@ -209,7 +209,7 @@ def _times_power(product: np.ndarray, kernel: np.ndarray, count: int) -> np.ndar
 
 
 def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Multiply matrices block by block: it rounds less, and the linear algebra library starts hardly any threads."""
+    """Multiply matrices block by block: this rounds less, and the linear algebra library starts hardly any threads."""
     blocks = np.matmul(a.reshape(len(a), -1, BLOCK).swapaxes(0, 1), b.reshape(-1, BLOCK, b.shape[1]))
     while len(blocks) > 1:  # in pairs, so that each block is in few sums
         half = len(blocks) // 2
@@ -247,9 +247,10 @@ class Wedge(NamedTuple):
 
 
 class Boxed(NamedTuple):
-    """Bounds of a path on boxes of s + i side strip: upper bounds of Re y and of the measure, both bounds of Im y.
+    """Bounds of a `Path` y at s + i side strip, for s in each of some intervals ("boxes"); (N, boxes) each.
 
-    The measure is |N(y) dy|; for side 0 its `density` is relative to N(s) ds. Each field has shape (N, boxes).
+    real : upper bound of Re y. low, high : bounds of Im y.
+    density : upper bound of |N(y) dy|; for side 0 it is relative to N(s) ds.
     """
 
     real: np.ndarray

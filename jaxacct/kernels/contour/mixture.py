@@ -331,7 +331,7 @@ class BranchLaw(NamedTuple):
 
 
 class Quadrature(NamedTuple):
-    """A branch under the tilt e^{c loss}, on a grid. The masses `p` sum to 1 but for rounding and `from_step`."""
+    """A branch under the tilt e^{c loss}, on a grid. The masses `p` sum to 1, up to rounding and `from_step`."""
 
     law: BranchLaw
     power: float  # exponent a of mix at t = 0

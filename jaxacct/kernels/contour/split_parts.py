@@ -86,7 +86,7 @@ class Grid(NamedTuple):
     slack: Array  # (X,) bound of the error of u as the solution of u + warp L(u) = v
     loss: Array  # (X,) log mix, the loss of the remove direction
     posterior: Array  # (X,)
-    log_bulk: Array  # (X,) log of w1 w2 phi gap
+    log_bulk: Array  # (X,) log of w1 w2 phi gap, phi the normal density
     log_jump: Array  # (X,) log of (1 - w1) w2 phi gap
 
 
@@ -206,7 +206,7 @@ class Shares(NamedTuple):
     """The grids of J sampled Gaussians in the form that `cumulants` needs at every tilt; (J, X) each."""
 
     loss: Array
-    log_both: Array  # log of w2 phi gap
+    log_both: Array  # log of w2 phi gap, as in `Grid`
     bulk: Array  # share of the bulk in w2 phi gap
     jump: Array  # share of the jumps; the two shares add up to one at every node
 

@@ -185,7 +185,7 @@ def site_of(leaf: int, aval: Any, uses: Uses) -> Site | str:
 
 
 def _form(use: Use) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]:
-    """Return the steps through a parameter that make the groups, rows and columns of its gradient from one use."""
+    """Return the (size, stride) pairs that place the groups, rows and columns of a use's gradient in the parameter."""
     view, product = use.view, use.product
     along = lambda axes: [step for axis in axes for step in view.axes[axis]]
     cut = [step for _, steps in view.loops for step in steps or ()]

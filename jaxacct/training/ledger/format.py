@@ -56,7 +56,7 @@ class Seen(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Entry before the release of one training step."""
+    """Entry that is written before the release of one training step."""
 
     run: str
     step: int
@@ -77,7 +77,7 @@ class Step(NamedTuple):
 
 
 class Spend(NamedTuple):
-    """Entry before the release of a mechanism other than a training step."""
+    """Entry that is written before the release of a mechanism other than a training step."""
 
     run: str
     mechanism: Mechanism

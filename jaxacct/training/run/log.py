@@ -256,7 +256,7 @@ def checked_log(log: Any, ledger: Any = None) -> Log:
 
 
 def numbers_of(observed: Observed) -> dict[str, Any]:
-    """Return the numbers of a finished step that are not private.  A mean over no contributing member is None."""
+    """Return the numbers of a finished step that carry no noise.  A mean is None if no member's gradient was finite."""
     members, clipped, not_finite = (int(x) for x in (observed.members, observed.clipped, observed.not_finite))
     each = members - not_finite
     mean = lambda total: (np.asarray(total, np.float64) / each).tolist() if each else None
@@ -386,7 +386,7 @@ class ProgressLine:
             self._progress.update(step, self._epsilon(step))
 
     def _epsilon(self, step: int) -> str:
-        """Return the words on epsilon; start computing the table if there is none."""
+        """Return the words on epsilon; start computing the plan's table of epsilons if there is none."""
         if self._plan.has_curve:
             return f"  epsilon <= {outward(float(self._plan.live_epsilon(step).upper), '.3g', up=True)}"
         if self.table is None and step < self._plan.steps:
@@ -400,7 +400,7 @@ class ProgressLine:
             self._plan.live_epsilon(step)
 
     def close(self) -> None:
-        """Leave the line in its last state."""
+        """End the updates; the line stays as it is."""
         self._progress.close()
 
 

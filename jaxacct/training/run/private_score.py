@@ -36,7 +36,7 @@ class ValidationScore:
         self._count = jax.jit(lambda trained, rows: units(of_one, trained, rows, 1.0 / UNITS))
 
     def __call__(self, trained: PyTree) -> int:
-        """Return the score, in units."""
+        """Return the score in units of 1/UNITS."""
         assert self._count is not None
         upper, lower = (int(part) for part in jax.device_get(self._count(trained, self._rows)))
         return upper * 2**LOWER_BITS + lower

@@ -117,7 +117,7 @@ class StepKey(NamedTuple):
 
 
 def begin(root: bytes) -> Lineage:
-    """Return the lineage of a run before its first step.  The chain digests the secret root, so it reveals no data."""
+    """Return the lineage before a run's first step.  The chain is a digest of the secret root, and reveals no data."""
     return Lineage(Root(root), digest(b"begin", root), b"", -1, b"")
 
 
