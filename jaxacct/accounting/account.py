@@ -60,8 +60,8 @@ OK_WIDTH = {"epsilon": 1e-3, "delta": 5e-2}
 """Relative width up to which a bracket is "ok", even where rtol is smaller, if its ends come from two pairs of
 distributions, one above and one below the mechanism. Such brackets are rarely narrower than this."""
 WIDE = 8e-4
-"""A bracket of epsilon relatively wider than this is computed again. The profiles of rounds of random allocation are
-then computed at more losses."""
+"""A bracket of epsilon whose relative width exceeds this is computed again. The profiles of rounds of random
+allocation are then computed at more losses."""
 MOST_BY_LOSSES = 3e-3
 """If a bracket of epsilon is relatively wider than this, profiles are not computed at more losses. It is then wide
 because the brackets of delta at each loss are wide, and more losses do not narrow the brackets of delta."""

@@ -273,7 +273,7 @@ class CurveTest(LowerBound):
         return plain(np.asarray(self.p_value) <= error_of(self.confidence))
 
     def __repr__(self) -> str:
-        """Return the test first, then the bound."""
+        """Return the result of the test as text, followed by the bound."""
         p = np.array2string(np.asarray(self.p_value), threshold=8, formatter={"float_kind": "{:.3g}".format})
         mu = np.array2string(np.asarray(self.mu), precision=6, threshold=8)
         bound = super().__repr__().removeprefix("LowerBound(")

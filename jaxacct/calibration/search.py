@@ -209,7 +209,7 @@ def beside(values: np.ndarray, falls: np.ndarray, apart: float, whole: bool) -> 
 
 
 def least_apart(rtol: float) -> float:
-    """Return the relative distance within which a less private value must miss the target to prove a value the best."""
+    """Return d: a value is the best if a less private value, at a relative distance of at most d, misses the target."""
     return min(10.0 * rtol, max(0.01, rtol))
 
 
@@ -350,7 +350,7 @@ def _polish(
 
 
 def _led(search: Search, found: BestValues, rows: np.ndarray, x: np.ndarray, slope: np.ndarray | None) -> None:
-    """Search by a secant, with the leader if there is one.
+    """Search by a secant; if `search.leader` is given, it takes the place of `evaluate`.
 
     `evaluate` then checks the value found. If this value misses the target, the row is searched again with `evaluate`.
     """

@@ -143,7 +143,7 @@ QUESTIONS: dict[str, Callable[[Run], Any]] = {
     "trade-off curve": Run.tradeoff,
     "risks": Run.risks,
 }
-"""What is asked about the runs, in this order."""
+"""The questions about a run, in the order of the page, each with the method that answers it."""
 
 
 class Work(threading.Thread):

@@ -119,7 +119,8 @@ def reach(s: np.ndarray, t: np.ndarray) -> np.ndarray:
 def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of delta by theorems, without a contour.
 
-    The theorems are closed forms. One theorem: the Gaussian mechanism that also reveals the slot has a larger delta.
+    The theorems are closed forms. One of them is that the Gaussian mechanism that also reveals the slot has a delta at
+    least as large.
     """
     k = np.exp(sign * eps)
     low, high = allocation_law.bounds(sign, s, t, k)

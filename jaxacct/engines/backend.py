@@ -34,7 +34,7 @@ from jaxacct.engines.programs import Run
 from jaxacct.kernels import elementary_check
 
 NUMPY_MOST = 40_000
-"""Largest number of configurations in a job that NumPy does. For larger jobs, compiling XLA's programs pays."""
+"""Largest number of configurations in a job that NumPy computes. For larger jobs, compiling XLA's programs pays."""
 NUMPY_MOST_SELECTIONS = 2_400
 """Largest number of private selections in a job that NumPy does. A selection costs NumPy as much as some 16
 configurations. The limit stays the same after `jaxacct warm`, which keeps no programs of selections."""

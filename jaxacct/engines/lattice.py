@@ -59,7 +59,7 @@ ENOUGH = 4e-4
 """For a mechanism between two pairs of distributions, a bracket of epsilon of this relative width is narrow enough."""
 MOST_PAIRS_OF_ROUNDS = 2**14
 """Largest number of sums of two atoms, in place of MOST_PAIRS, if the mechanism lies between two pairs of
-distributions. Their laws have only hundreds of atoms."""
+distributions. The laws of such a mechanism have only hundreds of atoms."""
 SHARE_OF_LATTICE = 0.1
 """For a mechanism between two pairs of distributions, a longer lattice is made if discretisation makes up more than
 this share of the bracket's width."""

@@ -437,7 +437,7 @@ NOTICE_SECONDS = 1.0
 
 
 class Clock:
-    """Seconds in which at least one thread was inside `running`; `count` is the number of successes."""
+    """Seconds in which at least one thread was inside `running`; `count` is the number of calls of `add`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

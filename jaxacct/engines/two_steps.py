@@ -420,7 +420,10 @@ class Steps(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Cells of the first step's output, and the parts of the bounds that do not depend on eps."""
+    """Cells of the first step's output, and the parts of the bounds that do not depend on eps.
+
+    `mix` is the likelihood ratio of the first step, and h the profile of the second.
+    """
 
     nodes: np.ndarray  # (B, N + 1)
     loss: np.ndarray  # (B, N + 1) log mix at the nodes

@@ -23,7 +23,7 @@ from jaxacct.mechanisms.random_allocation import RandomAllocation
 from jaxacct.strategies.strategy import Strategy
 
 SMALLEST = 1e-200
-"""Smallest variance of a bin's normal; the largest variance is the inverse of this."""
+"""Smallest variance allowed for the normal variable of a bin; the largest one is 1/SMALLEST."""
 KEPT = 64
 """Number of runs whose coefficients and contours are cached."""
 
@@ -97,7 +97,7 @@ def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[flo
 def delta_of_bins(
     strategy: Strategy, bins: int, noise: float, signs: list[float], epsilon: np.ndarray, width: float, least: float
 ) -> np.ndarray:
-    """Return (lower, estimate, upper), (3, K), of the larger of the directions' deltas; narrow where above `least`."""
+    """Return (lower, estimate, upper), (3, K), of the largest delta of the directions `signs`; narrow above `least`."""
     profile = contours_of(strategy, bins, noise)
     at, back = np.unique(epsilon, return_inverse=True)
     found, largest = np.zeros((3, at.size)), profile_of_gaussian(_largest(profile), at)

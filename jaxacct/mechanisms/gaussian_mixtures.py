@@ -288,7 +288,7 @@ class OfGaussianMixtures(Mechanism):
 
     @abstractmethod
     def branches(self, relation: str) -> list[list[Branch]] | None:
-        """Return each configuration's branches for "remove", or None; "add" exchanges the two laws of each branch."""
+        """Return each configuration's branches for "remove", None if none exist; "add" exchanges each branch's laws."""
 
     def ordinary(self) -> bool:
         """Return whether the mechanism is a Gaussian, sampled or not, which other engines can answer too."""

@@ -686,7 +686,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return rows_of(self, cast(Gaussian, self._base()).noise_multiplier, self.sampling_ratio, size)
 
     def _batch_sizes(self) -> np.ndarray:
-        """Return n * sampling_ratio; refuse values that are no whole number, or above n - k."""
+        """Return n * sampling_ratio; refuse values that are no whole number, or above n - group."""
         n, ratio = cast(int, self.dataset_size), np.asarray(self.sampling_ratio, np.float64)
         size = np.rint(n * ratio)
         bad = (np.abs(n * ratio - size) > 1e-6) | (size > n - self.group)

@@ -120,7 +120,7 @@ class Paragraph(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """A claim, or the reason why there is none; `may` is whether it may be claimed."""
+    """A claim, or the reason why there is none; `may` says whether the claim may be made."""
 
     label: str
     figure: str

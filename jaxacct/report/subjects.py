@@ -519,7 +519,7 @@ def _of_table(table: Table, rows: Sequence[int] | None, tick: Tick, path: str) -
 
 
 def _chosen(size: int, rows: Sequence[int] | None) -> tuple[list[int], list[int]]:
-    """Return (rows in the table, rows in detail)."""
+    """Return (numbers of the rows in the table, numbers of the rows that are shown in detail)."""
     if size == 0:
         raise InputError("the result has no rows; there is nothing to report")
     if rows is None:

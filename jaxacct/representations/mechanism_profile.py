@@ -322,7 +322,7 @@ class Profile:
 
         Success is an event whose probability is at most `baseline` when the output does not depend on the record. Its
         probability is at most 1 - f(baseline) when the output does [Hayes, Mahloujifar and Balle 2023; Kaissis et al.
-        2023]. Take the relation under which the record is replaced by one that says nothing about it.
+        2023]. Take the relation that replaces the record by a record without information about it.
         """
         check("baseline", baseline, PROBABILITY)
         return self.true_positive_rate(baseline)

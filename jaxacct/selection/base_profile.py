@@ -168,7 +168,7 @@ def _finite_laws(run: Mechanism, relation: str) -> list[Components]:
 
 
 def _crossing(parts: Components, target: np.ndarray, side: float) -> np.ndarray:
-    """Return the eps at which the sum of atoms is `target`, rounded up for side 1, down for side -1; inf if none."""
+    """Return the eps at which `sum_of_atoms` is `target`, rounded up for side 1, down for side -1; inf if none."""
     top = float(np.max(np.where(parts.finite_mass[0, 0] > 0.0, parts.finite_loss[0, 0], 0.0), initial=0.0))
     low, high = np.zeros(target.shape), np.full(target.shape, top * (1.0 + 4.0 * LOSS_ERROR))
     beyond = _delta_by_sum(parts, high, side) > target

@@ -31,7 +31,7 @@ CANDIDATES = ("iid", "adaptive")
 WORST_CASE = "worst_case"
 """Default bound: the exact worst case."""
 WIDE = 0.01
-"""Other bounds are evaluated too if a bracket is relatively wider than this."""
+"""Other bounds are evaluated too if the relative width of a bracket exceeds this."""
 ONE_DELTA = "the cheaper mechanism is chosen for one delta"
 """Remedy in errors about arguments that must be single numbers."""
 
@@ -201,7 +201,7 @@ def certified(
 
 
 def _loose(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return whether each bracket is wider than WIDE, relatively."""
+    """Return whether the relative width of each bracket exceeds WIDE."""
     with np.errstate(invalid="ignore"):
         return (~np.isfinite(high) | ~(high - low <= WIDE * high)) & np.isfinite(low)
 

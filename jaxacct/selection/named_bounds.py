@@ -373,7 +373,7 @@ def _log_ratio(laws: Law, mu: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np
 
 
 def _masses(laws: Law, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return masses of the best of N(0, 1) in the intervals (low, high]."""
+    """Return the probabilities that the best draw from N(0, 1) lies in the intervals (low, high]."""
     upper = low > 0.0  # differences are taken in the nearer tail
     x, y = ndtr(high), ndtr(-high)
     return laws.rise(x, y, np.maximum(np.where(upper, ndtr(-low) - y, x - ndtr(low)), 0.0))
@@ -401,7 +401,7 @@ def _extremum(laws: Law, mu: np.ndarray, low: np.ndarray, high: np.ndarray) -> t
 def _best_set(rows: Line, side: float, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (P(A), Q(A)) for `A = {side * l > eps}`, l being the log ratio.
 
-    P is the best of N(mu, 1) for side 1, and the best of N(0, 1) for side -1.
+    P is the law of the best draw from N(mu, 1) for side 1, and from N(0, 1) for side -1; Q is the other law.
     """
     active = side * rows.log_ratio > eps[:, None]
     full = active[:, 1:] & active[:, :-1]

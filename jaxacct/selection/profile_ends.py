@@ -56,7 +56,7 @@ MASS_ERROR = 16.0 * ROUNDOFF
 RELATIVE_ERROR = 4e-12
 """Upper bound of the relative errors of masses, phi and phi'.  phi' is an exp whose exponent may reach 700."""
 ROUNDED_UP = 1.0 + 1e-11
-"""Factor that rounds bounds from the base alone up. It exceeds the rounding error of each of their formulas."""
+"""Factor that rounds up the bounds from the base alone. It exceeds the rounding error of each formula."""
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
 """First and last s of the cells of v = 1/(1 + e^-s): v is 4e-18 and 1 - 1e-26.  One bound covers all smaller v."""
 FIRST_CELLS, MOST_CELLS, PIECES_PER_CUT = 4096, 2**18, 4
@@ -376,7 +376,7 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
     mean, tried = float(law.mean) * ROUNDED_UP, max(1.0 - none * ROUNDED_UP - 4.0 * ROUNDOFF, once / ROUNDED_UP)
     base = _direction(run, side)
     grown = growth(law, base)
-    # with probability phi(1 - delta(0)) coupled runs on neighbours agree in all candidates; delta is at most the rest
+    # coupled runs on neighbours agree in all candidates with probability phi(1 - delta(0)); delta is at most 1 minus it
     moved = mass_on_top(law, min(base.distance, 1.0))[1]
     if quantity == "delta":
         low = tried * delta_ends(run, values, side.forward)[0]

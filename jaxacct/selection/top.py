@@ -225,7 +225,7 @@ def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: 
         runs = repeat(run, count)
         last = float(envelope.last_eps(runs, np.asarray(level), side.forward))
         return envelope.profile_points(runs, last, side.forward)
-    # the law of the runs is computed outcome by outcome; the profile is evaluated at its losses, where it has kinks
+    # the law of the runs is computed outcome by outcome; the profile is taken at this law's losses, where it bends
     loss, mass = parts.finite_loss[0, 0][seen], parts.finite_mass[0, 0][seen]
     total, product = np.zeros(1), np.ones(1)
     for _ in range(count):

@@ -51,7 +51,8 @@ from jaxacct.sweeps.table import (
 )
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
-"""Limits of the default number of rows between two writes: a sixteenth of the grid, rounded up to a power of 2.
+"""Limits of the default number of rows between two writes. Within these limits the default is a sixteenth of the grid,
+rounded up to a power of 2.
 
 Fewer rows would not fill the compiled programs; with more rows a kill would lose more work.
 """

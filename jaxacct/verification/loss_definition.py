@@ -50,7 +50,7 @@ RULES: dict[type, Rule] = {}
 """The rule of each class of mechanism; subclasses do not inherit it."""
 R = TypeVar("R", bound=Rule)
 MOST_RECORDS = 20_000
-"""Largest number of records of a data set with a cap: the chance that the cap is reached has as many terms."""
+"""Largest number of records of a data set with a cap: the chance that the cap is reached is a sum of as many terms."""
 EITHER = "either"
 """Direction that covers both orders of each pair of laws, (p, q) and (q, p): the pair gets the larger profile."""
 
@@ -96,7 +96,7 @@ def losses(asked: Asked, mechanism: Any) -> list[Part]:
 
 
 def fields_of(mechanism: Any, rules: Mapping[type, Any] = RULES, beside: Container[str] = ()) -> dict[str, Any]:
-    """Return the fields not in `beside`; raise NotCovered if no rule defines the class or the rule lacks a field."""
+    """Return the mechanism's fields but those in `beside`; raise NotCovered if no rule for its class takes them all."""
     name = type(mechanism).__name__
     if type(mechanism) not in rules:
         raise NotCovered(name)
@@ -459,7 +459,7 @@ def _capped(asked: Asked, mechanism: Any, sampling_probability: Any, dataset_siz
 
 
 def _refuse(asked: Asked, name: str, *relations: str) -> None:
-    """Raise NotCovered if the mechanism is sampled, and under each of the listed relations."""
+    """Raise NotCovered if the mechanism is sampled, or the relation is one of `relations`."""
     if not asked.whole:
         raise NotCovered(f"{name} under sampling")
     if asked.relation in relations:

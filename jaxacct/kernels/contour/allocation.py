@@ -179,9 +179,9 @@ def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array |
 
 
 def _of_call(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, windows: Windows, known: bool) -> Place:
-    """Place the contour of a call for given windows.
+    """Place the contour of a call E(S - k)_+ for given windows.
 
-    known : whether the guess is used as it is; otherwise it is raised if the integrand at the saddle is far larger.
+    known : whether `guess` is used as it is; if not, it is raised where the integrand at the saddle is far larger.
     """
     cells = cells_of(s, t, windows, COARSE)
     cuts, deviation = cuts_of(cells, windows), _deviation(s, t)
@@ -750,7 +750,7 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _bulk_chance(where: Place, k: Array) -> Array:
-    """Return log of Chernoff's bound of the call over outcomes where all slots are bulk, (B,); -inf without a bulk."""
+    """Return log of Chernoff's bound of E[(S - k)_+; all slots are bulk], (B,); -inf without a bulk."""
     each = where.log_bulk - where.far * k[:, None] - 1.0 - np.log(where.far)
     return np.where(np.isneginf(where.windows.low), -np.inf, np.min(np.where(np.isnan(each), np.inf, each), axis=1))
 

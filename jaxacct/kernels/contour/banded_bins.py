@@ -467,7 +467,7 @@ class Cells(NamedTuple):
 
 
 def cells_on(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -> Cells:
-    """Bound the integral (see `Cells`) over v + i up from cell to cell, and beyond the last v."""
+    """Bound the integral (see `Cells`) on the line v + i up, over each cell and beyond the last v."""
     with np.errstate(all="ignore"):
         z, _ = line.at(v + 1j * up)
         angle, real, imag = np.angle(z), z.real, z.imag

@@ -305,7 +305,7 @@ LEAST_LOG_SCALE = -690.0
 BELIEVED = 1e6
 """`Start.trust` of a value that a program with fewer nodes has found, but not certified. The search begins at it."""
 LARGEST_MOVE = 2.5
-"""Largest factor by which eps moves on one contour: brackets are narrow only near the eps it was placed for."""
+"""Largest factor by which eps moves on one contour: brackets are narrow only near the eps of its placement."""
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
 """Smallest and largest eps that the search may return."""
 MARGIN = 1.05

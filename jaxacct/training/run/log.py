@@ -405,7 +405,7 @@ class ProgressLine:
 
 
 class _Table:
-    """Upper bounds of epsilon along a plan; a thread computes them when the first of them is asked for.
+    """Upper bounds of epsilon along a plan; a thread computes them on the first request.
 
     held : the spending before step `first`, which counts as well; None for the plan alone.
     """
