@@ -449,7 +449,7 @@ def cell_audit(
     with np.errstate(divide="ignore", invalid="ignore"):
         order = np.argsort(np.where(one > 0.0, -np.log(one / other), np.inf), kind="stable")
         gain, cost = np.cumsum(one[order]), np.cumsum(other[order])
-    # choose the event that has the best bound at the expected counts
+    # choose the event that gives the largest bound of epsilon if the counts are the expected ones
     wrong, missed = (np.clip(np.round(x * runs), 0, runs) for x in (cost, 1.0 - gain))
     shown = clopper_pearson(wrong, runs, missed, runs, delta=delta, confidence=confidence).epsilon
     event = order[: int(np.argmax(shown)) + 1]

@@ -33,7 +33,7 @@ QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0,
 DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -9.0, -12.0])
 """Thresholds of counts and means, as numbers of standard deviations below the mean under P."""
 TAIL_NATS = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
-"""Thresholds of counts are tried where the count's tail has about these probabilities, given as minus logarithms."""
+"""Minus logarithms of probabilities: a threshold is tried where the tail of the count has about this probability."""
 CHERNOFF_SHARES = (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1)
 """Exponents tried in Chernoff's bound of a mixture's tail, relative to the best exponent for a normal law."""
 LAPLACE_DROPS = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
@@ -42,7 +42,7 @@ LOG_ERROR = 1e-12
 """Rounding error that is allowed for a logarithm of size 1."""
 SHARE_MARGINS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)
 """Values m that are tried: one step's delta is taken to be (1 + m) delta/n. The margin m makes up for what `_any_step`
-subtracts from one step's delta. The best bound counts."""
+subtracts from one step's delta. The largest bound is used."""
 EXP_ERROR = 1024.0 * ROUNDOFF
 """Relative error of e^x where e^x exceeds SUBNORMAL, for x with |x| < 745 and a relative error of ROUNDOFF."""
 SUBNORMAL = 1e-307

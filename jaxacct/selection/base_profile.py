@@ -515,7 +515,7 @@ def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (original cell, u, t) of exactly CELLS cells: cut some cells if there are fewer, else leave out knots."""
+    """Return (original cell, u, t) for exactly CELLS cells: divide cells if there are fewer, else leave out knots."""
     if u.size - 1 > CELLS:
         keep = np.linspace(0, u.size - 1, CELLS + 1).round().astype(int)
         return keep[:-1], u[keep], t[keep]

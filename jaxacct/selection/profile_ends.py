@@ -54,7 +54,7 @@ from jaxacct.selection.worst_case import known_curves
 MASS_ERROR = 16.0 * ROUNDOFF
 """Upper bound of the absolute error of a mass: masses are at most 1, and a difference of two takes a few roundings."""
 RELATIVE_ERROR = 4e-12
-"""Upper bound of the relative errors of masses, phi and phi'.  phi' is an exp whose exponent may reach 700."""
+"""Upper bound of the relative errors of masses, phi and phi'.  phi' is computed as e^x, with x up to 700."""
 ROUNDED_UP = 1.0 + 1e-11
 """Factor that rounds up the bounds from the base alone. It exceeds the rounding error of each formula."""
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0

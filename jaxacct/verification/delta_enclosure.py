@@ -315,7 +315,7 @@ def _cuts(steps: list[_Step], grown: Any) -> list[Any]:
 
 
 def _whole(steps: list[_Step], grown: Any, aims: _Aims) -> Any:
-    """Enclose E[(sign (m_1 ... m_n - grown))_+] of two or three steps."""
+    """Enclose E[(sign (m_1 ... m_n - grown))_+] of two or three steps, with m_i the likelihood ratio of step i."""
     cuts = _cuts(steps, acb(grown))
     if not all(cut.is_finite() for cut in cuts):
         raise Unplanned("its epsilon is too near the largest loss")

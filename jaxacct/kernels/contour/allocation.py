@@ -71,7 +71,7 @@ of S.
 A slot with a larger X/t is a jump.  A jump leaves less than half of that distance to the other slots.  Then neither the
 contour of the bulk nor the contour of the jumps loses many digits."""
 BULK_END = 9.0
-"""If the bulk has a contour of its own, its law ends this many widths above the centre of the bulk's window."""
+"""If the bulk has a contour of its own, the bulk's law ends this many window widths above the window's centre."""
 
 
 class Place(NamedTuple):
@@ -302,7 +302,7 @@ def tilted_mode(s: Array, t: Array, c: Array) -> Array:
 
 
 def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return the least period that by Chernoff makes the images on the right negligible, and that bound's abscissa."""
+    """Return the least period that makes the images on the right negligible by Chernoff's bound, and its abscissa."""
     gap = seen - c[:, None]
     needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
     needed = np.where(np.isnan(needed), np.inf, needed)
@@ -500,7 +500,7 @@ LAST_LOG_DELTA = -69.0
 LARGEST_LOSS = 600.0
 """Largest loss of a profile. Up to it e^eps, and products with e^eps, stay within float64."""
 BULK_SPREAD = 2.0
-"""Near 0 the losses of a profile are as dense as a normal density this many times as wide as that of a round's loss.
+"""Near 0 the density of a profile's losses is normal, and this many times as wide as the law of one round's loss.
 
 The best density is proportional to the cube root of the density of one round's loss, hence sqrt(3) times as wide."""
 NATS, FAR_NATS = 0.4, 1.5

@@ -298,7 +298,7 @@ def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, poi
 
 
 def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """Compute `delta_about` for many eps, `along`: (K,). All their sums are values of one polynomial.
+    """Compute `delta_about` for many eps, `along`: (K,). The sums for all eps are values of one polynomial.
 
     The tilt makes the images on the right largest at the smallest eps, so the period is long enough for that eps.
     Rounding errors are somewhat larger than in `delta_about`.

@@ -364,10 +364,10 @@ class Ledger(Contents):
                 self._append([known._replace(step=spent.next, looked=True)])
 
     def another_way(self, step: int, partition: str | None) -> int | None:
-        """Return the end (the step after the last allowed step) that `step` gives to a run whose outputs were seen.
+        """Return the new end (step after the last) of a run whose outputs were seen; None if the old end still holds.
 
-        Return None if the end noted in the ledger still holds.  A step gives a new end if it is not the run's next
-        step, or if its pass or round, known by the fingerprint `partition`, changes the cost of the steps ahead.
+        Noting `step` moves the end if `step` is not the run's next step, or if the pass or round of `step`, which has
+        the fingerprint `partition`, changes the cost of the steps ahead.
         """
         spent, plan = self.runs[self.run], self.plan
         if spent.looks is None:
