@@ -418,7 +418,7 @@ def test_what_counts_as_two_steps():
     ):
         for direction in DIRECTIONS:
             kinds = kinds_of(components(run, "add_or_remove_one", direction))
-            assert (kinds.sampled_steps == 2).tolist() == expected
+            assert kinds.answered_by["two_steps"].tolist() == expected
 
 
 @pytest.mark.filterwarnings("ignore")

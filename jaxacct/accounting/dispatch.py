@@ -99,7 +99,6 @@ def kinds_of(parts: Components) -> Kinds:
     return Kinds(
         empty,
         gaussian,
-        sampled_steps=sampled,
         beyond_kernels=plain & ~alone & ~ordinary,
         nearly_always_sampled=np.any((parts.gauss_n > 0) & (parts.gauss_q > 0.9), axis=1),
         answered_by={

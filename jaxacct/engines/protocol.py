@@ -69,8 +69,6 @@ class Kinds(NamedTuple):
     """(B,) whether nothing is released: every part is sampled at rate 0."""
     gaussian: np.ndarray
     """(B,) whether all parts are Gaussians without sampling."""
-    sampled_steps: np.ndarray
-    """(B,) the number of sampled Gaussian steps; 0 where the composition has other parts."""
     beyond_kernels: np.ndarray
     """(B,) whether mu^2 of Gaussians is too small or too large for the kernels, which take mu^2, and other parts are
     present."""

@@ -73,9 +73,6 @@ static type covers the three and the arithmetic between them. Docstrings and com
 """
 Namespace: TypeAlias = Any
 """The module `numpy` or `jax.numpy`."""
-Generating: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
-"""The probability generating function phi of K, the number of runs of a selection: maps `y = 1 - x` to (phi, phi',
-phi'') at x (generating.py)."""
 Carry = TypeVar("Carry")
 
 
