@@ -294,7 +294,7 @@ def result(
 
 
 def started(goal: Goal, rows: np.ndarray) -> Start:
-    """Start the search of some rows; write what certified evaluations can use into the goal's hint."""
+    """Start the search of some rows; write into the goal's hint what certified evaluations can use."""
     start, hint = calibration_start(goal, rows)
     for known, found_out in zip(jax.tree.leaves(goal.hint), jax.tree.leaves(hint), strict=True):
         known[rows] = found_out

@@ -282,7 +282,7 @@ def _nothing(size: int) -> BestValues:
 
 
 def _settled_by_limits(search: Search, found: BestValues) -> np.ndarray:
-    """Settle the rows in which the least private value, tried first, holds; return the other rows."""
+    """Settle the rows whose least private value is tried first and holds; return the other rows."""
     rows = np.arange(search.target.size)
     tried = rows[:0] if search.privates_first is None else rows[search.privates_first]
     if tried.size == 0:

@@ -281,7 +281,7 @@ def page() -> None:
 
 
 def restore() -> None:
-    """Take the settings of the link into the session; refuse in one line what is no setting of this page."""
+    """Copy the settings of the link into the session; refuse, in one line, anything that is no setting of this page."""
     st.session_state.update(runs=FIRST["runs"], delta=FIRST["delta"])
     for key, text in st.query_params.items():
         run, _, name = key.rpartition(".")

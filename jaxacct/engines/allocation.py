@@ -396,7 +396,7 @@ def _ends(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of epsilon about the estimate eps, each proved by a bracket of delta at that bound.
 
-    A lower bound without a proof is 0, an upper bound without a proof inf.
+    Without a proof, a lower bound is 0, and an upper bound is inf.
     """
     below, above = np.zeros_like(eps), np.where((eps == 0.0) & (value.upper <= delta), 0.0, np.inf)
     for widen in (1.0, 4.0, 64.0, 4096.0):

@@ -83,7 +83,7 @@ def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[No
 
 @contextlib.contextmanager
 def fixed(numpy: bool) -> Iterator[None]:
-    """In this context let every batch use NumPy or not, as `numpy` says, since it is a piece of a larger job."""
+    """In this context, each batch is a piece of a larger job, and uses NumPy if `numpy` is True, else XLA."""
     token = _path.set(_Path(numpy, False))
     try:
         yield

@@ -72,7 +72,7 @@ number. That exceeds 1, so the bound holds.
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
 LOST_MASS = 1e-290
-"""Upper bound of the P-mass of one law that is lost or moved on the lattice by underflow."""
+"""Upper bound of the P-mass that underflow removes or moves on the lattice, for one law."""
 ESTIMATE = 2.0 / 3.0
 """Place of the estimate in a bracket, from 0 (lower bound) to 1 (upper bound). For smooth laws the lower bound's error
 is about twice the upper bound's."""

@@ -350,7 +350,7 @@ def solve_rate(
 
 
 class Solved(NamedTuple):
-    """What one call of the solver returns. Slopes are derivatives in x."""
+    """What one call of the solver returns. Slopes are derivatives in x, the logarithm of the unknown parameter."""
 
     x: Array
     slope: Array  # d log delta / dx

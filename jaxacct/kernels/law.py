@@ -252,8 +252,8 @@ def _safeguarded(
         hi = xp.where(residual < 0, hi, w)
         trial = w - xp.clip(step, -LARGEST_STEP, LARGEST_STEP)
         newton = (trial > lo) & (trial < hi) & (xp.abs(step) < 0.5 * last)
-        # Near the solution rounding decides on which side of it a step ends, so the bracket may exclude the step. Steps
-        # this small are taken all the same.
+        # Near the solution, rounding decides on which side of it a step ends, so the bracket may exclude the step.
+        # Steps this small are taken all the same.
         newton = newton | (xp.abs(step) < 1e-7)
         following = xp.where(newton, trial, 0.5 * (lo + hi))
         last = xp.abs(following - w) + 1e-12

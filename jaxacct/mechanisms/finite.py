@@ -36,7 +36,7 @@ class OfFinitePair(BaseMechanism):
 
 
 class FiniteMechanism(OfFinitePair):
-    """Base mechanism given by one finite pair for all neighbouring relations; by default both directions agree."""
+    """Base mechanism given by one finite pair for all neighbouring relations; remove and add coincide by default."""
 
     @abstractmethod
     def pair(self) -> FinitePair:

@@ -142,7 +142,7 @@ def subject_of(
 
 
 def _kind(source: Any) -> str:
-    """Return the kind of a source, "ledger", "result", "plan" or "mechanism"; any other file counts as a ledger."""
+    """Return the kind of a source, "ledger", "result", "plan" or "mechanism"; a file of no other kind is a ledger."""
     for kind, word in ((Ledger, "ledger"), (Plan, "plan"), (Table, "result"), (Mechanism, "mechanism")):
         if isinstance(source, kind):
             return word

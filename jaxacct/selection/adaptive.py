@@ -165,7 +165,7 @@ def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, floa
 
 
 def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return three arrays for one selection: eps, upper bounds of delta there, and upper bounds of delta in reverse."""
+    """Return eps for one selection, upper bounds of delta there, and upper bounds of the reverse direction's delta."""
     listed = weights(law, 1e-3 * LAST_DELTA)
     both = sides(run, "add_or_remove_one")
     each = {name: Mixture(run, listed, name, 1e-3) for name in dict.fromkeys((both[0].forward, both[-1].forward))}

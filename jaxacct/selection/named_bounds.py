@@ -262,7 +262,7 @@ def bound_delta(
 
 
 def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound: str, relation: str) -> Bounds:
-    """Return upper bounds from `bound`, or for "auto" the smallest of those that hold whatever the score."""
+    """Return upper bounds by `bound`, or for "auto" the smallest of the bounds that hold for every score."""
     require_mechanism("run", run)
     refuse_tracers(f"selection.bound_{quantity}", "the kernels", run=run, k=k)
     choice("relation", relation, RELATIONS)

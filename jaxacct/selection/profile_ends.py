@@ -151,7 +151,7 @@ def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
         return Limits(lost, np.inf, np.zeros(0), np.ones(0), 0.0)
 
     def most(s: np.ndarray) -> np.ndarray:
-        """Return 1 - (T(v) - p), rounded down, from the least of three upper bounds of T at log-odds s."""
+        """Return 1 - (T(v) - p), rounded down, at the v with log-odds s, from the least of three upper bounds of T."""
         v = expit(s)
         by_curve = 1.0 - (np.interp(v, curve.above.q, curve.above.p) - apart * (1.0 - RELATIVE_ERROR)) - MASS_ERROR
         by_loss = 1.0 - np.exp(base.loss) * v * (1.0 + RELATIVE_ERROR) - MASS_ERROR

@@ -43,7 +43,7 @@ from jaxacct.selection.profile_ends import RELATIVE_ERROR
 TOP = Constraint("use a whole number of candidates from 1 to 16", 1, 16, integral=True)
 """Allowed values of j: the bound for the best j needs the profiles of 1, ..., j runs."""
 MOST_ATOMS = 1500
-"""Largest number of outcomes of several runs together for which their law is computed outcome by outcome."""
+"""If several runs together have at most this many outcomes, their law is computed outcome by outcome."""
 
 
 @register

@@ -44,7 +44,7 @@ NAME = re.compile(rf"```.*?```|(?<![`\[}}])`((?:ja|jaxacct(?:\.\w+)?|{ROOMS})\.)
 
 
 def setup(app: Any) -> None:
-    """Connect the functions that title the examples and escape the text of docstrings, and that link names in pages."""
+    """Connect the functions that title examples, escape the text of docstrings, and link names in pages."""
     app.connect("autodoc-process-docstring", _begin_examples, priority=400)  # napoleon must see the title
     app.connect("autodoc-process-docstring", _escape)
     app.connect("source-read", _link)

@@ -50,7 +50,7 @@ from jaxacct.tuning.plans import (
 FAMILIES = ("geometric", "poisson", "logarithmic", "truncated_negative_binomial")
 """Families of laws of K, the number of candidates; the mean decides each family's one free number."""
 FIXED = "fixed"
-"""Family of a fixed number of candidates, for adaptive candidates."""
+"""Name of the family of laws in which K is a fixed number; adaptive candidates have this family."""
 EPSILON_RTOL, MEAN_RTOL = 1e-4, 0.01
 """Relative tolerances at which the search for the largest E[K] ends.  It ends at an E[K] that meets the target if
 epsilon is below the target by at most half of EPSILON_RTOL, or if an E[K] larger by at most MEAN_RTOL misses it.

@@ -314,7 +314,7 @@ def several(
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a user's function, or Raised.
+    """Return the result of a user's function, or `Raised` if the function raises an exception.
 
     An exception that propagated would reveal its message, and how many candidates came before.  KeyboardInterrupt,
     SystemExit and other non-Exceptions pass through.

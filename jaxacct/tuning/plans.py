@@ -118,12 +118,12 @@ class Cost:
         return self.epochs * records * self.dataset_size
 
     def of(self, candidates: ArrayLike) -> Numbers:
-        """Return the gradient evaluations for a given number of candidates."""
+        """Return the number of gradient evaluations that a given number of candidates takes."""
         return np.asarray(check("candidates", candidates, NON_NEGATIVE))[()] * self.candidate + self.final
 
     @property
     def expected(self) -> float:
-        """Expectation of the gradient evaluations over K."""
+        """Expected number of gradient evaluations, over K."""
         return float(self.law.mean) * self.candidate + self.final
 
     def quantile(self, p: ArrayLike) -> Numbers:

@@ -219,7 +219,7 @@ def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class Decay(NamedTuple):
-    """Upper bounds of log Psi(x) at ascending x from 0 on; chords between them are upper bounds: log Psi is convex."""
+    """Upper bounds of log Psi(x) at ascending x >= 0; chords between them are upper bounds too: log Psi is convex."""
 
     x: np.ndarray
     log: np.ndarray

@@ -624,7 +624,7 @@ def decay_beyond(
 
 
 def bulk_chernoff(law: LossLaw, parts: TiltedParts, errors: Array, c: Array) -> Array:
-    """Bound `K(c) + log kappa(c)` of compositions of bulk steps alone from above."""
+    """Bound `K(c) + log kappa(c)` from above, for compositions of bulk steps alone."""
     xp = namespace(law.gauss_n, parts.log_bulk, c)
     bulk = xp.sum(law.gauss_n * (parts.log_bulk + FIRST_ORDER * errors[..., 0]), axis=-1)
     value = law.mu2 * c * (c + 1.0) / 2.0 + bulk + log_kappa(c)

@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Entry before outputs of a run are seen, after `step` steps of its plan.
+    """Entry that is written before outputs of a run are seen, after `step` steps of its plan.
 
     until : the step before which the run would have ended by itself.
     looked : True if a callback looks at outputs or raises; False if something else ends the run.

@@ -97,7 +97,7 @@ class EarlyStop:
 
 
 def early_stop_of(node: object) -> EarlyStop | None:
-    """Return the rule of a document; raise InputError for anything but a list of its four numbers, or None."""
+    """Return the rule that a document holds as a list of four numbers, or None for null; else raise InputError."""
     if node is None:
         return None
     if not isinstance(node, list) or len(node) != 4 or any(isinstance(x, bool) or np.ndim(x) for x in node):

@@ -256,7 +256,7 @@ class Streamed(Program):
         return taken
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
-        """Run step i once step i - 2 is done, so that few batches wait on the device."""
+        """Run a step once the step before the previous one is done, so that few batches wait on the device."""
         done, self._before = self._before, carried.not_finite
         jax.block_until_ready(done)
         words, now = self._where.small((key.words, settings))

@@ -362,7 +362,7 @@ class UserData(NamedTuple):
 
 
 def user_data(examples: Any, users: Any, number: int) -> UserData:
-    """Group examples by ``users``, one integer from 0 to number - 1 per example; raise InputError for other users."""
+    """Group examples by ``users``, an integer from 0 to number - 1 per example; raise InputError for other integers."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(examples)}
     return UserData(examples, *(jnp.asarray(column, jnp.int32) for column in grouped(users, number, sizes)))
 
