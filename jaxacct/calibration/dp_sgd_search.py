@@ -73,7 +73,7 @@ BESIDE = {
     "target_reconstruction": ("baseline",),
     "target_mu": ("above_fpr",),
 }
-"""For each target that has settings, their names."""
+"""Names of the settings that belong to a target; other targets have no settings."""
 USUAL_FLOOR = 1e-10
 """Default of `above_fpr`."""
 RISK_RULES: dict[str, Constraint] = dict.fromkeys((*TARGETS[:5], "at_fpr", "prior", "baseline"), OPEN_PROBABILITY) | {

@@ -124,7 +124,7 @@ class BestValues(NamedTuple):
 
 
 def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> BestValues:
-    """Return the least private value that holds in every row, with its certified epsilon.
+    """Return, for every row, the least private value that holds, with its certified epsilon.
 
     start : function from rows to their `Start`. It is called once, with the rows that are not settled by their limits.
     """

@@ -298,7 +298,7 @@ def restore() -> None:
 
 
 def link(keys: Iterable[str]) -> None:
-    """Write the settings into the address of the page, and show it."""
+    """Write the settings into the address of the page, and show this address."""
     given = {key: st.session_state[key] for key in keys}
     st.query_params.from_dict(given)
     with st.expander("link that holds these settings"):

@@ -35,7 +35,7 @@ CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")
 REFUTED, UNDECIDED = 3, 4
 """Exit statuses of a verification: a bracket is refuted; no bracket is refuted, but one is undecided."""
 SECONDS = 60.0
-"""Default time limit of the second program for each configuration."""
+"""Default time limit of `jaxacct verify` for each configuration, in seconds."""
 
 Run = Callable[[int], Mechanism]
 """A function from a row's number to the row's mechanism, for tables whose columns do not describe mechanisms."""

@@ -192,10 +192,10 @@ def program(kernel: Callable[..., Any], **static: int) -> Compiled:
 
 
 class Compiled:
-    """A function of pytrees whose programs are loaded or compiled at the first call. A call returns the leaves.
+    """A function of pytrees whose programs are loaded or compiled at the first call.
 
-    Arguments of new shapes or on another device need a new program. Several threads may call at once. The label and the
-    digest of the sources together identify the function.
+    A call returns the leaves of the function's result. Arguments of new shapes or on another device need a new program.
+    Several threads may call at once. The label and the digest of the sources together identify the function.
     """
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any] | None, label: str) -> None:

@@ -552,7 +552,7 @@ def sides_of(case: Case, plan: LatticePlan, length: int) -> tuple[Side, Side]:
 
 
 def _upper_side(case: Case, plan: LatticePlan, length: int) -> Side:
-    """Return only the dominating composition."""
+    """Return the `Side` of the dominating composition alone."""
     extents = [law.extent(plan.theta, plan.cut, plan.share) for law in case.above]
     return _side(case.above, extents, plan, length, _steps(case.above, [extents], plan, length)[1], True, case.run)
 

@@ -330,7 +330,7 @@ def _log_linear(logs: np.ndarray, width: np.ndarray) -> np.ndarray:
 
 
 def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndarray:
-    """Return the nodes (B, count + 1) of the cells for delta near eps (B,)."""
+    """Return (B, count + 1) the nodes of the cells, placed for computing delta at values near eps (B,)."""
     u, s = survey.u, 1.0 / steps.sigma
     left, right = _unknown(steps, survey)
     inside = left[:, 1:] & right[:, :-1]

@@ -51,7 +51,8 @@ STEADY = Resolution(60, 6, 120, 32, (36, 96))
 MIDDLE = Resolution(96, 6, 192, 48, (36, 96))
 """The resolution for brackets that STEADY leaves too wide, and for a delta that is evaluated only once."""
 FINE = Resolution(256, 6, 768, 192, (36, 96))
-"""The resolution for brackets that MIDDLE leaves too wide. If brackets shall be very narrow, it follows QUICK."""
+"""The resolution for brackets that MIDDLE leaves too wide. If brackets shall be as narrow as possible,
+it is used right after QUICK."""
 FINEST = FINE._replace(sketch=(144, 192))
 """The resolution after FINE if brackets shall be very narrow. Its sketch shows changes of the best order that FINE
 misses."""

@@ -89,7 +89,7 @@ def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[flo
     profile, found = contours_of(strategy, bins, noise), np.zeros(3)
     most = largest_epsilon(_largest(profile), delta)
     for sign in signs:
-        if not found[0] or profile.known(sign, found[:1])[2, 0] > delta:  # else this direction needs a smaller eps
+        if not found[0] or profile.known(sign, found[:1])[2, 0] > delta:  # otherwise this direction needs a smaller eps
             found = np.maximum(found, profile.epsilon(sign, delta, most))
     return found
 

@@ -215,7 +215,7 @@ def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = 
     The error is at most 16 roundoffs of the value plus 1e-323. With x = q (e^loss - 1) the value is log1p(x), or
     log((1-q) + q e^loss) where x < -1/2, since 1 + x would cancel. Beyond a loss of 700, e^loss is computed as the
     square of e^(loss/2). Where x overflows, loss + log(q) is at least 700 and does not cancel. A finite `excess`
-    replaces e^loss - 1: it is p/q - 1, known more accurately than the loss.
+    replaces e^loss - 1: it is the ratio of the outcome's two masses, minus 1, known more accurately than the loss.
     """
     given = np.nan if excess is None else excess
     loss, q, given = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (loss, rate, given)))

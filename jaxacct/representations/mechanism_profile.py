@@ -493,7 +493,7 @@ def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
 
 
 def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
-    """Bracket f by tangents whose slopes matter for the given rates; split grid cells with a high upper bound."""
+    """Bracket the trade-off function by tangents that matter at these rates; split cells with a high upper bound."""
     floor = _mass_at_infinity(profile)
     roughly = replace(profile, rtol=max(rtol, 0.01)) if profile.engine == "lattice" else profile
     farthest = float(roughly.epsilon(min(1.000001 * floor + 1e-10, 0.5)).upper)

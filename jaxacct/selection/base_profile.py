@@ -72,7 +72,7 @@ ASKED_EPS = 600.0
 @register
 @dataclass(frozen=True, eq=False)
 class _Under(Mechanism):
-    """A base under one fixed relation, whose two directions answer for "remove" and "add"."""
+    """A base under one fixed relation; the relation's two directions answer for "remove" and "add"."""
 
     mechanism: Any
     relation: str = field(metadata={"static": True})

@@ -144,7 +144,7 @@ def _limits(curves: dict[str, Curve], run: Mechanism, law: Law, relation: str) -
 
 
 def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
-    """Return the limits of one direction of one selection."""
+    """Return the `Limits` of one direction of one selection."""
     apart, unseen = (abs(float(each.delta_infinity[0])) for each in (base.ahead, base.back))
     lost = mass_on_top(law, apart)
     if base.loss == np.inf:

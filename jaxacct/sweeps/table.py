@@ -199,7 +199,7 @@ def blank(names: tuple[str, ...], size: int) -> Table:
 
 
 def fill(table: Table, rows: np.ndarray, piece: Table) -> None:
-    """Copy a piece into the rows of a table."""
+    """Copy a piece, which is a table with fewer rows, into the given rows of a table."""
     for name, column in table.columns.items():
         column[rows] = piece[name]
 

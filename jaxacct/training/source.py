@@ -101,7 +101,7 @@ def _is_mapped(array: Any) -> bool:
 
 
 class Layout:
-    """Layout of the examples of a dataset, and loading of some of them.
+    """Layout of the examples of a dataset; its methods load examples.
 
     size : number of examples.  example : a pytree of shapes and dtypes, as one example has them on the device.
     """

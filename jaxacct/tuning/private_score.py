@@ -98,7 +98,7 @@ def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) 
 
 
 class Whole(NamedTuple):
-    """Cost of a tuning: its epsilon, the mechanism of the whole for the ledger, and the mechanism of one candidate."""
+    """Cost of a tuning: its epsilon, the mechanism of the whole tuning (for a ledger), and that of one candidate."""
 
     epsilon: Bounds
     mechanism: Mechanism

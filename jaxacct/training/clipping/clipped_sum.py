@@ -184,7 +184,7 @@ def _clipped_sum(
     places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
 
     # The weights are used often below, and outside of a branch the compiler would compute them again for each use.  The
-    # places must be data, as `as_data` makes them.  On a GPU the host waits for each branch, so both share a branch.
+    # places must be data, as `as_data` makes them.  On a GPU the host waits for each branch, so both share one.
     both = computed_once(true, lambda: (weights_of(), [np.int32(place) for place in places]))
     (weights, of_parts, keep, (clipped, not_finite)), data = both
     numbers = iter(data)

@@ -1,4 +1,4 @@
-"""Runs a function of one example for every example of a batch; refuses it if examples could reach one another.
+"""Runs a function of one example for every example of a batch; refuses it if one example could affect another's result.
 
 The function is traced with one example, and the trace runs under vmap.  Three checks look at the trace.  One allows
 only operations that are known to treat each example as if it were alone.  One changes a row of a small batch, and

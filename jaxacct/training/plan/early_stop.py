@@ -106,5 +106,5 @@ def early_stop_of(node: object) -> EarlyStop | None:
 
 
 def with_early_stop(mechanism: Mechanism, rule: EarlyStop | None) -> Mechanism:
-    """Return the mechanism of some steps together with the answers of their plan's rule."""
+    """Return the mechanism of some steps together with the answers of their plan's early-stop rule."""
     return mechanism if rule is None else compose(mechanism, rule.mechanism)

@@ -265,7 +265,7 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None, *, average: b
 
 
 def _nested(names: list[str], values: list[np.ndarray]) -> Any:
-    """Return one array without a name, or nested dicts of arrays with names such as "['a']['b']"."""
+    """Return the only array if its name is empty, or nested dicts of arrays that have names such as "['a']['b']"."""
     if names == [""]:
         return values[0]
     found: dict[str, Any] = {}
