@@ -216,7 +216,7 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
 
 
 def _rate_of_posterior(posterior: np.ndarray, prior: np.ndarray, fpr: np.ndarray) -> np.ndarray:
-    """Return the true-positive rate, rounded down, to which a posterior is equivalent; 1 where every rate meets it.
+    """Return the largest true-positive rate in [0, 1], rounded down, that keeps the posterior at most `posterior`.
 
     `prior rate/(prior rate + (1 - prior) fpr) <= posterior` holds exactly where
     `rate <= posterior (1 - prior) fpr/((1 - posterior) prior)`.

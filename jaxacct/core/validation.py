@@ -83,7 +83,7 @@ class Constraint:
     integral: bool = False
 
     def holds(self, values: Any) -> Any:
-        """Return whether a number is in the set, or a mask of the elements that are; NaN and infinities are outside."""
+        """Return whether a number is in the set; for an array, a mask. NaN and infinities are outside the set."""
         good = (values > self.lower if self.lower_open else values >= self.lower) & (abs(values) < math.inf)
         if self.upper is not None:
             good &= values < self.upper if self.upper_open else values <= self.upper

@@ -331,7 +331,7 @@ def _store_column(strategy: Strategy, name: str, column: tuple[float, ...], size
 
 
 def require_range(name: str, values: np.ndarray) -> None:
-    """Refuse entries of a matrix whose squares float64 does not hold to full accuracy."""
+    """Refuse a matrix if float64 does not hold the squares of all its entries to full accuracy."""
     size = np.abs(values)
     bad = (values != 0.0) & ~((size >= 1e-100) & (size <= 1e100))
     refuse_where(bad, name, values, "must be 0 or of size 1e-100 to 1e100; scale the matrix and the noise alike")
