@@ -44,7 +44,7 @@ from jaxacct.kernels.contour.split import Placement, estimate, integrand_at, nee
 from jaxacct.kernels.law import LossLaw, Saddle, Tilted, finite_weights, saddle_for_epsilon, tilted_gaussian
 
 SPLIT_SECANT_STEPS = 3
-"""Number of secant steps in a call. More steps would go too far from the contour's place, or change nothing."""
+"""Number of secant steps in a call. More steps go too far from where the contour was placed, or change nothing."""
 LARGEST_SPLIT_STEP = 0.4
 """Largest secant step in x, the logarithm of the parameter that is solved for."""
 SETTLED = 0.15

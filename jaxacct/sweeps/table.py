@@ -199,7 +199,7 @@ def blank(names: tuple[str, ...], size: int) -> Table:
 
 
 def fill(table: Table, rows: np.ndarray, piece: Table) -> None:
-    """Copy a piece, which is a table with fewer rows, into the given rows of a table."""
+    """Copy a table of some rows, the piece, into these rows of the whole table."""
     for name, column in table.columns.items():
         column[rows] = piece[name]
 

@@ -98,7 +98,7 @@ def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) 
 
 
 class Whole(NamedTuple):
-    """Cost of a tuning: its epsilon, the mechanism of the whole tuning (for a ledger), and that of one candidate."""
+    """Cost of a tuning: its epsilon, the whole tuning as a mechanism for the ledger, one candidate as a mechanism."""
 
     epsilon: Bounds
     mechanism: Mechanism
