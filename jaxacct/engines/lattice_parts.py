@@ -46,7 +46,7 @@ class ApproximateLaw(NamedTuple):
 class Placed(NamedTuple):
     """One part on a lattice of spacing h, rounded up or down. P-mass k lies at the loss `direction (origin + k h)`."""
 
-    mass: np.ndarray  # (N,)
+    mass: np.ndarray  # (N,) P-mass at each node
     origin: float
     direction: float  # +1 or -1
     repeats: float  # how often the part is composed

@@ -425,7 +425,7 @@ class Cells(NamedTuple):
     `mix` is the likelihood ratio of the first step, and h the profile of the second.
     """
 
-    nodes: np.ndarray  # (B, N + 1)
+    nodes: np.ndarray  # (B, N + 1) outputs u at the ends of the cells
     loss: np.ndarray  # (B, N + 1) log mix at the nodes
     off: np.ndarray  # (B, N + 1) error of these losses
     first: np.ndarray  # (B, N) weight of h at a cell's left end: a mass under P

@@ -41,14 +41,14 @@ class LossLaw(NamedTuple):
 
     sign: Array  # +1 for remove, -1 for add
     mu2: Array  # sum of n / sigma^2 over the Gaussians that are not sampled
-    gauss_sigma: Array  # (J,)
-    gauss_q: Array  # (J,)
-    gauss_n: Array  # (J,) how often each is composed; 0 if absent
-    laplace_scale: Array  # (K,)
-    laplace_n: Array  # (K,)
-    finite_loss: Array  # (F, A)
+    gauss_sigma: Array  # (J,) noise multipliers of the sampled Gaussians
+    gauss_q: Array  # (J,) sampling probabilities of these Gaussians
+    gauss_n: Array  # (J,) how often each of these Gaussians is composed; 0 if absent
+    laplace_scale: Array  # (K,) scales of Laplace noise of sensitivity 1
+    laplace_n: Array  # (K,) how often each Laplace part is composed; 0 if absent
+    finite_loss: Array  # (F, A) losses of the A atoms of each finite part
     finite_mass: Array  # (F, A) P-masses
-    finite_n: Array  # (F,)
+    finite_n: Array  # (F,) how often each finite part is composed; 0 if absent
 
 
 OWN_AXES = LossLaw(0, 0, 1, 1, 1, 1, 1, 2, 2, 1)

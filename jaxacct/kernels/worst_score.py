@@ -92,8 +92,8 @@ class Outer(NamedTuple):
 class Inner(NamedTuple):
     """Knots of a concave polygon below a curve."""
 
-    q: Array  # (N + 1,)
-    p: Array  # (N + 1,)
+    q: Array  # (N + 1,) Q-mass of each knot
+    p: Array  # (N + 1,) P-mass of each knot
 
 
 class Sketch(NamedTuple):
@@ -105,7 +105,7 @@ class Sketch(NamedTuple):
     infinite: Array  # leak of the outcomes with dQ = 0
     mass: Array  # (2, A) P- and Q-mass of the rows
     rows: Array  # (A + 1,) cells of the curve at which rows end
-    columns: Array  # (B + 1,)
+    columns: Array  # (B + 1,) cells of the curve at which columns end
 
 
 class Mesh(NamedTuple):
@@ -278,8 +278,8 @@ class Order(NamedTuple):
     That is, the row takes the integrand's value at w_k in place of the maximum over w.
     """
 
-    row_q: Array  # (R + 1,)
-    row_p: Array  # (R + 1,)
+    row_q: Array  # (R + 1,) Q-masses at the ends of the rows
+    row_p: Array  # (R + 1,) P-masses at the ends of the rows
     served_q: Array  # (R,) non-increasing, at least the end of the active rows
     served_p: Array
     active: Array  # (R,) bool, True for the first rows
@@ -490,7 +490,7 @@ class Lines(NamedTuple):
     infinite: Array
     slope: Array  # (2, G) largest and smallest slope of a group
     gain: Array  # (2, 2, C, G) at both ends of a group and of a cell
-    cost: Array  # (2, 2, C, G)
+    cost: Array  # (2, 2, C, G) as for `gain`
     height: Array  # (S, G) Q-mass of a line's rows
     share: Array  # (2, S, G) where in their group the line's rows begin and end
     weight: Array  # (2, S, G) weights of the group's two slopes in the line's slope

@@ -67,7 +67,7 @@ class Nodes(NamedTuple):
     k0: Array  # K(c)
     common: Array  # bound of the error of K(c), which all nodes share
     h: Array
-    t: Array  # (count,)
+    t: Array  # (count,) t_k, the imaginary part of z_k
     weight: tuple[Array, Array]  # (count,) real and imaginary part of h / (pi z (z + 1)), halved at t = 0
     log_modulus: Array  # (count,) Re K(z_k) - K(c), never above 0 but for rounding
     angle: Array  # (count,) Im K(z_k)

@@ -336,10 +336,10 @@ class Quadrature(NamedTuple):
     law: BranchLaw
     power: float  # exponent a of mix at t = 0
     step: float
-    u: Array  # (X,)
-    log_mix: Array  # (X,)
+    u: Array  # (X,) nodes
+    log_mix: Array  # (X,) log mix at the nodes
     slope: Array  # (X,) d log_mix/du, the posterior mean of the shift
-    p: Array  # (X,)
+    p: Array  # (X,) tilted mass at each node
     log_m: float  # log M(c)
     log_m_error: float
     from_step: float
@@ -469,7 +469,7 @@ class Line(NamedTuple):
 
     v: float
     log_cells: Array  # (X - 1,) integrals over the cells of the grid
-    angle: Array  # (X,)
+    angle: Array  # (X,) arg mix at the nodes u + iv
     log_left: float
     log_right: float
     """Logarithms of bounds of the integrals to the left and to the right of the grid."""

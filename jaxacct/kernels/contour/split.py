@@ -184,10 +184,10 @@ class Integrand(NamedTuple):
     c: Array  # abscissa
     k0: Array  # K(c)
     h: Array  # spacing of t
-    t: Array  # (count,)
+    t: Array  # (count,) t_k, the imaginary part of z_k
     weight: tuple[Array, Array]  # as in core.Nodes
-    log_modulus: Array  # (count,)
-    angle: Array  # (count,)
+    log_modulus: Array  # (count,) Re K(z_k) - K(c); -inf at nodes that are cut off
+    angle: Array  # (count,) Im K(z_k)
     far: FarMasses
 
 

@@ -64,11 +64,11 @@ class Windows(NamedTuple):
 class Steps(NamedTuple):
     """The J sampled Gaussians of a composition in one direction, with the windows that split their outcomes."""
 
-    sigma: Array  # (J,)
-    q: Array  # (J,)
+    sigma: Array  # (J,) noise multipliers
+    q: Array  # (J,) sampling probabilities
     sign: Array  # 1 remove, -1 add; its last axis broadcasts over J
     low: Array  # (J,) as in `Windows`
-    high: Array  # (J,)
+    high: Array  # (J,) as in `Windows`
 
 
 def steps_of(law: LossLaw, low: Array, high: Array) -> Steps:
@@ -79,13 +79,13 @@ def steps_of(law: LossLaw, low: Array, high: Array) -> Steps:
 class Grid(NamedTuple):
     """Quadrature points of one sampled Gaussian, with all values that do not depend on the tilt."""
 
-    u: Array  # (X,)
+    u: Array  # (X,) nodes
     gap: Array  # (X,) du at each node, which is its weight
     step: Array  # spacing in v
     warp: Array  # the factor in v = u + warp L(u)
     slack: Array  # (X,) bound of the error of u as the solution of u + warp L(u) = v
     loss: Array  # (X,) log mix, the loss of the remove direction
-    posterior: Array  # (X,)
+    posterior: Array  # (X,) q e^y / mix at each node, with y = u/sigma - 1/(2 sigma^2)
     log_bulk: Array  # (X,) log of w1 w2 phi gap, phi the normal density
     log_jump: Array  # (X,) log of (1 - w1) w2 phi gap
 
