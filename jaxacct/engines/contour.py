@@ -384,7 +384,7 @@ def delta_along(
 def _agreed(
     parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, each: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of delta that `quick_bounds` does not contradict, and [0, 1] in place of the others.
+    """Return the bounds of delta, with [0, 1] in place of bounds that `quick_bounds` contradicts.
 
     each : whether every eps is checked by itself; otherwise checks at the first, middle and last eps decide for a row.
     """

@@ -48,7 +48,7 @@ ENDING, WARM_ENDING = ".program", ".warm"
 TEMPORARY = ".unfinished-"
 """Beginning of the name of a program that is being written."""
 ABANDONED_SECONDS = 3600.0
-"""Age from which an unfinished file is removed. Its process has surely ended, since writing takes a second."""
+"""Age from which an unfinished file is removed. Its writer has surely ended by then, since writing takes a second."""
 DIGEST_BYTES = hashlib.sha256().digest_size
 """Length of the digest at the beginning of a file, in bytes."""
 

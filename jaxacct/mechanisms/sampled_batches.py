@@ -457,7 +457,7 @@ class Cap(NamedTuple):
     chance: tuple[float, float]
     """tau = Pr[Bin(n-1, q) >= cap], the chance that the other records fill the batch."""
     rate: tuple[float, float]
-    """q' = (cap/n) Pr[Bin(n, q) > cap]/tau, the record's chance to be in a batch that the others fill."""
+    """q' = (cap/n) Pr[Bin(n, q) > cap]/tau, the record's chance to be in a batch that the other records fill."""
 
 
 def cap_of(size: float, q: float, cap: float) -> Cap:

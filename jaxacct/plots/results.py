@@ -29,7 +29,7 @@ KINDS = ("curve", "heatmap", "profile", "tradeoff")
 MOST_MARKED_POINTS = 25
 """Largest number of points for which a curve has marks; more marks would hide the curve."""
 MOST_ROWS = 6
-"""Largest number of rows that are drawn by default: their legend still fits."""
+"""Largest number of rows that are drawn by default: a legend of so many rows still fits."""
 _PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
 
 

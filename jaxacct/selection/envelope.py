@@ -34,7 +34,7 @@ from jaxacct.selection.profile_ends import mass_on_top
 INFLATED = 4e-12
 """Upper bound of the relative errors of generating functions and of sums."""
 LARGEST_EPS = 700.0
-"""Largest tried eps: its exp is finite."""
+"""Largest eps that is tried: e^eps is finite."""
 POINTS = 2000
 """Number of eps > 0, and also of eps < 0, at which a table holds the profile."""
 TAIL_SHARE = 1e-6

@@ -33,7 +33,7 @@ from jaxacct.samplers.exact_draws import generator
 ETA_RANGE = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
 """Allowed values of eta."""
 LARGEST_K = 2**53
-"""Largest number of candidates: float64 has the whole numbers up to it exactly.  Larger quantiles are refused."""
+"""Largest number of candidates: float64 holds all whole numbers up to this exactly.  Larger quantiles are refused."""
 WHOLE_K = Constraint("use whole numbers of {name}", 0, LARGEST_K, integral=True)
 """Allowed values of a number k of candidates."""
 LEAST = 1e-290

@@ -1,4 +1,4 @@
-"""The definition of each mechanism: its privacy loss in one direction, as independent losses each with a count.
+"""The definition of each mechanism: its privacy loss in one direction, as independent losses with counts.
 
 These definitions follow the mechanisms' documentation and share no code with `Mechanism.expand`, which the engines use.
 """

@@ -63,7 +63,7 @@ def _column_normalised(bands: int, steps: int, diagonals: Sequence[Sequence[floa
 
 
 def _tree(steps: int, restarts: int) -> list[Column]:
-    """Return a column for each step: 1 at every node (block, level, place) above its leaf that fits into the block."""
+    """Return each step's column: 1 at the nodes (block, level, place) that hold the step and end within its block."""
     _require_size(steps, steps.bit_length())
     size = steps // restarts
     nodes = lambda leaf: [(k, leaf >> k) for k in range(size.bit_length()) if ((leaf >> k) + 1) << k <= size]

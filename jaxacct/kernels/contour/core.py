@@ -25,7 +25,8 @@ SUM_OUTWARD = 1.0000001
 NEWTON_STEPS = 6
 """Number of Newton steps from the saddle point's eps to the contour integral's eps."""
 MARGIN = 1.02
-"""Factor on the distance of either bound of eps from the estimate. It covers the change of the slope between them."""
+"""Factor on the distance of either bound of eps from the estimate. It covers the change of the slope from estimate to
+bound."""
 
 
 class Bracketed(NamedTuple):

@@ -247,7 +247,7 @@ def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
 def cumulants(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> tuple[Array, Array, Array]:
     """Compute `log_size` and its first two derivatives.
 
-    They only place the contour. They enter no bound, since a part (bulk or jumps) below e^-600 of the other is lost.
+    These numbers place the contour, and enter no bound, since a part (bulk or jumps) below e^-600 of the other is lost.
     """
     xp = namespace(law.gauss_n, parts.loss, c)
     n, loss = law.gauss_n, law.sign[..., None, None] * parts.loss
