@@ -391,7 +391,7 @@ def _parser() -> _Parser:
 
 
 def _attach_negatives(arguments: Sequence[str]) -> list[str]:
-    """Join `--steps -1e3` to `--steps=-1e3`; otherwise argparse would take the negative number for an option."""
+    """Make one word, `--steps=-1e3`, of `--steps -1e3`; otherwise argparse would take the number for an option."""
     joined: list[str] = []
     for word in arguments:
         negative = re.match(r"-([0-9.]|inf|nan)", word)

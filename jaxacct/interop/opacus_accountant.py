@@ -49,7 +49,7 @@ class OpacusAccountant(IAccountant):
     def get_epsilon(
         self, delta: float, alphas: Any = None, *, poisson: bool = True, eps_error: Any = None, delta_error: Any = None
     ) -> float:
-        """Return the certified upper end of epsilon at `delta`, strictly between 0 and 1.
+        """Return the certified upper end of epsilon at `delta`, which is strictly between 0 and 1.
 
         alphas, eps_error, delta_error : accepted, since Opacus's accountants have them, and ignored.
         poisson : False is refused.

@@ -148,7 +148,7 @@ def numbers_at(
 
 
 def draws(segment: Any, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None, words: Any) -> tuple[Any, Any]:
-    """Return (noise on a step's count, noise on its loss), drawn from `words`; None if it is not released."""
+    """Return (noise on a step's count, noise on its loss), drawn from `words`; None for what is not released."""
     expected = segment.expected_batch_size
     drawn = (None if one is None or words is None else one.draw(words, expected) for one in (adaptive, private_loss))
     count, loss = drawn
