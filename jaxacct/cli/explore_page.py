@@ -360,7 +360,7 @@ def box(key: str) -> None:
 
 
 def read(name: str, words: Sequence[str]) -> Run:
-    """Return a run as its inputs say; refuse what is not one number."""
+    """Return the run that its inputs describe; refuse an input that is not one number."""
     texts = {word: st.session_state[f"{name}.{word}"] for word in words} | {"delta": st.session_state.delta}
     numbers = {word: number(word, text) for word, text in texts.items()}
     for word, value in numbers.items():

@@ -478,7 +478,7 @@ class Finite(LatticePart):
 def _contracted(
     cell: np.ndarray, inside: np.ndarray, mass: np.ndarray, step: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return (nodes, masses) of laws on the lattice, the sum of which is dominated by the law of the atoms.
+    """Return (nodes, masses) of laws on the lattice; the law of the atoms dominates the sum of these laws.
 
     The atoms lie at `l = cell * step + inside`.
     """

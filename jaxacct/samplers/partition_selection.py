@@ -42,7 +42,7 @@ class _ByKey:
 
 @dataclass(frozen=True)
 class PartitionChoice(_ByKey):
-    """Release keys of a table of counts: the rule that keeps most keys among all (epsilon, delta)-DP ones.
+    """Release keys of a table of counts: the (epsilon, delta)-DP rule that keeps most keys.
 
     A key with count n is released with probability p(n), where p(0) = 0 and
 

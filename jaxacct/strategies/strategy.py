@@ -216,7 +216,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def overlap(self) -> int:
-        """Distance from which on columns of C are orthogonal: columns i and j with ``|i - j| >= overlap``."""
+        """Least distance of orthogonal columns: columns i and j of C are orthogonal if ``|i - j| >= overlap``."""
 
     @property
     def entry_error(self) -> float:

@@ -3,6 +3,9 @@
 This last decision, the stop rule, needs no accounting as long as the releases so far and the next step are among the
 releases of a plan that meets its target.  Once a ledger has left its plan, the longest continuation that still meets
 the target is certified once.  Later steps are compared with that continuation (README.md, "The stop rule").
+
+The steps of one pass over the data, or of one round of random allocation, have disjoint batches.  Such steps form a
+partition, which a fingerprint names.
 """
 
 from __future__ import annotations

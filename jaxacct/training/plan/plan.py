@@ -653,8 +653,8 @@ class Plan(PlanRequest):
         plan.  With repetitions only the current run of the ledger counts.
 
         next_step : the step to be taken, the first of `steps` steps.
-        partition : for a batch rule with passes or rounds, the partition with which the step will be noted; by default
-            the partition of the ledger's last step entry.
+        partition : for a batch rule with passes or rounds, the fingerprint of the step's pass or round; by default the
+            fingerprint in the ledger's last step entry.
         """
         if self.target_epsilon is None and self.filter is None:
             return True
