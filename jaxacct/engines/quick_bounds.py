@@ -33,7 +33,7 @@ class LargestLoss(NamedTuple):
 
 
 def largest_loss(parts: Components) -> LargestLoss:
-    """Return the sum, over Laplace and finite parts, of n times the part's largest loss."""
+    """Return the largest loss of all Laplace and finite parts together: the sum of n times each part's largest loss."""
     if parts.laplace_n.shape[1] + parts.finite_n.shape[1] == 0:
         return LargestLoss(np.zeros(parts.sign.shape), np.zeros(parts.sign.shape))
     rate = parts.laplace_q

@@ -167,7 +167,7 @@ def profile_points(run: Mechanism, last: float, relation: str) -> tuple[np.ndarr
 
 
 def table_of(eps: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarray, np.ndarray]]:
-    """Return the Table of upper bounds at eps, with ratios rounded up, and (u, t) of a polygon above the curve."""
+    """Return the Table of upper bounds at eps, ratios rounded up, and knots (u, t) of a polygon above the curve T."""
     ratio, high = np.exp(eps) * (1.0 + 4.0 * ROUNDOFF), np.where(high <= 1.0, high, 1.0)
     _, u, t = outer(ratio, high)
     return Table(np.append(0.0, ratio), np.minimum.accumulate(np.append(1.0, high))), (u, t)
