@@ -334,7 +334,7 @@ def _bounded(parts: Components) -> np.ndarray:
 
 
 def total_variation(parts: Components) -> np.ndarray:
-    """Return the sum of n times each part's total variation, rounded up: at least the finite part of delta(0)."""
+    """Return the sum over parts of n times their total variation, rounded up: at least the finite part of delta(0)."""
     mu, s = parts.mu / np.sqrt(8.0), 1.0 / parts.gauss_sigma / np.sqrt(8.0)
     total = erf(mu) + np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * erf(s), 0.0), axis=1)
     laplace = parts.laplace_q * -np.expm1(-0.5 / parts.laplace_scale)

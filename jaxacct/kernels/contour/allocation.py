@@ -756,7 +756,7 @@ def _bulk_chance(where: Place, k: Array) -> Array:
 
 
 def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
-    """Bound how much E(S - k)_+ changes if w1 cut off at `end` replaces w1 w2 in the law of a slot (README.md, 1)."""
+    """Bound the change of E(S - k)_+ if w1 cut off at `end` replaces w1 w2 in a slot's law (README.md, section 1)."""
     low, blur, gap = windows.low, windows.low_blur, windows.high - windows.low
     beyond = tail((end - low) / blur) * (t * tail(end) + tail(end - s))
     both = np.exp(-0.5 * gap * gap / (blur**2 + windows.high_blur**2)) * (t * tail(low) + tail(low - s))

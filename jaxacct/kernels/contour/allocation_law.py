@@ -32,8 +32,8 @@ LEAST_S_OF_ONE_SLOT = 3.0
 LEFT_TO_OTHERS = np.geomspace(1e-12, 0.3, 24)
 """Shares of the threshold that `one_slot_above` tries as the limit of what all slots but one add to S."""
 SLACK = 1e-11
-"""Relative allowance for the rounding of a sum over cells, whose masses are off by some hundred roundoffs (section 5).
-"""
+"""Relative allowance for the rounding of a sum over cells, whose masses are off by some hundred roundoffs
+(README.md, section 5)."""
 
 
 class Windows(NamedTuple):
@@ -261,7 +261,7 @@ def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
 
 
 def one_slot_above(s: Array, t: Array, k: Array) -> Array:
-    """Bound E(S - k)_+ from above, (B,), where one slot contributes nearly all of it (README.md, 6); 1 elsewhere."""
+    """Bound E(S - k)_+ from above, (B,), where one slot gives nearly all of it (README.md, section 6); 1 elsewhere."""
     found = np.ones_like(s)
     rows = np.flatnonzero((s > LEAST_S_OF_ONE_SLOT) & (t > 1.0))
     s, t, k = s[rows, None], t[rows, None], k[rows, None]

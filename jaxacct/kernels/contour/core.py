@@ -120,7 +120,7 @@ def log_geometric(gap: Array) -> Array:
 
 
 def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, log_mass: Array | float = 0.0) -> Array:
-    """Return the logarithm of a bound on the sum of periodic images that the trapezoid rule adds (README.md, 1).
+    """Return the logarithm of a bound on the sum of periodic images that the trapezoid rule adds.
 
     at, log_bound : (A,) abscissae of Chernoff bounds, and the logarithms of these bounds at eps = 0.
     log_mass : logarithm of the mass of the law that the contour integrates.

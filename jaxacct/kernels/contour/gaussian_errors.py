@@ -34,7 +34,7 @@ FIRST_SIDE_LOBE = 0.217235
 FINITE_LOSS_ERROR = 1e-26
 """Absolute error of a finite loss, besides a relative error of 16 roundoffs (mechanisms/README.md)."""
 LOG_MIX_UNITS = 18.0
-"""Relative error of log mix as a function of y, in roundoffs: the error if y were exact (README.md, section 4)."""
+"""Relative error of log mix as a function of y, in roundoffs: if y were exact (kernels/README.md, section 4)."""
 TALLEST_LINE = 12.0
 """Largest imaginary part of u on a shifted line of integration."""
 LARGEST_DOUBT = 0.1
@@ -128,7 +128,7 @@ class Rounding(NamedTuple):
 
 
 def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
-    """Bound the rounding of every term of the quadrature sum on a grid (README.md, section 4)."""
+    """Bound the rounding of every term of the quadrature sum on a grid (kernels/README.md, section 4)."""
     xp = namespace(t.u)
     sigma, q, power = sigma[..., None], q[..., None], t.power[..., None]
     edge = xp.maximum(xp.abs(t.u[..., :1]), xp.abs(t.u[..., -1:]))
@@ -277,7 +277,7 @@ def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
 
 
 def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
-    """Bound the tilted density from below by slabs, the level sets about two modes (README.md, section 2).
+    """Bound the tilted density from below by slabs, the level sets about two modes (kernels/README.md, section 2).
 
     Return the heights of the slabs, and lower bounds of their lengths; both have shape (2 (LEVELS - 1),).
     """

@@ -48,7 +48,8 @@ SPARE_NATS = 7.0
 DECAY_ROUNDING = 1e-9
 """Relative rounding error of the decay that `_decay_at` bounds."""
 HORNER_UNITS = 16.0
-"""Relative error of a coefficient, in roundoffs, from each step of Horner's rule on the unit circle (README.md, 4)."""
+"""Relative error of a coefficient, in roundoffs, from each step of Horner's rule on the unit circle
+(kernels/README.md, section 4)."""
 
 
 class Part(NamedTuple):

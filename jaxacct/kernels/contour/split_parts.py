@@ -44,8 +44,8 @@ from jaxacct.kernels.law import TAIL_NATS, LossLaw, Tilted, log_mix, quadrature_
 GRID_BEYOND_FAR_WINDOW = 17.0
 """The grid reaches this many widths of the far window beyond `high`.
 
-There the far window is below 1e-60.  So less than e^-45 remains even of a tilted law that grows by a factor e^60 on the
-way.
+At the end of the grid the far window is below 1e-60.  So less than e^-45 is left of a tilted law beyond the grid, even
+if this law grows by a factor e^60 between `high` and the end.
 """
 LARGEST_TURN_SHARE = 0.85
 """Largest share of the grid's points for following the turns of e^{itL}. The other points resolve the windows."""
