@@ -179,7 +179,7 @@ class Mechanism(ABC):
 
     @property
     def kind(self) -> str:
-        """Kind of an answer when one record is added or removed: `kind_of_bracket`."""
+        """Kind of an answer, by `kind_of_bracket`, if one record is added or removed."""
         return self.kind_of_bracket(RELATIONS[0])
 
     def expression(self) -> str:

@@ -92,7 +92,7 @@ def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _corner(rho: float, xi: float) -> float:
-    """Return s of the optimal test at epsilon 0, whose outputs have log-ratios s and -s: delta(0) <= tanh(s/2)."""
+    """Return s, where the optimal test's outputs at epsilon 0 have log-ratios s and -s: delta(0) <= tanh(s/2)."""
     c = _orders(rho, 4 * ORDERS)
     for _ in range(2):
         limit = c * (xi + rho * (1.0 + c))
