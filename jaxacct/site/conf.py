@@ -75,4 +75,5 @@ def _link(app: Any, page: str, source: list[str]) -> None:
         room = match[1].removeprefix("jaxacct.").removeprefix("ja.")
         return f"{{py:obj}}`{match[1]}{match[2]}{match[3]} <jaxacct.{room}{match[2]}>`"
 
-    source[0] = NAME.sub(linked, source[0]).replace("](jaxacct/site/pages/", "](")  # the site has them on top
+    # in the site the pages of this folder lie at the top
+    source[0] = NAME.sub(linked, source[0]).replace("](jaxacct/site/pages/", "](")

@@ -34,7 +34,7 @@ FIRST_SIDE_LOBE = 0.217235
 FINITE_LOSS_ERROR = 1e-26
 """Absolute error of a finite loss, besides a relative error of 16 roundoffs (mechanisms/README.md)."""
 LOG_MIX_UNITS = 18.0
-"""Relative error of log mix as a function of y, in roundoffs: if y were exact (kernels/README.md, section 4)."""
+"""Relative error of log mix for an exact y, in roundoffs (kernels/README.md, section 4)."""
 TALLEST_LINE = 12.0
 """Largest imaginary part of u on a shifted line of integration."""
 LARGEST_DOUBT = 0.1

@@ -438,8 +438,8 @@ def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turn
     xp = namespace(nodes.u, c, alpha)
     climb = in_front(np.arange(1.0, STAIRS + 1.0) / STAIRS, alpha.ndim)
     decay = 2.0 * xp.pi * alpha / nodes.step
-    # with Im v the integrand grows along a side, and the kernel e^{-2 pi Im v/step} of the error falls: on each stair
-    # the integrand is taken at the upper end, and the kernel at the lower end
+    # as Im v grows along a side, the integrand grows, and the kernel e^{-2 pi Im v/step} of the error falls: on each
+    # stair the integrand is taken at the upper end, and the kernel at the lower end
     rise = side_bounds(steps, c, climb * alpha, nodes)
     turned = turning * alpha - decay * (climb - climb[0])
     exponent = rise + turned[..., None, None] - own[..., None]
