@@ -376,7 +376,7 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
     mean, tried = float(law.mean) * ROUNDED_UP, max(1.0 - none * ROUNDED_UP - 4.0 * ROUNDOFF, once / ROUNDED_UP)
     base = _direction(run, side)
     grown = growth(law, base)
-    # coupled runs on neighbours agree in all candidates with probability phi(1 - delta(0)); delta is at most 1 minus it
+    # coupled runs on neighbours agree in all candidates with probability a = phi(1 - delta(0)); delta is at most 1 - a
     moved = mass_on_top(law, min(base.distance, 1.0))[1]
     if quantity == "delta":
         low = tried * delta_ends(run, values, side.forward)[0]

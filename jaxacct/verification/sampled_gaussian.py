@@ -398,7 +398,7 @@ class SampledGaussian:
 
     @property
     def _steepest(self) -> float:
-        """Largest angle, in radians, of a moved line of integration; the error bound uses lines at up to twice it."""
+        """Largest angle, in radians, of a moved line of integration; the error bound uses lines at up to twice this."""
         return 1.5 if self.direction == "remove" else 1.0
 
     @property

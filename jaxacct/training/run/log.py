@@ -256,7 +256,7 @@ def checked_log(log: Any, ledger: Any = None) -> Log:
 
 
 def numbers_of(observed: Observed) -> dict[str, Any]:
-    """Return the numbers of a finished step that carry no noise.  A mean is None if no member's gradient was finite."""
+    """Return those numbers of a finished step that carry no noise.  A mean is None if no gradient was finite."""
     members, clipped, not_finite = (int(x) for x in (observed.members, observed.clipped, observed.not_finite))
     each = members - not_finite
     mean = lambda total: (np.asarray(total, np.float64) / each).tolist() if each else None
