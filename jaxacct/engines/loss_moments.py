@@ -208,7 +208,7 @@ def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> In
 
 
 def _plan(sigma: np.ndarray, q: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return five numbers for each row, which plan the trapezoid rule.
+    """For each row, return five numbers that plan the trapezoid rule.
 
     They are the lower and the upper end in u; the height of the line in the complex plane to which the integral is
     shifted; the logarithm of the growth of the integrand's modulus on that line; and the step that leaves out e^-NATS.

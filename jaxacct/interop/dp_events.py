@@ -51,7 +51,7 @@ MAX_DEPTH = 64
 MAX_EVENTS = 2**15
 """Largest number of events in one tree."""
 LARGEST_SCALE = 1e300
-"""Scale that replaces a larger scale of discrete Laplace noise, which float64 may not hold. It is safe to assume too
+"""Scale of discrete Laplace noise that replaces larger scales, which float64 may not hold. It is safe to assume too
 little noise."""
 LARGEST_DATASET = 10**9
 """Largest number of records of a data set, if samples of a capped or a fixed size are drawn from it."""

@@ -1,4 +1,4 @@
-"""Builds laws on a uniform lattice of losses, which dominate a given law or are dominated by it; composes them by FFT.
+"""Builds laws that dominate a given law, or that it dominates, on a uniform lattice of losses; composes them by FFT.
 
 The *hat masses* of a cell are two masses, at the nodes on either side of the cell, that together keep its P-mass and
 its Q-mass. jaxacct/engines/README.md, "The lattice engine", has the proofs. A *payoff* is a function of

@@ -539,7 +539,7 @@ def _chosen(size: int, rows: Sequence[int] | None) -> tuple[list[int], list[int]
 
 
 def _claim(table: Table, row: int) -> Claim:
-    """Return the claim of a row, which is computed again and compared with the file."""
+    """Return the claim of a row; the claim is computed again and compared with the file."""
     cells = {name: column[row] for name, column in table.columns.items()}
     quantity = "delta" if str(cells["quantity"]) == "delta" else "epsilon"
     asked = "epsilon" if quantity == "delta" else "delta" if str(cells["quantity"]) == "epsilon" else "target_delta"

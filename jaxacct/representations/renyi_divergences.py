@@ -321,7 +321,7 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
 
 
 def _largest_ratio(parts: Components) -> Interval:
-    """Bracket `sup_{c > 0} K(c)/(c (c + 1))` for K(c) = c R_{1+c}, which is the largest R_alpha/alpha."""
+    """With K(c) = c R_{1+c}, bracket `sup_{c > 0} K(c)/(c (c + 1))`, which is the largest R_alpha/alpha."""
     size, grid = parts.mu2.size, _GRID
     rows, orders = np.repeat(np.arange(size), grid.size), np.tile(grid, size)
     moments = log_moments(parts.take(rows), orders)

@@ -257,7 +257,7 @@ def law_of_k(word: str, numbers: Mapping[str, Any]) -> Law:
 
 
 def expected_repetitions(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return E[K] of every row, all of which have repetitions."""
+    """Return E[K] of every row. Every row must have repetitions."""
     found = np.zeros(inputs["repetitions"].size)
     for word in dict.fromkeys(inputs["repetitions"].tolist()):
         rows = inputs["repetitions"] == word

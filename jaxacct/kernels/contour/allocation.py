@@ -959,7 +959,7 @@ def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) ->
 def _in_groups(
     rows: np.ndarray, owner: np.ndarray, together: int, apart: np.ndarray, distance: float
 ) -> Iterator[np.ndarray]:
-    """Yield groups of at most `together` rows of one round, whose values of `apart` differ by at most `distance`."""
+    """Yield groups of rows of one round: at most `together` rows, whose `apart` differ by at most `distance`."""
     for some in np.split(rows, np.flatnonzero(np.diff(owner[rows])) + 1):
         first = 0
         while first < some.size:

@@ -344,7 +344,7 @@ def _make_private(descriptor: int) -> None:
 
 
 def _cut_after_last_line(file: Any) -> None:
-    """Remove an unfinished last line of the file, which was being written when the process was killed."""
+    """Remove the file's unfinished last line, which was being written when the process was killed."""
     size = end = file.seek(0, os.SEEK_END)
     while end > 0:
         begin = max(end - 2**16, 0)

@@ -220,7 +220,7 @@ NOTHING = History()
 
 
 def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, partition: str) -> tuple[Stretch, ...]:
-    """Return the stretches with steps `step` to `end - 1` added: to the last stretch if its plan and pass go on."""
+    """Add steps `step` to `end - 1`: to the last stretch if its plan and pass go on, else as one more stretch."""
     if stretches:
         last = stretches[-1]
         goes_on = last.end == step and (last.plan is plan or last.plan == plan)
