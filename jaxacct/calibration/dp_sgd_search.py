@@ -449,7 +449,8 @@ def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hin
             static = {"points": rung.points, "count": rung.nodes}
             part = equation.take(todo)
             arguments = (*part[:3], found.x[todo], slope[todo], *part[3:])
-            new = calibration.Solved(*evaluate(calibration.solve_split, arguments, todo.size, rung.chunk, **static))
+            leaves = evaluate(calibration.solve_split, arguments, todo.size, rung.chunk, **static)
+            new = jax.tree.unflatten(calibration.SHAPE, leaves)
             usable = np.isfinite(new.x) & np.isfinite(new.residual)
             fits = (new.needs[:, 1] <= NEARLY * rung.nodes) & usable
             found.x[todo] = np.where(usable, np.clip(new.x, low, high), found.x[todo])
@@ -459,12 +460,22 @@ def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hin
             steep = goal.delta[asked[todo]] * new.slope if goal.on_delta else new.epsilon_slope
             found.slope[todo] = np.where(close, steep, found.slope[todo])
             found.solved[todo] = close
-            # certified evaluations start there
-            hint.near[todo[close]] = (part.log_delta if goal.on_delta else part.epsilon)[close]
-            hint.rung[todo[close]] = place
+            _note(hint, todo, close, place, part.log_delta if goal.on_delta else part.epsilon, new)
             left[todo[close]] = False
             stuck = usable & (found.x[todo] != new.x) & (new.moved < calibration.SETTLED)
             active[todo] = ~close & usable & ~stuck & (fits | (new.moved > calibration.SETTLED))
+
+
+def _note(
+    hint: contour.Hint, rows: np.ndarray, close: np.ndarray, rung: int, near: np.ndarray, found: calibration.Solved
+) -> None:
+    """Write the contours' placements and sizes ("rungs") into the hint, from which certified evaluations start."""
+    rows = rows[close]
+    hint.near[rows], hint.rung[rows] = near[close], rung
+    # the last call's windows and contour are used again if x moved by less than 0.05 in that call
+    hint.usable[rows] = found.moved[close] < 0.05
+    for kept, new in zip(jax.tree.leaves(hint.placed), jax.tree.leaves(found.placed), strict=True):
+        kept[rows] = new[close]
 
 
 def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:

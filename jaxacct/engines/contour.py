@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxacct.engines import quick_bounds
@@ -20,7 +21,7 @@ from jaxacct.engines.backend import evaluate
 from jaxacct.engines.protocol import Answer
 from jaxacct.kernels.contour import plain
 from jaxacct.kernels.contour import split as split_contour
-from jaxacct.kernels.contour.split import Start
+from jaxacct.kernels.contour.split import Placement, Start, no_placements
 from jaxacct.kernels.law import LossLaw
 from jaxacct.mechanisms.loss_components import Components
 
@@ -115,11 +116,13 @@ class Hint(NamedTuple):
 
     near: np.ndarray  # the expected answer (epsilon, or log delta); 0 where it is not known
     rung: np.ndarray  # index of the first rung of LADDER to try
+    placed: Placement  # placements on that rung, if it is a split rung
+    usable: np.ndarray  # whether `placed` holds a placement for the row
 
 
 def no_hint(size: int) -> Hint:
     """Return a `Hint` that knows nothing. Its arrays can be filled in."""
-    return Hint(np.zeros(size), np.zeros(size, int))
+    return Hint(np.zeros(size), np.zeros(size, int), no_placements(size, 1), np.zeros(size, bool))
 
 
 class _Question(NamedTuple):
@@ -139,19 +142,25 @@ class _Question(NamedTuple):
     enough: np.ndarray  # a row whose upper bound is at most this is finished
     hint: Hint | None = None
 
-    def ask(self, rung: Rung, rows: np.ndarray) -> list[np.ndarray]:
-        """Return the kernel's answers for some rows."""
+    def ask(self, rung: Rung, rows: np.ndarray, known: Hint | None) -> list[np.ndarray]:
+        """Return the kernel's answers for some rows, on the contours placed in `known`, or on newly placed ones."""
         arguments: tuple[Any, ...] = (law(self.parts, rows), *(v[rows] for v in self.values))
         log_tol = np.full(rows.size, max(self.log_tol, np.log(rung.tolerance)) if rung.tolerance else self.log_tol)
         static = {"points": rung.points, "count": rung.nodes}
-        kernel = self.split if rung.split else self.kernel
-        if rung.split:
-            arguments += (Start(self.start.value[rows], self.start.trust[rows]),)
+        if known is not None:
+            kernel = split_contour.epsilon_placed
+            arguments += (known.near[rows], jax.tree.map(lambda a: a[rows], known.placed))
+        elif rung.split:
+            kernel = self.split
+            arguments += (Start(self.start.value[rows], self.start.trust[rows]), log_tol)
+        else:
+            kernel = self.kernel
+            arguments += (log_tol,)
         if kernel in (plain.epsilon, split_contour.epsilon):
             static["rounds"] = rung.rounds
         if kernel is split_contour.delta:
             static["rounds"] = DELTA_ROUNDS
-        return evaluate(kernel, (*arguments, log_tol), rows.size, rung.chunk, **static)
+        return evaluate(kernel, arguments, rows.size, rung.chunk, **static)
 
 
 def _climb(question: _Question) -> Answer:
@@ -163,18 +172,24 @@ def _climb(question: _Question) -> Answer:
     for ladder, rows in ladders:
         first = hint.rung if hint is not None and ladder is LADDER else 0
         due = np.where(rows & ~settled, first, len(ladder))
-        for step in range(len(ladder)):
+        for step, rung in enumerate(ladder):
             todo = np.flatnonzero(due == step)
-            if todo.size:
-                due[todo] = _step(question, ladder, step, todo, answer)
+            placed = np.zeros(todo.size, bool)
+            if hint is not None and rung.split:
+                placed = hint.usable[todo] & (hint.rung[todo] == step)
+            for some, known in ((todo[~placed], None), (todo[placed], hint)):
+                if some.size:
+                    due[some] = _step(question, ladder, step, some, known, answer)
     return answer._replace(estimate=np.clip(answer.estimate, answer.lower, answer.upper))
 
 
-def _step(question: _Question, ladder: tuple[Rung, ...], step: int, rows: np.ndarray, answer: Answer) -> np.ndarray:
+def _step(
+    question: _Question, ladder: tuple[Rung, ...], step: int, rows: np.ndarray, known: Hint | None, answer: Answer
+) -> np.ndarray:
     """Try some rows on one rung. Return the index of each row's next rung, len(ladder) if the row is done."""
     lower, estimate, upper = answer
     rung = ladder[step]
-    low, mid, high, ok, needs = question.ask(rung, rows)
+    low, mid, high, ok, needs = question.ask(rung, rows, known)
     ok &= np.isfinite(low) & np.isfinite(high)
     low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
     better = ok & (high - low < upper[rows] - lower[rows])
@@ -259,7 +274,7 @@ def delta(
     near = np.zeros_like(epsilon)
     if hint is not None:
         near, rung = hint.near.copy(), np.where(np.isfinite(logs), 0, hint.rung)
-        hint = hint._replace(rung=rung)
+        hint = hint._replace(rung=rung, usable=np.zeros(epsilon.size, bool))
     known = reach(parts)
     question = _Question(
         parts,
