@@ -501,7 +501,7 @@ class MixtureContour(MechanismEngine):
     steps = (OfGaussianMixtures,)
 
     def supports(self, question: MechanismQuestion) -> bool:
-        """Return whether all steps are Gaussians or mixtures, and some mixture is not just a Gaussian (`ordinary`)."""
+        """Return whether all steps are Gaussians or mixtures, and some mixture is no Gaussian, sampled or not."""
         steps = single_steps(question.mechanism)
         of_mixtures = [step for step in steps if isinstance(step, OfGaussianMixtures)]
         if all(step.ordinary() for step in of_mixtures):

@@ -250,9 +250,8 @@ def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
         middle = now[len(now) // 2]
         low, high, sides = _composed_for(case, epsilon[middle])
         found[middle] = low, high
-        # `farther` is the width allowed at larger eps, since brackets widen away from this eps; `nearer` is the width
-        # allowed at smaller eps. `nearer` equals `farther` if brackets are wide even at this eps, or if there are two
-        # pairs.
+        # Brackets widen away from this eps. `farther` is the width allowed at larger eps, `nearer` at smaller eps. They
+        # are equal if the bracket is wide even at this eps, or if there are two pairs.
         width = (high - low) / high if high > 0.0 else 0.0
         farther = max(case.enough, NEARLY_AS_NARROW * width)
         nearer = farther if case.two() or width > case.enough else case.enough

@@ -28,7 +28,9 @@ TAIL_TERMS = 16
 class LargestLoss(NamedTuple):
     """The supremum of the loss of the Laplace and finite parts, 0 where it is negative."""
 
-    near: np.ndarray  # an estimate; each term is off by at most LARGEST_LOSS_UNITS * ROUNDOFF, relatively
+    near: (
+        np.ndarray
+    )  # an estimate: a sum with a term for each part, whose relative error is at most LARGEST_LOSS_UNITS * ROUNDOFF
     above: np.ndarray  # the supremum, rounded up
 
 

@@ -253,7 +253,7 @@ def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarr
     excess = 0.9 * (least - np.exp(log_delta))
     low = np.clip(excess, 1e-9 * np.exp(log_delta), 0.5 * top)
     a = np.log(low / (top - low))
-    b, slope = np.full_like(a, 37.0), np.full_like(a, -1.0)  # at v = 37 eps is `top` in float64
+    b, slope = np.full_like(a, 37.0), np.full_like(a, -1.0)  # at v = 37, eps equals `top` in float64
     v, at = np.full_like(a, -np.inf), np.log(least) - log_delta  # v and log(delta/target) at eps = 0
     rows, new = np.arange(a.size), a + 1.0
     for turn in range(30):  # at most 30 estimates of delta before cells are placed

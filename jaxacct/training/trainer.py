@@ -211,7 +211,10 @@ class Trainer:
         return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""), rest)
 
     def norm_methods(self, params: PyTree, data: PyTree) -> dict[str, str]:
-        """Return how each parameter's norms are found: {path: "ghost", "vmap" or "none"}, each with its ``reason``."""
+        """Return how each parameter's norms are found: {path: "ghost", "vmap" or "none"}.
+
+        The attribute ``reason`` of a word says why it is not "ghost".
+        """
         most = self.examples_per_user
         if isinstance(data, Source):
             data = jax.tree.map(lambda a: jax.ShapeDtypeStruct((len(data), *a.shape), a.dtype), data.layout.example)

@@ -30,7 +30,8 @@ RAISED = 8.0 * ROUNDOFF
 ALIKE = 64
 """Bins share bounds of errors if their coefficients differ by at most 1/ALIKE of the largest coefficient."""
 QUANTILES = np.linspace(-6.0, 3.0, 28)
-"""Values u that are tried in E e^{-xX} >= Phi(u) e^{-x X(u)}, where X(u) is the value of X for a normal at u."""
+"""Values u that are tried in E e^{-xX} >= Phi(u) e^{-x X(u)}, where X(u) is X if its normal exponent is u
+standard deviations above its mean."""
 SHAPES = ((0.0, 1.0), (0.1, 4.0), (0.25, 2.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.0))
 """(bend, scale / c) of the lines that are tried; `Line` defines these."""
 CELLS = 200

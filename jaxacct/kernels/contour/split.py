@@ -204,7 +204,7 @@ class Quadrature(NamedTuple):
 
 
 def _quadrature(law: LossLaw, contour: Contour, points: int, count: int) -> Quadrature:
-    """Evaluate grids that follow e^{itL} up to the last kept node, and A(z)/A(c) - 1, B(z)/B(c) - 1 at all nodes."""
+    """Make grids in u that resolve e^{itL} up to the last kept node t; on them find A(z)/A(c) - 1 and B(z)/B(c) - 1."""
     xp = namespace(law.gauss_n, contour.period)
     h = 2.0 * xp.pi / contour.period
     grids = grids_of(law, contour.windows, contour.c, points, h * contour.nodes_kept)

@@ -50,7 +50,7 @@ OUTWARD = 1.000001
 
 
 class FarMasses(NamedTuple):
-    """The mass of the compositions with a far step, under P and under Q."""
+    """The probability, under P and under Q, that some step of the composition is far."""
 
     p: Array  # 1 - prod m^n, where m is the P-mass of one step's outcomes that are not far
     q: Array  # 1 - prod m'^n, where m' is the Q-mass of these outcomes

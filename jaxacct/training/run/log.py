@@ -466,7 +466,7 @@ class _Table:
             self._put([*curve, *zip(steps, found.upper.tolist(), strict=True)])
 
     def _compute_claims(self, current: tuple[Spent, list[Run]], *others: tuple[Spent, list[Run]]) -> None:
-        """Compute epsilon after only 16 evenly spaced steps, since each epsilon needs an accounting of its own."""
+        """Compute epsilon at 16 evenly spaced steps only, since each epsilon needs an accounting of its own."""
         (own, headers), uppers = current, []
         for step in _even_steps(self._first, self._plan.steps, 16):
             spent = replace(own, releases=own.releases + self._plan.releases_between(self._first, step))

@@ -174,7 +174,7 @@ def _stopped_early(ledger: Ledger) -> bool:
 
 
 def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partition: str | None) -> int:
-    """Note the steps of all keys if the budget allows them, or the first step alone; return how many were noted."""
+    """Note the steps of all keys if the budget allows all, else the first if it allows one. Return the number noted."""
     require_same_rows(ledger, step, keys[0])
     entries = [
         (number, key.key_fingerprint, key.batch_fingerprint, *plan.at(number)[2:4])
