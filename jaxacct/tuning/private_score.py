@@ -85,6 +85,7 @@ def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) 
 
     Count and noise are whole numbers of units; only their sum is rounded, to a float.
 
+    >>> import jax.numpy as jnp
     >>> from jaxacct.training import fresh_key
     >>> from jaxacct.training.step.exact_count import units
     >>> count = units(lambda w, x: x > w, 4.0, jnp.arange(10.0), unit=1.0)

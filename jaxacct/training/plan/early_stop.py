@@ -54,7 +54,7 @@ class EarlyStop:
     Vadhan, Zhang (2023), Concurrent Composition Theorems for Differential Privacy.
 
     >>> EarlyStop(epsilon=0.2, every=50).mechanism
-    AboveThreshold(threshold_scale=10.0, query_scale=20.0, answers=1, monotone=False)
+    AboveThreshold(threshold_scale=10.0, query_scale=20.0, answers=1.0, monotone=False)
     """
 
     epsilon: float
