@@ -183,6 +183,13 @@ def test_zero_concentrated():
 # Trade-off function
 
 
+@pytest.mark.parametrize("sampling, relation", [("shuffled", "zero_out"), ("poisson", "add_or_remove_one")])
+def test_no_trade_off_exceeds_that_of_a_guess(sampling, relation):
+    run = ja.dp_sgd(1.1, batch_size=600, dataset_size=60_000, epochs=20, sampling=sampling)
+    rates = np.array([0.0, 0.9, 1.0])
+    assert (ja.profile(run, relation=relation).tradeoff(rates).upper <= 1.0 - rates + 1e-15).all()
+
+
 def gaussian_tradeoff(mu, a):
     return norm.cdf(norm.isf(a) - mu)
 

@@ -437,7 +437,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     """Bracket f(fpr) by three values of delta, or by a grid of slopes where the bracket of the three is not narrow."""
     mine, rtol = batch_shape(profile.mechanism), profile.rtol
     shape, rows, wanted = on_batch(profile.mechanism, "fpr", fpr)
-    low, high = np.zeros(rows.size), np.ones(rows.size)
+    low, high = np.zeros(rows.size), 1.0 - wanted + 1e-16  # a guess that ignores the output has 1 - fpr
     quick = np.flatnonzero(_smooth(profile)[rows] & (wanted >= 1e-14) & (wanted <= 1.0 - 1e-9))
     by_lattice = np.zeros(rows.size, bool)
     if quick.size:
@@ -445,7 +445,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
         at_zero = profile.deltas_of(rows[quick])(np.zeros((1, quick.size)), np.arange(quick.size))
         advantage, width = at_zero.estimate[0], at_zero.upper[0] - at_zero.lower[0]
         # 1 - fpr - delta(0) <= f(fpr) <= 1 - fpr, which is narrow where next to nothing leaks
-        low[quick], high[quick] = 1.0 - wanted[quick] - at_zero.upper[0] - 1e-15, 1.0 - wanted[quick] + 1e-16
+        low[quick] = 1.0 - wanted[quick] - at_zero.upper[0] - 1e-15
         left = ~is_narrow(low[quick], high[quick], rtol)
         quick, at_zero, advantage, width = quick[left], at_zero[:, left], advantage[left], width[left]
         hard = np.atleast_1d(at_zero.engine == "lattice").reshape(width.shape)
@@ -456,7 +456,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
         deltas = profile.deltas_of(rows[quick])
         place = best_epsilon(deltas, wanted[quick], start_at(advantage, wanted[quick]))
         rates = rate_at(deltas, place, wanted[quick])
-        low[quick], high[quick] = 1.0 - rates.high - 1e-16, 1.0 - rates.low + 1e-16
+        low[quick], high[quick] = 1.0 - rates.high - 1e-16, np.minimum(high[quick], 1.0 - rates.low + 1e-16)
     open_ = ~is_narrow(low, high, rtol)
     for row in np.unique(rows[open_]):
         at = open_ & (rows == row)
