@@ -1,5 +1,6 @@
 """A private early stop: what it costs, when it ends a run, and that no reader claims less than was released."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -17,7 +18,9 @@ from jaxacct import cli
 from jaxacct.core.validation import InputError
 from jaxacct.training import EarlyStop, Ledger, Plan, Trainer
 from jaxacct.training.plan.early_stop import UNITS
+from jaxacct.training.plan.solver import PlanRequest
 from jaxacct.training.run.checkpoints import Store
+from jaxacct.training.step.exact_count import UNIT_BITS
 
 DATA = np.eye(20, 2, dtype=np.float32)
 VALIDATION = np.linspace(0.0, 1.0, 400, dtype=np.float32)
@@ -297,3 +300,22 @@ def test_no_false_claim_in_two_thousand_runs():
     one, other = runs(loud, with_it, 1.0, noise, steps, 2000, 3), runs(loud, without, 0.0, noise, steps, 2000, 4)
     claimed = Plan(None, delta, 20, 1.0, noise_multiplier=noise, steps=steps, early_stop=quiet).epsilon.upper
     assert refuted(one, other, float(claimed), delta, events) > 0
+
+
+def test_scores_are_counted_in_the_same_units_everywhere():
+    assert UNITS == 2**UNIT_BITS  # a larger value of one record would overflow the sums of `exact_count.units`
+
+
+def test_every_setting_of_a_plan_is_known_to_go_with_an_early_stop_or_is_refused():
+    """The steps of these settings are one mechanism, with which the answers compose.  A new setting needs a proof."""
+    composes = {
+        *("target_epsilon", "target_delta", "dataset_size", "sampling_probability", "expected_batch_size"),
+        *("noise_multiplier", "steps", "epochs", "sampling", "relation", "noise_schedule", "batch_schedule"),
+        *("slots", "cap", "noise", "groups", "early_stop", "candidates"),
+    }
+    refused = {"repetitions": ja.selection.Geometric(0.5), "data_dependent": True, "unit": "user"}
+    asked = {"target_epsilon": 3.0, "target_delta": 1e-5, "dataset_size": 64, "sampling_probability": 0.5, "steps": 20}
+    for name, value in refused.items():
+        with pytest.raises(InputError, match=f"early_stop has no accounting with {name}"):
+            Plan(**asked, early_stop=EarlyStop(0.2, every=2), **{name: value})
+    assert {field.name for field in dataclasses.fields(PlanRequest)} == composes | set(refused)

@@ -230,7 +230,7 @@ def _rate_of_posterior(posterior: np.ndarray, prior: np.ndarray, fpr: np.ndarray
 def _rates_at_least(
     goal: Goal, values: np.ndarray, epsilon: np.ndarray, wanted: np.ndarray, fpr: np.ndarray, enough: np.ndarray
 ) -> np.ndarray:
-    """Return a lower bound of each row's true-positive rate at `fpr`, if the unknown has the row's value in `values`.
+    """Return each row's lower bound of the true-positive rate at `fpr`. `values` has the unknown's value for each row.
 
     The bound uses delta at three eps near `epsilon`, and is tight if `epsilon` is near the best eps.  Rows whose bound
     is below `enough` are repeated, with larger distances between the three eps.

@@ -343,7 +343,7 @@ def box(key: str) -> None:
     state.setdefault(key, initial(key))
     right.text_input(name.replace("_", " "), key=key, label_visibility="collapsed")
     try:
-        value = float(number(name, state[key]))  # type: ignore[arg-type]
+        value = float(number(name, state[key]))  # type: ignore[arg-type]  # TypeError: a list
     except (UsageError, TypeError, OverflowError):
         value = math.nan
     if math.isfinite(value):

@@ -171,7 +171,7 @@ LEAVES: dict[str, Leaf] = {
 
 
 def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
-    """Return the mechanism that a DpEvent describes; later questions about it choose the neighbouring relation.
+    """Return the mechanism that a DpEvent describes. Each question about the mechanism names a neighbouring relation.
 
     All classes of dp_accounting 0.6.0 are known except UnsupportedDpEvent. Of later versions EpsilonDelta,
     DiscreteGaussian, ExponentialMechanism, PermuteAndFlip and RandomAllocation are known. Classes are matched exactly.

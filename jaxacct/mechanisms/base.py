@@ -300,7 +300,7 @@ def register(cls: type[M]) -> type[M]:
         with np.printoptions(threshold=MOST_SHOWN):
             return whole(self)
 
-    cls.__repr__ = shown  # type: ignore[assignment]
+    cls.__repr__ = shown  # type: ignore[assignment]  # a method of a class that is being made
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     if issubclass(cls, Mechanism):
         cls.__init__ = with_hints(cls.__init__)  # type: ignore[method-assign]  # the class is still being made

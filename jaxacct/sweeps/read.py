@@ -260,7 +260,7 @@ def _refuse_misspelt(names: Sequence[str]) -> None:
 
 
 def _group(records: list[dict[str, Any]], places: list[str]) -> Grid:
-    """Return the grid of rows that give values for the same inputs; an error names the row."""
+    """Make one grid of rows, all of which give values for the same inputs. An error names its row."""
     fields = [field for field in records[0] if field in INPUTS]
     quantity = records[0].get("quantity")
     try:

@@ -147,7 +147,7 @@ class Secret:
 
 
 def truncated(law: Law, most: int) -> Categorical:
-    """Return the law of K given K <= most, with its exact probabilities, for the argument `pad` of `tune`.
+    """Return the law of K, conditioned on K <= most, with exact probabilities. `tune` takes it as the argument `pad`.
 
     Parameters
     ----------

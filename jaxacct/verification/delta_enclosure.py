@@ -418,7 +418,7 @@ def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, 
         return function(low + way * t) * way
 
     rough = 1 + wide / aims.share
-    # at a wide ball the inner integral only serves to bound the error of the outer integral
+    # at a wide ball the inner integral is needed only for the error bound of the outer integral
     limits: dict[str, Any] = {"eval_limit": 300, "use_heap": True} if wide > aims.share else {}
     tolerance, share = aims.tolerance * rough, (aims.share * rough).min(arb("0.1"))
     return acb.integral(along, acb(0), acb(1), abs_tol=tolerance, rel_tol=share, **limits)
