@@ -26,7 +26,6 @@ from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
 from jaxacct.training.run.log import Log, ProgressLine, RunLog, checked_log, run_log
-from jaxacct.training.run.private_score import ValidationScore, validation_score
 from jaxacct.training.run.program import Program, Streamed
 from jaxacct.training.run.public_evaluation import Evaluations
 from jaxacct.training.run.run_ledger import (
@@ -38,6 +37,7 @@ from jaxacct.training.run.run_ledger import (
     require_same,
 )
 from jaxacct.training.run.state import NOTHING, Evaluation, History, Looks, Past, Scores, State, followed, shown
+from jaxacct.training.run.validation_score import ValidationScore, validation_score
 from jaxacct.training.sharding.placement import Placement, copied
 from jaxacct.training.source import Source, source_of_mapped
 from jaxacct.training.step import noise
