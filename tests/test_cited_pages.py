@@ -3,15 +3,12 @@
 A citation is the path of a Markdown file, perhaps with a section after it, by its title in quotation marks or by its
 number, or a link with an anchor: `jaxacct/selection/README.md, "Bounds"`.  A path may be relative to the file that
 cites, to the repository or to the package.  Pages outside the repository are not for its readers: what is needed of
-them belongs here.
+them belongs here.  Names and files between marks of code exist, too.
 """
 
-import ast
 import functools
-import io
 import pathlib
 import re
-import tokenize
 
 import pytest
 
@@ -41,14 +38,13 @@ def prose(path):
         return [re.sub(r"```.*?```", "", text, flags=re.DOTALL)]
     if ".md" not in text:
         return []  # it cites nothing
-    expressions = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
-    strings = [one.value for one in expressions if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    strings = re.findall(r'^[ \t]*r?"""(.*?)"""', text, flags=re.DOTALL | re.MULTILINE)
     blocks, last = [], -2
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            words = token.string.lstrip("# ")
-            blocks[-1:] = [blocks[-1] + " " + words] if token.start[0] == last + 1 else [*blocks[-1:], words]
-            last = token.start[0]
+    for number, line in enumerate(text.splitlines()):
+        if comment := re.search(r"(?:^|\s)#+ (.*)", line):
+            words = comment[1]
+            blocks[-1:] = [blocks[-1] + " " + words] if number == last + 1 else [*blocks[-1:], words]
+            last = number
     return strings + blocks
 
 
@@ -104,6 +100,36 @@ def test_every_cited_page_and_section_exists():
     assert not wrong, "\n".join(wrong)
 
 
+FOREIGN = {"DeprecationWarning", "jax.make_array_from_process_local_data", "jax_default_prng_impl", "nnx.reseed"}
+"""Names of other packages in the pages that no program of this repository uses."""
+PARTS = {"_sampling_probability", "reverse_k", "NAME.xxxxxxxx.tmp", "mechanisms/student_t.py"}
+"""The end of a name, a name in a formula, a form of names, and the file of an example, which nobody has written."""
+
+
+def names_and_files(page):
+    """What a page puts between marks of code and that is a name of four letters or more, or a file."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for span in re.findall(r"`([^`\n]+)`", text):
+        if re.fullmatch(r"[\w./-]+\.(py|md|toml)", span) or re.fullmatch(r"[A-Za-z_][\w.]{3,}", span):
+            yield span
+
+
+def test_names_and_files_in_pages_exist():
+    programs = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    words = set(re.findall(r"\w+", "\n".join(path.read_text() for path in [*programs, ROOT / "pyproject.toml"])))
+    paths = {str(path.relative_to(ROOT)) for path in files()} | {"pyproject.toml"}
+    wrong = []
+    for page in (path for path in files() if path.suffix == ".md" and path.name != "CHANGELOG.md"):
+        for name in names_and_files(page):
+            if re.search(r"\.(py|md|toml)$", name):
+                exists = any(f"/{path}".endswith("/" + name.removeprefix("../")) for path in paths)
+            else:
+                exists = words.issuperset(filter(None, name.split(".")))
+            if not exists and name not in FOREIGN | PARTS:
+                wrong.append(f"{page.relative_to(ROOT)}: {name}")
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -113,7 +139,7 @@ def test_every_cited_page_and_section_exists():
         ("# See README.md,\n# section 2.", None),
         ('"""As `README.md` says."""\nPAGE = "nowhere.md"', None),
         ('"""As nowhere.md says."""', "nowhere.md is no page of this repository"),
-        ("x = 1  # nowhere.md", "nowhere.md is no page of this repository"),
+        ("x = 1\t# nowhere.md", "nowhere.md is no page of this repository"),
         ('"""README.md, "Another section"."""', "README.md has no section 'Another section'"),
         ('"""README.md, section 2.1."""', "README.md has no section 2.1"),
         ('"""See ../outside.md."""', "../outside.md is no page of this repository"),

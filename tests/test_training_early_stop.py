@@ -97,7 +97,15 @@ def test_what_is_refused():
     assert "unit" in refusal(lambda: plan_of(unit="user"))
     law = {"repetitions": ja.selection.PointMass(2), "noise_multiplier": 5.0, "target_epsilon": None}
     assert "repetitions" in refusal(lambda: plan_of(**law))
-    for bad in ({"epsilon": 0.0}, {"every": 0}, {"patience": 0}, {"gain": -1.0}, {"every": 1.5}):
+    for bad in (
+        {"epsilon": 0.0},
+        {"epsilon": 5e-324},
+        {"epsilon": 1e11},
+        {"every": 0},
+        {"patience": 0},
+        {"gain": -1.0},
+        {"every": 1.5},
+    ):
         assert next(iter(bad)) in refusal(lambda bad=bad: EarlyStop(**{"epsilon": 1.0, "every": 4} | bad))
     assert "is missing" in refusal(lambda: fit(score=None))
     assert "is missing" in refusal(lambda: fit(validation=None))

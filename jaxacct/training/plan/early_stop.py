@@ -9,12 +9,13 @@ from fractions import Fraction
 
 import numpy as np
 
-from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, InputError, check_one
+from jaxacct.core.validation import COUNT, NON_NEGATIVE, Constraint, InputError, check_one
 from jaxacct.mechanisms import AboveThreshold, Mechanism, compose
 from jaxacct.samplers.exact_draws import KeyedBits, discrete_laplace
 
 UNITS = 2**20
 """Number of units that make up the largest value of one record; scores are counted in units, so sums are exact."""
+_EPSILON = Constraint("use an ordinary {name}, such as 0.1", 1e-10, 1e10)
 _MORE = 1 + Fraction(1, 2**40)
 """Factor on the noise that covers the rounding of the mechanism's epsilon."""
 
@@ -39,7 +40,7 @@ class EarlyStop:
 
     Parameters
     ----------
-    epsilon : > 0, what the rule adds to the releases of the steps.
+    epsilon : from 1e-10 to 1e10, what the rule adds to the releases of the steps.
     every : number of steps from one score to the next.
     patience : number of scores in a row that must bring no gain.
     gain : >= 0, in records; a smaller rise is no gain.
@@ -63,7 +64,7 @@ class EarlyStop:
     gain: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, rule in (("epsilon", POSITIVE), ("every", COUNT), ("patience", COUNT), ("gain", NON_NEGATIVE)):
+        for name, rule in (("epsilon", _EPSILON), ("every", COUNT), ("patience", COUNT), ("gain", NON_NEGATIVE)):
             check_one(name, getattr(self, name), rule, "a plan has one rule")
 
     @property
