@@ -334,9 +334,6 @@ def _bound(upper: np.ndarray, largest: float) -> Bounds:
     return Bounds(np.zeros_like(upper), upper, upper, "bound", status, RemovedAndAdded.name)
 
 
-# Single rounds of random allocation
-
-
 class OneRound(MechanismEngine):
     """One round of random allocation of a Gaussian, with one slot for each record."""
 

@@ -31,8 +31,8 @@ Deltas = Callable[[np.ndarray, np.ndarray], Bounds]
 """Maps (epsilons of shape (K, n), indices of n rows) to certified deltas of that shape, at any real epsilon."""
 
 NEAR = 2e-4
-"""An eps is near enough to the best eps if the normal quantiles of Q(L > eps), L the privacy loss, and of the wanted
-false-positive rate differ by at most this."""
+"""An eps is near enough to the best eps if the normal quantiles of Q(loss > eps) and of the wanted false-positive rate
+differ by at most this."""
 WIDTH = 0.0015
 """Distance between neighbours of the three epsilons at which delta is evaluated, in standard deviations of the loss.
 NEAR, the error of the middle epsilon, is far smaller. The lower end is too low by about the square of this distance."""
@@ -61,7 +61,7 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
     """Estimate the eps with `Q(L > eps) = fpr`, at which `delta + e^eps fpr` is least.
 
     The normal quantile of `Q(L > eps)` is linear in eps for Gaussians and nearly so for compositions, so that a secant
-    needs few steps. Without `start` the first deviation is the loss's deviation for the Gaussian with the same
+    needs few steps. Without `start` the first deviation is that of the loss of the Gaussian with the same
     delta(0).
     """
     everywhere, wanted = np.arange(fpr.size), -ndtri(fpr)

@@ -398,7 +398,7 @@ LARGEST_MOVE = 2.0
 def _by_rounds(
     goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the eps with least delta + e^eps fpr, and the value there; each round solves at an eps, then moves it."""
+    """Return the eps at which delta + e^eps fpr is least, and the solved value; each round solves, then moves eps."""
     rows, near = np.arange(rate.size), None
     for distance, places in ROUNDS:
         rough = _at_rate(goal, epsilon, rate, fpr)._replace(rtol=1e-4, hint=no_hint(rate.size), near=near)

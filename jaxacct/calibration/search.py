@@ -23,7 +23,7 @@ CLAIMED = ("ok", "not_binding", "loose")
 AIM = 0.15
 """Distance below the target, in units of rtol, at which fast starts aim; certified epsilons then usually meet it."""
 USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
-"""First guesses of d log(epsilon)/dx, from Gaussians: if epsilon falls as x grows, and if epsilon grows with x."""
+"""First guesses of d log(epsilon)/dx, as for Gaussians: where epsilon falls as x grows, and where it rises."""
 LARGEST_EXCESS = 8.0
 """Largest magnitude of log(epsilon/target) that is used. Where epsilon is unknown, the logarithm counts as this."""
 WIDE = 0.1

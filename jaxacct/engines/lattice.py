@@ -52,8 +52,8 @@ ARRAYS, ARRAYS_PER_LAW = 40, 12
 """Numbers of float64 arrays of the lattice's length that are alive at once (measured): in any case, and for each law.
 """
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
-"""Lengths of lattices for a mechanism between two pairs of distributions. The length of the next lattice stands
-`LONGER` places after the length of the last one."""
+"""Lengths of lattices for a mechanism between two pairs of distributions. The next lattice takes the length `LONGER`
+places further on."""
 LONGER = 2
 ENOUGH = 4e-4
 """For a mechanism between two pairs of distributions, a bracket of epsilon of this relative width is narrow enough."""
@@ -635,7 +635,7 @@ def evaluate(side: Side, eps: float) -> float:
     mass, start = side.composed.mass, side.start
     if isinstance(
         mass, np.ndarray
-    ):  # NumPy takes any shape without compiling, so losses below eps, whose payoff is 0, are left out
+    ):  # NumPy takes any shape without compiling, so losses below eps, which add nothing to delta, are left out
         before = (eps - start) / side.step - 2.0
         first = int(min(before, mass.shape[0] - 1)) if before > 0.0 else 0
         mass, start = mass[first:], start + first * side.step

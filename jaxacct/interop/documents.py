@@ -184,7 +184,7 @@ def classes() -> dict[str, type[Any]]:
 
 @functools.cache
 def laws() -> dict[str, type[Any]]:
-    """Return, by name, the public laws of K, the random number of runs of a selection."""
+    """Return, by name, the public laws of K (the number of runs of a selection)."""
     return _public(importlib.import_module("jaxacct.selection").Law)
 
 

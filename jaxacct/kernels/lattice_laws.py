@@ -408,7 +408,7 @@ def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
     mass = _above_zero(jump.copy(), step)
     missing = 0.0
     above = np.flatnonzero(mass > 0.0)
-    for k in np.flatnonzero(mass < 0.0)[::-1]:  # debts of highest loss first
+    for k in np.flatnonzero(mass < 0.0)[::-1]:  # negative masses, from the highest loss down
         debt, mass[k] = -mass[k] * (1.0 + 4.0 * ROUNDOFF), 0.0
         place = first = int(np.searchsorted(above, k))
         while debt > 0.0 and place < above.size:

@@ -54,8 +54,7 @@ FINE = Resolution(256, 6, 768, 192, (36, 96))
 """The resolution for brackets that MIDDLE leaves too wide. If brackets shall be as narrow as possible,
 it is used right after QUICK."""
 FINEST = FINE._replace(sketch=(144, 192))
-"""The resolution after FINE if brackets shall be very narrow. Its sketch shows changes of the best order that FINE
-misses."""
+"""The resolution for very narrow brackets. Its sketch shows changes of the best order that FINE misses."""
 MASS_ERROR = 16.0 * ROUNDOFF
 """Bound of the absolute error of a difference of two masses."""
 SLOPE_ERROR = 4e-12

@@ -350,8 +350,9 @@ class SmoothSensitivityGaussian(FiniteMechanism):
         N(m, 1), N(0, 1);   N(m, R^2), N(0, 1);   N(m, 1), N(0, R^2)
 
     (proof in README.md, "Smooth sensitivity"). The loss has no moment generating function beyond 1/(R^2 - 1), so
-    Rényi divergences of orders above 1 + 1/(R^2 - 1) are infinite, although delta is small. A pair with 2900 losses is
-    used whose profile is at least this maximum. It adds about 1e-5 to epsilon if b is small, and ``kind`` is "bound".
+    Rényi divergences of orders above 1 + 1/(R^2 - 1) are infinite, although delta is small. The mechanism stands for
+    one pair with 2900 losses, whose profile is at least this maximum. This adds about 1e-5 to epsilon if b is small;
+    ``kind`` is "bound".
     The loss has the same law in both directions.
 
     Parameters
@@ -424,7 +425,7 @@ def _wider(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _narrower(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
-    """Bound H_{e^eps}(N(m, 1) || N(0, R^2)) from above, R = e^smoothness, by an interval that large eps make empty."""
+    """Bound H_{e^eps}(N(m, 1) || N(0, R^2)) from above, R = e^smoothness. It is 0 where no loss exceeds eps."""
     from scipy import special
 
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)

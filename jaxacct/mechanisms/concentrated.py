@@ -92,7 +92,7 @@ def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _corner(rho: float, xi: float) -> float:
-    """Return s, where the optimal test's outputs at epsilon 0 have log-ratios s and -s: delta(0) <= tanh(s/2)."""
+    """Return the s with delta(0) <= tanh(s/2): the best test at epsilon 0 has two outputs, of log-ratios s and -s."""
     c = _orders(rho, 4 * ORDERS)
     for _ in range(2):
         limit = c * (xi + rho * (1.0 + c))
@@ -116,7 +116,7 @@ def _orders(rho: float, count: int) -> np.ndarray:
 
 
 def _boundary(s: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """For each s, return (t, c): two outputs have log-ratios s and -t; order 1 + c best bounds the first's Q-mass."""
+    """Return t and c for each s: two outputs have log-ratios s and -t, and order 1 + c bounds the first Q-mass best."""
     c = np.broadcast_to(_orders(rho, ORDERS), (s.size, ORDERS))
     log_q, best = _rarest_of_orders(s, c, rho, xi)
     for _ in range(2):

@@ -303,7 +303,7 @@ class NumericSparse(Mechanism):
 class PartitionSelection(Mechanism):
     """Release the keys of a table of counts (partitions), or noisy counts above a threshold, without knowing the keys.
 
-    A record adds at most 1 to the count of each key, and that for at most ``contributions`` keys. Whether a key is
+    A record adds at most 1 to the count of a key, and does so for at most ``contributions`` keys. Whether a key is
     released, and with which noisy count, is decided for each key by itself and is (epsilon, delta)-DP for one record
     more or less; a key with count 0 is never released. The optimal rule and thresholded Laplace noise, both in
     `jaxacct.samplers`, are of this kind. Under add or remove all keys together are ``contributions`` times (epsilon,

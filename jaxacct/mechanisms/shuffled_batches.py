@@ -97,7 +97,7 @@ class ShuffledBatches(Mechanism):
 
 
 def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism]:
-    """Return compositions with certified pairs that a composition of shuffled batches dominates, or an empty list.
+    """Return attacks on a composition of shuffled batches: compositions with certified pairs, which it dominates.
 
     `size` is the number of answers asked for; with more than MOST_ROWS no attack is computed. A pass with a single
     batch has no attack, since the trainer also records `batches` = 1 where it does not know their number.
@@ -122,10 +122,7 @@ def _in_reach(mechanism: Mechanism, times: float) -> bool:
 
 
 def _in_bulk(mechanism: Mechanism, sensitivity: float) -> bool:
-    """Return whether all outputs of every pass usually reveal more than the largest output alone.
-
-    If not, the attack on all outputs only takes longer.
-    """
+    """Return whether the attack on all outputs of a pass usually beats the attack on the largest output."""
     if isinstance(mechanism, ShuffledBatches):
         sigma = np.asarray(mechanism.mechanism.noise_multiplier) / sensitivity
         return bool(np.all((sigma >= 1.0) & (sigma >= np.sqrt(60.0 / np.asarray(mechanism.batches)))))

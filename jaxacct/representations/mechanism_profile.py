@@ -575,7 +575,7 @@ def _laplace(b: float, z: np.ndarray) -> np.ndarray:
 
 
 def _sampled_gaussian(sigma: float, q: float, power: np.ndarray) -> np.ndarray:
-    """Integrate `e^{power * loss}` over u ~ N(0, 1), which is output / sigma; high frequencies need small steps."""
+    """Integrate `e^{power * loss}` over u = output / sigma ~ N(0, 1). High frequencies need small steps."""
     fastest = np.max(np.abs(power.imag)) / sigma
     height = min(6.0, 0.9 * np.pi * sigma)
     step = 2.0 * np.pi / (fastest + 40.0 / height + 0.5 * height)

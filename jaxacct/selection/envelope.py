@@ -95,7 +95,7 @@ class Envelope(NamedTuple):
 
 
 def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of "epsilon" at delta > 0, inf where none is found, or of "delta" at eps >= 0."""
+    """Return upper bounds of "epsilon" at delta > 0 (inf where none is found) or of "delta" at eps >= 0."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     wanted = np.broadcast_to(given, shape).reshape(-1)
     value, pairs = np.zeros(wanted.size), np.broadcast_shapes(batch_shape(run), law.shape)
@@ -167,7 +167,7 @@ def profile_points(run: Mechanism, last: float, relation: str) -> tuple[np.ndarr
 
 
 def table_of(eps: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarray, np.ndarray]]:
-    """Return the Table of upper bounds at eps, ratios rounded up, and knots (u, t) of a polygon above the curve T."""
+    """Return the Table of upper bounds at eps (ratios are rounded up), and the knots (u, t) of a polygon above T."""
     ratio, high = np.exp(eps) * (1.0 + 4.0 * ROUNDOFF), np.where(high <= 1.0, high, 1.0)
     _, u, t = outer(ratio, high)
     return Table(np.append(0.0, ratio), np.minimum.accumulate(np.append(1.0, high))), (u, t)
@@ -200,7 +200,7 @@ def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table, weight: float 
     """
     if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
         return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a NaN bounds nothing
-    cost = np.minimum.accumulate(cost[::-1])[::-1]  # a line of more cost and less gain than another is never highest
+    cost = np.minimum.accumulate(cost[::-1])[::-1]  # a line with more cost and less gain than another is never highest
     with np.errstate(divide="ignore", over="ignore"):
         first = int(np.argmin(cost / gain))  # for every r, a line before `first` lies below line `first` or below 0
         gain, cost = np.append(0.0, gain[first:]), np.append(0.0, cost[first:])

@@ -110,7 +110,7 @@ def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
 
 
 def least_growth(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the eps_1 of the least `e^{eps_1} + (1-gamma)/gamma delta(eps_1)`, and the logarithm of this least sum.
+    """Return the eps_1 at which `e^{eps_1} + (1-gamma)/gamma delta(eps_1)` is least, and the logarithm of this sum.
 
     The sum is convex in e^{eps_1}.
     """

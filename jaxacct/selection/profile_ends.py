@@ -69,7 +69,7 @@ KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
 LARGEST_LOSS = 650.0
 """`largest_ratio` and orders of scores are tried only if the base's loss is at most this, so that e^loss is finite."""
 LEAST_SLOPE = 1e-290
-"""Value to which a smaller phi' is rounded up, and least cost of an order that is used: float64 loses digits below."""
+"""A smaller phi' is rounded up to this, and orders with a smaller cost are not used: float64 loses digits below."""
 
 
 class Limits(NamedTuple):
@@ -201,7 +201,7 @@ def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.nd
 
 
 def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Return a loss reached by an order that puts part of the most revealing outcome above all ranks up to a knot."""
+    """Return a loss that an order of scores reaches: part of the most revealing outcome goes above all up to a knot."""
     top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0
@@ -301,9 +301,9 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
     start = np.maximum(slopes(law, 1.0 - slope * reach - MASS_ERROR) * (1.0 + 2.0 * RELATIVE_ERROR), LEAST_SLOPE)
     with np.errstate(divide="ignore", over="ignore"):
         before = start / (slopes(law, 1.0 - reach + MASS_ERROR) * (1.0 - 2.0 * RELATIVE_ERROR))
-    # `before` bounds the ratio for all v before a cell, `after` for all v from the cell on, `least` for all v.  Begin
-    # at the last cell whose `before` is at most a ratio reached from there on, and whose `least` is within 10 % of the
-    # least one.  If there is no such cell, begin where `least` is least
+    # For each cell, `before` bounds the ratio for all v before the cell, `after` for all v from the cell on, and
+    # `least` for all v.  The search begins at the last cell that meets two conditions: a ratio of at least `before` is
+    # reached from the cell on, and `least` is within 10 % of its minimum.  Without such a cell it begins at the minimum.
     after, reached = (np.maximum.accumulate(x[::-1])[::-1] for x in (high, low))
     least = np.maximum(before, after)
     first = int(np.argmin(least))

@@ -161,7 +161,7 @@ def _above(quantity: str, run: Mechanism, law: Law, values: np.ndarray, found: n
 
 
 def by_envelope(quantity: str, run: Mechanism, law: Law, top: int, values: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of "epsilon" at delta > 0, inf where none is found, or of "delta" at eps >= 0."""
+    """Return upper bounds of "epsilon" at delta > 0 (inf where none is found) or of "delta" at eps >= 0."""
     found = np.zeros(values.shape)
     for side in sides(run, relation):
         level = np.min(values if quantity == "epsilon" else upper_delta(run, values, side.forward), initial=1.0)

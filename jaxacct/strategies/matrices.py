@@ -83,8 +83,8 @@ class ToeplitzStrategy(Strategy):
         monotone = bool(np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0))
         if not monotone and column.size > apart.separation:
             return super()._square(participation)
-        # the steps 0, b, 2b, ..., with b the separation, are the worst (README.md, "Sensitivity"). Absolute values may
-        # replace the column: it has no negative entry, or no two columns of the pattern overlap
+        # With b the separation, the steps 0, b, 2b, ... are the worst (README.md, "Sensitivity"). Here either no entry
+        # is negative, or no two columns of the pattern overlap. So signs do not matter.
         starts = range(0, self.steps, apart.separation)[: apart.most]
         total = np.zeros(self.steps + column.size)
         for start in starts:

@@ -41,7 +41,7 @@ SETTLED_BY = {
     "sampling_probability": ("dataset_size", *SOURCES["sampling_probability"]),
     **{f"{prefix}{name}": (name, f"target_{name}") for name in ("epsilon", "delta") for prefix in ("", "target_")},
 }
-"""For each input, the inputs that would settle the same quantity; a grid with the input does not need these others."""
+"""For each input, the other inputs that settle the same quantity: a grid that has the input needs none of them."""
 
 
 def read_grid(path: str | os.PathLike[str]) -> Grid:
@@ -260,7 +260,7 @@ def _refuse_misspelt(names: Sequence[str]) -> None:
 
 
 def _group(records: list[dict[str, Any]], places: list[str]) -> Grid:
-    """Make one grid of rows, all of which give values for the same inputs. An error names its row."""
+    """Make one grid from rows that give the same inputs. An error names its row."""
     fields = [field for field in records[0] if field in INPUTS]
     quantity = records[0].get("quantity")
     try:

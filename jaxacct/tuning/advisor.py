@@ -365,7 +365,7 @@ class Way:
 
     @property
     def least(self) -> float:
-        """Least expected number of candidates that is searched."""
+        """Smallest expected number of candidates that the search tries."""
         return self.count * {"poisson": 0.05, FIXED: 1.0}.get(self.family, 1.0 + 1e-6)
 
 

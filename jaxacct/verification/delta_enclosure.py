@@ -339,7 +339,7 @@ class _Two:
 
     def __init__(self, steps: list[_Step], cuts: list[Any], grown: Any, least: Any, most: Any, aims: _Aims) -> None:
         self.steps, self.cuts, self.grown, self.aims = steps, cuts, grown, aims
-        # the integrand is largest at the third step's largest ratio for remove, and at its least ratio for add
+        # the integrand is largest at the third step's largest ratio (remove) or least ratio (add)
         worst = most if steps[0].sign > 0 else least
         self.lows = {}
         for i, _ in _distinct(steps):
@@ -418,7 +418,7 @@ def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, 
         return function(low + way * t) * way
 
     rough = 1 + wide / aims.share
-    # at a wide ball the inner integral is needed only for the error bound of the outer integral
+    # for a wide ball the inner integral is needed only for the error bound of the outer integral
     limits: dict[str, Any] = {"eval_limit": 300, "use_heap": True} if wide > aims.share else {}
     tolerance, share = aims.tolerance * rough, (aims.share * rough).min(arb("0.1"))
     return acb.integral(along, acb(0), acb(1), abs_tol=tolerance, rel_tol=share, **limits)

@@ -221,8 +221,8 @@ def _moment(parts: Any, a: Any, epsilon: Any) -> Any:
 class Line(NamedTuple):
     """Line Re z = c, and the period of the sum along it.
 
-    below, above : orders of the Chernoff bounds of the aliases, delta at epsilon + j period for j < 0 and for j > 0;
-        None where no loss reaches that far.
+    below, above : orders of the Chernoff bounds of the aliases for j < 0 and for j > 0; None where no loss reaches that
+        far.  An alias is delta at epsilon + j period.
     """
 
     c: float

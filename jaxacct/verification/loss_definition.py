@@ -474,7 +474,7 @@ def _noise(mechanism: Any) -> Any:
 
 
 def _cap(size: int, cap: int, q: Any) -> tuple[Any, Any]:
-    """Return Pr[E] and Pr[E, and the record is sampled and kept], where E: `cap` or more other records are sampled."""
+    """Return Pr[E] and Pr[E and the record is sampled and kept]; E means that `cap` or more others are sampled."""
     if cap >= size or q.is_zero():
         return arb(0), arb(0)
     if size > MOST_RECORDS:

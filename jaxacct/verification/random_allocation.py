@@ -205,7 +205,7 @@ class _Plan:
         return high, float(angles[int(np.argmin(bounds(high)))])
 
     def _angle(self, s: float) -> tuple[float, float]:
-        """Return the path's angle that needs the fewest nodes of the quadrature, and this number of nodes."""
+        """Return the angle of the path with the fewest quadrature nodes, and its number of nodes."""
         widths = ANGLES * (np.pi / 4 * 0.999) / s
         turns = (self.digits + 2 * widths**2) / widths
         nodes = 2 * np.sqrt(2 * (self.digits + 0.5 * widths**2)) * turns / (2 * np.pi)

@@ -178,7 +178,7 @@ class SampledGaussian:
         return 1 - self.rate + self.rate * (u / self.sigma - 1 / (2 * self.sigma**2)).exp()
 
     def _share_of_slope(self, u: Any) -> Any:
-        """Compute sigma times the slope in u of log mix, the log likelihood ratio; the slope rises with u."""
+        """Compute sigma times the slope in u of the log likelihood ratio. The slope rises with u."""
         y = u / self.sigma - 1 / (2 * self.sigma**2)
         return self.rate * y.exp() / (1 - self.rate + self.rate * y.exp())
 

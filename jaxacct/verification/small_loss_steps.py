@@ -39,7 +39,7 @@ class SmallLossSteps:
     order: float
 
     def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
-        """Enclose each part's B, the share of M from large losses, along the line, to the same absolute error as M."""
+        """Enclose each part's B (the share of M from large losses) along the line, with the absolute error of M."""
         at, found = np.array([float(c.mid())]), []
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             less = float((part.log_mgf(at) - law.log_mgf(at))[0])
@@ -177,7 +177,7 @@ def _cut(parts: Any, cuts: Any, side: int) -> list[SampledGaussian]:
 
 
 def without_largest(parts: Any, wanted: float, width: float) -> list[Any]:
-    """Return parts without their largest outputs, which make M(c) huge; their probability, in floats, is < e^wanted."""
+    """Cut off the largest outputs, which make M(c) huge; by a float estimate their probability is below e^wanted."""
     kept, spread = [], np.hypot(1.0, width)
     for part, count in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())

@@ -485,8 +485,8 @@ LONG = 1000
 """If a contour has more nodes than this, a bracket that stays wide gets no other contour, which would be slow and gain
 little."""
 VERY_LONG, MOST_LONG = 1500, {1.0: 3, -1.0: 0}
-"""Contours of more than VERY_LONG nodes take up to a second each. So a profile that is not dense evaluates, for each
-round and in each turn of READ_TOGETHER, only the first MOST_LONG[sign] of them."""
+"""A contour of more than VERY_LONG nodes takes up to a second. So in each turn of READ_TOGETHER a profile that is not
+dense evaluates only the first MOST_LONG[sign] such contours of a round."""
 LEAST_BY_PARITY = 1e-6
 """A delta_remove above this whose bracket stays wide is computed from the put E(k - S)_+, whose error is absolute."""
 LEAST_OF_CONTOURS = 1e-30
@@ -514,8 +514,7 @@ It takes effect where one slot makes up most of S: log delta then falls slowly, 
 DENSE = 4.0
 """Factor on the number of losses beyond the bulk in a dense profile, which has no sparser far tail."""
 LEAST_GAP = 1e-7
-"""Smallest distance of neighbouring losses. Its unit is the standard deviation of one round's loss, but at least 1e-3.
-"""
+"""Smallest distance of neighbouring losses, in units of one round's standard deviation (of 1e-3 if that is larger)."""
 LEAST_DEVIATION = 1e-300
 """Smallest standard deviation assumed for one round's loss, whose variance may underflow."""
 SCAN = 600
@@ -975,9 +974,9 @@ def _deviation_of_loss(s: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 def _place_for(rows: np.ndarray, sign: float, last: int) -> int:
-    """Return the row for whose loss a group's contour is placed: for a put the middle row, for a call the next row.
+    """Return the row whose loss places a group's contour: for a put the middle row, for a call the row after the group.
 
-    The next row has a larger loss than the group, so slots that are far for it are far for all losses of the group.
+    The row after the group has a larger loss, so slots that are far for it are far for all losses of the group.
     """
     return min(int(rows[-1]) + 1, last) if sign > 0 else int(rows[rows.size // 2])
 

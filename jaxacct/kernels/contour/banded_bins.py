@@ -328,7 +328,7 @@ class Errors:
         each = lambda values: values[:, None, None]
 
         def rise(used: tuple[Boxed, Boxed], x: np.ndarray) -> tuple[Array, Array]:
-            """In each box, bound X, and bound log((the bin's factor)/e^{-x X/b}) by a number >= 0."""
+            """For each box return upper bounds of X and of log((the bin's factor)/e^{-x X/b}), the second one >= 0."""
             log, low, high = -0.5 * kind.variance[0], each(z.low), each(z.high)
             for place, ((least, largest), boxed) in enumerate(zip(both, used, strict=True)):
                 if largest > 0.0:
@@ -671,7 +671,7 @@ class Profile:
         self.left = 1.5 * MOST_WORK
         if self.bins.deviation < 20.0 * delta and self.delta(sign, np.zeros(1), 0.0, 0.1 * delta)[2, 0] <= delta:
             return 0.0, 0.0, 0.0
-        # rough contours bring eps near the solution, then a fine one gives the bracket, for many eps if sign is 1
+        # Rough contours bring eps near the solution. Then a fine one gives the bracket. For sign 1 one serves many eps.
         many, near, fine = len(self.contours) + 6, 0.35 if sign > 0 else 1e-3, False
         low, high, grid = 0.0, most, np.linspace(0.0, most, 400)
         least = grid[theorems(self.bins, sign, grid)[0] > delta].max(initial=0.0)

@@ -110,7 +110,7 @@ def high_blur(sigma: Array) -> Array:
 
 
 def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
-    """Return the range of u: for remove it ends beyond the far window; for add the law tilted by c lies in it."""
+    """Return the range of u. For remove it ends beyond the far window; for add it holds the law tilted by c."""
     sigma, q, sign, _, high = steps
     xp = namespace(sigma, high, c)
     removing, first, last = sign > 0, -((2.0 * TAIL_NATS) ** 0.5), high + GRID_BEYOND_FAR_WINDOW * high_blur(sigma)
@@ -422,7 +422,7 @@ def _least(
 ) -> Array:
     """Return the smallest error over some heights of the line, or USELESS where the grid cannot resolve the law.
 
-    `error` takes heights with an axis in front of all batch axes; `like` has these batch axes.
+    `like` has the batch axes. `error` takes an array of heights with one more axis in front.
     """
     xp = namespace(nodes.step, like)
     widest = xp.minimum(STRIP_SHARE * xp.pi * sigma, TALLEST_LINE)

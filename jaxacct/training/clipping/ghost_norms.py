@@ -130,7 +130,7 @@ class Site:
         return jax.tree.map(lambda a: a[None], function(jax.tree.map(lambda a: a[:, 0], rows), *(a[0] for a in more)))
 
     def _norm_squared(self, rows: Rows, top: Any, most: Any) -> tuple[Any, Any, Any]:
-        """Return `measured` of one group and example, from the result of `_normalised`: rows, E (`top`), m (`most`)."""
+        """Return for one group and example what `measured` returns for all; the arguments come from `_normalised`."""
         number, beside, x, dy = rows
         right = jnp.concatenate([a for a in (beside, dy) if a is not None])
         unit = jnp.finfo(right.dtype).eps / 2

@@ -121,7 +121,7 @@ def joined(noise: Sequence[Piece], batch: Sequence[Piece], steps: int, dataset_s
 
 
 def slots_for(dataset_size: float, batch_size: float) -> int:
-    """Return the smallest number of slots for which dataset_size/slots, the batch size, is at most `batch_size`."""
+    """Return the smallest number of slots that keeps the batch size, dataset_size/slots, at most `batch_size`."""
     return max(math.ceil(dataset_size / batch_size * (1.0 - ROUNDING)), 1)
 
 

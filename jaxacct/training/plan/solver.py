@@ -297,9 +297,6 @@ def _upper_epsilon(terms: PlanRequest, mechanism: Mechanism) -> np.ndarray:
     return np.asarray(epsilon_of_run(terms, with_early_stop(mechanism, terms.early_stop)).upper)
 
 
-# The search for the settings that a request leaves open
-
-
 def solve(request: PlanRequest) -> Solution:
     """Solve for the settings that a request leaves open."""
     solution = _solved(request)

@@ -142,7 +142,7 @@ class Program:
         return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
-        """Return whether the last checkpoint is of this session, with a ledger's mark exactly if there is a ledger."""
+        """Return whether the last checkpoint is of this session, and has a ledger's mark if and only if there is a ledger."""
         if found is None or found.session != self.session:
             return False
         return (found.history.ledger is not None) == ledger

@@ -228,7 +228,7 @@ def _box(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Box:
         if UNIT * _units(length, aligned=length % UNIT == 0) <= whole[axis] * strides[axis]:
             last = axis
             break
-        # these runs are so short that their units hold more entries than the whole axis, so the whole axis is drawn
+        # The runs are so short that their units would hold more entries than the whole axis, so draw the whole axis.
         shape[axis], begins[axis], place[axis] = whole[axis], place[axis] * np.uint32(part[axis]), np.uint32(0)
     first: Any = jnp.zeros((), jnp.uint32)
     for axis in range(last + 1):

@@ -355,7 +355,7 @@ def release(
 
 
 def filtered(taps: Taps, fresh: Any, past: Any) -> tuple[Any, Any]:
-    """Return the noise of a step, from independent noise and the buffers, and the buffers of the next step."""
+    """From independent noise and the buffers, make the noise of a step and the buffers of the next step."""
 
     def one(z: Any, buffers: Any) -> tuple[Any, Any]:
         own, past, keep, of_sum, of_fresh = (jnp.asarray(each, z.dtype) for each in taps)

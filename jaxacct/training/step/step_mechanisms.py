@@ -51,7 +51,7 @@ INSTEAD = {
     FIXED: "each pass as ja.Gaussian(noise_multiplier / 5**0.5)",
     ORDER: "each run in a fixed order as ja.Gaussian(noise_multiplier / 3)",
 }
-"""Words for a message: what covers adding or removing a record if this moves another record to another batch.
+"""What a message advises for batches in which adding or removing a record moves another record to another batch.
 
 The added record takes the place of the moved one: the sum of one batch changes by up to 2 C, and the sum of another
 batch by up to C.  Within a pass these two changes are orthogonal; where steps share noise they are not.
@@ -85,7 +85,7 @@ class Turn(NamedTuple):
     noise_multiplier: float
 
     def follows(self, last: Turn | None) -> bool:
-        """Return whether `last` is the step before this one, with as many groups, and has at most this step's noise."""
+        """Return whether `last` is the step before this one, has as many groups, and has no more noise."""
         before = (self.step - 1, self.groups)
         return last is not None and last[:2] == before and last.noise_multiplier <= self.noise_multiplier
 
