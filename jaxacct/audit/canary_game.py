@@ -128,7 +128,7 @@ class Game:
         outcome: Callable[[Any], Any] | None = None,
         progress: bool | None = False,
     ) -> Played:
-        """Run the trainer from `params` `runs` times, each with its own keys, and score the traces of the canaries.
+        """Run the trainer `runs` times from `params`, each time with new keys, and score the traces of the canaries.
 
         Parameters
         ----------

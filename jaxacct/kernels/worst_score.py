@@ -279,8 +279,8 @@ class Order(NamedTuple):
 
     row_q: Array  # (R + 1,) Q-masses at the ends of the rows
     row_p: Array  # (R + 1,) P-masses at the ends of the rows
-    served_q: Array  # (R,) non-increasing, at least the end of the active rows
-    served_p: Array
+    served_q: Array  # (R,) Q-mass up to w_k: non-increasing, at least the end of the active rows
+    served_p: Array  # (R,) P-mass up to w_k
     active: Array  # (R,) bool, True for the first rows
     places: Array  # (G + 1,) the best w for the row at each end of a group
 

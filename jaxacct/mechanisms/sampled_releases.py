@@ -90,10 +90,10 @@ def _protects_groups(mechanism: Mechanism) -> bool:
 
 @functools.lru_cache(maxsize=KEPT)
 def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
-    """Return the Gaussian that equals a composition of Gaussians; None for other mechanisms.
+    """Return the Gaussian that equals a composition of Gaussians, twice; None for other mechanisms.
 
-    With n Gaussians of each noise multiplier z, the one Gaussian has the noise multiplier (sum n/z^2)^{-1/2}. It is
-    rounded down in the first answer and up in the second.
+    With n Gaussians of each noise multiplier z, the one Gaussian has the noise multiplier (sum n/z^2)^{-1/2}. The first
+    Gaussian has it rounded down, the second rounded up.
     """
     parts = mechanism.gaussians()
     if parts is None:

@@ -462,7 +462,7 @@ def _numbered(run: np.ndarray) -> np.ndarray:
 
 
 def _own_bytes(values: np.ndarray) -> int:
-    """Return by how many bytes the compressed array is longer than zeros of the same size, compressed."""
+    """Return how many bytes longer the compressed array is than compressed zeros of the same size."""
     content = np.ascontiguousarray(values).tobytes()
     return len(zlib.compress(content)) - len(zlib.compress(bytes(len(content))))
 
