@@ -334,7 +334,7 @@ def _static(value: Any, path: str) -> Any:
 
 
 def _keys(node: Any, path: str, wanted: set[str]) -> dict[str, Any]:
-    """Return the values of an object by key; refuse an object whose keys are not the wanted ones, each once."""
+    """Return the values of an object by key; refuse an object unless its keys are the wanted ones, each once."""
     words = ", ".join(sorted(wanted))
     if not isinstance(node, _Object):
         _refuse(path, f"must be an object with the keys {words}", node)

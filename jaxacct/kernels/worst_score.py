@@ -108,7 +108,7 @@ class Sketch(NamedTuple):
 
 
 class Mesh(NamedTuple):
-    """Cells of a curve at which the active rows begin or end, and cells of the columns after these rows."""
+    """Indices of a curve's cells: where the active rows begin and end, and the columns after these rows."""
 
     rows: Array  # (groups * lines + 1,) ascending from 0
     columns: Array  # (columns,) ascending

@@ -135,7 +135,7 @@ class MatrixMechanism(Combinator):
 
 
 def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float]]:
-    """Bound a group's column norms, largest first, as (lower, upper): lower for one group, upper for every group."""
+    """Bound a group's column norms, largest first: the lower bounds are of one group, the upper bounds hold for all."""
     require_groups(strategy, groups)
     lower, upper = strategy.squared_norms()
     blocks = -(-strategy.steps // groups)

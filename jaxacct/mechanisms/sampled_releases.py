@@ -154,7 +154,7 @@ def replaced_pair(base: Mechanism, rate: np.ndarray, shape: tuple[int, ...]) -> 
 
 @functools.lru_cache(maxsize=KEPT)
 def _replaced(base: Mechanism, q: float) -> FinitePair:
-    """Return the pair of the smaller of two bounds: the record is replaced at once, or removed and then added."""
+    """Return the pair of the smaller bound: of replacing a record at once, or of removing it and adding another."""
     if q == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
     if isinstance(base, Gaussian):

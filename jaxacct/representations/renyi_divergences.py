@@ -250,7 +250,7 @@ def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "ad
 
 def _answer(mechanism: Mechanism, relation: str, low: np.ndarray, high: np.ndarray, width: float) -> Bounds:
     """Return the bracket with its kind, and the status "ok" if its relative width is at most `width`."""
-    # if (P, Q) stands for several pairs of data sets, no single pair of them has this law of the loss: hence `composed`
+    # (P, Q) may stand for several pairs of data sets, none of which has this law of the loss: hence `composed`
     kind = mechanism.kind_under(relation, composed=True)
     low = low if kind == "certified" else np.zeros_like(low)
     with np.errstate(invalid="ignore"):

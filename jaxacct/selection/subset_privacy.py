@@ -162,7 +162,7 @@ class Product(NamedTuple):
 
 
 def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, variant: str) -> Product:
-    """Return the pair of the tuning composed with the final run, from the profile of each on the data that it uses."""
+    """Return the pair of the tuning composed with the final run, from the profile of each on its own data."""
     (p1, q1, more1), (p2, q2, more2) = (atoms(one.pair()) for one in (tuning, trained))
     base = np.outer(q1, q2).ravel()
     if variant == "rest":

@@ -33,9 +33,9 @@ __all__ = ["noisy_mean"]
 
 INITIALISATION, SAMPLING, NOISE, QUANTILE = range(1, 5)
 EXAMPLES, MODEL, LOSS = range(7, 10)
-"""Purposes of a run's streams of random numbers.  In the order of the two lines above they are: first parameters,
-batches, gradient noise, noise on the count for the adaptive clip norm; choice of a user's examples, the model's own
-numbers for each example (dropout), and noise on the private loss.
+"""Purposes of a run's streams of random numbers, 1 to 4 and 7 to 9: first parameters, batches, gradient noise, noise on
+the count for the adaptive clip norm; choice of a user's examples, the model's own numbers for each example (dropout),
+and noise on the private loss.
 
 The values are part of the keys: a saved run depends on them.  5 and 6 belong to jaxacct.tuning's candidates.
 """
