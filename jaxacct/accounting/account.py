@@ -435,7 +435,7 @@ def _rows_that_differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Raise UnboundedLossError if the loss is unbounded in one of these flat rows of the batch, all with delta 0.
+    """Raise UnboundedLossError if the loss is unbounded in one of these rows of the flat batch, all with delta 0.
 
     The loss counts as unbounded where `parts` has mass at infinity that the lower pair, `below`, lacks.
     """

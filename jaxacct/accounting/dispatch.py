@@ -173,7 +173,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
 
 
 def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) -> np.ndarray:
-    """Return whether each bracket is too wide, and its upper end above `floor`, the lower end of the other direction.
+    """Return whether each bracket is too wide, with its upper end above `floor` (the other direction's lower end).
 
     A bracket without a finite upper end counts as too wide.
     """

@@ -543,7 +543,7 @@ def candidates_profile(
     """Return one guarantee for candidates drawn at random: a mechanism given by its profile at points `epsilon`.
 
     Without weights the guarantee is the pointwise maximum of the candidates' profiles.  It holds for every rule of
-    drawing that does not depend on the data.  With weights it is `sum_j w_j delta_j(eps)` in either direction.  It then
+    drawing that does not depend on the data.  With weights it is `sum_j w_j delta_j(eps)` in each direction.  It then
     also covers the release of the index.
 
     Parameters

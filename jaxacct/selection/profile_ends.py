@@ -201,7 +201,7 @@ def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.nd
 
 
 def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Return a loss that an order of scores reaches: part of the most revealing outcome goes above all up to a knot."""
+    """Return a loss that some order reaches: part of the most revealing outcome goes above all ranks up to a knot."""
     top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0

@@ -33,7 +33,7 @@ def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
 
 
 def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any], Any]:
-    """Return Pr[j of a `group` are among `batch` draws from `size` records] for all j; the probability left out, 0."""
+    """Return (Pr[j of a `group` are among `batch` draws from `size` records] for all j, 0 since no j is left out)."""
     total = math.comb(size, batch)
     most = min(group, batch)
     return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(most + 1)], arb(0)

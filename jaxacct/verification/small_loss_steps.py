@@ -39,7 +39,7 @@ class SmallLossSteps:
     order: float
 
     def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
-        """Enclose each part's B (the share of M from large losses) along the line, with the absolute error of M."""
+        """Enclose each part's B (the share of M from large losses) along the line, to the absolute accuracy of M."""
         at, found = np.array([float(c.mid())]), []
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             less = float((part.log_mgf(at) - law.log_mgf(at))[0])

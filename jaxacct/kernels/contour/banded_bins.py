@@ -671,7 +671,7 @@ class Profile:
         self.left = 1.5 * MOST_WORK
         if self.bins.deviation < 20.0 * delta and self.delta(sign, np.zeros(1), 0.0, 0.1 * delta)[2, 0] <= delta:
             return 0.0, 0.0, 0.0
-        # Rough contours bring eps near the solution. Then a fine one gives the bracket. For sign 1 one serves many eps.
+        # Rough contours bring eps near the solution. A fine one then gives the bracket; for sign 1 it serves many eps.
         many, near, fine = len(self.contours) + 6, 0.35 if sign > 0 else 1e-3, False
         low, high, grid = 0.0, most, np.linspace(0.0, most, 400)
         least = grid[theorems(self.bins, sign, grid)[0] > delta].max(initial=0.0)

@@ -69,7 +69,7 @@ class _Partition:
         return self.share == entry.sampling_probability and not full
 
     def releases(self) -> list[Release]:
-        """Return the releases that stand for the partition: one pass per entry of its costliest step, or one round."""
+        """Return the releases that a partition counts as: one round, or a pass per entry of its costliest step."""
         if self.sampling != rules.ALLOCATION:
             return [release_of_pass(self.sampling, sigma, self.share) for sigma in self.dearest]
         # Rounding a sum of 1000 terms errs by less than 2^-40, relatively, so `noise` never exceeds the exact noise.

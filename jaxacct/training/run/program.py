@@ -142,7 +142,7 @@ class Program:
         return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
-        """Return whether the last checkpoint is of this session and, as this run, has a ledger or has none."""
+        """Return whether the last checkpoint is of this session, and has a ledger exactly if this run has one."""
         if found is None or found.session != self.session:
             return False
         return (found.history.ledger is not None) == ledger
