@@ -301,7 +301,6 @@ def _alike(one: Components, other: Components) -> bool:
 
 
 def _some(question: MechanismQuestion, rows: slice | np.ndarray) -> MechanismQuestion:
-    """Return the question for some of its flat rows."""
     hint = None if question.hint is None else jax.tree.map(itemgetter(rows), question.hint)
     return question._replace(given=question.given[rows], hint=hint)
 

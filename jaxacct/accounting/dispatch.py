@@ -210,7 +210,6 @@ def upper_by_moments(quantity: str, question: Question) -> np.ndarray:
 
 
 def some_rows(question: Question, rows: np.ndarray) -> Question:
-    """Return the question for some of its configurations."""
     arrays = question.parts, question.kinds, question.target, question.slack, question.floor, question.hint
     parts, kinds, target, slack, floor, hint = jax.tree.map(operator.itemgetter(rows), arrays)
     return Question(parts, kinds, target, slack, floor, question.effort, hint)

@@ -432,7 +432,6 @@ def halved(inverse: Inverse) -> Inverse:
 
 
 def words(claim: Any) -> str:
-    """Return the claim in words."""
     if isinstance(claim, Plan):
         return "curve of the plan"
     if isinstance(claim, Mechanism | Profile):

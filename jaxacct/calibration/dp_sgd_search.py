@@ -202,7 +202,6 @@ class Goal(NamedTuple):
     on_delta: bool = False  # whether delta at this epsilon is the target, instead of epsilon at this delta
 
     def take(self, rows: np.ndarray) -> Goal:
-        """Return the goal for some rows."""
         epsilon, delta, known, hint, near = jax.tree.map(
             itemgetter(rows), (self.epsilon, self.delta, self.known, self.hint, self.near)
         )

@@ -116,7 +116,6 @@ class Run(NamedTuple):
         return " ".join(["jaxacct epsilon", *words])
 
     def epsilon(self) -> Bounds:
-        """Ask for epsilon."""
         return account.epsilon(dp_sgd(**self.given), self.delta, relation=self.relation)
 
     def over_steps(self) -> Table:
@@ -133,7 +132,6 @@ class Run(NamedTuple):
         return profile(dp_sgd(**self.given), self.relation).tradeoff(FPR)
 
     def risks(self) -> RiskTable:
-        """Ask for the risks."""
         return risk(dp_sgd(**self.given), relation=self.relation)
 
 
@@ -395,7 +393,6 @@ def show_steps(answers: list[tuple[Run, Table]]) -> None:
 
 
 def show_tradeoffs(answers: list[tuple[Run, Bounds]]) -> None:
-    """Draw the trade-off curves."""
     known = [SimpleNamespace(tradeoff=lambda fpr, found=found: found) for _, found in answers]
     curves = [Curve(f"run {run.name}", cast(Profile, of)) for (run, _), of in zip(answers, known, strict=True)]
     canvas, axes = style.figure(square=True)

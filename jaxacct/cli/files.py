@@ -48,7 +48,6 @@ def merge(options: argparse.Namespace) -> int:
 
 
 def plot(options: argparse.Namespace) -> int:
-    """Draw the result of a sweep."""
     from jaxacct.plots import plot as drawn
 
     chosen = {name: getattr(options, name) for name in PLOT}

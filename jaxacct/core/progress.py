@@ -92,7 +92,6 @@ class Progress:
         return self in _open
 
     def erase(self) -> None:
-        """Erase the line."""
         if self._line is not None:
             self._line.update({"text/plain": ""}, raw=True)
         elif self.stands:

@@ -91,7 +91,6 @@ class Reach(NamedTuple):
 
 
 def reach(parts: Components) -> Reach:
-    """Return the `Reach` of each configuration."""
     sampled, laplace = parts.gauss_n > 0, parts.laplace_n > 0
     some = np.any(sampled, axis=1)
     splits = some & ~(np.any(laplace, axis=1) | np.any(parts.finite_n > 0, axis=1))

@@ -98,7 +98,6 @@ def _in_blocks(solve: Callable[..., Answer], parts: Components, enough: np.ndarr
 
 
 def delta(parts: Components, eps: np.ndarray) -> Answer:
-    """Return the bracket of delta at eps."""
     return _in_blocks(_delta, parts, np.full_like(eps, 1e-300), eps)  # a delta below 1e-300 needs no narrow bracket
 
 
@@ -415,7 +414,6 @@ class Steps(NamedTuple):
     removing: np.ndarray
 
     def take(self, rows: np.ndarray | slice) -> Steps:
-        """Return some of the rows."""
         return Steps(*(x[rows] for x in self))
 
 
@@ -438,7 +436,6 @@ class Cells(NamedTuple):
     sound: np.ndarray  # (B,) whether every cell is short enough for the quadrature
 
     def take(self, rows: np.ndarray) -> Cells:
-        """Return the cells of some rows."""
         return Cells(*(x[rows] for x in self))
 
 

@@ -168,7 +168,6 @@ def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | No
 
 
 def two_points(first: float, second: float, q: float) -> Mixture:
-    """Return the mixture (1-q) N(first, 1) + q N(second, 1)."""
     law = ((mean, weight) for mean, weight in ((first, 1.0 - q), (second, q)) if weight > 0.0)
     mean, weight = zip(*law, strict=True)
     return Mixture(np.array(mean), np.array(weight))

@@ -88,7 +88,6 @@ def html(title: str, blocks: Sequence[Block]) -> str:
 
 
 def markdown(blocks: Sequence[Block]) -> str:
-    """Return the page as Markdown."""
     return "\n\n".join(block.markdown() for block in blocks) + "\n"
 
 
@@ -108,8 +107,6 @@ class Heading(NamedTuple):
 
 
 class Paragraph(NamedTuple):
-    """A paragraph of text."""
-
     text: str
 
     def html(self) -> str:
@@ -137,8 +134,6 @@ class Statement(NamedTuple):
 
 
 class Items(NamedTuple):
-    """A list of texts."""
-
     texts: Sequence[str]
 
     def html(self) -> str:

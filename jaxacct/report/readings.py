@@ -92,7 +92,6 @@ def readings_of(claim: Claim, prior: float, tick: Callable[[str], None]) -> Read
 
 
 def _read(mechanism: Mechanism, relation: str, prior: float, tick: Callable[[str], None]) -> Readings:
-    """Return the readings of one mechanism."""
     known = profile(mechanism, relation)
     tick("true-positive rates")
     tpr = known.true_positive_rate(_CURVE)

@@ -488,7 +488,6 @@ def _smooth(profile: Profile) -> np.ndarray:
 
 
 def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
-    """Return whether a bracket of an error rate is as narrow as asked for."""
     return high - low <= np.maximum(rtol * high, NARROW_ABSOLUTE)
 
 

@@ -247,7 +247,6 @@ def gaussian_mu(run: Mechanism) -> np.ndarray | None:
 
 
 def _named(relation: str) -> list[str]:
-    """Return the names of the directions of a relation."""
     return [direction for direction, one in _RELATION_OF.items() if relation in (one, "add_or_remove_one")]
 
 

@@ -335,7 +335,6 @@ class Line(NamedTuple):
     without: np.ndarray  # (R, X - 1): masses of the best of N(0, 1)
 
     def rows(self, index: np.ndarray) -> Line:
-        """Return some of the rows."""
         return Line(self.laws.taken(index), *(each[index] for each in self[1:]))
 
 

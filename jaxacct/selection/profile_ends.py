@@ -131,7 +131,6 @@ class Direction(NamedTuple):
 
 
 def _direction(run: Mechanism, side: Sides) -> Direction:
-    """Return the properties of one direction of a base."""
     ahead, back = (components(run, "add_or_remove_one", name) for name in (side.direction, side.opposite))
     loss, reverse = (float(largest_loss(x).above[0]) if bounded_loss(x)[0] else np.inf for x in (ahead, back))
     return Direction(ahead, back, loss, reverse, float(upper_delta(run, np.zeros(()), side.forward)))
@@ -144,7 +143,6 @@ def _limits(curves: dict[str, Curve], run: Mechanism, law: Law, relation: str) -
 
 
 def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
-    """Return the `Limits` of one direction of one selection."""
     apart, unseen = (abs(float(each.delta_infinity[0])) for each in (base.ahead, base.back))
     lost = mass_on_top(law, apart)
     if base.loss == np.inf:

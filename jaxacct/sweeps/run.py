@@ -318,7 +318,6 @@ class Work:
         return np.sort(np.concatenate([np.zeros(0, np.int64), *self.blocks]))
 
     def solved(self, rows: np.ndarray) -> Table:
-        """Return the rows with their answers."""
         with fixed(self.settings.backend == "numpy"):
             return solve(self.grid.take(rows), self.settings, self.columns, len(self.grid) == 1)
 

@@ -440,7 +440,6 @@ def guessed_noise(epsilon: float, delta: float, rate: float, steps: float) -> fl
 
 
 def _plan_of(plan: Any, rate: float, steps: float, noise: float) -> Plan:
-    """Return the Plan of one candidate."""
     segment = Segment(0, int(steps), float(noise), float(rate), float(rate) * plan.dataset_size)
     return Plan.of([segment], target_delta=plan.target_delta, dataset_size=plan.dataset_size)
 

@@ -98,7 +98,6 @@ class SplitPlan(NamedTuple):
 
 
 def only_sampled_gaussians(parts: Any) -> bool:
-    """Return whether the composition has sampled Gaussians only."""
     return bool(parts) and all(type(part) is SampledGaussian for part, _ in parts)
 
 

@@ -72,7 +72,6 @@ class Steps(NamedTuple):
 
 
 def steps_of(law: LossLaw, low: Array, high: Array) -> Steps:
-    """Collect the sampled Gaussians of a law and the windows that split them."""
     return Steps(law.gauss_sigma, law.gauss_q, law.sign[..., None], low, high)
 
 

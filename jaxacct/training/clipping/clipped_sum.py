@@ -326,7 +326,6 @@ class Way(str):
     reason: str
 
     def __new__(cls, word: str, reason: str = "") -> Way:
-        """Make a word with its reason."""
         way = super().__new__(cls, word)
         way.reason = reason
         return way

@@ -189,7 +189,6 @@ def words(name: str, value: Any, longest: int = 256) -> str:
 
 
 def checked(line: Step) -> Step:
-    """Return the step with its fields checked."""
     step = check("step", line.step, LAST_STEP)
     noise = check("noise_multiplier", line.noise_multiplier, POSITIVE)
     rate = check("sampling_probability", line.sampling_probability, PROBABILITY)
@@ -215,7 +214,6 @@ def checked(line: Step) -> Step:
 
 
 def checked_seen(line: Seen) -> Seen:
-    """Return the line with its fields checked."""
     step, until = (int(check(name, getattr(line, name), LAST_STEP)) for name in ("step", "until"))
     if not isinstance(line.looked, bool):
         raise InputError(f"looked = {line.looked!r:.40} must be true or false; use one of them")

@@ -64,7 +64,6 @@ class LedgerFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether the file is open."""
         return self._file is not None
 
     def hold(self) -> None:

@@ -67,7 +67,6 @@ Schedule: TypeAlias = Sequence[float] | Sequence[tuple[int | None, float]] | np.
 
 
 def pieces(name: str, schedule: Any) -> list[Piece]:
-    """Return a schedule as pieces."""
     items = list(schedule.tolist() if isinstance(schedule, np.ndarray) else schedule)
     if not items:
         raise InputError(f"{name} is empty; give one number per step, or pairs (until_step, value)")

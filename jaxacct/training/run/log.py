@@ -324,7 +324,6 @@ class LogFile:
             text = text[self._file.write(text) :]
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _last_step(self, run: str) -> int:

@@ -68,7 +68,6 @@ class Correlated(NamedTuple):
 
 
 def own_state(opt_state: Any) -> Any:
-    """Return the optimizer's own state."""
     return opt_state.own if isinstance(opt_state, Correlated) else opt_state
 
 
@@ -139,7 +138,6 @@ def _toward_zero(weights: Any) -> Any:
 def numbers_at(
     plan: Any, step: int, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None = None, words: Any = None
 ) -> Numbers:
-    """Return the numbers of a step of a `Plan`."""
     place = step - plan.pass_of(step)[1] if plan.sampling in BY_PASS else 0
     if plan.sampling == ORDER:
         place %= plan.batches
@@ -288,7 +286,6 @@ def no_sums(rule: StepRule, carried: Carried, batch: Any, frozen: Untrained | No
 
 
 def _dtype_of_sums(params: Any) -> Any:
-    """Return the dtype of sums of gradients."""
     return wide(jnp.result_type(*jax.tree_util.tree_leaves(params)))
 
 
