@@ -309,7 +309,7 @@ class Mixture:
         return Sum(bottom, min(max(float(middle), bottom), top), top)
 
     def _between(self, mass: np.ndarray) -> np.ndarray:
-        """Return for each node the sum of the weights strictly between the node before it, if any, and itself."""
+        """For each node, sum the weights between the node before it (or the start) and itself, both excluded."""
         if not self.nodes.size:
             return np.zeros(0)
         before = np.concatenate([[-1], self.nodes[:-1]])

@@ -51,7 +51,7 @@ LEAST = -200.0
 MOST_WORK = 3e10
 """Largest number of multiplications for one contour. All contours of one call may take four times as many."""
 PLACING = 5e8
-"""Work of the choice of a contour, as a number of multiplications."""
+"""Work of choosing a contour, as a number of multiplications."""
 MOST_HALF, MOST_NODES = 400, 1500
 """Largest `half` of a `Lattice`, which has 2 half + 1 nodes, and largest number of nodes on a line."""
 SIZES = 1e-6, 20.0

@@ -514,7 +514,7 @@ class EpsilonSoFar:
         self._tables = [*([_Table(plan)] if self._of_plan else []), _Table(plan, step, held)]
 
     def point(self, step: int, stretches: tuple[Stretch, ...]) -> TablePoint | None:
-        """Return a table and a step, `step` or later, whose epsilon covers all releases so far; None if none does."""
+        """Return a table and a step, `step` or later, whose epsilon covers all releases so far, or else None."""
         if self._ledger is None and self._of_plan and len(stretches) == 1:  # the usual case needs no counting
             plan, first, end, _ = stretches[0]
             if plan is self.plan and first == 0:
