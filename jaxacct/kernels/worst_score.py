@@ -499,7 +499,7 @@ class Lines(NamedTuple):
 
 
 def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
-    """Return the points (q, p) where neighbouring lines meet; `index` names the lines, ascending along the first axis."""
+    """Return the points (q, p) where neighbouring lines meet; `index` has the lines, ascending along its first axis."""
     xp = namespace(curve.q)
     a, b = index[:-1], index[1:]
     ratio, q, p, _ = curve
