@@ -23,35 +23,23 @@ _CONSTANTS = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], np.uint3
 _BITS, _SPLIT, _FOLD_IN, _SEED, _NOISE = range(5)
 """Last word of the nonce for each purpose, so that no two purposes share a block of the keystream."""
 _TURNS = {by: (np.arange(4) - by) % 4 for by in range(-3, 4)}
-"""For each shift from -3 to 3, the indices that rotate four rows of an array down by this shift.
-
-Indexing with them replaces `numpy.roll`, which takes longer than a round of ChaCha20.
-"""
+"""For each shift, the indices that rotate four rows down by it; `numpy.roll` takes longer than a round of ChaCha20."""
 _HOST_BLOCKS = 8192
 """Number of blocks that NumPy computes at a time: half a megabyte of state, which stays in the processor's cache."""
 
 
 @jax.jit
 def block(key: Any, counter: Any, nonce: Any) -> jax.Array:
-    """Compute the ChaCha20 block function: 16 words of keystream for each counter [RFC 8439, section 2.3].
-
-    The arguments are uint32: `key` of shape (8,), `counter` of shape (n,), `nonce` of shape (3,). The answer is uint32
-    of shape (n, 16). Words are little-endian in the keystream's bytes.
-
-    >>> import numpy as np
-    >>> words = block(np.zeros(8, np.uint32), np.zeros(1, np.uint32), np.zeros(3, np.uint32))
-    >>> np.asarray(words).astype("<u4").tobytes()[:8].hex()  # RFC 8439, appendix A.1, vector 1
-    '76b8e0ada0f13d90'
-    """
+    """Compute 16 little-endian words of ChaCha20 for each counter, uint32 (n, 16) [RFC 8439, section 2.3]."""
     key, counter, nonce = (jnp.asarray(x, jnp.uint32) for x in (key, counter, nonce))
     return _columns(key, counter, tuple(nonce)).T
 
 
 def _columns(key: Any, counter: Any, nonce: tuple[Any, Any, Any], xp: Any = jnp) -> Any:
-    """Compute the keystream as uint32 of shape (16, n): a column for each counter.
+    """Compute the keystream as uint32 of shape (16, n): a column for each counter, in `jax.numpy` or in NumPy.
 
-    Each word of the nonce is a number, or an array of (n,). `xp` is `jax.numpy`, or NumPy; with NumPy the key may have
-    shape (8, n), a column for each counter.
+    Each word of the nonce is a number, or an array of (n,). In NumPy the key may have shape (8, n), a key for each
+    counter.
     """
     wide = lambda words: xp.broadcast_to(words[:, None] if words.ndim == 1 else words, (words.shape[0], counter.size))
     last = [xp.broadcast_to(xp.asarray(word, xp.uint32), counter.shape) for word in (counter, *nonce)]
@@ -66,24 +54,14 @@ def _columns(key: Any, counter: Any, nonce: tuple[Any, Any, Any], xp: Any = jnp)
 
 
 def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
-    """Compute keystream for noise as uint32 of shape (16, n), a column for each triple (counter, first, second).
-
-    The three arguments have shape (n,). The caller must not use a triple twice with one key. Noise shares no block of
-    the keystream with other purposes.
-
-    >>> import numpy as np
-    >>> ones = np.ones(3, np.uint32)
-    >>> noise_words(key_words(fresh_key()), np.arange(3, dtype=np.uint32), 4 * ones, 5 * ones).shape
-    (16, 3)
-    """
+    """Compute keystream for noise, uint32 (16, n): a column for each (counter, first, second), used once with a key."""
     return _columns(key, counter, (first, second, _NOISE))
 
 
 def _double_round(_: Any, rows: tuple[Any, ...]) -> tuple[Any, ...]:
     """Apply four quarter rounds to the columns and four to the diagonals. NumPy arrays are changed in place.
 
-    `rows` is (a, b, c, d), of shape (4, n) each. Rotating a, b and d against c turns the diagonals into columns, as
-    does rotating b, c and d against a. XLA's program for CPUs is fastest if c stays.
+    Rotating a, b and d against c turns the diagonals into columns; XLA's program for CPUs is fastest if c stays.
     """
     a, b, c, d = _quarter_rounds(*rows)
     a, b, d = (_turned(row, by) for row, by in ((a, 2), (b, 1), (d, -1)))
@@ -189,11 +167,7 @@ def fresh_key() -> jax.Array:
 
 
 def key_from_bytes(data: bytes) -> jax.Array:
-    """Return the ChaCha20 key of 32 little-endian bytes. Anyone who knows the bytes can compute the noise.
-
-    >>> key_from_bytes(bytes(32)).shape
-    ()
-    """
+    """Return the ChaCha20 key of 32 little-endian bytes. Anyone who knows the bytes can compute the noise."""
     if not isinstance(data, bytes) or len(data) != 32:
         raise InputError(f"key must be 32 bytes, not {data!r:.20}; use secrets.token_bytes(32)")
     return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(data, "<u4").astype(np.uint32)), impl=CHACHA20)
@@ -202,13 +176,7 @@ def key_from_bytes(data: bytes) -> jax.Array:
 def secret(key: Any) -> Any:
     """Return the key if its generator has keys of at least 256 bits; raise InputError otherwise.
 
-    A shorter key can be found by trying all keys. The function cannot tell how many of the bits are random:
-    ``jax.random.key(0, impl=CHACHA20)`` passes and is for tests. The function can be called inside jit.
-
-    >>> secret(jax.random.key(0))
-    Traceback (most recent call last):
-        ...
-    jaxacct.InputError: key has 64 bits, must have at least 256; use jaxacct.training.fresh_key()
+    It cannot tell how many of the bits are random: ``jax.random.key(0, impl=CHACHA20)``, a key for tests, passes.
     """
     if not jnp.issubdtype(getattr(key, "dtype", np.dtype(object)), jax.dtypes.prng_key):
         raise InputError(f"key = {key!r:.40} must be a typed JAX key of 256 bits; use jaxacct.training.fresh_key()")
@@ -219,27 +187,14 @@ def secret(key: Any) -> Any:
 
 
 def key_words(key: Any) -> Any:
-    """Return the eight words of a key that `secret` accepts.
-
-    If the generator is not ChaCha20, the words are the first 256 bits drawn from ``fold_in(key, 0)``.
-
-    >>> key_words(key_from_bytes(bytes(32))).tolist()
-    [0, 0, 0, 0, 0, 0, 0, 0]
-    """
+    """Return the eight words of a key that `secret` accepts; of another generator, 256 bits of ``fold_in(key, 0)``."""
     if jax.random.key_impl(secret(key)) == CHACHA20:
         return jax.random.key_data(key)
     return jax.random.bits(jax.random.fold_in(key, 0), (8,), jnp.uint32)
 
 
 def host_block(key: Any, counter: Any, nonce: tuple[Any, Any, Any]) -> np.ndarray:
-    """Compute `block` in NumPy, as uint32 of shape (n, 16).
-
-    The key has shape (8,), or (8, n) with a key for each counter. The nonce is three numbers, or three arrays of (n,).
-
-    >>> words = host_block(np.zeros(8, np.uint32), np.zeros(1, np.uint32), (0, 0, 0))
-    >>> words.astype("<u4").tobytes()[:8].hex()  # RFC 8439, appendix A.1, vector 1
-    '76b8e0ada0f13d90'
-    """
+    """Compute `block` in NumPy, as uint32 of shape (n, 16); key and nonce are those of `_columns`."""
     counter, key = np.asarray(counter, np.uint32), np.asarray(key, np.uint32)
     last = [np.broadcast_to(np.asarray(word, np.uint32), counter.shape) for word in nonce]
     found = np.empty((counter.size, 16), np.uint32)

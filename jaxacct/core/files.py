@@ -67,10 +67,7 @@ def sync_folder(path: Path) -> None:
 
 
 def lock(file: io.FileIO | BinaryIO) -> None:
-    """Lock an open file until it is closed; raise BlockingIOError if another process holds the lock.
-
-    On a system without such locks the call does nothing. A file system without such locks raises OSError.
-    """
+    """Lock an open file until it is closed, where the system has locks; raise BlockingIOError if it is locked."""
     if os.name != "posix":
         return
     import fcntl

@@ -36,23 +36,9 @@ def lazy_exports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package whose names live in its submodules.
 
-    If a name's submodule needs a package that is not installed, the name gives a stand-in class of type `Missing`. The
-    docstring of the stand-in names the package, and so does the error wherever the stand-in is used. ``from jaxacct
-    import verify`` raises at once. An unknown name is refused in one line, with a hint for a misspelt name or a name of
-    another library.
-
-    Parameters
-    ----------
-    package : str
-        The package's ``__name__``.
-    homes : mapping of str to str
-        Each lazy name with the module that defines it: relative to the package, or beginning with "jaxacct.".
-    *others : str
-        Names that the package defines itself and that ``__dir__`` lists too.
-
-    >>> get, listed = lazy_exports("jaxacct", {"epsilon": "accounting.account"}, "__version__")
-    >>> get("epsilon").__module__, listed()
-    ('jaxacct.accounting.account', ['__version__', 'epsilon'])
+    `homes` has each name's module, relative to the package or beginning with "jaxacct."; `others` are names that the
+    package defines itself. A name whose package is not installed gives a stand-in of type `Missing`, whose use raises;
+    ``from jaxacct import verify`` raises at once.
     """
 
     def __getattr__(name: str) -> Any:

@@ -18,22 +18,14 @@ _NOTE = "opacity:.75;font-size:90%"
 
 
 def cut(count: int) -> tuple[range, str]:
-    """Return the rows of a table to show, and a line that counts the rows left out ("" if there are none).
-
-    >>> cut(3), cut(1012)
-    ((range(0, 3), ''), (range(0, 10), '1,002 more rows of 1,012 are not shown'))
-    """
+    """Return the rows of a table to show, and a line that counts the rows left out ("" if there are none)."""
     if count <= MOST_ROWS:
         return range(count), ""
     return range(MOST_ROWS), f"{count - MOST_ROWS:,} more rows of {count:,} are not shown"
 
 
 def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *notes: str) -> str:
-    """Return a table with a header line; the notes that are not empty stand below the table.
-
-    >>> "&lt;b&gt;" in table("Bounds", ["upper"], [["<b>"]])
-    True
-    """
+    """Return a table with a header line; the notes that are not empty stand below the table."""
     top = "".join(f'<th style="{_HEAD}right">{html.escape(cell)}</th>' for cell in head)
     body = "".join(f"{_ROW}{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     content = f"<thead>{_ROW}{top}</tr></thead><tbody>{body}</tbody>"
@@ -43,11 +35,7 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *notes
 def batch(
     title: str, head: Sequence[str], shape: tuple[int, ...], cells: Callable[[tuple[int, ...]], Sequence[str]]
 ) -> str:
-    """Return a table with a line for each element of a batch, cut to `MOST_ROWS`; `cells` gives the cells of an index.
-
-    >>> "&#x27;" in batch("Squares", ["square"], (3,), lambda index: [str(index[0] ** 2) + "'"])
-    True
-    """
+    """Return a table with a line for each element of a batch, cut to `MOST_ROWS`; `cells` gives an index's cells."""
     shown, rest = cut(math.prod(shape))
     rows = []
     for number in shown:
@@ -61,11 +49,7 @@ def batch(
 
 
 def fields(title: str, pairs: Iterable[tuple[str, str]], *notes: str, code: Container[str] = ()) -> str:
-    """Return a table of names and values, one pair a line. Values of the names in `code` are set as code.
-
-    >>> "<code>ja.Gaussian(1)</code>" in fields("Gaussian", [("typed", "ja.Gaussian(1)")], code=("typed",))
-    True
-    """
+    """Return a table of names and values, one pair a line. Values of the names in `code` are set as code."""
     rows = []
     for name, value in pairs:
         shown = html.escape(value)

@@ -27,10 +27,9 @@ _waiting = threading.Lock()
 class Progress:
     """A progress line that is redrawn on a terminal or in a notebook; elsewhere each update is a line of its own.
 
-    With `show` None the line is shown only on a terminal, or in a notebook after `NOTEBOOK_WAIT` seconds. `there` is
-    the number of rows that were done before; these rows do not count for the rate. `pauses` are the smallest numbers of
-    seconds between two updates: on a terminal or in a notebook, and elsewhere. `apart` returns the seconds spent so far
-    on other work, such as compiling; they do not count for the rate.
+    `show` None: only on a terminal, or in a notebook after `NOTEBOOK_WAIT` seconds. `there`: rows that were done
+    before. `pauses`: the least seconds between two updates where lines are redrawn, and elsewhere. `apart`: the seconds
+    spent so far on other work, such as compiling. The rate counts neither.
     """
 
     def __init__(
@@ -113,11 +112,10 @@ class Waiting:
 
 @contextlib.contextmanager
 def waiting(total: int | None, unit: str = "rows", show: bool | None = None) -> Iterator[Waiting]:
-    """Show a progress line, updated every half second, once the `with` block has taken a second.
+    """Show a progress line, updated every half second and erased at the end, once the `with` block has taken a second.
 
-    The line appears on a terminal and in a notebook, unless another bar is there, and vanishes when the work is done.
-    Without a total the line is a count. If the line cannot be shown, as when the terminal is gone, the work goes on.
-    If `show` is True, one line stays where lines cannot be redrawn; if it is False, nothing is shown.
+    It appears on a terminal and in a notebook, unless another bar is there. If it cannot be shown, the work goes on. If
+    `show` is True, one line stays where lines cannot be redrawn; if it is False, nothing is shown.
     """
     work = Waiting()
     wanted = on_terminal() or in_notebook() if show is None else show

@@ -19,15 +19,12 @@ _NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
 
 
 def outward(value: float | Decimal, spec: str, up: bool) -> str:
-    """Return `format(float(value), spec)`, rounded up if `up` and down otherwise.
+    """Return `format(float(value), spec)`, rounded up if `up` and down otherwise, so that a claim copied from it holds.
 
-    A privacy claim copied from the text therefore holds. No other text of this format on that side is nearer to the
-    value. All digits of the value count: the float .1 is more than the text "0.1".
+    No other text of this format on that side is nearer to the value, all of whose digits count.
 
-    >>> format(4.3771, ".3g"), outward(4.3771, ".3g", up=True), outward(4.3749, ".3g", up=True)
-    ('4.38', '4.38', '4.38')
-    >>> outward(4.3771, ".3g", up=False), outward(1e-5, ".3g", up=True), outward(math.inf, ".3g", up=True)
-    ('4.37', '1.01e-05', 'inf')
+    >>> outward(4.3749, ".3g", up=True), outward(4.3771, ".3g", up=False), outward(1e-5, ".3g", up=True)
+    ('4.38', '4.37', '1.01e-05')
     """
     number = float(value)
     text = format(number, spec)
@@ -87,11 +84,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def bracket(lower: float, upper: float, spec: str) -> str:
-    """Return the text "[lower, upper]", each end rounded outward.
-
-    >>> bracket(0.12344, 0.12346, ".4g")
-    '[0.1234, 0.1235]'
-    """
+    """Return the text "[lower, upper]", each end rounded outward."""
     return f"[{outward(lower, spec, up=False)}, {outward(upper, spec, up=True)}]"
 
 
@@ -110,11 +103,7 @@ def plain(value: Any) -> Any:
 
 
 def numbers(node: Any) -> Any:
-    """Convert the output of `plain` back to numbers; a word that is not in `WORDS` stays.
-
-    >>> numbers([1.5, "inf"])
-    [1.5, inf]
-    """
+    """Convert the output of `plain` back to numbers; a word that is not in `WORDS` stays."""
     if isinstance(node, list):
         return [numbers(item) for item in node]
     return WORDS.get(node, node) if isinstance(node, str) else node

@@ -55,10 +55,7 @@ class TracerError(InputError, TypeError):
 
 
 class UnboundedLossError(InputError):
-    """Refusal of delta = 0 for a mechanism with an unbounded loss.
-
-    The mask `bad` has the shape of the answer and is True at the refused elements. `what` names the mechanism.
-    """
+    """Refusal of delta = 0 for a mechanism with an unbounded loss, at the elements where the mask `bad` is True."""
 
     def __init__(self, bad: np.ndarray, what: str = "a mechanism") -> None:
         self.bad = bad
@@ -72,7 +69,7 @@ class UnboundedLossError(InputError):
 class Constraint:
     """Set of finite real numbers that a field may hold, and the remedy for a value outside the set.
 
-    The remedy may contain ``{name}``, which is replaced by the field's name in words.
+    In the remedy ``{name}`` is the field's name in words.
     """
 
     remedy: str
@@ -120,21 +117,11 @@ MEMORY = Constraint("use a whole number of bytes, such as 2**30", 2**24, LARGEST
 def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float | np.ndarray:
     """Return the value as float64 (a Python float, or a read-only NumPy array), or refuse it.
 
-    Integers, floats, and arrays or nested sequences of them pass. Text, booleans, complex numbers, None, ragged
-    sequences, tracers, NaN, infinities and numbers outside the constraint are refused. If a text `one` is given,
-    batches are refused too, and the message gives the text as the reason.
+    Refused are text, booleans, complex numbers, None, ragged sequences, tracers (TracerError), NaN, infinities, numbers
+    outside the constraint and, if a text `one` gives the reason, batches.
 
-    Raises
-    ------
-    InputError : one line with name, index, value, limit and remedy.
-    TracerError : the value is a tracer.
-
-    >>> check("scale", [1.0, -1.0], POSITIVE)
-    Traceback (most recent call last):
-        ...
-    jaxacct.InputError: scale[1] = -1.0 must be > 0; use a positive, finite scale
-    >>> check("steps", 1e4, COUNT)
-    10000.0
+    >>> check("steps", [1e4, 2], COUNT).tolist()
+    [10000.0, 2.0]
     """
     # a Python number is checked without an array, which would take ten times as long
     if (type(value) is float or (type(value) is int and abs(value) <= LARGEST_COUNT)) and constraint.holds(value):
@@ -170,11 +157,7 @@ def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float
 
 
 def check_one(name: str, value: Any, constraint: Constraint, reason: str) -> int | float:
-    """Return one Python number, an int where the constraint is COUNT; refuse a batch, with the reason.
-
-    >>> check_one("steps", 1e4, COUNT, "a plan is for one run")
-    10000
-    """
+    """Return one Python number, an int where the constraint is COUNT; refuse a batch, with the reason."""
     number = check(name, value, constraint, reason)
     return int(number) if constraint is COUNT else float(number)
 
@@ -194,13 +177,7 @@ def refuse_where(
     rest: str | Callable[[tuple[int, ...]], str],
     written: Callable[[float], str] = repr,
 ) -> None:
-    """Refuse the first bad value. `rest` is the reason with the remedy, or a function that returns both for an index.
-
-    >>> refuse_where(np.array([False, True]), "slots", np.array([4.0, 0.5]), "must be whole; use 1")
-    Traceback (most recent call last):
-        ...
-    jaxacct.InputError: slots[1] = 0.5 must be whole; use 1
-    """
+    """Refuse the first bad value. `rest` is the reason with the remedy, or a function of an index that returns both."""
     if np.any(bad):
         index = tuple(np.argwhere(bad)[0].tolist())
         value = float(np.broadcast_to(values, np.shape(bad))[index])
@@ -232,10 +209,7 @@ def check_flag(name: str, value: Any, question: str) -> None:
 
 
 class Options(NamedTuple):
-    """Checked options that public calls share; `jaxacct.epsilon` documents them.
-
-    A new option needs one more field in this class and one more line in `options`.
-    """
+    """Checked options that public calls share; `jaxacct.epsilon` documents them."""
 
     relation: str = RELATIONS[0]
     engine: str = "auto"
@@ -256,16 +230,7 @@ def options(
 ) -> Options:
     """Return the options as a record, or refuse the first option that cannot be used.
 
-    `least_rtol` is the smallest rtol allowed; 0 allows any rtol above 0. `usual_rtol` is the rtol that the message
-    advises.
-
-    >>> options(rtol=0.01).rtol
-    0.01
-    >>> options(memory_bytes=-5)
-    Traceback (most recent call last):
-        ...
-    jaxacct.InputError: memory_bytes = -5 must be an integer >= 16777216 and <= 2**53; use a whole number \
-of bytes, such as 2**30
+    `least_rtol` is the smallest rtol allowed; 0 allows any rtol above 0. The message advises `usual_rtol`.
     """
     words = choice("relation", relation, RELATIONS), choice("engine", engine, ENGINES)
     place = choice("backend", backend, ("auto", "numpy", "xla"))
@@ -277,11 +242,7 @@ of bytes, such as 2**30
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message may show it: on one line of at most 60 characters.
-
-    >>> shown("x" * 100)
-    "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
-    """
+    """Return a value as a message may show it: on one line of at most 60 characters."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # repr refuses an integer of too many digits, or the object cannot be shown
@@ -290,11 +251,7 @@ def shown(value: Any) -> str:
 
 
 def broadcast_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the common shape of named shapes; if two clash, the error has both names and both shapes.
-
-    >>> broadcast_shape({"noise_multiplier": (3, 1), "steps": (4,)})
-    (3, 4)
-    """
+    """Return the common shape of named shapes; if two clash, the error has both names and both shapes."""
     try:
         return np.broadcast_shapes(*filter(None, shapes.values()))
     except ValueError:
@@ -308,10 +265,7 @@ def broadcast_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def refuse_tracers(call: str, traceable: str, **arguments: Any) -> None:
-    """Refuse tracers anywhere in the arguments (numbers or pytrees) of a public host call.
-
-    ``call`` is the public name (``"ja.epsilon"``), ``traceable`` the kernel to use inside jit instead.
-    """
+    """Refuse tracers in the arguments of the public call `call`; `traceable` is the kernel to use inside jit."""
     for argument, value in arguments.items():
         if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
             continue

@@ -257,7 +257,7 @@ def _blocks(
     kinds = [claim.kind for claim in subject.claims if claim.kind]
     yield Items(wording.assumptions(subject.mechanisms, kinds, subject.assumed, subject.unit))
     yield Heading("What the claim does not say")
-    yield Items([*wording.PERSONS[subject.unit], *wording.LIMITS])
+    yield Items([wording.about(subject.unit, text) for text in wording.LIMITS])
     yield Heading("Every mechanism")
     yield subject.spent
     yield Heading("How to verify it")

@@ -72,8 +72,6 @@ pre { background: #f3f5f7; padding: 12px 14px; font: .84rem/1.5 ui-monospace, Me
   * { -webkit-print-color-adjust: exact; print-color-adjust: exact }
 }
 """
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""The content security policy: a browser may load only the style in the page."""
 
 
 def html(title: str, blocks: Sequence[Block]) -> str:
@@ -81,7 +79,7 @@ def html(title: str, blocks: Sequence[Block]) -> str:
     body = "\n".join(block.html() for block in blocks)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{_plain(title)}</title>\n'
         f"<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )

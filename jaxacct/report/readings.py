@@ -26,22 +26,15 @@ FALSE_POSITIVE_RATES = (1e-2, 1e-3)
 """The false-positive rates at which a report states the true-positive rate."""
 _CURVE = np.unique(np.concatenate([np.geomspace(1e-4, 1.0, 33), FALSE_POSITIVE_RATES]))
 """The false-positive rates of the picture, `FALSE_POSITIVE_RATES` among them."""
-_SHARES = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0)
-"""Multiples of the claimed epsilon at which a slow profile is evaluated."""
 _LEAST_GAP = 1e-4
 """Smallest distance that `by_points` leaves between two epsilons; `PrivacyProfile` would allow smaller distances."""
-_BOTH_WAYS = ("add_or_remove_one", "replace_one", "zero_out")
-"""Relations under which a profile holds in both directions."""
 
 
 class Readings(NamedTuple):
     """The success that an attacker can reach; the `upper` of each `Bounds` is a certified upper bound.
 
-    fpr, tpr : false-positive rates, and the largest true-positive rate at each, (G,).
-    advantage : the largest difference between the true-positive rate and the false-positive rate.
-    prior : the probability, stated beforehand, that the record was used.
-    posterior : the largest probability, given the prior, that an accusation is right, at `FALSE_POSITIVE_RATES`.
-    bayes_success : the largest probability, given the prior, that the attacker's guess is right.
+    `tpr` and the largest `advantage` are over the false-positive rates `fpr`, (G,); `posterior` (of an accusation, at
+    `FALSE_POSITIVE_RATES`) and `bayes_success` (of a guess) are probabilities of being right, given the `prior`.
     """
 
     fpr: np.ndarray
@@ -67,11 +60,7 @@ class Readings(NamedTuple):
 def readings_of(claim: Claim, prior: float, tick: Callable[[str], None]) -> Readings | None:
     """Return the risks of a claim, or None where nothing may be claimed or the profile is known in one direction only.
 
-    If the claim states points of the privacy profile, the risks follow from these points. For a selection, whose
-    profile takes seconds for each value, they follow from a few points as well.
-
-    prior : the probability, before the output is seen, that the record was used.
-    tick : called with the name of each piece of work.
+    They follow from the points of the profile that the claim states, or that a selection's slow profile is asked for.
     """
     if not claim.may_be_claimed:
         return None
@@ -79,10 +68,11 @@ def readings_of(claim: Claim, prior: float, tick: Callable[[str], None]) -> Read
     epsilon, delta = (claim.upper, claim.given) if claim.quantity == "epsilon" else (claim.given, claim.upper)
     if points is None and isinstance(mechanism, Selection | AdaptiveSelection):
         tick("privacy profile")
-        at = np.asarray(_SHARES) * epsilon if epsilon > 0.0 else np.zeros(1)
+        at = np.array([0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0]) * epsilon if epsilon > 0.0 else np.zeros(1)
         points = tuple(zip(at.tolist(), np.asarray(profile(mechanism, relation).delta(at).upper).tolist(), strict=True))
     if points is not None:
-        stand_in = by_points([*points, (epsilon, delta)]) if relation in _BOTH_WAYS else None
+        both = relation not in ("add_one", "remove_one")  # the profile holds in both directions
+        stand_in = by_points([*points, (epsilon, delta)]) if both else None
         found = None if stand_in is None else _read(stand_in, "add_or_remove_one", prior, tick).as_bounds()
     else:
         found = None if mechanism is None else _read(mechanism, relation, prior, tick)
@@ -162,13 +152,9 @@ def attacker_curve(readings: Readings) -> str:
 
 
 def _above(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the corners of a line that is nowhere below the rates of the best attacker.
+    """Return the corners of a line that is nowhere below the best attacker's rates, some of which are the `points`.
 
-    `points` are some of these rates.  True-positive rates only grow with the false-positive rate, and the quotient
-    TPR/FPR only falls.
-
-    >>> _above([(0.1, 0.4), (0.2, 0.5)])
-    [(0.1, 0.4), (0.125, 0.5), (0.2, 0.5)]
+    True-positive rates only grow with the false-positive rate, and the quotient TPR/FPR only falls.
     """
     found = [*points[:1]]
     for (fpr, tpr), (after, higher) in itertools.pairwise(points):

@@ -77,16 +77,11 @@ Tick = Callable[[str], None]
 class Subject:
     """The subject of a page.
 
-    what : the kind of subject, in words.
-    summary : a sentence on what happened, or would happen.
-    claims : the claims to state in detail.
+    what, summary : the kind of subject, and a sentence on what happened, or would happen.
+    claims, details : the claims to state in detail, and names and values for each.
     spent : every release, or every row, as a table.
-    details : names and values for each claim.
-    mechanisms : all mechanisms of the subject, from which assumptions follow.
-    assumed : further assumptions.
-    verify : command lines, or lines of Python, that check the claims.
-    note : a limit of these checks.
-    unit : the unit in which neighbours differ, "record" or "user".
+    mechanisms, assumed : all mechanisms of the subject, and the assumptions that do not follow from them.
+    verify, note : lines of a shell or of Python that check the claims, and a limit of these checks.
     path, sha256 : the file of the subject, and its digest.
     """
 
@@ -396,10 +391,7 @@ def _refuse_open(path: str) -> None:
 
 
 def _candidate(ledger: Ledger) -> str:
-    """Return the reason against a claim if the ledger has steps of a candidate for a private choice; else "".
-
-    The choice depends on the data, too, so that the chosen candidate costs more than its own steps.
-    """
+    """Return the reason against a claim if the ledger has steps of a candidate for a private choice; else ""."""
     for name, spent in ledger.runs.items():
         plan = ledger.headers[name][-1].plan
         if plan.repetitions is not None and (spent.numbers or spent.torn):
@@ -593,10 +585,7 @@ def _refuse_other_batches(cells: dict[str, Any]) -> None:
 
 
 def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
-    """Return the claim with the larger of the upper end in the file and the recomputed upper end.
-
-    If the two brackets are disjoint, nothing may be claimed. Lower end, kind and status are the recomputed ones.
-    """
+    """Return the claim as computed again, with the larger upper end of the two; claim nothing if they are disjoint."""
     assert claim.bounds is not None
     ask = account.delta if claim.quantity == "delta" else account.epsilon
     try:

@@ -28,21 +28,11 @@ UNIT = {
     "user": "One user: all examples of a user together, which the run sampled and clipped as one.",
 }
 """The units in which neighbouring data sets differ."""
-PERSONS = {
-    "record": (
-        "It says nothing about a person with several records. Such a person has a weaker guarantee than one record "
-        "has.",
-        "It does not say that nothing can be learnt about a person. What the data as a whole show can be true of "
-        "somebody whose record was never used.",
-    ),
-    "user": (
-        "It says nothing about a person who counts as several users. Such a person has a weaker guarantee than one "
-        "user has.",
-        "It does not say that nothing can be learnt about a person. What the data as a whole show can be true of "
-        "somebody whose examples were never used.",
-    ),
-}
 LIMITS = (
+    "It says nothing about a person who counts as several records. Such a person has a weaker guarantee than one "
+    "record has.",
+    "It does not say that nothing can be learnt about a person. What the data as a whole show can be true of somebody "
+    "whose data were never used.",
     "It covers the outputs listed on this page, and nothing else. A training loss, validation scores on private data, "
     "counts of clipped gradients, logs, running times and earlier releases from the same data are not covered.",
     "It does not compose by itself. Another release from the same data needs an account of both together.",
@@ -50,7 +40,7 @@ LIMITS = (
     "file states.",
     "Epsilon and delta are upper bounds on what any attacker can do. They do not measure what a known attack achieves.",
 )
-"""What no claim says; for each unit, `PERSONS` holds what no claim says about persons."""
+"""What no claim says."""
 SECRECY = (
     "The random keys and the noise stay secret, and the noise has the stated law to anybody else. Whoever has the keys "
     "can take the noise away."

@@ -9,16 +9,16 @@ epsilon of running the configuration K times and releasing the best output.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jaxacct.calibration.dp_sgd_search import RISK_RULES, given_target
+from jaxacct.core.keywords import nearest
 from jaxacct.core.types import Index, Leaf
 from jaxacct.core.validation import (
     COUNT,
@@ -133,14 +133,7 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
     """Return the configurations of named fields: their product (the last field varies fastest), or the fields zipped.
 
     A field is a number, an array, or a range `{"start": 0.5, "stop": 8, "num": 5, "scale": "log"}` with both ends
-    included; a range of a count is rounded to whole numbers.  The fields describe a run as for `jaxacct.dp_sgd`:
-    `batch_size` with `dataset_size`, or `slots`, gives the sampling probability, and `epochs` gives the steps.
-    `target_epsilon` and `epsilon` are one field, and so are `target_delta` and `delta`.  A risk, such as
-    `target_advantage`, may stand in place of epsilon and delta.  `sampling` is the name of a batch rule, or an array of
-    names.  `repetitions` is the name of a law of K, or an array of names, and needs the numbers of that law (`LAWS`).
-
-    Raises InputError for unknown or missing fields, for values outside their limits (with the index), and for zipped
-    fields that do not broadcast.
+    included; a range of a count is rounded to whole numbers. `read_grid` says which fields there are.
 
     >>> fields = {"noise_multiplier": [1.0, 2.0], "sampling_probability": 0.01, "steps": [10, 20]}
     >>> g = expand(fields | {"delta": 1e-5})
@@ -186,11 +179,10 @@ def concatenate(grids: Sequence[Grid]) -> Grid:
     return Grid(name, quantity, inputs)
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, known: Collection[str]) -> str:
     """Return the end of an error message about an unknown word: the nearest known word, or all known words."""
-    words = list(known)
-    near = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else f"; use one of {', '.join(words)}"
+    near = nearest(word, known)
+    return f"; did you mean {near!r}?" if near else f"; use one of {', '.join(known)}"
 
 
 def _axis(field: str, value: Any) -> np.ndarray:

@@ -88,10 +88,7 @@ def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, s
 
 
 class Journal:
-    """A journal that is open for appending and locked, so that no other process runs the same sweep.
-
-    `hold` opens or creates the file; then `begin` starts the journal anew, or `catch_up` continues it.
-    """
+    """A journal that is open for appending and locked; `hold` opens it, then `begin` or `catch_up` starts it."""
 
     def __init__(self, path: Path, file: io.FileIO) -> None:
         self.path, self._file = path, file
@@ -107,8 +104,9 @@ class Journal:
                 raise files.unwritable(path, error) from None
             try:
                 _lock(file, path)
-                if _is_at(file, path):
-                    return cls(path, file)
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                        return cls(path, file)
             except BaseException:
                 file.close()
                 raise
@@ -208,14 +206,6 @@ def _lock(file: io.FileIO, path: Path) -> None:
         pass
 
 
-def _is_at(file: io.FileIO, path: Path) -> bool:
-    """Return whether the open file still has the name `path`."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
 def kept_block(paths: Iterable[Path]) -> int | None:
     """Return the block size in the first journal or part that has a readable header; None if there is none."""
     for path in paths:
@@ -301,11 +291,7 @@ def _decode(content: bytes) -> tuple[np.ndarray, Table]:
 
 
 def slice_of(shard: str | None) -> tuple[int, int]:
-    """Return (i, n) of a slice "i/n", and (1, 1) of None.
-
-    >>> slice_of("2/8")
-    (2, 8)
-    """
+    """Return (i, n) of a slice "i/n", and (1, 1) of None."""
     if shard is None:
         return 1, 1
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", str(shard))
@@ -421,10 +407,7 @@ def _missing(head: Header, owner: dict[int, Path], rows: int) -> str:
 
 
 def wait_and_merge(out: Path, head: Header) -> Table:
-    """Wait for all parts, merge the parts into a table, and remove them; the first of several processes calls this.
-
-    The processes share the file system of `out`.  `jax.distributed` checks that all processes are alive.
-    """
+    """Wait for all parts, merge the parts into a table, and remove them; the first of several processes calls this."""
     count = head.shard[1]
     paths = [part_path(out, (number, count)) for number in range(1, count + 1)]
     # a part of an earlier sweep may exist until the process of its slice replaces it

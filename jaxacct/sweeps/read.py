@@ -170,16 +170,7 @@ def _record(header: list[str], number: int, cells: list[str]) -> list[Any]:
 
 
 def as_grid(grid: Any, quantity: str | None = None) -> Grid:
-    """Return the grid of a DataFrame or a list of dicts, one configuration per row.
-
-    None or NaN in an input stands for a value left out.  Columns that are no inputs are kept beside the answers.  A
-    column whose name looks like an absent input is refused.
-
-    >>> run = {"noise_multiplier": 2.0, "sampling_probability": 1, "steps": 1, "delta": 1e-5}
-    >>> grid = as_grid([run | {"site": "A"}, run | {"site": "B"}])
-    >>> grid.beside["site"].tolist(), str(grid.quantity[0])
-    (['A', 'B'], 'epsilon')
-    """
+    """Return the grid of a DataFrame or a list of dicts, one configuration per row; None or NaN is a value left out."""
     if is_frame(grid):
         names = [str(name) for name in grid.columns]
         columns = {name: grid.iloc[:, place] for place, name in enumerate(names)}
@@ -208,10 +199,7 @@ def grid_of_records(
     quantity: str | None = None,
     frame: Any = None,
 ) -> Grid:
-    """Make a grid from columns of cells, in which None marks a value left out; an error names the row by `places`.
-
-    names : the columns in order, so that a repeated name is found.  quantity : the quantity of rows that state none.
-    """
+    """Make a grid from columns of cells, in which None marks a value left out; an error names the row by `places`."""
     for number, name in enumerate(names):
         if name in names[:number]:
             raise InputError(f"column {name!r} appears twice; leave one out")

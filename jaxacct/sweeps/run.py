@@ -51,13 +51,7 @@ from jaxacct.sweeps.table import (
 )
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
-"""Limits of the default number of rows between two writes. Within these limits the default is a sixteenth of the grid,
-rounded up to a power of 2.
-
-Fewer rows would not fill the compiled programs; with more rows a kill would lose more work.
-"""
-SAMPLE_ROWS = 256
-"""Largest number of configurations of each quantity that `plan` solves, in about a second, to measure the speed."""
+"""Limits of the default block: fewer rows would not fill the compiled programs; with more a kill would lose more."""
 
 
 class SweepInterrupted(KeyboardInterrupt):
@@ -237,10 +231,7 @@ class _Run:
         return table
 
     def part(self, out: Path, head: Header, show: bool | None, resume: bool, overwrite: bool, *, merged: bool) -> Table:
-        """Solve the blocks of a slice into its journal, and rename the journal to the part file.
-
-        A resumed run begins with the rows of an existing part.
-        """
+        """Solve a slice's blocks into its journal, and rename it to the part; a resumed run begins with the part."""
         part = part_path(out, self.work.shard)
         if part.exists() and resume:
             with contextlib.closing(Journal.hold(journal_path(out, self.work.shard))) as journal:
@@ -259,8 +250,7 @@ class _Run:
     ) -> Iterator[Journal]:
         """Lock the journal of the slice, take the rows of an interrupted run from it, and close it in the end.
 
-        taken : files that must not exist when a sweep begins, each with the remedy.  A continued sweep may replace
-        these files: when its journal was begun, they did not exist or could be replaced.
+        taken : files that must not exist when a sweep begins, each with the remedy; a continued sweep may replace them.
         """
         path = journal_path(out, self.work.shard)
         journal = Journal.hold(path)
@@ -301,8 +291,7 @@ class _Run:
 class Work:
     """A sweep laid out: configurations, settings, and the blocks of rows that this run solves.
 
-    A block holds rows of one quantity and is solved by itself, so that no answer depends on the run's other blocks.
-    Slice i of n takes every n-th block, from the i-th.
+    A block holds rows of one quantity and is solved by itself. Slice i of n takes every n-th block, from the i-th.
     """
 
     grid: Grid
@@ -441,7 +430,7 @@ def plan(
         rows = mine[work.grid.quantity[mine] == word]
         if rows.size == 0:
             continue
-        sample = rows[np.linspace(0, rows.size - 1, min(rows.size, SAMPLE_ROWS)).astype(int)]
+        sample = rows[np.linspace(0, rows.size - 1, min(rows.size, 256)).astype(int)]
         begin = time.perf_counter()
         work.solved(sample)
         middle = time.perf_counter()

@@ -168,14 +168,7 @@ def _shared(words: np.ndarray) -> np.ndarray:
 
 
 def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield pairs (batch rule and group size, rows that have both).
-
-    Rows with a number of steps and rows without one are in different pairs.
-
-    >>> inputs = {"steps": np.ones(3), "group": np.array([1.0, 2.0, 1.0])}
-    >>> [(rule, rows.tolist()) for rule, rows in alike(inputs)]
-    [({'sampling': 'poisson', 'group': 1}, [0, 2]), ({'sampling': 'poisson', 'group': 2}, [1])]
-    """
+    """Yield (batch rule and group size, rows that have both), rows with and without a number of steps apart."""
     size = next(iter(inputs.values())).size
     rules = inputs.get("sampling", np.full(size, "", object))
     group = np.nan_to_num(inputs.get("group", np.ones(size)), nan=1.0)
@@ -198,12 +191,7 @@ def run_of(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> Mechanism:
 
 
 def run_of_row(row: Mapping[str, Any]) -> Mechanism:
-    """Return the run of one row of a result, whose cells are numbers and text.
-
-    >>> row = {"noise_multiplier": 1.0, "sampling_probability": 0.01, "steps": 10.0, "group": 2.0, "cap": float("nan")}
-    >>> run_of_row(row).expression()
-    'ja.dp_sgd(noise_multiplier=1.0, sampling_probability=0.01, steps=10, group=2)'
-    """
+    """Return the run of one row of a result, whose cells are numbers and text."""
     word = str(row.get("sampling", "") or "poisson")
     rule_name(word, "sampling")
     cells = {name: float(row[name]) for name in NUMBERS if name in row}
@@ -224,10 +212,7 @@ def _calibrated(
     rule: Mapping[str, Any],
     **settings: Any,
 ) -> tuple[np.ndarray, np.ndarray, Bounds]:
-    """Return (value, status, bracket) of rows whose targets may differ; the bracket is of epsilon or of the risk.
-
-    rule : the batch rule and group size of all rows, as `dp_sgd` takes them.
-    """
+    """Return (value, status, bracket) of rows of one `rule`; the bracket is of epsilon or of the target risk."""
     known = {name: column for name, column in _numbers(inputs, rule).items() if name != quantity}
     names = [name for name in ("target_epsilon", "target_delta", *RISK_RULES) if name in inputs]
     given = ~np.isnan(np.stack([inputs[name] for name in names]))
@@ -244,11 +229,7 @@ def _calibrated(
 
 
 def law_of_k(word: str, numbers: Mapping[str, Any]) -> Law:
-    """Return the law of K with this name.
-
-    >>> float(law_of_k("binomial", {"trials": 20, "probability_of_run": 0.5}).mean)
-    10.0
-    """
+    """Return the law of K with this name."""
     from jaxacct import selection  # a slow import that rows without repetitions do not need
 
     given = [numbers[field] for field in LAWS[word]]
@@ -266,11 +247,7 @@ def expected_repetitions(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _of_selections(inputs: Mapping[str, np.ndarray], relation: str, rtol: float, rule: Mapping[str, Any]) -> Bounds:
-    """Return the epsilon of each row: of its run or, if it has repetitions, of the selection with the worst score.
-
-    inputs : noise_multiplier, sampling_probability, steps, delta, repetitions and the numbers of the laws, each (B,).
-    rule : the batch rule and group size of all rows, as `dp_sgd` takes them.
-    """
+    """Return the epsilon of each row: of its run or, if it has repetitions, of the selection with the worst score."""
     size = inputs["delta"].size
     numbers = tuple(_numbers(inputs, rule))
     ends, labels = np.full((3, size), np.nan), np.full((3, size), "", object)

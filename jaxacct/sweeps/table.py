@@ -243,12 +243,7 @@ def measures(quantity: str) -> bool:
 
 
 def varying(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the inputs that differ between rows and do not follow from other inputs, with their values in order.
-
-    >>> columns = {"steps": np.array([1.0, 1.0, 2.0, 2.0]), "delta": np.array([1e-5, 1e-6, 1e-5, 1e-6])}
-    >>> {name: values.tolist() for name, values in varying(columns).items()}
-    {'steps': [1.0, 2.0], 'delta': [1e-05, 1e-06]}
-    """
+    """Return the inputs that differ between rows and do not follow from other inputs, with their values in order."""
     solved = set(columns.get("quantity", ()))
     found = {}
     for name in ("name", "quantity", *INPUTS):

@@ -320,11 +320,7 @@ def advise(
 
 
 def law_of_mean(family: str, mean: float, eta: float | None = None) -> Law:
-    """Return the law of a family with a given mean E[K] > 1, or for Poisson laws E[K] > 0.
-
-    >>> round(float(law_of_mean("logarithmic", 21.49758).gamma), 6), law_of_mean("poisson", 3.0)
-    (0.01, Poisson(mean=3.0))
-    """
+    """Return the law of a family with a given mean E[K] > 1, or for Poisson laws E[K] > 0."""
     choice("family", family, FAMILIES)
     mean = check_one("mean", mean, MEAN, ONE_TARGET)
     if family == "poisson":

@@ -203,11 +203,7 @@ Group = Callable[[Sequence[int]], Sequence[Any]]
 
 
 def rank(score: float, number: int) -> tuple[bool, float, int]:
-    """Return a sort key that is the same for every K: larger scores first, NaN below -inf, ties to the first drawn.
-
-    >>> max(rank(-math.inf, 3), rank(math.nan, 0), rank(-math.inf, 4))
-    (True, -inf, -3)
-    """
+    """Return a sort key that is the same for every K: larger scores first, NaN below -inf, ties to the first drawn."""
     known = not math.isnan(score)
     return known, score if known else 0.0, -number
 
@@ -226,11 +222,8 @@ def selected(
 ) -> tuple[list[Found], list[dict[str, Any]]]:
     """Draw K, train K candidates, and return (the best `top` of them, best first; all configurations).
 
-    The first configuration depends on no data.
-
-    kind_of : (config, number) -> a key; candidates with equal keys are trained together.
-    group : (kind, configs) -> a function that trains some candidates of this kind.
-    value : (result, number) -> score.
+    The first configuration depends on no data. kind_of : (config, number) -> a key; ``group(key, configs)`` trains
+    candidates of equal keys together. value : (result, number) -> score.
     """
     require_pad(law, space, pad)
     count = law.sample()
@@ -268,11 +261,8 @@ def best_few(
 ) -> list[Found]:
     """Train and score all candidates, and return the best `top` of the first `count`.
 
-    kinds : a key for each candidate.  Candidates with equal keys are trained in chunks by ``group(kind)``.  A chunk is
-        filled up with copies, so that all programs have equal shapes.
-
-    A candidate whose training or score raises an exception has the score NaN and no result.  It takes its place among
-    the best and is then left out.
+    Candidates with equal `kinds` are trained by ``group(kind)``, in chunks that copies fill up to one shape. One that
+    raises an exception has the score NaN; it takes its place among the best and is then left out.
     """
     members: dict[Hashable, list[int]] = {}
     for number, kind in enumerate(kinds):
@@ -316,8 +306,7 @@ def several(
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a user's function, or `Raised` if the function raises an exception.
 
-    An exception that propagated would reveal its message, and how many candidates came before.  KeyboardInterrupt,
-    SystemExit and other non-Exceptions pass through.
+    An exception that propagated would reveal its message, and how many candidates came before.
     """
     try:
         return function(*arguments)
@@ -326,10 +315,7 @@ def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _results(run: Group, some: list[int], filled: list[int]) -> list[Any]:
-    """Return the result of each candidate; if training them together raises, each is trained again by itself.
-
-    A candidate's result depends on its own key alone, so training it again gives an equal result.
-    """
+    """Return the result of each candidate; if training them together raises, each is trained alone with its key."""
     together = _attempt(run, filled)
     if not isinstance(together, Raised):
         return list(together)[: len(some)]

@@ -46,8 +46,7 @@ from jaxacct.tuning.private_score import Whole, whole
 TUNING_POINTS = 112
 """Number of points of a selection's profile (epsilon, delta): twice as many would lower epsilon by less than 0.1 %."""
 LAST_DELTA_SHARE = 1e-4
-"""Profiles end where delta is this share of the target; the delta there counts as the probability of an infinite loss.
-"""
+"""Profiles end where delta is this share of the target; it counts there as the probability of an infinite loss."""
 LEAST_NOISE, LARGEST_NOISE = 1e-2, 1e5
 """Range of the noise multipliers that are searched."""
 _SHARE = Constraint("use a share above 0 and at most 1", 0, 1, lower_open=True)
@@ -412,11 +411,7 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
 
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float) -> float:
-    """Return the smallest tried noise multiplier that meets the target; the search aims at most 0.1 % below the target.
-
-    epsilon : noise multiplier -> upper bound of epsilon, which falls, or nearly falls, as the noise grows.
-    near : where the search begins.
-    """
+    """Return the smallest noise tried that meets the target, aiming at most 0.1 % below it, and starting `near`."""
     if near <= 0.0 or not math.isfinite(near):
         raise InputError(f"near = {near!r} must be a positive noise multiplier")
     found = least_private(
@@ -454,7 +449,7 @@ def _matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) 
 def _drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidates: float = 1.0) -> Mechanism:
     """Return one guarantee for runs that differ: the mean of the profiles if `drawn` at random, else the maximum.
 
-    candidates : E[K] of the selection that uses the guarantee; E[K] multiplies the probability of an infinite loss.
+    candidates : the E[K] by which a selection multiplies the probability of an infinite loss.
     """
     if len(runs) == 1:
         return runs[0]
@@ -473,10 +468,7 @@ def _shown(plan: Any, known: list[tuple[str, str]], each: list[str]) -> str:
 
 
 def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
-    """Return the profile of "run K times, release the best" in both directions, from upper bounds of the worst case.
-
-    delta : the target for the whole tuning; the points of the profile reach deltas far below this target.
-    """
+    """Return the profile of "run K times, release the best" in both directions, from upper bounds of the worst case."""
     both = RELATIONS[: 1 if run.symmetric() else 2]
     envelope = lambda at, name: bound_delta(run, law, at, bound="envelope", relation=name).upper
     last = float(bound_epsilon(run, law, max(LAST_DELTA_SHARE * delta, 1e-15), bound="envelope").upper)

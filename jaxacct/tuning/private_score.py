@@ -81,17 +81,7 @@ class PrivateScore:
 
 
 def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) -> float:
-    """Return a count from `exact_count.units` with noise that the host draws from the key.
-
-    Count and noise are whole numbers of units; only their sum is rounded, to a float.
-
-    >>> import jax.numpy as jnp
-    >>> from jaxacct.training import fresh_key
-    >>> from jaxacct.training.step.exact_count import units
-    >>> count = units(lambda w, x: x > w, 4.0, jnp.arange(10.0), unit=1.0)
-    >>> noisy(count, fresh_key(), noise_multiplier=1e-6, unit=1.0)
-    5.0
-    """
+    """Return a count of `exact_count.units` with noise drawn on the host; only the sum, in units, is rounded."""
     upper, lower = (int(part) for part in count)
     deviation = Fraction(float(noise_multiplier)) / Fraction(unit)
     source = KeyedBits(np.asarray(key_words(key), "<u4").tobytes())
@@ -118,14 +108,12 @@ def whole(
     top: int = 1,
     count: int = 1,
 ) -> Whole:
-    """Return the cost of a selection among candidates; the score is public, or a PrivateScore with its noise.
+    """Return the cost of `count` selections among candidates in sequence, each of which releases the best `top`.
 
     candidate : the training of one candidate.
-    known : epsilon of the selection by a public score, or None if not known.
-    candidates : "iid" or "adaptive", as for `select`.
-    planned : "iid" or "adaptive", the assumption behind `known`.
-    top : number of the best candidates that are released.
-    count : number of such selections in sequence.
+    score : public, or a PrivateScore with its noise.
+    known : epsilon of the selection by a public score under the assumption `planned`, or None if not known.
+    candidates, planned : "iid" or "adaptive".
     """
     private = isinstance(score, PrivateScore)
     bound = known is not None and known.kind == "bound"

@@ -256,11 +256,7 @@ class Random(Space):
 
 
 def draws_alike(space: Any) -> bool:
-    """Return whether draws with independent keys are surely i.i.d.: for this package's own classes, not subclasses.
-
-    >>> draws_alike(grid(rate=[0.1, 0.2])), draws_alike(iter([{"rate": 0.1}]))
-    (True, False)
-    """
+    """Return whether draws with independent keys are surely i.i.d.: for this package's own classes, not subclasses."""
     known = (Choice, LogUniform, Uniform)
     return type(space) is Grid or (type(space) is Random and all(type(law) in known for law in space.axes.values()))
 

@@ -426,10 +426,7 @@ def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str
 
 
 def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
-    """Return what candidates count as, "iid" or "adaptive", and the word that the ledger and `Tuned` state.
-
-    If only the user says that candidates are i.i.d., the word is "iid, declared".
-    """
+    """Return what candidates count as, "iid" or "adaptive", and the word for the ledger, perhaps "iid, declared"."""
     known = draws_alike(space)
     if isinstance(space, Adaptive) and declared == "iid":
         raise InputError(
@@ -484,11 +481,7 @@ def value_of(score: Any, secret: Secret) -> Callable[[Any, int], float]:
 def note_whole(
     ledger: Ledger | str | os.PathLike[str] | None, plan: Plan, mechanism: Mechanism, note: str, target: float | None
 ) -> None:
-    """Note a whole tuning, in an open ledger or at a path; the entry is on the disk when this returns.
-
-    If the tuning and the ledger's entries together cost more than the target, this raises InputError and writes
-    nothing.
-    """
+    """Note a whole tuning in a ledger, on the disk; write nothing and raise if it would exceed the target there."""
     if ledger is None:
         return
     opened: contextlib.AbstractContextManager[Ledger]

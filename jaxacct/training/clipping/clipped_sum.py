@@ -213,11 +213,10 @@ def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
 
 
 class _Scales(NamedTuple):
-    """Factors that clip the examples' gradients to one clip norm.  All but `parts` have the shape (examples,).
+    """Factors that clip the examples' gradients g to one clip norm C, (examples,), and `parts`, (parts, examples).
 
-    fits : whether the gradient g stays unclipped.  weight : min(1, C/|g|).
-    parts : 2^E min(1, C/|g|), with E the exponent of each part of the gradient: (parts, examples).
-    usable : whether weight and parts are both normal numbers.
+    fits : whether g stays unclipped.  weight : min(1, C/|g|).  usable : whether the factors are normal numbers.
+    parts : 2^E min(1, C/|g|), with E the exponent of each part of the gradient.
     """
 
     fits: Any

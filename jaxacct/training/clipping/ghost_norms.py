@@ -20,10 +20,7 @@ import numpy as np
 from jaxacct.training.clipping.parameter_uses import Step, Use, Uses, largest, merged
 
 BLOCK = 64
-"""Number of terms in a block.  A sum adds each block's terms one by one, then adds these sums in blocks, and so on.
-
-Larger blocks round more; smaller blocks need more of these levels.
-"""
+"""Number of terms that a sum adds one by one; these sums are added in blocks again.  Larger blocks round more."""
 NOTHING = -(2**20)
 """Exponent of an array without normal numbers: so low that its sum with any exponent is still below all exponents."""
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -33,8 +30,9 @@ HIGHEST = jax.lax.Precision.HIGHEST
 class Rows(NamedTuple):
     """Gradient as sum_t x_t dy_t^T, in two kinds of rows: those whose x_t is a unit vector, and all others.
 
-    number : the position of the 1 in each unit vector x_t, (groups, rows).  beside : the dy_t of the unit vectors.
-    x, dy : the other rows, (groups, rows, K) and (groups, rows, M).  Fields of a kind without rows are None.
+    number, beside : the position of the 1 in each unit vector x_t, (groups, rows), and its dy_t; None without such
+        rows.
+    x, dy : the other rows, (groups, rows, K) and (groups, rows, M); None without such rows.
     """
 
     number: Any
@@ -45,10 +43,9 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """Parameter whose uses are all products.  Its gradient has the form (groups, K, M), the same for all uses.
+    """Parameter whose uses are all products. Its gradient has the form (groups, K, M), the same for all uses.
 
-    leaf, shape : number of the parameter among the leaves, and its shape.
-    uses : each use, with whether x and dy change places in it.
+    leaf, uses : number of the parameter among the leaves; each use, with whether x and dy change places in it.
     steps : the steps, each (size, stride), through the parameter's entries along each of the axes groups, K and M.
     narrow : the dtype with the smallest range among those that the parameter is cast to.
     """
@@ -91,10 +88,7 @@ class Site:
         )
 
     def measured(self, rows: Rows, dtype: Any) -> tuple[Any, Any, Any]:
-        """Return three arrays (groups, examples) about the gradient g of each group and example.
-
-        They hold an exponent E, an upper bound on (|g|/2^E)^2, and whether g is surely finite.
-        """
+        """Return, as (groups, examples): exponents E, bounds on (|g|/2^E)^2, and whether the gradient g is finite."""
         return self._each_group(jax.vmap(lambda one: self._norm_squared(*_normalised(_wide(one, dtype)))), rows)
 
     def total(self, rows: Rows, keep: Any, weights: Any, dtype: Any) -> Any:
@@ -245,10 +239,7 @@ def _wide(rows: Rows, dtype: Any) -> Rows:
 
 
 def _rows(use: Use) -> int:
-    """Return the number of products x_t dy_t^T that one use adds to one group's gradient.
-
-    Each row of the operation makes one product in each iteration of the loops that do not cut the parameter.
-    """
+    """Return how many products x_t dy_t^T a use adds to one group's gradient; loops that do not cut it repeat them."""
     repeated = math.prod(length for length, steps in use.view.loops if steps is None)
     product = use.product
     columns = _size([step for axis in (*product.groups, *product.right) for step in use.view.axes[axis]])

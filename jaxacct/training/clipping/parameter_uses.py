@@ -35,13 +35,12 @@ Step = tuple[int, int]
 
 @dataclass(frozen=True)
 class Product:
-    """Gradient of an operation with respect to its operand w, as a sum of products of rows.
+    """Gradient of y = op(x, w) with respect to w, as a sum of products of rows; other : the number of the operand x.
 
-    other : the number of the operand x.  output : shape and dtype of y.
     groups, left, right : the axes of w that are merged, in this order, into the gradient's axes: groups, K and M.
     matrix : a function (x, dy) -> two arrays, the x_t as (groups, rows, K) and the dy_t as (groups, rows, M).
-    indexed : whether the x_t are unit vectors.  ``matrix`` then returns the position of the 1 in each, (groups, rows).
-    A position outside of 0 to K - 1 stands for a vector of zeros.
+    indexed : whether the x_t are unit vectors.  ``matrix`` then returns the position of the 1 in each, (groups, rows);
+        a position outside of 0 to K - 1 stands for a vector of zeros.
     """
 
     other: int
@@ -51,9 +50,6 @@ class Product:
     right: tuple[int, ...]
     matrix: Callable[[Any, Any], tuple[Any, Any]]
     indexed: bool = False
-
-
-_MODES = tuple(getattr(jax.lax.GatherScatterMode, name) for name in ("FILL_OR_DROP", "PROMISE_IN_BOUNDS", "CLIP"))
 
 
 def _dense(eqn: Any, operand: int) -> Product | None:
@@ -118,10 +114,7 @@ def _conv(eqn: Any, operand: int) -> Product | None:
 
 
 def _embedding(eqn: Any, operand: int) -> Product | None:
-    """Return the `Product` of a look-up of whole rows in the parameter; None for any other look-up.
-
-    A row number out of range adds nothing to the gradient; in the mode "clip" it adds to the nearest row's gradient.
-    """
+    """Return the `Product` of a look-up of whole rows in the parameter; None for any other look-up."""
     p, shape = eqn.params, eqn.invars[0].aval.shape
     spec, y = p["dimension_numbers"], eqn.outvars[0].aval
     whole_rows = (
@@ -132,7 +125,7 @@ def _embedding(eqn: Any, operand: int) -> Product | None:
         and spec.start_index_map == (0,)
         and spec.offset_dims == (y.ndim - 1,)
         and not spec.operand_batching_dims
-        and p["mode"] in _MODES
+        and p["mode"].name in ("FILL_OR_DROP", "PROMISE_IN_BOUNDS", "CLIP")
     )
     if not whole_rows or y.size == 0 or shape[0] >= 2**31 - 1:
         return None
@@ -285,10 +278,9 @@ def _smooth(var: Any) -> bool:
 class View:
     """All entries of a parameter or, inside loops over its slices, the entries of one slice.
 
-    axes : for each axis, its steps (size, stride).
-    narrow : the dtype with the smallest range of all dtypes that the entries were cast to.
-    loops : the loops around the view, outermost first.  Each is (number of iterations, steps along which the loop cuts
-    the parameter); the steps are None if all iterations see the same entries.
+    axes : for each axis, its steps (size, stride).  narrow : the narrowest dtype that the entries were cast to.
+    loops : the loops around the view, outermost first, each (number of iterations, steps along which the loop cuts the
+        parameter, or None if all iterations see the same entries).
     """
 
     axes: tuple[tuple[Step, ...], ...]

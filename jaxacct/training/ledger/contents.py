@@ -32,8 +32,6 @@ from jaxacct.training.step.step_mechanisms import Release, Turn, composed, relea
 
 MANY_RELEASES = 300
 """Largest number of different releases that stay ungrouped; an engine's time grows with this number."""
-
-
 EARLY_STOP = "early stop of the plan"
 """Note of the entry that counts all answers of the plan's early stop."""
 STOPPED_EARLY = "stopped early by the plan, after step "
@@ -44,9 +42,8 @@ STOPPED_EARLY = "stopped early by the plan, after step "
 class _Partition:
     """Steps with disjoint batches: together they cost as much as the costliest step, or as one round.
 
-    share : the sampling probability.
-    steps : for each step number, the noise multipliers of the entries of that step.
-    dearest : the noise multipliers of the costliest step's entries.
+    share : the sampling probability.  steps, dearest : the entries' noise multipliers by step, and those of the
+        costliest.
     """
 
     sampling: str
@@ -81,15 +78,11 @@ class _Partition:
 class Spent:
     """Releases of one run, derived from its entries alone.
 
-    releases : how often each release of a training step counts.
-    others : how often each other mechanism was released.  noted : the entries of these mechanisms.
-    steps : number of step entries, without exact replays.
-    again : how many of these entries repeat the step number of an earlier entry.
-    same : number of exact replays, which do not count.
+    releases, others, noted : how often each training step and each other mechanism counts, and the latter's entries.
+    steps, again, same : number of step entries without exact replays, of those that repeat a number, and of replays.
     torn : number of lines that were cut off; each counts as one more release, but not in `steps`.
-    seen : the step entries.  numbers : the step numbers in these entries.  last : the last step entry.
+    seen, numbers, last, next : the step entries, their numbers, the last one, and the number after the last entry.
     partitions : the passes and rounds of the batch rule, by their fingerprints.
-    next : the step number that follows the last counted entry.
     looks : the `Seen` entry of the current plan, or None.
     owed : the steps that earlier plans still had.  They count if such a plan was replaced after a look at outputs.
     shared : the step from which steps of cyclic Poisson sampling share noise; None if their noise is independent.
@@ -171,12 +164,10 @@ class Spent:
             self.releases += Counter()  # removes the releases whose count is now 0
 
     def within(self, plan: Plan, step: int, label: str | None) -> float:
-        """Return the cost so far, a sum of 1/sigma^2, of the partition (`_Partition`) that a plan's new step continues.
+        """Return the cost so far, a sum of 1/sigma^2, of the `_Partition` that a plan's new step continues.
 
-        The cost is 0 if the step continues no partition, and -1 if `label` names a partition without room for the step.
-        The new step continues a partition if all steps of the partition are in its pass, and it is none of them.
-
-        label : a partition's fingerprint; None means the partition of the last step entry.
+        The new step continues the partition `label`, by default that of the last entry, if all its steps are in this
+        pass and none is this step; else the cost is 0. It is -1 if the partition has no room for the step.
         """
         partition = self.partitions.get(label or (self.last and self.last.partition) or "")
         if partition is None or step in partition.steps:
@@ -260,11 +251,7 @@ def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
 
 
 class Contents:
-    """Runs of a ledger, with the spending of each run and the plans that it has followed.
-
-    path : the ledger's path, for messages.  run : the name of the current run.
-    runs : the spending of each run, by name.  headers : the `run` lines of each run, by name; they hold its plans.
-    """
+    """Runs of a ledger by name: the spending of each run, and its `run` lines, which hold its plans (`headers`)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -358,8 +345,8 @@ class Contents:
     def torn(self, fragment: bytes) -> Torn:
         """Return the costliest step that a cut-off line can have held: the least noise and the highest rate of its run.
 
-        With caps a higher rate may leak less.  So if the run has several rates or caps, the step counts as a Gaussian
-        of half the noise.  This covers the worst case, in which one record displaces another in the step's sum.
+        With caps a higher rate may leak less: several rates or caps count as a Gaussian of half the noise, the worst
+        case.
         """
         name = run_of(fragment)
         name = name if name in self.runs else self.run
@@ -447,10 +434,7 @@ def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, 
 
 
 def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int]:
-    """Return the spending before a run's next steps: releases of training steps, and the number of other mechanisms.
-
-    The early stop of the run's own plan is not among the other mechanisms.
-    """
+    """Return what is spent before a run's next steps: training steps, and how many others but its early stop."""
     names = counted(plan, ledger, run)
     plans = [line.plan for name in names for line in ledger.headers[name]]
     one_filter(plan, plans)

@@ -31,10 +31,7 @@ _KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
 
 
 class Run(NamedTuple):
-    """Entry at the beginning of a run, or where the run goes on with another plan.
-
-    told : whether the ledger notes when outputs of the run are seen; a ledger of version 1 does not.
-    """
+    """Entry at the beginning of a run or of another plan; told : whether the ledger notes that outputs are seen."""
 
     run: str
     by: str
@@ -43,9 +40,8 @@ class Run(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Entry that is written before outputs of a run are seen, after `step` steps of its plan.
+    """Entry before outputs are seen, after `step` steps; the run would have ended by itself at `until`.
 
-    until : the step before which the run would have ended by itself.
     looked : True if a callback looks at outputs or raises; False if something else ends the run.
     """
 
@@ -130,21 +126,18 @@ def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
 
 
 def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]]:
-    """Yield (line, checksums so far, the byte at which the line ends) for every line.
-
-    A last line that was cut off comes as bytes, with the byte at which it begins.
-    """
+    """Yield (line, checksums so far, the byte at which it ends); a cut-off last line as bytes, with where it begins."""
     chain, number = BEGINNING, 0
     told: dict[str, bool] = {}
     while raw := file.readline(_MAX_LINE_BYTES + 1):
         number += 1
         place = f"{path}: line {number}"
-        whole = raw.endswith(b"\n")
-        if number == 1 and not _begins_a_ledger(raw):
+        whole, text = raw.endswith(b"\n"), raw.rstrip(b"\n")
+        begun = text.startswith(_KIND) or _KIND.startswith(text)
+        if number == 1 and not (text and begun) and _FORMAT.encode() not in raw[:_MAX_LINE_BYTES]:
             raise InputError(f"{path}: is no ledger: it does not begin with a run; give the ledger of a training run")
         if len(raw) > _MAX_LINE_BYTES:
             raise InputError(f"{place} has more than {_MAX_LINE_BYTES} bytes; restore the ledger from a copy")
-        text = raw.rstrip(b"\n")
         body = text[: -len(_SUFFIX)]
         following = chain.then(body)
         if text == body + f', "check": "{following.check:08x}"}}'.encode() and len(text) > len(_SUFFIX):
@@ -154,17 +147,11 @@ def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]
                 told[line.run] = line.told
             yield line, chain, file.tell()
             continue
-        begun = text.startswith(_KIND) or _KIND.startswith(text)
         if number == 1 and begun and not whole:
             raise InputError(f"{place} was cut off before anything was noted; delete the ledger and create it anew")
         if whole or not begun:
             raise InputError(f"{place} is damaged, or a line before it is missing; restore the ledger from a copy")
         yield text, chain, file.tell() - len(raw)
-
-
-def _begins_a_ledger(first: bytes) -> bool:
-    """Return whether a line may be the first line of a ledger, possibly damaged or cut off."""
-    return first.startswith(_KIND) or _KIND.startswith(first) or _FORMAT.encode() in first[:_MAX_LINE_BYTES]
 
 
 def looks_like_a_step(fragment: bytes) -> bool:

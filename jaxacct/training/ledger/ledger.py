@@ -46,10 +46,7 @@ def _new_beside(place: Path, path: Path) -> tuple[Path, BinaryIO]:
 
 
 class LedgerFile:
-    """File of an open ledger.  Other writers are locked out, and an entry is on the disk before it counts.
-
-    file : the open file; raises InputError once the file is closed.  size : the number of bytes that it should have.
-    """
+    """File of an open ledger. Other writers are locked out, and an entry is on the disk before it counts."""
 
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
         self.path, self._file = path, file
@@ -126,11 +123,7 @@ class LedgerFile:
         self.size = end + len(content)
 
     def end_last_line(self) -> None:
-        """Add the newline that an otherwise complete last line may lack.
-
-        The newline need not be on the disk when this returns.  A file without it is read alike, and `append` puts
-        the whole file on the disk before its own entry counts.
-        """
+        """Add the newline that a complete last line may lack; `append` puts it on the disk before its entry counts."""
         file = self.file
         file.seek(0, os.SEEK_END)
         file.seek(-1, os.SEEK_END)
@@ -441,8 +434,7 @@ class Ledger(Contents):
     def _catch_up(self, mend: bool) -> None:
         """Count every line; a step whose line was cut off at the end counts as a `Torn` step.
 
-        mend : whether to mend the file.  A `Torn` line then replaces a step's cut-off line; any other cut-off line is
-            removed.
+        mend : whether to replace the cut-off line of a step by a `Torn` line, and to remove any other cut-off line.
         """
         fragment, end = b"", 0
         for number, (line, chain, place) in enumerate(ledger_format.read(self._file.file, self.path), 1):

@@ -62,16 +62,9 @@ from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.step_mechanisms import Release, Turn, composed, require_kept
 
 GROWTH = 2.0**20
-"""Largest variance of a noisy prefix sum, divided by the variance of the sum of independent noise over all steps.
-
-If noise grows more than this, float32 does not hold its sums.
-"""
+"""Largest variance of a noisy prefix sum, relative to that of the sum of independent noise; float32 holds no more."""
 MANY_KINDS = 16
-"""Largest number of different releases for which `Plan.epsilon_curve` is exact.
-
-If there are more, some three times this number of stand-ins replace them.  A stand-in leaks at least as much
-as each release that it replaces.
-"""
+"""Largest number of different releases for which `Plan.epsilon_curve` is exact; stand-ins replace more of them."""
 _CURVE_RTOL = 0.02
 """Relative width of the brackets of epsilon along a curve: wide, for speed.  Upper bounds hold at any width."""
 _FORMAT, _VERSION = "jaxacct.plan", 1
@@ -503,10 +496,13 @@ class Plan(PlanRequest):
         for name in ("target_delta", "dataset_size", "noise_multiplier"):
             if settings[name] is None:
                 raise InputError(f"plan: {name} is missing; give a number")
-        settings["repetitions"] = _law(node["repetitions"])
+        free = {"type": "PureDP", "epsilon": 0.0}
+        settings["repetitions"] = _read("law", node["repetitions"], "Selection", mechanism=free, bound="worst_case")
         settings["filter"] = _filter(node["filter"])
         settings |= {name: node.get(name, usual) for name, usual in _UNUSUAL.items()}
-        settings["noise"] = _strategy(settings["noise"])
+        once = {"type": "SingleParticipation"}
+        around = {"noise_multiplier": 1.0, "participation": once}
+        settings["noise"] = _read("strategy", settings["noise"], "MatrixMechanism", **around)
         settings["early_stop"] = early_stop_of(settings["early_stop"])
         needed = {rules.CYCLIC: ("noise", "groups"), rules.ORDER: ("noise",)}.get(str(settings["sampling"]), ())
         if any(settings[name] is None for name in needed):
@@ -663,18 +659,16 @@ class Plan(PlanRequest):
 
 def plan_document(plan: Plan) -> dict[str, Any]:
     """Return a plan as an object that JSON can hold; `Plan.from_document` turns it back into an equal plan."""
-    law = None
-    if plan.repetitions is not None:
-        law = json.loads(to_json(selection.select(PureDP(0.0), plan.repetitions)))["mechanism"]["law"]
+    law = plan.repetitions
     return {
         "format": _FORMAT,
         "version": _VERSION,
         **{name: getattr(plan, name) for name in (*_TERMS, "noise_multiplier")},
         "segments": [list(segment[1:]) for segment in plan.segments],
         "filter": list(plan.filter) if plan.filter else None,
-        "repetitions": law,
+        "repetitions": None if law is None else _part("law", selection.select(PureDP(0.0), law)),
         **{
-            name: _strategy_document(value)
+            name: _part("strategy", MatrixMechanism(value, 1.0, SingleParticipation()))
             if isinstance(value, Strategy)
             else list(value.numbers)
             if isinstance(value, EarlyStop)
@@ -756,25 +750,14 @@ def _strategy_of_run(
     return known
 
 
-def _strategy_document(strategy: Strategy) -> Any:
-    """Return a strategy as an object that JSON can hold."""
-    return json.loads(to_json(MatrixMechanism(strategy, 1.0, SingleParticipation())))["mechanism"]["strategy"]
+def _part(name: str, mechanism: Mechanism) -> Any:
+    """Return one field of a mechanism's document."""
+    return json.loads(to_json(mechanism))["mechanism"][name]
 
 
-def _strategy(node: object) -> Any:
-    """Return the strategy of a document, read like the strategy of a matrix mechanism."""
-    once = {"type": "SingleParticipation"}
-    return _read("strategy", node, type="MatrixMechanism", noise_multiplier=1.0, participation=once)
-
-
-def _law(node: object) -> Any:
-    """Return the law of K in a document, read like the law of a selection."""
-    return _read("law", node, type="Selection", mechanism={"type": "PureDP", "epsilon": 0.0}, bound="worst_case")
-
-
-def _read(name: str, node: object, **others: object) -> Any:
+def _read(name: str, node: object, kind: str, **others: object) -> Any:
     """Read one field from a mechanism's document whose other fields are `others`; a `node` of None gives None."""
     if node is None:
         return None
-    text = json.dumps({"format": "jaxacct.mechanism", "version": 1, "mechanism": {name: node, **others}})
-    return getattr(from_json(text), name)
+    inside = {"type": kind, name: node, **others}
+    return getattr(from_json(json.dumps({"format": "jaxacct.mechanism", "version": 1, "mechanism": inside})), name)

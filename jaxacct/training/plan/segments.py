@@ -240,10 +240,7 @@ def releases(
 
 
 def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> dict[Release, Release]:
-    """Map releases to about `most` stand-ins that cost at least as much (`dearer`), or that cost at most as much.
-
-    The stand-ins are explained in training/ledger/README.md, "Many releases that differ".
-    """
+    """Map releases to about `most` stand-ins that cost at least as much (`dearer`), or that cost at most as much."""
     noise, rate = (min, max) if dearer else (max, min)
     found: dict[Release, Release] = {}
     for near in _near(counts, most):

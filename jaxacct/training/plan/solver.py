@@ -222,12 +222,9 @@ class Filter(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """Solution of a request.
+    """Solution of a request: the steps, the scale of their noise, the filter of a data-dependent plan, and the cap.
 
-    segments : the steps of the run.  noise_multiplier : the scale of the run's noise.
-    filter : the Renyi filter of a plan whose changes may depend on the data, or None.
     epsilon : epsilon of the whole tuning if the search computed it, which saves half a minute later; else None.
-    cap : the largest batch of truncated Poisson sampling, or None.
     """
 
     segments: tuple[Segment, ...]
@@ -281,15 +278,6 @@ def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.n
     return used, np.stack(promised)
 
 
-def _filter_of(mechanism: Mechanism, terms: PlanRequest) -> Filter:
-    """Return a plan's filter: the order of least epsilon, and as its budget the run's divergence at this order."""
-    used, promised = _filters(mechanism, terms)
-    best = int(np.argmin(promised))
-    if not np.isfinite(used[best]):
-        raise InputError("data_dependent = True: no Renyi divergence of the plan is finite; use more noise")
-    return Filter(float(ORDERS[best]), float(used[best]))
-
-
 def _upper_epsilon(terms: PlanRequest, mechanism: Mechanism) -> np.ndarray:
     """Return upper bounds of epsilon that a plan claims for a batch of runs: by composition, or by their filters."""
     if terms.data_dependent:
@@ -305,7 +293,11 @@ def solve(request: PlanRequest) -> Solution:
     segments = solution.segments
     cap = solution.cap or 0
     run = composed(releases(segments, segments[-1].end, request.sampling, request.dataset_size, cap=cap))
-    return solution._replace(filter=_filter_of(run, request))
+    used, promised = _filters(run, request)
+    best = int(np.argmin(promised))
+    if not np.isfinite(used[best]):
+        raise InputError("data_dependent = True: no Renyi divergence of the plan is finite; use more noise")
+    return solution._replace(filter=Filter(float(ORDERS[best]), float(used[best])))
 
 
 def noise_for(

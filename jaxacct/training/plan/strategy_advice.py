@@ -33,9 +33,8 @@ _ONE = "advice is for one run"
 class StrategyOption:
     """One way to sample and to correlate noise, with the least noise that meets the budget.
 
-    ``groups`` counts groups of records, slots of a round, or steps of a pass. ``noise_multiplier`` is NaN if no noise
-    meets the budget. ``epsilon`` is a certified upper bound. `advise_strategy` defines ``error``; ``relative`` is
-    ``error`` divided by the error of DP-SGD.
+    ``groups`` counts groups of records, slots of a round, or steps of a pass. `advise_strategy` defines ``error``;
+    ``relative`` is ``error`` divided by that of DP-SGD. Without noise that meets the budget, noise_multiplier is NaN.
     """
 
     sampling: str

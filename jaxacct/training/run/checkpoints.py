@@ -36,11 +36,8 @@ _OWN = re.compile(r"\d+$|\d+\.orbax|.*orbax-checkpoint-tmp")
 class Checkpoint(NamedTuple):
     """Run between two steps, as it is stored.
 
-    session : a digest of the plan, program and data with which steps after this checkpoint may have been taken; b"" if
-        none were taken.
-    stopped : why the run stopped, as in the state; "" while it goes on.
-    seen : whether callbacks looked at outputs.
-    scores : the exact scores of an early stop.
+    session : a digest of the plan, program and data of the steps after this checkpoint; b"" if none were taken.
+    stopped, seen, scores : as in the state; stopped is "" while the run goes on.
     """
 
     step: int
@@ -54,10 +51,9 @@ class Checkpoint(NamedTuple):
 
 
 class Store:
-    """Folder of checkpoints, readable by its owner alone: it holds the secret key of the run.
+    """Folder of checkpoints, numbered from 0 and readable by its owner alone: it holds the secret key of the run.
 
-    Checkpoints are numbered in the order of writing, from 0.  If arrays are spread over processes, each process writes
-    and reads its own parts; all processes must see the folder.
+    If arrays are spread over processes, each process writes its own parts; all processes must see the folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str], processes: Processes = ALONE) -> None:

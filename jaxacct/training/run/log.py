@@ -49,10 +49,7 @@ from jaxacct.training.step.step_mechanisms import BY_PASS, Release
 Held = list[tuple[Spent, list[Run]]]
 """Spending that counts against a plan: for each run its releases and its plans.  The current run comes first."""
 PAUSES = (0.2, 10.0)
-"""Shortest and longest time between two updates of the progress line, in seconds.
-
-An update waits until its step is done.
-"""
+"""Shortest and longest time between two updates of the progress line, in seconds."""
 _FIRST = b'{"event": "begin"'
 """Beginning of a log file."""
 Log = Callable[[dict[str, Any]], Any] | str | os.PathLike[str] | None
@@ -69,13 +66,11 @@ WAIT_SECONDS = 5.0
 
 @dataclass(slots=True)
 class _Look:
-    """One logged step.  Its fields are filled in one by one, so that nothing is done twice after an interrupt.
+    """One logged step. Its fields are filled in one by one, so that nothing is done twice after an interrupt.
 
-    observed : the numbers of the step, on the device.
+    observed : the numbers of the step, on the device; record : without epsilon, None until they are fetched.
     point : a table of epsilon, and a step in it whose epsilon covers all releases so far; None if no table has one.
-    when : the time at which the step was found to be done, in seconds; None until then.
-    rate : steps per second, measured over the last logged steps up to this one; None if not known.
-    record : the record to be logged, still without epsilon; None until the numbers are fetched.
+    when, rate : the time at which the step was found to be done, and the steps per second up to it, if known.
     """
 
     step: int
@@ -87,10 +82,7 @@ class _Look:
 
 
 class RunLog:
-    """Log of every `every`-th step of one `fit`, and of the plan's last step, in order; call `begin` first.
-
-    put : called with each record; None if no log is wanted.  file : the file to which `put` writes, or None.
-    """
+    """Log of every `every`-th step of one `fit`, and of the plan's last step, in order; call `begin` first."""
 
     def __init__(self, put: Callable[[dict[str, Any]], Any] | None, file: LogFile | None, every: int, run: str) -> None:
         self._put, self._file, self._every, self._run = put, file, every, run
@@ -272,10 +264,9 @@ def numbers_of(observed: Observed) -> dict[str, Any]:
 
 
 class LogFile:
-    """File of JSON lines, open for appending.  Only its owner may read it: most of its numbers carry no noise.
+    """File of JSON lines, open for appending, which only its owner may read: most of its numbers carry no noise.
 
-    A last line that was cut off is removed.  A run that is resumed from a checkpoint may log steps of the file again:
-    the second line of a step has ``"again": true``.  InputError : the file cannot be written, or is no log.
+    A last line that was cut off is removed. If a step is logged again, its second line has ``"again": true``.
     """
 
     def __init__(self, path: str | os.PathLike[str], run: str) -> None:
@@ -302,10 +293,7 @@ class LogFile:
             raise
 
     def beginning(self, run: str, step: int) -> dict[str, Any]:
-        """Return the record of a `fit` that begins or continues.
-
-        If the `fit` repeats steps that are in the file, the record says up to which step.
-        """
+        """Return the record of a `fit` that begins or continues; it says which steps of the file the `fit` repeats."""
         record = {"event": "begin", "run": run, "step": step, "resumed": step > 0}
         again = {"again_until": self.there} if self.there > step else {}
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -367,11 +355,7 @@ def _finite(node: Any) -> Any:
 
 
 class ProgressLine:
-    """Line on standard error, with an upper bound of epsilon from the plan's table.
-
-    If `show` is None, the line is shown only on a terminal.  A thread, begun with the first line that is shown,
-    computes the table.  Training does not wait for the table, and lines have no epsilon until it is ready.
-    """
+    """Line on standard error, with an upper bound of epsilon from the plan's table, once a thread has computed it."""
 
     def __init__(self, plan: Plan, there: int, show: bool | None) -> None:
         self._plan = plan
@@ -404,10 +388,7 @@ class ProgressLine:
 
 
 class _Table:
-    """Upper bounds of epsilon along a plan; a thread computes them on the first request.
-
-    held : the spending before step `first`, which counts as well; None for the plan alone.
-    """
+    """Upper bounds of epsilon along a plan, with what was `held` before step `first`; computed by a thread."""
 
     def __init__(self, plan: Plan, first: int = 0, held: Held | None = None) -> None:
         self._plan, self._first, self._held = plan, first, held
@@ -496,8 +477,7 @@ class TablePoint(NamedTuple):
 class EpsilonSoFar:
     """Upper bounds of epsilon during one `fit` that continues a plan after its first `step` steps.
 
-    A claim must cover all that the history or the ledger holds.  Before a bound from a table is put out, all releases
-    so far must be among the releases that the table covers: fewer releases never cost more.
+    A bound from a table is put out only if the table covers all releases so far: fewer releases never cost more.
     """
 
     def __init__(self, plan: Plan, step: int, stretches: tuple[Stretch, ...], ledger: Ledger | None) -> None:

@@ -43,11 +43,7 @@ _HOST = b"host 1"
 
 
 class Prepared(NamedTuple):
-    """Step that is ready to run.
-
-    line : the lineage after the step.  key : the step's keys.  settings : the step's numbers.
-    partition : the fingerprint of the step's pass or round, or "".  batch : the step's loaded examples, or None.
-    """
+    """Step that is ready to run: the lineage after it, its keys, its numbers, its pass or round, and its examples."""
 
     line: Lineage
     key: StepKey
@@ -60,8 +56,7 @@ class Program:
     """Step function for one plan, state and data: traced, digested, and compiled on demand.
 
     session : a digest of all that decides the steps after a checkpoint: equal sessions repeat them exactly.
-    traces : the jaxprs of all programs that are compiled.
-    overwrites : whether a step overwrites the arrays of the `Carried` that it is given.
+    traces : the jaxprs of all programs.  overwrites : whether a step overwrites the `Carried` that it is given.
     """
 
     overwrites = True
@@ -102,7 +97,7 @@ class Program:
     def begin(self, line: Lineage, step: int, until: int) -> None:
         """Compile the program, or load it, before steps `step` to `until - 1` are run."""
         lowered = self._traced.lower()
-        if not key_derivation.program_repeats(self._traced):
+        if not key_derivation.repeats(key_derivation.contents(self._traced)[1]):
             self._compiled = lowered.compile()
             return
         zero = np.zeros(8, np.uint32)
@@ -173,12 +168,10 @@ class OtherExamples(InputError):
 
 
 class Batch(NamedTuple):
-    """Logical batch that was loaded, in whole micro-batches.  Each of its places has one member, or none.
+    """Logical batch that was loaded, in whole micro-batches. Each of its places has one member, or none (`mask`).
 
-    leaves : arrays with one row for each place; with users, a row holds the examples that one user gives.
-    weights : the weights of users' examples; None for records.
-    indices : int32, the number of the record or user in each place, and 0 in places without a member.
-    mask : whether a place has a member.
+    leaves : a row for each place; with users, a row holds the examples that one user gives, with their `weights`.
+    indices : int32, the number of the record or user in each place.
     """
 
     leaves: list[np.ndarray]
@@ -190,9 +183,8 @@ class Batch(NamedTuple):
 class Streamed(Program):
     """Program for one plan, state and source; `begin` compiles it and starts the threads, `close` ends them.
 
-    If the last checkpoint has the same session, the steps after the checkpoint repeat their draws.  The ledger then
-    tells whether the examples are the same, too.  In all other cases the lineage gets fresh random bits, and no draw is
-    ever used twice.
+    If the last checkpoint has the same session, the steps after it repeat their draws, and the ledger tells whether the
+    examples are the same, too. Otherwise the lineage gets fresh random bits, and no draw is ever used twice.
     """
 
     overwrites = False  # after an interrupt within a step, a checkpoint of the state before the step is written
@@ -366,10 +358,7 @@ def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
 
 
 class Ahead(Generic[Item]):
-    """Items of a generator.  A thread makes `depth` items ahead; if `depth` is 0, each item is made when it is taken.
-
-    An exception of the thread is raised in `take`.
-    """
+    """Items of a generator, `depth` of which a thread makes ahead; `take` raises the thread's exceptions."""
 
     def __init__(self, items: Generator[Item, Any, Any], depth: int, stop: threading.Event) -> None:
         self._items, self._stop = items, stop

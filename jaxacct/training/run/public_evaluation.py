@@ -14,10 +14,7 @@ from jaxacct.training.run.state import Evaluation, State
 
 
 class Evaluations:
-    """Callback that computes a value every few steps.  Reading the parameters counts as a look at outputs.
-
-    values : the steps and values so far.  tell : called with each step and value, for the log.
-    """
+    """Callback that keeps a value every few steps in `values`, and tells it. Each call is a look at outputs."""
 
     def __init__(self, evaluate: Callable[[Any, Any], Any], public_data: PyTree, every: int, data: PyTree) -> None:
         if public_data is None:

@@ -41,17 +41,11 @@ from jaxacct.training.step.step_mechanisms import BY_PASS, composed, require_kep
 _NOTING = 0.05
 """Largest share of a run's time that notes should take; if they take more, several steps are noted at once."""
 _AHEAD = 100
-"""The largest number of steps that the ledger notes at once is the number of the plan's steps, divided by this.
-
-A step that was noted counts, even if the run is cut off before this step.
-"""
+"""The ledger notes at most the plan's steps divided by this at once: noted steps count, even if they are not taken."""
 
 
 class RunLedger:
-    """Open ledger of a run.  In every process, `note` returns only after the entries are on the disk.
-
-    most : the largest number of steps that are noted at once.
-    """
+    """Open ledger of a run. In every process, `note` returns when its entries, at most `most`, are on the disk."""
 
     def __init__(self, processes: Processes, ledger: Ledger | None, own: bool, mark: Mark, most: int) -> None:
         self._processes, self._ledger, self._own, self._most = processes, ledger, own, most
@@ -70,11 +64,7 @@ class RunLedger:
         return self._mark
 
     def note(self, plan: Plan, step: int, now: Prepared, program: Program) -> int:
-        """Note a step if the ledger already has it or the budget allows it; return how many steps were noted.
-
-        Later steps are noted together with this step if notes would otherwise take more than the share `_NOTING` of the
-        time.
-        """
+        """Note a step, and perhaps later ones, if the ledger has it or the budget allows it; return how many."""
 
         def noted() -> int:
             assert self._ledger is not None

@@ -118,10 +118,7 @@ class Scores(Secret):
 
 
 class Past(Secret):
-    """Buffers of correlated noise; whoever has them can remove noise from the run.  Pickle and repr leave them out.
-
-    clip_norm : the clip norm to which the noise in the buffers belongs; the run must go on with it.
-    """
+    """Buffers of correlated noise, which could remove noise, and their clip norm. Pickle and repr leave them out."""
 
     __slots__ = ("arrays", "clip_norm")
 
@@ -130,10 +127,8 @@ class Past(Secret):
 
 
 class Looks:
-    """Record of whether callbacks have looked at outputs.
+    """Record of whether callbacks have looked at outputs: ever (`seen`), and at the last state (`at_this`).
 
-    seen : whether callbacks of this or of an earlier `fit` have looked.
-    at_this : whether they have looked at the state with which they were called last.
     now : the state with which the callbacks are being called, or None.
     note : called before the first look of this `fit`; if it raises, the callback gets the error instead of outputs.
     """
@@ -190,10 +185,7 @@ def shown(state: State, looks: Looks) -> State:
 
 
 class Stretch(NamedTuple):
-    """Steps `first` to `end - 1` of a plan.
-
-    partition : with a batch rule by passes or rounds, the fingerprint of the last step's pass or round; elsewhere "".
-    """
+    """Steps `first` to `end - 1` of a plan, and the fingerprint of the last one's pass or round, if it has one."""
 
     plan: Plan
     first: int
@@ -232,8 +224,7 @@ def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, pa
 def released(stretches: Sequence[Stretch]) -> Counter[Release]:
     """Count the releases of some stretches; a pass that two of them share counts in both.
 
-    If steps share noise, and the first step of a stretch neither begins the sharing nor follows the step before it
-    (`Turn.follows`), that first step also counts as a release of all records (`Turn.alone`).
+    A stretch whose first step does not follow the noise that it shares counts that step also alone (`Turn.alone`).
     """
     counts: Counter[Release] = Counter()
     last: Turn | None = None
@@ -263,9 +254,7 @@ def spent_by(stretches: Sequence[Stretch]) -> Spent:
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
     """Return epsilon of all releases in a history, at a plan's delta.
 
-    If outputs may have ended the run, the rest of the plan counts as well.
-    ended : whether the run ended by itself, or has shown no outputs.
-    goes_on : whether the run continues, whatever outputs it has shown.
+    The rest of the plan counts as well, unless the run `ended` by itself, or without outputs seen, or `goes_on`.
     """
     if history.ledger is not None:
         ledger = Ledger.read(history.ledger.path)

@@ -42,18 +42,13 @@ from jaxacct.training.step.step_function import (
 MODES = ("data", "fsdp")
 """Named layouts of the parameters; any other layout is a pytree of PartitionSpecs."""
 _PIECE = 2_046
-"""Largest number of units, of 32 draws each, that are drawn at a time.
-
-The draws of a piece take some 1.5 MB.  More would be too much for devices that one processor simulates, since these
-share its caches.
-"""
+"""Largest number of units drawn at a time: 1.5 MB, since devices that one processor simulates share its caches."""
 
 
 def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[..., tuple[Carried, Observed]]:
     """Return `private_step` for the devices of a mesh, with the same arguments and results; the function is for jit.
 
-    size : the number of records (or users).  Each device has r = ceil(size / devices) rows of the data; device d has
-    the records from number d * r on.  Rows beyond the last record are never drawn.
+    Of `size` records (or users) device d has those from number d * r on, with r = ceil(size / devices).
     """
 
     def step(
@@ -154,9 +149,7 @@ def _summed(total: Any, spec: P, mesh: Mesh) -> Any:
 def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
     """Return a function (key, tree, std) that adds independent N(0, std^2) to all entries of arrays cut by `specs`.
 
-    The function is for jit.  It differs from `noise.add` in the order of draws: entry p of a leaf, counted row by row
-    in the whole array, is draw p % 32 of unit p // 32.  So meshes of all sizes use the same random words for the same
-    entry.
+    Entry p of a leaf, counted row by row in the whole array, is draw p % 32 of unit p // 32, on meshes of all sizes.
     """
 
     def add(key: Any, tree: Any, std: Any) -> Any:
@@ -183,13 +176,10 @@ def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
 
 
 class _Box(NamedTuple):
-    """Part of an array that one device has, as runs of entries with consecutive numbers.
-
-    A unit is `UNIT` draws for `UNIT` entries with consecutive numbers.
+    """Part of an array that one device has, as runs of entries with consecutive numbers; a unit is `UNIT` such draws.
 
     first : the number of the first entry of each run, uint32; different on each device.
-    length : the number of entries in a run.
-    units : the largest number of units that a run can touch, with the partial units at both ends of the run.
+    length, units : the number of entries in a run, and the largest number of units that a run can touch.
     aligned : whether every run begins at the beginning of a unit.
     shape : the shape of an array that holds all runs; it may be larger than the device's part.
     begins, sizes : where the device's part begins in this array along each axis, and the shape of the part.
@@ -331,10 +321,7 @@ def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
 
 
 def sum_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
-    """Return the PartitionSpecs of sums of gradients; each device adds the noise to its own part of a sum.
-
-    They are the specs of the parameters, but if a large parameter lies whole on every device, `_cut` cuts its sum.
-    """
+    """Return the PartitionSpecs of sums, to whose parts devices add noise; a large sum is always cut."""
     specs = param_specs(mesh, shard, params)
     one = lambda leaf, spec: spec if any(axes_of(names) for names in spec) else _cut(np.shape(leaf), mesh)
     return jax.tree.map(one, params, specs)
@@ -392,17 +379,13 @@ def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
 
 
 LoadedStep = tuple[Callable[..., Any], Callable[..., Any], Callable[..., tuple[Carried, Observed]]]
-"""Three pure functions, to begin, to add a micro-batch, and to release: (carried, frozen) -> so_far; (carried, key
-words, so_far, rows, indices, mask, frozen) -> so_far; and (carried, key words, so_far, numbers) -> (carried, observed).
+"""Functions that begin, (carried, frozen) -> so_far; add a micro-batch, (carried, key words, so_far, rows, indices,
+mask, frozen) -> so_far; and release, (carried, key words, so_far, numbers) -> (carried, observed).
 """
 
 
 class Gathering(NamedTuple):
-    """Values that a step on a mesh keeps between its micro-batches.
-
-    sums : the sums of each device; the first axis runs over devices.
-    params, frozen : the trained and the frozen arrays, each whole on every device.
-    """
+    """Values between micro-batches on a mesh: each device's sums, and the model's arrays, whole on every device."""
 
     sums: Any
     params: Any

@@ -41,10 +41,7 @@ _DONE, _REFUSED, _FAILED = b"D", b"R", b"F"
 
 
 class Processes:
-    """Number of processes that take the steps of a run, and the number of this process.
-
-    `tell` and `gather` are also barriers: no process gets the answer before the first process has given its bytes.
-    """
+    """Number of processes that take the steps of a run, and this one's; `tell` and `gather` are barriers, too."""
 
     def __init__(self, count: int, number: int) -> None:
         self.count, self.number = count, number
@@ -284,8 +281,7 @@ class Placement:
 def _on_device(tree: Any) -> Any:
     """Return a pytree on the default device, with uncommitted arrays only; uncommitted arrays on this device stay.
 
-    A committed array goes through the host: for a committed array the step would be lowered differently, and so get
-    other keys.
+    Committed arrays go through the host: with them the step would be lowered differently, and so get other keys.
     """
     default = jnp.zeros(()).devices()
 

@@ -12,10 +12,7 @@ from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_closed_over
 
 UNIT_BITS, LOWER_BITS = 20, 10
-"""Exponents of two: a value has at most 2^20 units, and its lower part is its remainder modulo 2^10.
-
-The lower and the upper parts of the values are summed separately, each in 32 bits.
-"""
+"""A value has at most 2^20 units; its remainder modulo 2^10, and its upper part, are summed apart in 32 bits each."""
 MOST_EXAMPLES = 2**20
 """Largest number of examples: each 10-bit part of a value is at most 2^10, so its sum is at most 2^30."""
 BLOCK_SIZE = 256

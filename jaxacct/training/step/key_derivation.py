@@ -87,12 +87,10 @@ class Root(Secret):
 
 
 class Lineage(NamedTuple):
-    """Origin of a run's randomness: the root, and digests of all that led to the present step.
+    """Origin of a run's randomness: the secret root, and the `chain`, a digest of all that led to the present step.
 
-    root : the secret key.  chain : a digest of everything so far.
     seal : a digest of the state that the chain has led to; b"" if it is not known.
-    pass_first : the first step of the current pass over the data.  pass_chain : the chain before that step.
-    pass_cut : a digest of the pass's other settings.
+    pass_first, pass_chain, pass_cut : the current pass's first step, the chain before it, and its other settings.
     """
 
     root: Root
@@ -139,11 +137,9 @@ def advance(
 ) -> tuple[Lineage, StepKey]:
     """Return the lineage after one more step, and the step's keys: functions of all programs, data and settings so far.
 
-    first : the first step of the pass that this step is in, for a batch rule with passes; -1 otherwise.
-    cut : a digest that is the same within a pass; a step with another digest begins a new pass.
-    groups : the number of groups of cyclic Poisson sampling, or of batches in a fixed order.  One pass key
-        then serves the whole run, and depends on the root and on this number alone: no record may change its group or
-        batch.
+    first, cut : the first step of this step's pass (-1 without passes), and a digest that is the same within a pass.
+    groups : the number of groups, or of batches in a fixed order.  One pass key then serves the whole run, and depends
+        on the root and on this number alone: no record may change its group or batch.
     """
     if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
         lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)
@@ -202,17 +198,12 @@ def form_of(structure: Any) -> bytes:
 
 def digest_program(traced: Any) -> bytes:
     """Return the SHA-256 digest of a traced function and of the machine; equal digests mean equal output bits."""
-    constants, primitives = _contents(traced)
+    constants, primitives = contents(traced)
     own = b"" if repeats(primitives) else secrets.token_bytes(16)
     return digest(traced.lower().as_text().encode(), digest_tree(constants), machine().encode(), own)
 
 
-def program_repeats(traced: Any) -> bool:
-    """Return whether the digest of a traced function is the same in another process on this machine."""
-    return repeats(_contents(traced)[1])
-
-
-def _contents(traced: Any) -> tuple[list[Any], set[str]]:
+def contents(traced: Any) -> tuple[list[Any], set[str]]:
     """Return the constants of a traced function, and the names of its operations."""
     constants: list[Any] = []
     primitives: set[str] = set()

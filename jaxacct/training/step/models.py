@@ -32,11 +32,9 @@ _NO_KEY = "the module draws random numbers and has no key for it; give rngs=True
 
 @dataclass(frozen=True)
 class Outer:
-    """Form of an nnx module: all but the values of its variables.
+    """Form of an nnx module: all but the values of its variables (`graph` and `structure` are those of `nnx.split`).
 
-    graph : the graph from `nnx.split`.  structure : the structure of the state from `nnx.split`.
-    order : for each leaf of the plain pytree, its position in that state.
-    kinds : for each leaf of the plain pytree, its type of variable.
+    order, kinds : for each leaf of the plain pytree, its position in that state, and its type of variable.
     """
 
     graph: Any
@@ -330,13 +328,9 @@ class _Stream:
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class Untrained:
-    """Untrained rest of a model: arrays, and a form without arrays, which is static when the step is traced.
+    """Untrained rest of a model: arrays in the order of the model's leaves, and a form that is static in a traced step.
 
-    Parameters
-    ----------
-    frozen : arrays, in the order of the model's leaves.
-    form : the structure of the model; for each leaf whether it is trained; the leaves that are no arrays; and the form
-        of an nnx module.
+    form : the model's structure; whether each leaf is trained; the leaves that are no arrays; an nnx module's form.
     """
 
     frozen: tuple[Any, ...]

@@ -61,9 +61,8 @@ def host_stream(words: Any, purpose: int) -> np.ndarray:
 def add(key: Any, tree: Any, std: Any) -> Any:
     """Add independent N(0, std^2) to every entry of a pytree: once per step, to the sum over the whole batch.
 
-    std is noise_multiplier times the clip norm, whatever the neighbouring relation.  Divide by the *expected* batch
-    size afterwards, never by the size that was drawn.  The result has the dtype of the tree, or float32 if that is
-    wider.
+    std is noise_multiplier times the clip norm, whatever the neighbouring relation. Divide by the *expected* batch size
+    afterwards, never by the size that was drawn.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
     words, dtypes, noisy = key_words(key), [wide(leaf.dtype) for leaf in leaves], list(leaves)
@@ -113,8 +112,7 @@ def draws_of_units(
 ) -> Any:
     """Draw standard normals for `pieces` pieces of `each` units; the units lie along `axis` of the result.
 
-    counters : a function of a piece's number; returns, for each unit of the piece, its number within its leaf and the
-        number of that leaf.
+    counters : (a piece's number) -> for each unit its number within its leaf, and the number of that leaf.
     """
 
     def piece(number: Any) -> Any:

@@ -44,10 +44,7 @@ from jaxacct.training.step.step_mechanisms import (
 
 
 class Carried(NamedTuple):
-    """State that a step hands to the next step.
-
-    The name of this class is part of digests of states, so saved runs depend on it.
-    """
+    """State that a step hands to the next step; the name of this class is in digests, on which saved runs depend."""
 
     params: Any
     opt_state: Any
@@ -56,12 +53,7 @@ class Carried(NamedTuple):
 
 
 class Correlated(NamedTuple):
-    """Optimizer state of a step with correlated noise.
-
-    past : the buffers of the noise, a pytree like the parameters, whose arrays have one more axis in front.  They are
-        as secret as the key of the run: whoever has them can remove noise from the steps.
-    own : the optimizer's own state.
-    """
+    """Optimizer state with the buffers of correlated noise, as secret as the run's key, and the optimizer's `own`."""
 
     past: Any
     own: Any
@@ -75,14 +67,10 @@ class Numbers(NamedTuple):
     """Numbers that may differ between steps of one compiled program; they follow from the plan and the step's key.
 
     threshold : Poisson sampling draws a record if the record's random number is below this.
-    size : the number of records in a batch of fixed size; with random allocation, the number of slots of the round;
-        with cyclic Poisson sampling, the number of groups.
-    position : the batch's number in its pass; with random allocation, the slot; with groups, the group.
-    gradient_noise : noise multiplier on the gradients.
-    count_draw, loss_draw : noise on the count of the adaptive clip norm and on the private loss.  Both are whole
-        numbers that the host draws from the step's key; None if the count or the loss is not released.
-    taps : the weights that make the step's noise from independent noise, in float32; None if the step's noise is
-        independent.
+    size : the number of records in a batch of fixed size, of slots of a round, or of groups.
+    position : the batch's number in its pass, the slot, or the group.
+    count_draw, loss_draw : noise on the adaptive clip norm's count and on the private loss; None if not released.
+    taps : the weights that make the step's noise from independent noise; None if the step's noise is independent.
     """
 
     threshold: Any
@@ -155,10 +143,7 @@ def draws(segment: Any, adaptive: AdaptiveClip | None, private_loss: PrivateLoss
 
 @dataclass(frozen=True)
 class StepRule:
-    """Settings that all steps of a program share, as `Trainer` describes them.
-
-    buffers : number of buffers of the correlated noise; 0 where the noise is independent.
-    """
+    """Settings that all steps of a program share, as `Trainer` describes them; buffers : 0 for independent noise."""
 
     loss_fn: Callable[..., Any]
     optimizer: Any
@@ -209,12 +194,10 @@ class Sums(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """Observations of a step's batch.  All but ``value`` are *not* private: they are for a log only.
+    """Observations of a step's batch, for a log: all but ``value`` are *not* private, and must decide nothing.
 
-    They must never be published, and must decide nothing.
     loss, aux : sums over the members that contribute, of which there are `members - not_finite`.
-    members : number of members.  clipped : number of members whose gradient was clipped.
-    not_finite : number of members whose gradient is not finite and contributes nothing.
+    members, clipped, not_finite : numbers of members, of clipped gradients, and of gradients that contribute nothing.
     value : the private loss, as the optimizer got it; None if none is released.
     """
 
@@ -301,9 +284,8 @@ def add(
 ) -> Sums:
     """Add one micro-batch to the sums.
 
-    batch : one row for each place; with users, the rows that `of_users` returns.
+    batch, mask : a row for each place, with users those of `of_users`; False for a place without a member.
     indices : for each place, the number of its record (or user) in the whole data set.
-    mask : False for a place without a member.
     """
     members: tuple[Any, ...] = (batch,)
     if rule.rngs:  # a member's key follows from its number in the data, so every device computes the same key
@@ -375,10 +357,7 @@ def sums_over(
     frozen: Untrained | None = None,
     first: Any = None,
 ) -> Sums:
-    """Return the sums over the drawn members, computed in micro-batches.
-
-    first : if `data` are a part of the whole data set, the number of the part's first record (or user).
-    """
+    """Return the sums over the drawn members, in micro-batches; `first` is the number of the first record in `data`."""
     most = rule.examples_per_user
 
     def rows(places: Any) -> tuple[Any, Any]:
@@ -401,10 +380,8 @@ def sums_over(
 def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
     """Return (carried, key words, pass key words, data, numbers[, frozen]) -> (carried, observed), a pure function.
 
-    The function is for jit, vmap and audits.  The key must be used for this step alone; its words are those of
-    ``jax.random.key_data``.  For fixed batches and random allocation, the pass key is one key for a whole pass or
-    round; for groups and for a fixed order it is one key for the whole run.  ``frozen`` is the untrained rest of the
-    model.
+    The key must be used for this step alone; the pass key is one key for a whole pass or round, or for a run in groups
+    or in a fixed order. ``frozen`` is the untrained rest of the model.
     """
 
     def step(
@@ -421,8 +398,7 @@ def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
 class Seen(NamedTuple):
     """Values that a member gives besides its gradient, or sums of these over contributing members: *not* private.
 
-    loss : the plain loss.  bounded : the loss in units of the private loss; 0 if none is released.
-    aux : the loss function's result besides the loss, or an empty tuple.
+    They are the plain loss, the loss in units of the private loss (0 if none is released), and aux or ().
     """
 
     loss: Any

@@ -33,10 +33,7 @@ SAMPLING = (
 """Batch rules; the rule decides how a step is accounted for."""
 POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER = SAMPLING
 BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
-"""Batch rules whose release is a whole pass over the data: a round of random allocation, a pass of fixed batches, or
-a pass through the groups of cyclic Poisson sampling.  Every record is in at most one batch of a pass.
-With a fixed order all passes of the run are one release.
-"""
+"""Batch rules whose release is a whole pass or round, in which a record is in one batch at most; of ORDER, the run."""
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
 """Batch rules that draw each record's batch anew for every pass. Groups of CYCLIC are drawn once for a whole run."""
 WITH_NOISE = (CYCLIC, ORDER)
@@ -45,19 +42,15 @@ UNSAMPLED = (FIXED, ORDER)
 """Batch rules that put each record into exactly one batch of every pass."""
 OF_ONE_SIZE = (WITHOUT_REPLACEMENT, *UNSAMPLED)
 """Batch rules whose batches all have the same number of records, a whole number."""
-
-
 INSTEAD = {
     FIXED: "each pass as ja.Gaussian(noise_multiplier / 5**0.5)",
     ORDER: "each run in a fixed order as ja.Gaussian(noise_multiplier / 3)",
 }
 """What a message advises for batches in which adding or removing a record moves another record to another batch.
 
-The added record takes the place of the moved one: the sum of one batch changes by up to 2 C, and the sum of another
-batch by up to C.  Within a pass these two changes are orthogonal; where steps share noise they are not.
+The sum of one batch changes by up to 2 C, and another by up to C.  Within a pass these two changes are orthogonal; where
+steps share noise they are not.
 """
-
-
 _SHARED = "the next ones share noise with them"
 STAYS = {
     "noise": f"{_SHARED}; let it stay, or recalibrate the plan so far",
@@ -97,11 +90,8 @@ class Turn(NamedTuple):
 class Release(NamedTuple):
     """One release: the noisy sum of a step, or all sums of a pass, with batch rule, noise multiplier and data share.
 
-    With fixed batches a release is a whole pass over the data; each record is in it once, so the share is 1.  With
-    random allocation a release is a whole round.  Its share is 1 over the number of the round's slots, or 1 for a step
-    whose round is unknown.  With cyclic Poisson sampling a release is a pass through the groups; it
-    covers the noise that later steps share with the pass.  Its share is the rate at which a group's records are drawn,
-    or 1 for a step of an unknown pass.
+    The release of a rule in `BY_PASS` is a pass or round, with the noise that later steps share with it. Its share is 1
+    for fixed batches, 1/slots for a round, the rate in a group for cyclic Poisson, and 1 for a step of an unknown pass.
     cap, dataset_size : of truncated Poisson sampling, the largest batch and the number of records; elsewhere 0.
     """
 
