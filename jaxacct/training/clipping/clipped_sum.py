@@ -272,10 +272,6 @@ def norm_methods(
     dict : {path of the parameter: "ghost", "vmap", or "none" if the loss has no gradient with respect to it}.  Each
         word has an attribute ``reason``, which says why the way is not "ghost"; it is empty for "ghost".
 
-    Raises
-    ------
-    InputError : an unknown method, or a loss that is not a scalar.
-
     >>> import jax.numpy as jnp
     >>> loss = lambda params, x: jnp.sum(jnp.tanh(x @ params["kernel"] + params["bias"]))
     >>> norm_methods(loss, {"kernel": jnp.zeros((30, 20)), "bias": jnp.zeros(20)}, jnp.zeros(30))
@@ -356,15 +352,11 @@ def sensitivity(clip_norm: PyTree) -> float:
 
     Parameters
     ----------
-    clip_norm : C > 0, or a pytree of clip norms C_i > 0, one for each part of the parameters.
+    clip_norm : C from 1e-10 to 1e10, or a pytree of clip norms C_i, one for each part of the parameters.
 
     Returns
     -------
     float
-
-    Raises
-    ------
-    InputError : a clip norm outside [1e-10, 1e10].
 
     References
     ----------

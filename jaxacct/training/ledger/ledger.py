@@ -305,10 +305,6 @@ class Ledger(Contents):
             fingerprint of the slots that the records drew for this round.  Steps of one partition are assumed to have
             disjoint batches: a pass costs as much as its costliest step, and the steps of a round cost as much as one
             round.  With a batch rule by passes or rounds, a step without a partition costs as much as one Gaussian.
-
-        Raises
-        ------
-        InputError : a bad number or text, or a file that cannot be written.
         """
         entry = (step, key_fingerprint, batch_fingerprint, noise_multiplier, sampling_probability, partition)
         self._append([self._step(*entry)])

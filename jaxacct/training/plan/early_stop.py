@@ -45,10 +45,6 @@ class EarlyStop:
     patience : number of scores in a row that must bring no gain.
     gain : >= 0, in records; a smaller rise is no gain.
 
-    Raises
-    ------
-    InputError : a number outside its range.
-
     References
     ----------
     Dwork and Roth (2014), Theorem 3.23 (sparse vector technique).

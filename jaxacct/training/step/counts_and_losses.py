@@ -44,10 +44,6 @@ class PrivateLoss:
     noise : standard deviation of the noise on the sum of losses, as a multiple of the bound, > 0.  By default it is a
         tenth of the expected batch size: the mean loss then has a standard deviation of a tenth of the bound.
 
-    Raises
-    ------
-    InputError : a number outside its range.
-
     References
     ----------
     Andrew et al. 2021, who release a count beside the gradients in the same way.
@@ -138,10 +134,6 @@ class AdaptiveClip:
     learning_rate : > 0.
     count_noise : standard deviation of the noise on the count, in examples; by default a tenth of the expected batch
         size [Andrew et al.].
-
-    Raises
-    ------
-    InputError : a number outside its range.
 
     References
     ----------
