@@ -48,8 +48,8 @@ INSTEAD = {
 }
 """What a message advises for batches in which adding or removing a record moves another record to another batch.
 
-The sum of one batch changes by up to 2 C, and another by up to C.  Within a pass these two changes are orthogonal; where
-steps share noise they are not.
+The sum of one batch changes by up to 2 C, and another by up to C.  Within a pass these two changes are orthogonal;
+where steps share noise they are not.
 """
 _SHARED = "the next ones share noise with them"
 STAYS = {
