@@ -350,7 +350,7 @@ class SmoothSensitivityGaussian(FiniteMechanism):
         N(m, 1), N(0, 1);   N(m, R^2), N(0, 1);   N(m, 1), N(0, R^2)
 
     (proof in README.md, "Smooth sensitivity"). The loss has no moment generating function beyond 1/(R^2 - 1), so
-    Rényi divergences of orders above 1 + 1/(R^2 - 1) are infinite, although delta is small. The mechanism stands for
+    Rényi divergences of orders above 1 + 1/(R^2 - 1) are infinite, although delta is small. The answers are for
     one pair with 2900 losses, whose profile is at least this maximum. This adds about 1e-5 to epsilon if b is small;
     ``kind`` is "bound".
     The loss has the same law in both directions.

@@ -324,7 +324,7 @@ class ProposeTestRelease(Combinator):
         return None if inner is None else 1 - (1 - Fraction(float(self._passing()))) * (1 - inner)
 
     def _passing(self) -> np.ndarray:
-        """Return delta_infinity, rounded up (README.md, "A Gaussian's profile") and never 0."""
+        """Return delta_infinity, rounded up and never 0."""
         with np.errstate(over="ignore"):
             # larger ratios change nothing, since e^-800 is below the smallest float64
             ratio = np.minimum(np.asarray(self.threshold) / np.asarray(self.test_scale), 800.0)

@@ -43,8 +43,8 @@ class ExponentialMechanism(FiniteMechanism):
 
     is the profile of the pair whose loss l has density e^{l/2}/(4 sinh(epsilon/2)) under P. The pair is tight for one
     step. It dominates every step, whatever the t of the step, and so bounds compositions, also adaptive ones: ``kind``
-    is "bound". (A t that is the same for all steps would give a smaller answer.) The mechanism stands for a
-    pair of 1025 losses that dominates this pair; this raises epsilon by about a millionth.
+    is "bound". (A t that is the same for all steps would give a smaller answer.) The answers are for
+    a pair of 1025 losses that dominates this pair; this raises epsilon by about a millionth.
 
     Parameters
     ----------

@@ -349,7 +349,7 @@ def _largest_ratio(parts: Components) -> Interval:
 
 def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
     """Return for each row whether losses can be infinite, and whether the mass at infinity is only a cut-off tail."""
-    lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)  # zCDP bounds the moments, cut tail or not
+    lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)  # zCDP bounds the moments even with a cut tail
     cut = lost & (parts.log_survival > -CUT)
     return lost & ~cut, cut
 

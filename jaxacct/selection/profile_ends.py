@@ -301,7 +301,7 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
         before = start / (slopes(law, 1.0 - reach + MASS_ERROR) * (1.0 - 2.0 * RELATIVE_ERROR))
     # For each cell, `before` bounds the ratio for all v before the cell, `after` for all v from the cell on, and
     # `least` for all v.  The search begins at the last cell that meets two conditions: a ratio of at least `before` is
-    # reached from the cell on, and `least` is within 10 % of its minimum.  By default it begins at the minimum.
+    # reached from the cell on, and `least` is within 10 % of its minimum.  If there is none, it begins at the minimum.
     after, reached = (np.maximum.accumulate(x[::-1])[::-1] for x in (high, low))
     least = np.maximum(before, after)
     first = int(np.argmin(least))
