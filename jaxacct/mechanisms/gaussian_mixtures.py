@@ -254,7 +254,7 @@ def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> Finite
 
 
 def _cell_masses(edges: np.ndarray, moved: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return masses of N(0, 1) between `edges`, and errors of the masses; a shift by `moved` has rounded the edges."""
+    """Return masses of N(0, 1) between `edges`, and their errors; the edges were rounded after a shift by `moved`."""
     from scipy import special  # slow to import
 
     low, high = edges[:-1], edges[1:]

@@ -266,7 +266,7 @@ class Mixture:
         for width in (max(self.rtol, 0.01), *[self.rtol] * MOST_ROUNDS):
             search.narrow(0.1)
             before = self.nodes.size
-            # this adds nodes, which change the estimates of the sum: the search then looks around again
+            # this adds nodes, which change the estimates of the sum, so `around` is called
             self.at(search.left[0], width)
             self.at(search.root()[0], width)
             search.around()

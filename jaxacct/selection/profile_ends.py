@@ -110,7 +110,7 @@ def narrowed(
 
 
 def last(run: Mechanism, law: Law, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return upper bounds of the largest finite loss, inf if unbounded, and of the mass at infinity."""
+    """Return upper bounds of the largest finite loss (inf if unbounded) and of the mass at infinity."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     found = np.zeros((2, int(np.prod(shape))))
     for here, base, one in each_pair(run, law, shape):

@@ -719,7 +719,7 @@ def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array
 
 
 def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, slope) of the part not integrated: with a far slot, or with bulk slots alone."""
+    """Return (lower, estimate, upper, slope) of the part not integrated, which has a far slot or bulk slots only."""
     sign, s, t, where = found.sign, found.s, found.t, found.place
     windows = where.windows
     whole: Array = np.isneginf(windows.low)
