@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from jaxacct.core.floats import ROUNDOFF
@@ -284,6 +283,8 @@ class SampledGaussian(LatticePart):
             return max(float(self._rise(low)) - step, 0.0), False
         if excess(high) < 0:
             return -float(np.log1p(-self.q)), True
+        from scipy.optimize import brentq  # slow to import
+
         return self._mean_rise(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))), True
 
     def _shift(self, rise: float, span: float) -> float:
@@ -400,6 +401,8 @@ class Laplace(LatticePart):
 
         if excess(edge) <= 0:
             return 0.0, 0.0, 1.0, 0.0
+        from scipy.optimize import brentq
+
         v = float(brentq(excess, -edge, edge, xtol=1e-15, rtol=1e-15))
         mean = self._log_mean(v)
         origin = float(self._ratio(mean))
