@@ -54,7 +54,7 @@ def _columns(key: Any, counter: Any, nonce: tuple[Any, Any, Any], xp: Any = jnp)
 
 
 def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
-    """Compute keystream for noise, uint32 (16, n): a column for each (counter, first, second), used once with a key."""
+    """Compute keystream for noise, uint32 (16, n), a column for each (counter, first, second). Use no triple twice."""
     return _columns(key, counter, (first, second, _NOISE))
 
 
@@ -187,7 +187,7 @@ def secret(key: Any) -> Any:
 
 
 def key_words(key: Any) -> Any:
-    """Return the eight words of a key that `secret` accepts; of another generator, 256 bits of ``fold_in(key, 0)``."""
+    """Return the words of a ChaCha20 key; for a key of another generator, 256 random bits of ``fold_in(key, 0)``."""
     if jax.random.key_impl(secret(key)) == CHACHA20:
         return jax.random.key_data(key)
     return jax.random.bits(jax.random.fold_in(key, 0), (8,), jnp.uint32)

@@ -29,7 +29,7 @@ class Progress:
 
     `show` None: only on a terminal, or in a notebook after `NOTEBOOK_WAIT` seconds. `there`: rows that were done
     before. `pauses`: the least seconds between two updates where lines are redrawn, and elsewhere. `apart`: the seconds
-    spent so far on other work, such as compiling. The rate counts neither.
+    spent so far on other work, such as compiling. The rate leaves out `there` and `apart`.
     """
 
     def __init__(

@@ -117,8 +117,8 @@ MEMORY = Constraint("use a whole number of bytes, such as 2**30", 2**24, LARGEST
 def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float | np.ndarray:
     """Return the value as float64 (a Python float, or a read-only NumPy array), or refuse it.
 
-    Refused are text, booleans, complex numbers, None, ragged sequences, tracers (TracerError), NaN, infinities, numbers
-    outside the constraint and, if a text `one` gives the reason, batches.
+    Text, booleans, complex numbers, None, ragged sequences, tracers (TracerError), NaN, infinities and numbers outside
+    the constraint are refused. If there is a text `one`, batches are refused, and the text is the reason.
 
     >>> check("steps", [1e4, 2], COUNT).tolist()
     [10000.0, 2.0]

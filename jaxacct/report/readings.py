@@ -33,8 +33,8 @@ _LEAST_GAP = 1e-4
 class Readings(NamedTuple):
     """The success that an attacker can reach; the `upper` of each `Bounds` is a certified upper bound.
 
-    `tpr` and the largest `advantage` are over the false-positive rates `fpr`, (G,); `posterior` (of an accusation, at
-    `FALSE_POSITIVE_RATES`) and `bayes_success` (of a guess) are probabilities of being right, given the `prior`.
+    `tpr` has the largest true-positive rate at each `fpr`, (G,). `posterior` is the chance that an accusation is right
+    (at `FALSE_POSITIVE_RATES`), and `bayes_success` the chance that a guess is right, both for the `prior`.
     """
 
     fpr: np.ndarray
@@ -60,7 +60,7 @@ class Readings(NamedTuple):
 def readings_of(claim: Claim, prior: float, tick: Callable[[str], None]) -> Readings | None:
     """Return the risks of a claim, or None where nothing may be claimed or the profile is known in one direction only.
 
-    They follow from the points of the profile that the claim states, or that a selection's slow profile is asked for.
+    They follow from the points of the profile that the claim states. A selection's slow profile is read at few points.
     """
     if not claim.may_be_claimed:
         return None

@@ -585,7 +585,7 @@ def _refuse_other_batches(cells: dict[str, Any]) -> None:
 
 
 def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
-    """Return the claim as computed again, with the larger upper end of the two; claim nothing if they are disjoint."""
+    """Return the recomputed claim, with the file's upper end if that is larger; claim nothing if they are disjoint."""
     assert claim.bounds is not None
     ask = account.delta if claim.quantity == "delta" else account.epsilon
     try:

@@ -168,7 +168,7 @@ def _shared(words: np.ndarray) -> np.ndarray:
 
 
 def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield (batch rule and group size, rows that have both), rows with and without a number of steps apart."""
+    """Yield (batch rule and group size, rows that have both); rows with and without a number of steps come apart."""
     size = next(iter(inputs.values())).size
     rules = inputs.get("sampling", np.full(size, "", object))
     group = np.nan_to_num(inputs.get("group", np.ones(size)), nan=1.0)

@@ -108,7 +108,7 @@ def whole(
     top: int = 1,
     count: int = 1,
 ) -> Whole:
-    """Return the cost of `count` selections among candidates in sequence, each of which releases the best `top`.
+    """Return the cost of `count` selections in sequence, each of which releases the best `top` candidates.
 
     candidate : the training of one candidate.
     score : public, or a PrivateScore with its noise.

@@ -30,7 +30,7 @@ from jaxacct.training.clipping.traces import bind, evaluate, inner_traces
 _LEAST_RUN = 16
 """Smallest number of consecutive rows, equal in a constant and in the data, that shows that the constant holds data."""
 _ALL_BYTES = 2**28
-"""Largest size of data that are compared whole with the constants; of others, and of a Source, some blocks of rows."""
+"""Largest size of data that are compared whole with the constants; otherwise some blocks of rows are compared."""
 _BLOCKS, _BLOCK_ROWS = 32, 64
 """Number of blocks that are compared if the data exceed `_ALL_BYTES` or are a Source; number of rows in a block."""
 _OWN_BYTES = 12

@@ -79,7 +79,7 @@ class Spent:
     """Releases of one run, derived from its entries alone.
 
     releases, others, noted : how often each training step and each other mechanism counts, and the latter's entries.
-    steps, again, same : number of step entries without exact replays, of those that repeat a number, and of replays.
+    steps, again, same : numbers of step entries without replays, of these that repeat a step number, and of replays.
     torn : number of lines that were cut off; each counts as one more release, but not in `steps`.
     seen, numbers, last, next : the step entries, their numbers, the last one, and the number after the last entry.
     partitions : the passes and rounds of the batch rule, by their fingerprints.
@@ -434,7 +434,7 @@ def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, 
 
 
 def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int]:
-    """Return what is spent before a run's next steps: training steps, and how many others but its early stop."""
+    """Return what is spent before a run's next steps: training steps, and the number of others but its early stop."""
     names = counted(plan, ledger, run)
     plans = [line.plan for name in names for line in ledger.headers[name]]
     one_filter(plan, plans)

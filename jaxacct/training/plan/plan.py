@@ -64,7 +64,7 @@ from jaxacct.training.step.step_mechanisms import Release, Turn, composed, requi
 GROWTH = 2.0**20
 """Largest variance of a noisy prefix sum, relative to that of the sum of independent noise; float32 holds no more."""
 MANY_KINDS = 16
-"""Largest number of different releases for which `Plan.epsilon_curve` is exact; stand-ins replace more of them."""
+"""Largest number of different releases for which `Plan.epsilon_curve` is exact. With more, stand-ins replace them."""
 _CURVE_RTOL = 0.02
 """Relative width of the brackets of epsilon along a curve: wide, for speed.  Upper bounds hold at any width."""
 _FORMAT, _VERSION = "jaxacct.plan", 1

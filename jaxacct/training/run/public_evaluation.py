@@ -14,7 +14,7 @@ from jaxacct.training.run.state import Evaluation, State
 
 
 class Evaluations:
-    """Callback that keeps a value every few steps in `values`, and tells it. Each call is a look at outputs."""
+    """Callback that computes a value every few steps, keeps it and passes it to `tell`. Each call looks at outputs."""
 
     def __init__(self, evaluate: Callable[[Any, Any], Any], public_data: PyTree, every: int, data: PyTree) -> None:
         if public_data is None:

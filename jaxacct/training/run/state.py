@@ -118,7 +118,7 @@ class Scores(Secret):
 
 
 class Past(Secret):
-    """Buffers of correlated noise, which could remove noise, and their clip norm. Pickle and repr leave them out."""
+    """Buffers of correlated noise, which must stay secret, and their clip norm. Pickle and repr leave them out."""
 
     __slots__ = ("arrays", "clip_norm")
 
@@ -185,7 +185,7 @@ def shown(state: State, looks: Looks) -> State:
 
 
 class Stretch(NamedTuple):
-    """Steps `first` to `end - 1` of a plan, and the fingerprint of the last one's pass or round, if it has one."""
+    """Steps `first` to `end - 1` of a plan, and the fingerprint of the last step's pass or round, if it has one."""
 
     plan: Plan
     first: int
@@ -224,7 +224,8 @@ def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, pa
 def released(stretches: Sequence[Stretch]) -> Counter[Release]:
     """Count the releases of some stretches; a pass that two of them share counts in both.
 
-    A stretch whose first step does not follow the noise that it shares counts that step also alone (`Turn.alone`).
+    If steps share noise, the first step of a stretch also counts by itself (`Turn.alone`), unless the sharing begins
+    with it or it follows the step before it (`Turn.follows`).
     """
     counts: Counter[Release] = Counter()
     last: Turn | None = None
@@ -254,7 +255,7 @@ def spent_by(stretches: Sequence[Stretch]) -> Spent:
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
     """Return epsilon of all releases in a history, at a plan's delta.
 
-    The rest of the plan counts as well, unless the run `ended` by itself, or without outputs seen, or `goes_on`.
+    The rest of the plan counts as well, unless the run `goes_on`, or `ended` (by itself, or without outputs seen).
     """
     if history.ledger is not None:
         ledger = Ledger.read(history.ledger.path)

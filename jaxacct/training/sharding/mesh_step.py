@@ -176,7 +176,9 @@ def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
 
 
 class _Box(NamedTuple):
-    """Part of an array that one device has, as runs of entries with consecutive numbers; a unit is `UNIT` such draws.
+    """Part of an array that one device has, as runs of entries with consecutive numbers.
+
+    A unit is `UNIT` draws, for entries with consecutive numbers.
 
     first : the number of the first entry of each run, uint32; different on each device.
     length, units : the number of entries in a run, and the largest number of units that a run can touch.

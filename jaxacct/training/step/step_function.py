@@ -284,7 +284,7 @@ def add(
 ) -> Sums:
     """Add one micro-batch to the sums.
 
-    batch, mask : a row for each place, with users those of `of_users`; False for a place without a member.
+    batch : a row for each place; with users, the rows of `of_users`.  mask : False for a place without a member.
     indices : for each place, the number of its record (or user) in the whole data set.
     """
     members: tuple[Any, ...] = (batch,)

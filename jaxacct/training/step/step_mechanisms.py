@@ -33,7 +33,7 @@ SAMPLING = (
 """Batch rules; the rule decides how a step is accounted for."""
 POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER = SAMPLING
 BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
-"""Batch rules whose release is a whole pass or round, in which a record is in one batch at most; of ORDER, the run."""
+"""Batch rules whose release is a pass or round (for ORDER the run). In a pass a record is in at most one batch."""
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
 """Batch rules that draw each record's batch anew for every pass. Groups of CYCLIC are drawn once for a whole run."""
 WITH_NOISE = (CYCLIC, ORDER)
