@@ -108,7 +108,7 @@ def delta_of_bins(
 
 
 def _largest(profile: Profile) -> float:
-    """Return, rounded up, the sensitivity of the run with the record's bin revealed: a Gaussian mechanism."""
+    """Return the sensitivity, rounded up, of the Gaussian mechanism that also reveals the record's bin."""
     return float(profile.bins.sizes.max()) * (1.0 + 32.0 * ROUNDOFF)
 
 

@@ -102,9 +102,10 @@ class Toeplitz(ToeplitzStrategy):
     ----------
     coefficients : sequence of float
         c_0 > 0, c_1, ..., c_{p-1}; later entries of the first column are 0.
-    steps, epochs : int
-        n, the size of the matrix, at least p; and the number of fixed epochs for which errors are stated, which
-        divides n.
+    steps : int
+        n, the size of the matrix, at least p.
+    epochs : int
+        The number of fixed epochs for which errors are stated. It divides n.
 
     References
     ----------
@@ -131,8 +132,10 @@ class Identity(ToeplitzStrategy):
 
     Parameters
     ----------
-    steps, epochs : int
-        n, the size of the matrix; and the number of fixed epochs for which errors are stated (a divisor of n).
+    steps : int
+        n, the size of the matrix.
+    epochs : int
+        The number of fixed epochs for which errors are stated. It divides n.
 
     References
     ----------
@@ -159,8 +162,10 @@ class Banded(ToeplitzStrategy):
     ----------
     bands : int
         p, the number of steps that share noise.
-    steps, epochs : int
-        n, the size of the matrix; and the number of fixed epochs, which divides n, with n/epochs >= p.
+    steps : int
+        n, the size of the matrix.
+    epochs : int
+        The number of fixed epochs. It divides n, and n/epochs >= p.
     coefficients : tuple of float, optional
         The first column, if it is known; otherwise it is searched for.
 
@@ -190,8 +195,10 @@ class BLT(ToeplitzStrategy):
     ----------
     buffers : int
         d, the number of terms.
-    steps, epochs : int
-        n, the matrix size; and the number of fixed epochs (a divisor of n) for which the mean squared error is least.
+    steps : int
+        n, the size of the matrix.
+    epochs : int
+        The number of fixed epochs for which the mean squared error is least. It divides n.
     scales, decays : tuple of float, optional
         d numbers each, scales > 0 and 0 <= decays < 1, if they are known; otherwise they are searched for.
 
@@ -252,8 +259,10 @@ class BandedInverse(ToeplitzStrategy):
     ----------
     inverse_bands : int
         p, the number of bands of C^-1.
-    steps, epochs : int
-        n, the matrix size; and the number of fixed epochs (a divisor of n) for which the mean squared error is least.
+    steps : int
+        n, the size of the matrix.
+    epochs : int
+        The number of fixed epochs for which the mean squared error is least. It divides n.
     inverse : tuple of float, optional
         The first column 1, d_1, ..., d_{p-1} of C^-1, if it is known; otherwise it is searched for.
 
@@ -355,8 +364,10 @@ class ColumnNormalised(Strategy):
     ----------
     bands : int
         p, the number of steps that share noise.
-    steps, epochs : int
-        n, the size of the matrix; and the number of fixed epochs, which divides n, with n/epochs >= p.
+    steps : int
+        n, the size of the matrix.
+    epochs : int
+        The number of fixed epochs. It divides n, and n/epochs >= p.
     diagonals : array of shape (bands, steps), optional
         C[i + l, i] in row l, if the matrix is known; otherwise it is searched for.
 
@@ -425,8 +436,10 @@ class PrefixSum(Strategy):
 
     Parameters
     ----------
-    steps, epochs : int
-        n, the number of leaves; and the number of fixed epochs for which errors are stated (a divisor of n).
+    steps : int
+        n, the number of leaves.
+    epochs : int
+        The number of fixed epochs for which errors are stated. It divides n.
     restarts : int
         Number of blocks, each with trees of its own; it divides ``steps``. With as many restarts as epochs each pass is
         one block.

@@ -280,7 +280,7 @@ def _require_rule(given: Mapping[str, Any]) -> None:
 
 
 def _derived(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray]:
-    """Add the rate, steps and groups that follow from other columns; blank numbers that a row's rule does not take."""
+    """Add the rate, steps and groups that follow from other columns; NaN replaces numbers that a rule does not take."""
     own = [name for name in OF_RULES if name in columns]
     if not own and not any(name in columns for name in (*RATES[1:], *LENGTHS[1:])):
         return columns

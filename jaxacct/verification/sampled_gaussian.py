@@ -434,7 +434,7 @@ class SampledGaussian:
         return arb(min(float(kept.min()) - 0.1, first)), arb(max(float(kept.max()) + 0.1, last))
 
     def _steep(self, slope: float, side: int) -> float:
-        """Return the u at which -log(normal density times shares that fall towards `side`) has the given slope."""
+        """Return the u with the given slope of -log(normal density times the shares that fall towards `side`)."""
         rise, total = 1.0, slope
         for cut in self.cuts:
             if cut.side != side and side * (slope - cut.place) > 0:

@@ -488,7 +488,7 @@ VERY_LONG, MOST_LONG = 1500, {1.0: 3, -1.0: 0}
 """A contour of more than VERY_LONG nodes takes up to a second. So in each turn of READ_TOGETHER a profile that is not
 dense evaluates only the first MOST_LONG[sign] such contours of a round."""
 LEAST_BY_PARITY = 1e-6
-"""A delta_remove above this whose bracket stays wide is computed from the put E(k - S)_+, whose error is absolute."""
+"""If a bracket of a delta_remove above this stays wide, it is computed from E(k - S)_+, whose error is absolute."""
 LEAST_OF_CONTOURS = 1e-30
 """Delta below which the bounds by theorems suffice; a profile's last loss has about this delta."""
 KNOWN = 0.3

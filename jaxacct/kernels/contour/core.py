@@ -16,8 +16,8 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, blocks, keep_apart, log1p, namespace, pick, powers, repeat, sum_depth
 
 ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
-"""Abscissae that are tried, as multiples of the saddle point: up to 1 for the contour, all of them for the Chernoff
-bounds of images to the right."""
+"""Abscissae that are tried, as multiples of the saddle point. Those up to 1 are tried for the contour, and all of them
+for the Chernoff bounds of images at larger eps."""
 LEAST_VALUE = 1e-300
 """Smallest value or lower bound whose logarithm is taken. A lower bound below it is not used."""
 SUM_OUTWARD = 1.0000001
@@ -74,7 +74,7 @@ class Nodes(NamedTuple):
     angle: Array  # (count,) Im K(z_k)
     slack: Array  # (count,) bound on the error of e^{K(z_k) - K(c)}
     tail: Array  # bound on the terms that were cut off, divided by Z = e^{K(c) - c eps}
-    images_at: Array  # abscissae of the Chernoff bounds for images to the right
+    images_at: Array  # abscissae of the Chernoff bounds for images at larger eps
     images_log: Array  # logarithms of these bounds at eps = 0
     needs: Array  # numbers of quadrature points and contour nodes that would make the certificate narrow
 

@@ -226,7 +226,7 @@ class _Scales(NamedTuple):
 
 
 def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
-    """Compute factors from exponents E and squares (|g|/2^E)^2, (parts, examples); a NaN neither fits nor is usable."""
+    """Compute factors from exponents E and squares (|g|/2^E)^2, (parts, examples). NaN makes `fits`, `usable` False."""
     top = jnp.max(exponents, axis=0, initial=ghost.NOTHING)
     apart = exponents - top[None]
     length = jnp.sqrt(jnp.sum(squares * ghost.power(2 * apart, squares.dtype), axis=0))

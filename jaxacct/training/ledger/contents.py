@@ -42,8 +42,8 @@ STOPPED_EARLY = "stopped early by the plan, after step "
 class _Partition:
     """Steps with disjoint batches: together they cost as much as the costliest step, or as one round.
 
-    share : the sampling probability.  steps, dearest : the entries' noise multipliers by step, and those of the
-        costliest.
+    share : the sampling probability.  steps : the noise multipliers of each step's entries.
+    dearest : the noise multipliers of the costliest step's entries.
     """
 
     sampling: str
@@ -166,8 +166,8 @@ class Spent:
     def within(self, plan: Plan, step: int, label: str | None) -> float:
         """Return the cost so far, a sum of 1/sigma^2, of the `_Partition` that a plan's new step continues.
 
-        The new step continues the partition `label`, by default that of the last entry, if all its steps are in this
-        pass and none is this step; else the cost is 0. It is -1 if the partition has no room for the step.
+        Only the partition `label` can be continued; by default, the last entry's partition. If it has the new step
+        already, steps of another pass or no room, the cost is 0. With a `label`, no room gives -1 instead.
         """
         partition = self.partitions.get(label or (self.last and self.last.partition) or "")
         if partition is None or step in partition.steps:

@@ -68,7 +68,7 @@ WAIT_SECONDS = 5.0
 class _Look:
     """One logged step. Its fields are filled in one by one, so that nothing is done twice after an interrupt.
 
-    observed : the numbers of the step, on the device.  record : the log's record without epsilon; None until then.
+    observed : the numbers of the step, on the device.  record : these numbers as a log record without epsilon, or None.
     point : a table of epsilon, and a step in it whose epsilon covers all releases so far; None if no table has one.
     when, rate : the time at which the step was found to be done, and the steps per second up to it, if known.
     """
