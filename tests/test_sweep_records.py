@@ -1,9 +1,12 @@
 """Sweeps of a DataFrame or a list of dicts: rows in order, with columns of the user's own beside the answers."""
 
+import warnings
+
 import numpy as np
 import pytest
 
 import jaxacct as ja
+from jaxacct import plots, report
 from jaxacct.sweeps import read_grid, read_table
 
 RUN = {"noise_multiplier": 2.0, "sampling_probability": 1, "steps": 1, "delta": 1e-5}
@@ -53,8 +56,8 @@ def test_records_are_answered_in_order_with_what_else_they_hold():
 
 def test_a_frame_comes_back_with_its_index_and_columns():
     given = frame()
-    answered = ja.sweep(given).to_pandas()
-    assert answered.index.tolist() == ["z", "y", "x"]
+    answered = ja.sweep(given)
+    assert type(answered) is type(given) and answered.index.tolist() == ["z", "y", "x"]
     for name in ("site", "day", "patients", "blind"):
         assert answered[name].tolist() == given[name].tolist() and answered[name].dtype == given[name].dtype
     assert answered["quantity"].tolist() == ["epsilon", "noise_multiplier", "epsilon"]
@@ -77,16 +80,42 @@ def test_columns_keep_their_types():
         },
         index=pandas.MultiIndex.from_tuples([("x", 1), ("x", 2)]),
     )
-    for found, rows in ((ja.sweep(given), given), (ja.sweep(given).take([1]), given.iloc[[1]])):
-        answered = found.to_pandas()
-        assert answered.index.equals(rows.index)
-        for name in given.columns.drop(["delta", "epsilon"]):
-            pandas.testing.assert_series_equal(answered[name], rows[name])
-        assert set(answered[["delta", "epsilon"]].dtypes) == {np.dtype(float)}
+    answered = ja.sweep(given)
+    assert answered.index.equals(given.index)
+    for name in given.columns.drop(["delta", "epsilon"]):
+        pandas.testing.assert_series_equal(answered[name], given[name])
+    assert set(answered[["delta", "epsilon"]].dtypes) == {np.dtype(float)}
 
 
-def test_a_row_taken_from_a_table_keeps_its_index():
-    assert ja.sweep(frame()).take([2]).to_pandas().index.tolist() == ["x"]
+def test_an_answer_is_converted_as_before():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        answered = ja.sweep(frame())
+    assert answered.to_pandas().equals(answered)
+
+
+def test_the_answer_of_a_frame_is_drawn_and_reported(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("matplotlib")
+    given = pandas.DataFrame(
+        {
+            "noise_multiplier": pandas.array([2, 3, 4], dtype="Int64"),
+            "sampling_probability": 1,
+            "steps": 1,
+            "delta": 1e-5,
+            "site": pandas.Categorical(["A", None, "C"]),
+        },
+        index=[7, 8, 9],
+    )
+    answered, table = ja.sweep(given), read_table(ja.sweep(given))
+    assert table["site"].tolist() == ["A", "", "C"] and table["noise_multiplier"].tolist() == [2.0, 3.0, 4.0]
+    np.testing.assert_array_equal(table["upper"], answered["upper"])
+    assert plots.plot(answered, tmp_path / "figure.png") == plots.plot(table, tmp_path / "figure.png")
+    reports = [
+        report.report(each, tmp_path / f"{name}.html", rows=[1]) for name, each in (("a", answered), ("b", table))
+    ]
+    assert [claim.upper for claim in reports[0].claims] == [claim.upper for claim in reports[1].claims]
+    assert "no column" in refusal(read_table, given)
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
@@ -95,6 +124,7 @@ def test_what_stands_beside_the_answers_is_written_and_read(tmp_path, ending):
         pytest.importorskip("pyarrow")
     path = tmp_path / f"result.{ending}"
     table = ja.sweep(frame(), out=path)
+    assert table.index.tolist() == ["z", "y", "x"]
     again = read_table(path)
     assert list(again.columns) == list(table.columns)
     assert again["site"].tolist() == ["A", "B", "C"] and again["patients"].tolist() == [10.0, 20.0, 30.0]

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.core.types import Foreign
 from jaxacct.core.validation import InputError, choice
 from jaxacct.mechanisms.dp_sgd_run import SOURCES
 from jaxacct.plots import style
@@ -34,7 +35,7 @@ _PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
 
 
 def plot(
-    result: Table | str | os.PathLike[str],
+    result: Table | str | os.PathLike[str] | Foreign,
     out: str | os.PathLike[str],
     *,
     kind: str | None = None,
@@ -48,7 +49,7 @@ def plot(
 
     Parameters
     ----------
-    result : Table, or the path of a .csv or .parquet result
+    result : Table, the DataFrame that a sweep returned, or the path of a .csv or .parquet result
     out : path ending in .png, .svg or .pdf
     kind : {"curve", "heatmap", "profile", "tradeoff"}
         A curve shows a value against an input, with the value's bracket as a band.  A heat map shows a value as colour

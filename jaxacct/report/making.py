@@ -76,7 +76,7 @@ def report(
 
     Parameters
     ----------
-    subject : path, Ledger, Plan, Table or Mechanism
+    subject : path, Ledger, Plan, Table, Mechanism, or the DataFrame that a sweep returned
         A path is that of a ledger, of the result of a sweep (.csv or .parquet), or of a plan or a mechanism as JSON.
         The epsilon of a ledger is derived again from its entries, and that of a row from its parameters.
     out : path ending in .html or .md, optional

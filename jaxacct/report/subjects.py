@@ -27,6 +27,7 @@ from jaxacct.report.wording import CHOICE_NOTE, CYCLIC, FILTER_NOTE, GENERAL, TR
 from jaxacct.selection import AdaptiveSelection, Selection, select
 from jaxacct.sweeps import Table, read_table
 from jaxacct.sweeps.grid import INPUTS, LAWS
+from jaxacct.sweeps.read import is_frame
 from jaxacct.sweeps.solve import law_of_k, run_of_row
 from jaxacct.sweeps.table import ENDINGS, WHOLE
 from jaxacct.training import Ledger, Plan
@@ -103,6 +104,8 @@ def subject_of(
     source: Any, delta: float | None, rows: Sequence[int] | None, relation: str | None, tick: Tick
 ) -> Subject:
     """Return the subject of an object or of a file; refuse anything else, and a file that changes while it is read."""
+    if is_frame(source):
+        source = read_table(source)
     kind = _kind(source)
     if delta is not None and kind in ("result", "plan"):
         raise InputError(f"delta is for a ledger or a mechanism; a {kind} has its own")

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxacct.calibration.dp_sgd_search import RISK_RULES, given_target
 from jaxacct.core.keywords import nearest
-from jaxacct.core.types import Index, Leaf
+from jaxacct.core.types import Index
 from jaxacct.core.validation import (
     COUNT,
     DELTA,
@@ -102,8 +102,6 @@ class Grid:
         float64 with NaN for an absent number; `sampling` and `repetitions` are text, empty where absent.
     beside : dict of arrays, each of shape (rows,)
         Other columns of the user, which are kept beside the answers.
-    frame : pandas.DataFrame, optional
-        The DataFrame from which the grid was made.
 
     >>> import jaxacct.sweeps.grid
     >>> fields = {"noise_multiplier": [1.0, 2.0], "sampling_probability": 0.01, "steps": 10, "delta": 1e-5}
@@ -116,7 +114,6 @@ class Grid:
     quantity: np.ndarray
     inputs: dict[str, np.ndarray]
     beside: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    frame: Leaf = None
 
     def __len__(self) -> int:
         return self.quantity.size
@@ -125,8 +122,7 @@ class Grid:
         """Return the rows at a NumPy index."""
         inputs = {field: column[rows] for field, column in self.inputs.items()}
         beside = {name: column[rows] for name, column in self.beside.items()}
-        frame = None if self.frame is None else self.frame.iloc[rows]
-        return Grid(self.name[rows], self.quantity[rows], inputs, beside, frame)
+        return Grid(self.name[rows], self.quantity[rows], inputs, beside)
 
 
 def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | None = None, name: str = "") -> Grid:

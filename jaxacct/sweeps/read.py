@@ -175,7 +175,7 @@ def as_grid(grid: Any, quantity: str | None = None) -> Grid:
         names = [str(name) for name in grid.columns]
         columns = {name: grid.iloc[:, place] for place, name in enumerate(names)}
         cells = {name: _with_none(column) if name in COLUMNS else column for name, column in columns.items()}
-        return grid_of_records(names, cells, [f"row {label!r}" for label in grid.index], quantity, grid)
+        return grid_of_records(names, cells, [f"row {label!r}" for label in grid.index], quantity)
     for place, record in enumerate(grid):
         if not isinstance(record, Mapping):
             raise InputError(
@@ -197,7 +197,6 @@ def grid_of_records(
     cells: Mapping[str, Any],
     places: Sequence[str],
     quantity: str | None = None,
-    frame: Any = None,
 ) -> Grid:
     """Make a grid from columns of cells, in which None marks a value left out; an error names the row by `places`."""
     for number, name in enumerate(names):
@@ -227,7 +226,7 @@ def grid_of_records(
     groups = [_group([rows[row] for row in group], [places[row] for row in group]) for group in patterns.values()]
     grid = concatenate(groups).take(np.argsort(order))
     beside = {name: _kept(cells[name]) for name in names if name not in COLUMNS}
-    return Grid(grid.name, grid.quantity, grid.inputs, beside, frame)
+    return Grid(grid.name, grid.quantity, grid.inputs, beside)
 
 
 def _refuse_misspelt(names: Sequence[str]) -> None:

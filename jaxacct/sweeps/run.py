@@ -18,6 +18,7 @@ import numpy as np
 from jaxacct.core.files import Unwritable
 from jaxacct.core.keywords import with_hints
 from jaxacct.core.progress import Progress
+from jaxacct.core.types import Foreign
 from jaxacct.core.validation import COUNT, GIBIBYTE, InputError, check_flag, check_one, choice, shown
 from jaxacct.engines import programs
 from jaxacct.engines.backend import fixed
@@ -91,7 +92,7 @@ def sweep(
     overwrite: bool = False,
     shard: str | None = None,
     distributed: bool = False,
-) -> Table:
+) -> Table | Foreign:
     """Solve every DP-SGD configuration of a grid: epsilon, delta, or a calibrated parameter.
 
     All local devices share the work.  With `out`, solved blocks go to a journal beside the result (its name ends in
@@ -105,8 +106,7 @@ def sweep(
         Fields are noise_multiplier, sampling_probability, steps, epsilon and delta (for calibrations also called
         target_epsilon and target_delta); the sweep solves for the field that is left out.  dataset_size, batch_size and
         epochs may replace sampling_probability and steps.  See `jaxacct.sweeps.read_grid` for files.  In a DataFrame or
-        a list of dicts every row is one configuration.  Columns that are no inputs are kept beside the answers, and
-        `to_pandas` of the result has the index and the types of the DataFrame.
+        a list of dicts every row is one configuration.  Columns that are no inputs are kept beside the answers.
     mode : {"product", "zip"}
         For a dict: every combination (the last field varies fastest), or the arrays broadcast together.
     quantity : str, optional
@@ -132,11 +132,12 @@ def sweep(
 
     Returns
     -------
-    Table
+    Table, or pandas.DataFrame if a DataFrame was swept whole
         Columns: name (if any), columns of the grid that are no inputs, quantity, the inputs, relation, lower, estimate,
         upper, kind, status, engine.  A solved noise multiplier, sampling probability or steps has its own column, and
         the bracket is that of the epsilon, or of the risk that was the target, at the solved value.  Rows are in the
-        order of the grid, or of this slice if the slices are not merged.
+        order of the grid, or of this slice if the slices are not merged.  A DataFrame has the index and the types of
+        the one that was swept; columns with values to solve for are float64.
 
     Raises
     ------
@@ -172,13 +173,15 @@ def sweep(
         for name, given in {"resume": resume, "overwrite": overwrite, "shard": shard is not None}.items():
             if given:
                 raise InputError(f"{name} needs out; name the result, such as out='result.csv'")
-        return work.whole(_Run(work).solve(progress))
+        table = work.whole(_Run(work).solve(progress))
+        return table.like(grid) if is_frame(grid) else table
     check_result(path)
     if isinstance(grid, str | os.PathLike) and path.exists() and path.samefile(grid):
         raise InputError(f"{path}: the result would overwrite the grid; give another name")
     run, head = _Run(work), header(work.grid, work.columns, work.settings, work.block, work.shard)
     if work.shard[1] == 1:
-        return run.whole(path, head, progress, resume, overwrite)
+        table = run.whole(path, head, progress, resume, overwrite)
+        return table.like(grid) if is_frame(grid) else table
     shown = progress if work.shard[0] == 1 or not distributed else False
     table = run.part(path, head, shown, resume, overwrite, merged=distributed)
     if distributed and work.shard[0] == 1:
@@ -312,7 +315,7 @@ class Work:
 
     def whole(self, table: Table) -> Table:
         """Return the table with the grid's other columns, which journals and slices do not hold."""
-        return table.beside(self.grid.beside, self.grid.frame)
+        return table.beside(self.grid.beside)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ import numpy as np
 from jaxacct.core import markup
 from jaxacct.core.files import optional_package, replacing, write_csv
 from jaxacct.core.text import outward
-from jaxacct.core.types import Foreign, Index, Leaf
+from jaxacct.core.types import Foreign, Index
 from jaxacct.core.validation import LARGEST_COUNT, InputError, shown
 from jaxacct.mechanisms.dp_sgd_run import SOURCES
 from jaxacct.sweeps.grid import ANSWER, COUNTS, INPUTS, QUANTITIES, WORDS, Grid
+from jaxacct.sweeps.read import is_frame
 
 TEXT = ("name", "quantity", "sampling", "repetitions", "relation", *WORDS)
 """Columns of text; all other columns are float64."""
@@ -46,8 +47,6 @@ class Table:
     ----------
     columns : dict of arrays, each of shape (rows,)
         One column is `quantity`.
-    frame : pandas.DataFrame, optional
-        The DataFrame that was swept; `to_pandas` restores its index and the types of its columns.
 
     >>> from jaxacct.sweeps import sweep
     >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
@@ -56,7 +55,6 @@ class Table:
     """
 
     columns: dict[str, np.ndarray]
-    frame: Leaf = None
 
     def __len__(self) -> int:
         return len(self.columns["quantity"])
@@ -82,13 +80,12 @@ class Table:
 
     def take(self, rows: Index) -> Table:
         """Return the rows at a NumPy index."""
-        frame = None if self.frame is None else self.frame.iloc[rows]
-        return Table({name: column[rows] for name, column in self.columns.items()}, frame)
+        return Table({name: column[rows] for name, column in self.columns.items()})
 
-    def beside(self, others: Mapping[str, np.ndarray], frame: Foreign = None) -> Table:
-        """Return the table with the columns `others` after the column `name`; `frame` is the swept DataFrame."""
+    def beside(self, others: Mapping[str, np.ndarray]) -> Table:
+        """Return the table with the columns `others` after the column `name`."""
         name = {"name": self["name"]} if "name" in self.columns else {}
-        return Table(name | dict(others) | self.columns, frame)
+        return Table(name | dict(others) | self.columns)
 
     def rows(self) -> Iterator[list[str]]:
         """Yield the cells of each row as text: floats in full, absent inputs empty, absent answers as nan."""
@@ -118,20 +115,19 @@ class Table:
                 writer.write_table(arrow.table(columns, schema=schema))
 
     def to_pandas(self) -> Foreign:
-        """Return the table as a pandas.DataFrame (needs pandas).
+        """Return the table as a pandas.DataFrame (needs pandas)."""
+        return optional_package("pandas", "a DataFrame").DataFrame(self.columns)
 
-        If a DataFrame was swept, the result has its index, and its columns as they were; columns with values to solve
-        for are float64.
-        """
-        found = optional_package("pandas", "a DataFrame").DataFrame(self.columns)
-        if self.frame is None:
-            return found
-        found.index = self.frame.index
-        for place, name in enumerate(map(str, self.frame.columns)):
-            given = self.frame.iloc[:, place]
+    def like(self, frame: Foreign) -> Foreign:
+        """Return the table as a DataFrame with the index and the types of `frame`, the DataFrame that was swept."""
+        found = self.to_pandas()
+        found.index = frame.index
+        for place, name in enumerate(map(str, frame.columns)):
+            given = frame.iloc[:, place]
             asked = name in ("name", "quantity", *INPUTS)  # a column of the question, perhaps with values left out
             if name in found and not (asked and given.isna().any()):
                 found[name] = given.array
+        found.to_pandas = found.copy  # a sweep of a DataFrame returned a Table before
         return found
 
     def to_xarray(self) -> Foreign:
@@ -166,12 +162,12 @@ class Table:
         return (self.take(slice(start, start + ROWS_PER_PIECE)) for start in range(0, len(self), ROWS_PER_PIECE))
 
 
-def read_table(path: str | os.PathLike[str]) -> Table:
+def read_table(path: str | os.PathLike[str] | Foreign) -> Table:
     """Read the table in a result file.
 
     Parameters
     ----------
-    path : path of a .csv or .parquet file
+    path : path of a .csv or .parquet file, or the DataFrame that a sweep returned
 
     Returns
     -------
@@ -186,10 +182,11 @@ def read_table(path: str | os.PathLike[str]) -> Table:
     >>> bool((again["upper"] == t["upper"]).all())
     True
     """
-    columns = _read_columns(Path(path))
+    columns = _read_frame(path) if is_frame(path) else _read_columns(Path(path))
     missing = [name for name in ("quantity", "relation", *ANSWER) if name not in columns]
     if missing:
-        raise InputError(f"{path}: is no result of a sweep: it has no column {missing[0]!r}")
+        what = "frame" if is_frame(path) else path
+        raise InputError(f"{what}: is no result of a sweep: it has no column {missing[0]!r}")
     return Table(columns)
 
 
@@ -344,6 +341,12 @@ def _read_parquet(path: Path) -> dict[str, np.ndarray]:
     optional_package("pyarrow", "a Parquet file")
     columns = importlib.import_module("pyarrow.parquet").read_table(str(path)).to_pydict()
     return {name: _column(name, column) for name, column in columns.items()}
+
+
+def _read_frame(frame: Foreign) -> dict[str, np.ndarray]:
+    names, absent = [str(name) for name in frame.columns], frame.isna().to_numpy()
+    cells = frame.astype(object).mask(absent, "").to_numpy()
+    return {name: _column(name, list(column)) for name, column in zip(names, cells.T, strict=True)}
 
 
 def _column(name: str, cells: list[Any]) -> np.ndarray:
