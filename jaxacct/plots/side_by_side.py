@@ -80,6 +80,12 @@ def plot_profiles(
     -------
     matplotlib Axes
 
+    Raises
+    ------
+    InputError
+        If there is no mechanism, there are too many curves, the profiles have different relations, or a value is
+        invalid.
+
     References
     ----------
     Balle and Wang (2018), Improving the Gaussian Mechanism for Differential Privacy (the profile of a mechanism).
@@ -187,6 +193,11 @@ def plot_risks(table: RiskTable, *, names: Sequence[str] | None = None, axes: Fo
     Returns
     -------
     matplotlib Axes
+
+    Raises
+    ------
+    InputError
+        If the table has more than 8 configurations, or another number of names.
 
     References
     ----------

@@ -58,6 +58,11 @@ class Claim:
     profile : tuple of (epsilon, delta), or None
         Points of the privacy profile from which the risks are read, where the mechanism itself does not give the risks.
 
+    Raises
+    ------
+    ValueError
+        If `bounds` is a batch.
+
     References
     ----------
     jaxacct/report/README.md, "What may be claimed".

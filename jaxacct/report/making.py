@@ -97,6 +97,12 @@ def report(
     -------
     Report
 
+    Raises
+    ------
+    InputError
+        If the subject cannot be read or reported, such as a damaged or open ledger, if an option does not apply to
+        the subject, or if the page cannot be written.
+
     References
     ----------
     jaxacct/report/README.md.

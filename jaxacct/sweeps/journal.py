@@ -343,6 +343,11 @@ def merge(
     -------
     Table
 
+    Raises
+    ------
+    InputError
+        If a part is missing, unfinished, given twice, or of another sweep, or if the result exists already.
+
     >>> import tempfile
     >>> from jaxacct.sweeps import merge, sweep
     >>> grid = {"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": [1, 4], "delta": 1e-5}

@@ -42,6 +42,11 @@ class Source:
         repeats its last steps exactly, and these steps count once.  False, as for random augmentation: the steps after
         a cut have randomness of their own, and count again.
 
+    Raises
+    ------
+    InputError : a dataset without these methods or without examples, parts of several lengths, workers or prefetch out
+        of range.
+
     References
     ----------
     jaxacct/training/step/README.md, "Keys", says why loaded data decide the key of the noise.

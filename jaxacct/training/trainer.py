@@ -190,6 +190,11 @@ class Trainer:
             the trainer was given a module.
         key : 32 secret bytes for all randomness of one run, by default from the operating system.
         example : for a linen module without params: an input, from whose shape the parameters are drawn.
+
+        Raises
+        ------
+        InputError : neither params nor an example, a key of another length, a model with state that mixes examples, an
+            optimizer that asks for values that are not private.
         """
         if key is not None and (not isinstance(key, bytes) or len(key) != 32):
             raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")

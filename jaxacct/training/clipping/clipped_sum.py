@@ -272,6 +272,10 @@ def norm_methods(
     dict : {path of the parameter: "ghost", "vmap", or "none" if the loss has no gradient with respect to it}.  Each
         word has an attribute ``reason``, which says why the way is not "ghost"; it is empty for "ghost".
 
+    Raises
+    ------
+    InputError : an unknown method, or a loss that is not a scalar.
+
     >>> import jax.numpy as jnp
     >>> loss = lambda params, x: jnp.sum(jnp.tanh(x @ params["kernel"] + params["bias"]))
     >>> norm_methods(loss, {"kernel": jnp.zeros((30, 20)), "bias": jnp.zeros(20)}, jnp.zeros(30))

@@ -172,6 +172,10 @@ def lora(
     An array of more than two axes is cut into leading and trailing axes of nearly equal total size.  A projection
     (features, heads, width) is cut after the first axis; a projection (heads, width, features) before the last axis.
 
+    Raises
+    ------
+    InputError : no array chosen, an array of fewer than two axes, a bad rank or alpha.
+
     References
     ----------
     Hu et al. 2022, "LoRA: low-rank adaptation of large language models".

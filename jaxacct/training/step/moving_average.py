@@ -55,6 +55,10 @@ def averaged(optimizer: Foreign, decay: float = 0.9999) -> Foreign:
     -------
     An Optax transformation with the state `Averaged`.
 
+    Raises
+    ------
+    InputError : no Optax transformation, or a decay that is not in (0, 1).
+
     References
     ----------
     De et al. 2022, arXiv:2204.13650, section 3.3.

@@ -201,6 +201,10 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
     The privacy cost of one call depends on how the caller draws the batch.  With Poisson sampling a call costs as
     much as PoissonSampled(Gaussian(noise_multiplier), q).
 
+    Raises
+    ------
+    InputError : a key of fewer bits, or a bad number.
+
     References
     ----------
     Abadi et al. 2016 (DP-SGD).
