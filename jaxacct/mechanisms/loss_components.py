@@ -57,7 +57,7 @@ class Components(NamedTuple):
         Finite losses and P-masses of the finite parts in this direction, with sampling and sign already applied.
         Padding has mass 0 and loss 0. Masses sum to 1 minus the part's mass at infinity.
     finite_n : (B, F)
-        Number of times that each finite part is composed; 0 is absent.
+        Number of times that each finite part is composed; 0 if it is absent.
     log_survival : (B,)
         Sum of n * log1p(-mass at infinity) over the finite parts.
     mu : (B,)

@@ -89,8 +89,8 @@ class Trainer:
     has_aux : whether the loss returns (loss, aux).  Aux is summed over the batch, for logs: it is *not* private.
     trainable : the trained part: a function path -> bool of paths such as "params/Dense_0/kernel"; a pytree of bools, a
         prefix of the parameters; or a type of nnx variables.  All else is frozen: it is not clipped, gets no noise, is
-        unknown to the optimizer, and must not come from the private data.  By default everything is trained, but of an
-        nnx module only its nnx.Param, and of parameters with `lora` only the adapters.
+        unknown to the optimizer, and must not come from the private data.  By default everything is trained, with two
+        exceptions: only the nnx.Param of an nnx module, and only the adapters of parameters with `lora`.
     private_loss : a PrivateLoss: the mean loss of every step is released too, and handed to the optimizer as ``value``.
     mesh : a jax.sharding.Mesh whose devices share each step: devices of one process, or of all processes under
         `jax.distributed`.  Examples, or users, lie over all its devices.  The same key draws the same batch on meshes
@@ -276,7 +276,7 @@ class Trainer:
         note_ahead : the largest number of steps that are noted in the ledger at once; 1 notes each by itself.  By
             default a hundredth of the plan's steps.  No more steps are noted at once than needed to keep the notes
             below 5 % of the time.  A run that is cut off counts steps that were noted and not taken, until it is
-            resumed.  Steps from a Source, and by batch rules with passes, are noted one by one.
+            resumed.  Steps from a Source, and steps of passes, are noted one by one.
         evaluate : (params, public_data) -> a number, or a dict of numbers, such as a validation loss.  It is called
             after every `eval_every` steps and after the plan's last step.  The values are in ``state.evaluations`` and
             in the log.  They may be published, and cost nothing if the run goes to its end.  Each call counts as a look

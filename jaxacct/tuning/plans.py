@@ -411,7 +411,7 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
 
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float) -> float:
-    """Return the smallest tried noise that meets the target; the search starts `near`, and aims 0.1 % below at most."""
+    """Return the smallest tried noise that meets the target. The search starts `near`, and aims just below it."""
     if near <= 0.0 or not math.isfinite(near):
         raise InputError(f"near = {near!r} must be a positive noise multiplier")
     found = least_private(

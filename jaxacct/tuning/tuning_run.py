@@ -139,8 +139,8 @@ def tune(
     ledger : a path or a Ledger; its entries count against the plan's target.
     key : 32 secret bytes for all randomness but K, by default from the operating system; never use them for two
         tunings.
-    progress : a line on standard error, shown only with pad, or for an `Adaptive` search, which pays for a public K;
-        None shows it only on a terminal.
+    progress : whether to show a line on standard error; None shows it only on a terminal.  Without pad it is shown only
+        for an `Adaptive` search, whose cost allows for a public K.
 
     Returns
     -------

@@ -150,8 +150,8 @@ class Plan(PlanRequest):
         is known.
         Step i adds row i of C^-1 Z, with C the strategy's matrix and Z independent noise.  `noise_multiplier` is then
         relative to the clip norm times the largest norm of a column of C.  With "fixed_order" it is relative to the
-        clip norm times the sensitivity of C for steps ceil(dataset_size / batch) apart.  The noise multiplier must not
-        fall during the run.
+        clip norm times the sensitivity of C, where a record's steps are ceil(dataset_size / batch) apart.  The noise
+        multiplier must not fall during the run.
     groups : with cyclic Poisson sampling, the number of groups: at least the strategy's number of bands, which is the
         default.  The rate is groups * batch / dataset_size.
     unit : "record" or "user": the unit that is drawn and in which neighbours differ.  With "user", dataset_size is the
