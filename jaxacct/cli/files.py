@@ -208,7 +208,7 @@ def _claim(answer: dict[str, Any], delta: float) -> str:
 
 
 def _why(one: dict[str, Any]) -> str:
-    """Return the reason why steps that were not taken count."""
+    """Return why steps are counted that were not taken."""
     if not one["outputs_noted"]:
         return "an earlier version of jaxacct wrote this, and did not note whether outputs were seen"
     step = one["outputs_seen_from"]
