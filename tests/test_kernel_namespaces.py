@@ -96,7 +96,7 @@ def test_sensitivity_is_the_forward_mode_derivative():
     found = on_numpy(partial(sensitivity, points=points, count=count), this, tangent, EPSILON, LOG_TOL)
     with np.errstate(all="ignore"):
         point = saddle_for_epsilon(this, EPSILON, plain.axis_nodes(points))
-        c, period, *images = plain.place_with_bounds(this, point, EPSILON, LOG_TOL, plain.axis_nodes(points))
+        c, period, *images = plain.place(this, point, EPSILON, LOG_TOL, plain.axis_nodes(points))
 
     def log_value(this, epsilon):
         at = plain.nodes_at(this, c, 2.0 * np.pi / period, LOG_TOL, points, count, tuple(images))

@@ -236,13 +236,16 @@ def answer(question: MechanismQuestion) -> Bounds:
 
 
 @np.errstate(under="ignore")  # the bounds allow for underflow, which must not raise, whatever the user told NumPy
-def by_parts(question: MechanismQuestion) -> Bounds:
-    """Return the larger of the two directions' answers. The lower end is 0 unless the answer's kind is "certified"."""
+def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
+    """Return the larger of the two directions' answers. The lower end is 0 unless the answer's kind is "certified".
+
+    above_only : whether to use only the pairs that dominate the mechanism; the answer's kind is then "bound".
+    """
     quantity, mechanism, relation, effort = question.quantity, question.mechanism, question.relation, question.effort
     shape, rows, target = question.flat()
-    kind = mechanism.kind_of_bracket(relation)
+    kind = "bound" if above_only else mechanism.kind_of_bracket(relation)
     with job(target.size):
-        two = mechanism.has_bracket()
+        two = mechanism.has_bracket() and not above_only
         # False stands for the pairs that dominate the mechanism, True for the pairs that the mechanism dominates. Pairs
         # of the second kind are needed only if they differ from the first and can certify a lower end.
         which = (False, True) if kind == "certified" and two else (False,)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +30,7 @@ from jaxacct.mechanisms import (
     directions,
 )
 from jaxacct.mechanisms.banded_bins import SharedBins, delta_of_bins, epsilon_of_bins
-from jaxacct.mechanisms.base import Combinator, Part, take_rows, weakest
-from jaxacct.mechanisms.base import register as register_mechanism
+from jaxacct.mechanisms.base import take_rows, weakest
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.gaussian_mixtures import LOSS_OF_PRESENCE, OfGaussianMixtures
 from jaxacct.mechanisms.random_allocation import BallsInBins, RandomAllocation, replaced_in_two_steps
@@ -545,20 +543,6 @@ class MixtureContour(MechanismEngine):
         return _as_bounds(answers, shape, rtol, engine, certified)
 
 
-@register_mechanism
-@dataclass(frozen=True, eq=False)
-class _Above(Combinator):
-    """Wraps a mechanism so that only the pair that dominates the mechanism is used."""
-
-    mechanism: Any
-
-    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        return self.mechanism.expand(relation, direction)
-
-    def kind_under(self, relation: str, composed: bool = False) -> str:
-        return "bound"
-
-
 def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, float, str]:
     """Return (lower, upper, engine) by the pairs of one configuration. `lower` is -inf unless `certified`."""
     found = by_parts(question)
@@ -569,7 +553,7 @@ def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, floa
     if np.reshape(found.status, -1)[0] == "width":  # a lattice for one pair alone suits that pair better
         # this lattice is short: a longer one takes seconds, and moves the upper end by less than the bracket's width
         effort = question.effort._replace(memory_bytes=min(question.effort.memory_bytes, MEMORY_ALONE))
-        alone = by_parts(question._replace(mechanism=_Above(question.mechanism), effort=effort))
+        alone = by_parts(question._replace(effort=effort), above_only=True)
         upper = float(np.fmin(upper, np.reshape(alone.upper, -1)[0]))
     return lower, upper, word
 

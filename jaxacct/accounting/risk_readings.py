@@ -19,6 +19,7 @@ from jaxacct.accounting.dispatch import kinds_of
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.contour import delta_about, delta_along, reach
+from jaxacct.engines.protocol import Answer
 from jaxacct.mechanisms import Components, Mechanism, components, directions
 from jaxacct.mechanisms.base import take_rows
 
@@ -47,14 +48,6 @@ class Place(NamedTuple):
 
     epsilon: np.ndarray
     deviation: np.ndarray
-
-
-class Rates(NamedTuple):
-    """Brackets, row by row: of the largest true-positive rate, or of delta."""
-
-    low: np.ndarray
-    estimate: np.ndarray
-    high: np.ndarray
 
 
 def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) -> Place:
@@ -107,7 +100,7 @@ def _quantile(deltas: Deltas, epsilon: np.ndarray, deviation: np.ndarray, rows: 
         return -ndtri(np.clip(np.nan_to_num(tail), 1e-300, 1.0 - 1e-16))
 
 
-def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH) -> Rates:
+def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH) -> Answer:
     """Return a certified bracket of `T(fpr)` from three values of delta around any eps.
 
     width : distance between the three epsilons, in standard deviations of the loss. The lower end is useful if `place`
@@ -116,7 +109,7 @@ def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH)
     at = three_places(place, width)
     found = deltas(at, np.arange(fpr.size))
     ends = (np.asarray(end) for end in (found.lower, found.estimate, found.upper))
-    return rate_from_three(at, Rates(*ends), place, fpr, width)
+    return rate_from_three(at, Answer(*ends), place, fpr, width)
 
 
 def three_places(place: Place, width: float) -> np.ndarray:
@@ -124,14 +117,13 @@ def three_places(place: Place, width: float) -> np.ndarray:
     return place.epsilon + width * place.deviation * np.array([-1.0, 0.0, 1.0])[:, None]
 
 
-def rate_from_three(at: np.ndarray, found: Rates, place: Place, fpr: np.ndarray, width: float) -> Rates:
+def rate_from_three(at: np.ndarray, found: Answer, place: Place, fpr: np.ndarray, width: float) -> Answer:
     """Return the bracket of `T(fpr)` from brackets of delta at `three_places`."""
     distance = width * place.deviation
     with np.errstate(over="ignore", invalid="ignore"):
         line = np.exp(at) * fpr
-        ends = (found.low + line) * (1.0 - 16.0 * ROUNDOFF), found.estimate + line
-        upper = (found.high + line) * (1.0 + 16.0 * ROUNDOFF)
-        lower = ends[0]
+        lower, middle = (found.lower + line) * (1.0 - 16.0 * ROUNDOFF), found.estimate[1] + line[1]
+        upper = (found.upper + line) * (1.0 + 16.0 * ROUNDOFF)
         # Let E_i be e^eps at the three epsilons. (E_1 - E_0)/(E_2 - E_1) is e^-distance, and its inverse e^distance.
         # Both are rounded up.
         ratio, rough = np.exp(-distance) * (1.0 + 1e-4), np.exp(distance) * (1.0 + 1e-4)
@@ -143,7 +135,7 @@ def rate_from_three(at: np.ndarray, found: Rates, place: Place, fpr: np.ndarray,
     low = np.minimum(np.maximum(np.nan_to_num(low), fpr), 1.0)
     agree = low <= high
     low, high = np.where(agree, low, fpr), np.where(agree, high, 1.0)
-    return Rates(low, np.clip(np.nan_to_num(ends[1][1]), low, high), high)
+    return Answer(low, np.clip(np.nan_to_num(middle), low, high), high)
 
 
 def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
@@ -209,7 +201,7 @@ def gaussian_fit(
     rate = rate_at(deltas, place, floor)
     # If the rate has no useful lower end, as for losses with atoms, the best eps may be on either side of a jump of
     # Q(L > eps). Then the tangents reach up to four times the estimated eps.
-    last = np.maximum(place.epsilon, 1e-9) * np.where(rate.low > floor, 1.0, 4.0)
+    last = np.maximum(place.epsilon, 1e-9) * np.where(rate.lower > floor, 1.0, 4.0)
     # The tangents of the first round are evenly spread in eps from 0 to `last`.
     first = lines = _lines(deltas, last * np.linspace(0.0, 1.0, 13)[:, None], rows)
     low = least_mu(rate, lines[1, 0], floor)
@@ -235,11 +227,11 @@ def gaussian_fit(
     return GaussianFit(mu, first, last)
 
 
-def least_mu(rate: Rates, least_advantage: np.ndarray, floor: np.ndarray) -> np.ndarray:
+def least_mu(rate: Answer, least_advantage: np.ndarray, floor: np.ndarray) -> np.ndarray:
     """Return a lower bound of mu from the rate at fpr = `floor` and a lower bound of delta(0); NaN if either is NaN."""
-    low = np.maximum(_distance(rate.low, floor, -1.0), _on_diagonal(0.5 * (1.0 - least_advantage), -1.0))
+    low = np.maximum(_distance(rate.lower, floor, -1.0), _on_diagonal(0.5 * (1.0 - least_advantage), -1.0))
     # Where 1 - rate may be below the floor, the claim says nothing at the floor, and no mu is refuted.
-    return np.where(1.0 - rate.high >= floor * (1.0 + 4.0 * ROUNDOFF), low, 0.0)
+    return np.where(1.0 - rate.upper >= floor * (1.0 + 4.0 * ROUNDOFF), low, 0.0)
 
 
 def _distance(rate: np.ndarray, fpr: np.ndarray, turn: float) -> np.ndarray:

@@ -30,7 +30,7 @@ from jaxacct.core.validation import (
 from jaxacct.engines.backend import job
 from jaxacct.engines.protocol import Effort, MechanismEngine, MechanismQuestion
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.mechanisms.base import require_mechanism, take_rows
+from jaxacct.mechanisms.base import require_mechanism, rows_in, take_rows
 
 ROUGH = 0.9, 0.05
 """Two values of rtol for epsilon at the ends of the bracket. The second is for rows that the first leaves undecided."""
@@ -215,9 +215,7 @@ def search_mechanisms(
     deltas, unbounded = delta.reshape(-1).copy(), np.zeros(low.size, bool)
 
     def part_of(made: Mechanism, rows: np.ndarray) -> Mechanism:
-        mine = batch_shape(made)
-        places = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), epsilon.shape).reshape(-1)[rows]
-        return take_rows(made, places) if mine else made
+        return take_rows(made, rows_in(made, epsilon.shape)[rows]) if batch_shape(made) else made
 
     def at(rows: np.ndarray, some: np.ndarray) -> tuple[Mechanism, MechanismEngine | None]:
         """Return the mechanism at the values of some rows, and its engine if that can answer for these rows alone."""

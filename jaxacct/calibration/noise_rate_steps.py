@@ -368,12 +368,11 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
 
 def law_shape(law: Any, candidates: str) -> tuple[int, ...]:
     """Return the batch shape of a law of K; raise InputError for anything else."""
-    from jaxacct.selection.law_of_k import Law  # imports slowly, and single runs do not need it
+    from jaxacct.selection.law_of_k import require_law  # imports slowly, and single runs do not need it
     from jaxacct.selection.mechanism import CANDIDATES
 
     choice("candidates", candidates, CANDIDATES)
-    if not isinstance(law, Law):
-        raise InputError(f"repetitions = {law!r:.40} must be a law of K; use one such as selection.Geometric(0.1)")
+    require_law("repetitions", law)
     refuse_tracers("ja.calibrate_noise_multiplier", "jaxacct.kernels.worst_score", repetitions=law)
     return law.shape
 

@@ -25,7 +25,6 @@ from jaxacct.accounting.risk_readings import (
     KNOWN_WIDTH,
     Deltas,
     Place,
-    Rates,
     best_epsilon,
     deltas_about,
     deltas_along,
@@ -56,7 +55,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import InputError
 from jaxacct.engines.backend import evaluate, job
 from jaxacct.engines.contour import no_hint
-from jaxacct.engines.protocol import MechanismQuestion
+from jaxacct.engines.protocol import Answer, MechanismQuestion
 from jaxacct.kernels import calibration
 from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.base import take_rows
@@ -248,7 +247,7 @@ def _rates_at_least(
             relation = goal.relation if goal.relation in account.REVERSED else leading
             run = goal.run(rows, values[rows])
             deltas = lambda at, _, run=run, asked=(relation, rtol): deltas_about(run, at, *asked)  # `_` is all rows
-            low[rows] = np.maximum(rate_at(deltas, place, fpr[rows], about).low, low[rows])
+            low[rows] = np.maximum(rate_at(deltas, place, fpr[rows], about).lower, low[rows])
         left &= low < enough
     return low
 
@@ -603,7 +602,7 @@ def _bracket(
     rungs[:] = every.reshape(2, blocks, size).max(axis=1)
     ends = [whole(end) for end in found]
     low, high = (np.take_along_axis(end, back, axis=0) for end in ends)
-    rate = rate_from_three(near, Rates(low, high, high), place, floor, KNOWN_WIDTH)
+    rate = rate_from_three(near, Answer(low, high, high), place, floor, KNOWN_WIDTH)
     upper = largest_mu(np.stack([epsilon, *ends]), floor)[0]
     return np.nan_to_num(least_mu(rate, ends[0][0], floor)), upper, _lowest(epsilon, ends[1], floor)
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.validation import GIBIBYTE, RELATIONS, broadcast_shape
-from jaxacct.mechanisms.base import Mechanism, batch_shape
+from jaxacct.core.validation import GIBIBYTE, RELATIONS
+from jaxacct.mechanisms.base import Mechanism, on_batch
 from jaxacct.mechanisms.loss_components import Components
 
 
@@ -56,10 +56,7 @@ class MechanismQuestion(NamedTuple):
 
     def flat(self) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
         """Return the answer's shape and, for each flat row, the index of its configuration and its given value."""
-        mine, other = batch_shape(self.mechanism), "delta" if self.quantity == "epsilon" else "epsilon"
-        shape = broadcast_shape({"the mechanism": mine, other: np.shape(self.given)})
-        rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
-        return shape, rows, np.broadcast_to(np.asarray(self.given, np.float64), shape).reshape(-1)
+        return on_batch(self.mechanism, "delta" if self.quantity == "epsilon" else "epsilon", self.given)
 
 
 class Kinds(NamedTuple):

@@ -39,7 +39,7 @@ import jax
 from jaxacct.kernels.arrays import Array, log1p, namespace, repeat
 from jaxacct.kernels.contour import plain, split
 from jaxacct.kernels.contour.core import departures, polar
-from jaxacct.kernels.contour.plain import axis_nodes, nodes_at, place_with_bounds
+from jaxacct.kernels.contour.plain import axis_nodes, nodes_at
 from jaxacct.kernels.contour.split import Placement, estimate, integrand_at, needed
 from jaxacct.kernels.law import LossLaw, Saddle, Tilted, finite_weights, saddle_for_epsilon, tilted_gaussian
 
@@ -63,7 +63,7 @@ def sensitivity(
     """Return (derivative of log delta along a tangent of the law, -d log delta/d eps, points and nodes needed)."""
     xp = namespace(law.sign, epsilon, tangent.mu2)
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
-    c, period, *images = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
+    c, period, *images = plain.place(law, point, epsilon, log_tol, axis_nodes(points))
     nodes = nodes_at(law, c, 2.0 * xp.pi / period, log_tol, points, count, (images[0], images[1]))
     z = c[..., None] + 1j * nodes.t
     change = tangent.mu2[..., None] * z * (z + 1.0) / 2.0
@@ -247,13 +247,13 @@ def solve(
     def stage(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         x, c, *_ = carry
         point = saddle_for_epsilon(law_at(x), epsilon, axis, c)._replace(log_delta=log_delta)
-        chosen, period = plain.place(law_at(x), point, epsilon, log_tol, axis)
+        chosen, period, *_ = plain.place(law_at(x), point, epsilon, log_tol, axis)
         h = 2.0 * xp.pi / period
         need = plain.reach(law_at(x), chosen, h, log_tol, points)
         slope = saddle_slopes(law_at(x), unknown, point.c, axis)[3]
 
         def residual(x: Array) -> Array:
-            return plain.log_value(law_at(x), chosen, h, need, epsilon, points, count) - log_delta
+            return plain.value_and_slopes(law_at(x), chosen, h, need, epsilon, points, count)[0] - log_delta
 
         def secant(_: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             x, r, slope = carry
@@ -317,7 +317,7 @@ def solve_rate(
     epsilon, log_delta = most + w - log1p(c), log_rate - log1p(c)
     slope = saddle_slopes(law_at(x), unknown, c, axis)[3]
     point = Saddle(c, 0.0 * c, 0.0 * c, epsilon, log_delta)
-    chosen, period = plain.place(law_at(x), point, epsilon, log_tol, axis)
+    chosen, period, *_ = plain.place(law_at(x), point, epsilon, log_tol, axis)
     h = 2.0 * xp.pi / period
     need = plain.reach(law_at(x), chosen, h, log_tol, points)
 

@@ -2,10 +2,7 @@
 
 They take `y = 1 - x`, so that no digits are lost near x = 1, where the phi of a law with many repetitions varies most.
 `truncated_negative_binomial`, `poisson`, `binomial` and `categorical` return (phi, phi', phi'') with derivatives in x;
-phi' and phi'' are convex and non-decreasing in x. Functions named `..._steepness` return (log phi', phi''/phi').
-Functions named `..._rise` return phi(x) - phi(x - d), whose relative error is small however small x, y or d is. The
-last two kinds of functions take x or y or both, which the caller computes with small relative errors. In formulas of
-the binomial law n is `trials`, and p is `probability`.
+phi' and phi'' are convex and non-decreasing in x. For the binomial law n is `trials`, and p is `probability`.
 """
 
 from typing import Any
@@ -29,17 +26,12 @@ def truncated_negative_binomial(eta: Array, gamma: Array, y: Array) -> tuple[Arr
     base)/expm1(eta log gamma)` neither overflows for large eta nor cancels for small eta.
     """
     xp = namespace(eta, gamma, y)
-    log_base, (grown, log_gamma, flat, below, first, second) = _log_base(xp, gamma, y), _grown(eta, gamma, y)
+    log_base, (grown, log_gamma, flat, below, first, second) = _log_base(xp, gamma, y), grown_base(eta, gamma, y)
     value = xp.where(flat, log_base / log_gamma, grown * xp.expm1(eta * log_base) / below)
     return value, first, second
 
 
-def truncated_negative_binomial_slopes(eta: Array, gamma: Array, y: Array) -> tuple[Array, Array]:
-    """Return only (phi', phi''); on NumPy this takes less than half the time of all three."""
-    return _grown(eta, gamma, y)[-2:]
-
-
-def _grown(eta: Array, gamma: Array, y: Array) -> tuple[Array, ...]:
+def grown_base(eta: Array, gamma: Array, y: Array) -> tuple[Array, ...]:
     """Return ((base/gamma)^-eta, log gamma, whether eta = 0, expm1(eta log gamma), phi', phi'')."""
     xp = namespace(eta, gamma, y)
     log_gamma = _log_base(xp, gamma, xp.zeros_like(gamma))
@@ -53,47 +45,16 @@ def _grown(eta: Array, gamma: Array, y: Array) -> tuple[Array, ...]:
     return grown, log_gamma, flat, below, first, first * (eta + 1.0) * (1.0 - gamma) / base
 
 
-def truncated_negative_binomial_steepness(mean: Array, eta: Array, gamma: Array, y: Array) -> tuple[Array, Array]:
-    """Return (log phi', phi''/phi') for `phi' = mean (1 + (1-gamma)/gamma y)^-(eta+1)`."""
-    odds = (1.0 - gamma) / gamma
-    return np.log(mean) - (eta + 1.0) * np.log1p(odds * y), (eta + 1.0) * odds / (1.0 + odds * y)
-
-
-def truncated_negative_binomial_rise(mean: Array, eta: Array, gamma: Array, y: Array, d: Array) -> Array:
-    """Return `mean/odds b^-eta (1 - (1 + odds d/b)^-eta)/eta`, odds = (1-gamma)/gamma, b = 1 + odds y."""
-    odds = (1.0 - gamma) / gamma
-    base = 1.0 + odds * y
-    grown = np.log1p(odds * d / base)
-    flat = np.abs(eta) < 1e-290
-    share = np.where(flat, grown, -np.expm1(-eta * grown) / np.where(flat, 1.0, eta))
-    return mean / odds * np.exp(-eta * np.log1p(odds * y)) * share
-
-
 def poisson(mean: Array, y: Array) -> tuple[Array, Array, Array]:
     """Return phi and its derivatives for `phi = e^{mean (x - 1)}`."""
     value = namespace(mean, y).exp(-mean * y)
     return value, mean * value, mean * mean * value  # `mean ** 2` of a Python float would raise OverflowError
 
 
-def poisson_steepness(mean: Array, y: Array) -> tuple[Array, Array]:
-    """Return (log phi', phi''/phi') for `phi' = mean e^{-mean y}`."""
-    return np.log(mean) - mean * y, mean + 0.0 * y
-
-
-def poisson_rise(mean: Array, y: Array, d: Array) -> Array:
-    """Return `e^{-mean y} (1 - e^{-mean d})`."""
-    return np.exp(-mean * y) * -np.expm1(-mean * d)
-
-
 def binomial(trials: Array, probability: Array, y: Array) -> tuple[Array, Array, Array]:
     """Return phi and its derivatives for `phi = (1 - p + p x)^n`, n the trials and p the probability."""
     log_base = _log_kept(probability, y)
-    return namespace(trials, log_base).exp(trials * log_base), *_binomial_slopes(trials, probability, log_base)
-
-
-def binomial_slopes(trials: Array, probability: Array, y: Array) -> tuple[Array, Array]:
-    """Return only (phi', phi'') of the binomial law."""
-    return _binomial_slopes(trials, probability, _log_kept(probability, y))
+    return namespace(trials, log_base).exp(trials * log_base), *binomial_slopes(trials, probability, y)
 
 
 def _log_kept(probability: Array, y: Array) -> Array:
@@ -103,27 +64,14 @@ def _log_kept(probability: Array, y: Array) -> Array:
         return namespace(probability, y).maximum(log1p_inline(-probability * y), -1e300)
 
 
-def _binomial_slopes(trials: Array, probability: Array, log_base: Array) -> tuple[Array, Array]:
-    xp = namespace(trials, probability, log_base)
+def binomial_slopes(trials: Array, probability: Array, y: Array) -> tuple[Array, Array]:
+    """Return only (phi', phi'') of the binomial law."""
+    xp, log_base = namespace(trials, probability, y), _log_kept(probability, y)
     first = trials * probability * xp.exp((trials - 1.0) * log_base)
     return first, trials * (trials - 1.0) * probability**2 * xp.exp(xp.maximum(trials - 2.0, 0.0) * log_base)
 
 
-def binomial_steepness(trials: Array, probability: Array, x: Array, y: Array) -> tuple[Array, Array]:
-    """Return (log phi', phi''/phi') for `phi' = n p b^{n-1}`, b = 1 - p + p x."""
-    log_base, base = _binomial_base(probability, x, y)
-    return np.log(trials * probability) + (trials - 1.0) * log_base, (trials - 1.0) * probability / base
-
-
-def binomial_rise(trials: Array, probability: Array, x: Array, y: Array, d: Array) -> Array:
-    """Return `b^n (1 - (1 - p d/b)^n)`, b = 1 - p + p x."""
-    log_base, base = _binomial_base(probability, x, y)
-    with np.errstate(divide="ignore"):
-        left = np.log1p(-np.minimum(probability * d / base, 1.0))
-    return np.exp(trials * log_base) * -np.expm1(trials * left)
-
-
-def _binomial_base(probability: Array, x: Array, y: Array) -> tuple[Array, Array]:
+def binomial_base(probability: Array, x: Array, y: Array) -> tuple[Array, Array]:
     """Return (log b, b) of b = 1 - p + p x; b is at least 1e-300."""
     base = np.maximum((1.0 - probability) + probability * x, 1e-300)
     return np.where(base < 0.5, np.log(base), np.log1p(-np.minimum(probability * y, 0.5))), base
@@ -134,7 +82,7 @@ def categorical(probabilities: Array, y: Array) -> tuple[Array, Array, Array]:
     xp = namespace(probabilities, y)
     x = 1.0 - y
     if xp is np:
-        return _polynomial(np.asarray(probabilities), x)
+        return polynomial(np.asarray(probabilities), x)
 
     def step(carry: tuple[Array, Array, Array], p: Array) -> tuple[tuple[Array, Array, Array], None]:
         value, first, second = carry
@@ -142,14 +90,6 @@ def categorical(probabilities: Array, y: Array) -> tuple[Array, Array, Array]:
 
     zero = xp.zeros_like(x)
     return lax.scan(step, (zero, zero, zero), probabilities[::-1])[0]
-
-
-def categorical_steepness(probabilities: Array, x: Array) -> tuple[Array, Array]:
-    """Return (log phi', phi''/phi'), or (-inf, 0) where phi' is 0 or has left float64; p_k is `probabilities[k]`."""
-    _, first, second = _polynomial(probabilities, x)
-    seen = first > 1e-290
-    safe = np.where(seen, first, 1.0)
-    return np.where(seen, np.log(safe), -np.inf), np.where(seen, second, 0.0) / safe
 
 
 def categorical_rise(probabilities: Array, x: Array, d: Array) -> Array:
@@ -191,7 +131,7 @@ def _sum_of_powers(x: Any, before: Any, degree: int) -> Any:
     return total
 
 
-def _polynomial(probabilities: Any, x: Any) -> tuple[Any, Any, Any]:
+def polynomial(probabilities: Any, x: Any) -> tuple[Any, Any, Any]:
     """Return phi, phi' and phi'' by Horner's rule. Degrees whose probability is 0 in the whole batch are skipped."""
     value = first = second = np.zeros(np.broadcast_shapes(np.shape(x), np.shape(probabilities)[1:]))
     power = 0

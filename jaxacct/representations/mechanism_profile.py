@@ -456,7 +456,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
         deltas = profile.deltas_of(rows[quick])
         place = best_epsilon(deltas, wanted[quick], start_at(advantage, wanted[quick]))
         rates = rate_at(deltas, place, wanted[quick])
-        low[quick], high[quick] = 1.0 - rates.high - 1e-16, np.minimum(high[quick], 1.0 - rates.low + 1e-16)
+        low[quick], high[quick] = 1.0 - rates.upper - 1e-16, np.minimum(high[quick], 1.0 - rates.lower + 1e-16)
     open_ = ~is_narrow(low, high, rtol)
     for row in np.unique(rows[open_]):
         at = open_ & (rows == row)

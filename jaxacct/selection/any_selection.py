@@ -57,7 +57,7 @@ class AnySelection(Mechanism):
         if (runs := self._as_composition()) is not None:
             return runs.expand(relation, direction)
         chosen = dataclasses.replace(self, mechanism=under(self.mechanism, relation)[0])
-        return [(sample_pair(_kept_pair(chosen), np.asarray(1.0), direction), np.asarray(1.0))]
+        return [(sample_pair(_pair_of(chosen), np.asarray(1.0), direction), np.asarray(1.0))]
 
     def bracket(self, quantity: str, values: np.ndarray, relation: str, rtol: float) -> Bounds:
         """Bracket "epsilon" at delta >= 0, or "delta" at eps >= 0, of the selection alone, not composed with others."""
@@ -89,10 +89,8 @@ class AnySelection(Mechanism):
         """Return the bracket for a base and a relation that `under` returned; `values` has the shape of the answer."""
 
 
-@functools.lru_cache(maxsize=8)
-def _kept_pair(chosen: AnySelection) -> FinitePair:
-    """Return the selection's pair from a cache: both directions of every question ask for the same pair."""
-    return chosen._pair()
+# both directions of every question ask for the same pair
+_pair_of = functools.lru_cache(maxsize=8)(lambda chosen: chosen._pair())
 
 
 def as_bounds(low: np.ndarray, high: np.ndarray, kind: str, rtol: float, engine: str) -> Bounds:

@@ -48,17 +48,13 @@ class Table(NamedTuple):
     delta: np.ndarray
 
     def about(self, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return an estimate of delta at any real eps, and the rate at which delta falls with eps."""
+        """Return upper bounds of delta at any real eps, and the rate at which they fall with eps."""
         with np.errstate(over="ignore", invalid="ignore"):
             r = np.exp(eps)
             cell = np.clip(np.searchsorted(self.ratio, r), 1, self.ratio.size - 1)
             fall = (self.delta[cell - 1] - self.delta[cell]) / (self.ratio[cell] - self.ratio[cell - 1])
             ahead = np.maximum(self.ratio[cell] - r, 0.0)
             return self.delta[cell] + fall * ahead, np.where(ahead > 0.0, fall * r, 0.0)
-
-    def upper(self, eps: np.ndarray) -> np.ndarray:
-        """Return upper bounds of delta at any real eps."""
-        return self.about(eps)[0]
 
 
 class Points(NamedTuple):
@@ -81,7 +77,7 @@ class Envelope(NamedTuple):
         for at, weight, profile in self.sums:
             moved = eps + at
             moved -= 4.0 * ROUNDOFF * (1.0 + eps + np.abs(at))
-            total = np.sum(weight * profile.upper(moved), axis=-1) + total
+            total = np.sum(weight * profile.about(moved)[0], axis=-1) + total
         total = total * (1.0 + INFLATED)
         return np.where(total <= 1.0, total, 1.0)
 

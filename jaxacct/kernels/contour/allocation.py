@@ -922,7 +922,9 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
         if wide.size == 0:
             break
         groups = list(_in_groups(wide, owner, together, apart, distance))
-        placed = np.array([_place_for(rows, sign, int(last[rows[0]])) for rows in groups])
+        # a call's contour is placed for the row after the group, whose loss is larger: slots far for it are far for all
+        place = lambda rows: min(int(rows[-1]) + 1, int(last[rows[0]])) if sign > 0 else int(rows[rows.size // 2])
+        placed = np.array([place(rows) for rows in groups])
         hopeless[wide] = True  # stays True for losses whose lines are not evaluated
         for some, contour in _placed(asked, logs, placed, CUT_OFF[min(turn, 1)], None if dense else MOST_LONG[sign]):
             at = np.concatenate([groups[one] for one in some])
@@ -971,14 +973,6 @@ def _in_groups(
 def _deviation_of_loss(s: np.ndarray, t: np.ndarray) -> np.ndarray:
     """Return the standard deviation that one round's loss would have if it were normal."""
     return np.sqrt(np.log1p(np.expm1(np.minimum(s * s, 600.0)) / t))
-
-
-def _place_for(rows: np.ndarray, sign: float, last: int) -> int:
-    """Return the row whose loss places a group's contour: for a put the middle row, for a call the row after the group.
-
-    The row after the group has a larger loss, so slots that are far for it are far for all losses of the group.
-    """
-    return min(int(rows[-1]) + 1, last) if sign > 0 else int(rows[rows.size // 2])
 
 
 def _wanted(logs: np.ndarray) -> np.ndarray:

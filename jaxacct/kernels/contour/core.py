@@ -10,7 +10,7 @@ The proofs are in jaxacct/kernels/README.md, sections 1, 4 and 5.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, blocks, keep_apart, log1p, namespace, pick, powers, repeat, sum_depth
@@ -40,25 +40,6 @@ class Bracketed(NamedTuple):
     upper: Array
     ok: Array
     needs: Array  # numbers of quadrature points and contour nodes that would make the bracket narrow
-
-
-class Summand(Protocol):
-    """What a trapezoid sum needs: fields that both `Nodes` and the split contour's `Integrand` have."""
-
-    @property
-    def c(self) -> Array: ...
-
-    @property
-    def t(self) -> Array: ...
-
-    @property
-    def weight(self) -> tuple[Array, Array]: ...
-
-    @property
-    def log_modulus(self) -> Array: ...
-
-    @property
-    def angle(self) -> Array: ...
 
 
 class Nodes(NamedTuple):
@@ -91,8 +72,8 @@ def weight_at(c: Array, h: Array, t: Array) -> tuple[Array, Array]:
     return (c * (1.0 + c) - t**2) * scale, -t * (1.0 + 2.0 * c) * scale
 
 
-def trapezoid(nodes: Summand, epsilon: Array) -> tuple[Array, Array]:
-    """Return the trapezoid sum and minus its derivative in eps, both divided by `Z = e^{K(c) - c eps}`."""
+def trapezoid(nodes: Any, epsilon: Array) -> tuple[Array, Array]:
+    """Return the sum over `Nodes` (or split.Integrand) and minus its derivative in eps, divided by e^{K(c) - c eps}."""
     xp = namespace(nodes.t, epsilon)
     t, (re, im) = nodes.t, nodes.weight
     phase = nodes.angle - t * epsilon[..., None]
@@ -103,7 +84,7 @@ def trapezoid(nodes: Summand, epsilon: Array) -> tuple[Array, Array]:
     return xp.sum(value, axis=-1), xp.sum(nodes.c[..., None] * value - t * odd, axis=-1)
 
 
-def two_sided(nodes: Summand, slack: Array, tail: Array, epsilon: Array) -> Array:
+def two_sided(nodes: Any, slack: Array, tail: Array, epsilon: Array) -> Array:
     """Bound the error, in units of Z = e^{K(c) - c eps}, of the terms of the trapezoid sum and of its cut-off.
 
     The error of images is not included.

@@ -232,11 +232,6 @@ def value_and_slopes(
     return k0 - c * epsilon + xp.log(value), fall / value, bend / value
 
 
-def log_value(law: LossLaw, c: Array, h: Array, keep: Array, epsilon: Array, points: int, count: int) -> Array:
-    """Return log delta as `value_and_slopes` does, without the slopes."""
-    return value_and_slopes(law, c, h, keep, epsilon, points, count)[0]
-
-
 LARGEST_CANCELLATION = 5.0
 """Moving the abscissa away from the saddle point may enlarge the integrand by at most this many nats."""
 
@@ -246,22 +241,13 @@ def axis_nodes(points: int) -> int:
     return max(32, points // 4)
 
 
-def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int) -> tuple[Array, Array]:
-    """Choose abscissa c and period together; `axis` is the number of quadrature points on the real axis.
+def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int) -> tuple[Array, Array, Array, Array]:
+    """Return abscissa c and period, and the Chernoff bounds that decide them: abscissae, and logarithms at eps = 0.
 
-    The trapezoid rule adds images, which are bounded by `e^{-c period}` to the left and by Chernoff to the right.
     Tails of sampled mechanisms are nearly exponential.  So a c somewhat below the saddle point allows a period that is
     several times shorter, at the price of some cancellation.
-    """
-    return place_with_bounds(law, point, epsilon, log_tol, axis)[:2]
 
-
-def place_with_bounds(
-    law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int
-) -> tuple[Array, Array, Array, Array]:
-    """Return the abscissa and period that `place` chooses, and the Chernoff bounds that decide this choice.
-
-    The bounds are given by their abscissae, (A,), and by their logarithms at eps = 0, (A,).
+    axis : number of quadrature points on the real axis.
     """
     xp = namespace(law.sign, point.c)
     at = point.c[..., None] * xp.asarray(ABSCISSA_MULTIPLES)
@@ -274,7 +260,7 @@ def place_with_bounds(
 
 def nodes_for(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, points: int, count: int) -> Nodes:
     """Place the contour near a saddle point, and return its nodes."""
-    c, period, at, log_bound = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
+    c, period, at, log_bound = place(law, point, epsilon, log_tol, axis_nodes(points))
     return nodes_at(law, c, 2.0 * namespace(c).pi / period, log_tol, points, count, (at, log_bound))
 
 
@@ -306,7 +292,7 @@ def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, poin
     """
     xp = namespace(law.sign, along)
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
-    c, period, at, log_bound = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
+    c, period, at, log_bound = place(law, point, epsilon, log_tol, axis_nodes(points))
     gap = at - c[..., None]
     # the period reduces images at the smallest eps to e^-11, far below delta there, which is seldom below e^-5
     image = log_bound - at * xp.min(along, axis=-1)[..., None] + 11.0
