@@ -15,6 +15,7 @@ MEANINGS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("q", "p", "rate", "sample_rate", "sampling_rate", "sampling_prob", "sampling_ratio"), ("sampling_probability",)
     ),
+    **dict.fromkeys(("sampling_rates", "rates", "sample_rates"), ("sampling_rates", "sampling_probability")),
     **dict.fromkeys(("t", "num_steps", "n_steps", "iterations", "num_iterations", "compositions"), ("steps",)),
     **dict.fromkeys(("epoch", "num_epochs", "n_epochs"), ("epochs", "steps")),
     **dict.fromkeys(("n", "num_examples", "num_samples", "sample_size", "data_size"), ("dataset_size",)),

@@ -51,6 +51,8 @@ _LONGEST_CODE = 4000
 """Largest number of characters of a line of code for a mechanism; the coefficients of some hundred bands fit."""
 _LONGEST_DOCUMENT = 2**24
 """Largest number of bytes of a file that may be a plan or a mechanism; a longer file is a ledger."""
+_OF_RATES = "each {unit} has a public sampling rate that was chosen without the data; the largest one is shown."
+"""The assumption about a run with a rate for each record."""
 _MOST_RELEASES = 500
 """Largest number of kinds of release on a page."""
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
@@ -288,6 +290,8 @@ def _numbers_of_plan(plan: Plan) -> list[tuple[str, str]]:
         *([("Slots of a round", f"{plan.slots:,}")] if plan.slots else []),
         (f"Noise multiplier{average}", repr(plan.noise_multiplier)),
     ]
+    if plan.rates_digest is not None:
+        facts.append((f"Sampling rates of {plan.unit}s", f"their SHA-256 is {plan.rates_digest}"))
     if (rule := plan.early_stop) is not None:
         facts.append(("Early stop", f"every {rule.every:,} steps, after {rule.patience:,} scores without a gain"))
     if plan.repetitions is not None:
@@ -304,6 +308,8 @@ def _release(plan: Plan, what: str, release: Any, count: int) -> list[str]:
 def _assumed_of_plan(plan: Plan) -> list[str]:
     found = [about(plan.unit, text) for text in TRAINING]
     found.append(f"The number of {plan.unit}s, {plan.dataset_size:,}, is public.")
+    if plan.rates_digest is not None:
+        found.append(f"In the plan {_OF_RATES.format(unit=plan.unit)}")
     if plan.unit == "user":
         found.append(USERS)
     if plan.filter:
@@ -449,6 +455,8 @@ def _assumed_of_ledger(ledger: Ledger, delta: float) -> list[str]:
         if spent.same:
             found.append(f"{run}{spent.same} step(s) were repeated exactly. They count once.")
         plans = [line.plan for line in ledger.headers[name]]
+        if any(plan.rates_digest for plan in plans):
+            found.append(f"{run}{_OF_RATES.format(unit=unit)}")
         if any(plan.filter for plan in plans):
             found.append(f"{run}later settings may depend on the data. A Renyi filter bounds every path.")
         else:

@@ -397,8 +397,10 @@ def side_by_side(
     sensitivity(first_clip)  # refuses anything but a clip norm
     if plan.unit != "record":
         raise InputError(f"unit = {plan.unit!r} is not supported side by side; train each candidate by a Trainer")
-    if plan.early_stop is not None:
-        raise InputError("early_stop is not supported side by side; train each candidate by a Trainer")
+    for name in ("early_stop", "rates_digest"):
+        if getattr(plan, name) is not None:
+            word = name.replace("rates_digest", "sampling_rates")
+            raise InputError(f"{word} is not supported side by side; train each candidate by a Trainer")
     if plan.sampling in WITH_NOISE:
         raise InputError(f"sampling = {plan.sampling!r} is not supported side by side; train by a Trainer each")
     size = _room(plan) if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))

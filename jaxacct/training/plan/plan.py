@@ -21,6 +21,7 @@ from jaxacct.calibration.search import status_of_upper_end
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.keywords import with_hints
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import COUNT, NOISE, NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, check
 from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import MatrixMechanism, Mechanism, PureDP
@@ -53,6 +54,7 @@ from jaxacct.training.plan.solver import (
     epsilon_of_several,
     noise_for,
     noise_in_filter,
+    rate_and_batch,
     rest_of_run,
     solve,
     spent_renyi,
@@ -73,7 +75,9 @@ _MAX_SEGMENTS = 10**6
 """Largest number of segments in a document, enough for a million steps that differ; a longer list is refused unread."""
 _TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation")
 """Settings of a plan that the plan's document holds as they are."""
-_UNUSUAL = {"candidates": "iid", "cap": None, "unit": "record", "noise": None, "groups": None, "early_stop": None}
+_UNUSUAL = {"candidates": "iid", "unit": "record"} | dict.fromkeys(
+    ("cap", "noise", "groups", "early_stop", "rates_digest")
+)
 """Usual values of some settings.  A document holds such a setting only if its value differs."""
 _SEGMENT_NUMBERS = {
     "steps": COUNT,
@@ -158,6 +162,11 @@ class Plan(PlanRequest):
         number of users, and `Trainer.fit` gets the user of each example.
     early_stop : an `EarlyStop`: the run ends when a score on private data no longer rises.  The answers count as one
         more release, which the target includes.
+    sampling_rates : in place of sampling_probability, with Poisson sampling: a rate in (0, 1] for each record (or
+        user), shape (dataset_size,).  They must be public, and chosen without the data: a rate belongs to the place of
+        a record, whatever the record is.  The plan, its ledger and its runs claim the epsilon of the largest rate,
+        which is then ``sampling_probability``; ``own_epsilon`` is that of each record.  ``expected_batch_size`` is the
+        sum of the rates.
 
     Raises
     ------
@@ -165,7 +174,7 @@ class Plan(PlanRequest):
 
     References
     ----------
-    Abadi et al. 2016 (DP-SGD); Feldman and Zrnic 2021 (Renyi filters).  The accounting for each batch rule:
+    Abadi et al. 2016 (DP-SGD); Feldman and Zrnic 2021 (Renyi filters); Boenisch et al. 2023 (rates of records).  The accounting for each batch rule:
     jaxacct/training/plan/README.md.
 
     >>> plan = Plan(target_epsilon=3.0, target_delta=1e-5, dataset_size=60_000, expected_batch_size=60_000, epochs=20)
@@ -206,12 +215,13 @@ class Plan(PlanRequest):
         noise: Strategy | None = None,
         groups: int | None = None,
         early_stop: EarlyStop | None = None,
+        sampling_rates: ArrayLike | None = None,
     ) -> None:
         if batch_size is not None:
             if expected_batch_size is not None:
                 raise InputError("expected_batch_size and batch_size say the same thing twice; leave one of them out")
             expected_batch_size = batch_size
-        given = locals()
+        given: dict[str, Any] = locals() | {"rates_digest": None}
         for name in ("target_delta", "dataset_size"):
             if given[name] is None:
                 raise InputError(f"{name} is missing; a plan needs the {name.replace('_', ' ')}")
@@ -227,7 +237,7 @@ class Plan(PlanRequest):
         changed : settings by name, which replace the settings of ``like`` and the defaults.  They may include
             noise_multiplier and filter.
         """
-        names = (*_TERMS, *_UNUSUAL, "repetitions", "filter")
+        names = (*_TERMS, *_UNUSUAL, "sampling_rates", "repetitions", "filter")
         kept = {} if like is None else {name: getattr(like, name) for name in names}
         known = DEFAULTS | {"filter": None}
         unknown = sorted(changed.keys() - known.keys())
@@ -251,8 +261,12 @@ class Plan(PlanRequest):
         batch = math.fsum(s.steps * s.expected_batch_size for s in segments) / steps
         rate = batch / size * (settings["groups"] or 1)
         averages = {"steps": steps, "epochs": steps * batch / size, "noise_multiplier": noise}
-        if len(segments) == 1:  # an average would round the segment's own numbers
-            rate, batch = segments[0].sampling_probability, segments[0].expected_batch_size
+        own = {segment[3:] for segment in segments}
+        if len(own) == 1:  # an average would round the segments' own numbers
+            rate, batch = segments[0][3:]
+        given = settings["sampling_rates"]
+        if settings["rates_digest"] and (len(own) > 1 or (given is not None and own != {rate_and_batch(given)})):
+            raise InputError("segments must all have the largest of sampling_rates, and their sum as batch size")
         averages |= {"sampling_probability": rate, "expected_batch_size": batch}
         one_size = len({s.expected_batch_size for s in segments}) == 1
         slots = (
@@ -386,6 +400,36 @@ class Plan(PlanRequest):
         """
         return self.promised() if self.filter else self.of_all(self.mechanism)
 
+    @functools.cached_property
+    def own_epsilon(self) -> Bounds:
+        """Epsilon at target_delta of each record by itself, shape (dataset_size,), with sampling_rates.
+
+        Entry i is about data sets that differ in record i alone, and covers the whole plan: the epsilon of the same
+        plan at the rate of record i.  None is above `epsilon`, which covers all records.  All records of one rate are
+        one question.  InputError for a plan without its sampling_rates.
+
+        >>> plan = Plan(None, 1e-5, 3, noise_multiplier=5.0, steps=4, sampling_rates=[1.0, 0.1, 0.1])
+        >>> plan.own_epsilon.upper.round(3).tolist(), round(float(plan.epsilon.upper), 3)
+        ([1.555, 0.097, 0.097], 1.555)
+        """
+        rates, place = np.unique(self.require_rates(), return_inverse=True)
+        found = self.of_all(with_early_stop(composed(self.whole, rates), self.early_stop))
+        most = float(self.epsilon.upper)  # evaluations of one number may differ in their last digits
+        lower, estimate, upper = (np.minimum(end, most)[place] for end in (found.lower, found.estimate, found.upper))
+        words = (np.asarray(word)[place] for word in (found.kind, found.status, found.engine))
+        return Bounds(lower, estimate, upper, *words)
+
+    def require_rates(self) -> np.ndarray:
+        """Return the rates of the records; raise InputError if the plan has none, or a document left them out."""
+        if self.sampling_rates is not None:
+            return self.sampling_rates
+        if self.rates_digest is None:
+            raise InputError("sampling_rates are not given, so each record has plan.epsilon; use that")
+        raise InputError(
+            "sampling_rates are left out of a plan's document, which holds their SHA-256 only; make the plan anew, by "
+            "Plan(..., sampling_rates=rates)"
+        )
+
     def epsilon_after(self, step: int) -> Bounds:
         """Return epsilon at target_delta of the first `step` steps of one run; with a filter, of the whole plan."""
         self._require(step, self.steps)
@@ -439,6 +483,8 @@ class Plan(PlanRequest):
         names = ("dataset_size", "unit", "sampling", "slots", "cap", "sampling_probability", "expected_batch_size")
         shown = [name for name in (*names, "noise_multiplier", "steps", "epochs", "relation")]
         pairs = [(name, repr(getattr(self, name))) for name in shown if getattr(self, name) is not None]
+        if self.rates_digest is not None:
+            pairs.append(("sampling_rates", f"one for each {self.unit}; sampling_probability is the largest"))
         target = "none" if self.target_epsilon is None else repr(self.target_epsilon)
         goal = [("target epsilon", target), ("target delta", repr(self.target_delta))]
         law = [] if self.repetitions is None else [("repetitions", f"{self.repetitions!r}, {self.candidates}")]
@@ -511,6 +557,8 @@ class Plan(PlanRequest):
         for place, segment in enumerate(plan.segments):
             rate, size = segment.sampling_probability, segment.expected_batch_size
             near = math.isclose(plan.dataset_size * rate, size * (plan.groups or 1), rel_tol=1e-9) and rate > 0.0
+            if plan.rates_digest is not None:  # the rate is the largest one
+                near = size <= plan.dataset_size * rate * (1.0 + 1e-9)
             if plan.sampling in rules.OF_ONE_SIZE:
                 near = near and rate == size / plan.dataset_size and size == round(size)
             elif plan.sampling == rules.ALLOCATION:

@@ -36,8 +36,8 @@ class Segment(NamedTuple):
     ----------
     start, steps : whole numbers; steps count from 0.
     noise_multiplier : the standard deviation of the noise on the sum of clipped gradients, divided by the clip norm.
-    sampling_probability, expected_batch_size : the rate at which a step draws records, and the expected number of
-        records, by which the sum is divided.
+    sampling_probability, expected_batch_size : the rate at which a step draws records (the largest, if each record
+        has its rate), and the expected number of records, by which the sum is divided.
 
     >>> Segment(start=10, steps=5, noise_multiplier=1.0, sampling_probability=0.1, expected_batch_size=6.0).end
     15

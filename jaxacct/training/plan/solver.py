@@ -7,10 +7,12 @@ Zrnic 2021], which must be fixed before the first step (README.md, "Recalibratio
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,17 +76,28 @@ _RULES: dict[str, Constraint] = {
     "groups": SIZE,
 }
 """Names of the numbers that a caller may give, each with the values that it may have."""
+_RATE = Constraint("use a rate above 0 and at most 1", 0, 1, lower_open=True)
+"""Range of the sampling rate of one record."""
 _OPEN = {
     "noise_multiplier": ("noise_multiplier",),
     "steps": ("steps", "epochs"),
-    "sampling_probability": ("sampling_probability", "expected_batch_size", "batch_schedule", "slots"),
+    "sampling_probability": (
+        "sampling_probability",
+        "expected_batch_size",
+        "sampling_rates",
+        "batch_schedule",
+        "slots",
+    ),
 }
 """Settings that a plan can be solved for, each with the arguments that would give it instead."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
-    """Arguments of a `Plan` after `checked`, for the solver; None stands for an argument that the caller left out."""
+    """Arguments of a `Plan` after `checked`, for the solver; None stands for an argument that the caller left out.
+
+    rates_digest : SHA-256 of sampling_rates, in hexadecimal; a document of a plan holds it in place of the rates.
+    """
 
     target_epsilon: float | None
     target_delta: float
@@ -107,10 +120,12 @@ class PlanRequest:
     noise: Strategy | None
     groups: int | None
     early_stop: EarlyStop | None
+    sampling_rates: np.ndarray | None = field(repr=False)
+    rates_digest: str | None = field(repr=False)
 
 
 _OWN = {"sampling": rules.POISSON, "data_dependent": False, "candidates": "iid", "unit": "record"}
-DEFAULTS: dict[str, Any] = dict.fromkeys(field.name for field in fields(PlanRequest)) | _OWN
+DEFAULTS: dict[str, Any] = dict.fromkeys(each.name for each in fields(PlanRequest)) | _OWN
 """Default of each setting, as in the signature of `Plan`."""
 
 
@@ -154,7 +169,34 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         )
     if found["early_stop"] is not None:
         _check_early_stop(found)
+    if found["sampling_rates"] is not None or found["rates_digest"] is not None:
+        found |= _rates(found)
     return found
+
+
+def _rates(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rates of the records and their digest; refuse what cannot be accounted for."""
+    for name, usual in (("sampling", rules.POISSON), ("data_dependent", False)):
+        if found[name] != usual:
+            raise InputError(f"sampling_rates needs {name} = {usual!r}, found {found[name]!r}; leave one of them out")
+    given, size = found["sampling_rates"], found["dataset_size"]
+    if given is None:
+        if not isinstance(found["rates_digest"], str) or not re.fullmatch("[0-9a-f]{64}", found["rates_digest"]):
+            raise InputError(f"rates_digest = {found['rates_digest']!r:.40} must be 64 hexadecimal digits")
+        return {}
+    rates = np.array(check("sampling_rates", given, _RATE), "<f8")
+    if rates.shape != (size,):
+        raise InputError(
+            f"sampling_rates has shape {rates.shape}, must be ({size},), one rate for each of dataset_size = {size}; "
+            "give sampling_probability if all have one rate"
+        )
+    rates.flags.writeable = False
+    return {"sampling_rates": rates, "rates_digest": hashlib.sha256(rates.tobytes()).hexdigest()}
+
+
+def rate_and_batch(rates: np.ndarray) -> tuple[float, float]:
+    """Return the numbers of every step in which each record has its rate: the largest rate, and the sum of all."""
+    return float(rates.max()), math.fsum(rates.tolist())
 
 
 def _check_early_stop(found: Mapping[str, Any]) -> None:
@@ -370,11 +412,14 @@ def _solved(request: PlanRequest) -> Solution:
     if opened == "sampling_probability":
         return _with_rate(request, n)
     batches = _batches(request, n)
+    if request.sampling_rates is not None:  # the claim is that of the record with the largest rate
+        request = replace(request, sampling_probability=rate_and_batch(request.sampling_rates)[0])
     if opened == "steps":
+        rate = batches[0].value / n if request.sampling_rates is None else request.sampling_probability
         if request.sampling == rules.TRUNCATED:
             # the cap needs a number of steps, which is not known yet: a million is more than most runs have
-            request = replace(request, cap=_cap_of(request, batches[0].value / n, 10**6))
-        steps = _most_steps(request, batches[0].value / n, n)
+            request = replace(request, cap=_cap_of(request, rate, 10**6))
+        steps = _most_steps(request, rate, n)
     elif request.steps:
         steps = request.steps
     else:
@@ -431,6 +476,8 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
         found = pieces("batch_schedule", request.batch_schedule)
     elif request.expected_batch_size is not None:
         found = [Piece(None, request.expected_batch_size)]
+    elif request.sampling_rates is not None:
+        found = [Piece(None, rate_and_batch(request.sampling_rates)[1])]
     elif request.slots is not None:
         found = [Piece(None, n / request.slots)]
     else:
@@ -628,6 +675,8 @@ def rest_of_run(
     noise = [Piece(until, s.noise_multiplier) for until, s in left]
     batches = [Piece(until, s.expected_batch_size) for until, s in left]
     if expected_batch_size is not None:
+        if terms.rates_digest is not None:
+            raise InputError("expected_batch_size is the sum of sampling_rates in every step; leave it out")
         size = float(check("expected_batch_size", expected_batch_size, POSITIVE))
         if size > n or (sampling in rules.OF_ONE_SIZE and size != int(size)):
             what = "a whole number " if sampling in rules.OF_ONE_SIZE else ""
@@ -644,9 +693,8 @@ def rest_of_run(
     if count < 1:
         raise InputError(f"step = {step} leaves no steps to recalibrate; give steps (or epochs) beyond it")
     rest = with_rates(joined(_cut(noise, count), _cut(batches, count), count, n), sampling, terms.groups, n)
-    if (
-        sampling == rules.CYCLIC and rest[0].expected_batch_size == segments[0].expected_batch_size
-    ):  # keep the rate of the steps so far: the new rate was rounded anew
+    kept = sampling == rules.CYCLIC and rest[0].expected_batch_size == segments[0].expected_batch_size
+    if kept or terms.rates_digest is not None:  # the new rate was rounded anew, or is the average rate of the records
         rest = tuple(s._replace(sampling_probability=segments[0].sampling_probability) for s in rest)
     return spent, rest
 

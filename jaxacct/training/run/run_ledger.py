@@ -335,6 +335,8 @@ def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: S
     """Raise InputError if a run may not go on with this plan.  seen : whether callbacks looked at its outputs."""
     if not before or before[-1] == plan:
         return
+    if before[-1].rates_digest != plan.rates_digest:
+        raise InputError("sampling_rates must be the same as in the steps so far; let them stay, or begin another run")
     if before[-1].early_stop != plan.early_stop:
         raise InputError("early_stop must be the same as in the steps so far, which have paid for it; let it stay")
     plan.require_noise_of(before[-1])

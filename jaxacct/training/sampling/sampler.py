@@ -7,10 +7,7 @@ same records in NumPy, from the same random words, for data that the host loads.
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -43,19 +40,16 @@ class Selection(NamedTuple):
     count: Any
 
 
-def threshold(sampling_probability: float) -> np.ndarray:
-    """Return the integer floor(q 2^64) that 64 random bits are compared with, as three words: certain, high, low."""
-    q = check("sampling_probability", sampling_probability, PROBABILITY)
-    if np.ndim(q):
-        raise InputError(f"sampling_probability has shape {np.shape(q)}, must be a number; one step has one rate")
-    return np.array(_threshold_words(float(q)), np.uint32)
+def threshold(sampling_probability: ArrayLike) -> np.ndarray:
+    """Return the integer floor(q 2^64) that 64 random bits are compared with, as three words: certain, high, low.
 
-
-@functools.lru_cache(maxsize=64)
-def _threshold_words(q: float) -> tuple[int, int, int]:
-    """Return the three words of floor(q 2^64)."""
-    certain, rest = divmod(math.floor(Fraction(q) * 2**64), 2**64)
-    return certain, *divmod(rest, 2**32)
+    The shape is (3,), or (3, n) for a rate of each of n records.
+    """
+    q = np.asarray(check("sampling_probability", sampling_probability, PROBABILITY))
+    certain = np.floor(q)
+    high = np.floor(np.ldexp(q - certain, 32))  # every operation here is exact
+    low = np.floor(np.ldexp(np.ldexp(q - certain, 32) - high, 32))
+    return np.stack([certain, high, low]).astype(np.uint32)
 
 
 def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) -> Selection:
@@ -65,14 +59,17 @@ def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) 
     ----------
     key : a JAX key of at least 256 bits, such as ``fresh_key()``; it determines the batch.
     dataset_size : int from 1 to 2**31 - 1, static.
-    sampling_probability : a number, or its ``threshold`` if it is traced.
+    sampling_probability : a number, or one number for each example, chosen without the data; or their ``threshold`` if
+        they are traced.
 
     Returns
     -------
-    Selection : the count is binomial(dataset_size, q), with no upper limit below dataset_size.  Indices ascend.
+    Selection : with one rate the count is binomial(dataset_size, q), with no upper limit below dataset_size.  Indices
+        ascend.
 
     A step with this batch is accounted for as PoissonSampled(Gaussian(noise_multiplier), q), under adding or removing
-    an example.
+    an example.  Where each example has its rate, q is that of the example in which the data sets differ, or the largest.
+    Divide the sum by the sum of the rates, never by the count.
 
     Raises
     ------
@@ -86,7 +83,7 @@ def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) 
     >>> int(poisson(fresh_key(), 1000, 1.0).count)
     1000
     """
-    return _of_taken(_sampled(key, dataset_size, sampling_probability))
+    return _of_taken(_sampled(key, dataset_size, sampling_probability, several=True))
 
 
 def truncated_poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike, cap: int) -> Selection:
@@ -94,7 +91,7 @@ def truncated_poisson(key: jax.Array, dataset_size: int, sampling_probability: A
 
     Parameters
     ----------
-    key, dataset_size, sampling_probability : as for `poisson`.
+    key, dataset_size, sampling_probability : as for `poisson`, but with one rate for all records.
     cap : int, static: the number of places of the selection.
 
     Returns
@@ -166,7 +163,7 @@ def cyclic_poisson(
 
     Parameters
     ----------
-    key, dataset_size, sampling_probability : as for `poisson`.
+    key, dataset_size, sampling_probability : as for `poisson`, but with one rate for all records.
     group_key : one JAX key of at least 256 bits for all steps of a run, and for no other run.
     number : the number of groups; may be traced.  Each record is in one of them, independently and uniformly.
     position : the number of the group, from 0; step i has group i modulo ``number``.  May be traced.
@@ -285,10 +282,14 @@ def permutation(key: Any, size: int) -> Any:
     return jax.lax.while_loop(lambda drawn: drawn[2], lambda drawn: draw(drawn[0]), draw(secret(key)))[1]
 
 
-def _sampled(key: Any, dataset_size: int, sampling_probability: Any) -> Any:
-    """Draw the members of a Poisson sample: bool, one for each record."""
+def _sampled(key: Any, dataset_size: int, sampling_probability: Any, several: bool = False) -> Any:
+    """Draw the members of a Poisson sample: bool, one for each record.  several : whether each may have its rate."""
     size = _size("dataset_size", dataset_size)
-    words = sampling_probability if np.shape(sampling_probability) == (3,) else threshold(sampling_probability)
+    given = getattr(sampling_probability, "dtype", None) == np.uint32
+    words = sampling_probability if given else threshold(sampling_probability)
+    if np.shape(words) != (3,) and not (several and np.shape(words) == (3, size)):
+        each = f", or one for each of {size} records" if several else "; only `poisson` has a rate for each record"
+        raise InputError(f"sampling_probability has shape {np.shape(words)[1:]}, must be a number{each}")
     certain, high, low = (jnp.asarray(words, jnp.uint32)[i] for i in range(3))
     bits = jax.random.bits(secret(key), (2, size), jnp.uint32)
     return (certain > 0) | (bits[0] < high) | ((bits[0] == high) & (bits[1] < low))
@@ -417,16 +418,16 @@ def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None
 
 def host_poisson(key: Any, size: int, threshold: np.ndarray) -> np.ndarray:
     """Return the members that `poisson` draws; a low word is drawn only where the high word equals the threshold's."""
-    certain, high, low = threshold
-    if certain:
+    if threshold[0].all():
         return np.arange(size)
-    found = []
+    found, each = [], np.broadcast_to(threshold.reshape(3, -1), (3, size))
     for begin in range(0, size, _HOST_PIECE):
-        words = host_bits(key, min(_HOST_PIECE, size - begin), begin)
-        taken = words < high
-        level = np.flatnonzero(words == high)
+        certain, high, low = each[:, begin : begin + _HOST_PIECE]
+        words = host_bits(key, certain.size, begin)
+        taken = (words < high) | (certain > 0)
+        level = np.flatnonzero((words == high) & (certain == 0))
         places = size + begin + level
-        taken[level] = host_block(key, places // 16, (0, 0, 0))[np.arange(places.size), places % 16] < low
+        taken[level] = host_block(key, places // 16, (0, 0, 0))[np.arange(places.size), places % 16] < low[level]
         found.append(begin + np.flatnonzero(taken))
     return np.concatenate(found)
 

@@ -6,6 +6,7 @@ joins the parts: `draw`, then `add` for each micro-batch, then `release` once.
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 from collections.abc import Callable
@@ -66,7 +67,7 @@ def own_state(opt_state: Any) -> Any:
 class Numbers(NamedTuple):
     """Numbers that may differ between steps of one compiled program; they follow from the plan and the step's key.
 
-    threshold : Poisson sampling draws a record if the record's random number is below this.
+    threshold : Poisson sampling draws a record if the record's random number is below this; or one for each record.
     size : the number of records in a batch of fixed size, of slots of a round, or of groups.
     position : the batch's number in its pass, the slot, or the group.
     count_draw, loss_draw : noise on the adaptive clip norm's count and on the private loss; None if not released.
@@ -130,7 +131,17 @@ def numbers_at(
     if plan.sampling == ORDER:
         place %= plan.batches
     settings = plan.at(step), plan.sampling, adaptive, place, private_loss, words
-    return numbers(*settings, plan.groups, plan.taps(step))
+    found = numbers(*settings, plan.groups, plan.taps(step))
+    if plan.rates_digest is None:
+        return found
+    plan.require_rates()  # a plan from a document is equal to the plan in the cache, and has no rates
+    return found._replace(threshold=_thresholds(plan))
+
+
+@functools.lru_cache(maxsize=1)
+def _thresholds(plan: Any) -> np.ndarray:
+    """Return the thresholds of a plan's records, (3, dataset_size)."""
+    return sampler.threshold(plan.require_rates())
 
 
 def draws(segment: Any, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None, words: Any) -> tuple[Any, Any]:

@@ -128,9 +128,13 @@ def release_of_pass(sampling: str, noise_multiplier: float, sampling_probability
     return Release(sampling, noise_multiplier, 1.0 if sampling in UNSAMPLED else sampling_probability)
 
 
-def composed(counts: Mapping[Release, int]) -> Mechanism:
-    """Compose all releases; if there are none, return a mechanism that leaks nothing."""
-    parts = [repeat(single(*release), count) for release, count in counts.items() if count]
+def composed(counts: Mapping[Release, int], rates: Any = None) -> Mechanism:
+    """Compose all releases; if there are none, return a mechanism that leaks nothing.
+
+    rates : with Poisson sampling, rates of several records in place of the releases' own: a batch of mechanisms.
+    """
+    own = lambda release: release if rates is None else (*release[:2], rates)
+    parts = [repeat(single(*own(release)), count) for release, count in counts.items() if count]
     if not parts:
         return PoissonSampled(Gaussian(1.0), 0.0)
     return parts[0] if len(parts) == 1 else compose(*parts)
