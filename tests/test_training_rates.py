@@ -94,7 +94,8 @@ def test_equal_rates_are_one_rate():
     for plan in (one, other):
         assert plan.steps == STEPS
     batches = [
-        step_function.draw_on_host(t.rule, *words, 8, step_function.numbers_at(t.plan, 0, None)) for t in (first, second)
+        step_function.draw_on_host(t.rule, *words, 8, step_function.numbers_at(t.plan, 0, None))
+        for t in (first, second)
     ]
     assert batches[0].tolist() == batches[1].tolist()
     start = jnp.zeros(2)
@@ -121,7 +122,7 @@ def test_own_epsilon_is_that_of_the_rate(relation):
 
 
 def test_own_epsilon_of_other_plans():
-    """Noise that changes, a plan that is recalibrated, several candidates, and an early stop."""
+    """Noise that changes, a plan that is recalibrated, and an early stop."""
     steps = ((2, 1.0), (None, 2.0))
     scheduled = plan_of(noise_schedule=steps)
     parts = [ja.dp_sgd(1.5 * factor, 0.2, count) for factor, count in ((1.0, 2), (2.0, 4))]
@@ -132,13 +133,17 @@ def test_own_epsilon_of_other_plans():
     parts = [ja.dp_sgd(s.noise_multiplier, 0.2, s.steps) for s in longer.segments]
     assert longer.own_epsilon.upper[6] == pytest.approx(float(ja.epsilon(ja.compose(*parts), DELTA).upper), rel=1e-4)
     assert 1.999 < longer.epsilon.upper <= 2.0
-    several = plan_of(repetitions=PointMass(2))
-    one = Plan(None, DELTA, 8, 0.2, noise_multiplier=1.5, steps=STEPS, repetitions=PointMass(2))
-    assert several.own_epsilon.upper[6] == pytest.approx(float(one.epsilon.upper), rel=1e-3)
     rule = EarlyStop(epsilon=0.2, every=2)
     stopping = plan_of(early_stop=rule)
     asked = ja.epsilon(ja.compose(ja.dp_sgd(1.5, 0.2, STEPS), rule.mechanism), DELTA)
     assert stopping.own_epsilon.upper[6] == pytest.approx(float(asked.upper), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_own_epsilon_of_a_tuning():
+    several = plan_of([0.9, 0.2], repetitions=PointMass(2))
+    one = Plan(None, DELTA, 8, 0.2, noise_multiplier=1.5, steps=STEPS, repetitions=PointMass(2))
+    assert several.own_epsilon.upper[1] == pytest.approx(float(one.epsilon.upper), rel=1e-3)
 
 
 def test_steps_are_solved_for_the_largest_rate():
@@ -171,22 +176,24 @@ def test_one_step_by_its_densities(other):
 
 def test_audit_of_the_trainers_step(monkeypatch):
     """The bound of the rare record is nearly its own epsilon, and below it; if all are drawn alike it is far above."""
-    plan = Plan(None, 0.01, 2, noise_multiplier=0.5, steps=2, sampling_rates=[0.02, 0.9])
+    plan = Plan(None, 0.01, 2, noise_multiplier=0.4, steps=1, sampling_rates=[0.1, 0.9])
 
     def found(runs=60_000):
         game = gradient_canaries(Trainer(linear, optax.sgd(0.1), plan, 1.0), None, 2)
         scores = [game.play(jnp.zeros(2), there, runs, seed=4).scores for there in ([False, False], [True, True])]
         bounds = [
-            from_scores(*(score[:, record] for score in scores), delta=0.01, confidence=0.999, thresholds=[0.5, 1.2, 2])
+            from_scores(
+                *(score[:, record] for score in scores), delta=0.01, confidence=0.999, thresholds=[0.8, 1.0, 1.2]
+            )
             for record in range(2)
         ]
         return [bound.epsilon for bound in bounds]
 
     rare, frequent = found()
-    assert 0.5 * plan.own_epsilon.upper[0] < rare <= plan.own_epsilon.upper[0]
-    assert 2.0 * plan.own_epsilon.upper[0] < frequent <= plan.own_epsilon.upper[1]
+    own = plan.own_epsilon.upper
+    assert 0.7 * own[0] < rare <= own[0] and 1.3 * own[0] < frequent <= own[1]
     monkeypatch.setattr(step_function, "_thresholds", lambda plan: sampler.threshold(0.9))
-    assert found(10_000)[0] > 2.0 * plan.own_epsilon.upper[0]
+    assert found(10_000)[0] > 1.3 * own[0]
 
 
 def test_a_resumed_run_is_the_direct_one(tmp_path):
@@ -259,7 +266,7 @@ def test_other_ways_to_train(how):
 def test_a_document_has_the_digest_of_the_rates():
     plan = plan_of()
     read = Plan.from_json(plan.to_json())
-    assert read == plan != plan_of(RATES[::-1]) and read.epsilon == plan.epsilon
+    assert read == plan != plan_of(RATES[::-1]) and read.epsilon.upper == plan.epsilon.upper
     trainer_of(plan)  # an equal plan whose rates are known
     for call in (lambda: read.own_epsilon, lambda: trainer_of(read)):
         assert "left out of a plan's document" in refusal(call)
@@ -298,7 +305,10 @@ def test_a_run_keeps_its_rates(tmp_path):
 @pytest.mark.parametrize(
     "call, words",
     [
-        (lambda: plan_of(RATES[:7], dataset_size=8), "sampling_rates has shape (7,), must be (8,)"),
+        (
+            lambda: Plan(None, DELTA, 8, steps=1, sampling_rates=[0.1] * 7),
+            "sampling_rates has shape (7,), must be (8,)",
+        ),
         (lambda: plan_of([RATES]), "sampling_rates has shape (1, 8), must be (1,)"),
         (lambda: plan_of([0.5, 0.0]), "sampling_rates[1] = 0.0 must be > 0 and <= 1; use a rate above 0"),
         (lambda: plan_of([0.5, 1.5]), "sampling_rates[1] = 1.5 must be"),
@@ -332,7 +342,6 @@ def test_bad_rates_are_refused(call, words):
 
 
 @pytest.mark.parametrize("word", ["rates", "sampling_rates"])
-def test_other_doors_name_the_word_that_they_have(word):
+def test_dp_sgd_names_the_word_that_it_has(word):
     with pytest.raises(TypeError, match="sampling_probability"):
         ja.dp_sgd(1.0, steps=1, **{word: [0.5]})
-    assert "sampling_probability" in refusal(ja.sweep, {"noise_multiplier": 1.0, word: 0.5, "steps": 1, "delta": DELTA})

@@ -174,8 +174,8 @@ class Plan(PlanRequest):
 
     References
     ----------
-    Abadi et al. 2016 (DP-SGD); Feldman and Zrnic 2021 (Renyi filters); Boenisch et al. 2023 (rates of records).  The accounting for each batch rule:
-    jaxacct/training/plan/README.md.
+    Abadi et al. 2016 (DP-SGD); Feldman and Zrnic 2021 (Renyi filters); Boenisch et al. 2023, arXiv 2303.17046 (a rate
+    for each record).  The accounting for each batch rule: jaxacct/training/plan/README.md.
 
     >>> plan = Plan(target_epsilon=3.0, target_delta=1e-5, dataset_size=60_000, expected_batch_size=60_000, epochs=20)
     >>> plan.steps, round(plan.noise_multiplier, 3), round(float(plan.epsilon.upper), 3), plan.epsilon.kind

@@ -412,10 +412,11 @@ def _solved(request: PlanRequest) -> Solution:
     if opened == "sampling_probability":
         return _with_rate(request, n)
     batches = _batches(request, n)
+    rate = batches[0].value / n
     if request.sampling_rates is not None:  # the claim is that of the record with the largest rate
-        request = replace(request, sampling_probability=rate_and_batch(request.sampling_rates)[0])
+        rate = rate_and_batch(request.sampling_rates)[0]
+        request = replace(request, sampling_probability=rate)
     if opened == "steps":
-        rate = batches[0].value / n if request.sampling_rates is None else request.sampling_probability
         if request.sampling == rules.TRUNCATED:
             # the cap needs a number of steps, which is not known yet: a million is more than most runs have
             request = replace(request, cap=_cap_of(request, rate, 10**6))

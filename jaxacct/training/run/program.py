@@ -151,10 +151,10 @@ class Program:
             size = repr((begins, segment.expected_batch_size)).encode()
             cuts = {ALLOCATION: key_derivation.digest(self.session), **dict.fromkeys(WITH_NOISE, self._cut)}
             cut = cuts.get(self._plan.sampling, size)
-        settings = (step, *segment[2:], place, self._rule.adaptive, self._rule.private_loss)
+        settings: tuple[Any, ...] = (step, *segment[2:], place, self._rule.adaptive, self._rule.private_loss)
         taps = self._plan.taps(step)
         if self._plan.rates_digest is not None:  # other rates draw other batches
-            settings += (self._plan.rates_digest,)
+            settings = (*settings, self._plan.rates_digest)
         if taps is not None:  # other weights need another key: two weightings of one noise reveal the noise
             settings += tuple(np.asarray(weights).tolist() for weights in taps)
         groups = self._plan.batches if self._plan.sampling == ORDER else self._plan.groups

@@ -68,8 +68,8 @@ def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) 
         ascend.
 
     A step with this batch is accounted for as PoissonSampled(Gaussian(noise_multiplier), q), under adding or removing
-    an example.  Where each example has its rate, q is that of the example in which the data sets differ, or the largest.
-    Divide the sum by the sum of the rates, never by the count.
+    an example.  Where each example has its rate, q is that of the example in which the data sets differ, or the
+    largest.  Divide the sum by the sum of the rates, never by the count.
 
     Raises
     ------
