@@ -374,7 +374,6 @@ def test_fixed_batches_take_every_example_once_an_epoch():
     [
         (lambda: sampler.poisson(key(0), 0, 0.5), "dataset_size = 0 must be an integer from 1"),
         (lambda: sampler.poisson(key(0), 10, 1.5), "sampling_probability = 1.5 must be"),
-        (lambda: sampler.threshold([0.1, 0.2]), "one step has one rate"),
         (lambda: sampler.poisson(jax.random.key(0), 4, 0.5), "key has 64 bits"),
         (lambda: sampler.fixed_batches(jax.random.key(0), 4, 2, 0), "key has 64 bits"),
         (lambda: jax.jit(noise.add)(jax.random.key(0), {"w": jnp.zeros(2)}, 1.0), "key has 64 bits"),

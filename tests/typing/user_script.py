@@ -234,7 +234,7 @@ def trained(loss: Callable[[Any, Any], Any], optimizer: Any, params: Any, data: 
     plan = training.Plan(target_epsilon=3.0, target_delta=1e-5, dataset_size=60_000, expected_batch_size=512, epochs=20)
     rule: training.EarlyStop = training.EarlyStop(epsilon=0.2, every=50)
     training.Plan(3.0, 1e-5, 1000, 0.1, steps=100, early_stop=rule)
-    own: ja.Bounds = training.Plan(3.0, 1e-5, 2, steps=100, sampling_rates=[0.1, 0.2]).own_epsilon
+    float(training.Plan(3.0, 1e-5, 2, steps=100, sampling_rates=[0.1, 0.2]).own_epsilon.upper[0])
     clip = training.AdaptiveClip(1.0, quantile=0.5)
     trainer = training.Trainer(loss, optimizer, plan, clip_norm=clip, micro_batch=64)
     clipped: training.Clipped = training.clipped_sum(loss, params, data, clip_norm=1.0)

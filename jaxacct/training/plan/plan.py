@@ -167,6 +167,7 @@ class Plan(PlanRequest):
         a record, whatever the record is.  The plan, its ledger and its runs claim the epsilon of the largest rate,
         which is then ``sampling_probability``; ``own_epsilon`` is that of each record.  ``expected_batch_size`` is the
         sum of the rates.
+    rates_digest : not an argument: the SHA-256 of sampling_rates, which a document holds in their place; else None.
 
     Raises
     ------
