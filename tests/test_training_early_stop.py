@@ -319,7 +319,7 @@ def test_every_setting_of_a_plan_is_known_to_go_with_an_early_stop_or_is_refused
     composes = {
         *("target_epsilon", "target_delta", "dataset_size", "sampling_probability", "expected_batch_size"),
         *("noise_multiplier", "steps", "epochs", "sampling", "relation", "noise_schedule", "batch_schedule"),
-        *("slots", "cap", "noise", "groups", "early_stop", "candidates"),
+        *("slots", "cap", "noise", "groups", "early_stop", "candidates", "sampling_rates", "rates_digest"),
     }
     refused = {"repetitions": ja.selection.Geometric(0.5), "data_dependent": True, "unit": "user"}
     asked = {"target_epsilon": 3.0, "target_delta": 1e-5, "dataset_size": 64, "sampling_probability": 0.5, "steps": 20}
