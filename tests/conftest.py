@@ -26,8 +26,8 @@ QUICKLY = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitter
 
 They take indices of uint8 above 127 for negative ones, so that a test of these asks for the default.
 """
-EXAMPLES = 3, 6
-"""The quick run draws a third of a property's examples, and at least six; the slow run draws all of them."""
+EXAMPLES = 3, 4
+"""The quick run draws a third of a property's examples, and at least four; the slow run draws all of them."""
 LARGEST_CACHE = 2**28
 """Bytes of JAX's own cache that a run may begin with."""
 
@@ -53,6 +53,8 @@ def pytest_configure(config):
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(of_jax)
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
         os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+        if config.getoption("numprocesses", None):  # rewriting is half of what each worker collects in
+            os.environ["PYTEST_ADDOPTS"] = f"--assert=plain {os.environ.get('PYTEST_ADDOPTS', '')}"
         if config.option.markexpr != "slow":  # the slow run tests programs as users have them
             os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
             os.environ.setdefault("XLA_FLAGS", QUICKLY)
@@ -93,6 +95,11 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
     gc.freeze()  # what was imported stays, and need not be looked at again
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus, config):
+    if exitstatus == pytest.ExitCode.TESTS_FAILED and config.getoption("numprocesses", None):
+        terminalreporter.write_line("Workers do not show the values in asserts; `python -m pytest --lf` does.")
 
 
 def pytest_unconfigure(config):

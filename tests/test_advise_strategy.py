@@ -96,7 +96,9 @@ def test_a_plan_with_the_noise_of_an_option_costs_what_the_advice_says(advice):
 def test_only_options_that_a_plan_takes_are_listed(relation, names):
     found = advise_strategy(target_epsilon=8.0, **RUN, bands=[2], relation=relation)
     assert [option.sampling for option in found.options] == names and found.best.sampling in names
-    assert [Plan(**found.plan_arguments(option)).sampling for option in found.options] == names
+    for option in found.options:  # the test below solves plans for the target
+        given = found.plan_arguments(option) | {"target_epsilon": None}
+        assert Plan(**given, noise_multiplier=option.noise_multiplier).sampling == option.sampling
     assert str(found) and found.plot()
 
 
@@ -121,11 +123,11 @@ def test_buffered_noise_is_near_the_best_falling_toeplitz_matrix():
 )
 def test_the_worked_optimum(epsilon):
     given = {"target_delta": 1e-5, "dataset_size": 10_000, "batch_size": 100, "steps": 512}
-    bands = [2, 8] if epsilon == 2.0 else None
+    bands = [8] if epsilon == 2.0 else None
     found = advise_strategy(target_epsilon=epsilon, **given, bands=bands).options
     expected = dict(zip([1, 2, 4, 8, 16, 32], WORKED[epsilon], strict=True))
     errors = {one.groups: one.error for one in found if one.sampling in ("poisson", "cyclic_poisson")}
-    assert set(errors) == ({1, 2, 8} if bands else set(expected))
+    assert set(errors) == ({1, 8} if bands else set(expected))
     for number, error in errors.items():
         assert error == pytest.approx(expected[number], abs=0.0051 + 2e-4 * error)
 

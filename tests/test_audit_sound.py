@@ -111,5 +111,5 @@ def test_no_lower_bound_exceeds_a_claim(runs):
 @pytest.mark.parametrize("audit", AUDITS, ids=lambda audit: audit.__name__)
 def test_too_little_noise_is_caught(audit):
     """Noise smaller than claimed by a factor of 3."""
-    for found, truth in audit(3, 3.0):
+    for found, truth in audit(1, 3.0):
         assert Row("", found, (Claim("claimed", truth, found.delta),)).refuted

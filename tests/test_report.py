@@ -481,7 +481,7 @@ def test_the_name_of_a_file_stays_text(tmp_path):
 
 
 @given(st.text())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_any_text_comes_back_from_html_and_stays_in_its_cell_of_markdown(text):
     shown = safe(text)
     blocks = [Heading("t"), Paragraph(shown), Facts([(shown, shown)]), Rows(shown, [shown, "b"], [[shown, shown]])]

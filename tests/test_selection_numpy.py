@@ -80,13 +80,16 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(quantity):
 
 
 def test_a_small_selection_compiles_nothing(compiled):
-    for run in (ja.Gaussian(1.7), ja.PureDP(0.37)):
-        for law in (selection.Geometric(0.17), selection.TwoPoint(1, 9, 0.3), selection.PointMass(4)):
-            chosen = selection.select(run, law)
-            found = ja.epsilon(chosen, [1e-3, 1e-6])
-            assert np.all(found.upper - found.lower <= 0.01)
-            assert np.all(ja.delta(chosen, 0.3).upper > 0.0)
-            assert selection.attack(run, law, delta=1e-6) <= found.upper[1]
+    for run, law in (
+        (ja.Gaussian(1.7), selection.Geometric(0.17)),
+        (ja.Gaussian(1.7), selection.PointMass(4)),
+        (ja.PureDP(0.37), selection.TwoPoint(1, 9, 0.3)),
+    ):
+        chosen = selection.select(run, law)
+        found = ja.epsilon(chosen, [1e-3, 1e-6])
+        assert np.all(found.upper - found.lower <= 0.01)
+        assert np.all(ja.delta(chosen, 0.3).upper > 0.0)
+        assert selection.attack(run, law, delta=1e-6) <= found.upper[1]
     assert compiled == []
 
 

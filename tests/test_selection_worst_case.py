@@ -201,6 +201,7 @@ def test_single_selections_compose_as_their_profile():
     assert float(alone.upper) <= float(once.upper) <= float(alone.upper) + 5e-3
 
 
+@pytest.mark.slow  # test_selection_composed.py does so for every order
 def test_composition_of_small_selections_bounds_the_direct_one():
     p, q = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0.2, 0.3, 0.3, 0.2])
     law = selection.Geometric(0.3)

@@ -206,6 +206,8 @@ def test_the_curve_and_the_live_epsilon_are_safe():
     for step in range(201):
         mu2 = sum(max(min(s.end, step) - s.start, 0) / s.noise_multiplier**2 for s in plan.segments)
         exact.append(gaussian_epsilon(math.sqrt(mu2)) if step else 0.0)
+        if step % 7 and step not in (1, 50, 51, 199, 200):
+            continue
         assert plan.epsilon_after(step).upper == pytest.approx(exact[step], rel=1e-6, abs=1e-9)
         live = plan.live_epsilon(step)
         assert exact[step] * (1 - 1e-9) <= live.upper <= 3.0 and live.kind == "bound" and live.lower == 0

@@ -96,7 +96,7 @@ def test_direct_integration_equals_the_sum_over_a_line(pairs, epsilon, direction
         assert found.rad() < arb("1e-9") and truth.rad() < arb("1e-9")
 
 
-def brute_force(pairs, epsilon, direction, count=45):
+def brute_force(pairs, epsilon, direction, count=20):
     """delta of three steps by a product rule over all outputs, to about three digits."""
     u = np.linspace(-7.0, 12.0, 4 * count)
     weight = np.exp(-u * u / 2) * (u[1] - u[0]) / math.sqrt(2 * math.pi)
