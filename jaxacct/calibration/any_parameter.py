@@ -295,7 +295,7 @@ def _started(
         left, right = np.where(further, x, left), np.where(further, right, x)
     x, step = 0.5 * (left + right), 1e-3
     slope = (_known(guess(rows, np.exp(x + step))) - _known(guess(rows, np.exp(x)))) / step
-    return Start(x, np.zeros(rows.size), np.zeros(rows.size, bool), slope)
+    return Start(x, slope, np.zeros(rows.size, bool))
 
 
 def _known(found: np.ndarray | None) -> np.ndarray:

@@ -339,10 +339,10 @@ def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint
     if full.any():
         exact = mu[full] if goal.on_delta else gaussian_mu(epsilon[full], goal.delta[rows[full]])
         if goal.unknown == "noise_multiplier":
-            found.x[full], found.slope[full] = 0.5 * np.log(known["steps"][full]) - np.log(exact), -epsilon[full]
+            found.x[full], found.slope[full] = 0.5 * np.log(known["steps"][full]) - np.log(exact), -1.0
         else:
             found.x[full] = 2.0 * np.log(exact * known["noise_multiplier"][full])
-            found.slope[full] = 0.5 * epsilon[full]
+            found.slope[full] = 0.5
         found.solved[full] = True
     unknown = np.array([name == goal.unknown for name in ORDER], np.float64)
     columns = [np.log(np.maximum(known.get(name, np.ones(rows.size)), 1e-300)) for name in ORDER]
@@ -355,7 +355,7 @@ def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint
         np.full(rows.size, np.log(TOLERANCE)),
     )
     _plainly(goal, rows, equation, found, hint, mu)
-    _split(goal, rows, equation, found, hint)
+    _split(goal, equation, found, hint)
     known_x = np.isfinite(found.x)
     found.x[~known_x] = 0.5 * np.sum(np.log(goal.limits))
     found.solved[~known_x] = False
@@ -416,7 +416,7 @@ def _plainly(
         good = (np.abs(residual) < 1e-6) & (need <= spare * rung.nodes) & inside
         near = inside & (np.abs(residual) < 1.0)
         found.x[todo] = np.where(near, x, found.x[todo])
-        slope = goal.delta[rows[todo]] * of_delta if goal.on_delta else of_epsilon
+        slope = of_delta if goal.on_delta else of_epsilon / part.epsilon
         found.slope[todo] = np.where(good, slope, found.slope[todo])
         found.solved[todo] = good
         if goal.on_delta:
@@ -425,7 +425,7 @@ def _plainly(
         due[todo] = np.where(good, len(rungs), np.maximum(wanted, step + 1))
 
 
-def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hint: contour.Hint) -> None:
+def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) -> None:
     """Solve the unsolved rows on the split contour by secant steps, until the steps are small."""
     left = ~found.solved
     if not left.any():
@@ -456,7 +456,7 @@ def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hin
             slope[todo] = np.where(usable & (new.slope * sign > 0), new.slope, slope[todo])
             # a row is solved if the estimated error of x after the last secant step is below 1e-6
             close = fits & (new.off < 1e-6) & (new.moved < calibration.SETTLED)
-            steep = goal.delta[asked[todo]] * new.slope if goal.on_delta else new.epsilon_slope
+            steep = new.slope if goal.on_delta else new.epsilon_slope / part.epsilon
             found.slope[todo] = np.where(close, steep, found.slope[todo])
             found.solved[todo] = close
             _note(hint, todo, close, place, part.log_delta if goal.on_delta else part.epsilon, new)

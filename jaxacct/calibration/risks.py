@@ -101,7 +101,7 @@ def _value_for(goal: Goal, solved: RateSolve | None = None) -> BestValues:
         close, slope, delta = solved.close[rows], solved.slope[rows], goal.delta[rows]
         aim = AIM * goal.rtol * room(delta) / delta
         aimed = np.log(solved.noise[rows]) - np.where(close, aim / np.where(close, slope, 1.0), 0.0)
-        begin = Start(aimed, np.where(close, delta * slope, 0.0), close)
+        begin = Start(aimed, np.where(close, slope, 0.0), close)
         there, left = rows[close], np.flatnonzero(~close)
         goal.hint.near[there], goal.hint.rung[there] = np.log(goal.delta[there]), solved.rung[there]
         if left.size:
@@ -514,7 +514,7 @@ def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[St
             left_over = rate - np.exp(place.epsilon) * floor
             slope = np.sqrt(2.0 * np.pi) * np.exp(0.5 * ndtri(rate) ** 2) * left_over * solved.slope
             start.solved[:] &= (slope < 0.0) & np.isfinite(slope)
-            start.slope[:] = np.where(start.solved, slope, 0.0)
+            start.slope[:] = np.where(start.solved, slope / wanted, 0.0)
             start.x[:] = np.log(solved.noise) - np.where(start.solved, AIM * goal.rtol * wanted / slope, 0.0)
         left = np.flatnonzero(~start.solved)
         if left.size:

@@ -79,11 +79,9 @@ class Start(NamedTuple):
 
     x: np.ndarray
     slope: np.ndarray
-    """d epsilon/dx; 0 where it is not known."""
+    """d log(epsilon)/dx; 0 where it is not known."""
     solved: np.ndarray
     """Whether x is thought to be the solution."""
-    log_slope: np.ndarray | None = None
-    """d log(epsilon)/dx at x, with which a search begins; NaN where it begins with the usual slope."""
 
 
 class BestValues(NamedTuple):
@@ -139,8 +137,9 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Be
         if search.whole:
             _whole_numbers(search, found, rows, begin.x)
         else:
-            rows, begin = _polish(search, found, rows, begin, steep)
-            _led(search, found, rows, begin.x, begin.log_slope)
+            done = begin.solved
+            _, steep[rows[done]] = _secant(search, found, rows[done], begin.x[done], begin.slope[done])
+            _led(search, found, rows[~done], begin.x[~done], begin.slope[~done])
         claimed = np.isin(found.status, CLAIMED)
         found.fail(np.flatnonzero(claimed & ~((found.upper <= search.target) & np.isfinite(found.value))), "infeasible")
         _judged(search, found, missed, steep)
@@ -304,52 +303,7 @@ def _values(search: Search, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
     return values
 
 
-def _usual_slope(search: Search, rows: np.ndarray) -> np.ndarray:
-    return np.where(search.falls[rows], USUAL_SLOPE_OF_NOISE, USUAL_SLOPE)
-
-
-def _polish(
-    search: Search, found: BestValues, rows: np.ndarray, start: Start, steep: np.ndarray
-) -> tuple[np.ndarray, Start]:
-    """Certify the solved rows; take secant steps where one misses its target. Return the unfinished rows and a start.
-
-    steep : whether epsilon changes fast enough with the value to show that the value is the best; set here for `rows`.
-    """
-    log_slope = np.full(rows.size, np.nan) if start.log_slope is None else start.log_slope.copy()
-    due, x = np.flatnonzero(start.solved), start.x.copy()
-    slope, last_x, last = start.slope.copy(), np.full(rows.size, np.nan), np.full(rows.size, np.nan)
-    settled = np.zeros(rows.size, bool)
-    # a solution that misses the target takes up to two steps along its slope before the search
-    for _ in range(3):
-        if due.size == 0:
-            break
-        here, at, target = rows[due], x[due], search.target[rows[due]]
-        values = _values(search, here, at)
-        bounds = search.evaluate(here, values)
-        close = search.closeness(here)
-        holds = (bounds.upper <= target) & (bounds.upper >= target * (1.0 - 0.5 * close))
-        found.keep(here, values, bounds, holds, "ok")
-        known = np.isfinite(bounds.upper)
-        finite = np.where(known, bounds.upper, 2.0 * target)
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            secant = (bounds.upper - last[due]) / (at - last_x[due])
-            fresh = np.isfinite(secant) & (secant * _usual_slope(search, here) > 0.0)
-            slope[due] = np.where(fresh, secant, slope[due])
-            unknown = ~np.isfinite(slope[due]) | (slope[due] == 0.0)
-            gap = target * (1.0 - 2.0 * AIM * close) - finite
-            move = gap / np.where(unknown, target * _usual_slope(search, here), slope[due])
-        last_x[due], last[due] = at, np.where(known, bounds.upper, np.nan)
-        # a step along a slope that was not measured is lengthened by a factor of 1.1
-        x[due] = at + np.clip(np.where(np.isnan(move), 0.0, np.where(fresh, 1.0, 1.1) * move), -0.1, 0.1)
-        log_slope[due] = np.where(fresh, slope[due] / target, log_slope[due])
-        settled[due[holds]] = True
-        due = due[~holds]
-    left = ~settled
-    steep[rows] = settled & (np.abs(slope) * least_apart(search.rtol) >= search.closeness(rows) * search.target[rows])
-    return rows[left], Start(x[left], slope[left], start.solved[left], log_slope[left])
-
-
-def _led(search: Search, found: BestValues, rows: np.ndarray, x: np.ndarray, slope: np.ndarray | None) -> None:
+def _led(search: Search, found: BestValues, rows: np.ndarray, x: np.ndarray, slope: np.ndarray) -> None:
     """Search by a secant; if `search.leader` is given, it takes the place of `evaluate`.
 
     `evaluate` then checks the value found. If this value misses the target, the row is searched again with `evaluate`.
@@ -357,9 +311,9 @@ def _led(search: Search, found: BestValues, rows: np.ndarray, x: np.ndarray, slo
     if search.leader is None or rows.size == 0:
         _secant(search, found, rows, x, slope)
         return
-    x = _secant(search._replace(evaluate=search.leader), found, rows, x, slope)
+    x, _ = _secant(search._replace(evaluate=search.leader), found, rows, x, slope)
     settled = np.isin(found.status[rows], CLAIMED)
-    rows, x = rows[settled], x[settled]
+    rows, x, slope = rows[settled], x[settled], slope[settled]
     if rows.size == 0:
         return
     values = _values(search, rows, x)
@@ -369,13 +323,17 @@ def _led(search: Search, found: BestValues, rows: np.ndarray, x: np.ndarray, slo
         found.keep(rows, values, bounds, good & (found.status[rows] == status), status)
     if not good.all():
         found.fail(rows[~good], "infeasible")
-        _secant(search, found, rows[~good], x[~good])
+        _secant(search, found, rows[~good], x[~good], slope[~good])
 
 
 def _secant(
-    search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray, first: np.ndarray | None = None
-) -> np.ndarray:
-    """Search by a bracketed secant on log(epsilon); return x of the values kept (meaningless in infeasible rows)."""
+    search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray, first: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Search by a bracketed secant on log(epsilon), whose slope at the start is `first`, 0 if it is not known.
+
+    Return x of the values kept (meaningless in infeasible rows), and whether epsilon changes fast enough with the value
+    to show that the value is the best.
+    """
     low, high, falls = np.log(search.lowest[rows]), np.log(search.highest[rows]), search.falls[rows]
     private_limit, bold_limit = np.where(falls, high, low), np.where(falls, low, high)
     size = rows.size
@@ -383,9 +341,9 @@ def _secant(
     # safe: the last x that met the target; bold: the last x that missed it; NaN if there is none yet
     safe, bold = np.full(size, np.nan), np.full(size, np.nan)
     last_x, last_excess = np.full(size, np.nan), np.full(size, np.nan)
-    slope = _usual_slope(search, rows)
-    if first is not None:
-        slope = np.where(np.isfinite(first) & (first * slope > 0.0), first, slope)
+    usual = np.where(falls, USUAL_SLOPE_OF_NOISE, USUAL_SLOPE)
+    measured = np.isfinite(first) & (first * usual > 0.0)
+    slope = np.where(measured, first, usual)
     # longest step in x; it doubles whenever a longer step is asked for
     reach = np.full(size, 0.3)
     closeness = search.closeness(rows)
@@ -418,7 +376,7 @@ def _secant(
         with np.errstate(invalid="ignore", divide="ignore"):
             fresh = (excess - last_excess[here]) / (at - last_x[here])
             sound = np.isfinite(fresh) & (fresh * slope[here] > 0) & (np.abs(excess) < LARGEST_EXCESS)
-            slope[here] = np.where(sound, fresh, slope[here])
+            slope[here], measured[here] = np.where(sound, fresh, slope[here]), measured[here] | sound
             step = (aim[here] - excess) / slope[here]
             # an epsilon that is 0 or unknown shows the direction of a step, not its length
             far = np.abs(excess) >= LARGEST_EXCESS
@@ -436,7 +394,7 @@ def _secant(
         outside = ~((following > ends[0]) & (following < ends[1])) | (turn % 6 == 5)
         x[here] = np.where(bracketed & outside, 0.5 * (safe[here] + bold[here]), following)
         reach[here] = np.where(np.abs(step) > reach[here], 2.0 * reach[here], reach[here])
-    return kept
+    return kept, measured & (np.abs(slope) * least_apart(search.rtol) >= closeness)
 
 
 def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray) -> None:

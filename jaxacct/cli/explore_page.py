@@ -307,8 +307,8 @@ def inputs(run: str) -> list[str]:
     """Show the inputs of a run: lists of choices, and the numbers that the choices need. Return the numbers' names."""
     rule = rule_of(pick(run, "sampling", SAMPLING))
     known = [name for name in RATES if rule.knows(name)]
-    rate = pick(run, "rate", [name for name in known if name in rule.needs] or known)
-    wanted = {"noise_multiplier", "group", rate, pick(run, "length", LENGTHS), *rule.needs, *rule.taken_for_groups}
+    rate = pick(run, "rate", [name for name in known if name in rule.needs()] or known)
+    wanted = {"noise_multiplier", "group", rate, pick(run, "length", LENGTHS), *rule.needs(group=2)}
     wanted |= {"dataset_size"} if rate == "batch_size" else set()
     wanted |= {"groups"} if rule.in_turns else set()
     names = [name for name in SLIDERS if name in wanted]

@@ -269,13 +269,8 @@ def _safeguarded(
     return repeat(xp, iterations, body, carry)[-1]
 
 
-def saddle_for_delta(law: LossLaw, log_delta: Array, nodes: int) -> Saddle:
-    """Return the saddle point whose approximate delta is e^log_delta."""
-    return saddle_for_delta_of(partial(cumulants, law, nodes=nodes), log_delta)
-
-
-def saddle_for_delta_of(k: Cumulants, log_delta: Array) -> Saddle:
-    """Compute `saddle_for_delta` for a law that is given by its cumulants."""
+def saddle_for_delta(k: Cumulants, log_delta: Array) -> Saddle:
+    """Return the saddle point whose approximate delta is e^log_delta, for a law with the cumulants k."""
     xp = namespace(log_delta)
     # Near delta = 1 the approximation has no saddle point, so log delta is capped.
     target = xp.minimum(log_delta, -0.02)

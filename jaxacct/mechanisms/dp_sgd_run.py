@@ -233,7 +233,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
 def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) -> dict[str, Any]:
     """Select from `fields` the arguments of `dp_sgd` for a batch rule; leave out numbers that `dp_sgd` computes."""
     rule = rule_of(sampling)
-    needs = (*_needs(rule, group), *(["groups"] if rule.in_turns else []))
+    needs = (*rule.needs(group), *(["groups"] if rule.in_turns else []))
     rate = () if "batch_size" in needs else ("sampling_probability",)
     names = ["noise_multiplier", *rate, "steps" if "steps" in fields else "epochs", *needs]
     return {name: fields[name] for name in names if name in fields}
@@ -292,11 +292,10 @@ class Rule(NamedTuple):
     relation: str = "add_or_remove_one"
     instead_of_groups: str = ""
 
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Numbers that the batch rule needs besides the noise, the sampling rate and the number of steps."""
+    def needs(self, group: int = 1) -> tuple[str, ...]:
+        """Return the numbers that the batch rule needs besides the noise, the sampling rate and the number of steps."""
         own = tuple(name for name in self.takes if name not in ("sampling_probability", "slots"))
-        return (*own, "bands") if self.in_turns else own
+        return own + ("bands",) * self.in_turns + self.taken_for_groups * (group != 1)
 
     @property
     def period(self) -> str:
@@ -305,7 +304,7 @@ class Rule(NamedTuple):
 
     def knows(self, name: str) -> bool:
         """Return whether the rule takes a number; most numbers belong to every rule."""
-        return name not in OF_RULES or name in (*self.needs, self.period)
+        return name not in OF_RULES or name in (*self.needs(), self.period)
 
 
 def rule_of(sampling: str) -> Rule:
@@ -337,15 +336,10 @@ def _require_numbers(rule: Rule, sampling: str, fields: Mapping[str, Any], group
         if not rule.knows(name):
             words = " or ".join(repr(word) for word, other in RULES.items() if other.knows(name))
             raise InputError(f"{name} goes with sampling = {words}, not {sampling!r}; name the rule that is run")
-    for name in _needs(rule, group):
+    for name in rule.needs(group):
         if name not in fields:
-            of = "" if name in rule.needs else f" with group = {group!r}"
+            of = "" if name in rule.needs() else f" with group = {group!r}"
             raise InputError(f"{name} is missing; sampling = {sampling!r}{of} needs {MEANING[name]}")
-
-
-def _needs(rule: Rule, group: int) -> tuple[str, ...]:
-    """Return the numbers that a rule needs besides noise, rate and length."""
-    return rule.needs if group == 1 else (*rule.needs, *rule.taken_for_groups)
 
 
 MEANING = {

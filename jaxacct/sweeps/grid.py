@@ -270,7 +270,7 @@ def _require_rule(given: Mapping[str, Any]) -> None:
             words = " or ".join(repr(word) for word, rule in RULES.items() if rule.knows(name))
             raise InputError(f"{name} needs sampling = {words}; name the batch rule that is run")
     for rule in rules:
-        for name in rule_of(rule).needs:
+        for name in rule_of(rule).needs():
             if name not in given:
                 raise InputError(f"sampling = {rule!r} needs {name}; give it")
 

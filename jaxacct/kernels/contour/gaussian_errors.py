@@ -6,7 +6,6 @@ sets of the tilted density, the images by Chernoff.  The likelihood ratio of a s
 mix = 1 - q + q e^y, with y = u/sigma - 1/(2 sigma^2).
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxacct.core.floats import ROUNDOFF
@@ -203,10 +202,6 @@ def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: 
     return xp.where(error < 0.5, -log1p(-xp.minimum(error, 0.5)), xp.inf)
 
 
-def _laplace_above(scale: Array, c: Array) -> Array:
-    return laplace_log_m(scale, c) + ROUNDOFF * (120.0 + 24.0 * (c + 1.0) / scale)
-
-
 def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> Array:
     """Return an upper bound of log M(c) of one sampled Gaussian: its trapezoid sum plus bounds of all errors."""
     xp = namespace(sigma, c)
@@ -221,11 +216,8 @@ def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> A
         own = 20.0 + xp.abs(t.log_m) + (LOG_MIX_UNITS + 2.0) * z * loss + 2.0 * square
         return own + placed + z * posterior * through_y
 
-    def mean_of(values: Array) -> Array:
-        return xp.sum(t.weight * values, axis=-1)
-
     worst = ROUNDED_UP * units(xp.maximum(xp.abs(t.loss[..., 0]), xp.abs(t.loss[..., -1])), edge**2, 1.0)
-    mean = units(mean_of(xp.abs(t.loss)), mean_of(t.u**2), mean_of(t.posterior))
+    mean = units(*(xp.sum(t.weight * values, axis=-1) for values in (xp.abs(t.loss), t.u**2, t.posterior)))
     doubt = ROUNDOFF * worst
     rounding = xp.where(doubt < LARGEST_DOUBT, (ROUNDED_UP + 2.0 * doubt) * mean, worst)
     rounding = ROUNDOFF * (rounding + sum_depth(nodes) + 40.0 + 8.0 * xp.abs(t.log_m))
@@ -262,14 +254,14 @@ def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
     xp = namespace(law.sign, c)
     at = c[..., None]
     terms = [(law.mu2 * c * (c + 1.0) / 2.0)[..., None], log_kappa(c)[..., None]]
-    parts: list[tuple[Array, Callable[[], Array]]] = [
-        (law.gauss_n, lambda: _log_m_above(law.gauss_sigma, law.gauss_q, law.sign[..., None], at, nodes)),
-        (law.laplace_n, lambda: _laplace_above(law.laplace_scale, at)),
-        (law.finite_n, lambda: _finite_above(law.finite_loss, law.finite_mass, at)),
-    ]
-    for n, above in parts:
-        if n.shape[-1]:
-            terms.append(xp.where(n > 0, n * above(), 0.0))
+    if (n := law.gauss_n).shape[-1]:
+        above = _log_m_above(law.gauss_sigma, law.gauss_q, law.sign[..., None], at, nodes)
+        terms.append(xp.where(n > 0, n * above, 0.0))
+    if (n := law.laplace_n).shape[-1]:
+        above = laplace_log_m(law.laplace_scale, at) + ROUNDOFF * (120.0 + 24.0 * (at + 1.0) / law.laplace_scale)
+        terms.append(xp.where(n > 0, n * above, 0.0))
+    if (n := law.finite_n).shape[-1]:
+        terms.append(xp.where(n > 0, n * _finite_above(law.finite_loss, law.finite_mass, at), 0.0))
     size = sum(term.shape[-1] for term in terms)
     total, magnitude = (sum(xp.sum(term, axis=-1) for term in each) for each in (terms, [xp.abs(x) for x in terms]))
     value = total + ROUNDOFF * (size + 16.0) * (magnitude + 4.0)

@@ -7,6 +7,7 @@ the logarithms of the moment generating functions of all steps.  The rule adds i
 eps + j period, j != 0.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 from jaxacct.core.floats import ROUNDOFF
@@ -32,6 +33,7 @@ from jaxacct.kernels.contour.core import (
 from jaxacct.kernels.law import (
     LossLaw,
     Saddle,
+    cumulants,
     finite_weights,
     lifted,
     saddle_for_delta,
@@ -322,7 +324,7 @@ def epsilon(
     hump into the tilted law.  So every round after the first places the contour anew, for the latest solution.
     """
     xp = namespace(law.sign, log_delta_low)
-    point = saddle_for_delta(law, log_delta_low, axis_nodes(points))
+    point = saddle_for_delta(partial(cumulants, law, nodes=axis_nodes(points)), log_delta_low)
 
     def again(_: Array, point: Saddle) -> Saddle:
         nodes = nodes_for(law, point, point.epsilon, log_tol, points, count)

@@ -55,7 +55,7 @@ from jaxacct.kernels.contour.split_parts import (
     tilted,
 )
 from jaxacct.kernels.contour.split_remainder import FarMasses, Remainder
-from jaxacct.kernels.law import REFINEMENT_STEPS, LossLaw, saddle_for_delta_of, saddle_near
+from jaxacct.kernels.law import REFINEMENT_STEPS, LossLaw, saddle_for_delta, saddle_near
 
 LARGEST_CANCELLATION = 9.0
 """Largest growth of the integrand, in nats, when the abscissa moves away from the saddle point. Less growth is allowed
@@ -377,7 +377,7 @@ def _first(law: LossLaw, log_delta: Array, log_tol: Array) -> Array:
     one = xp.ones_like(law.sign)
     high = xp.where(law.sign[..., None] > 0, split_remainder.far_by_mass(law, log_delta + log_tol), NO_WINDOW)
     both = shares(grids_of(law, Windows(xp.full_like(high, NO_WINDOW), high, one), one, PLACEMENT_POINTS))
-    return saddle_for_delta_of(lambda c: cumulants(law, one, both, c), log_delta).epsilon
+    return saddle_for_delta(lambda c: cumulants(law, one, both, c), log_delta).epsilon
 
 
 def _together(law: LossLaw, *values: Array) -> list[Array]:
