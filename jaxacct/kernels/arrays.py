@@ -45,11 +45,12 @@ LARGEST_ANGLE = 1e8
 SMALLEST_NORMAL = 2.0**-1022
 """The smallest positive normal float64."""
 BLOCK_SIZE = 64
-"""Number of terms in a block of a sum. The error bound is least if it is about the square root of the sum's length."""
+"""Number of terms in a block of a sum. The error bound is least if that is about the square root of the sum's
+length."""
 _ROOT_HALF_BITS = 0x3FE6A09E667F3BCD
 """The bits of sqrt(1/2)."""
 _LN2_HIGH = 6.93147180369123816490e-01
-"""The first 32 bits of log 2, so that k times it is exact for the exponent k of any float64."""
+"""The first 32 bits of log 2. Its product with the exponent of any float64 is exact."""
 _LN2_LOW = 1.90821492927058770002e-10
 """log 2 - _LN2_HIGH, rounded."""
 _ARTANH_SERIES = (
@@ -97,7 +98,7 @@ def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carr
     """Return the carry after `carry = body(carry)` is repeated while `going(carry)`, for each configuration separately.
 
     `going` returns one truth value for each configuration. A configuration that has stopped keeps its carry, so that
-    its answer does not depend on the others of its batch. Every array of the carry has all batch axes in front.
+    its answer does not depend on the other configurations. Every array of the carry has all batch axes in front.
     """
 
     def step(carry: Carry) -> Carry:
@@ -119,7 +120,7 @@ def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carr
 
 
 def powers(xp: Namespace, turn: Callable[[Carry], Carry], carry: Carry, count: int) -> Carry:
-    """Return the carries before each of `count` calls of `turn`, array by array stacked along a new axis -2."""
+    """Return the carry before each of `count` calls of `turn`, every array of it stacked along a new axis -2."""
     if xp is jnp:
         _, kept = lax.scan(lambda carry, _: (turn(carry), carry), carry, None, length=count)
         return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), kept)
@@ -130,7 +131,10 @@ def powers(xp: Namespace, turn: Callable[[Carry], Carry], carry: Carry, count: i
 
 
 def horner(xp: Namespace, coefficients: tuple[Array, Array], x: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Return `sum_k a_k x^k` for coefficients a (N,) and x (K,); all are pairs (real part, imaginary part)."""
+    """Return `sum_k a_k x^k`, (K,), for complex coefficients a (N,) and complex x (K,).
+
+    Each complex array is a pair of its real and its imaginary part.
+    """
 
     def step(total: tuple[Array, Array], a: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
         (re, im), (x_re, x_im) = total, x
@@ -156,7 +160,7 @@ def constant(xp: Namespace, values: Carry) -> Carry:
 
 
 def cummin(xp: Namespace, x: Array, reverse: bool = False) -> Array:
-    """Return the running minimum along the last axis; it runs backwards from the last entry if `reverse`."""
+    """Return the running minimum along the last axis. If `reverse`, it runs backwards from the last entry."""
     if xp is jnp:
         return lax.cummin(x, axis=x.ndim - 1, reverse=reverse)
     if reverse:
@@ -165,14 +169,14 @@ def cummin(xp: Namespace, x: Array, reverse: bool = False) -> Array:
 
 
 def pick(xp: Namespace, x: Array, index: Array) -> Array:
-    """Return the entry of x, (X,), at an index along its last axis; the batch axes of both broadcast."""
+    """Return the entry of x, (X,), at `index` along the last axis. The batch axes of x and `index` broadcast."""
     shape = np.broadcast_shapes(xp.shape(x)[:-1], xp.shape(index))
     x, index = xp.broadcast_to(x, (*shape, x.shape[-1])), xp.broadcast_to(index, shape)
     return xp.take_along_axis(x, index[..., None], axis=-1)[..., 0]
 
 
 def flat(xp: Namespace, x: Array) -> Array:
-    """Return x with its last two axes as one."""
+    """Return x with its last two axes merged into one."""
     return xp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))
 
 
@@ -182,7 +186,7 @@ def stack(xp: Namespace, arrays: Sequence[Array]) -> Array:
 
 
 def interp(xp: Namespace, x: Array, places: Array, values: Array) -> Array:
-    """Evaluate, at every x, (X,), the piecewise linear function with `values` at increasing `places`, (N,) each."""
+    """Return, at every x, (X,), the piecewise linear function with `values` at increasing `places`, (N,) each."""
     if xp is jnp:
         return jnp.vectorize(jnp.interp, signature="(x),(n),(n)->(x)")(x, places, values)
     shape = np.broadcast_shapes(x.shape[:-1], places.shape[:-1], values.shape[:-1])
@@ -231,7 +235,7 @@ def log1p_inline(x: Array) -> Array:
 
 
 def log1p_complex(a: Array, b: Array) -> Array:
-    """Return log(1 + a + ib) on NumPy; where |a + ib| is small, the error is a few roundoffs of |a + ib|.
+    """Return log(1 + a + ib) for NumPy arrays; where |a + ib| is small, the error is a few roundoffs of |a + ib|.
 
     NumPy's own complex log1p is off by a few roundoffs of 1, however small its argument is.
     """
@@ -297,7 +301,7 @@ def _log_tails(x: Array) -> tuple[Array, Array]:
     square = 1.0 / double
     small = -square * (1.0 - 3.0 * square * (1.0 - 5.0 * square * (1.0 - 7.0 * square)))
     series = small * (1.0 - small * (0.5 - small / 3.0))  # log1p(small), |small| < 1e-3
-    # Both cases share one logarithm, since logarithms take most of the time.
+    # One logarithm serves both cases, since logarithms take most of the time.
     beyond = size > -_ASYMPTOTIC_BELOW
     log = xp.log(xp.where(beyond, far, half))
     less = xp.where(beyond, -0.5 * double - 0.5 * np.log(2.0 * np.pi) + series - log, log)
@@ -325,7 +329,7 @@ def blocks(size: int) -> int:
 
 
 def total(x: Array) -> Array:
-    """Return the sum of x, (X,), in two stages that a barrier keeps apart; `sum_depth` bounds its error."""
+    """Return the sum of x, (X,): the sum of the sums of its blocks. `sum_depth` bounds the error."""
     xp = namespace(x)
     parts = xp.sum(xp.reshape(x, (*x.shape[:-1], blocks(x.shape[-1]), -1)), axis=-1)
     return xp.sum(keep_apart(xp, parts), axis=-1)

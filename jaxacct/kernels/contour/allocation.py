@@ -40,23 +40,24 @@ from jaxacct.kernels.contour.allocation_law import (
 from jaxacct.kernels.contour.core import log_geometric
 
 STEEPEST = 9.0
-"""Largest imaginary part of the path of integration in u at a window, in widths of the window."""
+"""Largest imaginary part of the path of integration in u at a window's centre, in widths of the window."""
 CLEAR = 80.0
-"""Least value of x^2 - y^2 on the path of integration away from a window: Phi(x + iy) is within e^-40 of 0 or 1 there.
+"""The path of integration keeps x^2 - y^2 above this away from a window, so that Phi(x + iy) is within e^-40 of 0 or 1.
 
 x is the distance from the window's centre and y the imaginary part of the path, both in widths of the window."""
 MOST_NODES = 6_000
 """Largest number of nodes of a contour."""
 Some = TypeVar("Some")
 COARSE = 160
-"""Number of cells of the grids that place contours, and that bound images and cut-off terms."""
+"""Number of cells of a grid. The grids serve to place contours, and to bound images and the terms that are cut off."""
 TOLERANCE = 1e-10
-"""Default size of the terms that are cut off, relative to the value."""
+"""Default size of the terms that are cut off, relative to the value of the integral."""
 MANY = 250
-"""If a contour has more nodes than this, the other placement is tried as well. A placement either separates the bulk
-(slots with a small X) from the jumps (slots with a large X), or takes all slots together."""
+"""If a contour has more nodes than this, the second of two placements is tried as well. One placement separates the
+bulk (slots with a small X) from the jumps (slots with a large X). The other placement takes all slots together."""
 ILL = 6.0
-"""If a contour loses at least this many nats to cancellation (`Place.digits`), the other placement is tried as well."""
+"""If a contour loses at least this many nats to cancellation (`Place.digits`), the second placement is tried as well
+(`MANY`)."""
 ONE_SLOT = 15.0
 """A threshold k more than this many standard deviations of S above the mean of S is first tried with a bulk.
 
@@ -71,15 +72,19 @@ of S.
 A slot with a larger X/t is a jump.  A jump leaves less than half of that distance to the other slots.  Then neither the
 contour of the bulk nor the contour of the jumps loses many digits."""
 BULK_END = 9.0
-"""If the bulk has a contour of its own, the bulk's law ends this many window widths above the window's centre."""
+"""If the bulk has a contour of its own, its law ends this many widths of the window `Windows.low` above the centre of
+that window."""
 
 
 class Place(NamedTuple):
-    """The line, windows and cells of a contour, and the bounds that belong to them."""
+    """Where a contour is placed, and the bounds that belong to this place."""
 
     line: Line
+    """The line of integration in z."""
     windows: Windows
+    """The cuts of a slot's law into bulk, jumps and far slots."""
     cells: Cells
+    """The grid in u."""
     far: Array
     """(B, R) abscissas of Chernoff bounds, all larger than c."""
     log_far: Array
@@ -87,7 +92,7 @@ class Place(NamedTuple):
     log_bulk: Array
     """(B, R) log of upper bounds of the bulk's part A^t of the integrand at `far`; -inf where there is no bulk."""
     digits: Array
-    """(B,) log of the ratio of the integrand at z = c to the guessed value: nats lost to cancellation."""
+    """(B,) nats lost to cancellation: log of the ratio of the integrand at z = c to the guessed value."""
     log_beyond: Array
     """(B,) log of a bound of the sum of all terms after the last node, without its factor e^{-sign c k}."""
 
@@ -99,10 +104,11 @@ def _grid(low: Array, high: Array, size: int) -> Array:
 
 @np.errstate(all="ignore")
 def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE) -> Place:
-    """Choose windows, line and Chernoff bounds for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,) each.
+    """Choose windows, line and Chernoff bounds for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1).
 
-    guess : log of the value, roughly.
-    tolerance : size of the terms cut off, relative to the guess.
+    s, t, k : (B,) 1/sigma, number of slots, and threshold.
+    guess : (B,) log of a rough value of the expectation.
+    tolerance : size of the terms that are cut off, relative to that value.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     alone = (sign > 0) & (k - 1.0 > ONE_SLOT * _deviation(s, t))
@@ -115,7 +121,7 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
 
 
 def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
-    """Place contours with a bulk if `split`, otherwise without; use the other placement in rows where it is better."""
+    """Place contours with a bulk if `split`, otherwise without. Rows where the other placement is better use that."""
     found = _place(sign, s, t, k, guess, tolerance, LOW_SHARE if split else 0.0)
     rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
     if rows.size == 0:
@@ -152,8 +158,8 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
     seen, logs, c = _saddle(cells, cuts, t, k, sign, 2.0, 0.3 / k, np.maximum(400.0 / k, 80.0 / _deviation(s, t)))
     exponents = logs + seen * k[:, None] - np.log(seen)
     at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
-    # With a split, the put's value is taken to be the guess.  Without a split, it is taken to be the integrand at z = c
-    # if this exceeds the guess, and e^-2 times the integrand otherwise.
+    # With a split, the value of E(k - S)_+ is taken to be the guess.  Without a split, it is taken to be the integrand
+    # at z = c if that exceeds the guess, and e^-2 times the integrand otherwise.
     log_value = np.where(split, guess, np.where(guess < at, at, at - 2.0))
     goal = log_value + np.log(tolerance)
     needed, _ = _right(c, seen, exponents - 1.0, goal)
@@ -170,7 +176,7 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
 
 
 def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float, beside: Place) -> Place:
-    """Place a separate contour for A^t of a call; A is the transform of the bulk in the placement `beside`."""
+    """Place a separate contour for the part A^t of E(S - k)_+; A is the transform of the bulk of `beside`."""
     low, blur = beside.windows.low, beside.windows.low_blur
     none = np.full_like(s, -np.inf)
     windows = Windows(none, np.ones_like(s), low, blur, beside.windows.start, low + BULK_END * blur)
@@ -179,9 +185,10 @@ def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array |
 
 
 def _of_call(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, windows: Windows, known: bool) -> Place:
-    """Place the contour of a call E(S - k)_+ for given windows.
+    """Place the contour of E(S - k)_+ for given windows.
 
-    known : whether `guess` is used as it is; if not, it is raised where the integrand at the saddle is far larger.
+    known : whether `guess` is used as it is; if not, it is raised where the integrand's least value on the real axis is
+        far larger.
     """
     cells = cells_of(s, t, windows, COARSE)
     cuts, deviation = cuts_of(cells, windows), _deviation(s, t)
@@ -213,7 +220,7 @@ def _ended(
     saddle: tuple[Array, Array],
     far: Array,
 ) -> Place:
-    """Complete a placement: find its last node, and evaluate Chernoff bounds at the abscissas `far`."""
+    """Return a complete placement, with the last node and with Chernoff bounds at the abscissas `far`."""
     c, period = line
     step = 2.0 * np.pi / period
     scale = np.array([np.interp(one, *_sorted(a, b)) for one, a, b in zip(c, *saddle, strict=True)])
@@ -245,10 +252,10 @@ def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) ->
 
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
-    """Return the smallest u above which a slot may be called far: with a far slot, S < k has negligible probability.
+    """Return the smallest u above which a slot may be called far: together with such a slot, S < k is negligible.
 
     If S < k, a slot with X/t > x leaves less than k - x to the other slots. Their sum is then m standard deviations
-    below its mean, which has chance e^{-m^2/2}.
+    below its mean, which has about the chance e^{-m^2/2}.
     """
     spread = np.sqrt(np.exp(np.minimum(s * s, 600.0)) / t)[:, None]
     m = np.linspace(0.0, 8.0, 17)
@@ -277,7 +284,7 @@ def _windows_of_put(s: Array, t: Array, k: Array, split: bool) -> tuple[Windows,
 def _saddle(
     cells: Cells, cuts: Cuts, t: Array, k: Array, sign: float, power: float, low: Array, high: Array
 ) -> tuple[Array, Array, Array]:
-    """Return the abscissas tried, the log of the transform at each, and the abscissa of the smallest integrand."""
+    """Return the abscissas tried, the log of the transform at each, and the one where the integrand is smallest."""
     seen, logs = [], []
     rows = np.arange(len(k))
     for size in (24, 9):
@@ -302,7 +309,10 @@ def tilted_mode(s: Array, t: Array, c: Array) -> Array:
 
 
 def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return the least period that makes the images on the right negligible by Chernoff's bound, and its abscissa."""
+    """Return the least period at which the images at larger thresholds are negligible by Chernoff's bound.
+
+    The abscissa of that bound is returned as well.
+    """
     gap = seen - c[:, None]
     needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
     needed = np.where(np.isnan(needed), np.inf, needed)
@@ -311,7 +321,7 @@ def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array,
 
 
 def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return an abscissa below the saddle point, and a period that makes the images on both sides negligible."""
+    """Return an abscissa below the saddle point `best`, and a period at which images on both sides are negligible."""
     chosen, period = 0.5 * best, np.full_like(best, np.inf)
     for share in (0.4, 0.5, 0.6, 0.7, 0.8, 0.88):
         c = share * best
@@ -325,21 +335,24 @@ def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array) -> tuple[
 def last_node(
     cells: Cells, cuts: Cuts, t: Array, c: Array, step: Array, scale: Array, goal: Array, deviation: Array, sign: float
 ) -> tuple[Array, Array]:
-    """Return the index of the last node, and the log of a bound of the sum over later nodes, below `goal` if possible.
+    """Return the index of the last node, and the log of a bound of the sum over later nodes.
+
+    The log of the bound is below `goal` if one of the indices tried allows that.
 
     scale : log of the integrand at z = c.
 
     The fall is `scale` minus the log of the bound.  It grows about as a power of the index, with the power 2 where the
-    law is nearly normal.  So indices are tried by a secant in log(index) and log(fall), which stays between an index
-    that is too small and one that is large enough.  Of the two paths in u (`local` of `_path`) the one with the smaller
-    bound is kept.  Where both reach the goal, both are tried at the next index again, since far out either may be
-    slightly better.
+    law is nearly normal.  So indices are tried by a secant in log(index) and log(fall).  The secant stays between an
+    index that is too small and an index that is large enough.  Of the two paths in u (`local` of `_path`) the one with
+    the smaller bound is kept.  Where both paths reach the goal, both are tried at the next index again, since far out
+    either path may be slightly better.
     """
-    # `stride`: step of log(index) where the bound shows no direction; `enough`: width in log(index) that suffices
+    # `stride`: step of log(index) where the bound shows no direction
+    # `enough`: the search ends when log(index) is known to within this
     stride, enough = 0.8, 0.2
     most = np.log(MOST_NODES)
     low, high = np.zeros_like(c), np.full_like(c, most)
-    # the secant aims at a fall 2% beyond the goal, so that its index is mostly large enough
+    # the secant aims at a fall 2% larger than needed, so that its index is mostly large enough
     wanted = np.log(np.maximum(scale - goal, 1.0)) + 0.02
     at = np.clip(0.5 * (np.log(2.0) + wanted) - np.log(deviation * step), 0.0, most)
     at = np.where(np.isnan(at), 0.5 * most, at)
@@ -389,17 +402,17 @@ def rows_of(some: Some, rows: Array) -> Some:
 
 
 def _taken(some: Some, rows: Array) -> Some:
-    """Take distinct ascending rows of all arrays of a pytree, without a copy if `rows` are all rows."""
+    """Take distinct ascending rows of all arrays of a pytree. If `rows` are all rows, nothing is copied."""
     return rows_of(some, rows) if rows.size < len(jax.tree.leaves(some)[0]) else some
 
 
 def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
     """Choose Im u at the edges of the cells, (B, J + 1): 0 at both ends of the grid, and small near a narrow window.
 
-    local : (B,) whether Im u follows X(u), and not the mean of X.
+    local : (B,) whether Im u is proportional to X(u); if not, Im u is proportional to the mean of X.
     """
     u, s = cells.edges, cells.s
-    # a shift of alpha lowers the integrand by about s y (X/t) alpha - alpha^2/2 nats, most at alpha = s y X/t
+    # Im u = alpha lowers the integrand by about s y (X/t) alpha - alpha^2/2 nats, which is most at alpha = s y X/t
     size = np.minimum(1.45 / s, y[:, None] * s * np.where(local[:, None], cells.x, _one_over_t(cells)))
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
         there = np.abs(place[:, None]) < np.inf
@@ -407,7 +420,7 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
         here = np.exp(s * at - 0.5 * s * s) * _one_over_t(cells)
         most = np.minimum(STEEPEST, y[:, None] * s * here * blur[:, None])
         away = np.abs(u - at) / blur[:, None]
-        # `near`: least distance over both cells at an edge, since a cell's bound takes the larger shift of its edges
+        # `near`: least distance within the two cells at an edge, since a cell's bound takes its edges' larger shift
         near = away.copy()
         near[:, 1:], near[:, :-1] = np.minimum(near[:, 1:], away[:, :-1]), np.minimum(near[:, :-1], away[:, 1:])
         far = np.sqrt(np.maximum(near * near - CLEAR, most * most))
@@ -423,9 +436,10 @@ def _one_over_t(cells: Cells) -> Array:
 
 
 def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tuple[Array, Array]:
-    """Bound the logarithms of (A + B)^t - A^t and of A^t from above at real r, (B, R); -inf for A^t without a bulk.
+    """Bound the logarithms of (A + B)^t - A^t and of A^t from above at real r, (B, R) each.
 
-    A and B are the transforms of bulk and jumps. (A + B)^t - A^t <= t B (A + B)^{t-1}.
+    A is the transform of the bulk and B that of the jumps. (A + B)^t - A^t <= t B (A + B)^{t-1}. Without a bulk the
+    results are a bound of log B^t, and -inf.
     """
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = shares(cuts, np.zeros((len(t), 1)))
@@ -453,8 +467,8 @@ def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: 
 def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, sign: float) -> Array:
     """Bound log sum_{j >= 1} e^{jcp} V(k + sign j p) from above, (B,), for the period p, by the best c' in `far`.
 
-    V(y) is the value of the contour integral at the threshold y, and F the transform that is integrated. Since (x)_+
-    <= e^{c'x}/(e c') for every c' > c, V(y) <= F(c') e^{-sign c' y}/(e c').
+    V(y) is the value of the contour integral at the threshold y, and F the transform that is integrated. For every
+    c' > c, (x)_+ <= e^{c'x}/(e c'), so that V(y) <= F(c') e^{-sign c' y}/(e c').
     """
     gap = (far - c[:, None]) * period[:, None]
     each = log_far - sign * far * k[:, None] - 1.0 - np.log(far) + log_geometric(gap)
@@ -465,7 +479,8 @@ def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, si
 
 
 READ_TOGETHER = ((60, 0.3), (15, 0.15), (2, 0.1))
-"""For each of three turns: how many losses may share a contour, and how far apart they may be.
+"""Three turns place contours. In each, the first number is how many losses may share a contour, and the second their
+largest distance.
 
 Later turns take the losses whose brackets are still too wide.
 
@@ -475,34 +490,38 @@ matters."""
 NEAR = 3.0
 """A loss counts as near 0 up to this many standard deviations of one round's loss."""
 CUT_OFF = 5e-3, 1e-3
-"""Tolerances of a contour in the first turn and in later turns, as shares of the wanted relative width."""
+"""The tolerance (`place`) of a contour, as a share of the wanted relative width: in the first turn, and in later
+turns."""
 WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
 """Pairs (log of a delta, wanted relative width of brackets above this delta); a wider bracket gets another contour.
 
 Compositions of many rounds depend mostly on the largest deltas.  There the chords between losses are too high by a few
-1e-4 of delta, and in the tail by a few hundredths.  So still narrower brackets would be of little use."""
+1e-4 of delta, and in the tail by a few hundredths of delta.  So still narrower brackets would be of little use."""
 LONG = 1000
-"""If a contour has more nodes than this, a bracket that stays wide gets no other contour, which would be slow and gain
-little."""
+"""If a contour has more nodes than this, a bracket that stays wide gets no second contour. That would be slow, and
+would gain little."""
 VERY_LONG, MOST_LONG = 1500, {1.0: 3, -1.0: 0}
 """A contour of more than VERY_LONG nodes takes up to a second. So in each turn of READ_TOGETHER a profile that is not
 dense evaluates only the first MOST_LONG[sign] such contours of a round."""
 LEAST_BY_PARITY = 1e-6
-"""If a bracket of a delta_remove above this stays wide, it is computed from E(k - S)_+, whose error is absolute."""
+"""If a bracket of a delta_remove above this stays wide, delta_remove is computed as 1 - k + E(k - S)_+ as well.
+
+The error of E(k - S)_+ is an absolute one, so that only a large delta_remove gains."""
 LEAST_OF_CONTOURS = 1e-30
-"""Delta below which the bounds by theorems suffice; a profile's last loss has about this delta."""
+"""Delta below which the bounds by theorems suffice. At a profile's last loss delta is about this."""
 KNOWN = 0.3
 """The estimate of a bracket replaces the guess of delta if the bracket's relative width is at most this."""
 LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
 """Contours are placed for 1/sigma from LEAST_S to MOST_S and for at most MOST_SLOTS slots."""
 LAST_LOG_DELTA = -69.0
-"""Log of the delta at which a profile's losses end; the mass beyond the last loss becomes mass at infinity."""
+"""A profile's losses end where log delta is about this. The mass beyond the last loss becomes mass at infinity."""
 LARGEST_LOSS = 600.0
 """Largest loss of a profile. Up to it e^eps, and products with e^eps, stay within float64."""
 BULK_SPREAD = 2.0
-"""Near 0 the density of a profile's losses is normal, and this many times as wide as the law of one round's loss.
+"""Near 0, the losses at which a profile is computed have a normal density, this many times as wide as the law of one
+round's loss.
 
-The best density is proportional to the cube root of the density of one round's loss, hence sqrt(3) times as wide."""
+The best density is proportional to the cube root of that law's density, hence sqrt(3) times as wide."""
 NATS, FAR_NATS = 0.4, 1.5
 """Fall of log delta from one loss to the next: NATS before the far tail, FAR_NATS in the far tail.
 
@@ -510,21 +529,23 @@ Losses that are placed by this rule matter only in compositions of few rounds.""
 MOST_GAP = 0.06
 """Largest distance of neighbouring losses before the far tail.
 
-It takes effect where one slot makes up most of S: log delta then falls slowly, over several units of eps."""
+It matters where one slot makes up most of S: log delta then falls slowly, over several units of eps."""
 DENSE = 4.0
-"""Factor on the number of losses beyond the bulk in a dense profile, which has no sparser far tail."""
+"""Factor on the number of losses beyond the bulk in a dense profile. There the losses of the far tail are as close as
+the losses before it."""
 LEAST_GAP = 1e-7
-"""Smallest distance of neighbouring losses, in units of one round's standard deviation (of 1e-3 if that is larger)."""
+"""Smallest distance of neighbouring losses, in units of the standard deviation of one round's loss, or of 1e-3 if that
+is larger."""
 LEAST_DEVIATION = 1e-300
 """Smallest standard deviation assumed for one round's loss, whose variance may underflow."""
 SCAN = 600
-"""Number of losses on each of two grids at which the guess of the profile is evaluated."""
+"""The guess of a profile is evaluated on two grids, each with this many losses."""
 LOG_TWO_PI = np.log(2.0 * np.pi)
 CELLS = 48
 """Number of cells of the grid of `put_below`."""
 REACH = 8.6
-"""Distance, in standard deviations, from the mode of the normal law, tilted or not, to an end of the cells. The mass
-beyond the cells is bounded."""
+"""Distance from the mode of u's law to an end of the cells, in standard deviations of a normal. The mass beyond the
+cells is bounded."""
 LOWER_SHARES = (0.25, 0.15)
 """If the bulk needs a long contour of its own, bulks that end lower are tried, with these shares in place of LOW_SHARE.
 
@@ -535,10 +556,14 @@ class Contour(NamedTuple):
     """An evaluated contour. Its brackets are narrow at thresholds near the threshold for which `place` was chosen."""
 
     sign: float
+    """1 for E(S - k)_+, -1 for E(k - S)_+."""
     s: Array
+    """(B,) 1/sigma."""
     t: Array
+    """(B,) number of slots."""
     place: Place
     powers: Powers
+    """The integrand at the nodes."""
     bulk: Contour | None
     """The separate contour of A^t; None if there is no bulk, or if Chernoff's bound suffices for the bulk."""
 
@@ -558,7 +583,7 @@ def contours_at(
     padded.
 
     guess, tolerance : as in `place`.
-    most_long : if given, the largest number of long lines of one mechanism. Other rows with long lines are left out.
+    most_long : if given, the largest number of long lines for one pair (s, t). Other rows with long lines are left out.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     where = place(sign, s, t, k, guess, tolerance)
@@ -592,7 +617,10 @@ def contours_at(
 
 
 def _evaluated(sign: float, s: Array, t: Array, where: Place, bulk: Place | None = None) -> list[tuple[Array, Contour]]:
-    """Evaluate contours placed at `where`, each with the contour of its bulk, in groups of lines of similar length."""
+    """Evaluate the contours placed at `where`, in groups of similar length.
+
+    bulk : if given, the places of the contours of the bulk.
+    """
     longest = where.line.count if bulk is None else np.maximum(where.line.count, bulk.line.count)
     length = np.ceil(np.log2(longest + 1.0))
     found = []
@@ -627,7 +655,7 @@ def brackets_at(
 def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
     """Return (lower, estimate, upper, slope) of E(S - k)_+ or E(k - S)_+ at thresholds k; all (B,).
 
-    slope : estimate of |derivative in k|, Q(S > k) or Q(S < k).
+    slope : estimate of |derivative in k|, which is Q(S > k) for E(S - k)_+ and Q(S < k) for E(k - S)_+.
 
     The bracket holds for every threshold that differs from k by at most 8 roundoffs of k.
     """
@@ -657,14 +685,14 @@ def _scale(found: Contour, k: Array) -> Array:
 
 
 def _turned(found: Contour, k: Array) -> Array:
-    """Return (B, N) the integrand at the nodes, over `_scale` and without the factor 1/z^2; the first is halved."""
+    """Return the integrand at the nodes, (B, N), over `_scale` and without its factor 1/z^2; the first is halved."""
     turned = found.powers.value * (1.0 + turned_by(-found.sign * found.powers.turn * k[:, None]))
     turned[:, 0] *= 0.5
     return turned
 
 
 def _sums(found: Contour, turned: Array) -> tuple[Array, Array]:
-    """Integrate `turned`/z^2 and `turned`/z along the line; both integrals are relative to `_scale`."""
+    """Return the integrals of `turned`/z^2 and of `turned`/z along the line, (B,) each, relative to `_scale`."""
     line = found.place.line
     over = turned / (line.c[:, None] + 1j * found.powers.turn)
     plain = np.sum((over / (line.c[:, None] + 1j * found.powers.turn)).real, axis=1)
@@ -672,7 +700,7 @@ def _sums(found: Contour, turned: Array) -> tuple[Array, Array]:
 
 
 def _integrated(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, slope) of the integral on one line."""
+    """Return (lower, estimate, upper, slope in k) of the integral on one line, (B,) each."""
     sign, where, powers = found.sign, found.place, found.powers
     c, step, period = where.line.c, where.line.step, 2.0 * np.pi / where.line.step
     scale, turned = _scale(found, k), _turned(found, k)
@@ -693,7 +721,7 @@ def _integrated(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _outside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
-    """Return (value, slope, bound of the rounding) of the outcomes outside the contour integral, by a closed form."""
+    """Return (value, slope in k, bound of the rounding) of the part outside the contour integral, by a closed form."""
     sign, s, t, windows = found.sign, found.s, found.t, found.place.windows
     whole: Array = np.isneginf(windows.low)
     if sign > 0:
@@ -719,7 +747,7 @@ def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array
 
 
 def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, slope) of the part not integrated, which has a far slot or bulk slots only."""
+    """Return (lower, estimate, upper, slope in k) of the part not integrated: some slot is far, or all are bulk."""
     sign, s, t, where = found.sign, found.s, found.t, found.place
     windows = where.windows
     whole: Array = np.isneginf(windows.low)
@@ -737,7 +765,7 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
     elif not whole.all():
         m, mx, shrunk, _ = _all_bulk(windows, s, t, whole)
         at = np.where(whole, 0.0, windows.low)
-        edge = np.log(k) / s + 0.5 * s  # S > k requires a slot with X > k
+        edge = np.log(k) / s + 0.5 * s  # if S > k, some slot has X > k and so u > edge
         # for u above `edge`, w1 <= Phi(-d) e^{-d (u - edge)/blur}
         d = (edge - at) / windows.low_blur
         pull = d / windows.low_blur
@@ -755,7 +783,7 @@ def _bulk_chance(where: Place, k: Array) -> Array:
 
 
 def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
-    """Bound the change of E(S - k)_+ if w1 cut off at `end` replaces w1 w2 in a slot's law (README.md, section 1)."""
+    """Bound the change of E(S - k)_+ if each slot's weight w1 w2 becomes w1 up to `end` (README.md, section 1)."""
     low, blur, gap = windows.low, windows.low_blur, windows.high - windows.low
     beyond = tail((end - low) / blur) * (t * tail(end) + tail(end - s))
     both = np.exp(-0.5 * gap * gap / (blur**2 + windows.high_blur**2)) * (t * tail(low) + tail(low - s))
@@ -783,7 +811,7 @@ def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -
 def put_below(s: Array, t: Array, k: Array) -> Array:
     """Bound log E(k - S)_+ from above, (B,), by the smallest log(e^{ck} E e^{-cS}/(e c)) over several c."""
     deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
-    # the grid lies about two saddle points: `near` for a normal S, `alone` for the event that max X < t k
+    # values of c lie about two saddle points: `near` for a normal S, and `alone` for the event that max X < t k
     near = np.maximum(1.0 - k, deviation) / deviation**2
     edge = (np.log(t * k)) / s + 0.5 * s
     alone = t / (s * k) * np.exp(-0.5 * (edge**2 + LOG_TWO_PI) - log_ndtr(edge))
@@ -808,7 +836,7 @@ class RoundProfile(NamedTuple):
 
 def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarray:
     """Choose losses eps for a profile: densely where one round's loss is likely, and less densely along its tail."""
-    # `far_from`: log of the delta at which the far tail begins; `times`: factor on the number of losses before it
+    # `far_from`: the far tail begins where log delta is this; `times`: factor on the number of losses before the tail
     far_from, times = (LAST_LOG_DELTA, DENSE) if dense else (-31.0, 1.0)
     deviation = max(float(_deviation_of_loss(np.asarray(s), np.asarray(t))), LEAST_DEVIATION)
     reach = min(0.5 * s * s + 12.0 * s, LARGEST_LOSS)
@@ -830,10 +858,11 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
 
 
 def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = False) -> list[RoundProfile]:
-    """Compute the profiles of several rounds, s and t of shape (M,), at the losses of `losses_for`, on shared contours.
+    """Return the profiles of M rounds, at the losses of `losses_for`. Neighbouring losses share a contour.
 
-    They are delta_remove(eps) = E(S - e^eps)_+ (sign = 1) or delta_add(eps) = e^eps E(e^-eps - S)_+ (sign = -1), with
-    s = 1/sigma and t slots.
+    A profile holds delta_remove(eps) = E(S - e^eps)_+ (sign = 1) or delta_add(eps) = e^eps E(e^-eps - S)_+ (sign = -1).
+
+    s, t : (M,) 1/sigma and number of slots of each round.
     """
     each = [losses_for(float(one), float(slots), sign, dense) for one, slots in zip(s, t, strict=True)]
     sizes = [eps.size for eps in each]
@@ -869,7 +898,7 @@ class _Asked(NamedTuple):
 
 
 def falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
-    """Return the bounds as functions that fall with eps, widened by the effect of the rounding of e^eps."""
+    """Return the bounds made to fall with eps, and widened by the effect of the rounding of e^eps."""
     # e^eps is off, relatively, by a few roundoffs times 1 + eps. Over that distance delta, which is convex in e^eps,
     # falls by at most `wrong`.
     off = 4.0 * ROUNDOFF * (1.0 + eps[1:])
@@ -880,7 +909,7 @@ def falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
 
 
 def _narrowed(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow the theorems' bounds by contours, where contours can be placed; if they fail, a round keeps its bounds."""
+    """Narrow the theorems' bounds by contours where these can be placed. If that fails, a round keeps its bounds."""
     rows = np.flatnonzero((asked.s > LEAST_S) & (asked.s < MOST_S) & (asked.t > 1.0) & (asked.t <= MOST_SLOTS))
     if rows.size == 0:
         return low, high
@@ -925,7 +954,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
         # a call's contour is placed for the row after the group, whose loss is larger: slots far for it are far for all
         place = lambda rows: min(int(rows[-1]) + 1, int(last[rows[0]])) if sign > 0 else int(rows[rows.size // 2])
         placed = np.array([place(rows) for rows in groups])
-        hopeless[wide] = True  # stays True for losses whose lines are not evaluated
+        hopeless[wide] = True  # it stays True for losses whose contour is not evaluated
         for some, contour in _placed(asked, logs, placed, CUT_OFF[min(turn, 1)], None if dense else MOST_LONG[sign]):
             at = np.concatenate([groups[one] for one in some])
             each = np.repeat(np.arange(some.size), [groups[one].size for one in some])
@@ -943,7 +972,10 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
 
 
 def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow wide brackets of large delta_remove = 1 - k + E(k - S)_+ by brackets of this put, with absolute errors."""
+    """Narrow wide brackets of large delta_remove = 1 - k + E(k - S)_+ by brackets of E(k - S)_+.
+
+    The absolute errors of E(k - S)_+ are small.
+    """
     width = _wanted(np.log(np.maximum(0.5 * (low + high), 1e-295)))
     rows = np.flatnonzero(~(high - low <= width * high) & (high > LEAST_BY_PARITY) & (asked.eps < 30.0))
     if asked.sign < 0 or rows.size == 0:
@@ -960,7 +992,7 @@ def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) ->
 def _in_groups(
     rows: np.ndarray, owner: np.ndarray, together: int, apart: np.ndarray, distance: float
 ) -> Iterator[np.ndarray]:
-    """Yield groups of rows of one round: at most `together` rows, whose `apart` differ by at most `distance`."""
+    """Yield groups of rows of one round: at most `together` rows, with `apart` values at most `distance` apart."""
     for some in np.split(rows, np.flatnonzero(np.diff(owner[rows])) + 1):
         first = 0
         while first < some.size:

@@ -22,15 +22,15 @@ _PLACES, _WEIGHTS = np.polynomial.legendre.leggauss(POINTS)
 _ELLIPSES = np.array([1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.5, 9.0, 14.0, 25.0])
 """Sizes rho of the Bernstein ellipses that are tried for every panel."""
 ROOM = 6.3
-"""A slot counts as far if its u is above `Windows.high` - ROOM * `Windows.high_blur`."""
+"""A slot whose u is below `Windows.high` - ROOM * `Windows.high_blur` is hardly ever called far."""
 SMALLEST = 1e-290
 """Masses and likelihood ratios below this number may have lost digits to underflow."""
 LARGEST_LOG = 600.0
-"""Cap on the logarithm of bounds of a window's modulus. A larger bound would be useless."""
+"""Cap on the logarithm of a bound of a window's modulus. A larger bound would be useless."""
 LEAST_S_OF_ONE_SLOT = 3.0
 """Smallest 1/sigma for which `one_slot_above` gives a bound."""
 LEFT_TO_OTHERS = np.geomspace(1e-12, 0.3, 24)
-"""Shares of the threshold that `one_slot_above` tries as the limit of what all slots but one add to S."""
+"""Shares of the threshold k. `one_slot_above` tries each as the most that all slots but one add to S."""
 SLACK = 1e-11
 """Relative allowance for the rounding of a sum over cells, whose masses are off by some hundred roundoffs
 (README.md, section 5)."""
@@ -56,7 +56,7 @@ class Windows(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """A grid in u, the mass of every cell, and where a cell's mean of X lies between the values of X at its edges."""
+    """A grid of J cells in u, with the mass of every cell, and with the place of the mean of X in every cell."""
 
     s: Array
     """(B, 1) 1/sigma."""
@@ -67,13 +67,13 @@ class Cells(NamedTuple):
     mass: Array
     """(B, J) probability of each cell."""
     share: Array
-    """(B, J) (mean of X - X at the lower edge)/(X at the upper edge - X at the lower edge), in each cell."""
+    """(B, J) the mean of X in a cell, less X at the lower edge, over the rise of X from the lower to the upper edge."""
     doubt: Array
     """(B, J) bound of the error of `share`; 1 if underflow destroys its digits."""
 
 
 class Cuts(NamedTuple):
-    """Logarithms of Phi(-x) and Phi(x) at the edges of a grid; x is the distance from a window's centre, in widths."""
+    """log Phi(-x) and log Phi(x) at the edges of a grid, with the distance x from a window's centre, in its widths."""
 
     windows: Windows
     low: tuple[Array, Array] | None
@@ -95,13 +95,13 @@ def tail(x: Array) -> Array:
 
 
 def interval(a: Array, b: Array) -> Array:
-    """Return Phi(b) - Phi(a) for a <= b, relatively accurate in either tail."""
+    """Return Phi(b) - Phi(a) for a <= b, with a small relative error in either tail."""
     flip = a + b > 0.0
     return tail(np.where(flip, a, -b)) - tail(np.where(flip, b, -a))
 
 
 def cells_of(s: Array, t: Array, windows: Windows, size: int) -> Cells:
-    """Lay `size` cells over the range of `windows`: equal numbers for the whole range and around each finite window."""
+    """Lay `size` cells from `windows.start` to `windows.end`, closer around each finite window."""
     s, t = s[:, None], t[:, None]
     start, end = windows.start[:, None], windows.end[:, None]
     grid = start + (end - start) * np.linspace(0.0, 1.0, 4 * size + 1)
@@ -127,7 +127,7 @@ def cells_of(s: Array, t: Array, windows: Windows, size: int) -> Cells:
 
 
 def cuts_of(cells: Cells, windows: Windows) -> Cuts:
-    """Evaluate the windows at the edges of the cells for Im u = 0."""
+    """Evaluate the windows at the edges of the cells, which are real."""
 
     def sides(place: Array, blur: Array) -> tuple[Array, Array] | None:
         if np.isinf(place).all():
@@ -140,8 +140,8 @@ def cuts_of(cells: Cells, windows: Windows) -> Cuts:
 def shares(cuts: Cuts, alpha: Array) -> tuple[Array, Array]:
     """Bound the weights |w1 w2| (bulk) and |(1 - w1) w2| (jumps) from above in each cell, (B, J), for Im u <= alpha.
 
-    |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)).  The factor e^{y^2/2} may overflow and Phi underflow
-    where their product does neither, so their logarithms are added.
+    |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)).  e^{y^2/2} may overflow and Phi may underflow where
+    their product does neither, so their logarithms are added.
     """
 
     def window(most: Array, least: Array, y: Array) -> Array:
@@ -170,11 +170,12 @@ def jump_below(windows: Windows) -> Array:
 
 
 def log_real(cells: Cells, weight: Array, below: Array, r: Array, sign: float) -> Array:
-    """Bound log E[w e^{sign r X/t}] from above, (B, R), for weights (B, J) and r >= 0 of shape (B, R).
+    """Bound log E[w e^{sign r X/t}] from above, (B, R), for r >= 0 of shape (B, R).
 
     In each cell a chord in X bounds the exponential, which is convex in X.  For sign = 1 the law ends at the last edge.
 
-    below : (B,) largest weight below the first edge.
+    weight : (B, J) largest w in each cell.
+    below : (B,) largest w below the first edge.
     """
     share = np.clip(cells.share + sign * cells.doubt, 0.0, 1.0)
     w0, w1 = weight * cells.mass * (1.0 - share), weight * cells.mass * share
@@ -194,11 +195,13 @@ def _relative(cells: Cells) -> Array:
 
 
 def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: float) -> tuple[Array, Array]:
-    """Bound log |A(c + iy')| and log |B(c + iy')|, bulk and jumps, from above for every y' >= y, (B,).
+    """Bound log |A(c + iy')| (bulk) and log |B(c + iy')| (jumps) from above for every y' >= y, (B,) each.
 
-    The path of integration is u + i sign alpha(u).  alpha is piecewise linear, at least 0, and 0 at both ends; s alpha
-    is at most pi/2.  The argument `alpha` holds its values at the edges of the cells, (B, J + 1).  On the path
-    |e^{sign z X}| = e^{X (sign c cos(s alpha) - y sin(s alpha))}.
+    The path of integration is u + i sign alpha(u).  On it |e^{sign z X}| = e^{X (sign c cos(s alpha) - y sin(s
+    alpha))}.
+
+    alpha : (B, J + 1) values at the edges of the cells, 0 at both ends, at least 0 and at most pi/(2 s). Between edges
+        alpha(u) is linear.
     """
     s, windows = cells.s, cuts.windows
     most, least = np.maximum(alpha[:, :-1], alpha[:, 1:]), np.minimum(alpha[:, :-1], alpha[:, 1:])
@@ -227,9 +230,9 @@ def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: f
 
 
 def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
-    """Return lower and upper bounds, by theorems, of E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,).
+    """Return lower and upper bounds, by theorems, of E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,) each.
 
-    E(S - k)_+ is called a call, E(k - S)_+ a put.
+    E(S - k)_+ is called a call, and E(k - S)_+ a put.
     Upper: `(sqrt(v + (k-1)^2) -+ (k-1))/2` (Scarf), with - for the call and + for the put.  S has the mean 1 and the
         variance v = (e^{s^2} - 1)/t.  The bound is capped at 1 for the call, and at k for the put.
     Lower, call: E[S - k; some X_i > tk], since S > k there; or (1 - k)_+ if that is larger.
@@ -277,10 +280,10 @@ def one_slot_above(s: Array, t: Array, k: Array) -> Array:
 
 
 def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
-    """Guess the logarithm of E(S - k)_+ or E(k - S)_+.
+    """Guess the logarithm of E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1).
 
-    One guess takes S to be lognormal. For E(S - k)_+, another takes X to be large for one slot and 1 for all other
-    slots. The larger guess is returned.
+    One guess takes S to be lognormal. For E(S - k)_+, a second guess takes X to be large for one slot and 1 for all
+    other slots. The larger guess is returned.
     """
     with np.errstate(all="ignore"):
         spread = np.sqrt(np.log1p(np.expm1(np.minimum(s * s, 600.0)) / t))
@@ -307,7 +310,7 @@ class Nodes(NamedTuple):
     u: Array
     """(B, X) the nodes."""
     x: Array
-    """(B, X) values of X/t at the nodes, the likelihood ratio of a slot over t."""
+    """(B, X) values of X/t at the nodes, with the likelihood ratio X of one slot."""
     bulk: Array
     """(B, X) weight N(u) w1 w2 du."""
     jump: Array
@@ -315,7 +318,7 @@ class Nodes(NamedTuple):
 
 
 def panels_of(s: Array, t: Array, windows: Windows, size: Array) -> Array:
-    """Choose ends of panels, (B, J + 1): dense where the integrand oscillates fast. Bounds hold for any choice.
+    """Choose ends of panels, (B, J + 1), dense where the integrand oscillates fast. Error bounds hold for any choice.
 
     size : (B,) largest |z| at which the panels are used.
     """
@@ -360,12 +363,13 @@ def panel_errors(
 ) -> tuple[Array, Array]:
     """Bound the quadrature errors of int N w (e^{sign z X/t} - 1) for all |Im z| <= y: (bulk, jumps), (B,) each.
 
-    N is the normal density, w the bulk's or the jumps' weight, and f the integrand.  The error of a panel of half width
-    q with n = POINTS nodes is at most 8 q sup |f| rho^{-2n}/(1 - rho^{-2}), with sup |f| over the ellipse of size rho
-    about the panel.  sup |f| is bounded over the rectangle around the ellipse, factor by factor.
+    N is the normal density, w the weight of the bulk or of the jumps, and f the integrand.  The error of a panel of
+    half width q with n = POINTS nodes is at most 8 q sup |f| rho^{-2n}/(1 - rho^{-2}), with sup |f| over the ellipse of
+    size rho about the panel.  sup |f| is bounded over the rectangle around the ellipse, factor by factor.
 
-    less_one : (B,) whether the base is integrated with the "- 1". The base is the bulk, or the jumps if there is no
-        bulk. Jumps beside a bulk are always integrated without the "- 1".
+    less_one : (B,) whether the "- 1" stands in the integrand of the base. The base is the bulk, or the jumps if there
+    is
+        no bulk. The integrand of jumps beside a bulk never has the "- 1".
     """
     middle, half = 0.5 * (ends[:, 1:] + ends[:, :-1])[..., None], 0.5 * (ends[:, 1:] - ends[:, :-1])[..., None]
     real, imag = half * (_ELLIPSES + 1.0 / _ELLIPSES) * 0.5, half * (_ELLIPSES - 1.0 / _ELLIPSES) * 0.5
@@ -407,7 +411,7 @@ def panel_errors(
 
 
 def rounding_units(nodes: Nodes, s: Array, t: Array, windows: Windows) -> Array:
-    """Bound the rounding of each node's term in a sum, (B, X), in units of 2^-53 of the product of its factors."""
+    """Bound the rounding of each node's term in a sum, (B, X), relative to the term's factors, in units of 2^-53."""
     u = np.abs(nodes.u)
     units = nodes.u.shape[1] + 60.0 + 4.0 * u * u + 6.0 * (s[:, None] * u + 0.5 * s[:, None] ** 2 + np.log(t)[:, None])
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
@@ -420,7 +424,7 @@ def rounding_units(nodes: Nodes, s: Array, t: Array, windows: Windows) -> Array:
 
 
 class Line(NamedTuple):
-    """The line on which the integral is evaluated."""
+    """The line Re z = c on which the integral is evaluated."""
 
     c: Array
     """(B,) the abscissa."""
@@ -431,12 +435,12 @@ class Line(NamedTuple):
 
 
 class Powers(NamedTuple):
-    """The integrand relative to (A(c) + B(c))^t, with bounds of its error; A, B: the transforms of bulk and jumps."""
+    """The integrand at N nodes, relative to (A(c) + B(c))^t; A and B are the transforms of bulk and jumps."""
 
     log_scale: Array
     """(B,) t log(A(c) + B(c)), the real part of the exponent at z = c."""
     value: Array
-    """(B, N) complex, 0 beyond the last node that is used."""
+    """(B, N) the integrand, complex, without the factors of the threshold; 0 beyond the last node that is used."""
     error: Array
     """(B, N) bound of the error of `value`."""
     turn: Array
@@ -444,7 +448,7 @@ class Powers(NamedTuple):
 
 
 def turned_by(angle: Array) -> Array:
-    """Compute e^{i angle} - 1 = 2 i tau/(1 - i tau) with tau = tan(angle/2): one tangent replaces sine and cosine.
+    """Compute e^{i angle} - 1 as 2 i tau/(1 - i tau) with tau = tan(angle/2): one tangent replaces sine and cosine.
 
     The relative error of the result is at most the relative error of tau. NumPy's tangent is off by at most 4 ulp.
     """
@@ -462,7 +466,10 @@ def _tables(x: Array, step: Array, many: int) -> Array:
 
 
 def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
-    """Sum w (e^{iyx} - 1) over x, at each y of the line, from tables of coarse and of fine steps of y, (B, count)."""
+    """Return the sum of w (e^{iyx} - 1) over the nodes x, at each y of the line, (B, count).
+
+    first, second : tables of e^{iyx} - 1 for coarse and for fine steps of y.
+    """
     # a matrix product has at most 32,000 multiplications, so that the linear algebra library starts no threads
     size = max(32_000 // (first.shape[1] * second.shape[2]), 1)
     found: Array | float = 0.0
@@ -476,7 +483,7 @@ def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
 
 
 def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sign: float) -> Powers:
-    """Compute (A + B)^t, or (A + B)^t - A^t where there is a bulk, at all nodes; A, B: transforms of bulk and jumps."""
+    """Compute (A + B)^t - A^t at all nodes, or B^t where there is no bulk; A, B: transforms of bulk and jumps."""
     count = int(line.count.max()) + 1
     whole: Array = np.isneginf(windows.low)
     nodes = nodes_of(s, t, windows, ends)
@@ -515,7 +522,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     second = _tables(nodes.x, sign * step, fine).transpose(0, 2, 1)
     spun, dropped = [], []
     for weight in (base * grown, rest * grown):
-        # bulk and jumps are each summed over their own range of nodes; terms outside that range count as an error
+        # bulk and jumps are each summed over a range of nodes of their own; terms outside it count as an error
         large = np.flatnonzero(np.any(weight > NEGLIGIBLE * np.sum(weight, axis=1)[:, None], axis=0))
         if large.size:
             some = slice(large[0], large[-1] + 1)
@@ -548,7 +555,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
         both = np.exp(t_ * (log_base + log_more - log_total[:, None]))
         value = np.where(whole[:, None], main, np.where(w.real > 30.0, both - main, main * more))
         size_rest = np.where(whole[:, None], 0.0, np.abs(other) / total[:, None])
-    # from here on errors are relative to A(c) + B(c)
+    # from here on, errors are relative to A(c) + B(c)
     units = rounding_units(nodes, s, t, windows) * ROUNDOFF
     last = line.count * step
     quad_base, quad_rest = panel_errors(s, t, windows, ends, c, last, sign, ~direct)

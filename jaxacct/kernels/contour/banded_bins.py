@@ -26,20 +26,22 @@ RIGHT = 0.5 * np.pi
 SAME = 4.0 * ROUNDOFF
 """Relative difference up to which the squares of two coefficients become equal."""
 RAISED = 8.0 * ROUNDOFF
-"""Relative rise of the variances, so that coefficients exist in spite of rounding."""
+"""The variances are raised by this share, so that coefficients exist in spite of rounding."""
 ALIKE = 64
 """Bins share bounds of errors if their coefficients differ by at most 1/ALIKE of the largest coefficient."""
 QUANTILES = np.linspace(-6.0, 3.0, 28)
-"""Values u that are tried in E e^{-xX} >= Phi(u) e^{-x X(u)}, where X(u) is X if its normal exponent is u
-standard deviations above its mean."""
+"""Values u that are tried in the bound E e^{-xX} >= Phi(u) e^{-x X(u)}, where log X is normal. X(u) is the value of X
+where log X lies u standard deviations above its mean."""
 SHAPES = ((0.0, 1.0), (0.1, 4.0), (0.25, 2.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.0))
-"""(bend, scale / c) of the lines that are tried; `Line` defines these."""
+"""Pairs (bend, scale/c) of the lines that are tried; `Line` defines bend, scale and c."""
 CELLS = 200
 """Number of cells on a line."""
 BOX, MOST_BOXES = 0.6, 50
-"""Growth of log X over one box of nodes; largest number of boxes for one normal. If more are needed, boxes grow."""
+"""The nodes of a normal are grouped into boxes. log X grows by BOX over one box, or by more where that would take more
+than MOST_BOXES boxes."""
 WINDOWS = ((0.0, 1.0), (0.8, 8.0), (0.8, 60.0), (1.0, 8.0), (1.0, 60.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0))
-"""For each path that is tried: its share of the largest shift, and |z| X/b where its window begins (0: no window)."""
+"""Two numbers for each path that is tried: its shift as a share of the largest shift, and the value of |z| X/b where
+its window begins. If the second number is 0, the path has no window: the shift is the same everywhere."""
 GROUPS = 16
 """Approximate number of wedges into which the nodes of a line are divided."""
 REACH = 9.0
@@ -47,40 +49,49 @@ REACH = 9.0
 BLOCK = 9
 """Number of nodes over which a matrix product is summed at a time."""
 LEAST = -200.0
-"""Least real part of an exponent: smaller parts are raised to it, so that no product is subnormal."""
+"""Exponents with a smaller real part are raised to this, so that no product is subnormal."""
 MOST_WORK = 3e10
 """Largest number of multiplications for one contour. All contours of one call may take four times as many."""
 PLACING = 5e8
-"""Work of choosing a contour, as a number of multiplications."""
+"""Choosing a contour counts as this many multiplications."""
 MOST_HALF, MOST_NODES = 400, 1500
-"""Largest `half` of a `Lattice`, which has 2 half + 1 nodes, and largest number of nodes on a line."""
+"""MOST_HALF is the largest `half` of a `Lattice`, and MOST_NODES the largest number of nodes on a line."""
 SIZES = 1e-6, 20.0
 """Smallest and largest standard deviation of a bin's normal for which contours are tried."""
 MOST_TURN = 3.0
-"""Largest shift of a normal that is tried, in its standard deviations."""
+"""Largest shift of a normal that is tried, in standard deviations of the normal."""
 ABSOLUTE = 3e-15
-"""Error of E(k - S)_+, relative to k >= 1, that float64 leaves; contours do not aim far below it."""
+"""Float64 leaves an error of about this times k in E(k - S)_+, for k >= 1. Contours do not aim far below that error."""
 
 
 class Kind(NamedTuple):
-    """A group of `many` bins that are alike: (smallest, largest) of their coefficients and variances."""
+    """A group of bins j that are alike, by the smallest and largest of their coefficients and variances."""
 
     first: tuple[float, float]
+    """(smallest, largest) coefficient of y_j in G_j."""
     second: tuple[float, float]
+    """(smallest, largest) coefficient of y_{j+1} in G_j."""
     variance: tuple[float, float]
+    """(smallest, largest) variance of G_j."""
     many: int
+    """Number of bins in the group."""
 
 
 class Bins:
-    """The normals G_j of the bins, in units of the noise: coefficients >= 0 of y_j and y_{j+1} in G_j, (b,) each.
+    """The normals G_j = first_j y_j + second_j y_{j+1} of b bins, in units of the noise, with coefficients >= 0.
 
-    The bins form a chain where the last entry of `second` is 0, and a ring otherwise. `shared` holds the covariances of
-    G_{j-1} and G_j; where b = 2, their sum is in its last entry, and 0 in the other. `angles` are the least and largest
-    first_j + second_j: shifting all y by i v turns X_j by the angle v (first_j + second_j).
+    The y_j are independent standard normals, and y_b = y_0. If the last entry of `second` is 0, the bins form a chain.
+    Otherwise they form a ring.
+
+    first, second : (b,) the coefficients.
+    shared : (b,) covariances of G_{j-1} and G_j. Two bins have only one covariance, which is the last entry; the first
+        entry is 0.
+    angles : the smallest and the largest first_j + second_j. Shifting every y by i v turns X_j by the angle
+        v (first_j + second_j).
     """
 
     def __init__(self, variance: np.ndarray, shared: np.ndarray) -> None:
-        """Find normals with these variances, and `shared[j]` as the covariance of bins j and j + 1."""
+        """Find coefficients for which G_j has `variance[j]`, and G_j and G_{j+1} have the covariance `shared[j]`."""
         if variance.size == 2:  # the two bins are neighbours on both sides
             shared = np.array([shared.sum(), 0.0])
         variance = variance * (1.0 + RAISED)
@@ -124,7 +135,7 @@ class Bins:
 
 
 class Lattice(NamedTuple):
-    """Nodes i * step, |i| <= half, over which every normal is summed; `BLOCK` divides 2 half + 1."""
+    """The nodes i * step, |i| <= half, of the sums that replace integrals over a normal; `BLOCK` divides 2 half + 1."""
 
     step: float
     half: int
@@ -135,9 +146,11 @@ class Lattice(NamedTuple):
 
 
 class Path(NamedTuple):
-    """Paths y(s) = s - i shift W(s), with W(s) = 1/(1 + e^{-(s - start)/width}); every field has shape (N,).
+    """N paths of integration y(s) = s - i shift W(s), W(s) = 1/(1 + e^{-(s - start)/width}); every field is (N,).
 
-    Where `start` is -inf, W = 1. strip : how far s is moved up and down to bound the error of sums on the path.
+    Where `start` is -inf, W = 1.
+
+    strip : how far s is moved up and down to bound the error of sums on the path.
     """
 
     shift: np.ndarray
@@ -158,7 +171,7 @@ class Path(NamedTuple):
 
 
 def lattice_for(bins: Bins, nats: float) -> Lattice:
-    """Choose a lattice whose error is about e^-nats; bounds hold on any lattice."""
+    """Choose a lattice on which sums are off by about e^-nats. Error bounds hold on any lattice."""
     width = min(0.85 * RIGHT / bins.largest, (2.0 * nats) ** 0.5)
     found = min(2.0 * np.pi * width / (nats + 0.5 * width * width), np.pi * (2.0 / nats) ** 0.5)
     unit = 2.0 ** (np.floor(np.log2(found)) - 7)
@@ -220,7 +233,7 @@ def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class Decay(NamedTuple):
-    """Upper bounds of log Psi(x) at ascending x >= 0; chords between them are upper bounds too: log Psi is convex."""
+    """Upper bounds of log Psi(x) at ascending x >= 0. Chords between them are upper bounds too: log Psi is convex."""
 
     x: np.ndarray
     log: np.ndarray
@@ -230,7 +243,7 @@ class Decay(NamedTuple):
 
 
 class Wedge(NamedTuple):
-    """Points z with least <= |z| <= size, low <= arg z <= high and Re z >= real; each (N,)."""
+    """N sets of points z: least <= |z| <= size, low <= arg z <= high and Re z >= real. Every field has shape (N,)."""
 
     least: np.ndarray
     size: np.ndarray
@@ -248,10 +261,11 @@ class Wedge(NamedTuple):
 
 
 class Boxed(NamedTuple):
-    """Bounds of a `Path` y at s + i side strip, for s in each of some intervals ("boxes"); (N, boxes) each.
+    """Bounds of y(s + i side strip) on each `Path`, for s in each of several intervals ("boxes"); (N, boxes) each.
 
-    real : upper bound of Re y. low, high : bounds of Im y.
-    density : upper bound of |N(y) dy|; for side 0 it is relative to N(s) ds.
+    real : upper bound of Re y.
+    low, high : lower and upper bounds of Im y.
+    density : upper bound of |N(y) dy|, with the normal density N. If side = 0, it is relative to N(s) ds.
     """
 
     real: np.ndarray
@@ -270,27 +284,27 @@ class Errors:
         begin = np.arange(0, nodes, many)
         edges = np.concatenate([(begin - half - 0.5) * step, [(half + 0.5) * step]])
         sums = np.add.reduceat(step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * lattice.nodes**2), begin)
-        side = np.exp(log_ndtr(-np.abs(edges)))  # Phi below 0, and 1 - Phi above
+        side = np.exp(log_ndtr(-np.abs(edges)))  # Phi at edges below 0, and 1 - Phi at edges above 0
         middle = (edges[1:] > 0.0) & (edges[:-1] < 0.0)
         integrals = np.where(middle, 1.0 - side[1:] - side[:-1], np.abs(np.diff(side)))
         tail = [1.01 * float(np.exp(log_ndtr(np.asarray(-half * step))))]
         self.edges = np.concatenate([[-np.inf], edges, [np.inf]])
-        # for each box the larger of the sum and the integral of the normal density
+        # for each box the sum or the integral of the normal density, whichever is larger
         self.mass = np.concatenate([tail, np.maximum(sums, integrals) * (1.0 + 1e-12), tail])
         strips = np.linspace(0.25, 0.98, 8) * min(RIGHT / bins.largest, 2.0 * np.pi / step)
         self.straight = (bins.count + 3.0) * 2.0 * (float(np.min(_geometric(strips, step))) + tail[0])
         self.units = bins.count * (2.83 * BLOCK + (nodes // BLOCK).bit_length() + 40.0) + 4.0 * half + 100.0
 
     def freed(self, x: Array) -> Array:
-        """Bound log E e^{-x rest} - log E e^{-xS} from above, where `rest` is S without the two bins of one normal."""
+        """Bound log E e^{-x rest} - log E e^{-xS} from above; `rest` is S without the two bins that share one y_j."""
         best = np.clip(QUANTILES, self.bins.sizes.min(), self.bins.sizes.max())
-        # at each quantile, `best` is the size of the bin with the largest X
+        # at each quantile, `best` is the standard deviation of log X in the bin with the largest X
         x = np.asarray(x, np.float64)[..., None] / self.bins.count
         each = x * np.exp(best * QUANTILES - 0.5 * best * best) - log_ndtr(QUANTILES)
         return np.minimum(2.0 * np.minimum(np.min(each, axis=-1), x[..., 0]) + 1e-9, 600.0)
 
     def log_error(self, decay: Decay, z: Wedge, path: Path) -> np.ndarray:
-        """Bound the log of the error of the transform, (N,)."""
+        """Bound the log of the error of the transform from above, (N,), for every z of each wedge."""
         bins, edges, step = self.bins, self.edges, self.lattice.step
         turned = np.maximum(z.high - path.shift * bins.angles[0], path.shift * bins.angles[1] - z.low)
         away = np.where(np.isinf(path.start), turned, z.high)
@@ -328,7 +342,7 @@ class Errors:
         each = lambda values: values[:, None, None]
 
         def rise(used: tuple[Boxed, Boxed], x: np.ndarray) -> tuple[Array, Array]:
-            """For each box return upper bounds of X and of log((the bin's factor)/e^{-x X/b}), the second one >= 0."""
+            """For each box return an upper bound of X, and one, at least 0, of log(the bin's factor/e^{-x X/b})."""
             log, low, high = -0.5 * kind.variance[0], each(z.low), each(z.high)
             for place, ((least, largest), boxed) in enumerate(zip(both, used, strict=True)):
                 if largest > 0.0:
@@ -373,7 +387,7 @@ class Errors:
 
 
 def _boxed(path: Path, edges: np.ndarray, side: int) -> Boxed:
-    """Bound a path on boxes: as it is (side 0), or moved up (1) or down (-1) by its strip."""
+    """Bound each path on the boxes: unmoved if side = 0, moved up by its strip if side = 1, and down if side = -1."""
     turn, shift, inside = abs(side) * path.strip / path.width, path.shift[:, None], path.start[:, None]
     inside = (edges[:-1] < inside) & (inside < edges[1:])
     windows, imaginary, slopes = path.window(edges, abs(side) * path.strip)
@@ -393,14 +407,14 @@ def _boxed(path: Path, edges: np.ndarray, side: int) -> Boxed:
 
 
 def _geometric(width: Array, step: float, whole: bool = True) -> Array:
-    """Return e^{width^2/2}/(e^{2 pi width/step} - 1), with numerator 1 unless `whole`; inf where width is 0."""
+    """Return e^{width^2/2}/(e^{2 pi width/step} - 1), or inf where width is 0. If not `whole`, the numerator is 1."""
     turns = 2.0 * np.pi * np.maximum(width, 1e-9) / step
     log = (0.5 * width * width if whole else 0.0) - turns
     return np.where(width > 0.0, np.exp(np.minimum(log, 600.0)) / -np.expm1(-turns), np.inf)
 
 
 def paths(errors: Errors, z: Wedge) -> list[Path]:
-    """Propose paths for each wedge; bounds hold on any path."""
+    """Propose paths for each wedge. Error bounds hold on any path."""
     bins, size = errors.bins, z.size / errors.bins.count
     some = np.concatenate([bins.first, bins.second])
     small, both, found = some[some > 0.0].min(), bins.angles[1], []
@@ -417,7 +431,7 @@ def paths(errors: Errors, z: Wedge) -> list[Path]:
 
 
 def decay_of(bins: Bins, x: np.ndarray) -> Decay:
-    """Bound Psi from above at ascending x > 0; leave out each x where sums over the lattice may be off by over 1 %."""
+    """Bound Psi from above at ascending x > 0. An x where sums over the lattice may be off by over 1 % is left out."""
     errors = Errors(bins, lattice_for(bins, 45.0 + np.log(bins.count)))
     x = x[errors.straight * np.exp(errors.freed(x)) < 0.01]
     value = transform(bins, errors.lattice, x + 0j, Path(*np.outer([0.0, -np.inf, 1.0, 1.0], np.ones(x.size)))).real
@@ -425,7 +439,10 @@ def decay_of(bins: Bins, x: np.ndarray) -> Decay:
 
 
 def log_modulus(bins: Bins, decay: Decay, size: Array, low: Array, high: Array) -> Array:
-    """Bound log |Psi(z)| from above where |z| >= size and low <= arg z <= high, by the best of some shifts of all y."""
+    """Bound log |Psi(z)| from above for all z with |z| >= size and low <= arg z <= high.
+
+    Every y_j is shifted by the same imaginary number; the best of several is used.
+    """
     shift = np.linspace(0.0, 1.0, 13) * np.minimum(high[..., None] / bins.angles[1], MOST_TURN)
     ends = (high[..., None] - bins.angles[0] * shift, bins.angles[1] * shift - low[..., None])
     away = np.maximum(*ends)
@@ -449,7 +466,7 @@ class Line(NamedTuple):
         return z, 1j * np.cosh(u) - self.bend * np.sinh(u)
 
     def places(self, count: int, span: float) -> np.ndarray:
-        """Return `count` + 1 ascending values of v. The first is 0; if `bend` is 0, the last is `span`."""
+        """Return `count` + 1 ascending values of v, from 0. If `bend` is 0, the last value is `span`."""
         if self.bend == 0.0:
             return self.c * np.sinh(np.linspace(0.0, np.arcsinh(span / self.c), count + 1))
         return self.scale * np.linspace(0.0, 8.0, count + 1)
@@ -468,7 +485,7 @@ class Cells(NamedTuple):
 
 
 def cells_on(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -> Cells:
-    """Bound the integral (see `Cells`) on the line v + i up, over each cell and beyond the last v."""
+    """Bound the integral of `Cells` along z(v + i up), between neighbouring v and beyond the last v."""
     with np.errstate(all="ignore"):
         z, _ = line.at(v + 1j * up)
         angle, real, imag = np.angle(z), z.real, z.imag
@@ -483,7 +500,7 @@ def cells_on(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -> 
 
 
 def log_beyond(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -> np.ndarray:
-    """Bound the log of the integral (see `Cells`) beyond each v, without its factor e^{k Re z(v)}."""
+    """Bound the log of the integral of `Cells` along z(v + i up) beyond each v, without its factor e^{k Re z(v)}."""
     with np.errstate(all="ignore"):
         z, turn = line.at(v + 1j * up)[0][:, None], up / line.scale
         rise, fall = np.cos(turn) - line.bend * np.sin(turn), line.bend * np.cos(turn) + np.sin(turn)
@@ -501,13 +518,17 @@ class Contour(NamedTuple):
     """A line of integration and the transform on it, used for every k near the k for which the line was placed."""
 
     z: np.ndarray
+    """(N,) nodes."""
     value: np.ndarray
-    """(N,) terms without their factor e^{zk}."""
+    """(N,) terms of the sum, without their factor e^{zk}."""
     error: np.ndarray
+    """(N,) bounds of the errors of `value`."""
     strips: tuple[Cells, ...]
+    """Bounds on the two edges of the strip about the line."""
     log_strip: float
-    """log of 1/(e^{2 pi d/h} - 1), d the width of the strip and h the step."""
+    """log of 1/(e^{2 pi d/h} - 1), with the distance d of an edge of the strip from the line, and the step h."""
     beyond: Cells
+    """Bound of the integral beyond the last node."""
 
     def put(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return E(k - S)_+ and a bound of its error, for k of any shape."""
@@ -524,7 +545,7 @@ class Contour(NamedTuple):
 def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float, most: float) -> tuple[Contour, float]:
     """Return a contour for k with an error of about e^log_goal, and the number of multiplications that it took.
 
-    Raises ArithmeticError if `most` multiplications do not suffice, or the error would exceed e^log_most.
+    An ArithmeticError is raised if `most` multiplications do not suffice, or if the error would exceed e^log_most.
     """
     x = np.geomspace(min(decay.x[1], 0.5 / k), decay.x[-1], 200)
     saddle = float(x[np.argmin(k * x + decay(x) - 2.0 * np.log(x))])
@@ -576,7 +597,7 @@ def _work(bins: Bins, lattice: Lattice) -> float:
 
 
 def theorems(bins: Bins, sign: float, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bound delta without a contour (README.md, "Bins that share noise"): low and high, each (K,)."""
+    """Return lower and upper bounds of delta, each (K,), without a contour (README.md, "Bins that share noise")."""
     excess = lambda x: 0.5 * np.square(np.minimum(x, 500.0)) * np.exp(np.minimum(x, 500.0))  # >= e^x - 1 - x below 500
     rest = np.sqrt(np.sum(excess(bins.variances) + 2.0 * excess(bins.shared))) / bins.count
     spread = bins.first + np.roll(bins.second, 1)
@@ -616,7 +637,7 @@ class Profile:
             self.decay = decay_of(bins, np.geomspace(0.1, 500.0, 40) / min(bins.deviation, 3.0))
 
     def known(self, sign: float, eps: np.ndarray) -> np.ndarray:
-        """Bracket delta_remove (sign 1) or delta_add (-1) by the contours placed so far: low, middle, high, (3, K)."""
+        """Return low, middle, high of delta_remove (sign 1) or delta_add (sign -1), (3, K), by the contours known."""
         low, high = theorems(self.bins, sign, eps)
         if sign < 0 and self.decay.x.size > 1:
             k, x = np.exp(-eps), self.decay.x[1:]
@@ -630,10 +651,11 @@ class Profile:
     def delta(
         self, sign: float, eps: np.ndarray, width: float = 1e-6, error: float = 0.0, least: Array = 1e-250
     ) -> np.ndarray:
-        """Bracket delta at ascending eps to a relative width, or as well as can be done: low, middle, high, (3, K).
+        """Return low, middle, high of delta at ascending eps, (3, K).
 
+        width : relative width that is aimed at. A bracket may be wider where the work limit or rounding prevents it.
         error : absolute width that suffices. Calls with `error` above 0 belong to one search and share its work limit.
-        least : a delta below it may have a wide bracket; a number, or one for each eps.
+        least : a number, or one for each eps. A delta below it may have a wide bracket.
         """
         found, k = self.known(sign, eps), np.exp(np.minimum(sign * eps, 700.0))
         least = np.broadcast_to(least, eps.shape)
@@ -671,7 +693,7 @@ class Profile:
         self.left = 1.5 * MOST_WORK
         if self.bins.deviation < 20.0 * delta and self.delta(sign, np.zeros(1), 0.0, 0.1 * delta)[2, 0] <= delta:
             return 0.0, 0.0, 0.0
-        # Rough contours bring eps near the solution. A fine one then gives the bracket; for sign 1 it serves many eps.
+        # Rough contours bring eps near the solution. Then one fine contour gives the bracket.
         many, near, fine = len(self.contours) + 6, 0.35 if sign > 0 else 1e-3, False
         low, high, grid = 0.0, most, np.linspace(0.0, most, 400)
         least = grid[theorems(self.bins, sign, grid)[0] > delta].max(initial=0.0)
@@ -700,7 +722,7 @@ class Profile:
 
 
 def _read(one: Contour, sign: float, k: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """Narrow brackets of delta by a contour; a contour that contradicts them is not used."""
+    """Narrow the brackets `found` of delta by a contour. Where the contour contradicts a bracket, it is not used."""
     low, middle, high = found
     put, error = one.put(k)
     value = (put - k) + 1.0 if sign > 0 else put / k

@@ -16,23 +16,23 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, blocks, keep_apart, log1p, namespace, pick, powers, repeat, sum_depth
 
 ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
-"""Abscissae that are tried, as multiples of the saddle point. Those up to 1 are tried for the contour, and all of them
-for the Chernoff bounds of images at larger eps."""
+"""Abscissae c that are tried, as multiples of the saddle point. The multiples up to 1 are tried for the contour, and
+all multiples for Chernoff's bounds of the images at larger eps."""
 LEAST_VALUE = 1e-300
-"""Smallest value or lower bound whose logarithm is taken. A lower bound below it is not used."""
+"""Smallest number whose logarithm is taken. A lower bound of delta that is below it is not used."""
 SUM_OUTWARD = 1.0000001
 """Factor that covers the rounding of a sum of error bounds."""
 NEWTON_STEPS = 6
-"""Number of Newton steps from the saddle point's eps to the contour integral's eps."""
+"""Number of Newton steps that solve for eps on a contour. They start at the eps of the saddle point."""
 MARGIN = 1.02
-"""Factor on the distance of either bound of eps from the estimate. It covers the change of the slope from estimate to
-bound."""
+"""Factor on the distance from the estimate of eps to either bound of eps. It covers the change of delta's slope over
+this distance."""
 
 
 class Bracketed(NamedTuple):
     """A value with a certified lower and upper bound.
 
-    Where `ok` is false, `upper` is the Chernoff bound and `lower` is -inf.
+    `ok` tells where the contour's result is used. Elsewhere `upper` is Chernoff's bound and `lower` is -inf.
     """
 
     lower: Array
@@ -43,18 +43,21 @@ class Bracketed(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """The integrand without its dependence on eps, at t_k = k h, relative to e^{K(c)}, with bounds of its errors."""
+    """The integrand at z_k = c + i t_k, t_k = k h, with bounds of its errors.
 
-    c: Array
+    The factor e^{-z eps} is left out, and the rest is divided by e^{K(c)}.
+    """
+
+    c: Array  # the abscissa
     k0: Array  # K(c)
     common: Array  # bound of the error of K(c), which all nodes share
-    h: Array
+    h: Array  # the step
     t: Array  # (count,) t_k, the imaginary part of z_k
     weight: tuple[Array, Array]  # (count,) real and imaginary part of h / (pi z (z + 1)), halved at t = 0
     log_modulus: Array  # (count,) Re K(z_k) - K(c), never above 0 but for rounding
     angle: Array  # (count,) Im K(z_k)
     slack: Array  # (count,) bound on the error of e^{K(z_k) - K(c)}
-    tail: Array  # bound on the terms that were cut off, divided by Z = e^{K(c) - c eps}
+    tail: Array  # bound on the sum of the terms that were cut off, divided by Z = e^{K(c) - c eps}
     images_at: Array  # abscissae of the Chernoff bounds for images at larger eps
     images_log: Array  # logarithms of these bounds at eps = 0
     needs: Array  # numbers of quadrature points and contour nodes that would make the certificate narrow
@@ -73,7 +76,10 @@ def weight_at(c: Array, h: Array, t: Array) -> tuple[Array, Array]:
 
 
 def trapezoid(nodes: Any, epsilon: Array) -> tuple[Array, Array]:
-    """Return the sum over `Nodes` (or split.Integrand) and minus its derivative in eps, divided by e^{K(c) - c eps}."""
+    """Return the sum over `Nodes` (or split.Integrand), and minus the sum's derivative in eps.
+
+    Both are divided by e^{K(c) - c eps}.
+    """
     xp = namespace(nodes.t, epsilon)
     t, (re, im) = nodes.t, nodes.weight
     phase = nodes.angle - t * epsilon[..., None]
@@ -85,9 +91,9 @@ def trapezoid(nodes: Any, epsilon: Array) -> tuple[Array, Array]:
 
 
 def two_sided(nodes: Any, slack: Array, tail: Array, epsilon: Array) -> Array:
-    """Bound the error, in units of Z = e^{K(c) - c eps}, of the terms of the trapezoid sum and of its cut-off.
+    """Bound the error of the trapezoid sum from its terms and its cut-off, in units of Z = e^{K(c) - c eps}.
 
-    The error of images is not included.
+    The images, which the sum also holds, are not included.
     """
     xp = namespace(nodes.t, epsilon)
     turned = 8.0 * ROUNDOFF * (nodes.t + nodes.c[..., None]) * xp.abs(epsilon)[..., None] * xp.exp(nodes.log_modulus)
@@ -101,7 +107,7 @@ def log_geometric(gap: Array) -> Array:
 
 
 def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, log_mass: Array | float = 0.0) -> Array:
-    """Return the logarithm of a bound on the sum of periodic images that the trapezoid rule adds.
+    """Return the logarithm of an upper bound of the sum of periodic images that the trapezoid rule adds.
 
     at, log_bound : (A,) abscissae of Chernoff bounds, and the logarithms of these bounds at eps = 0.
     log_mass : logarithm of the mass of the law that the contour integrates.
@@ -116,17 +122,24 @@ def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, 
 
 
 def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Return the result of `two_sided`, and the log of a bound on the images, which affect only the lower bound."""
+    """Return the error bound of `two_sided`, and the log of a bound on the images.
+
+    Images only add to the sum, so they count only in the lower bound of delta.
+    """
     images = log_images(nodes.c, nodes.h, nodes.images_at, nodes.images_log, epsilon)
     return two_sided(nodes, nodes.slack, nodes.tail, epsilon), images
 
 
 def ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Return (lower, upper) of log delta(eps); `value` is the sum divided by Z, and `off` the result of `errors`."""
+    """Return lower and upper bounds of log delta(eps).
+
+    value : the trapezoid sum divided by Z = e^{K(c) - c eps}.
+    off : the result of `errors`.
+    """
     xp = namespace(nodes.t, epsilon)
     both, images = off
     log_z = nodes.k0 - nodes.c * epsilon
-    # `both` includes the rounding of the sum `value`; the rounding of `value - both` and `value + both` is added
+    # `both` bounds the rounding of the sum `value`; here the rounding of `value - both` and `value + both` is added
     both = both + 4.0 * ROUNDOFF * xp.abs(value)
     rest = value - both - xp.exp(images - log_z + nodes.common + 8.0 * ROUNDOFF * (xp.abs(images) + xp.abs(log_z)))
     low, high = (xp.log(xp.maximum(x, LEAST_VALUE)) for x in (rest, value + both))
@@ -139,12 +152,12 @@ def ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -
 
 
 def bracketed(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> Bracketed:
-    """Return the bracket of log delta(eps) from the trapezoid sum. Chernoff's bound may lower `upper`."""
+    """Return the bracket of log delta(eps) from the trapezoid sum, with Chernoff's bound where that is lower."""
     xp = namespace(nodes.t, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
     lower, upper = ends(nodes, epsilon, value, off)
     estimate = log_z + xp.log(xp.maximum(value, LEAST_VALUE))
-    # the contour's result is not used where its estimate of log delta lies more than 0.1 below its upper bound
+    # the contour's result is used only where its upper bound of log delta is less than 0.1 above its estimate
     ok = (value > 0) & xp.isfinite(upper) & (upper - estimate < 0.1)
     chernoff = nodes.images_log - nodes.images_at * epsilon[..., None]
     chernoff = chernoff + 8.0 * ROUNDOFF * (xp.abs(nodes.images_log) + xp.abs(chernoff))
@@ -155,7 +168,7 @@ def bracketed(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Arra
 
 
 def newton(nodes: Nodes, start: Array, log_delta: Array, steps: int = NEWTON_STEPS) -> Array:
-    """Solve for the eps at which the trapezoid sum is delta, by Newton steps."""
+    """Return the eps at which the trapezoid sum is delta, by Newton steps from `start`."""
     xp = namespace(nodes.t, start)
 
     def step(_: Array, eps: Array) -> Array:
@@ -168,7 +181,7 @@ def newton(nodes: Nodes, start: Array, log_delta: Array, steps: int = NEWTON_STE
 
 
 def rate_of(nodes: Nodes, value: Array, slope: Array) -> Array:
-    """Return minus the derivative of log delta in eps, clipped to its possible range near the saddle point."""
+    """Return minus the derivative of log delta in eps, clipped to the values it can have near the saddle point."""
     return namespace(value).clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
 
 
@@ -179,7 +192,7 @@ def certified(
     log_delta_low: Array,
     log_delta_high: Array,
 ) -> tuple[Array, Array, Array, Array]:
-    """Check two candidates for bounds of eps; return (lower, whether it holds, upper, whether it holds).
+    """Check a candidate for either bound of eps; return (lower, whether it holds, upper, whether it holds).
 
     ends_at : function from values of eps, on a new first axis, to lower and upper bounds of log delta there.
     below, above : the candidates for the lower and the upper bound.
@@ -229,7 +242,9 @@ def log_kappa(c: Array) -> Array:
 def period_for(
     highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: Array
 ) -> tuple[Array, Array]:
-    """Return the abscissa that allows the shortest period with negligible images, and this period.
+    """Return (abscissa, period): the abscissa, of those in `at`, that allows the shortest period, and this period.
+
+    A period is allowed if it makes the images negligible.
 
     at, log_bound : (A,) abscissae to choose from, and the logarithms of the Chernoff bounds there at eps = 0.
     highest : largest abscissa allowed.
@@ -237,9 +252,9 @@ def period_for(
     """
     xp = namespace(at, log_bound)
     goal = xp.minimum(log_delta, 0.0) + log_tol
-    # the Chernoff bound stands for the size of the integrand, since the ratio of the two varies slowly with c
+    # Chernoff's bound serves as the size of the integrand, since the ratio of the two varies slowly with c
     size = log_bound - at * epsilon[..., None]
-    # row i, column j: the contour at abscissa i, the image bounded by Chernoff at abscissa j
+    # row i, column j: the contour is at abscissa i, and Chernoff's bound at abscissa j bounds the images
     gap = at[..., None, :] - at[..., None]
     right = (size - goal[..., None])[..., None, :] / xp.where(gap > 0, gap, 1.0)
     period = xp.maximum(-goal[..., None] / at, xp.min(xp.where(gap > 0, right, xp.inf), axis=-1))
@@ -248,12 +263,12 @@ def period_for(
     return pick(xp, at, best), pick(xp, period, best)
 
 
-# Characteristic functions at all nodes. They come from one matrix product, since an exponential for every pair of a
+# Characteristic functions at all nodes: one matrix product gives them, since one exponential for every pair of a
 # quadrature point and a node would be slow.
 
 
 def _rotations(angle: Array, count: int) -> tuple[Array, Array]:
-    """Return (re, im) of `e^{i k angle} - 1` for all k < count by repeated rotation, (count, X) each."""
+    """Return real and imaginary parts of `e^{i k angle} - 1` for all k < count, (count, X), by repeated rotation."""
     xp = namespace(angle)
     re1, im1 = -2.0 * xp.sin(0.5 * angle) ** 2, xp.sin(angle)
 
@@ -274,11 +289,11 @@ def _split(count: int) -> tuple[int, int]:
 
 
 def departures(weight: Array, angle: Array, count: int) -> tuple[Array, Array]:
-    """Compute `sum_j w_j (e^{i k angle_j} - 1)` for all k < count, (count,), accurate relative to its terms; w is (X,).
+    """Return `sum_j w_j (e^{i k angle_j} - 1)` for all k < count, (count,), as real and imaginary part; w is (X,).
 
-    With k = a + inner b, `e^{i k angle} - 1` is x + y + x y, where x is entry a of one short table, and y entry b of
-    another. So one matrix product gives all k. The points are summed in blocks of arrays.BLOCK_SIZE, and then the sums
-    of the blocks are added. This keeps the rounding error small.
+    Errors are small relative to the terms. With k = a + inner b, `e^{i k angle} - 1` is x + y + x y, where x is entry a
+    of one short table, and y entry b of another. So one matrix product gives all k. The points are summed in blocks of
+    arrays.BLOCK_SIZE, and then the sums of the blocks are added. This keeps the rounding error small.
     """
     xp = namespace(weight, angle)
     inner, outer = _split(count)
@@ -315,9 +330,9 @@ def polar(re: Array, im: Array) -> tuple[Array, Array]:
 
 
 def depth(points: int, count: int) -> float:
-    """Return the rounding error of a term of `departures`, in units of 2^-53 times `w_j min(2, t |loss_j|)`.
+    """Return a bound of the rounding error of a term of `departures`, in units of 2^-53 times `w_j min(2, t |loss_j|)`.
 
-    Errors of weights and losses are not included. The error adds up 5.1 units for each step of either table, 4.9 for
-    each rounding of a sum of products, and the error of the weights' own sum.
+    Errors of weights and losses are not included. Each step of either table counts 5.1 units, and each rounding of a
+    sum of products 4.9 units. The error of the sum of the weights is added.
     """
     return 5.1 * sum(_split(count)) + 4.9 * (sum_depth(points) + 4.0) + sum_depth(points)

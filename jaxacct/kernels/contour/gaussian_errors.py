@@ -25,47 +25,47 @@ from jaxacct.kernels.contour.core import log_kappa
 from jaxacct.kernels.law import LossLaw, Tilted, finite_weights, laplace_log_m, log_mix, tilted_gaussian
 
 LEVELS = 20
-"""Number of heights of level sets about each mode; more would narrow the bound by little."""
+"""Number of level sets about each mode. More would narrow the bound by little."""
 ROUNDED_DOWN = 0.999
 """Factor that rounds the masses of level sets down."""
 FIRST_SIDE_LOBE = 0.217235
 """The supremum of |sin y / y| for y beyond pi, the first zero, rounded up."""
 FINITE_LOSS_ERROR = 1e-26
-"""Absolute error of a finite loss, besides a relative error of 16 roundoffs (mechanisms/README.md)."""
+"""Largest absolute error of a loss of a finite law, besides a relative error of 16 roundoffs (mechanisms/README.md)."""
 LOG_MIX_UNITS = 18.0
 """Relative error of log mix for an exact y, in roundoffs (kernels/README.md, section 4)."""
 TALLEST_LINE = 12.0
 """Largest imaginary part of u on a shifted line of integration."""
 LARGEST_DOUBT = 0.1
-"""Largest error of a weight's logarithm for which a bound to first order is used; above it nothing is certified."""
+"""Largest error of a weight's logarithm for which a bound to first order is used. Above it nothing is certified."""
 ROUNDED_UP = 1.001
-"""Factor that covers the rounding in the computation of an error bound."""
+"""Factor on an error bound that covers the rounding of the bound itself."""
 
 
 def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
-    """Bound (tilted mass outside the grid)/M(c) plus the integrals over the two sides of `_step_error`'s path."""
+    """Bound the tilted mass outside the grid plus the integrals over both sides of `_step_error`'s path, over M(c)."""
     xp = namespace(t.u)
     lo, hi, a = t.u[..., 0], t.u[..., -1], t.power
     second = xp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
     first = log1p(-q)
     shift, move = a / sigma, -a * q / sigma
     by_jensen = 0.5 * move * (move + 1.0 / sigma)
-    # for remove: both tails of either Gaussian; for add: one bound on the right and two on the left, of which the
-    # smaller counts
+    # first four entries, for remove: both tails of either Gaussian. Last three, for add: one bound on the right, and
+    # two bounds on the left, of which the smaller counts
     beyond = stack(xp, [hi, -lo, hi - shift, shift - lo, hi, -lo, -lo - move])
     log_size = stack(xp, [first, first, second, second, a * t.loss[..., -1], a * first, by_jensen])
     log_tail = xp.where(beyond > 0, -xp.log(2.0) - 0.5 * beyond**2, 0.0)
     tail = xp.exp(log_size - t.log_m[..., None] + log_tail)
     adding = tail[..., 4] + xp.minimum(tail[..., 5], tail[..., 6])
-    # the factor also covers the path's two sides, which join the shifted line to the axis
+    # the factor also covers the two sides of the path, which join the shifted line to the axis
     return (1.0 + 2.0 * TALLEST_LINE) * xp.where(sign > 0, xp.sum(tail[..., :4], axis=-1), adding)
 
 
 def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) -> Array:
     """Bound the trapezoid error, relative to M(c), for every |t| <= t_max, by moving the line of integration to x + ia.
 
-    `|mix(x + ia)|` and its argument are monotone in x, so each cell is bounded by its worse end.  The path returns to
-    the real axis half a step outside the grid; `_range_error` bounds the integrals over these two sides.
+    `|mix(x + ia)|` and the argument of mix are monotone in x, so each cell is bounded by its worse end.  The path
+    returns to the real axis half a step outside the grid, along two sides; `_range_error` bounds the integrals there.
     """
     xp = namespace(t.u, t_max)
     width = sigma[..., None]
@@ -91,7 +91,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     # three heights of the line are tried, as shares of the height that seems best; any height gives a bound
     shifts = xp.minimum(widest, wanted)[..., None] * xp.asarray((0.5, 0.8, 0.95))
     alpha = xp.clip(shifts, 1e-3 * widest[..., None], xp.minimum(0.97 * widest, TALLEST_LINE)[..., None])
-    # from here on the axis before the last is for the heights of the line
+    # from here on, the last axis but one is for the heights of the line
     angle = (alpha / width)[..., None]
     odds, loss, small = odds[..., None, :], loss[..., None, :], angle <= 0.5 * xp.pi
     argument = xp.arctan2(odds[..., 1:] * xp.sin(angle), 1.0 + odds[..., 1:] * xp.cos(angle))
@@ -118,12 +118,12 @@ def points_needed(sigma: Array, t: Tilted, t_max: Array) -> Array:
 
 
 class Rounding(NamedTuple):
-    """Rounding errors of the terms of one quadrature sum, in units of 2^-53; (X,) unless said otherwise."""
+    """Rounding errors of the X terms of one quadrature sum; (X,) and in units of 2^-53, unless said otherwise."""
 
     weight: Array  # error of the logarithm of a weight
     loss: Array  # absolute error of the loss
-    y: Array  # () largest error of y, not in units of 2^-53
-    doubt: Array  # () largest error of the logarithm of a weight and of y, not in units of 2^-53
+    y: Array  # () largest error of any y, not in units of 2^-53
+    doubt: Array  # () largest error of any y or of any logarithm of a weight, not in units of 2^-53
 
 
 def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
@@ -143,9 +143,9 @@ def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
 
 
 def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: float) -> tuple[Array, Array, Array]:
-    """Bound the rounding of r = `M(c+it)/M(c) - 1` per unit of t, of r for t up to t_max, and of log M(c).
+    """Bound three rounding errors: of r = `M(c+it)/M(c) - 1` over t, of r for every t <= t_max, and of log M(c).
 
-    A term is a weight times `e^{it loss} - 1`, and both factors have rounding errors. The second factor is at most
+    A term of r is a weight times `e^{it loss} - 1`, and both factors have rounding errors. The second factor is at most
     `min(2, t |loss|)`, so small losses and a small t leave small errors.
     """
     xp = namespace(t.u, t_max)
@@ -153,8 +153,8 @@ def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: flo
     size = xp.abs(t.loss)
     rotated = units.weight + depth
     turned = units.loss + 12.0 * size
-    # errors are added to first order, and a factor covers the higher orders; where the largest error exceeds
-    # LARGEST_DOUBT, nothing is certified
+    # errors are added to first order, and the factor `grown` covers the higher orders; where the largest error is
+    # above LARGEST_DOUBT, nothing is certified
     grown = ROUNDOFF * xp.where(units.doubt < LARGEST_DOUBT, 1.0 + 2.0 * units.doubt, xp.inf)
     own = sum_depth(t.u.shape[-1]) + 40.0 + 8.0 * xp.abs(t.log_m)
     return (
@@ -167,7 +167,7 @@ def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: flo
 def gaussian_errors(
     sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array, depth: float
 ) -> tuple[Array, Array, Array, Array]:
-    """Return (a, b, m, e). For |t| <= t_max, M(c + it)/M(c) is off by at most a + min(b |t|, m), and log M(c) by e."""
+    """Return (a, b, m, e): for |t| <= t_max, M(c + it)/M(c) is off by at most a + min(b |t|, m), and log M(c) by e."""
     xp = namespace(t.u, t_max)
     quadrature = ROUNDED_UP * (_range_error(sigma, q, sign, t) + _step_error(sigma, q, sign, t, t_max))
     # from here on `quadrature` bounds the error of a quotient; so far it bounded the errors of its two terms
@@ -177,10 +177,10 @@ def gaussian_errors(
 
 
 def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: Array, step: Array) -> Array:
-    """Bound the excess of log M(c) over the logarithm of its trapezoid sum.
+    """Bound how far log M(c) lies above the logarithm of its trapezoid sum.
 
     With v = alpha/sigma, `mix cos(v/2) <= |mix(x + i alpha)| <= mix` for every real x.  For x left of the grid's right
-    end `|mix(x + i alpha)|^2 >= mix^2 (1 - s sin^2(v/2))`.  Here s = 4 o/(1+o)^2, with o the odds at that end; if
+    end, `|mix(x + i alpha)|^2 >= mix^2 (1 - s sin^2(v/2))`.  Here s = 4 o/(1+o)^2, with the odds o at the right end; if
     o > 1, s is 1.
     """
     xp = namespace(end, c)
@@ -207,8 +207,8 @@ def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> A
     xp = namespace(sigma, c)
     t = tilted_gaussian(sigma, q, sign, c, nodes)
     edge = xp.maximum(xp.abs(t.u[..., 0]), xp.abs(t.u[..., -1]))
-    # log sum exp moves by at most the mean of its terms' errors if these are small, and always by at most the largest.
-    # `units` bounds the mean error or the largest error, from means or from maxima of the quantities in `per_term`.
+    # log sum exp moves by at most the largest error of its terms, and if the errors are small, by about their mean.
+    # `units` takes means or maxima of the quantities in `per_term`, and bounds the mean error or the largest error.
     z, through_y = xp.abs(t.power) + 1.0, 4.0 * (edge / sigma + 0.5 / sigma**2) - 3.0 * xp.log(q)
 
     def units(loss: Array, square: Array, posterior: Array) -> Array:
@@ -223,12 +223,12 @@ def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> A
     rounding = ROUNDOFF * (rounding + sum_depth(nodes) + 40.0 + 8.0 * xp.abs(t.log_m))
     in_step = _step_error_on_the_axis(sigma, q, sign, c, t.u[..., -1] + t.step, t.step)
     above = t.log_m + ROUNDED_UP * in_step + rounding
-    # the range leaves out at most 2 e^-42; for u beyond 1e14 float64 cannot tell the points of a grid apart
+    # the grid's range leaves out at most 2 e^-42; for u beyond 1e14 float64 cannot tell the points of a grid apart
     return xp.where((t.step > 0.0) & (edge < 1e14), above + 1e-17, xp.inf)
 
 
 def finite_units(loss: Array, mass: Array, weight: Array) -> Array:
-    """Bound the relative rounding error of a sum of weights `mass e^{c loss}`, in roundoffs; c is taken as exact."""
+    """Bound the relative rounding error of a sum of weights `mass e^{c loss}`, in roundoffs. c is taken as exact."""
     xp = namespace(loss, weight)
     log_mass = xp.log(xp.where(mass > 0, mass, 1.0))
     # a mass that came from exp(x) has a relative error of a few roundoffs times |x|
@@ -246,7 +246,7 @@ def _finite_above(loss: Array, mass: Array, c: Array) -> Array:
 
 
 def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
-    """Return an upper bound of `K(c) + log kappa(c)`; `delta(eps) <= e^{K(c) - c eps} kappa(c)` for every eps.
+    """Return an upper bound of `K(c) + log kappa(c)`, for Chernoff's `delta(eps) <= e^{K(c) - c eps} kappa(c)`.
 
     `kappa(c) = c^c/(1+c)^{1+c}` is the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`, c > 0.  The bound covers the
     quadrature error of K and all rounding.  It is inf where nothing is certain.
@@ -290,7 +290,7 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     other = xp.where(xp.any(rising, axis=-1), xp.argmax(xp.where(rising, log_f, -xp.inf), axis=-1), peak)
     modes = stack(xp, [peak, other])
     tops = xp.take_along_axis(log_f, modes, axis=-1)
-    # without a second mode, `other` is the peak, the floor is the peak's top, and the slabs of `other` are empty
+    # without a second mode, `other` is the peak, `floor` is the height of the peak, and the slabs of `other` are empty
     floor = xp.minimum(pick(xp, valley, other), tops[..., 1])
     floors = stack(xp, [xp.full_like(floor, -xp.inf), floor])
     # in a normal density the lowest level would lie 5.5 standard deviations from the mode, 15 nats below it
@@ -302,12 +302,12 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     inside = log_f > xp.min(tops, axis=-1)[..., None] - 16.0
     doubt = xp.max(xp.where(inside, units.weight + 16.0 * (1.0 + xp.abs(log_f)), 0.0), axis=-1)
     doubt = ROUNDOFF * doubt + 3.0 * units.y
-    # ROUNDED_DOWN covers relative errors of heights up to 2.5e-4
+    # ROUNDED_DOWN covers a relative error of a height of up to 2.5e-4
     return xp.where((doubt < 2.5e-4)[..., None], slabs, 0.0), lengths
 
 
 def _lengths(sigma: Array, t: Tilted, log_f: Array, off: Array, modes: Array, levels: Array) -> Array:
-    """Return lower bounds of the lengths, in units of loss, of the level sets about `modes` at `levels`, (M,) each."""
+    """Return lower bounds of the lengths, in losses, of M level sets: `modes[i]` is the mode, `levels[i]` the level."""
     xp, size = namespace(log_f), log_f.shape[-1]
     index = xp.arange(size)
     outside = log_f[..., None, :] < levels[..., None]
@@ -342,7 +342,7 @@ def gaussian_decay(slabs: Array, lengths: Array, frequency: Array) -> Array:
 
 
 def sinc_envelope(y: Array) -> Array:
-    """Return an upper bound of `sup_{y' >= y} |sin y' / y'|`, decreasing in y, by a Taylor polynomial near 0."""
+    """Return an upper bound of `sup_{y' >= y} |sin y' / y'|` that falls with y; near 0 it is a Taylor polynomial."""
     xp = namespace(y)
     s = xp.minimum(y, 3.0) ** 2
     central = 1.0 - s / 6.0 * (1.0 - s / 20.0 * (1.0 - s / 42.0 * (1.0 - s / 72.0)))

@@ -33,14 +33,14 @@ from jaxacct.kernels.contour.core import (
 from jaxacct.kernels.contour.gaussian_errors import sinc_envelope
 
 SMALL_LOSSES = 30.0
-"""Largest exponent for which mix - 1 is computed as a sum of expm1."""
+"""Largest exponent y of a term w e^y of mix for which mix - 1 is computed as a sum of w expm1(y)."""
 BLOCK = 16
 """Number of values of t that are evaluated at a time."""
 HEIGHT_SHARE = 0.998
 """Factor on the heights of the loss's density. It covers the rounding of the density and of the integral by
 which the density is scaled."""
 LOG_TOLERANCE = float(np.log(1e-9))
-"""Logarithm of the largest error, relative to delta, from periodic images (core.py) and from the cut-off in t."""
+"""Logarithm of the wanted error, relative to delta, of the periodic images (core.py) and of the cut-off in t."""
 LARGEST_CANCELLATION = 3.0
 """Moving the abscissa away from the saddle point may enlarge the integrand by at most this many nats."""
 MOST_NODES = 400_000
@@ -48,7 +48,7 @@ MOST_NODES = 400_000
 
 
 def delta_bracket(nodes: Nodes, epsilon: float) -> tuple[float, float, float]:
-    """Return the logarithms of the lower bound, the estimate and the upper bound of delta(eps)."""
+    """Return the logarithms of a lower bound, an estimate and an upper bound of delta(eps)."""
     with np.errstate(all="ignore"):
         at = np.asarray(epsilon)
         value = trapezoid(nodes, at)[0]
@@ -60,7 +60,10 @@ def delta_bracket(nodes: Nodes, epsilon: float) -> tuple[float, float, float]:
 
 
 def epsilon_bracket(nodes: Nodes, start: float, log_low: float, log_high: float) -> tuple[float, float, float]:
-    """Return (lower, estimate, upper) of epsilon: `upper` for the delta e^log_low, `lower` for the delta e^log_high."""
+    """Return (lower, estimate, upper) of epsilon for a delta between e^log_low and e^log_high.
+
+    `upper` holds for e^log_low, and `lower` for e^log_high.
+    """
     lower, upper = -np.inf, np.inf
     with np.errstate(all="ignore"):
         found = newton(nodes, np.asarray(start), np.asarray(log_low), 16)
@@ -73,9 +76,9 @@ def epsilon_bracket(nodes: Nodes, start: float, log_low: float, log_high: float)
 
 
 def nodes_for_epsilon(parts: list[Part], epsilon: float, log_delta: float | None = None) -> Nodes:
-    """Place a contour for delta at an epsilon.
+    """Place a contour for delta at an epsilon, and return its nodes.
 
-    log_delta : logarithm of delta(epsilon). If it is None, the saddle point approximation is used.
+    log_delta : about the logarithm of delta(epsilon). If it is None, the saddle point approximation is used.
     """
     c, _ = saddle(parts, lambda eps, _: eps < epsilon)
     if log_delta is None:
@@ -90,7 +93,10 @@ def nodes_for_delta(parts: list[Part], log_delta: float) -> tuple[Nodes, float]:
 
 
 def chernoff(parts: list[Part], highest: float) -> tuple[Array, Array]:
-    """Return abscissae c and logs of B(c) = kappa(c) E_P e^{c loss} (`log_kappa`); delta(eps) <= B(c) e^{-c eps}."""
+    """Return abscissae c, and upper bounds of log B(c), for Chernoff's bound delta(eps) <= B(c) e^{-c eps}.
+
+    B(c) = kappa(c) E_P e^{c loss}, with kappa as in `log_kappa`.
+    """
     at = highest * np.geomspace(1e-4, 1.0, 13)
     logs = np.full(at.size, np.inf)
     for place, c in enumerate(at):
@@ -136,7 +142,7 @@ def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) 
             logs.append(value + error + float(log_kappa(one)) + 1e-9)
         except TooMany:
             logs.append(np.inf)
-    # here the rounding of Im K in the phase and of the sum of terms is added; core.two_sided adds the rounding of t eps
+    # here the rounding of Im K and of the sum of terms is added; core.two_sided adds the rounding of t eps
     slack = wrong + ROUNDOFF * (count + 48.0) * np.exp(power.real)
     place, h = np.float64(c), np.float64(step)
     weight = weight_at(place, h, t)
@@ -153,7 +159,7 @@ def _quadratures(parts: list[Part], c: float, t: float, log_goal: float) -> list
 
 
 def _portions(part: Part, row: list[Quadrature]) -> tuple[Array, float]:
-    """Return each branch's portion share_b M_b(c)/M(c) of the part, and log M(c) of the part."""
+    """Return share_b M_b(c)/M(c) for each branch b of a part, and log M(c); M(c) is the sum of share_b M_b(c)."""
     logs = np.array([np.log(share) + q.log_m for share, q in zip(part.shares, row, strict=True)])
     total = float(logsumexp(logs)) if logs.size > 1 else float(logs[0])
     return np.exp(logs - total), total
@@ -208,7 +214,7 @@ def _cut_off(parts: list[Part], laws: list[list[Quadrature]], log_z: float, log_
 
 
 def _powers(parts: list[Part], laws: list[list[Quadrature]], t: Array, step: float) -> tuple[Array, Array]:
-    """Return K(c + it) - K(c) at the nodes, and bounds of the error of its exponential."""
+    """Return K(c + it) - K(c) at the nodes, and bounds of the error of e^{K(c + it) - K(c)}."""
     total = np.zeros(t.size, complex)
     rounding = np.zeros(t.size)
     relative = np.zeros(t.size)
@@ -238,7 +244,7 @@ def _powers(parts: list[Part], laws: list[list[Quadrature]], t: Array, step: flo
 
 
 def _departure(branch: Quadrature, t: Array, step: float) -> Array:
-    """Compute M(c + it)/M(c) - 1 at t = 0, step, 2 step, ..., by a matrix product of two tables."""
+    """Return M(c + it)/M(c) - 1 at each t = 0, step, 2 step, ..., by a matrix product of two tables."""
     loss = branch.law.sign * branch.log_mix
     kept = branch.p > 0.0
     p, loss = branch.p[kept], loss[kept]
@@ -257,7 +263,7 @@ def largest_modulus_gap(branch: Quadrature, t: Array) -> Array:
 
 
 def _on_lines(branch: Quadrature, t: Array) -> Array:
-    """Bound |M(c + it)|/M(c), (T,), by integrals on lines u + iv, where |e^{it loss}| = e^{-t arg mix} falls in t."""
+    """Bound |M(c + it)|/M(c), (T,), by integrals on lines u + iv, where |e^{it loss}| = e^{-t arg mix} falls with t."""
     law = branch.law
     spread = float(law.shift[-1] - law.shift[0])
     # no line lies above v = 3, since the Gaussian grows by e^{v^2/2} at height v
@@ -279,7 +285,7 @@ def _on_lines(branch: Quadrature, t: Array) -> Array:
 def _by_level_sets(branch: Quadrature, t: Array) -> Array:
     length, height = _cells(branch)
     gap = np.zeros(t.shape)
-    for _ in range(3):  # takes unimodal parts out of the density, one by one
+    for _ in range(3):  # each time a unimodal part is taken out of the density
         if not np.any(height > 0.0):
             break
         under = _unimodal(height, int(np.argmax(height)))
@@ -296,7 +302,7 @@ def _by_level_sets(branch: Quadrature, t: Array) -> Array:
 
 
 def _cells(branch: Quadrature) -> tuple[Array, Array]:
-    """Return lower bounds for each cell: of the length of its range of losses, and of the loss's density in it."""
+    """Return two lower bounds for each cell: of the length of its range of losses, and of the density of the loss."""
     spread = float(branch.law.shift[-1] - branch.law.shift[0])
     bend = -1.0 + max(branch.power, 0.0) * 0.25 * spread**2  # largest second derivative of log p
     low = np.minimum(branch.p[:-1], branch.p[1:]) / branch.step * np.exp(-max(bend, 0.0) * branch.step**2 / 8.0)
@@ -323,40 +329,43 @@ class TooMany(ArithmeticError):
 
 
 class BranchLaw(NamedTuple):
-    """The law of a branch in one direction."""
+    """The law of a branch in one direction: a mixture of A normals N(shift, 1) against N(0, 1)."""
 
     shift: Array  # (A,) in standard deviations, ascending
     weight: Array  # (A,) positive; the true weights sum to 1 and differ from these by at most 4 roundoffs
-    sign: float  # 1 remove, -1 add
+    sign: float  # 1 for remove, -1 for add
 
 
 class Quadrature(NamedTuple):
-    """A branch under the tilt e^{c loss}, on a grid. The masses `p` sum to 1, up to rounding and `from_step`."""
+    """The law of a branch under the tilt e^{c loss}, on a grid of X nodes."""
 
     law: BranchLaw
     power: float  # exponent a of mix at t = 0
-    step: float
+    step: float  # distance of neighbouring nodes
     u: Array  # (X,) nodes
     log_mix: Array  # (X,) log mix at the nodes
     slope: Array  # (X,) d log_mix/du, the posterior mean of the shift
-    p: Array  # (X,) tilted mass at each node
+    p: Array  # (X,) tilted mass at each node; the masses sum to 1, up to rounding and `from_step`
     log_m: float  # log M(c)
-    log_m_error: float
+    log_m_error: float  # bound of the error of log M(c)
     from_step: float
-    """Bound of the error from quadrature step and range, relative to M(c), for any t up to the largest asked for."""
+    """Bound of the error of M(c + it)/M(c) from the grid's step and range, for any t up to the largest asked for."""
     by_size: float
     by_length: float
-    """M(c + it)/M(c) has a rounding error of at most min(by_size, t by_length)."""
+    """The rounding error of M(c + it)/M(c) is at most min(by_size, t by_length)."""
 
 
 def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadrature:
-    """Evaluate M(c) and its errors on a grid fine enough for |Im z| <= t. The wanted error is e^log_goal M(c)."""
+    """Evaluate M(c) and bounds of its errors on a grid that is fine enough for |Im z| <= t.
+
+    The wanted error is e^log_goal M(c).
+    """
     shift, weight = law.shift, law.weight
     power = c + 1.0 if law.sign > 0 else -c
     least, most = float(shift[0]), float(shift[-1])
     spread = most - least
     need = -log_goal
-    # `reach`: standard deviations by which the grid extends beyond any place where the mode of the tilted law can lie
+    # `reach`: the grid extends so many standard deviations beyond any place where the mode of the tilted law can lie
     reach = max(12.0, float(np.sqrt(2.0 * (need + 5.0))))
     if law.sign > 0:
         left, right = -reach, power * most + reach
@@ -384,7 +393,7 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
 
 
 def _log_mix(law: BranchLaw, u: Array) -> tuple[Array, Array, Array, Array]:
-    """Return log mix, its error, the posterior mean of the shift, and the posterior (X, A) of the shifts."""
+    """Return at each u log mix, a bound of its error, the posterior mean of the shift, and the posterior (X, A)."""
     shift, weight = law.shift, law.weight
     y = u[:, None] * shift - 0.5 * shift**2
     top = np.max(y + np.log(weight), axis=1)
@@ -441,7 +450,7 @@ def _on_grid(law: BranchLaw, power: float, t: float, u: Array, step: float, heig
 
 
 def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f: Array) -> tuple[float, float]:
-    """Return the logarithms of bounds of the integral of phi mix^a to the left and to the right of the grid."""
+    """Return logarithms of bounds of two integrals of phi mix^a: over all u left of the grid, and right of it."""
     low, high = float(ends[0]), float(ends[1])
     if power >= 0.0:
         gap = high - power * float(law.shift[-1])
@@ -454,7 +463,10 @@ def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f:
 
 
 def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[float, float]:
-    """Bound log int_{u < low} phi mix^-c in two ways: by log mix's tangent at `low`; by the smallest shift's term."""
+    """Return two bounds of log int_{u < low} phi mix^-c: by the tangent of log mix at `low`, and by one term of mix.
+
+    The term is that of the smallest shift.
+    """
     y = np.log(law.weight) + law.shift * low - 0.5 * law.shift**2
     posterior = np.exp(y - logsumexp(y))
     mean, least = float(posterior @ law.shift), float(law.shift[0])
@@ -467,7 +479,7 @@ def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[
 class Line(NamedTuple):
     """Bounds of |phi mix^a|/M(c) for real a on the line u + iv, and arg mix on this line, which grows with u."""
 
-    v: float
+    v: float  # height of the line
     log_cells: Array  # (X - 1,) integrals over the cells of the grid
     angle: Array  # (X,) arg mix at the nodes u + iv
     log_left: float
@@ -478,7 +490,7 @@ class Line(NamedTuple):
 def line(
     law: BranchLaw, power: float, u: Array, step: float, v: float, log_m: float, log_mix: Array, posterior: Array
 ) -> Line:
-    """Bound the integrand's modulus on the line u + iv, cell by cell; v is at most (pi/2)/(spread of the shifts)."""
+    """Bound |phi mix^a|/M(c) on the line u + iv, cell by cell. v is at most pi/2 over the spread of the shifts."""
     shift, middle = law.shift, 0.5 * float(law.shift[0] + law.shift[-1])
     log_phi = -0.5 * u**2 - 0.5 * np.log(2.0 * np.pi)
     turned = posterior @ np.exp(1j * (shift - middle) * v)
@@ -500,7 +512,7 @@ def line(
 def _strip(
     law: BranchLaw, power: float, t: float, u: Array, step: float, height: float, log_m: float, *known: Array
 ) -> float:
-    """Bound the quadrature error, relative to M(c), from integrals of the modulus on two lines u +- iv."""
+    """Bound the quadrature error, relative to M(c), by integrals of the modulus on the lines u + iv and u - iv."""
     least = np.inf
     for share in (1.0, 0.75, 0.5, 0.35, 0.25, 0.16, 0.1, 0.06, 0.03):
         v = share * height
@@ -514,20 +526,20 @@ def _strip(
 
 
 class Part(NamedTuple):
-    """A step, composed `times` times: it draws one of several branches, each with its share as probability."""
+    """A step, composed `times` times. It draws one of several branches."""
 
     times: float
-    shares: tuple[float, ...]
-    doubt: float  # relative error of the shares
+    shares: tuple[float, ...]  # probabilities of the branches
+    doubt: float  # bound of the relative error of the shares
     branches: tuple[BranchLaw, ...]
 
 
 class Sketch(NamedTuple):
-    """Uncertified K and its first two derivatives, for placing the contour."""
+    """Estimates of K and of its first two derivatives at some c, for placing the contour."""
 
     k: float
-    mean: float
-    variance: float
+    mean: float  # K'
+    variance: float  # K''
 
 
 def sketch(parts: list[Part], c: float) -> Sketch:
@@ -558,7 +570,7 @@ def sketch(parts: list[Part], c: float) -> Sketch:
 
 
 def log_delta_at(c: float, at: Sketch) -> tuple[float, float]:
-    """Return (eps, log delta) for which c is the saddle point of the integrand; its factor 1/(z (z+1)) is included."""
+    """Return (eps, log delta) for which c is the saddle point of the integrand, including its factor 1/(z (z+1))."""
     eps = at.mean - 1.0 / c - 1.0 / (c + 1.0)
     bend = at.variance + 1.0 / c**2 + 1.0 / (c + 1.0) ** 2
     return eps, at.k - c * eps - np.log(c) - np.log1p(c) - 0.5 * np.log(2.0 * np.pi * bend)

@@ -42,25 +42,25 @@ from jaxacct.kernels.law import (
 )
 
 FEWEST_NODES, MOST_NODES = 12.0, 2048.0
-"""Smallest and largest number of nodes tried for the cut-off in t; the largest program has 2048 nodes."""
+"""Smallest and largest number of nodes that are tried. The largest compiled program has 2048 nodes."""
 NODE_COUNTS = 18
-"""How many numbers of nodes are tried. They are a geometric sequence."""
+"""How many numbers of nodes, in a geometric sequence, are tried."""
 SPARE_NATS = 7.0
 """The terms that are cut off must lie at least this many nats below the tolerance."""
 DECAY_ROUNDING = 1e-9
-"""Relative rounding error of the decay that `_decay_at` bounds."""
+"""Relative rounding error of the result of `_decay_at`."""
 HORNER_UNITS = 16.0
 """Relative error of a coefficient, in roundoffs, from each step of Horner's rule on the unit circle
 (kernels/README.md, section 4)."""
 
 
 class Part(NamedTuple):
-    """Transforms M of laws of one kind (Gaussian, Laplace or finite) at the nodes, and the number `n` of steps of each.
+    """Moment generating functions M of J laws of one kind (Gaussian, Laplace or finite) at the nodes z_k.
 
-    With J laws every field has (J,) in front.
+    The first axis of every field, (J,), is for the laws.
     """
 
-    n: Array
+    n: Array  # number of steps with each law
     log_m: Array  # log M(c)
     re: Array  # (count,) real part of M(z_k)/M(c) - 1
     im: Array  # (count,) imaginary part
@@ -109,7 +109,10 @@ def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array
 
 
 def _decay_at(law: LossLaw, levels: tuple[Array, Array], frequency: Array, at_c: Array) -> Array:
-    """Bound -log|M(c + it)/M(c)| of all steps from below, for t >= frequency; `at_c` bounds the error of log M(c)."""
+    """Return a lower bound of the sum of -log|M(c + it)/M(c)| over all steps, for every t >= frequency.
+
+    at_c : bound of the error of log M(c).
+    """
     xp = namespace(law.sign, frequency)
     decay = law.mu2 * frequency**2 / 2.0
     if law.gauss_n.shape[-1]:
@@ -121,7 +124,7 @@ def _decay_at(law: LossLaw, levels: tuple[Array, Array], frequency: Array, at_c:
 def nodes_at(
     law: LossLaw, c: Array, h: Array, log_tol: Array, points: int, count: int, images: tuple[Array, Array]
 ) -> Nodes:
-    """Evaluate the integrand and its errors on the contour Re z = c with step h."""
+    """Evaluate the integrand and bounds of its errors on the contour Re z = c with step h."""
     xp = namespace(law.sign, c, h)
     index = xp.arange(count)
     t = h[..., None] * index
@@ -166,8 +169,8 @@ def nodes_at(
         log_ceiling = log_ceiling + xp.sum(n * xp.log(ceiling), axis=-2)
         off = (part.error + 16.0 * ROUNDOFF * xp.hypot(part.re, part.im)) / ceiling
         relative = relative + xp.sum(n * off, axis=-2)
-    # `spread` counts the rounding of the exponent n log|M|, of the phase n arg M - t eps (whose terms nearly cancel),
-    # of the factors of each node's term, and of the sum of `count` terms
+    # `spread` counts the rounding of four things: the exponent n log|M|; the phase n arg M - t eps, whose two parts
+    # nearly cancel; the factors of each node's term; and the sum of `count` terms
     spread = (terms + 8.0) * (xp.abs(log_modulus) + turns) + 48.0 + count
     kept = index < keep[..., None]
     slack = xp.where(kept, xp.exp(log_ceiling) * (relative + ROUNDOFF * spread), 0.0)
@@ -179,7 +182,10 @@ def nodes_at(
 
 
 def values_along(nodes: Nodes, epsilon: Array) -> Array:
-    """Compute the trapezoid sum, divided by Z, at many eps, (K,): a polynomial in `e^{-i h eps}`, by Horner's rule."""
+    """Return the trapezoid sum, divided by Z = e^{K(c) - c eps}, at many eps, (K,).
+
+    The sum is a polynomial in `e^{-i h eps}`, and Horner's rule gives its values.
+    """
     xp = namespace(nodes.t, epsilon)
     (re, im), size = nodes.weight, xp.exp(nodes.log_modulus)
     cosine, sine = size * xp.cos(nodes.angle), size * xp.sin(nodes.angle)
@@ -188,9 +194,9 @@ def values_along(nodes: Nodes, epsilon: Array) -> Array:
 
 
 def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Bound the errors of `values_along`, in the form of `errors`.
+    """Bound the errors of `values_along`; return what core.errors returns.
 
-    Errors of phases grow with |eps|, and errors of Horner's rule with the number of nodes.
+    The rounding of phases grows with |eps|, and the error of Horner's rule with the number of nodes.
     """
     xp = namespace(nodes.t, epsilon)
     weight = xp.hypot(*nodes.weight)
@@ -203,7 +209,7 @@ def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
 
 
 def reach(law: LossLaw, c: Array, h: Array, log_tol: Array, points: int) -> Array:
-    """Return the number of nodes after which the terms are negligible; the law has sampled Gaussians alone."""
+    """Return the number of nodes after which the terms are negligible, for a law that has only sampled Gaussians."""
     grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, law.sign[..., None], c[..., None], points)
     return _cut_off(law, h, gaussian_errors.level_sets(law.gauss_sigma, law.gauss_q, grid), log_tol)
 
@@ -211,9 +217,9 @@ def reach(law: LossLaw, c: Array, h: Array, log_tol: Array, points: int) -> Arra
 def value_and_slopes(
     law: LossLaw, c: Array, h: Array, keep: Array, epsilon: Array, points: int, count: int
 ) -> tuple[Array, Array, Array]:
-    """Compute log delta, -delta'/delta and delta''/delta at eps for sampled Gaussian laws, without a certificate.
+    """Return log delta, -delta'/delta and delta''/delta at eps for sampled Gaussians, without bounds of errors.
 
-    The trapezoid sum is over the first `keep` nodes. Each derivative in eps multiplies a term by -z.
+    The trapezoid sum is over the first `keep` nodes. A derivative in eps multiplies the term of node z by -z.
     """
     xp = namespace(law.sign, c)
     grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, law.sign[..., None], c[..., None], points)
@@ -244,18 +250,18 @@ def axis_nodes(points: int) -> int:
 
 
 def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int) -> tuple[Array, Array, Array, Array]:
-    """Return abscissa c and period, and the Chernoff bounds that decide them: abscissae, and logarithms at eps = 0.
+    """Return the abscissa c, the period, the abscissae tried, and the logarithms at eps = 0 of Chernoff's bounds there.
 
     Tails of sampled mechanisms are nearly exponential.  So a c somewhat below the saddle point allows a period that is
-    several times shorter, at the price of some cancellation.
+    several times shorter, though terms of the sum then cancel somewhat.
 
-    axis : number of quadrature points on the real axis.
+    axis : number of quadrature points for each Chernoff bound.
     """
     xp = namespace(law.sign, point.c)
     at = point.c[..., None] * xp.asarray(ABSCISSA_MULTIPLES)
     log_bound = gaussian_errors.chernoff(lifted(law), at, axis)
-    # With 128 points or more on the axis, less cancellation is allowed. The laws that need so many may have hidden
-    # humps, which make terms cancel more than Chernoff's bound shows.
+    # With 128 points or more, less cancellation is allowed. A law that needs so many may have a hidden hump, which
+    # makes terms cancel more than Chernoff's bound shows.
     allowed = LARGEST_CANCELLATION if axis < 128 else 1.5
     return *period_for(point.c, at, log_bound, epsilon, point.log_delta, log_tol, allowed), at, log_bound
 
@@ -267,17 +273,17 @@ def nodes_for(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, point
 
 
 def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """Bracket the logarithm of delta at eps, without the mass at infinity."""
+    """Bracket log delta at eps. The mass at infinity is left out."""
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
     nodes = nodes_for(law, point, epsilon, log_tol, points, count)
     return bracketed(nodes, epsilon, trapezoid(nodes, epsilon)[0], errors(nodes, epsilon))
 
 
 def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """Compute `delta` at several eps, `around`: (K,), from one contour that is placed for `epsilon`.
+    """Bracket log delta at several eps, `around`: (K,), from one contour that is placed for `epsilon`.
 
-    Every bound holds wherever the contour is.  Brackets are narrow for eps that differ from `epsilon` by at most about
-    a standard deviation of the loss.
+    Bounds hold at every eps.  Brackets are narrow where eps differs from `epsilon` by at most about a standard
+    deviation of the loss.
     """
     xp = namespace(law.sign, around)
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
@@ -287,10 +293,10 @@ def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, poi
 
 
 def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """Compute `delta_about` for many eps, `along`: (K,). The sums for all eps are values of one polynomial.
+    """Bracket log delta at many eps, `along`: (K,), as values of one polynomial on a contour placed for `epsilon`.
 
-    The tilt makes the images on the right largest at the smallest eps, so the period is long enough for that eps.
-    Rounding errors are somewhat larger than in `delta_about`.
+    The images at larger eps count most at the smallest eps, so the period is made long enough for that eps.  Rounding
+    errors are somewhat larger than in `delta_about`.
     """
     xp = namespace(law.sign, along)
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
@@ -307,7 +313,7 @@ def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, poin
 
 
 def _in_front(found: Bracketed) -> Bracketed:
-    """Move the first axis of every array, the axis of several eps, behind the batch axes."""
+    """Move the first axis of every array, which is for several eps, behind the batch axes."""
     xp = namespace(found.lower)
     lower, estimate, upper, ok = (xp.moveaxis(end, 0, -1) for end in found[:4])
     return Bracketed(lower, estimate, upper, ok, found.needs)
@@ -316,9 +322,9 @@ def _in_front(found: Bracketed) -> Bracketed:
 def epsilon(
     law: LossLaw, log_delta_low: Array, log_delta_high: Array, log_tol: Array, points: int, count: int, rounds: int = 1
 ) -> Bracketed:
-    """Compute `inf {eps : delta(eps) <= delta}`, which may be negative, for a delta between two bounds.
+    """Bracket `inf {eps : delta(eps) <= delta}`, which may be negative, for a delta between two bounds.
 
-    `upper` holds for log_delta_low, `lower` for log_delta_high.
+    `upper` holds for log_delta_low, and `lower` for log_delta_high.
 
     The first contour is placed by the saddle point approximation.  This is poor where rare large losses put a second
     hump into the tilted law.  So every round after the first places the contour anew, for the latest solution.

@@ -58,42 +58,43 @@ from jaxacct.kernels.contour.split_remainder import FarMasses, Remainder
 from jaxacct.kernels.law import REFINEMENT_STEPS, LossLaw, saddle_for_delta, saddle_near
 
 LARGEST_CANCELLATION = 9.0
-"""Largest growth of the integrand, in nats, when the abscissa moves away from the saddle point. Less growth is allowed
-where digits are already lost at the saddle point."""
+"""Moving the abscissa away from the saddle point may enlarge the integrand by at most this many nats. Less is allowed
+where terms cancel already at the saddle point."""
 AFFORDED_CANCELLATION = 16.0
-"""Largest cancellation, in nats.  Rounding is about e^-30 of the largest term, so the relative accuracy is e^-14."""
+"""Largest cancellation of terms, in nats.  Rounding is about e^-30 of the largest term, so that a relative accuracy of
+e^-14 is left."""
 SPARE_NATS = 2.0
-"""Nats by which the terms that are cut off must lie below the tolerance.  They allow for the coarse grid, on which the
-decay is estimated."""
+"""Terms that are cut off must lie at least this many nats below the tolerance, since their decay is estimated on a
+coarse grid."""
 PLACEMENT_POINTS = 128
 """Number of quadrature points for placing the contour."""
 SCAN = np.geomspace(0.04, 6.0, 7)
-"""Abscissae at which the search for the saddle point may start, as multiples of log(1/delta)/`scale_of`."""
+"""Abscissae at which the search for the saddle point may start, as multiples of log(1/delta) over `scale_of`."""
 CUTS = np.ceil(np.geomspace(8.0, 4096.0, 19))
-"""Numbers of contour nodes tried for the cut-off in t, two to an octave."""
+"""Numbers of contour nodes that are tried. Every second number is twice as large."""
 
 
 class Contour(NamedTuple):
     """Windows, abscissa and period of the integral, and the number of nodes that the cut-off asks for."""
 
-    windows: Windows
+    windows: Windows  # the cuts of outcomes into bulk, jumps and far tail
     c: Array  # abscissa
     period: Array  # 2 pi/(spacing of the nodes in t)
     images_at: Array  # abscissa for the Chernoff bound of the images
-    nodes_needed: Array
+    nodes_needed: Array  # number of nodes after which the terms are negligible
     nodes_kept: Array  # `nodes_needed`, or the program's number of nodes if that is smaller
     cancellation: Array  # nats by which the integrand exceeds delta
 
 
 class Placement(NamedTuple):
-    """A contour and the choice of its windows: all that a certificate needs to know of the placement."""
+    """A contour and the choice of its windows, which is all that a certificate needs to know of the placement."""
 
     contour: Contour
     choice: split_remainder.WindowChoice
 
 
 def no_placements(size: int, parts: int) -> Placement:
-    """Return placements to be filled in: NumPy arrays for `size` configurations of `parts` sampled Gaussians."""
+    """Return placements of zeros, to be filled in, for `size` configurations of `parts` sampled Gaussians."""
     one, each = np.zeros(size), np.zeros((size, parts))
     contour = Contour(Windows(each, each, one), one, one, one, one, one, one)
     choice = split_remainder.WindowChoice(each, each, one, one, one.astype(bool))
@@ -101,15 +102,18 @@ def no_placements(size: int, parts: int) -> Placement:
 
 
 def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: Array | None = None) -> Grid:
-    """Return grids for the J sampled Gaussians: evenly spaced in u, or following e^{itL} for t <= `frequency`."""
+    """Return grids in u for the J sampled Gaussians of the law.
+
+    Without `frequency` they are evenly spaced; with it they are close enough to follow e^{itL} for t <= `frequency`.
+    """
     turns = None if frequency is None else frequency[..., None]
     return grid(steps_of(law, windows.low, windows.high), c[..., None], points, turns)
 
 
 def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Contour:
-    """Return the best contour for each of two choices of windows, on an axis in front.
+    """Return the best contour for each of two choices of windows, which are on an axis in front.
 
-    The first choice integrates the compositions of bulk steps alone, the second leaves them out.
+    The first choice integrates the compositions of bulk steps alone, and the second choice leaves them out.
     """
     xp = namespace(law.gauss_n, windows.low, epsilon)
     start = xp.maximum(-log_delta, 1.0) / split_remainder.scale_of(law, epsilon)
@@ -131,9 +135,9 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
     point = saddle_near(k, epsilon, first, REFINEMENT_STEPS)
     at = xp.stack([f * point.c for f in ABSCISSA_MULTIPLES])
     sizes = size(at)
-    # nats lost to cancellation even at the saddle point
+    # nats lost to cancellation already at the saddle point
     least = xp.min(sizes - at * epsilon, axis=0) - log_delta
-    # at least 1.5 nats of cancellation are allowed: less would leave hardly any choice of abscissa
+    # at least 1.5 more nats are allowed: less would leave hardly any choice of abscissa
     allowed = xp.clip(AFFORDED_CANCELLATION - least, 1.5, LARGEST_CANCELLATION)
     tried, bound = (xp.moveaxis(x, 0, -1) for x in (at, sizes))
     c, period = period_for(point.c, tried, bound, epsilon, log_delta, log_tol, allowed[..., None])
@@ -159,7 +163,7 @@ def _pick_in_front(x: Array, index: Array) -> Array:
 
 
 def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Placement:
-    """Place windows and contour. Compositions of bulk steps alone are integrated, or left out if that saves nodes."""
+    """Place windows and contour. Compositions of bulk steps alone are left out if that saves nodes."""
     xp = namespace(law.gauss_n, epsilon)
     choice = split_remainder.choose(law, epsilon, log_delta, log_tol)
     low, high, one = choice.low, choice.high, xp.ones_like(choice.bulk_at)
@@ -179,7 +183,10 @@ def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count:
 
 
 class Integrand(NamedTuple):
-    """The integrand without its dependence on eps, at t_k = k h, relative to e^{K(c)}, without error bounds."""
+    """The integrand at z_k = c + i t_k, t_k = k h, without its factor e^{-z eps} and divided by e^{K(c)}.
+
+    It has no error bounds.
+    """
 
     c: Array  # abscissa
     k0: Array  # K(c)
@@ -188,23 +195,20 @@ class Integrand(NamedTuple):
     weight: tuple[Array, Array]  # as in core.Nodes
     log_modulus: Array  # (count,) Re K(z_k) - K(c); -inf at nodes that are cut off
     angle: Array  # (count,) Im K(z_k)
-    far: FarMasses
+    far: FarMasses  # probabilities that some step is far
 
 
 class Quadrature(NamedTuple):
-    """The ingredients of an integrand: the grids, and bulk and jumps on them, tilted at z = c and at every node.
-
-    `bulk` is (A(z_k)/A(c) - 1) and `jump` is (B(z_k)/B(c) - 1): pairs of real and imaginary parts, each (J, count).
-    """
+    """What an integrand is made from: grids, and the transforms A of the bulk and B of the jumps on them."""
 
     grids: Grid
-    parts: TiltedParts
-    bulk: tuple[Array, Array]
-    jump: tuple[Array, Array]
+    parts: TiltedParts  # bulk and jumps under the tilt c
+    bulk: tuple[Array, Array]  # real and imaginary parts of A(z_k)/A(c) - 1, (J, count) each
+    jump: tuple[Array, Array]  # real and imaginary parts of B(z_k)/B(c) - 1, (J, count) each
 
 
 def _quadrature(law: LossLaw, contour: Contour, points: int, count: int) -> Quadrature:
-    """Make grids in u that resolve e^{itL} up to the last kept node t; on them find A(z)/A(c) - 1 and B(z)/B(c) - 1."""
+    """Compute A(z)/A(c) - 1 and B(z)/B(c) - 1 at all nodes, on grids in u that resolve e^{itL} up to the last node."""
     xp = namespace(law.gauss_n, contour.period)
     h = 2.0 * xp.pi / contour.period
     grids = grids_of(law, contour.windows, contour.c, points, h * contour.nodes_kept)
@@ -215,7 +219,11 @@ def _quadrature(law: LossLaw, contour: Contour, points: int, count: int) -> Quad
 
 
 def _ratio(odds: Array, bulk: tuple[Array, Array], jump: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Compute B(z_k)/A(z_k) from A(z_k)/A(c) - 1 and B(z_k)/B(c) - 1; `odds` is log(B(c)/A(c))."""
+    """Return B(z_k)/A(z_k) as real and imaginary part.
+
+    odds : log(B(c)/A(c)).
+    bulk, jump : A(z_k)/A(c) - 1 and B(z_k)/B(c) - 1.
+    """
     xp = namespace(odds, bulk[0])
     whole = 1.0 + bulk[0], 1.0 + jump[0]
     scale = xp.exp(odds)[..., None] / xp.maximum(whole[0] ** 2 + bulk[1] ** 2, 1e-300)
@@ -224,16 +232,16 @@ def _ratio(odds: Array, bulk: tuple[Array, Array], jump: tuple[Array, Array]) ->
 
 
 class Logs(NamedTuple):
-    """Logarithms of `prod A^n` and of `prod (1 + B/A)^n` along the contour, as moduli and angles.
+    """Logarithms of `prod A^n` and of `prod (1 + B/A)^n` at the nodes; (count,) each.
 
     A and B are the transforms of a step's bulk and jumps.
     """
 
-    plain: Array
-    plain_turn: Array
-    rise: Array
-    rise_turn: Array
-    turned: Array  # sum of the magnitudes of the angles' terms, which may cancel
+    plain: Array  # log |prod A^n|
+    plain_turn: Array  # arg prod A^n
+    rise: Array  # log |prod (1 + B/A)^n|
+    rise_turn: Array  # arg prod (1 + B/A)^n
+    turned: Array  # sum of the magnitudes of all terms of the angles, which may cancel
 
 
 def logs_of(
@@ -277,7 +285,7 @@ def integrand_at(law: LossLaw, contour: Contour, points: int, count: int) -> tup
 
 
 def needed(law: LossLaw, contour: Contour, grids: Grid) -> Array:
-    """Return the numbers of points and nodes that suffice to follow the integrand until its terms are negligible."""
+    """Return the numbers of points and of nodes that suffice to follow the integrand until its terms are negligible."""
     xp = namespace(law.gauss_n, grids.u)
     rise = xp.max(grids.loss[..., -1] - grids.loss[..., 0], axis=-1)
     turns = contour.nodes_needed * rise / contour.period
@@ -287,7 +295,7 @@ def needed(law: LossLaw, contour: Contour, grids: Grid) -> Array:
 
 
 def estimate(integrand: Integrand, epsilon: Array) -> tuple[Array, Array]:
-    """Return estimates of log delta and of minus its derivative in eps."""
+    """Return estimates of log delta and of minus the derivative of log delta in eps."""
     xp = namespace(integrand.k0, epsilon)
     value, slope = trapezoid(integrand, epsilon)
     z = xp.exp(integrand.k0 - integrand.c * epsilon)
@@ -297,23 +305,25 @@ def estimate(integrand: Integrand, epsilon: Array) -> tuple[Array, Array]:
 
 
 LARGEST_DOUBT = 0.1
-"""Largest error of a weight's logarithm for which a bound to first order is used; above it nothing is certified."""
+"""Largest error of a weight's logarithm for which a bound to first order is used. Above it nothing is certified."""
 FIRST_ORDER = 1.01
 """Factor that covers the terms of second and higher order in a small error."""
 LEAST_LOG_SCALE = -690.0
 """Smallest logarithm of Z = e^{K(c) - c eps} that is exponentiated: e^-690 is still a normal number."""
 BELIEVED = 1e6
-"""`Start.trust` of a value that a program with fewer nodes has found, but not certified. The search begins at it."""
+"""`Start.trust` of a value that a program with fewer nodes has found but not certified. The search begins at this
+value."""
 LARGEST_MOVE = 2.5
-"""Largest factor by which eps moves on one contour: brackets are narrow only near the eps of its placement."""
+"""Largest factor by which eps moves on one contour: brackets are narrow only near the eps for which it was placed."""
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
 """Smallest and largest eps that the search may return."""
 MARGIN = 1.05
-"""Factor on the distance of a bound of eps from the estimate. It covers the change of the slope over this distance."""
+"""Factor on the distance of a bound of eps from the estimate. It covers the change of delta's slope over this
+distance."""
 
 
 class Start(NamedTuple):
-    """A value of eps or of log delta to start from, and how far it is to be trusted.
+    """A value to start from, of eps or of log delta, and how far it is to be trusted.
 
     The value is used only if the saddle point approximation differs from it by a factor of at most `trust`.  `trust` is
     0 where there is no value, and inf where the value is the solution already.
@@ -336,10 +346,10 @@ def _solve(integrand: Integrand, start: Array, log_delta: Array) -> Array:
 
 
 class _Round(NamedTuple):
-    """State of the search after a round, and the contour that led to it."""
+    """The state of the search after a round, and the contour of that round."""
 
     count: Array  # number of rounds done
-    value: Array
+    value: Array  # latest value of eps or of log delta
     placed: Placement
     integrand: Integrand
     made_from: Quadrature
@@ -354,7 +364,7 @@ def _rounds(
     count: int,
     rounds: Array,
 ) -> _Round:
-    """Place the contour and find the next value on it, `rounds` times; return the last round."""
+    """Place the contour at the latest value and find the next value on it, `rounds` times; return the last round."""
     xp = namespace(law.gauss_n, start)
 
     def again(count_of: Array, value: Array) -> _Round:
@@ -372,7 +382,7 @@ def _rounds(
 
 
 def _first(law: LossLaw, log_delta: Array, log_tol: Array) -> Array:
-    """Return the saddle point approximation of eps. Outcomes so far out that their mass is negligible are cut off."""
+    """Return the saddle point approximation of eps. Outcomes so far out that they are negligible are left out."""
     xp = namespace(law.gauss_n, log_delta)
     one = xp.ones_like(law.sign)
     high = xp.where(law.sign[..., None] > 0, split_remainder.far_by_mass(law, log_delta + log_tol), NO_WINDOW)
@@ -396,7 +406,7 @@ def epsilon(
     count: int,
     rounds: int,
 ) -> Bracketed:
-    """Compute `inf {eps : delta(eps) <= delta}`, which must be positive."""
+    """Bracket `inf {eps : delta(eps) <= delta}`, which must be positive, for a delta between two bounds."""
     xp = namespace(law.gauss_n, log_delta_low)
     log_delta_low, log_delta_high, log_tol, *known = _together(law, log_delta_low, log_delta_high, log_tol, *start)
     value, trust = known
@@ -418,7 +428,7 @@ def epsilon(
 def epsilon_placed(
     law: LossLaw, log_delta_low: Array, log_delta_high: Array, start: Array, placed: Placement, points: int, count: int
 ) -> Bracketed:
-    """Compute `epsilon` from a solution `start` and a placement that were found for nearly the same law.
+    """Bracket eps as in `epsilon`, from a solution `start` and a placement that were found for nearly the same law.
 
     The certificate bounds every error for this law, wherever the windows are.  The bounds of the remainder hold only in
     the remove direction. So in the add direction nothing is certified if the windows cut anything off.
@@ -461,7 +471,7 @@ def _certified(
 
 
 def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int) -> Bracketed:
-    """Bracket the logarithm of delta at eps >= 0. The value in `start` is used if its trust is at least BELIEVED."""
+    """Bracket log delta at eps >= 0. The search begins at `start.value` if `start.trust` is at least BELIEVED."""
     found, eps = _placed(law, eps, start, log_tol, points, count, rounds)
     return _at(law, found, eps, found.value, points)
 
@@ -469,9 +479,9 @@ def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, c
 def delta_about(
     law: LossLaw, eps: Array, around: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
 ) -> Bracketed:
-    """Compute `delta` at several eps, `around`: (K,), from one contour that is placed for `eps`.
+    """Bracket log delta at several eps, `around`: (K,), from one contour that is placed for `eps`.
 
-    Every bound holds wherever the contour is.
+    Bounds hold at every eps. They are narrow near `eps`.
     """
     xp = namespace(law.gauss_n, eps)
     found, _ = _placed(law, eps, start, log_tol, points, count, rounds)
@@ -484,7 +494,7 @@ def delta_about(
 def _placed(
     law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
 ) -> tuple[_Round, Array]:
-    """Place the contour for delta(eps); return its last round, and eps with all batch axes of the law."""
+    """Place the contour for delta(eps); return the last round of the search, and eps with all batch axes of the law."""
     xp = namespace(law.gauss_n, eps)
     eps, log_tol, value, trust = _together(law, eps, log_tol, *start)
     found = _rounds(
@@ -500,7 +510,7 @@ def _placed(
 
 
 def _at(law: LossLaw, found: _Round, eps: Array, middle: Array, points: int) -> Bracketed:
-    """Return the bracket of log delta on a contour, at one eps or at several on a new first axis."""
+    """Return the bracket of log delta on a contour, at one eps, or at several eps on a new first axis."""
     xp = namespace(law.gauss_n, eps)
     certificate = certify(law, found.placed, found.integrand, found.made_from, points)
     lower, upper = ends(found.integrand, certificate, eps)
@@ -513,7 +523,7 @@ class Certificate(NamedTuple):
 
     common: Array  # bound on the error of K(c), a factor common to all nodes
     slack: Array  # (count,) bound on the error of the integrand at each node, relative to e^{K(c)}
-    tail: Array  # bound on the terms that were cut off, divided by Z = e^{K(c) - c eps}
+    tail: Array  # bound on the sum of the terms that were cut off, divided by Z = e^{K(c) - c eps}
     images_at: Array  # abscissa of the Chernoff bound for images to the right
     images_log: Array  # logarithm of this Chernoff bound at eps = 0
     remainder: Remainder
@@ -526,16 +536,16 @@ class _OnAxis(NamedTuple):
     even: Grid  # the grid for the tilt by the contour's abscissa
     parts: TiltedParts
     errors: Array  # (J, 2) bounds of the errors of log A and log B
-    images_log: Array  # log Chernoff bound at eps = 0, for the images
-    bulk_at: Array  # abscissae of the Chernoff bounds for compositions of bulk steps
-    bulk_log: Array
+    images_log: Array  # logarithm at eps = 0 of the Chernoff bound for the images
+    bulk_at: Array  # abscissae of the Chernoff bounds for compositions of bulk steps alone
+    bulk_log: Array  # logarithms of these bounds at eps = 0
 
 
 def _on_the_axis(law: LossLaw, placed: Placement, points: int) -> _OnAxis:
-    """Bound the periodic images, and the compositions of bulk steps alone, by Chernoff.
+    """Bound the periodic images, and the compositions of bulk steps alone, by Chernoff's bound.
 
-    All grids go through the error bound together, so that it is traced once.  The first axis has two kinds of grids:
-    for the contour, and for bulk steps alone.  The second axis has two abscissae for each kind.
+    All grids go through the function of error bounds together, so that JAX traces it once.  The first axis is for two
+    kinds of grids: for the contour, and for bulk steps alone.  The second axis is for two abscissae of each kind.
     """
     xp = namespace(law.gauss_n, placed.contour.c)
     contour, choice = placed
@@ -555,7 +565,7 @@ def _on_the_axis(law: LossLaw, placed: Placement, points: int) -> _OnAxis:
 
 
 def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Quadrature, points: int) -> Certificate:
-    """Bound every error of an integrand."""
+    """Return bounds of all errors of an integrand."""
     xp = namespace(law.gauss_n, integrand.t)
     grids, parts, bulk, jump = made_from
     contour, choice = placed
@@ -586,7 +596,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     units = ROUNDOFF * (16.0 + n.shape[-1])
     moved = composed(n, (part_errors[0] + units * xp.hypot(*bulk)) / ceilings)
     jumped = composed(n, ratio / (1.0 + ratio) * (part_errors[1] / jumps + 2.0 * units))
-    # `spread` has 6 for the rounding of the factors of a term, and count/16 for the sum of `count` terms
+    # in `spread`, 6 is for the rounding of the factors of a term, and count/16 for the sum of `count` terms
     spread = xp.abs(logs.plain) + xp.abs(logs.rise) + most + logs.turned + 6.0 + count / 16.0
     ceiling = composed(n, xp.log(ceilings)) - law.mu2[..., None] * t**2 / 2.0 + most - base[..., None]
     slack = xp.exp(ceiling) * (gain * (moved + units * spread) + jumped)
@@ -630,9 +640,9 @@ def ends(integrand: Integrand, certificate: Certificate, epsilon: Array) -> tupl
 
 
 def _window_rounding(distance: Array, blur: Array) -> tuple[Array, Array]:
-    """Return the rounding of a window's log w, in units of 2^-53, and a bound of |d log w/du|.
+    """Return bounds of the rounding of a window's log w, in units of 2^-53, and of |d log w/du|.
 
-    distance : from the window's centre, positive on the side where w is near 1.
+    distance : distance of u from the window's centre, positive on the side where w is near 1.
     """
     xp = namespace(distance)
     x = xp.clip(distance / blur, -40.0, 9.0)
@@ -640,15 +650,15 @@ def _window_rounding(distance: Array, blur: Array) -> tuple[Array, Array]:
 
 
 class _Units(NamedTuple):
-    """Rounding errors of the terms of one part's sum on a grid, in units of 2^-53; (X,) unless said otherwise."""
+    """Rounding errors of the X terms of the sum of one part (bulk or jumps)."""
 
-    own: Array  # error of the logarithm of a weight
-    turned: Array  # error of a loss L, and so of the angle of e^{itL} per unit of t
-    doubt: Array  # () largest error of the logarithm of a weight, not in units of 2^-53
+    own: Array  # (X,) errors of the logarithms of the weights, in units of 2^-53
+    turned: Array  # (X,) errors of the losses L, in units of 2^-53; t times as large is the error of the angle of e^{itL}
+    doubt: Array  # largest error of the logarithm of a weight
 
 
 def _units(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> tuple[_Units, _Units]:
-    """Bound the rounding of bulk and of jumps: as in gaussian_errors.py, plus the errors of nodes and windows."""
+    """Bound the rounding of the terms of bulk and of jumps. Errors of nodes and windows are included."""
     xp = namespace(nodes.u, c)
     z, size, place = xp.abs(c)[..., None] + 1.0, xp.abs(nodes.loss), xp.abs(nodes.u)
     sigma, q, low, high = (x[..., None] for x in (steps.sigma, steps.q, steps.low, steps.high))
@@ -685,7 +695,7 @@ def _of_weights(units: _Units, weight: Array, log_part: Array) -> Array:
 
 
 def weight_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Bound the rounding of log A(c) and log B(c), (2,)."""
+    """Return bounds of the rounding of log A(c) and of log B(c), (2,)."""
     of_bulk, of_jump = _units(steps, c, nodes, parts)
     bulk = _of_weights(of_bulk, parts.bulk, parts.log_bulk)
     return stack(namespace(bulk), [bulk, _of_weights(of_jump, parts.jump, parts.log_jump)])
@@ -694,7 +704,7 @@ def weight_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Ar
 def rounding_errors(
     steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array, depth: float
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
-    """Return (rate, ceiling, weight) for bulk and for jumps: bounds as in `gaussian_errors._rounding_errors`."""
+    """Return the three bounds of `gaussian_errors._rounding_errors` for the bulk, and the same for the jumps."""
     xp = namespace(nodes.u, c, t_max)
     size = xp.abs(nodes.loss)
 

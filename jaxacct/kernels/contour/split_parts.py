@@ -48,9 +48,9 @@ At the end of the grid the far window is below 1e-60.  So less than e^-45 is lef
 if this law grows by a factor e^60 between `high` and the end.
 """
 LARGEST_TURN_SHARE = 0.85
-"""Largest share of the grid's points for following the turns of e^{itL}. The other points resolve the windows."""
+"""At most this share of a grid's points serves to follow the turns of e^{itL}. The other points resolve the windows."""
 NO_WINDOW = 1e9
-"""Centre, in u, of a window that must cut nothing off: every outcome lies below it."""
+"""Centre, in u, of a window that is to cut nothing off: every outcome lies below it."""
 
 
 class Windows(NamedTuple):
@@ -62,11 +62,11 @@ class Windows(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The J sampled Gaussians of a composition in one direction, with the windows that split their outcomes."""
+    """J sampled Gaussians in one direction, with the windows that split their outcomes."""
 
     sigma: Array  # (J,) noise multipliers
     q: Array  # (J,) sampling probabilities
-    sign: Array  # 1 remove, -1 add; its last axis broadcasts over J
+    sign: Array  # 1 for remove, -1 for add; its last axis broadcasts over J
     low: Array  # (J,) as in `Windows`
     high: Array  # (J,) as in `Windows`
 
@@ -80,8 +80,8 @@ class Grid(NamedTuple):
 
     u: Array  # (X,) nodes
     gap: Array  # (X,) du at each node, which is its weight
-    step: Array  # spacing in v
-    warp: Array  # the factor in v = u + warp L(u)
+    step: Array  # distance of neighbouring nodes in v = u + warp L(u), L the loss
+    warp: Array  # the factor in v; 0 if the nodes are evenly spaced in u
     slack: Array  # (X,) bound of the error of u as the solution of u + warp L(u) = v
     loss: Array  # (X,) log mix, the loss of the remove direction
     posterior: Array  # (X,) q e^y / mix at each node, with y = u/sigma - 1/(2 sigma^2)
@@ -92,8 +92,8 @@ class Grid(NamedTuple):
 class TiltedParts(NamedTuple):
     """Bulk and jumps of one sampled Gaussian under a tilt."""
 
-    bulk: Array  # (X,) weights, which sum to one
-    jump: Array  # (X,) weights, which sum to one
+    bulk: Array  # (X,) weights of the bulk, which sum to one
+    jump: Array  # (X,) weights of the jumps, which sum to one
     log_bulk: Array  # log A(c)
     log_jump: Array  # log B(c)
 
@@ -109,7 +109,7 @@ def high_blur(sigma: Array) -> Array:
 
 
 def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
-    """Return the range of u. For remove it ends beyond the far window; for add it holds the law tilted by c."""
+    """Return both ends of a grid in u. For remove it ends beyond the far window; for add it holds the tilted law."""
     sigma, q, sign, _, high = steps
     xp = namespace(sigma, high, c)
     removing, first, last = sign > 0, -((2.0 * TAIL_NATS) ** 0.5), high + GRID_BEYOND_FAR_WINDOW * high_blur(sigma)
@@ -127,7 +127,10 @@ def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
 
 
 def grid(steps: Steps, c: Array, nodes: int, frequency: Array | None = None, stop: Array = np.inf) -> Grid:
-    """Place `nodes` points up to u = `stop`: evenly in u, or so that they follow e^{itL} for t <= `frequency`."""
+    """Place `nodes` points up to u = `stop`.
+
+    Without `frequency` they are evenly spaced in u; with it they follow e^{itL} for t <= `frequency`.
+    """
     sigma, q, _, low, high = steps
     xp = namespace(sigma, low, high, c)
     lo, hi = ends(steps, c)
@@ -173,7 +176,7 @@ def _warped(
 
 
 def tilted(sign: Array, c: Array, nodes: Grid) -> TiltedParts:
-    """Tilt the parts by c: normalise the weights of bulk and jumps, and return log A(c) and log B(c)."""
+    """Tilt bulk and jumps by c: return their normalised weights, log A(c) and log B(c)."""
     xp = namespace(c, nodes.loss)
     turned = xp.where(sign > 0, c + 1.0, -c)[..., None] * nodes.loss
     bulk, log_bulk = _normalised(nodes.log_bulk + turned)
@@ -190,7 +193,7 @@ def _normalised(exponent: Array) -> tuple[Array, Array]:
 
 
 def composed(n: Array, x: Array) -> Array:
-    """Compute `sum n x` over the sampled Gaussians of a composition: n (J,), x (J, K)."""
+    """Return `sum n x` over the J sampled Gaussians of a composition, for n of shape (J,) and x of shape (J, K)."""
     return namespace(n, x).sum(n[..., None] * x, axis=-2)
 
 
@@ -204,14 +207,14 @@ def rise_and_norm(law: LossLaw, keep_bulk: Array, log_bulk: Array, log_jump: Arr
 class Shares(NamedTuple):
     """The grids of J sampled Gaussians in the form that `cumulants` needs at every tilt; (J, X) each."""
 
-    loss: Array
+    loss: Array  # as in `Grid`
     log_both: Array  # log of w2 phi gap, as in `Grid`
     bulk: Array  # share of the bulk in w2 phi gap
     jump: Array  # share of the jumps; the two shares add up to one at every node
 
 
 def shares(grids: Grid) -> Shares:
-    """Write bulk and jumps as shares of their sum."""
+    """Return the grids with bulk and jumps as shares of their sum."""
     xp = namespace(grids.log_bulk)
     both = xp.logaddexp(grids.log_bulk, grids.log_jump)
     bulk, jump = xp.exp(grids.log_bulk - both), xp.exp(grids.log_jump - both)
@@ -219,10 +222,7 @@ def shares(grids: Grid) -> Shares:
 
 
 def _weights(law: LossLaw, parts: Shares, c: Array) -> tuple[Array, Array]:
-    """Return the log of the largest weight of bulk plus jumps under the tilt c, and all weights divided by that weight.
-
-    The second array has shape (J, X).
-    """
+    """Return the weights of bulk plus jumps under the tilt c: the log of the largest, (J,), and all over it, (J, X)."""
     xp = namespace(law.gauss_n, parts.loss, c)
     exponent = xp.where(law.sign > 0, c + 1.0, -c)[..., None, None] * parts.loss + parts.log_both
     top = xp.max(exponent, axis=-1)
@@ -235,7 +235,7 @@ def _mass(weight: Array) -> Array:
 
 
 def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
-    """Compute `K(c) = log(prod (A+B)^n - (1 - keep_bulk) prod A^n)`, unsampled Gaussians included."""
+    """Return `K(c) = log(prod (A+B)^n - (1 - keep_bulk) prod A^n)`, with the unsampled Gaussians' term added."""
     xp = namespace(law.gauss_n, parts.loss, c)
     top, weight = _weights(law, parts, c)
     log_bulk, log_jump = (top + xp.log(_mass(weight * share)) for share in (parts.bulk, parts.jump))
@@ -244,9 +244,9 @@ def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
 
 
 def cumulants(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> tuple[Array, Array, Array]:
-    """Compute `log_size` and its first two derivatives.
+    """Return `log_size` and its first two derivatives in c.
 
-    These numbers place the contour, and enter no bound, since a part (bulk or jumps) below e^-600 of the other is lost.
+    These numbers place the contour, and enter no bound: of bulk and jumps, a part below e^-600 of the other is lost.
     """
     xp = namespace(law.gauss_n, parts.loss, c)
     n, loss = law.gauss_n, law.sign[..., None, None] * parts.loss
@@ -280,7 +280,7 @@ def place_of(sigma: Array, q: Array, loss: Array) -> Array:
 
 
 SHIFT_EXPONENTS = (0.0, 0.2, 0.4, 0.6)
-"""Heights (imaginary parts of u) that are tried for the shifted line, as exponents on a geometric scale.
+"""Heights that are tried for the shifted line, as exponents on a geometric scale. A height is an imaginary part of u.
 
 Exponent 0 stands for the height that suits the far window, exponent 1 for the largest height that the strip allows."""
 USELESS = 1e30
@@ -293,17 +293,19 @@ STAIRS = 12.0
 LEAST_SIGMA = 2e-3
 """Smallest noise multiplier that is certified: below it 1/sigma is too large for closed forms of the remainder."""
 LEAST_SIGMA_PER_STEP = 0.05
-"""Smallest sigma/(spacing of the grid); a coarser grid cannot resolve the law (kernels/README.md, section 6)."""
+"""Smallest ratio of sigma to the grid's step. A coarser grid cannot resolve the law (kernels/README.md, section 6)."""
 TALLEST_LINE = 12.0
 """Largest imaginary part of u on a shifted line of integration."""
 STRIP_SHARE = 0.97
 """Largest height of a shifted line, as a share of pi sigma, which is half the width of the strip of analyticity."""
 SIDES_FACTOR = 2.0 * TALLEST_LINE
-"""Largest total length of the path's two sides.  The sides contribute at most this times a bound of the integrand.
+"""Largest total length of the two sides that join the shifted line to the axis.  They contribute at most this times a
+bound of the integrand.
 
-There the kernel in the trapezoid rule's error is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section 6)."""
+On the sides the kernel in the trapezoid rule's error is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section
+6)."""
 ROUNDED_UP = 1.001
-"""Factor that covers the rounding in the computation of an error bound."""
+"""Factor on an error bound that covers the rounding of the bound itself."""
 
 
 def in_front(values: Sequence[float] | np.ndarray, ndim: int) -> np.ndarray:
@@ -323,7 +325,7 @@ def _window(largest: Array, smallest: Array, growth: Array) -> Array:
 
 
 def _windows(steps: Steps, alpha: Array, u: Array) -> tuple[Array, Array]:
-    """Return upper bounds of log |w1 w2| and log |(1 - w1) w2| at height `alpha`, cell by cell."""
+    """Return upper bounds of log |w1 w2| and log |(1 - w1) w2| in each cell of the line Im u = `alpha`."""
     blur_far, blur_near = high_blur(steps.sigma), low_blur(steps.sigma)
     far, near = ((0.5 * (alpha / blur) ** 2)[..., None] for blur in (blur_far, blur_near))
     beyond = (steps.high[..., None] - u) / blur_far[..., None]
@@ -335,7 +337,7 @@ def _windows(steps: Steps, alpha: Array, u: Array) -> tuple[Array, Array]:
 
 
 def _gaussian(u: Array) -> Array:
-    """Return log(width of the cell * largest phi in the cell) for every cell."""
+    """Return, for every cell, the log of its width times the largest normal density in it."""
     xp = namespace(u)
     left, right = u[..., :-1], u[..., 1:]
     nearest = xp.minimum(xp.abs(left), xp.abs(right)) * (left * right > 0)
@@ -343,7 +345,11 @@ def _gaussian(u: Array) -> Array:
 
 
 def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
-    """On each cell of the line Im u = alpha, bound log bulk and log jump from above, and arg mix from both sides."""
+    """Return, for each cell of the line Im u = alpha, four bounds.
+
+    They are upper bounds of the logarithms of the integrals of bulk and of jumps, and a lower and an upper bound of
+    arg mix.
+    """
     (sigma, q, sign, *_), (u, loss) = steps, edges
     xp = namespace(u, loss, c, alpha)
     angle, width, power = (alpha / sigma)[..., None], sigma[..., None], c[..., None] + 1.0
@@ -357,7 +363,7 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
     off = (4.0 * ROUNDOFF * (edge / sigma + 0.5 / sigma**2 + 1.0))[..., None]
     blurred = power * (odds / (1.0 + odds) * off + 4.0 * gaussian_errors.LOG_MIX_UNITS * ROUNDOFF * xp.abs(loss))
     modulus, turn, blurred = keep_apart(xp, (modulus, turn, blurred))  # so each edge's value is computed once
-    # up to an angle v of pi/2 the modulus is monotone in u; beyond, mix cos(v/2) <= |mix| <= mix
+    # up to the angle v = pi/2 the modulus is monotone in u; for larger v, mix cos(v/2) <= |mix| <= mix
     steep = angle > 0.5 * xp.pi
     highest = xp.where(steep, loss[..., 1:], modulus[..., 1:])
     lowest = xp.where(steep, loss[..., :-1] + xp.log(xp.cos(0.5 * angle)), modulus[..., :-1])
@@ -368,8 +374,8 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
 
 
 def side_bounds(steps: Steps, c: Array, alpha: Array, nodes: Grid) -> Array:
-    """Bound the log densities of (bulk, jump) at the grid's two ends from above, (2, 2), at heights up to alpha."""
-    # the path's sides lie up to half a step outside the grid, where the density is at most its value at the last nodes
+    """Bound the log densities of bulk and of jumps from above, (2, 2), at both ends of the grid, for Im u <= alpha."""
+    # the sides of the path lie up to half a step outside the grid, where the density is at most that at the last nodes
     sigma, _, sign, low, high = steps
     xp = namespace(nodes.u, c, alpha)
     u, loss, posterior = (x[..., [0, -1]] for x in (nodes.u, nodes.loss, nodes.posterior))
@@ -388,7 +394,7 @@ def side_bounds(steps: Steps, c: Array, alpha: Array, nodes: Grid) -> Array:
 
 
 def cell_edges(steps: Steps, nodes: Grid) -> tuple[Array, Array]:
-    """Return the edges of cells, and log mix there. The outermost edges lie half a step or more outside the grid."""
+    """Return the edges of cells in u, and log mix there. The outer edges lie half a step or more outside the grid."""
     xp = namespace(nodes.u)
     outside = stack(xp, [nodes.u[..., 0] - nodes.step, nodes.u[..., -1] + nodes.gap[..., -1]])
     loss, _ = log_mix(steps.sigma[..., None], steps.q[..., None], outside)
@@ -397,7 +403,7 @@ def cell_edges(steps: Steps, nodes: Grid) -> tuple[Array, Array]:
 
 
 def tails(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Bound the masses of tilted bulk and jumps beyond the ends of the grid, relative to A(c) and B(c)."""
+    """Bound the masses of the tilted bulk and jumps beyond the ends of the grid, relative to A(c) and B(c)."""
     sigma, sign = steps.sigma, steps.sign
     xp = namespace(nodes.u, c)
     inner = xp.abs(nodes.u[..., 0])
@@ -419,9 +425,11 @@ def tails(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
 def _least(
     sigma: Array, like: Array, nodes: Grid, error: Callable[[Array], Array], exponents: Sequence[float]
 ) -> Array:
-    """Return the smallest error over some heights of the line, or USELESS where the grid cannot resolve the law.
+    """Return the smallest error over several heights of the line, or USELESS where the grid cannot resolve the law.
 
-    `like` has the batch axes. `error` takes an array of heights with one more axis in front.
+    like : an array with the batch axes.
+    error : function from heights, with one more axis in front, to errors.
+    exponents : the heights, as in `SHIFT_EXPONENTS`.
     """
     xp = namespace(nodes.step, like)
     widest = xp.minimum(STRIP_SHARE * xp.pi * sigma, TALLEST_LINE)
@@ -433,7 +441,10 @@ def _least(
 
 
 def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turning: Array | float) -> Array:
-    """Bound the integral along the path's sides, relative to A(c) and B(c); the phase is at most `turning` * alpha."""
+    """Bound the integral along both sides of the path, relative to A(c) and B(c).
+
+    turning : the phase of the integrand is at most this times the height.
+    """
     xp = namespace(nodes.u, c, alpha)
     climb = in_front(np.arange(1.0, STAIRS + 1.0) / STAIRS, alpha.ndim)
     decay = 2.0 * xp.pi * alpha / nodes.step
@@ -446,7 +457,7 @@ def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turn
 
 
 def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array) -> Array:
-    """Bound the errors of A and B at c + it, |t| <= t_max, relative to A(c), B(c), due to the grid's step and ends.
+    """Bound the errors of A and B at c + it, |t| <= t_max, from the step and ends of the grid, over A(c) and B(c).
 
     The line of integration is moved to height alpha in u.  On it `Im v = alpha + warp arg mix`, so that the warp
     compensates the phase `t arg mix`.
@@ -469,9 +480,9 @@ def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: 
 
 
 def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Bound the errors of `step_errors` at t = 0 on an evenly spaced grid.
+    """Return the bounds of `step_errors` for t = 0 on an evenly spaced grid.
 
-    The bound follows from mix cos(v/2) <= |mix(x + i sigma v)| <= mix.
+    They follow from mix cos(v/2) <= |mix(x + i sigma v)| <= mix.
     """
     xp = namespace(nodes.u, c)
     u, loss = cell_edges(steps, nodes)
@@ -493,13 +504,13 @@ def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Arra
 
 
 DECAY_ROUNDING = 1e-9
-"""Relative rounding error of a decay, and of the logarithms `rise` and `reached` that `_by_jumps` subtracts."""
+"""Relative rounding error of a decay, and of the two logarithms whose difference is taken in `_by_jumps`."""
 FIRST_ORDER = 1.01
 """Factor that covers the terms of second and higher order in a small error."""
 
 
 def _whole(nodes: Grid, parts: TiltedParts, sign: Array, c: Array) -> Tilted:
-    """Return A + B as a tilted law on an evenly spaced grid."""
+    """Return the law of bulk and jumps together, tilted by c, on an evenly spaced grid."""
     xp = namespace(nodes.u, c)
     log_m = xp.logaddexp(parts.log_bulk, parts.log_jump)
     bulk, jump = (xp.exp(x - log_m)[..., None] for x in (parts.log_bulk, parts.log_jump))
@@ -527,7 +538,7 @@ def _rounded_down(law: LossLaw, sampled: Array, frequency: Array) -> Array:
 
 
 def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Bound the decay from below by the level sets of the sampled Gaussians, for keep_bulk = 1."""
+    """Return the sampled Gaussians' part of a lower bound of the decay, for keep_bulk = 1, by their level sets."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     whole = _whole(grids, parts, law.sign[..., None], c[..., None])
     slabs, lengths = gaussian_errors.level_sets(law.gauss_sigma, law.gauss_q, whole)
@@ -536,7 +547,7 @@ def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequenc
 
 
 def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Bound the decay from below by the fall of |B(c + it)|, for keep_bulk = 0."""
+    """Return the sampled Gaussians' part of a lower bound of the decay, for keep_bulk = 0, by the fall of |B|."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     ceilings = _jump_ceiling(law, windows, c[..., None], grids, parts.log_jump, frequency[..., None])
     odds = parts.log_jump - parts.log_bulk
@@ -547,9 +558,9 @@ def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c
 
 
 def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jump: Array, frequency: Array) -> Array:
-    """Bound log(|B(c + it)|/B(c)) for every t >= frequency, in the remove direction.
+    """Bound log(|B(c + it)|/B(c)) from above for every t >= frequency, in the remove direction.
 
-    On the shifted line of integration |e^{itL}| falls with t.
+    The line of integration is shifted to Im u > 0, where |e^{itL}| falls with t.
     """
     xp = namespace(nodes.u, frequency)
     sigma, steps = law.gauss_sigma, steps_of(law, windows.low, windows.high)._replace(sign=xp.ones_like(c))
@@ -565,7 +576,7 @@ def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jum
 
 
 def _raised(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, rise: Array) -> Array:
-    """Bound how far K(c) can rise if log A and log B have the given errors, (J, 2)."""
+    """Bound how far K(c) can rise if log A and log B rise by the given errors, (J, 2)."""
     xp = namespace(law.gauss_n, errors)
     n, of_bulk, of_jump = law.gauss_n, errors[..., 0], errors[..., 1]
     share = logistic(xp, parts.log_jump - parts.log_bulk)
@@ -585,7 +596,10 @@ def _log_total(law: LossLaw, keep_bulk: Array, parts: TiltedParts, c: Array) -> 
 
 
 def chernoff(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, c: Array) -> Array:
-    """Bound `K(c) + log kappa(c)` of the integrated compositions from above, given the errors of the parts, (J, 2)."""
+    """Bound `K(c) + log kappa(c)` of the integrated compositions from above.
+
+    errors : (J, 2) bounds of the errors of log A and log B.
+    """
     own, rise = _log_total(law, keep_bulk, parts, c)
     value = own + _raised(law, keep_bulk, parts, errors, rise) + log_kappa(c)
     return value + _sum_rounding(law, parts, rise, c)
@@ -609,9 +623,9 @@ def decay_beyond(
     k0: Array,
     frequency: Array,
 ) -> Array:
-    """Return -log of a bound of |integrand|/e^{k0} that holds at every t >= frequency.
+    """Return a lower bound of -log(|integrand|/e^{k0}) that holds at every t >= frequency.
 
-    The quadrature errors of the parts are included.
+    It includes the quadrature errors of bulk and jumps.
     """
     xp = namespace(law.gauss_n, windows.low, frequency)
     own, rise = _log_total(law, windows.keep_bulk, parts, c)

@@ -28,23 +28,23 @@ from jaxacct.kernels.contour.split_parts import (
 from jaxacct.kernels.law import LossLaw, log_mix
 
 FAR_LOSSES = np.geomspace(0.05, 100.0, 24)
-"""Centres that are tried for the far window, given by (loss at the centre - eps)/`scale_of`."""
+"""Centres that are tried for the far window, each given by its loss less eps, in units of `scale_of`."""
 LOW_LOSSES = np.geomspace(0.005, 0.8, 14)
-"""Centres that are tried for the low window, given by (loss at the centre)/`scale_of`.
+"""Centres that are tried for the low window, each given by its loss in units of `scale_of`.
 
 At the lowest centre nearly all outcomes are jumps; at the highest the bulk reaches nearly to eps.
 """
 TRIED_ABSCISSAE = np.geomspace(1.5, 150.0, 14)
 """Abscissae of the Chernoff bounds that choose windows, in units of 1/`scale_of`."""
 BULK_END = 13.0
-"""The law of a bulk step is cut off this many window widths above the low window's centre. Bounds include the mass cut
-off."""
+"""The law of a bulk step is cut off this many window widths above the low window's centre. Bounds include the mass that
+is cut off."""
 LARGEST_EXPONENT = 600.0
-"""Largest eps that is exponentiated: e^600 is far from float64's limits."""
+"""Largest eps that is exponentiated: e^600 is far from the largest float64."""
 LARGEST_MOMENT = 1e200
 """If a moment is larger than this, no useful bound follows from it, and the bound is inf."""
 FAR_ROUNDING = 1e-11
-"""Relative rounding error that is allowed for far masses. The few operations that give them cause far less."""
+"""Relative rounding error that is allowed for `FarMasses`. The few operations that give them cause far less."""
 OUTWARD = 1.000001
 """Factor that covers the rounding of a sum of exponentials, whose logarithms are known to a part in 1e8 or better."""
 
@@ -69,12 +69,12 @@ class Remainder(NamedTuple):
 
 
 class WindowChoice(NamedTuple):
-    """Centres of the windows, and the best abscissae for bounding the remainder."""
+    """Centres of the windows of J sampled Gaussians, and the best abscissae for bounding the remainder."""
 
     low: Array  # (J,) centre of the low window in u
     high: Array  # (J,) centre of the far window in u
-    bulk_at: Array
-    excess_at: Array
+    bulk_at: Array  # abscissa of the Chernoff bound of bulk compositions
+    excess_at: Array  # abscissa of the bound of the excess
     separable: Array  # whether compositions of bulk steps alone are negligible at eps
 
 
@@ -84,7 +84,7 @@ def _phi(x: Array) -> Array:
 
 
 def far_by_mass(law: LossLaw, log_goal: Array) -> Array:
-    """Return values of u, (J,), so large that some step's output exceeds them with a chance of less than e^log_goal."""
+    """Return one u for each sampled Gaussian, (J,); that some step exceeds its u has a chance below e^log_goal."""
     xp = namespace(law.gauss_n, log_goal)
     spread = xp.sqrt(1.0 + high_blur(law.gauss_sigma) ** 2)
     room = xp.log(2.0 * law.gauss_n * law.gauss_n.shape[-1]) - log_goal[..., None]
@@ -94,10 +94,10 @@ def far_by_mass(law: LossLaw, log_goal: Array) -> Array:
 
 
 def scale_of(law: LossLaw, epsilon: Array) -> Array:
-    """Return the size of the losses that decide delta(eps): eps, unless the steps' own losses are larger.
+    """Return the size of the losses that decide delta(eps).
 
-    The steps' own losses are measured by a quarter of the smaller of two numbers: `-sum n log(1 - q)`, the loss if no
-    step samples the record, and the standard deviation of the loss.
+    It is eps, or a quarter of the smaller of two numbers if that is larger. The numbers are `-sum n log(1 - q)`, the
+    loss if no step samples the record, and the standard deviation of the loss.
     """
     xp = namespace(law.gauss_n, epsilon)
     q, n, exponent = law.gauss_q, law.gauss_n, xp.minimum(law.gauss_sigma**-2.0, LARGEST_EXPONENT)
@@ -118,7 +118,7 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
     scale = scale_of(law, epsilon)[..., None]
     widest = far_by_mass(law, log_delta + log_tol)
     sigma, q = law.gauss_sigma[..., None], law.gauss_q[..., None]
-    # a rough quadrature on 160 points from u = -9 on, below which 1e-19 of the outcomes lie; it enters no bound
+    # a rough quadrature, which enters no bound, on 160 points from u = -9 on; 1e-19 of the outcomes lie below -9
     step = (widest + 9.0) / 159
     u = -9.0 + step[..., None] * xp.arange(160)
     loss, _ = log_mix(sigma, q, u)
@@ -144,11 +144,11 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
     high = xp.where(found[..., None], pick(xp, highs, first[..., None]), widest)
     excess_at = pick(xp, c, xp.argmin(pick(xp, bounds, first[..., None]), axis=-1))
 
-    # the low window goes to the highest centre at which bulk steps alone are negligible at eps
+    # the low window goes to the highest centre at which compositions of bulk steps alone are negligible at eps
     lows = place_of(sigma, q, (scale * LOW_LOSSES)[..., None, :]) - 2.0 * low_blur(sigma)
     place = (lows[..., None] - u) / low_blur(sigma)[..., None]
     inside = xp.where(place > -BULK_END, _phi(place), 0.0)
-    most = inside[..., -1:, :]  # the widest window: all others are below it
+    most = inside[..., -1:, :]  # the window with the highest centre, which is above all others
     shares = inside / xp.where(most > 0.0, most, 1.0)
     grown = base + (at + 1.0) * loss + xp.log(most)
     top = xp.max(grown, axis=-1)[..., None]
@@ -165,7 +165,7 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
 
 
 def _composed_pairs(n: Array, x: Array) -> Array:
-    """Compute `sum n x` over the J sampled Gaussians, for x of shape (J, C, L)."""
+    """Return `sum n x` over the J sampled Gaussians, for n of shape (J,) and x of shape (J, C, L)."""
     return namespace(n, x).sum(n[..., None, None] * x, axis=-3)
 
 
@@ -180,7 +180,7 @@ def far_masses(law: LossLaw, high: Array) -> FarMasses:
 
 
 def bulk_grids(law: LossLaw, choice: WindowChoice, points: int) -> tuple[Grid, Array]:
-    """Return grids of bulk steps, cut off BULK_END window widths above `choice.low`, and two Chernoff abscissae."""
+    """Return grids of bulk steps, cut off BULK_END window widths above `choice.low`, and two abscissae for Chernoff."""
     xp = namespace(law.gauss_n, choice.low)
     sigma, one = law.gauss_sigma, xp.ones_like(choice.bulk_at)
     stop = choice.low + BULK_END * low_blur(sigma)
@@ -197,7 +197,7 @@ def bounds(
     bulk_log: Array,
     points: int,
 ) -> Remainder:
-    """Certify bounds of the remainder; `bulk_at`, `bulk_log`: Chernoff bounds of bulk compositions (`Remainder`)."""
+    """Return certified bounds of the remainder; `bulk_at` and `bulk_log` are as in `Remainder`."""
     xp = namespace(law.gauss_n, windows.high)
     sigma, q, n = law.gauss_sigma, law.gauss_q, law.gauss_n
     near = xp.sqrt(1.0 + low_blur(sigma) ** 2)
