@@ -17,7 +17,7 @@ from flint import acb as acb
 from flint import arb, ctx
 
 _LOCK = threading.RLock()
-"""python-flint's precision is one global setting: threads that change it take turns."""
+"""Held while python-flint's precision is changed. The precision is one global setting, so threads take turns."""
 _CLOCK = threading.local()
 """Holds a `deadline` for each thread: the `time.monotonic` from which `tick` raises OutOfTime."""
 
@@ -36,7 +36,7 @@ class Unplanned(Exception):
 
 @contextmanager
 def precision(bits: int) -> Iterator[None]:
-    """Work at `bits` bits. Python-flint's setting is global, so threads take turns."""
+    """Work at `bits` bits of precision. python-flint's setting is global, so threads take turns."""
     with _LOCK:
         before = ctx.prec
         ctx.prec = max(int(bits), 53)  # a float64 has 53 bits
@@ -48,7 +48,7 @@ def precision(bits: int) -> Iterator[None]:
 
 @contextmanager
 def until(deadline: float) -> Iterator[None]:
-    """Let `tick` raise OutOfTime when `time.monotonic` is past `deadline`."""
+    """Let `tick` raise OutOfTime once `time.monotonic()` is past `deadline`."""
     before, _CLOCK.deadline = getattr(_CLOCK, "deadline", math.inf), deadline
     try:
         yield
@@ -79,7 +79,7 @@ def within(radius: Any) -> Any:
 
 
 def outward(x: Any) -> tuple[float, float]:
-    """Return lower and upper ends of a ball as float64, rounded outward; -inf and inf if the ball is not finite."""
+    """Return both ends of a ball as float64, rounded outward; (-inf, inf) if the ball is not finite."""
     if not x.is_finite():
         return -math.inf, math.inf
     low, high = float(x.lower()), float(x.upper())
@@ -87,7 +87,7 @@ def outward(x: Any) -> tuple[float, float]:
 
 
 def digits_of(found: Any) -> int:
-    """Return the decimal digits to which a ball is known: 0 if none, 99 if the ball is exact."""
+    """Return the number of decimal digits to which a ball is known: 99 if the ball is exact."""
     if not found.is_finite():
         return 0
     with precision(64):

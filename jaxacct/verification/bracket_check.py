@@ -205,7 +205,7 @@ def _bracket(bounds: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _as_floats(name: str, given: Any) -> np.ndarray:
-    """Return the values as float64; refuse values that float64 cannot hold: rounded values are another claim."""
+    """Return the values as float64. Refuse a value that float64 cannot hold, since its rounding is another claim."""
     raw = np.asarray(given)
     if raw.dtype.kind == "c":
         raise InputError(f"{name} must be real numbers; give the claimed value")
@@ -229,7 +229,7 @@ class _Configuration:
         self.reason = ""
 
     def decide(self, lower: float, upper: float, given: float) -> tuple[Any, ...]:
-        """Return status, digits, enclosure of delta, the epsilon of that enclosure, seconds and explanation."""
+        """Return status, digits, both ends of an enclosure of delta, its epsilon, seconds and explanation."""
         at = given if self.quantity == "delta" else lower if math.isinf(upper) else upper
         if lower > upper:
             return self._told({}, (lower, upper), at)
@@ -240,7 +240,7 @@ class _Configuration:
             else:
                 most = lambda: 1 if math.isinf(upper) else self._at_most(upper, given)
                 least = lambda: self._epsilon_at_least(lower, given)
-            # an end that is NaN stays undecided; epsilon and delta themselves are never negative
+            # an end that is NaN stays undecided; the true epsilon and delta are never negative
             sides = {"upper": 0 if math.isnan(upper) else -1 if upper < 0 else most()}
             sides |= {"lower": 0 if math.isnan(lower) else 1 if lower <= 0 else least()}
         except NotCovered as error:
@@ -253,8 +253,9 @@ class _Configuration:
         return found if found in (1, -1) else self._at_least(end, delta, found is None)
 
     def _by_largest_loss(self, end: float, delta: float) -> int | None:
-        """Return the answer of `_epsilon_at_least` if delta is at most the probability of an infinite loss, else None.
+        """Return the answer of `_epsilon_at_least` if delta is at most the probability of an infinite loss.
 
+        Return None if it is larger.
         Proof: README.md, "What is verified".
         """
         for bits in delta_enclosure.BITS:
@@ -286,7 +287,10 @@ class _Configuration:
         return 0
 
     def _at_least(self, epsilon: float, target: float, equal: bool = True) -> int:
-        """Return 1 where delta(epsilon) >= target (or >, if not `equal`), -1 where delta is smaller, 0 if unknown."""
+        """Return 1 where delta(epsilon) >= target, -1 where delta(epsilon) < target, 0 where neither is known.
+
+        If not `equal`, return 1 only where delta(epsilon) > target.
+        """
         for low, high, aim in self._enclosures(epsilon, target):
             if low > aim or (equal and low >= aim):
                 return 1
@@ -295,7 +299,7 @@ class _Configuration:
         return 0
 
     def _enclosures(self, epsilon: float, target: float) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield (lower bound of delta(epsilon), upper bound, target) as balls, ever tighter."""
+        """Yield ever closer lower and upper bounds of delta(epsilon), each pair with the target, as balls."""
         with precision(128):
             aim = ball(target)
         log_scale = math.log(target) if target > 0 else -800.0
@@ -321,7 +325,7 @@ class _Configuration:
                     yield *self._larger(found, epsilon, delta_enclosure.BITS[level]), aim
 
     def _wide(self, epsilon: float) -> dict[Any, Any]:
-        """Enclose delta in each direction at almost no cost; two directions with equal losses appear once."""
+        """Enclose delta in each direction at almost no cost. Two directions with equal losses count as one."""
         with precision(160):
             alike = {self._composition(name).keys: name for name in reversed(range(len(self.directions)))}
             names = [*reversed(alike.values()), *([EITHER] if self.mixed else [])]
@@ -344,7 +348,10 @@ class _Configuration:
         return found
 
     def _larger(self, found: dict[Any, Any], epsilon: float, bits: int) -> tuple[Any, Any]:
-        """Return a lower and an upper bound of delta, as balls (README.md, "What is verified")."""
+        """Return lower and upper bounds of delta, the larger of the directions', as balls.
+
+        Proof: README.md, "What is verified".
+        """
         with precision(bits):
             top = functools.reduce(lambda one, two: one.max(two), (x for name, x in found.items() if name != EITHER))
             high = found[EITHER] if self.mixed else top
@@ -352,7 +359,10 @@ class _Configuration:
         return top, high
 
     def _composition(self, name: Any) -> Any:
-        """Return the losses of the direction EITHER, or of entry `name` of `directions`, at the current precision."""
+        """Return the losses of one direction, at the current precision.
+
+        name : EITHER, or an index into `self.directions`.
+        """
         if (name, ctx.prec) not in self.built:
             order, direction = (self.mechanism, EITHER) if name == EITHER else self.directions[name]
             self.built[name, ctx.prec] = expand(order, self.relation, direction)
@@ -398,14 +408,14 @@ def enclose(composition: Any, epsilon: Any) -> Any:
             square += count * (part.square if isinstance(part, GaussianLoss) else 1 / part.sigma**2)
         high = high.min(GaussianLoss(square).hockey_stick(epsilon))
     low, high = low.lower(), high.upper()
-    # both bounds hold although far outcomes of integer noise are left out: the other outcomes keep their masses
+    # both bounds hold although far outcomes of integer noise are left out, since the other outcomes keep their masses
     return between(low.max(0), high) if low <= high and high.is_finite() else arb("nan")
 
 
 def _any_output(law: SampledGaussian, count: int, epsilon: Any) -> Any:
-    """Bound delta from below by the largest P(S) - e^eps Q(S) among some tests S.
+    """Bound delta from below by the largest P(S) - e^eps Q(S) among several tests S.
 
-    The tests are "some output is above a threshold" (remove) or "no output is above it" (add).
+    For remove, a test is "some output is above a threshold"; for add, it is "no output is above a threshold".
     """
     best, shift, grown = arb(0), 1 / law.sigma, epsilon.exp()
     for place in (1, 2, 3, 4, 5, 6, 8, 10, 14, 20, *(shift + k for k in (-3, -1, 0, 2))):

@@ -12,11 +12,11 @@ from jaxacct.verification.ball_arithmetic import acb, arb, gaussian_tail
 
 
 class ClosedForm:
-    """Law of the loss L = log dP/dQ of two laws P and Q; the method `mgf` is a closed form of M(z) = E_P[e^{zL}]."""
+    """The law of the loss L = log dP/dQ of two laws P and Q, with a closed form of M(z) = E_P[e^{zL}]."""
 
     infinity = None
     masses = (arb(1), arb(1))
-    """Mass of the finite losses under P, which is M(0), and under Q, which is M(-1)."""
+    """The mass of the finite losses under P, which is M(0), and under Q, which is M(-1)."""
 
     def mgf(self, z: Any) -> Any:
         raise NotImplementedError  # each law of this file overrides this method
@@ -34,7 +34,7 @@ class ClosedForm:
         return float(self.decay(arb(c), arb(t), 1).log().mid())
 
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Iterator[list[Any]]:
-        """Enclose M(c + i j step) for j = row * width + 0 ... width - 1, one row at a time."""
+        """Yield, for each row, enclosures of M(c + i j step) for j = row * width, ..., row * width + width - 1."""
         for row in rows:
             yield [self.mgf(acb(c, (row * width + j) * step)) for j in range(width)]
 
@@ -63,7 +63,7 @@ class GaussianLoss(ClosedForm):
 
 @dataclass(frozen=True)
 class LaplaceLoss(ClosedForm):
-    """The loss of Lap(0, 1/top) against Lap(1, 1/top): atoms at -top and top, and a density between."""
+    """The loss of Lap(0, 1/top) against Lap(1, 1/top). It has atoms at -top and top, and a density between them."""
 
     top: Any
 
@@ -80,13 +80,16 @@ class LaplaceLoss(ClosedForm):
         return ((z * self.top).exp() * (1 + share) + (-(1 + z) * self.top).exp() * (1 - share)) / 2
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
-        """Bound |M(c + iu)| for all u >= t. |1 + 2z| grows with Im z, so that both terms of M are largest at u = t."""
+        """Bound |M(c + iu)| from above for all u >= t, by bounds of both terms of M at u = t.
+
+        |1 + 2z| grows with Im z, so that the bounds fall.
+        """
         share = 1 / acb(1 + 2 * c, 2 * t).abs_lower()
         whole = ((c * self.top).exp() * (1 + share) + (-(1 + c) * self.top).exp() * (1 + share)) / 2
         return whole.abs_upper()
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """Compute delta: 1 - e^{(eps - top)/2} for |eps| <= top, 0 for eps > top, 1 - e^eps for eps < -top."""
+        """Return delta: 1 - e^{(eps - top)/2} for |eps| <= top, 0 for eps > top, 1 - e^eps for eps < -top."""
         inside = 1 - ((epsilon - self.top) / 2).exp()
         if epsilon >= self.top:
             return arb(0)
@@ -120,7 +123,7 @@ class BoundedRange(ClosedForm):
         return top.abs_upper()
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """Compute delta: (e^{top/2} - e^{eps/2})^2/(e^top - 1) for |eps| <= top."""
+        """Return delta: (e^{top/2} - e^{eps/2})^2/(e^top - 1) for |eps| <= top, 0 above, 1 - e^eps below."""
         if epsilon >= self.top:
             return arb(0)
         if epsilon <= -self.top:
@@ -152,7 +155,7 @@ class SampledLaplace:
 
 
 def sampled_hockey_stick(base: Any, rate: Any, direction: str, epsilon: Any) -> Any:
-    """Compute delta of one sampled step of a pair whose loss has one law in both directions.
+    """Return delta of one sampled step of a pair of laws whose loss has the same law in both directions.
 
     Proof: README.md, "One step, and enumeration".
     """

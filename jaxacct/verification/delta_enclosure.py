@@ -1,7 +1,7 @@
 """Encloses delta(eps) in one direction, by the method that suits the law, at several levels of effort.
 
-Laws with finitely many losses are composed by a sum over every total loss.  Two or three sampled Gaussian steps are
-integrated directly.  Other compositions take a sum over a vertical line of the complex plane (line_sum.py).
+A composition of laws with finitely many losses takes a sum over every total loss.  Two or three sampled Gaussian steps
+are integrated directly.  Other compositions take a sum over a vertical line of the complex plane (line_sum.py).
 """
 
 from __future__ import annotations
@@ -24,21 +24,27 @@ from jaxacct.verification.sampled_gaussian import SampledGaussian
 FAR_TOO_MANY = 10**30
 """Stands for any number of total losses that is too large to enumerate."""
 LEVELS = 4
-"""Number of levels of effort; each tuple below has one entry for each level."""
+"""Number of levels of effort. Each tuple below has one entry for each level."""
 BITS = (160, 320, 1280, 5120)
-"""Bits of precision of closed forms and of enumeration, by level; cancellation costs some laws thousands of bits."""
+"""Bits of precision of closed forms and of enumeration at each level. Cancellation costs some laws thousands of
+bits."""
 DIGITS = (4, 10, 15, 22)
-"""Decimal digits wanted of a sum over a line, by level; the first level decides most brackets."""
+"""Decimal digits wanted of a sum over a line at each level. The first level decides most brackets."""
 NODES = (20_000, 100_000, 400_000, 1_000_000)
-"""Largest number of nodes of a sum over a line, by level; the last bounds the time and memory of one question."""
+"""Largest number of nodes of a sum over a line at each level. The last number bounds the time and memory of a
+question."""
 GAUSSIAN_DIGITS = (12, 15, 19, 25)
-"""Replaces DIGITS if all steps are sampled Gaussians, whose narrow brackets are seldom decided by fewer digits."""
+"""Decimal digits wanted, in place of DIGITS, if all steps are sampled Gaussians. Their brackets are narrow, so fewer
+digits seldom decide."""
 MOST_TOTALS = (300_000, 300_000, 300_000, 2_000_000)
-"""Largest number of total losses that are added up one by one, by level; with more, a sum over a line is taken."""
+"""Largest number of total losses that are added up one by one, at each level. With more, a sum over a line is taken."""
 
 
 def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, level: int) -> Any:
-    """Enclose delta(epsilon) of one direction; log_scale is the logarithm of the number to which delta is compared."""
+    """Enclose delta(epsilon) of one direction.
+
+    log_scale : logarithm of the number with which delta is compared.
+    """
     with precision(BITS[level]):
         composition = build()
         parts, infinite = composition.parts, composition.infinity
@@ -80,7 +86,7 @@ def at_most(composition: Composition, epsilon: float) -> Any:
 
 
 def _by_integrals(build: Callable[[], Any], parts: Any, epsilon: float, log_scale: float, level: int) -> Any:
-    """Enclose the part of delta from finite losses by direct integration of 2 or 3 steps, or by a sum over a line."""
+    """Enclose the part of delta from finite losses, by a sum over a line or by direct integration (2 or 3 steps)."""
     if not small_loss_steps.only_sampled_gaussians(parts):
         return line_sum.enclose(build, epsilon, log_scale, DIGITS[level], NODES[level])
     digits, most = GAUSSIAN_DIGITS[level], max(NODES[level], 100_000)
@@ -105,7 +111,7 @@ def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
     if len(parts) == 1:
         ((part, count),) = parts
         if isinstance(part, LaplaceLoss) and count <= 300:  # the cost grows with the square of the count
-            # the terms of the sum cancel: the digits that this costs grow in proportion to the count
+            # the terms of the sum cancel, and the digits lost by this grow in proportion to the count
             with precision(BITS[level] + 8 * count):
                 return repeated_laplace(part.top, count, epsilon)
         if isinstance(part, FiniteLosses):
@@ -122,7 +128,7 @@ def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
 
 
 def states(parts: Any) -> int:
-    """Return the number of possible total losses, a product of binomial coefficients; FAR_TOO_MANY for huge counts."""
+    """Return the number of possible total losses, a product of binomial coefficients, or FAR_TOO_MANY if it is huge."""
     total = 1
     for part, count in parts:
         atoms = len(part.loss)
@@ -152,7 +158,10 @@ def enumerate_totals(parts: Any, epsilon: Any) -> Any:
 
 
 def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
-    """Return the sum of `enumerate_totals` for one law on a grid, as a power of a polynomial; None if too costly."""
+    """Return the sum of `enumerate_totals` for one law on a grid, by a power of a polynomial.
+
+    Return None if the law has no grid, or if the power would cost too much.
+    """
     if part.grid is None or len(part.loss) < 3:
         return None
     offset, step, ks = part.grid
@@ -172,12 +181,12 @@ def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
 
 
 def repeated_laplace(top: Any, count: int, epsilon: Any) -> Any:
-    """Compute delta(eps) of n Laplace mechanisms by a closed form.
+    """Return delta(eps) of `count` Laplace mechanisms by a closed form.
 
-    With w = 1 + 2z, the power M^n of the generating function is a sum of powers of 1/w times exponentials of z.  The
-    integral of such a term, I_m = (1/2 pi i) int e^{zd}/(z(z + 1) w^m) dz, is 0 for d <= 0.  For d > 0 it is I_0 = 1 -
-    e^{-d}, I_1 = (1 - e^{-d/2})^2 and I_m = I_{m-2} - 2 e^{-d/2} (d/2)^{m-1}/(m-1)!, since 1/((w^2 - 1) w^m) =
-    1/((w^2 - 1) w^{m-2}) - 1/w^m.
+    With w = 1 + 2z, the power M^count of the generating function is a sum of powers of 1/w times exponentials of z.
+    The integral of such a term is I_m = (1/2 pi i) int e^{zd}/(z(z + 1) w^m) dz, which is 0 for d <= 0.  For d > 0,
+    I_0 = 1 - e^{-d}, I_1 = (1 - e^{-d/2})^2 and I_m = I_{m-2} - 2 e^{-d/2} (d/2)^{m-1}/(m-1)!, since
+    1/((w^2 - 1) w^m) = 1/((w^2 - 1) w^{m-2}) - 1/w^m.
     """
     total = arb(0)
     for k in range(count + 1):
@@ -198,7 +207,7 @@ def repeated_laplace(top: Any, count: int, epsilon: Any) -> Any:
 
 
 def _totals(part: Any, count: int) -> Iterator[tuple[Any, Any]]:
-    """Yield the total loss and the mass of every way to distribute the steps over the outcomes."""
+    """Yield (total loss, mass) for every way to distribute `count` steps over the outcomes of a law."""
     if len(part.loss) == 1:
         yield count * part.loss[0], part.p[0] ** count
         return
@@ -230,7 +239,7 @@ def _multinomial(losses: Any, powers: Any, left: int, loss: Any, mass: Any) -> I
 
 
 def fits_direct_integration(parts: Any) -> bool:
-    """Return whether the parts are two or three sampled Gaussian steps; four would nest three integrals."""
+    """Return whether the parts are two or three sampled Gaussian steps. Four steps would nest three integrals."""
     return all(type(part) is SampledGaussian for part, _ in parts) and 2 <= sum(n for _, n in parts) <= 3
 
 
@@ -259,7 +268,7 @@ def by_direct_integration(build: Callable[[], Any], epsilon: float, log_scale: f
 
 
 class _Aims(NamedTuple):
-    """Tolerances of every integral: `tolerance` is absolute, `share` is relative."""
+    """The absolute tolerance, `tolerance`, and the relative tolerance, `share`, of every integral."""
 
     tolerance: Any
     share: Any
@@ -267,18 +276,21 @@ class _Aims(NamedTuple):
 
 @dataclass(frozen=True)
 class _Step:
-    """One step. For remove, sign = 1 and outputs above a threshold count; for add, sign = -1 and outputs below it."""
+    """One sampled Gaussian step. For remove, sign = 1 and outputs above a threshold add to delta.
+
+    For add, sign = -1 and outputs below a threshold add to delta.
+    """
 
     law: SampledGaussian
     sign: int
 
     def ratio(self, u: Any) -> Any:
-        """Compute the likelihood ratio 1 - q + q e^{u/sigma - 1/(2 sigma^2)} at an output u."""
+        """Return the likelihood ratio 1 - q + q e^{u/sigma - 1/(2 sigma^2)} at an output u."""
         law = self.law
         return 1 - law.rate + law.rate * (u / law.sigma - 1 / (2 * law.sigma**2)).exp()
 
     def place(self, m: Any) -> Any:
-        """Return the output at which the likelihood ratio is m; not finite where that output is not analytic in m."""
+        """Return the output at which the likelihood ratio is m. It is not finite where it is not analytic in m."""
         law = self.law
         return law.sigma * ((m - 1 + law.rate) / law.rate).log(True) + 1 / (2 * law.sigma)
 
@@ -291,7 +303,7 @@ class _Step:
 
 
 def _payoff(steps: list[_Step], places: list[Any], grown: Any) -> Any:
-    """Integrate sign * (product of the steps' ratios - grown) over the outputs beyond each step's limit in `places`."""
+    """Return E[sign * (product of the ratios - grown); every output is beyond its limit in `places`]."""
     p, q = acb(1), acb(1)
     for step, u in zip(steps, places, strict=True):
         one, two = step.beyond(u)
@@ -300,12 +312,12 @@ def _payoff(steps: list[_Step], places: list[Any], grown: Any) -> Any:
 
 
 def _last(step: _Step, grown: Any) -> Any:
-    """Compute E[(sign (m - grown))_+] of one step, with m its likelihood ratio."""
+    """Return E[(sign (m - grown))_+] of one step with the likelihood ratio m."""
     return _payoff([step], [step.place(grown)], grown)
 
 
 def _cuts(steps: list[_Step], grown: Any) -> list[Any]:
-    """Return outputs whose ratios multiply to `grown`, each ratio the same multiple of its infimum 1 - q."""
+    """Return an output for each step. The product of their ratios is `grown`, and ratio/(1 - q) is the same for all."""
     floors = [1 - step.law.rate for step in steps]
     share = grown
     for floor in floors:
@@ -332,7 +344,7 @@ def _whole(steps: list[_Step], grown: Any, aims: _Aims) -> Any:
 
 
 class _Two:
-    """Part of delta from two steps, given the ratio m of a third step whose output is below the third step's cut.
+    """The part of delta from two steps, as a function of the ratio m of a third step whose output is below its cut.
 
     Proof: README.md, "Two and three steps".
     """
@@ -376,7 +388,7 @@ def _distinct(steps: list[_Step]) -> list[tuple[int, int]]:
 
 
 def _integrand(step: _Step, inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the function N(u) m inner(m) of the output u, where m is the ratio at u and N the normal density."""
+    """Return the function u -> N(u) m inner(m) of the output u, with the ratio m at u and the normal density N."""
 
     def value(u: Any) -> Any:
         m = step.ratio(u)
@@ -386,13 +398,13 @@ def _integrand(step: _Step, inner: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 
 def _below(step: _Step, cut: Any, inner: Callable[[Any], Any], aims: _Aims) -> Any:
-    """Integrate `_integrand` over the outputs from -inf to the cut."""
+    """Enclose the integral of `_integrand` over the outputs from -inf to the cut."""
     low, left = _end(step, cut, inner, aims.tolerance)
     return _integral(_integrand(step, inner), low, cut, aims, arb(0)) + left
 
 
 def _left(step: _Step, low: Any, inner: Callable[[Any], Any]) -> Any:
-    """Enclose the integral of `_integrand` from -inf to `low`: Pr[u < low] times a mean of m inner(m)."""
+    """Enclose the integral of `_integrand` from -inf to `low`, as Pr[u < low] times a mean of m inner(m)."""
     m = acb(between(1 - step.law.rate, step.ratio(low).real))
     return (-low / arb(2).sqrt()).erfc() / 2 * m * inner(m)
 
@@ -410,7 +422,10 @@ def _end(step: _Step, cut: Any, inner: Callable[[Any], Any], tolerance: Any) -> 
 
 
 def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, wide: Any) -> Any:
-    """Integrate from any member of `low` to any member of `high`; the relative tolerance is at least `wide`."""
+    """Enclose the integral from any member of `low` to any member of `high`.
+
+    wide : relative width of the number on which the integral depends. The relative tolerance is at least this.
+    """
     way = high - low
 
     def along(t: Any, _: bool) -> Any:
@@ -418,7 +433,7 @@ def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, 
         return function(low + way * t) * way
 
     rough = 1 + wide / aims.share
-    # for a wide ball the inner integral is needed only for the error bound of the outer integral
+    # where `wide` is large, this integral is needed only for the error bound of the outer integral
     limits: dict[str, Any] = {"eval_limit": 300, "use_heap": True} if wide > aims.share else {}
     tolerance, share = aims.tolerance * rough, (aims.share * rough).min(arb("0.1"))
     return acb.integral(along, acb(0), acb(1), abs_tol=tolerance, rel_tol=share, **limits)

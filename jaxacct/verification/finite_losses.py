@@ -19,16 +19,19 @@ Masses = tuple[Any, ...]
 """(p, q, loss, grid, cut, unbounded) of a `FiniteLosses`; a loss is None where log p/q is to be computed."""
 
 MOST_OUTCOMES = 20_000
-"""Largest number of outcomes of integer noise; bounds the memory, since every outcome has several balls."""
+"""Largest number of outcomes of integer noise. It limits the memory, since every outcome has several balls."""
 
 
 @dataclass(frozen=True)
 class FiniteLosses:
-    """Outcomes with a finite loss log p/q, and the probability `infinity`, under P, of the outcomes with q = 0.
+    """The outcomes with a finite loss log p/q of two laws P and Q with finitely many outcomes.
 
-    grid : (offset, step, whole numbers k) where loss = offset + k step is known exactly, else None.
+    key : equal for equal laws.
+    loss, p, q : the loss of each outcome, and its probability under P and under Q.
+    infinity : probability, under P, of the outcomes with q = 0, whose loss is infinite.
+    grid : (offset, step, whole numbers k) if every loss is known to be offset + k step; None otherwise.
     cut : upper bound of the probability, under P, of outcomes left out; 0 except for integer Gaussian noise.
-    unbounded : whether the losses are unbounded when no outcome is left out.
+    unbounded : whether the losses would be unbounded if no outcome were left out.
     """
 
     key: Any
@@ -54,7 +57,7 @@ class FiniteLosses:
 
     @property
     def masses(self) -> tuple[Any, Any]:
-        """Mass of the finite losses under P, which is M(0), and under Q, which is M(-1)."""
+        """The mass of the finite losses under P, which is M(0), and under Q, which is M(-1)."""
         return sum(self.p, arb(0)), sum(self.q, arb(0))
 
     def log_mgf(self, c: np.ndarray) -> np.ndarray:
@@ -74,7 +77,7 @@ class FiniteLosses:
         return sum((p * (z * loss).exp() for loss, p in zip(self.loss, self.p, strict=True)), acb(0))
 
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Any:
-        """Enclose M(c + i j step) for j = row * width + 0 ... width - 1, one row at a time."""
+        """Yield, for each row, enclosures of M(c + i j step) for j = row * width, ..., row * width + width - 1."""
         # each power is an exponential of its own, since the radius of a product would grow with every factor
         turns = [[acb(0, step * j * loss).exp() for loss in self.loss] for j in range(width)]
         for row in rows:
@@ -90,7 +93,7 @@ class FiniteLosses:
         return float(self.log_mgf(np.array([c]))[0])
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """Sum (p - e^eps q)_+ over the outcomes with a finite loss, for one step."""
+        """Return the sum of (p - e^eps q)_+ over the outcomes with a finite loss, which is their part of delta."""
         total, grown = arb(0), epsilon.exp()
         for loss, p, q in zip(self.loss, self.p, self.q, strict=True):
             if not loss <= epsilon:
@@ -99,7 +102,7 @@ class FiniteLosses:
 
 
 def from_masses(key: Any, masses: Masses, rate: Any, direction: str) -> FiniteLosses:
-    """Build the losses of a mechanism given by masses, Poisson sampled at a rate in (0, 1], in one direction."""
+    """Return the losses, in one direction, of the mechanism with these masses if it is Poisson sampled at `rate`."""
     p, q, losses, grid, cut, unbounded = masses
     if direction == "add" and rate == 1:
         # the two laws are exchanged
@@ -134,7 +137,7 @@ def from_masses(key: Any, masses: Masses, rate: Any, direction: str) -> FiniteLo
 
 
 def several_answers(p: Any, k: int) -> Masses:
-    """Return the masses of randomised response over k answers; the true answer has probability p."""
+    """Return the masses of randomised response over k answers. The true answer is given with probability p."""
     other = (1 - p) / (k - 1)
     loss = (p / other).log()
     if k == 2:
@@ -153,10 +156,9 @@ def output_masses(p: list[float], q: list[float]) -> Masses:
 
 
 def in_either_order(p: list[float], q: list[float]) -> Masses:
-    """Return the masses of a pair of laws that covers both orders, (p, q) and (q, p).
+    """Return the masses of one pair of laws whose delta(epsilon) is the larger of those of (p, q) and (q, p).
 
-    At each epsilon the profile of this pair is the larger of the two orders' profiles.  The masses follow from the
-    knots of the larger profile, in exact fractions.
+    The masses follow from the knots of this profile, in exact fractions.
     """
     laws = [[Fraction(x) for x in law] for law in (p, q)]
     one, two = ([x / sum(law) for x in law] for law in laws)
@@ -213,7 +215,7 @@ def response(epsilon: Any, delta: Any) -> Masses:
 def discrete_laplace(scale: Any, shift: int) -> Masses:
     """Return the masses of noise with Pr[x] = (1-r)/(1+r) r^|x|, r = e^{-1/scale}, shifted and not shifted.
 
-    All outcomes x <= 0 have the same loss and are merged into one; so are all outcomes x >= shift.
+    All outcomes x <= 0 have the same loss and are merged into one. All outcomes x >= shift are merged likewise.
     """
     if shift >= MOST_OUTCOMES:
         raise NotCovered(f"DiscreteLaplace of sensitivity {shift}")
@@ -254,6 +256,6 @@ def discrete_gaussian(sigma: float, shift: int) -> Masses:
 
 
 def spread(grid: Any) -> int:
-    """Return the greatest common divisor of the differences of a grid's whole numbers."""
+    """Return the greatest common divisor of the differences of a grid's whole numbers, or 1 if there is one number."""
     ordered = sorted(set(grid[2]))
     return math.gcd(*(b - a for a, b in pairwise(ordered))) if len(ordered) > 1 else 1

@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians: computes M(z) = E_P[e^{zL}] on a line, L the loss, and delta of one step by its best event.
+"""Mixtures of Gaussians: computes M(z) = E_P[e^{zL}] of the loss L on a line, and delta of one step by its best event.
 
 Proofs: README.md of this folder, "Mixtures of Gaussians".
 """
@@ -17,7 +17,7 @@ from jaxacct.verification.ball_arithmetic import acb, arb, ctx, gaussian_tail, w
 from jaxacct.verification.sampled_gaussian import SampledGaussian, around_fixed_point
 
 NEGLIGIBLE = arb(2) ** -400
-"""A mixture over the number of drawn records leaves out the large numbers whose probabilities sum to less than this."""
+"""A mixture over the number of drawn records leaves out large numbers, if their probabilities sum to less than this."""
 
 
 def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
@@ -33,7 +33,10 @@ def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
 
 
 def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any], Any]:
-    """Return (Pr[j of a `group` are among `batch` draws from `size` records] for all j, 0 since no j is left out)."""
+    """Return the probabilities that j of a `group` are among `batch` draws from `size` records, for all j, and 0.
+
+    The 0 is the probability left out, as in `binomial_weights`.
+    """
     total = math.comb(size, batch)
     most = min(group, batch)
     return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(most + 1)], arb(0)
@@ -41,11 +44,11 @@ def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any]
 
 @dataclass(frozen=True)
 class GaussianMixture(SampledGaussian):
-    """sum_j weight_j N(share_j, sigma^2) against N(0, sigma^2), where the largest share is 1.
+    """The mixture sum_j weight_j N(share_j, sigma^2) against N(0, sigma^2), in one direction.
 
     A sampled Gaussian has the shares 0 and 1.
 
-    shares : increasing from 0 to 1.
+    shares, weights : increasing means, of which the last is 1, and their probabilities.
     lost : upper bound of the probability, under P, of the components j that are left out.
     """
 
@@ -55,7 +58,7 @@ class GaussianMixture(SampledGaussian):
 
     @classmethod
     def of(cls, sigma: Any, weights: Any, lost: Any, direction: str) -> GaussianMixture:
-        """Build the mixture in which j records take part with probability weights[j], and each moves the mean by 1."""
+        """Return the mixture in which j records take part with probability weights[j], and each moves the mean by 1."""
         kept = [(j, w) for j, w in enumerate(weights) if j == 0 or not w.is_zero()]
         top = kept[-1][0]
         shares = tuple(arb(j) / top for j, _ in kept)
@@ -68,7 +71,7 @@ class GaussianMixture(SampledGaussian):
 
     @property
     def largest(self) -> Any:
-        """The largest loss; None if losses are unbounded: for remove, and for add if weights[0] is 0."""
+        """The largest loss, or None if losses are unbounded. They are for remove, and for add if weights[0] is 0."""
         return None if self.direction == "remove" or not self.weights[0] > 0 else -self.weights[0].log()
 
     @property
@@ -120,7 +123,7 @@ class GaussianMixture(SampledGaussian):
         return top + np.log((terms * np.exp(1j * shares * np.asarray(angle)[..., None])).sum(-1))
 
     def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return one window around all peaks of N(u) mix^e (`SampledGaussian`).
+        """Return one window around all peaks of N(u) mix^e, with the symbols of `SampledGaussian`.
 
         At a peak, u is e/sigma times the mean of the shares given u.
         """
@@ -145,7 +148,10 @@ class GaussianMixture(SampledGaussian):
 
 @dataclass(frozen=True)
 class PairOfMixtures:
-    """Two mixtures of N(mean, 1), as ((mean, weight), ...); delta is known if p - e^eps q changes sign at most once."""
+    """Two mixtures of normals N(mean, 1), with delta where p - e^eps q changes sign at most once.
+
+    p, q : pairs (mean, weight) of each mixture, or its density.
+    """
 
     p: tuple[tuple[Any, Any], ...]
     q: tuple[tuple[Any, Any], ...]
@@ -158,7 +164,10 @@ class PairOfMixtures:
         return ("PairOfMixtures", numbers, len(self.p))
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """Integrate (p - e^eps q)_+ over a half line, found by bisection; nan if the terms change sign twice."""
+        """Return the integral of (p - e^eps q)_+, which is over a half line found by bisection.
+
+        Return nan if the coefficients of the terms change sign twice.
+        """
         terms = self._terms(epsilon.exp())
         signs = [1 if c > 0 else -1 if c < 0 else 0 for _, c in terms]
         if 0 in signs:
@@ -173,7 +182,7 @@ class PairOfMixtures:
         return sum((c * gaussian_tail((place - m) if up else (m - place)) for m, c in terms), arb(0)).max(0)
 
     def _terms(self, grown: Any) -> list[tuple[Any, Any]]:
-        """Return the terms (mean, coefficient) of p - grown q in order of the mean; terms of equal mean are merged."""
+        """Return the terms (mean, coefficient) of p - grown q, by ascending mean. Terms of equal mean are merged."""
         found: dict[str, list[Any]] = {}
         for law, factor in ((self.p, arb(1)), (self.q, -grown)):
             for mean, weight in law:
@@ -184,7 +193,10 @@ class PairOfMixtures:
 
 
 def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
-    """Return a ball that holds the only zero of sum c e^{m u - m^2/2}; the sum rises there (sign 1) or falls (-1)."""
+    """Return a ball that holds the only zero u of the sum of c e^{m u - m^2/2} over the terms (m, c).
+
+    sign : 1 if the sum rises at its zero, -1 if it falls.
+    """
 
     def side(u: Any) -> int:
         logs = [m * u - m * m / 2 for m, _ in terms]
@@ -212,7 +224,10 @@ def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
 
 @dataclass(frozen=True)
 class RevealedPairs:
-    """One step whose pair of laws is drawn from several pairs with given probabilities; the draw is revealed."""
+    """One step whose pair of laws is drawn from several pairs. The draw is revealed.
+
+    ways : pairs (probability, loss of the pair of laws).
+    """
 
     ways: tuple[tuple[Any, Any], ...]
     infinity = None
@@ -240,7 +255,7 @@ class RevealedPairs:
 
 @dataclass(frozen=True)
 class Revealed(RevealedPairs):
-    """`RevealedPairs` that can be composed, since M_i(z) of every pair is known: M(z) = sum_i Pr[pair i] M_i(z)."""
+    """`RevealedPairs` that can be composed: M(z) = sum_i Pr[pair i] M_i(z), where every M_i(z) is known."""
 
     def mgf(self, z: Any) -> Any:
         return sum((share * law.mgf(z) for share, law in self.ways), acb(0))

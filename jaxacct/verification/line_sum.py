@@ -3,7 +3,7 @@
     delta(eps) = (1/2 pi i) int M(z) e^{-z eps}/(z (z + 1)) dz,   M(z) = prod_i M_i(z)^{n_i},   Re z = c > 0
 
 Part i of the composition has the moment generating function M_i of its loss, and the count n_i.  The trapezoid rule of
-step 2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j p) exactly; the terms with j != 0 are called aliases.
+step 2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j p) exactly.  The terms with j != 0 are called aliases.
 Proofs: README.md of this folder, "The sum over a line".
 
 A plan, made in floats, chooses the line, the period and length of the sum, and the outputs that are left out.  No
@@ -29,16 +29,20 @@ LINE_SHARES = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
 At a share below 1 the aliases, which are the terms in delta(eps + j period) with j != 0, may fall faster.
 """
 LONG_SUM_PRODUCTS = 400_000
-"""Number of products from which a sum counts as long; then plans with cuts are tried too. Each node of the sum takes as
-many products as M(z) has nodes."""
+"""A sum of at least this many products counts as long. Then plans with cuts are tried as well. Each node of the sum
+takes as many products as M(z) has nodes."""
 REUSE_SHARE = 1e-3
-"""A kept sum is used again if epsilon differs by at most this share, and log_scale by at most this number."""
+"""A kept sum is used again if epsilon differs by at most this share of it, and log_scale by at most this number."""
 _kept: list[tuple[Any, float, float, LineSum]] = []
-"""(key, epsilon, log_scale, sum) of the latest sums: M on a line can be used for every epsilon near the plan's."""
+"""(key, epsilon, log_scale, sum) of the latest sums. A sum serves for every epsilon near its own."""
 
 
 def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, dearest: float = float("inf")) -> Any:
-    """Enclose delta(epsilon) from finite losses to about `digits` digits of e^log_scale, with at most `most` nodes."""
+    """Enclose the part of delta(epsilon) from finite losses, to about `digits` digits of e^log_scale.
+
+    most : largest number of nodes.
+    dearest : largest cost of the plan (`Plan.cost`).
+    """
     with precision(128), np.errstate(all="ignore"):
         parts = build()
         key = (tuple((part.key, count) for part, count in parts), digits, most)
@@ -56,7 +60,7 @@ def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int
 
 
 def at_most(parts: Any, epsilon: float) -> Any:
-    """Bound delta(epsilon) from above by Chernoff's bound, at the cost of one value of M."""
+    """Bound delta(epsilon) from above by Chernoff's bound, which takes one value of M."""
     with np.errstate(all="ignore"):
         c = saddle(parts, epsilon)
         for _ in range(20):
@@ -69,7 +73,7 @@ def at_most(parts: Any, epsilon: float) -> Any:
 
 
 class LineSum:
-    """Values of M at the nodes of a line. They give delta at any epsilon near the one that the line is planned for."""
+    """Values of M at the nodes of a line. They give delta at any epsilon near the one for which the line is planned."""
 
     def __init__(self, build: Any, plan: Plan) -> None:
         self.plan, self.bits = plan, int(96 + 3.2 * plan.bits)
@@ -86,9 +90,9 @@ class LineSum:
             self.tail = self._tail()
 
     def _values(self) -> list[Any]:
-        """Compute M(z)/(z (z + 1)) at every node, halved at the first.
+        """Return M(z)/(z (z + 1)) at every node, halved at the first node.
 
-        If small losses count separately, M - A replaces M, where A is the part of M from small losses.
+        If steps with small loss are taken apart, M - A replaces M, where A is the part of M from small losses.
         """
         c, plan, step, width = arb(self.plan.line.c), self.plan, self.step, self.width
         lines = [part.values(c, step, self.rows, width, count, plan.bits) for part, count in self.parts]
@@ -112,7 +116,7 @@ class LineSum:
         return values
 
     def _tail(self) -> Any:
-        """Bound |M(z)| beyond the last node from above; bound |M(z) - A(z)| if small losses, A, are summed apart."""
+        """Bound |M(z)| from above beyond the last node, or |M(z) - A(z)| if steps with small loss are taken apart."""
         c, plan = arb(self.plan.line.c), self.plan
         if plan.small_loss:
             return plan.small_loss.tail(self.parts, c, self.last)
@@ -160,7 +164,7 @@ class LineSum:
 
 
 def _aliases(parts: Any, plan: Plan, epsilon: Any) -> Any:
-    """Enclose the excess of the sum over delta(epsilon): weighted terms delta(epsilon + j period), j = +-1, +-2, ..."""
+    """Enclose the excess of the sum over delta(epsilon): the terms e^{j c period} delta(epsilon + j period), j != 0."""
     c, period, orders = arb(plan.line.c), arb(plan.line.period), plan.line
     total, bound = arb(0), arb(0)
     if orders.above is not None:
@@ -192,7 +196,7 @@ def _end(parts: Any, name: str) -> Any:
 
 
 def _masses(parts: Any) -> tuple[Any, Any]:
-    """Return the mass of the finite losses under P, which is M(0), and under Q, which is M(-1)."""
+    """Return the mass of the composition's finite losses under P, which is M(0), and under Q, which is M(-1)."""
     p, q = arb(1), arb(1)
     for part, count in parts:
         one, two = part.masses
@@ -201,17 +205,17 @@ def _masses(parts: Any) -> tuple[Any, Any]:
 
 
 def _chernoff(parts: Any, a: Any, epsilon: Any) -> Any:
-    """Bound delta(eps) by M(a) e^{-a eps} a^a/(1 + a)^{1 + a}."""
+    """Return Chernoff's upper bound of delta(eps): M(a) e^{-a eps} a^a/(1 + a)^{1 + a}."""
     return _moment(parts, a, epsilon) * (a * a.log() - (1 + a) * (1 + a).log()).exp()
 
 
 def _reverse(parts: Any, b: Any, epsilon: Any) -> Any:
-    """Bound E_P[(e^{eps - loss} - 1)_+] by M(-b) e^{b eps} (b - 1)^{b - 1}/b^b for b > 1."""
+    """Return an upper bound of E_P[(e^{eps - loss} - 1)_+]: M(-b) e^{b eps} (b - 1)^{b - 1}/b^b for b > 1."""
     return _moment(parts, -b, epsilon) * ((b - 1) * (b - 1).log() - b * b.log()).exp()
 
 
 def _moment(parts: Any, a: Any, epsilon: Any) -> Any:
-    """Compute M(a) e^{-a eps}."""
+    """Return M(a) e^{-a eps}."""
     total = (-a * epsilon).exp()
     for part, count in parts:
         total *= part.mgf(acb(a)).real ** count
@@ -219,10 +223,10 @@ def _moment(parts: Any, a: Any, epsilon: Any) -> Any:
 
 
 class Line(NamedTuple):
-    """Line Re z = c, and the period of the sum along it.
+    """The line Re z = c, and the period of the sum along it.
 
-    below, above : orders of the Chernoff bounds of the aliases for j < 0 and for j > 0; None where no loss reaches that
-        far.  An alias is delta at epsilon + j period.
+    below, above : exponents a of the Chernoff bounds of the aliases delta(epsilon + j period) for j < 0 and for j > 0;
+        None where no loss reaches so far.
     """
 
     c: float
@@ -237,12 +241,12 @@ class Plan:
     """All choices that are made before a sum over a line.
 
     line : the line and the period of the sum along it.
-    count : nodes of the sum.
+    count : number of nodes of the sum.
     smoothing : standard deviation of the extra Gaussian loss, 0 where there is none; see "Smoothing" in README.md.
     bits : accuracy of the values of M, in natural digits (factors of e).
-    cost : products that the sum takes: its nodes times the nodes of one M(z).
+    cost : number of products that the sum takes: its nodes times the nodes of one M(z).
     small_loss : the cuts that separate steps with small loss from other steps; None if nothing is separated.
-    cuts : for each part the cuts above which its largest outputs are left out; empty if none are left out.
+    cuts : for each part, the cuts above which its largest outputs are left out; empty if none are left out.
     """
 
     line: Line
@@ -255,9 +259,9 @@ class Plan:
 
 
 def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:
-    """Yield plans until the sum of one is short.
+    """Yield plans until one has a short sum.
 
-    The first is plain; the second separates the steps with small loss; the others leave out the largest outputs.
+    The first plan is plain. The second separates the steps with small loss. The others leave out the largest outputs.
     """
     first = _plan(parts, epsilon, aim, most, False)
     yield first
@@ -277,7 +281,7 @@ def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:
 
 
 def _plan(parts: Any, epsilon: float, aim: float, most: int, apart: bool) -> Plan:
-    """Choose in floats a line near the saddle point, a period for which aliases are small, and the number of nodes."""
+    """Return a plan, in floats: a line near the saddle point, a period with small aliases, and the number of nodes."""
 
     def action(c: np.ndarray) -> np.ndarray:
         # parts have no common type that says log_mgf returns an array
@@ -307,7 +311,7 @@ def _plan(parts: Any, epsilon: float, aim: float, most: int, apart: bool) -> Pla
     if not np.isfinite(last) and small_loss_steps.only_sampled_gaussians(parts):
         return Plan(line, 2, 0.0, bits, float("inf"))
     if not np.isfinite(last):
-        # a smoothed loss is unbounded on both sides, so the gaps are infinite
+        # a smoothed loss is unbounded on both sides, so that both gaps (`_gaps`) are infinite
         line = _line(action, c, wanted, (np.inf, np.inf))
         last = most * 2 * np.pi / line.period
         if not last**2 > 4 * c * (c + 1):
@@ -331,21 +335,21 @@ def saddle(parts: Any, epsilon: float) -> float:
 
 
 def _gaps(parts: Any, epsilon: float) -> tuple[float, float]:
-    """Return how far losses reach below and above epsilon, in floats and a little enlarged; inf if unbounded."""
+    """Return how far the losses reach below and above epsilon, in floats, a little enlarged; inf if unbounded."""
     sides = []
     for name, sign in (("least", -1.0), ("largest", 1.0)):
         ends: list[Any] = [getattr(part, name, None) for part, _ in parts]
         gap = np.inf
         if all(end is not None for end in ends):
             total = sum(count * float(end.mid()) for end, (_, count) in zip(ends, parts, strict=True))
-            # enlarged, so that the line can be used for nearby epsilons too
+            # enlarged, so that the line serves for nearby epsilons too
             gap = max(sign * (total - epsilon), 0.0) + 3e-3 * (abs(total) + abs(epsilon))
         sides.append(float(gap))
     return sides[0], sides[1]
 
 
 def _line(action: Any, saddle: float, wanted: float, gaps: tuple[float, float]) -> Line:
-    """Return the line that costs least, with its shortest period."""
+    """Return the line on which the sum costs least, with the shortest period that makes the aliases small."""
     orders = saddle * np.geomspace(0.01, 30.0, 120)
     beneath = -1.0 - (saddle + 1.0) * np.geomspace(1e-2, 1e2, 30)
     sizes, deeper, starts = action(orders), action(beneath), action(saddle * np.array(LINE_SHARES))

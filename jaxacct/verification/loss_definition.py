@@ -50,15 +50,17 @@ RULES: dict[type, Rule] = {}
 """The rule of each class of mechanism; subclasses do not inherit it."""
 R = TypeVar("R", bound=Rule)
 MOST_RECORDS = 20_000
-"""Largest number of records of a data set with a cap: the chance that the cap is reached is a sum of as many terms."""
+"""Largest data set for capped sampling: the chance that the cap is reached is a sum of as many terms as records."""
 EITHER = "either"
-"""Direction that covers both orders of each pair of laws, (p, q) and (q, p): the pair gets the larger profile."""
+"""The direction that covers both orders of each pair of laws, (p, q) and (q, p): the pair has the larger of both
+deltas."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The question to a definition: one direction of a relation.
+    """What a definition is asked for: the losses in one direction of a neighbouring relation.
 
+    relation, direction : the relation, and "remove", "add" or EITHER.
     rate : probability that the record takes part.
     alone : whether the mechanism is a single step and no part of a composition.
     """
@@ -70,7 +72,7 @@ class Asked:
 
     @property
     def moved(self) -> int:
-        """Largest move of a statistic by a record, in units of the add/remove sensitivity."""
+        """How far one record moves a statistic at most, in units of the sensitivity under add/remove."""
         return 2 if self.relation == "replace_one" else 1
 
     @property
@@ -80,7 +82,7 @@ class Asked:
 
 
 def defines(*classes: type) -> Callable[[R], R]:
-    """Register a rule as the definition of these classes."""
+    """Return a decorator that registers a rule as the definition of these classes."""
 
     def enter(rule: R) -> R:
         RULES.update(dict.fromkeys(classes, rule))
@@ -96,7 +98,10 @@ def losses(asked: Asked, mechanism: Any) -> list[Part]:
 
 
 def fields_of(mechanism: Any, rules: Mapping[type, Any] = RULES, beside: Container[str] = ()) -> dict[str, Any]:
-    """Return the mechanism's fields but those in `beside`; raise NotCovered if no rule for its class takes them all."""
+    """Return the mechanism's fields, except those in `beside`.
+
+    Raise NotCovered if its class has no rule, or if the rule does not take all of these fields.
+    """
     name = type(mechanism).__name__
     if type(mechanism) not in rules:
         raise NotCovered(name)
@@ -116,7 +121,7 @@ class Composition:
 
     @property
     def infinity(self) -> Any:
-        """Probability, under P, of an infinite loss: 1 minus the product of the probabilities of finite losses."""
+        """The probability, under P, of an infinite loss: 1 less the product of the parts' chances of a finite loss."""
         kept = arb(1)
         for part, count in self.parts:
             if isinstance(part, FiniteLosses) and not part.infinity.is_zero():
@@ -125,22 +130,22 @@ class Composition:
 
     @property
     def cut(self) -> Any:
-        """Upper bound of the probability, under P, that some step of integer noise has an outcome that is left out."""
+        """An upper bound of the probability, under P, that some step of integer noise has an outcome left out."""
         return sum((count * part.cut for part, count in self.parts if isinstance(part, FiniteLosses)), arb(0))
 
     @property
     def lost(self) -> Any:
-        """Upper bound of the probability, under P, of the components of Gaussian mixtures that are left out."""
+        """An upper bound of the probability, under P, of the components of Gaussian mixtures that are left out."""
         return sum((count * part.lost for part, count in self.parts if isinstance(part, GaussianMixture)), arb(0))
 
     @property
     def keys(self) -> frozenset[Any]:
-        """A key of the composition, equal for two directions whose losses have the same law."""
+        """A key of the composition. It is equal for two directions whose losses have the same law."""
         return frozenset((part.key, count) for part, count in self.parts)
 
     @property
     def largest(self) -> Any:
-        """The largest finite loss; None where the losses are unbounded."""
+        """The largest finite loss, or None if the losses are unbounded."""
         total = arb(0)
         for part, count in self.parts:
             if part.largest is None:
@@ -150,7 +155,7 @@ class Composition:
 
 
 def expand(mechanism: Any, relation: str, direction: str) -> Composition:
-    """Return the losses of one configuration in one direction of a neighbouring relation, or in EITHER."""
+    """Return the losses of one configuration in one direction of a neighbouring relation; `direction` may be EITHER."""
     square = arb(0)
     counts: dict[Any, Part] = {}
     for part, count in losses(Asked(relation, direction), mechanism):
@@ -166,35 +171,38 @@ def expand(mechanism: Any, relation: str, direction: str) -> Composition:
 
 
 def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
-    """Return the pairs (mechanism, direction) whose largest delta is delta under the relation (README.md)."""
+    """Return pairs (mechanism, direction). The largest of their deltas is delta under the relation (README.md)."""
     names = (relation.split("_")[0],) if relation in ("add_one", "remove_one") else ("remove", "add")
     fixed_size = type(mechanism) is known.SampledWithoutReplacement and mechanism.group == 1
     if fixed_size and relation == "replace_one" and mechanism.sampling_ratio != 1:
         names = ("remove",)
     orders = [mechanism]
-    # more than 4 pairs of unlike laws have too many orders: only the given order is tried
+    # more than 4 pairs of unlike laws have too many orders, so that only the given order is tried
     if (fixed_size or relation == "replace_one") and _unlike(mechanism) <= 4:
         orders = _orders(mechanism)
     return [(order, name) for order in orders for name in names]
 
 
 def mixes_orders(mechanism: Any, relation: str) -> bool:
-    """Return whether replace_one applies to several pairs of unlike laws, each of which may have either order."""
+    """Return whether p and q of several FiniteOutput mechanisms may be exchanged, each pair by itself.
+
+    So it is under replace_one. Pairs that an exchange leaves as they are do not count.
+    """
     return relation == "replace_one" and _unlike(mechanism) > 1
 
 
 def _unlike(mechanism: Any) -> int:
-    """Count the FiniteOutput mechanisms in `mechanism` that change when p and q are exchanged."""
+    """Return how many FiniteOutput mechanisms in `mechanism` change when their p and q are exchanged."""
     if type(mechanism) is known.FiniteOutput:
         pairs = list(zip(np.asarray(mechanism.p).tolist(), np.asarray(mechanism.q).tolist(), strict=True))
         return int(sorted(pairs) != sorted((q, p) for p, q in pairs))
     if type(mechanism) is known.MatrixMechanism:
-        return 0  # its method `inside` would compute a sensitivity by code that the engines use
+        return 0  # the method `inside` of this class would compute a sensitivity by code that the engines use
     return sum(_unlike(each) for each in mechanism.inside())
 
 
 def _orders(mechanism: Any) -> list[Any]:
-    """Return all versions of the mechanism: in each pair of unlike laws, p and q are as given or exchanged."""
+    """Return every version of the mechanism in which each FiniteOutput has p and q as given or exchanged."""
     if not _unlike(mechanism):
         return [mechanism]
     if type(mechanism) is known.FiniteOutput:
@@ -356,7 +364,10 @@ def _responds(asked: Asked, epsilon: Any, delta: Any) -> list[Part]:
 
 
 def _of_masses(asked: Asked, key: tuple[Any, ...], masses: Any, alike: bool = True) -> list[Part]:
-    """Return the losses of one step from the masses of its two laws; `alike`: both directions have one loss law."""
+    """Return the losses of one step from the masses of its two laws.
+
+    alike : whether the loss has the same law in both directions.
+    """
     way = "both" if alike and asked.whole else asked.direction
     return [(from_masses((*key, asked.rate.str(40), way), masses, asked.rate, asked.direction), 1)]
 
@@ -365,7 +376,7 @@ def _of_masses(asked: Asked, key: tuple[Any, ...], masses: Any, alike: bool = Tr
 def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, group: Any) -> list[Part]:
     """Define random allocation: a record is in one of t slots, drawn at random.  A single slot is the Gaussian itself.
 
-    Other records keep their slots, also under zero_out.
+    Other records keep their slots, under zero_out too.
     """
     _refuse(asked, "RandomAllocation")
     if participations != 1:
@@ -380,7 +391,7 @@ def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, gr
 
 @defines(known.MatrixMechanism)
 def _matrix(asked: Asked, strategy: Any, noise_multiplier: Any, participation: Any) -> list[Part]:
-    """Define independent Gaussian releases; a record that is sampled moves each release as far as `_moves` says."""
+    """Define independent Gaussian releases. A record that is sampled moves each of them as far as `_moves` says."""
     _refuse(asked, "MatrixMechanism")
     rate, moves = _moves(strategy, participation, ctx.prec)
     if rate.is_zero():
@@ -393,13 +404,16 @@ def _matrix(asked: Asked, strategy: Any, noise_multiplier: Any, participation: A
 
 @functools.lru_cache(maxsize=16)
 def _moves(strategy: Any, participation: Any, bits: int) -> Moves:
-    """Return how far a record moves C X, for the strategy's matrix C and data X; `bits` is the current precision."""
+    """Return how far a record moves C X, for the strategy's matrix C and data X.
+
+    bits : the current precision, which is part of the cache's key.
+    """
     held, told = fields_of(strategy, MATRICES, beside=("epochs",)), fields_of(participation, WAYS)
     return WAYS[type(participation)](MATRICES[type(strategy)](**held), **told)
 
 
 def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
-    """Define a sampled group: Binomial(group, q) of its records take part, and each adds 1.
+    """Define a sampled group: Binomial(group, q) of its records take part, and each moves the sum by 1.
 
     q is the product of all nested rates.
     """
@@ -416,14 +430,20 @@ def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
 
 @defines(known.SampledWithReplacement)
 def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_size: Any, group: int) -> list[Part]:
-    """Define the loss if Binomial(batch_size, group/dataset_size) draws take the group's records in place of others."""
+    """Define draws with replacement: Binomial(batch_size, group/dataset_size) of them take a record of the group.
+
+    Each of these records is in the place of another record.
+    """
     _refuse(asked, "SampledWithReplacement", "replace_one", "zero_out")
     weights = binomial_weights(int(batch_size), ball(float(group)) / ball(float(dataset_size)))
     return _mixture(_noise(mechanism) / 2, *weights, asked.direction)
 
 
 def drawn_group(asked: Asked, mechanism: Any, ratio: Any, group: int, dataset_size: Any) -> list[Part]:
-    """Define the loss if a hypergeometric number of the group's records is drawn, each in place of another record."""
+    """Define draws without replacement: a hypergeometric number of the group's records is in the batch.
+
+    Each of these records is in the place of another record.
+    """
     _refuse(asked, "a group of records sampled without replacement", "replace_one", "zero_out")
     size = int(dataset_size)
     weights = hypergeometric_weights(size, group, round(size * float(ratio)))
@@ -441,7 +461,7 @@ def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
 def _capped(asked: Asked, mechanism: Any, sampling_probability: Any, dataset_size: Any, cap: Any) -> list[Part]:
     """Define capped Poisson sampling.
 
-    With probability tau the other records fill the batch; the record then displaces one of them with probability q'.
+    With probability tau the other records fill the batch. Then the record displaces one of them with probability q'.
     """
     _refuse(asked, "capped Poisson sampling", "replace_one")
     if asked.relation == "zero_out" and not asked.alone:
@@ -474,7 +494,7 @@ def _noise(mechanism: Any) -> Any:
 
 
 def _cap(size: int, cap: int, q: Any) -> tuple[Any, Any]:
-    """Return Pr[E] and Pr[E and the record is sampled and kept]; E means that `cap` or more others are sampled."""
+    """Return Pr[E], and Pr[E and the record is sampled and kept]; E means that at least `cap` others are sampled."""
     if cap >= size or q.is_zero():
         return arb(0), arb(0)
     if size > MOST_RECORDS:
@@ -491,7 +511,10 @@ def _sampled_step(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
-    """Return the worst pair of laws for e^eps >= 1: a batch without the value x has -x (remove) or x (add) instead."""
+    """Return the worst pair of laws for e^eps >= 1.
+
+    The record's value is x. A batch without the record has another value instead: -x for remove, x for add.
+    """
     s, nothing = 1 / noise, arb(0)
     if direction == "remove":
         return PairOfMixtures(((-s, 1 - rate), (s, rate)), ((-s, 1 - rate), (nothing, rate)))
@@ -499,7 +522,7 @@ def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _mixture(noise: Any, weights: Any, lost: Any, direction: str) -> list[Part]:
-    """Return the loss of Gaussian `noise` on a sum of j records, Pr[j] = weights[j]; no loss if j is always 0."""
+    """Return the loss of Gaussian noise on a sum of j records with probability weights[j]; none if j is always 0."""
     some = [j for j, w in enumerate(weights) if not w.is_zero()]
     if some == [0]:
         return []

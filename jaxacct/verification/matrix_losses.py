@@ -17,11 +17,11 @@ MOST_ENTRIES = 100_000
 MOST_PATTERNS = 20_000
 """Largest number of patterns, which are the sets of steps in which a record may take part."""
 MOST_SIGNS = 10
-"""All signs of the contributions are tried if a pattern has at most this many steps."""
+"""If a pattern has at most this many steps, all signs of the contributions are tried."""
 NEARLY = arb(1e-12)
 """Two squared norms are merged into one ball if their relative difference is below this."""
 Moves = tuple[Any, list[tuple[Any, int]]]
-"""The rate at which a record is sampled, and the squared moves of its releases, each with a count."""
+"""The rate at which a record is sampled, and pairs (squared move of a release, number of such releases)."""
 
 
 def _toeplitz(column: Sequence[Any], steps: int) -> list[Column]:
@@ -46,7 +46,7 @@ def _buffered(buffers: int, steps: int, scales: Sequence[float], decays: Sequenc
 
 
 def _banded_inverse(inverse_bands: int, steps: int, inverse: Sequence[float]) -> list[Column]:
-    """Solve inverse * column = (1, 0, 0, ...), with * a convolution, entry by entry."""
+    """Return the columns of C. The first solves inverse * column = (1, 0, 0, ...), where * is a convolution."""
     _require_size(steps, steps)
     given = [ball(d) for d in inverse[:inverse_bands]]
     column = [1 / given[0]]
@@ -63,7 +63,10 @@ def _column_normalised(bands: int, steps: int, diagonals: Sequence[Sequence[floa
 
 
 def _tree(steps: int, restarts: int) -> list[Column]:
-    """Return each step's column: 1 at the nodes (block, level, place) that hold the step and end within its block."""
+    """Return the column of each step: 1 at the nodes (block, level, place) of the tree that hold the step.
+
+    A node that does not end within its block of `size` steps is left out.
+    """
     _require_size(steps, steps.bit_length())
     size = steps // restarts
     nodes = lambda leaf: [(k, leaf >> k) for k in range(size.bit_length()) if ((leaf >> k) + 1) << k <= size]
@@ -77,9 +80,9 @@ def _product(one: Column, other: Column) -> Any:
 def _squared_move(columns: list[Column], patterns: list[Sequence[int]]) -> Moves:
     """Enclose the largest || sum_{i in pi} C e_i x_i^T ||^2 over the patterns pi and contributions |x_i| <= 1.
 
-    With G the Gram matrix of the columns, the square is sum_ij G_ij <x_i, x_j>, at most sum_ij |G_ij|.  The
-    lower end is the square for contributions +x or -x: the largest over the signs that are tried, or the mean over all
-    signs, which is the trace.
+    With the Gram matrix G of the columns, the square is sum_ij G_ij <x_i, x_j>, at most sum_ij |G_ij|.  The lower end
+    comes from contributions x_i = +x or -x: it is the largest square over all signs, or the mean square over all signs,
+    which is the trace of G, where there are too many (`MOST_SIGNS`).
     """
     gram = functools.lru_cache(None)(lambda i, j: _product(columns[i], columns[j]))
 
@@ -115,7 +118,7 @@ def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
         if not later or len(pattern) == most:
             yield pattern
             return
-        # longer gaps are skipped: a further step would fit into them, and it never lowers the sum of |G_ij|
+        # longer gaps are skipped, since a further step would fit into such a gap and never lower the sum of |G_ij|
         for step in later[:separation] if most == longest else later:
             yield from after((*pattern, step))
 
@@ -126,10 +129,10 @@ def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
 
 
 def _cyclic(columns: list[Column], groups: int, sampling_probability: float) -> Moves:
-    """Enclose the squared norms of a record's columns in descending order; nearly equal neighbours share one ball.
+    """Enclose the squared norms of the columns of one group, in descending order; nearly equal norms share one ball.
 
-    At each rank in this order, the norm of one group bounds the answer from below, and the largest norm of all groups
-    from above.
+    A record belongs to one of several groups. At each rank, the norm of one group is the lower end of the ball, and the
+    largest norm of all groups is the upper end.
     """
     for first, column in enumerate(columns):
         if not all(type(row) is int and first <= row < first + groups for row in column):
@@ -159,11 +162,12 @@ MATRICES: dict[type, Callable[..., list[Column]]] = {
     known.ColumnNormalised: _column_normalised,
     known.PrefixSum: _tree,
 }
-"""For each class of strategy: its columns from its fields, without `epochs`, on which no matrix depends."""
+"""For each class of strategy, the function from its fields to the columns of C. `epochs` is left out, since no matrix
+depends on it."""
 WAYS: dict[type, Callable[..., Moves]] = {
     known.SingleParticipation: lambda columns: _squared_move(columns, [(step,) for step in range(len(columns))]),
     known.FixedEpochs: _in_epochs,
     known.MinSeparation: _apart,
     known.CyclicPoisson: _cyclic,
 }
-"""For each class of participation: how far one record moves C X, from the columns of C and the class's fields."""
+"""For each class of participation, the function from the columns of C and the fields of the class to `Moves`."""

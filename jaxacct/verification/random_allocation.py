@@ -1,4 +1,6 @@
-"""One round of random allocation: delta from E(k - S)_+ of the likelihood ratio S, by a sum over a line.
+"""Encloses delta of one round of random allocation, by E(k - S)_+ for the likelihood ratio S and a threshold k.
+
+E(k - S)_+ is a sum over a line of the complex plane.
 
 Proofs: README.md of this folder, "One round of random allocation".
 """
@@ -14,21 +16,21 @@ from flint import acb_mat
 from jaxacct.verification.ball_arithmetic import Unplanned, acb, arb, between, gaussian_tail, precision, tick, within
 
 ANGLES = np.geomspace(1e-5, 1.0, 60)
-"""Angles tried for the turned path of a quadrature, as shares of an eighth of a turn."""
+"""Angles by which the path of a quadrature is turned, as shares of an eighth of a turn. All are tried."""
 MOST_NODES = 1_000_000
 """Largest number of nodes in Im z of one sum."""
 MARGIN = 14.0
-"""Natural digits (factors of e) by which the quadrature is more accurate than needed."""
+"""The quadrature is more accurate than needed by this many natural digits (factors of e)."""
 
 
 @dataclass(frozen=True)
 class AllocationLoss:
-    """P = (1/t) sum_i N(e_i, sigma^2 I) against Q = N(0, sigma^2 I) in t dimensions, in one direction.
+    """The loss of P = (1/t) sum_i N(e_i, sigma^2 I) against Q = N(0, sigma^2 I) in t dimensions, in one direction.
 
-    S = (X_1 + ... + X_t)/t is the ratio of their densities.  Each X_i is e^{s u - s^2/2} with s = 1/sigma, where u has
-    the law N(0, 1) under Q.
-    With E the mean under Q, let put(k) = E(k - S)_+, which is computed from phi(z) = E e^{-z X_i/t}.  For remove, delta
-    is E(S - e^eps)_+ = 1 - e^eps + put(e^eps); for add, delta is e^eps put(e^-eps).
+    S = (X_1 + ... + X_t)/t is the ratio of the densities of P and Q.  Each X_i is e^{s u - s^2/2} with s = 1/sigma,
+    where u has the law N(0, 1) under Q.  The mean under Q is E, and put(k) = E(k - S)_+ is computed from
+    phi(z) = E e^{-z X_i/t}.  For remove, delta is E(S - e^eps)_+ = 1 - e^eps + put(e^eps).  For add, delta is
+    e^eps put(e^-eps).
     """
 
     sigma: Any
@@ -42,7 +44,7 @@ class AllocationLoss:
         return ("RandomAllocation", self.sigma.str(40), self.slots, self.direction)
 
     def one_round(self, epsilon: Any, log_tolerance: float) -> Any:
-        """Enclose delta(epsilon) to about e^log_tolerance."""
+        """Enclose delta(epsilon) with an error of about e^log_tolerance."""
         remove = self.direction == "remove"
         size = float(epsilon.mid())
         if size > 700.0:
@@ -78,9 +80,9 @@ class AllocationLoss:
         return total * step * scale + cut - between(0, images.abs_upper())
 
     def _beyond(self, c: Any, y: Any, plan: _Plan) -> Any:
-        """Bound |phi(c + iy')| for all y' >= y by e^{(sigma angle)^2/2} phi(r), r = c cos(angle) + y sin(angle).
+        """Bound |phi(c + iy')| from above for all y' >= y, with the `angle` of the plan.
 
-        For this the path of u is moved down by sigma * angle.
+        The path of u moves down by sigma angle. The bound is e^{(sigma angle)^2/2} phi(c cos(angle) + y sin(angle)).
         """
         angle = arb(plan.turned)
         r = c * angle.cos() + y * angle.sin()
@@ -89,7 +91,7 @@ class AllocationLoss:
         return ((total + error) * ((angle * self.sigma) ** 2 / 2).exp()).abs_upper()
 
     def _values(self, c: Any, step: Any, plan: _Plan) -> Any:
-        """Enclose phi at c + i j step, a row at a time.
+        """Yield enclosures of phi(c + i j step), one row of the plan at a time.
 
         Since e^{i(a + b)x} = e^{iax} e^{ibx}, a block of rows is a product of two matrices.
         """
@@ -113,7 +115,10 @@ class AllocationLoss:
                 yield [product[i, b] + spread for b in range(plan.width)]
 
     def _nodes(self, c: Any, angle: Any, strip: Any, plan: _Plan) -> tuple[list[Any], list[Any], Any]:
-        """Return weights w, exponents x, error: phi(z) = sum w e^{zx} +- error if Re z >= c; `angle` turns the path."""
+        """Return (weights w, exponents x, error): phi(z) is within `error` of the sum of w e^{zx} where Re z >= c.
+
+        angle : the path of u is turned by this.
+        """
         s, t, down = 1 / self.sigma, self.slots, angle * self.sigma
         width = strip * self.sigma
         h = 2 * arb.pi() * width / arb(plan.digits + float((2 * width * width).upper()))
@@ -127,7 +132,7 @@ class AllocationLoss:
         grown = (down * down / 2).exp()
         far = -(s * last * h - s * s / 2).exp() / t
         outside = gaussian_tail(-first * h) + gaussian_tail(last * h) * (c * angle.cos() * far).exp()
-        # the error is bounded on two lines, `width` above and below the path; the upper line may be the real axis
+        # the error is bounded on two lines, one `width` above the path (perhaps the real axis) and one below it
         if bool(angle > 0):
             if not (strip <= angle and angle + strip <= arb.pi() / 2):
                 raise Unplanned("its path is turned too far")
@@ -141,7 +146,10 @@ class AllocationLoss:
 
 
 class _Plan:
-    """Line, period, length and quadrature, chosen in floats: a bad plan only makes the enclosure wide."""
+    """Chooses the line, the period and the length of the sum, and the quadrature of phi, in floats.
+
+    A bad choice makes the enclosure wide, but never false.
+    """
 
     def __init__(self, sigma: float, t: int, k: float, wanted: float) -> None:
         self.sigma, self.t = sigma, t
@@ -161,7 +169,7 @@ class _Plan:
         self.width = max(1, int(np.sqrt(self.count)))
         self.rows = range(-(-self.count // self.width))
         self.count = len(self.rows) * self.width
-        # digits, to base e, wanted of phi: its error, relative to phi(c), is multiplied by t and by the number of terms
+        # natural digits wanted of phi: an error relative to phi(c) is multiplied by t and by the number of terms
         small = float(self._log_phi(np.array([self.c]))[0])
         self.digits = max(start - goal, 1.0) - small + np.log(t) + np.log(self.count) + MARGIN
         self.angle, nodes = self._angle(s)
@@ -171,7 +179,7 @@ class _Plan:
         big = np.log(max(self.digits + 0.5 * (self.angle * sigma) ** 2, 1.0) * t / self.c / np.cos(self.angle))
         self.right = float(min(self.reach, max((big / s + 0.5 * s), 1.0)))
         self.bits = int(64 + 1.45 * (self.digits + (2 * self.angle * sigma) ** 2) + 2 * np.log2(t + 1))
-        if self.bits > 3000 or not nodes * self.count < 60_000_000:  # terms cancel too much, or are too many
+        if self.bits > 3000 or not nodes * self.count < 60_000_000:  # too much cancellation, or too many terms
             raise Unplanned("its sum is too long")
 
     def _log_phi(self, r: np.ndarray) -> np.ndarray:
@@ -188,7 +196,7 @@ class _Plan:
         return float(grid[10])
 
     def _cut(self, k: float, goal: float, step: float) -> tuple[float, float]:
-        """Return the y beyond which the bound of `_beyond` is small enough, and the angle of that bound."""
+        """Return the y = Im z from which on the bound of `_beyond` is small enough, and the angle of that bound."""
         angles = np.geomspace(1e-6, 1.0, 200) * (np.pi / 2 * 0.999)
 
         def bounds(y: float) -> np.ndarray:
@@ -205,7 +213,7 @@ class _Plan:
         return high, float(angles[int(np.argmin(bounds(high)))])
 
     def _angle(self, s: float) -> tuple[float, float]:
-        """Return the angle of the path with the fewest quadrature nodes, and its number of nodes."""
+        """Return the angle of the path that takes the fewest quadrature nodes, and this number of nodes."""
         widths = ANGLES * (np.pi / 4 * 0.999) / s
         turns = (self.digits + 2 * widths**2) / widths
         nodes = 2 * np.sqrt(2 * (self.digits + 0.5 * widths**2)) * turns / (2 * np.pi)

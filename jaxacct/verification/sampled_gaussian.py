@@ -18,12 +18,15 @@ from jaxacct.verification.ball_arithmetic import acb, arb, between, ctx, gaussia
 from jaxacct.verification.closed_form_losses import GaussianLoss, sampled_hockey_stick
 
 ANGLES = np.geomspace(1e-5, 1.45, 32)
-"""Angles tried for a moved line of integration, in radians; the bounds hold below pi/2."""
+"""Angles, in radians, that are tried for a moved line of integration. The error bounds hold below pi/2."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A smooth cut: of an output u it keeps the share Phi(side (u - place)/width); side 1 keeps large u, -1 small u."""
+    """A smooth cut. Of an output u it keeps the share Phi(side (u - place)/width).
+
+    side : 1 keeps large outputs, -1 keeps small outputs.
+    """
 
     place: float
     width: float
@@ -33,7 +36,7 @@ class Cut:
         return (self.side * (arb(self.place) - u) / (arb(self.width) * arb(2).sqrt())).erfc() / 2
 
     def log_share(self, u: np.ndarray) -> np.ndarray:
-        """Compute the logarithm of the kept share in floats."""
+        """Return the logarithm of the share that is kept, in floats."""
         return np.asarray(log_ndtr(self.side * (u - self.place) / self.width))
 
 
@@ -42,13 +45,13 @@ class SampledGaussian:
     """N(1, sigma^2) against N(0, sigma^2), sampled at a rate in (0, 1).
 
     Let u ~ N(0, 1), y = u/sigma - 1/(2 sigma^2) and mix = 1 - rate + rate e^y.  The moment generating function M(z) of
-    the loss is E[mix^{z+1}] for remove, and E[mix^{-z}] for add; both are entire functions.  With cuts, each output is
-    weighted in these means by the share of it that the cuts keep.
-    The methods write N(u) for the density of u, and e for the exponent of mix at Re z = c: c + 1 or -c.
+    the loss is E[mix^{z+1}] for remove, and E[mix^{-z}] for add.  Both are entire functions.  With cuts, each output is
+    weighted in these means by the share of it that the cuts keep.  The methods write N(u) for the density of u, and e
+    for the exponent of mix at Re z = c, which is c + 1 for remove and -c for add.
 
     sigma, rate, direction : noise multiplier, sampling probability, and "remove" or "add".
     cuts : smooth cuts, each of which keeps a share of every output; empty for the whole law.
-    _means, _terms : values that were computed before, by their arguments.
+    _means, _terms : results of `mean` and `_moved_terms` that were computed before, by their arguments.
     """
 
     sigma: Any
@@ -73,13 +76,16 @@ class SampledGaussian:
 
     @property
     def masses(self) -> tuple[Any, Any]:
-        """Masses, under P and under Q, that the cuts keep: M(0) and M(-1).  Both are 1 without cuts."""
+        """The mass that the cuts keep under P, which is M(0), and under Q, which is M(-1). Both are 1 without cuts."""
         plain, hit = (self._mass(shift) for shift in (0, 1 / self.sigma))
         mixed = (1 - self.rate) * plain + self.rate * hit
         return (mixed, plain) if self.direction == "remove" else (plain, mixed)
 
     def _mass(self, shift: Any) -> Any:
-        """Enclose the mass of N(shift, 1) that all cuts keep; the lower end subtracts what each further cut removes."""
+        """Enclose the mass of N(shift, 1) that all cuts keep.
+
+        The first cut alone keeps the upper end. The lower end is this less what each further cut alone would remove.
+        """
         found = []
         for cut in self.cuts:
             spread = (1 + arb(cut.width) ** 2).sqrt()
@@ -89,23 +95,26 @@ class SampledGaussian:
         return between(found[0] - sum((1 - x for x in found[1:]), arb(0)), found[0])
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """Compute delta of one step from the unsampled profile at a shifted epsilon."""
+        """Return delta of one step, from delta of the unsampled Gaussian at another epsilon."""
         base = GaussianLoss(1 / self.sigma**2)
         return sampled_hockey_stick(base, self.rate, self.direction, epsilon)
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
-        """Bound |M(c + i s)| from above for all s >= t, on a line moved by an angle: there mix^{it} decays."""
+        """Bound |M(c + i s)| from above for all s >= t, on a moved line of integration, where mix^{it} decays."""
         value, angle = self._best_angle(float(c.mid()), float(t.mid()))
         fallen = max(float(self.log_mgf(np.array([float(c.mid())]))[0]) - value, 0.0)
         return self._moved_bound(c, t, arb(angle), float(np.log(count) + 12.0) + fallen)
 
     def mgf(self, z: Any) -> Any:
-        """Enclose M at a real point above 0 or below -1."""
+        """Enclose M(z) at a real z above 0 or below -1."""
         x = z.real
         return acb(self.mean(x) if x > 0 else self.mirrored.mean(-1 - x))
 
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Iterator[list[Any]]:
-        """Enclose M(c + i j step), a row of `width` at a time; a block of rows is one product of two matrices."""
+        """Yield, for each row, enclosures of M(c + i j step) for j = row * width, ..., row * width + width - 1.
+
+        A block of rows is one product of two matrices.
+        """
         nodes = _Nodes(self, c, count, bits)
         error = acb(within(nodes.error), within(nodes.error))
         size = len(nodes.weights)
@@ -178,7 +187,7 @@ class SampledGaussian:
         return 1 - self.rate + self.rate * (u / self.sigma - 1 / (2 * self.sigma**2)).exp()
 
     def _share_of_slope(self, u: Any) -> Any:
-        """Compute sigma times the slope in u of the log likelihood ratio. The slope rises with u."""
+        """Return sigma times the slope in u of the log likelihood ratio. The slope rises with u."""
         y = u / self.sigma - 1 / (2 * self.sigma**2)
         return self.rate * y.exp() / (1 - self.rate + self.rate * y.exp())
 
@@ -193,23 +202,23 @@ class SampledGaussian:
         return (stretch * angle**2 / 2).exp()
 
     def _grown(self, c: Any, angle: Any) -> Any:
-        """Bound how much larger N(u) mix^e, the integrand of M, is on the line at this angle than on the real line."""
+        """Return an upper bound of the integrand N(u) mix^e on the line at this angle, over that on the real line."""
         risen = self._risen(angle)
         return risen if self.direction == "remove" else risen * (angle / 2).cos() ** -c
 
     def _apart(self, c: Any, angle: Any, strip: Any) -> Any:
-        """Bound as `_grown` does, with log mix replaced by its mean over the angles angle + strip and angle - strip."""
+        """Return the bound of `_grown` with the mean of log mix at angle + strip and at angle - strip for log mix."""
         risen = self._risen(angle) * self._risen(strip)
         if self.direction == "remove":
             return risen
         return risen * (((angle + strip) / 2).cos() * ((angle - strip) / 2).cos()) ** (-c / 2)
 
     def _trapezoid(self, c: Any, strip: Any, angle: Any, h: Any) -> Any:
-        """Bound the trapezoid rule's error relative to M(c), from lines `strip` away at angles up to `angle`."""
+        """Bound the trapezoid rule's error relative to M(c), by lines `strip` away from it at angles up to `angle`."""
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
-        """Bound h times the sum of N(u) mix^e, the integrand of M, over the nodes outside [low, high] (README.md)."""
+        """Bound h times the sum of N(u) mix^e, the integrand of M, over all nodes outside [low, high] (README.md)."""
         exponent, total = self._exponent(c), arb(0)
         if self.direction == "remove":
             last = arb(self._steep(float((exponent / self.sigma).upper()) + 1.0, 1))
@@ -236,7 +245,10 @@ class SampledGaussian:
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """Return the least rate at which the normal density, times the shares of falling cuts, decays beyond `end`."""
+        """Return the least rate at which the normal density, times the shares that fall, decays beyond `end`.
+
+        The shares are those of cuts that keep less and less towards `side`.
+        """
         fall = side * end
         for cut in self.cuts:
             if cut.side != side:
@@ -244,7 +256,7 @@ class SampledGaussian:
         return fall
 
     def _value(self, a: Any, b: Any, exponent: Any, side: int) -> Any:
-        """Compute mix(b)^exponent N(a) times the shares at `a` of the cuts whose share falls towards `side`."""
+        """Return mix(b)^exponent N(a) times the shares at `a` of the cuts whose share falls towards `side`."""
         value = (-a * a / 2 + exponent * self._mix_real(b).log()).exp() / (2 * arb.pi()).sqrt()
         for cut in self.cuts:
             if cut.side != side:
@@ -263,14 +275,14 @@ class SampledGaussian:
         return replace(self, **fields, _means={}, _terms={})
 
     def log_mgf(self, c: np.ndarray) -> np.ndarray:
-        """Compute log M(c) in floats, for planning only; all c are above -1, or all below."""
+        """Return log M(c) in floats, for planning only. Either every c is above -1, or every c is below -1."""
         if c.max() < -1.0:
             return self.mirrored.log_mgf(-1.0 - c)
         exponent = self._exponent(c)[:, None]
         total = np.full(c.shape, -np.inf)
         windows = self._windows(c, 9.0)
         if self.cuts:
-            # one window for all c, so that the shares of the cuts, which cost most, are computed once
+            # all c share one window, so that the shares of the cuts, which cost most, are computed once
             windows = [(np.min(low, keepdims=True), np.max(high, keepdims=True)) for low, high in windows]
         for low, high in windows:
             count = self._points(float(np.max(high - low)))
@@ -294,7 +306,7 @@ class SampledGaussian:
         return int(np.clip(np.ceil(length / finest), 60, 4000))
 
     def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return windows about the peaks of N(u) mix^e, the integrand, in floats; all cuts lie in the first window."""
+        """Return windows about the peaks of N(u) mix^e, the integrand, in floats. The first window holds all cuts."""
         sigma, scale = float(self.sigma.mid()), self._exponent(c) / float(self.sigma.mid())
 
         def slope(u: np.ndarray) -> np.ndarray:
@@ -327,7 +339,7 @@ class SampledGaussian:
         return self._best_angle(c, t)[0]
 
     def cost(self, c: float, bits: float) -> int:
-        """Return the number of nodes of a sum, for planning."""
+        """Return the number of nodes that M(c + it) takes, for planning."""
         return self.line(c, bits)[3]
 
     def _exponent(self, c: Any) -> Any:
@@ -361,7 +373,7 @@ class SampledGaussian:
         return np.where(np.isnan(values), np.inf, values)
 
     def _moved_terms(self, c: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return for each angle, at points u, the log of the integrand's size at t = 0 and its rate of decay in t."""
+        """Return, for each angle and at points u, the log of the integrand's size at t = 0, and its rate of decay."""
         if c not in self._terms:
             exponent, angles = float(self._exponent(c)), ANGLES[self._steepest > ANGLES]
             sizes, turns = [], []
@@ -398,14 +410,14 @@ class SampledGaussian:
 
     @property
     def _steepest(self) -> float:
-        """Largest angle, in radians, of a moved line of integration; the error bound uses lines at up to twice this."""
+        """The largest angle, in radians, of a moved line of integration. The error bound uses up to twice as much."""
         return 1.5 if self.direction == "remove" else 1.0
 
     @property
     def _stretch(self) -> float:
-        """Factor sigma^2 (1 + sum of 1/width^2 over cuts).
+        """The factor sigma^2 (1 + sum of 1/width^2 over cuts).
 
-        On a line moved by an angle, the normal density and the shares of cuts grow by e^{factor angle^2/2}.
+        On a line moved by an angle, the normal density times the shares of the cuts grows by e^{factor angle^2/2}.
         """
         return float(self.sigma.mid()) ** 2 * (1.0 + sum(cut.width**-2 for cut in self.cuts))
 
@@ -434,7 +446,7 @@ class SampledGaussian:
         return arb(min(float(kept.min()) - 0.1, first)), arb(max(float(kept.max()) + 0.1, last))
 
     def _steep(self, slope: float, side: int) -> float:
-        """Return the u with the given slope of -log(normal density times the shares that fall towards `side`)."""
+        """Return the u at which -log(N(u) times the shares that fall towards `side`) has the given slope."""
         rise, total = 1.0, slope
         for cut in self.cuts:
             if cut.side != side and side * (slope - cut.place) > 0:
@@ -443,9 +455,9 @@ class SampledGaussian:
         return total / rise
 
     def line(self, c: float, bits: float, farthest: float = 2.0) -> tuple[float, float, float, int]:
-        """Choose the line with fewest nodes; return its angle, 2 pi over its step, its digits and its number of nodes.
+        """Return (angle, 2 pi/step, natural digits, number of nodes) of the line that takes the fewest nodes.
 
-        The integrand is bounded at `farthest` times the angle.
+        The integrand is bounded on the line at `farthest` times the angle.
         """
         sigma = float(self.sigma.mid())
         best: tuple[float, float, float, int] | None = None
@@ -483,7 +495,10 @@ class _Nodes:
 
 
 def around_fixed_point(slope: Any, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bisect to a width of 1e-3 for the u with slope(u) = u, where `slope` is a falling function; in floats."""
+    """Return lower and upper ends, at most 1e-3 apart, of the u with slope(u) = u, by bisection in floats.
+
+    slope : a function that falls with u.
+    """
     while np.max(high - low) > 1e-3:
         middle = 0.5 * (low + high)
         if not np.all(np.isfinite(middle)) or np.any((middle == low) & (high - low > 1e-3)):

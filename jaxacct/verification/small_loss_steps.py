@@ -1,7 +1,7 @@
-"""Separates sampled Gaussian steps with small loss from the others, and leaves out the largest outputs of steps.
+"""Separates sampled Gaussian steps with small loss from other steps, and leaves out the largest outputs of steps.
 
 A smooth cut divides each output u.  The share chi(u) = Phi((u - place)/width) counts as a large loss, and the share
-1 - chi(u) as a small one.  The moment generating function of a step becomes M = A + B: the small losses are in
+1 - chi(u) as a small loss.  The moment generating function of a step becomes M = A + B: the small losses are in
 A = E[mix^e (1 - chi)] and the large losses in B = E[mix^e chi], with mix and e as in `SampledGaussian`.  Where all
 steps have a small loss, the total is small too, and the part of delta(eps) from such runs is known almost exactly.  The
 sum over the line then has, for n equal steps, the terms
@@ -29,17 +29,17 @@ LARGEST_CUT_WIDTHS = (0.5, 0.2, 0.08)
 
 @dataclass(frozen=True)
 class SmallLossSteps:
-    """Cuts that separate the steps with small loss from other steps.
+    """The cuts that separate steps with small loss from other steps.
 
     cuts : (place, width) of the cut of each part.
-    order : the exponent a of the bound in `delta`.
+    order : the exponent a of Chernoff's bound in `delta`.
     """
 
     cuts: tuple[tuple[float, float], ...]
     order: float
 
     def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
-        """Enclose each part's B (the share of M from large losses) along the line, to the absolute accuracy of M."""
+        """Enclose each step's B, the part of M from large losses, along the line. Its error is about that of M."""
         at, found = np.array([float(c.mid())]), []
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             less = float((part.log_mgf(at) - law.log_mgf(at))[0])
@@ -47,9 +47,10 @@ class SmallLossSteps:
         return found
 
     def tail(self, parts: Any, c: Any, t: Any) -> Any:
-        """Bound |M - A| at z = c + i s for all s >= t, with A and B the parts of M from small and from large losses.
+        """Bound |M - A| of the composition from above at z = c + i s for all s >= t.
 
-        The bound is the product of all M(c)^n times the sum of n |B|/M(c).
+        A and B are the parts of M from small and from large losses. The bound is the product of M(c)^n over all parts,
+        times the sum of n |B|/M(c).
         """
         whole, share = arb(1), arb(0)
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
@@ -90,7 +91,11 @@ class SmallLossSteps:
 
 
 class SplitPlan(NamedTuple):
-    """Cuts of the steps; `far` is the length of the sum along the line, `cost` the number of products of the sum."""
+    """A way to separate steps with small loss.
+
+    far : length of the sum along the line.
+    cost : number of products that the sum takes.
+    """
 
     small_loss: SmallLossSteps
     far: float
@@ -104,7 +109,10 @@ def only_sampled_gaussians(parts: Any) -> bool:
 def plan_split(
     parts: Any, c: float, epsilon: float, wanted: float, step: float, most: int, bits: float
 ) -> SplitPlan | None:
-    """Choose, in floats, cuts equally far above each least loss, so that the sum is cheapest; None if no cuts help."""
+    """Return the cuts with the cheapest sum, in floats, or None if no cuts make the sum cheaper.
+
+    Each cut lies equally far above the least loss of its part.
+    """
     best: SplitPlan | None = None
     ends = sum(count * np.log1p(-float(part.rate.mid())) for part, count in parts)
     gap = epsilon - ends if parts[0][0].direction == "remove" else -ends - epsilon
@@ -138,7 +146,7 @@ def plan_split(
 
 
 def where_it_falls_to(function: Any, low: float, high: float, wanted: float) -> float:
-    """Return the point, at least `low`, at which a falling function reaches `wanted`; inf if it is beyond `high`."""
+    """Return the point from `low` on at which a falling function reaches `wanted`; inf if that is beyond `high`."""
     if not function(high) <= wanted:
         return float("inf")
     while high > 1.02 * low:
@@ -148,7 +156,7 @@ def where_it_falls_to(function: Any, low: float, high: float, wanted: float) -> 
 
 
 def _order(parts: Any, cuts: Any, epsilon: float, gap: float, wanted: float) -> float:
-    """Return the order at which the bound in `SmallLossSteps.delta` is least; 0 if the bound is above e^wanted."""
+    """Return the order at which the bound in `SmallLossSteps.delta` is least, or 0 if that bound is above e^wanted."""
     a = np.geomspace(1.0, 1e5, 24) / gap
     remove = parts[0][0].direction == "remove"
     total = a * np.log(a) - (1 + a) * np.log1p(a) + (-a * epsilon if remove else (1 + a) * epsilon)
@@ -159,7 +167,7 @@ def _order(parts: Any, cuts: Any, epsilon: float, gap: float, wanted: float) -> 
 
 
 def _cuts(parts: Any, x: float, width: float) -> tuple[tuple[float, float], ...]:
-    """Return the cuts at the outputs where each part's likelihood ratio is e^x times its least value 1 - q."""
+    """Return a cut for each part, at the output where its likelihood ratio is e^x times the least ratio 1 - q."""
     cuts = []
     for part, _ in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())
@@ -176,7 +184,10 @@ def _cut(parts: Any, cuts: Any, side: int) -> list[SampledGaussian]:
 
 
 def without_largest(parts: Any, wanted: float, width: float) -> list[Any]:
-    """Cut off the largest outputs, which make M(c) huge; by a float estimate their probability is below e^wanted."""
+    """Return the parts without their largest outputs, which make M(c) huge.
+
+    By an estimate in floats, the outputs left out have a probability below e^wanted.
+    """
     kept, spread = [], np.hypot(1.0, width)
     for part, count in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())

@@ -653,7 +653,7 @@ class _Units(NamedTuple):
     """Rounding errors of the X terms of the sum of one part (bulk or jumps)."""
 
     own: Array  # (X,) errors of the logarithms of the weights, in units of 2^-53
-    turned: Array  # (X,) errors of the losses L, in units of 2^-53; t times as large is the error of the angle of e^{itL}
+    turned: Array  # (X,) errors of the losses L, in units of 2^-53; times t, they are errors of the angle of e^{itL}
     doubt: Array  # largest error of the logarithm of a weight
 
 
