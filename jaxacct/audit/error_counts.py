@@ -41,13 +41,9 @@ exchanged."""
 
 
 def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
-    """Return the upper limit of a probability p from counts, rounded up; arrays broadcast.
+    """Return Clopper and Pearson's one-sided upper limit of a probability, rounded up; arrays broadcast.
 
     If p exceeds the limit, the probability that at most `hits` of `trials` trials succeed is below `error`.
-    Source: Clopper and Pearson 1934, one-sided.
-
-    >>> float(upper_limit(0, 100, 0.05).round(6))  # 1 - 0.05^(1/100)
-    0.029513
     """
     from scipy.special import betainccinv  # slow to import, and rarely needed
 

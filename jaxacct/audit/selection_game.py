@@ -26,8 +26,6 @@ from jaxacct.core.validation import COUNT, DELTA, PROBABILITY, Constraint, Input
 from jaxacct.engines.devices import double_precision
 from jaxacct.selection import Attack, Law, output_law
 
-SELECTIONS_PER_BLOCK = 2**13
-"""Number of selections that draw candidates side by side: few enough for a block to stay in the processor's cache."""
 SELECTIONS_PER_CALL = 2**18
 """Number of selections in one call of the compiled program; the calls are shared among all cores."""
 LONGEST_TABLE = 2**16
@@ -201,7 +199,8 @@ def in_chunks(
         drawn = np.sort(repetition_counts(law, table, size, rng))
         repetitions = np.concatenate([np.zeros(SELECTIONS_PER_CALL - size, np.int32), drawn])
         key = jax.random.wrap_key_data(jnp.asarray(sequence.generate_state(2)), impl="threefry2x32")
-        return one(key, repetitions.reshape(-1, SELECTIONS_PER_BLOCK), rng, size)
+        # a block of 2^13 selections side by side stays in the processor's cache
+        return one(key, repetitions.reshape(-1, 2**13), rng, size)
 
     with contextlib.closing(bar), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for place, found in enumerate(pool.map(chunk, range(len(sizes)))):

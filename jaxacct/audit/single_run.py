@@ -350,10 +350,9 @@ def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float,
 
 
 class Lines(NamedTuple):
-    """Lines above the claimed curve: Pr[S with the record] <= intercept + slope Pr[S without], for every event S.
+    """Lines above the claimed curve: y = Pr[S with the record] <= intercept + slope Pr[S without], for every event S.
 
-    The lines are sorted by slope.  Let y = Pr[S with the record].  Between two neighbouring ``breaks`` of y one line
-    gives a larger lower bound of Pr[S without] than all others.
+    They are sorted by slope; between two neighbouring `breaks` of y one line gives the largest lower bound.
     """
 
     intercept: np.ndarray

@@ -20,11 +20,7 @@ from jaxacct.cli.arguments import REQUIRED, SINGLE, WHOLE_NUMBERS, UsageError, p
 __all__ = ["command", "main"]
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 plus the number of SIGINT."""
-TERMINATED = 143
-"""Exit status after SIGTERM: 128 plus the number of SIGTERM."""
-BROKEN_PIPE = 141
-"""Exit status where the reader of standard output has gone: 128 plus the number of SIGPIPE."""
+"""Exit status after Ctrl-C: 128 plus the signal's number, as it is for SIGTERM (143) and SIGPIPE (141)."""
 
 RUNS = {
     **{name: ("questions", name) for name in ("advise", "risk", "select", "verify")},
@@ -51,7 +47,7 @@ def command() -> int:
     signal.signal(signal.SIGTERM, terminate)
     status = main()
     gc.freeze()
-    return TERMINATED if received and status == INTERRUPTED else status
+    return 143 if received and status == INTERRUPTED else status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         _drop_output()
-        return BROKEN_PIPE
+        return 141
     except OSError as error:
         if error.filename is None:
             _drop_output()

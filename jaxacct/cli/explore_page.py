@@ -72,8 +72,6 @@ LABELS = {
     "length": "length given by",
 }
 """Labels of these settings. Every other setting has its label in `style.MEANING`."""
-NOTCHES = 150
-"""Number of values of a slider before they are rounded to two digits, which makes some of them equal."""
 POINTS = 25
 """Number of points of the curve of epsilon over the steps."""
 FPR = np.unique(np.concatenate([[1e-4, 1e-3, 0.003, 0.01, 0.03], np.linspace(0.0, 1.0, 21)]))
@@ -350,7 +348,7 @@ def box(key: str) -> None:
     def move() -> None:
         state[key] = f"{state[slider]:.12g}"
 
-    places = np.geomspace(low, high, NOTCHES)
+    places = np.geomspace(low, high, 150)
     notches = {float(f"{place:.2g}") if low < 1 else float(f"{round(place):.2g}") for place in places}
     options, say = sorted({*notches, state.get(slider, float(low))}), lambda x: f"{x:,.12g}"
     label = f"{name.replace('_', ' ')}, slider"

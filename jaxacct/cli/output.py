@@ -53,7 +53,10 @@ def as_text(table: Table, batch: bool, beside: Sequence[tuple[str, str]] = ()) -
     Every number of a claim is rounded to the safe side.
     """
     if batch:
-        return _aligned_table(table)
+        usual = set(table["relation"].tolist()) == {"add_or_remove_one"}
+        shown = [name for name in table.columns if name != "quantity" and not (name == "relation" and usual)]
+        rows = ([_short(name, table[name][i]) for name in shown] for i in range(len(table)))
+        return "\n".join(aligned([shown, *rows]))
     row = {name: column[0] for name, column in table.columns.items()}
     quantity = str(row["quantity"])
     measured = _measured(row)
@@ -177,13 +180,6 @@ def _parameter(name: str, value: float) -> str:
         return "none"
     text = str(int(value)) if name == "steps" else f"{value:.10g}"
     return text if float(text) == value else (up if name == "noise_multiplier" else down)(value, 10)
-
-
-def _aligned_table(table: Table) -> str:
-    usual = set(table["relation"].tolist()) == {"add_or_remove_one"}
-    shown = [name for name in table.columns if name != "quantity" and not (name == "relation" and usual)]
-    rows = ([_short(name, table[name][i]) for name in shown] for i in range(len(table)))
-    return "\n".join(aligned([shown, *rows]))
 
 
 def _short(name: str, value: Any) -> str:

@@ -5,6 +5,7 @@ The options that public calls share (relation, engine, rtol, memory_bytes, backe
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
 import re
@@ -255,9 +256,9 @@ def broadcast_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     try:
         return np.broadcast_shapes(*filter(None, shapes.values()))
     except ValueError:
-        names = list(shapes)
-        pairs = ((first, second) for place, second in enumerate(names) for first in names[:place])
-        first, second = next(pair for pair in pairs if not _compatible(*(shapes[name] for name in pair)))
+        sizes = lambda pair: zip(*(reversed(shapes[name]) for name in pair), strict=False)
+        clash = lambda pair: any(a != b and 1 not in (a, b) for a, b in sizes(pair))
+        first, second = next(filter(clash, itertools.combinations(shapes, 2)))
         raise InputError(
             f"{first} of shape {shapes[first]} and {second} of shape {shapes[second]} do not broadcast; "
             "give all fields one shape, or length 1 along an axis"
@@ -296,11 +297,6 @@ def _from_objects(name: str, raw: np.ndarray, constraint: Constraint) -> np.ndar
 
 def _expected(constraint: Constraint) -> str:
     return f"must be {'' if constraint.integral else 'a number '}{constraint.limit}"
-
-
-def _compatible(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
-    trailing = zip(reversed(first), reversed(second), strict=False)
-    return all(a == b or 1 in (a, b) for a, b in trailing)
 
 
 def _place(name: str, index: Iterable[int]) -> str:

@@ -27,8 +27,6 @@ from jaxacct.sweeps.table import TEXT, Table, measures, place, read_table, solve
 
 KINDS = ("curve", "heatmap", "profile", "tradeoff")
 """The kinds of pictures."""
-MOST_MARKED_POINTS = 25
-"""Largest number of points for which a curve has marks; more marks would hide the curve."""
 MOST_ROWS = 6
 """Largest number of rows that are drawn by default: a legend of so many rows still fits."""
 _PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
@@ -124,7 +122,7 @@ def draw_curves(view: View, canvas: Any, axes: Any) -> int:
         at = table[view.x][rows]
         shown = np.where(np.isfinite(middle[rows]), middle[rows], np.nan)
         name = family if isinstance(family, str) or family is None else style.number(family)
-        marker = "o" if rows.size <= MOST_MARKED_POINTS else None
+        marker = "o" if rows.size <= 25 else None  # more marks would hide the curve
         axes.plot(at, shown, dash, color=colour, label=name, marker=marker, markersize=3.2)
         axes.fill_between(at, low[rows], high[rows], color=colour, alpha=0.25, linewidth=0)
     style.scale(axes, "x", table[view.x])
@@ -245,8 +243,7 @@ def choose(
 ) -> tuple[str, View]:
     """Return the kind of picture and the view of the table for a curve or a heat map; choose missing settings.
 
-    The input with the most values goes along x.  The next input makes a family of curves if it has at most eight
-    values, otherwise the vertical axis of a heat map.  Every other input is held at the value that most rows have.
+    The input with the most values goes along x, and the next one makes curves, or a heat map if it has many values.
     """
     table = filtered(table, where)
     quantities = solved_for(table.columns)

@@ -27,12 +27,6 @@ SMALLEST_DELTA = 1e-10
 """Smallest delta of a drawn profile, below any delta that is claimed in practice."""
 ENDS_TRIED = (SMALLEST_DELTA, 1e-6, 1e-3, 0.1)
 """Deltas at which a curve may end: a curve ends at the smallest of them whose epsilon is finite."""
-EPSILONS = 120
-"""Number of values of epsilon at which a profile is computed: the chords between them look smooth on a log scale."""
-POINTS_PER_CHORD = 8
-"""Number of points drawn from one computed epsilon to the next."""
-LEAST_DRAWN = 1e-300
-"""Stand-in for a lower end of 0 on a logarithmic axis: below every visible delta."""
 RATES = 81
 """Number of false positive rates at which a trade-off function is computed."""
 
@@ -310,13 +304,13 @@ def _elements(name: str, whole: Profile, room: int) -> list[Curve]:
 def _epsilons(curves: list[Curve]) -> tuple[list[np.ndarray], list[float]]:
     """Return values of epsilon for each curve, denser near 0, and the epsilon at which each curve ends.
 
-    A curve ends at the epsilon of the smallest delta in `ENDS_TRIED` whose epsilon is finite, or at epsilon 10 if none
-    is finite.  A curve that stays above delta 1e-10 has values up to the farthest end.
+    That is where the smallest delta in `ENDS_TRIED` with a finite epsilon is reached, or 10. A curve that stays above
+    delta 1e-10 has values up to the farthest end.
     """
     tried = [account.epsilon(one.mechanism, np.array(ENDS_TRIED), relation=one.relation).upper for _, one in curves]
     ends = [max(float(next((end for end in found if np.isfinite(end)), 10.0)), 1e-3) for found in tried]
     last = [end if np.isfinite(found[0]) else max(ends) for end, found in zip(ends, tried, strict=True)]
-    squares = np.linspace(0.0, 1.0, EPSILONS) ** 2
+    squares = np.linspace(0.0, 1.0, 120) ** 2
     return [np.unique(np.append(squares * far, end)) for far, end in zip(last, ends, strict=True)], ends
 
 
@@ -355,21 +349,16 @@ def _draw(axes: Any, look: tuple[Curve, Any, str], grid: np.ndarray, found: Boun
         lower = np.minimum(np.interp(at, grid, lower), upper)
     values = upper if end == "upper" else lower
     axes.plot(at, values, dash, color=colour, label=f"{curve.name} ({kinds}{rest})")
-    axes.fill_between(at, np.maximum(lower, LEAST_DRAWN), upper, color=colour, alpha=0.25, linewidth=0)
+    axes.fill_between(at, np.maximum(lower, 1e-300), upper, color=colour, alpha=0.25, linewidth=0)
     return values
 
 
 def _chords(epsilon: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return points on the chords between neighbouring points (e^eps, delta), with the given points among them.
-
-    >>> at, chord = _chords(np.array([0.0, 1.0]), np.array([1.0, 0.0]))
-    >>> at.size, bool(np.allclose(chord, 1 - np.expm1(at) / np.expm1(1.0)))
-    (9, True)
-    """
+    """Return points on the chords between neighbouring points (e^eps, delta), with the given points among them."""
     if epsilon.size < 2:
         return epsilon, delta
     gap = np.diff(epsilon)[:, None]
-    inside = np.linspace(0.0, 1.0, POINTS_PER_CHORD, endpoint=False)
+    inside = np.linspace(0.0, 1.0, 8, endpoint=False)
     share = np.expm1(gap * inside) / np.expm1(gap)
     values = delta[:-1, None] + np.diff(delta)[:, None] * share
     at = epsilon[:-1, None] + gap * inside

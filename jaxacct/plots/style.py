@@ -11,8 +11,6 @@ import numpy as np
 from jaxacct.core.files import optional_package, replacing
 from jaxacct.core.validation import InputError
 
-FORMATS = (".png", ".svg", ".pdf")
-"""File endings of a picture."""
 SYMBOL = {
     "noise_multiplier": "$\\sigma$",
     "sampling_probability": "$q$",
@@ -67,8 +65,6 @@ RELATION = {
     "zero_out": "zero out one record",
 }
 """The neighbouring relations in words."""
-LEAST_RATIO_OF_LOG_AXIS = 8.0
-"""An axis is logarithmic if its values are positive and the largest is at least this many times the smallest."""
 
 _DISTINCT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c8c00")
 """Okabe and Ito's palette, with its yellow darkened for white paper."""
@@ -105,7 +101,7 @@ def figure(square: bool) -> tuple[Any, Any]:
 
 def check_picture(path: Path) -> None:
     """Refuse a picture that could not be written, before any work is done for it."""
-    if path.suffix.lower() not in FORMATS:
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"{path}: a picture must end in .png, .svg or .pdf")
     optional_package("matplotlib", "a picture")
 
@@ -119,14 +115,10 @@ def save(canvas: Any, path: Path) -> None:
 
 
 def spread_over_decades(values: Any) -> bool:
-    """Return whether values are positive and far enough apart for a logarithmic axis.
-
-    >>> spread_over_decades([1e-5, 1e-3]), spread_over_decades([1.0, 5.0]), spread_over_decades([0.0, 1e3])
-    (True, False, False)
-    """
+    """Return whether values are positive and far enough apart for a logarithmic axis: by a factor of 8."""
     known = np.asarray(values, np.float64)
     known = known[np.isfinite(known)]
-    return bool(known.size and known.min() > 0.0 and known.max() >= LEAST_RATIO_OF_LOG_AXIS * known.min())
+    return bool(known.size and known.min() > 0.0 and known.max() >= 8.0 * known.min())
 
 
 def scale(axes: Any, side: str, values: Any) -> None:

@@ -22,8 +22,6 @@ from typing import Any
 BLOCK = re.compile(r"^```(python|bash)( not run)?\n(.*?)^```$|^<!-- check: (.*?) -->\n?", re.MULTILINE | re.DOTALL)
 LIMIT_SECONDS = 300
 """Time limit of a tutorial. A tutorial should take less than 20 seconds, or less than 40 if it trains a model."""
-SHOWN_LINES = 60
-"""Largest number of lines that are shown of the output of one block."""
 
 
 class TutorialError(Exception):
@@ -31,11 +29,7 @@ class TutorialError(Exception):
 
 
 def run(page: Path, pictures: Path, root: Path) -> str:
-    """Return the page with its outputs; run it in a new process, in an empty folder.
-
-    pictures : the folder for the page's figures, beside the future page.
-    root : the checkout.
-    """
+    """Return the page with its outputs, run in a new process in an empty folder; figures go to `pictures`."""
     pictures.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         result, work = Path(folder) / "result.md", Path(folder) / "work"
@@ -75,8 +69,8 @@ def filled(page: Path, pictures: Path) -> str:
         except Exception as error:
             raise TutorialError(f"{where}: {type(error).__name__}: {error}\n{code}") from error
         lines = text.rstrip().splitlines()
-        if len(lines) > SHOWN_LINES:
-            lines = [*lines[:SHOWN_LINES], f"... {len(lines) - SHOWN_LINES} more lines"]
+        if len(lines) > 60:
+            lines = [*lines[:60], f"... {len(lines) - 60} more lines"]
         output = ["\n".join(["```{code-block} text\n:class: output\n", *lines, "```"])] if lines else []
         return "\n\n".join([shown, *output, *drawn(page.stem, count, pictures)])
 

@@ -14,8 +14,6 @@ import numpy as np
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import COUNT, Constraint, InputError, check
 
-__all__ = ["Source"]
-
 
 class Stopped(Exception):
     """Raised to end the loading of batches that are no longer wanted."""

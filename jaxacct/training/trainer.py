@@ -54,8 +54,6 @@ from jaxacct.training.step.step_function import (
     require_optimizer,
 )
 
-__all__ = ["Trainer"]
-
 
 class Trainer:
     """DP-SGD by a plan: batches, noise and accounting all come from it.

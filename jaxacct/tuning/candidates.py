@@ -41,8 +41,6 @@ PASS_STREAM = 6
 """Purpose of the stream that has a key for every pass over fixed batches, and for every round of allocation."""
 STEPS_PER_CALL = 128
 """Number of training steps in one call of the compiled program; training can be interrupted between two calls."""
-MOST_EXAMPLES_AT_ONCE = 96
-"""Default limit on the number of examples in a micro-batch of each candidate; it bounds the memory."""
 CANDIDATES_PER_CALL = 16
 """Number of candidates in one call of the compiled program; it is fixed, so that shapes do not depend on K."""
 
@@ -242,7 +240,7 @@ def selected(
                 history.append(Tried(config, one.score, None if isinstance(one.result, Raised) else one.result))
                 best = _best([*best, one], top)
                 bar.update(number + 1)
-        return _without_raised(best), configs
+        return [one for one in best if not isinstance(one.result, Raised)], configs
     work = count if pad is None else pad
     configs = [dict(space.sample(secret.key(b"config", number))) for number in range(max(work, 1))]
     kinds = [kind_of(config, number) for number, config in enumerate(configs[:work])]
@@ -281,7 +279,7 @@ def best_few(
                     best = _best([*best, one] if number < count else best, top)
                 done += len(some)
                 bar.update(done)
-    return _without_raised(best)
+    return [one for one in best if not isinstance(one.result, Raised)]
 
 
 def several(
@@ -334,11 +332,6 @@ def _scored(number: int, result: Any, value: Callable[[Any, int], float]) -> Fou
 def _best(some: list[Found], top: int) -> list[Found]:
     """Return the best `top` candidates, best first."""
     return sorted(some, key=lambda one: rank(one.score, one.number), reverse=True)[:top]
-
-
-def _without_raised(some: list[Found]) -> list[Found]:
-    """Return the candidates that raised no exception."""
-    return [one for one in some if not isinstance(one.result, Raised)]
 
 
 def side_by_side(
@@ -495,12 +488,12 @@ def key_words(roots: Sequence[bytes]) -> np.ndarray:
 
 
 def _room(plan: Plan) -> int:
-    """Return the number of examples in a micro-batch: a batch of nearly the largest size is cut into equal parts."""
+    """Return the number of examples in a micro-batch: nearly the largest batch, cut into equal parts of up to 96."""
     largest = max(plan.segments, key=lambda segment: segment.expected_batch_size)
     expected, q = largest.expected_batch_size, largest.sampling_probability
     spread = 0.0 if plan.sampling in OF_ONE_SIZE else 3.0 * np.sqrt(expected * (1.0 - q))
     most = plan.cap or np.ceil(expected + spread)
-    return max(int(np.ceil(most / np.ceil(most / MOST_EXAMPLES_AT_ONCE))), 1)
+    return max(int(np.ceil(most / np.ceil(most / 96))), 1)
 
 
 def _schedule(

@@ -50,8 +50,6 @@ LAST_DELTA_SHARE = 1e-4
 LEAST_NOISE, LARGEST_NOISE = 1e-2, 1e5
 """Range of the noise multipliers that are searched."""
 _SHARE = Constraint("use a share above 0 and at most 1", 0, 1, lower_open=True)
-_SHARE_DRAWN = Constraint("use a share of the records such as 0.1", 2.0**-11, 1, upper_open=True)
-"""Range of the shares that the sampler realises exactly."""
 
 
 @dataclass(frozen=True)
@@ -213,11 +211,8 @@ class SearchPlan:
 
     Parameters
     ----------
-    target_epsilon, target_delta : > 0, in (0, 1).
-    dataset_size : the number of records n, which is public.
-    repetitions : one law of K; each round has a fresh draw.
-    sampling_probability : in (0, 1].
-    epochs, steps : one of the two.
+    target_epsilon, target_delta, dataset_size, repetitions, sampling_probability, epochs, steps : as for `MatchedPlan`,
+        with one sampling probability and one length.  Each round has a fresh draw of K.
     rounds : number of rounds of `tune_in_rounds`; 1 for `tune`.
     top : number of the best candidates that are released, in every round.
     candidates : "iid" or "adaptive", the assumption about the candidates of a round.
@@ -303,12 +298,8 @@ class SubsetPlan:
 
     Parameters
     ----------
-    target_epsilon, target_delta : > 0, in (0, 1).
-    dataset_size : the number of records n, which is public.
+    target_epsilon, target_delta, dataset_size, repetitions, sampling_probability, epochs, steps : as for `MatchedPlan`.
     share : in [2^-11, 1).
-    repetitions : one law of K.
-    sampling_probability : the rate of DP-SGD, in (0, 1], one or several.
-    epochs, steps : one of the two, one or several values.
     variant : "rest" or "all".
     noise_ratio : the final run's noise multiplier divided by the candidates'; this ratio splits the budget.  It is 1 by
         default, as in Koskela and Kulkarni; a ratio below 1 favours the final model, above 1 the tuning.
@@ -339,7 +330,9 @@ class SubsetPlan:
 
     def __post_init__(self) -> None:
         choice("variant", self.variant, VARIANTS)
-        rate, steps = _checked(self, share=_SHARE_DRAWN, noise_ratio=POSITIVE)
+        # the sampler realises these shares exactly
+        drawn = Constraint("use a share of the records such as 0.1", 2.0**-11, 1, upper_open=True)
+        rate, steps = _checked(self, share=drawn, noise_ratio=POSITIVE)
         target, delta, law = self.target_epsilon, self.target_delta, self.repetitions
 
         @functools.cache

@@ -19,8 +19,6 @@ from jaxacct.training.clipping.ghost_norms import allowance
 from jaxacct.training.clipping.parameter_uses import Uses, Written, tapped, uses_of, zero_taps
 from jaxacct.training.clipping.traces import computed_once, trace, unfolded_true
 
-__all__ = ["Clipped", "clipped_sum", "norm_methods", "sensitivity"]
-
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
 """Range in which clip norms, their squares, and noise in proportion to them are ordinary float32 numbers."""
 DEVIATION = Constraint("use an ordinary {name}, such as 1.0", 1e-10, 1e10)

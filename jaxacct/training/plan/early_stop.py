@@ -16,8 +16,6 @@ from jaxacct.samplers.exact_draws import KeyedBits, discrete_laplace
 UNITS = 2**20
 """Number of units that make up the largest value of one record; scores are counted in units, so sums are exact."""
 _EPSILON = Constraint("use an ordinary {name}, such as 0.1", 1e-10, 1e10)
-_MORE = 1 + Fraction(1, 2**40)
-"""Factor on the noise that covers the rounding of the mechanism's epsilon."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,9 @@ class EarlyStop:
             return False
         rise = max(scores[-patience:]) - max(scores[:-patience])
         rule = repr(self.numbers)
+        # the factor covers the rounding of the mechanism's epsilon
         drawn = lambda what, scale: discrete_laplace(
-            Fraction(scale) * UNITS * _MORE, KeyedBits(hmac.digest(key, what, "sha256"))
+            Fraction(scale) * UNITS * (1 + Fraction(1, 2**40)), KeyedBits(hmac.digest(key, what, "sha256"))
         )
         threshold = drawn(b"early stop, threshold" + rule.encode(), self.mechanism.threshold_scale)
         noise = drawn(b"early stop, score" + chain + f"{rule} {rise}".encode(), self.mechanism.query_scale)

@@ -99,10 +99,10 @@ class Allowance(Protocol):
 class Plan(PlanRequest):
     """DP-SGD run whose missing settings are solved for, so that its certified epsilon meets a target.
 
-    Every step draws a batch, sums the gradients clipped to norm C, adds noise of standard deviation
-    `noise_multiplier * C`, and divides by `expected_batch_size`.  With a target_epsilon exactly one of these three is
-    left out: noise_multiplier, steps (or epochs), and sampling_probability (or expected_batch_size).  Without a target
-    none is left out.  `steps = ceil(epochs * dataset_size / batch)`.
+    Every step draws a batch, sums the gradients clipped to norm C, adds noise of standard deviation `noise_multiplier *
+    C`, and divides by `expected_batch_size`.  With a target_epsilon exactly one of these three is left out:
+    noise_multiplier, steps (or epochs), and sampling_probability (or expected_batch_size).  Without a target none is
+    left out.  `steps = ceil(epochs * dataset_size / batch)`.
 
     The plan is frozen.  All five settings are numbers in it.  With a schedule, rate and batch size are averages over
     the steps, and the noise multiplier is the overall scale of the noise.  `at(step)` gives the numbers of one step.
@@ -117,25 +117,13 @@ class Plan(PlanRequest):
         given as `batch_size`, the word of `jaxacct.dp_sgd`.
     noise_multiplier : > 0, relative to the clip norm C for adding or removing a record.
     steps, epochs : the length of the run.
-    sampling : the batch rule.
-        "poisson" : draws every record independently.
-        "truncated_poisson" : draws as "poisson" does.  If it draws more than `cap` records, a uniform subset of `cap`
-        stays.  So all batches have one shape.
-        "random_allocation" : at the start of a round of `slots` steps every record draws one slot independently,
-        uniformly, and takes part in that step.  A round that has begun costs a whole round; the solver returns whole
-        rounds.
-        "without_replacement" : draws exactly expected_batch_size records.
-        "cyclic_poisson" : assigns each record once to one of `groups` groups, independently, and uniformly.  Step i
-        draws each record of group i modulo `groups` independently.  A pass through the groups that has begun costs a
-        whole pass.
-        "fixed_order" : shuffles once, and takes every record once in every pass, always at the same place.  There is no
-        amplification; the whole run costs as much as one Gaussian.
-        "fixed_batches", or "shuffled" : takes every record once in every pass, shuffled.  There is no amplification; a
-        pass costs as much as one Gaussian.
-    relation : defines neighbouring data sets: "add_or_remove_one" (the default), "add_one", "remove_one", "zero_out" (a
-        record's gradient becomes 0 and its place stays), or, unless sampling is "poisson", "replace_one".  With fixed
-        batches "zero_out" is the default, and relations that add or remove a record are refused: the shuffle then moves
-        another record to another batch.
+    sampling : the batch rule, as for `jaxacct.dp_sgd` ("fixed_batches" is its "shuffled"), or "fixed_order": every
+        record once in every pass, always at the same place.  A round of random allocation, a pass through groups and a
+        pass over fixed batches cost a whole one once they have begun.  Fixed batches and a fixed order have no
+        amplification: a pass, or the whole run, costs as much as one Gaussian.
+    relation : "add_or_remove_one" (the default), "add_one", "remove_one", "zero_out" (a record's gradient becomes 0 and
+        its place stays), or, unless sampling is "poisson", "replace_one".  With fixed batches "zero_out" is the
+        default, and relations that add or remove a record are refused: it would move another record to another batch.
     noise_schedule : relative noise, one factor per step or pairs (until_step, factor); the last until_step may be None.
         `noise_multiplier` is then the overall scale of the noise, given or solved for.
     batch_schedule : expected batch sizes in the same forms, in place of sampling_probability.
@@ -151,11 +139,10 @@ class Plan(PlanRequest):
         (`jaxacct.cap_for`).
     noise : the strategy of correlated noise (`jaxacct.strategies`), with sampling = "cyclic_poisson" or "fixed_order";
         independent noise by default.  The coefficients of ``strategies.Banded(32)`` are found when the number of steps
-        is known.
-        Step i adds row i of C^-1 Z, with C the strategy's matrix and Z independent noise.  `noise_multiplier` is then
-        relative to the clip norm times the largest norm of a column of C.  With "fixed_order" it is relative to the
-        clip norm times the sensitivity of C, where a record's steps are ceil(dataset_size / batch) apart.  The noise
-        multiplier must not fall during the run.
+        is known.  Step i adds row i of C^-1 Z, with C the strategy's matrix and Z independent noise.
+        `noise_multiplier` is then relative to the clip norm times the largest norm of a column of C.  With
+        "fixed_order" it is relative to the clip norm times the sensitivity of C, where a record's steps are
+        ceil(dataset_size / batch) apart.  The noise multiplier must not fall during the run.
     groups : with cyclic Poisson sampling, the number of groups: at least the strategy's number of bands, which is the
         default.  The rate is groups * batch / dataset_size.
     unit : "record" or "user": the unit that is drawn and in which neighbours differ.  With "user", dataset_size is the

@@ -27,8 +27,6 @@ from jaxacct.training.step.key_derivation import Lineage, Root, digest_tree
 from jaxacct.training.step.models import LoRA, join_model, model_as_pytree, split_model
 from jaxacct.training.step.step_function import Carried
 
-__all__ = ["params_of"]
-
 _OWN = re.compile(r"\d+$|\d+\.orbax|.*orbax-checkpoint-tmp")
 """Names that Orbax gives to files and folders in a folder of checkpoints."""
 

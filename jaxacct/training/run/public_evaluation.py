@@ -25,8 +25,10 @@ class Evaluations:
         if not callable(evaluate):
             raise InputError(f"evaluate = {evaluate!r:.40} must be a function (params, public_data) -> number or dict")
         arrays = [leaf for leaf in jax.tree_util.tree_leaves(data) if isinstance(leaf, np.ndarray | jax.Array)]
+        on_host = lambda leaves: [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
         for leaf in jax.tree_util.tree_leaves(public_data):
-            if any(leaf is other or _shares_memory(leaf, other) for other in arrays):
+            shared = (np.shares_memory(one, other) for one in on_host([leaf]) for other in on_host(arrays))
+            if any(leaf is other for other in arrays) or any(shared):
                 raise InputError("public_data holds rows of the training data, which are private; give public data")
         self.values: list[Evaluation] = []
         self.tell: Callable[[int, Any], Any] = lambda step, value: None
@@ -36,21 +38,11 @@ class Evaluations:
         step = state.step
         if step % self._every and step != state.plan.steps:
             return
-        value = _plain(self._evaluate(state.params, self._data))
+        value = self._evaluate(state.params, self._data)
+        several = isinstance(value, dict)
+        value = {str(name): _number(one) for name, one in value.items()} if several else _number(value)
         self.values.append(Evaluation(step, value))
         self.tell(step, value)
-
-
-def _shares_memory(one: Any, other: Any) -> bool:
-    """Return whether two NumPy arrays have an entry in common."""
-    return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and bool(np.shares_memory(one, other))
-
-
-def _plain(value: Any) -> float | dict[str, float]:
-    """Return a number, or a dict of numbers, as Python numbers."""
-    if isinstance(value, dict):
-        return {str(name): _number(each) for name, each in value.items()}
-    return _number(value)
 
 
 def _number(value: Any) -> float:

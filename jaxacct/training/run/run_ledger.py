@@ -40,8 +40,6 @@ from jaxacct.training.step.step_mechanisms import BY_PASS, composed, require_kep
 
 _NOTING = 0.05
 """Largest share of a run's time that notes should take; if they take more, several steps are noted at once."""
-_AHEAD = 100
-"""The ledger notes at most the plan's steps divided by this at once: noted steps count, even if they are not taken."""
 
 
 class RunLedger:
@@ -142,8 +140,8 @@ def open_run_ledger(
     note_ahead: int | None,
 ) -> RunLedger | None:
     """Return the ledger, in which the run of a state is now the current run.  The first process opens the ledger."""
-    # a step of a pass that is noted and not taken could make the whole pass dearer
-    share = 1 if plan.sampling in BY_PASS else max(plan.steps // _AHEAD, 1)
+    # steps that are noted and not taken count, and in a pass could make the whole pass dearer
+    share = 1 if plan.sampling in BY_PASS else max(plan.steps // 100, 1)
     most = share if note_ahead is None else min(share, note_ahead)
     opened: Ledger | None = None
     own = False

@@ -19,7 +19,6 @@ import numpy as np
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import InputError, check
-from jaxacct.mechanisms import Mechanism
 from jaxacct.training.ledger import Ledger, Mark
 from jaxacct.training.ledger.contents import Spent, claim
 from jaxacct.training.ledger.format import LAST_STEP, Run, words
@@ -27,8 +26,6 @@ from jaxacct.training.plan import Plan
 from jaxacct.training.plan.plan import plan_document
 from jaxacct.training.step.key_derivation import Lineage, Secret
 from jaxacct.training.step.step_mechanisms import Release, Turn
-
-__all__ = ["State"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,10 +147,6 @@ class Looks:
         self.now = self._note = None
 
 
-_NO_OUTPUTS = frozenset({"step", "plan", "stopped", "history", "__class__"})
-"""Attributes of a state that do not depend on outputs; reading them does not count as a look at outputs."""
-
-
 class _Shown(State):
     """State for callbacks.  Before it gives outputs, it notes that they are seen."""
 
@@ -169,7 +162,7 @@ class _Shown(State):
             return claimed(self.history, self.plan, self.step, ended=False, goes_on=True)
         if name == "epsilon":
             return claimed(self.history, self.plan, self.step, ended=not looks.seen, goes_on=False)
-        if name not in _NO_OUTPUTS:
+        if name not in ("step", "plan", "stopped", "history", "__class__"):  # these do not depend on outputs
             looks.look()
         if name == "evaluations":  # a list that grows during the step, and later
             return tuple(one for one in super().__getattribute__(name) if one.step <= self.step)
@@ -241,15 +234,10 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
     return counts
 
 
-def early_stops(stretches: Sequence[Stretch]) -> Counter[Mechanism]:
-    """Return the early stop of the stretches' plans as a release; all these plans have the same early stop, or none."""
-    rules = {one.plan.early_stop for one in stretches if one.first < one.end}
-    return Counter(rule.mechanism for rule in rules if rule is not None)
-
-
 def spent_by(stretches: Sequence[Stretch]) -> Spent:
-    """Return the releases and the early stops of several stretches."""
-    return Spent(released(stretches), early_stops(stretches))
+    """Return the releases of several stretches, and their plans' early stop: all have the same one, or none."""
+    rules = {one.plan.early_stop for one in stretches if one.first < one.end}
+    return Spent(released(stretches), Counter(rule.mechanism for rule in rules if rule is not None))
 
 
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:

@@ -18,16 +18,6 @@ from jaxacct.core.chacha import host_bits, host_block, host_fold_in, host_split,
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import PROBABILITY, InputError, check
 
-__all__ = [
-    "cyclic_poisson",
-    "fixed_batches",
-    "over_micro_batches",
-    "poisson",
-    "random_allocation",
-    "truncated_poisson",
-    "without_replacement",
-]
-
 Carry = TypeVar("Carry")
 _HOST_PIECE = 2**20
 """Number of records that `host_poisson` draws at a time: the words of 2**31 records would take 8 GB at once."""

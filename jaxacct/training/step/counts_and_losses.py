@@ -15,8 +15,6 @@ from jaxacct.core.validation import OPEN_PROBABILITY, POSITIVE, Constraint, Inpu
 from jaxacct.training.clipping.clipped_sum import CLIP_NORM, DEVIATION
 from jaxacct.training.step import noise
 
-__all__ = ["AdaptiveClip", "PrivateLoss"]
-
 _UNITS = 2**10
 """Number of units that make up the bound of a loss; losses are rounded to units, so that their sum is exact."""
 _MOST_MEMBERS = 2**20
@@ -122,10 +120,9 @@ class AdaptiveClip:
     Every step also releases a count: the sum of 1/2 for each unclipped and -1/2 for each clipped example, with Gaussian
     noise of standard deviation ``count_noise``, rounded to halves.  Then the clip norm C is multiplied by
     exp(-learning_rate (share - quantile)), where share is the share of unclipped examples that follows from the
-    noisy count.  The sum has sensitivity 1/2.  Replacing an example moves the sum by up to 1, twice its sensitivity;
-    the same factor holds for the gradients.  Let z be the plan's noise multiplier.  Gradients with noise multiplier
-    z_gradient = (z^-2 - (2 count_noise)^-2)^(-1/2) and the count together cost one Gaussian of noise multiplier z.
-    This needs count_noise > z/2.
+    noisy count.  The sum has sensitivity 1/2.  The gradients get noise multiplier
+    (z^-2 - (2 count_noise)^-2)^(-1/2), so that both cost one Gaussian of the plan's z, as for `PrivateLoss`.  Needs
+    count_noise > z/2.
 
     Parameters
     ----------

@@ -24,8 +24,6 @@ from jaxacct.core.types import Leaf, PyTree
 from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
 from jaxacct.training.clipping.traces import bind, evaluate
 
-__all__ = ["LoRA", "lora"]
-
 _REMEDY = "use GroupNorm or LayerNorm, or statistics of public data, frozen (trainable=) and only read"
 _NO_KEY = "the module draws random numbers and has no key for it; give rngs=True, or the names of its streams"
 

@@ -12,8 +12,6 @@ from jaxacct.core.types import Foreign, Leaf
 from jaxacct.core.validation import OPEN_PROBABILITY, check_one
 from jaxacct.training.step.step_function import require_optimizer
 
-__all__ = ["Averaged", "averaged"]
-
 
 class Averaged(NamedTuple):
     """State of an `averaged` optimizer.

@@ -29,8 +29,6 @@ from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.training.clipping.clipped_sum import DEVIATION, sensitivity, wide
 from jaxacct.training.clipping.traces import as_data, unfolded_true
 
-__all__ = ["noisy_mean"]
-
 INITIALISATION, SAMPLING, NOISE, QUANTILE = range(1, 5)
 EXAMPLES, MODEL, LOSS = range(7, 10)
 """Purposes of a run's streams of random numbers, 1 to 4 and 7 to 9: first parameters, batches, gradient noise, noise on
