@@ -86,7 +86,9 @@ def summary(table: Table, out: str, seconds: float) -> dict[str, Any]:
         word: dict(Counter(str(value) for value in table[word] if value))
         for word in ("quantity", "kind", "status", "engine")
     }
-    ranges = {end: _extent(table[end]) for end in ANSWER}
+    known = {end: table[end][~np.isnan(table[end])] for end in ANSWER}
+    ranges = {end: {"min": min(x, default=None), "max": max(x, default=None)} for end, x in known.items()}
+    ranges = {end: {word: plain(word, x) for word, x in both.items()} for end, both in ranges.items()}
     rate = len(table) / max(seconds, 1e-9)
     return {"rows": len(table), "out": out, **counts, **ranges, "seconds": seconds, "rows_per_second": rate}
 
@@ -200,12 +202,6 @@ def plain(name: str, value: Any) -> Any:
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
     return int(value) if name in WHOLE and value.is_integer() else value
-
-
-def _extent(values: np.ndarray) -> dict[str, Any]:
-    known = values[~np.isnan(values)]
-    ends = (float(known.min()), float(known.max())) if known.size else (math.nan, math.nan)
-    return {name: plain(name, end) for name, end in zip(("min", "max"), ends, strict=True)}
 
 
 def _counts(counts: dict[str, int]) -> str:

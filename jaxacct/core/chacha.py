@@ -163,14 +163,22 @@ def fresh_key() -> jax.Array:
     >>> jax.random.normal(fresh_key(), (3,)).shape
     (3,)
     """
-    return key_from_bytes(secrets.token_bytes(32))
+    return key_from_bytes(secret_bytes(None))
+
+
+def secret_bytes(key: bytes | None) -> bytes:
+    """Return 32 secret bytes: the given ones, or for None new ones from the operating system."""
+    if key is None:
+        return secrets.token_bytes(32)
+    if not isinstance(key, bytes) or len(key) != 32:
+        raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")
+    return key
 
 
 def key_from_bytes(data: bytes) -> jax.Array:
     """Return the ChaCha20 key of 32 little-endian bytes. Anyone who knows the bytes can compute the noise."""
-    if not isinstance(data, bytes) or len(data) != 32:
-        raise InputError(f"key must be 32 bytes, not {data!r:.20}; use secrets.token_bytes(32)")
-    return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(data, "<u4").astype(np.uint32)), impl=CHACHA20)
+    words = np.frombuffer(secret_bytes(data), "<u4").astype(np.uint32)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=CHACHA20)
 
 
 def secret(key: Any) -> Any:

@@ -66,13 +66,13 @@ def sync_folder(path: Path) -> None:
             os.close(folder)
 
 
-def lock(file: io.FileIO | BinaryIO) -> None:
+def lock(file: io.FileIO | BinaryIO, shared: bool = False) -> None:
     """Lock an open file until it is closed, where the system has locks; raise BlockingIOError if it is locked."""
     if os.name != "posix":
         return
     import fcntl
 
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
 
 
 def regular_file(name: str, path: str | os.PathLike[str]) -> Path:

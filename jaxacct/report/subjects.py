@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds, explain
+from jaxacct.core.files import lock
 from jaxacct.core.validation import DELTA, LARGEST_COUNT, RELATIONS, InputError, check_one, choice, shown
 from jaxacct.interop.documents import FORMAT, from_json, to_json
 from jaxacct.mechanisms import Mechanism, batch_shape
@@ -386,13 +387,9 @@ def _target_kept(ledger: Ledger) -> list[tuple[str, str]]:
 
 def _refuse_open(path: str) -> None:
     """Refuse a ledger that another process has locked for writing, where the system has locks."""
-    if os.name != "posix":
-        return
-    import fcntl
-
     try:
         with Path(path).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock(file, shared=True)
     except BlockingIOError:
         raise InputError(f"{path}: another process is writing it; make the report when the run has ended") from None
     except OSError:

@@ -94,6 +94,11 @@ def _answer_or_failed(
     Raise the error if every row of a block, or the only row of a sweep, is refused as bad input.
     """
     failures: list[tuple[int, Exception]] = []
+    # a failed row has the trivial bracket of epsilon or delta, or NaN for a calibration
+    ends = {"epsilon": (0.0, np.inf, np.inf), "delta": (0.0, 1.0, 1.0)}.get(quantity, (np.nan,) * 3)
+    failed: dict[str, Any] = {name: np.array([end]) for name, end in zip(ANSWER, ends, strict=True)}
+    failed |= {name: np.array([word], object) for name, word in zip(WORDS, ("certified", "failed", ""), strict=True)}
+    failed |= {quantity: np.array([np.nan])} if quantity in _CALIBRATIONS else {}
 
     def attempt(rows: np.ndarray) -> dict[str, Any]:
         try:
@@ -103,7 +108,7 @@ def _answer_or_failed(
         except Exception as error:
             if rows.size == 1:
                 failures.append((int(rows[0]), error))
-                return _failed(quantity)
+                return failed
         first, second = (attempt(half) for half in np.array_split(rows, 2))
         return {name: np.concatenate([first[name], second[name]]) for name in first}
 
@@ -117,14 +122,6 @@ def _answer_or_failed(
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         warnings.warn(f"{quantity} failed at {given}: {reason}{more}", FailedRows, stacklevel=2)
     return answer
-
-
-def _failed(quantity: str) -> dict[str, Any]:
-    """Return the columns of a failed row: the trivial bracket of epsilon or delta, or NaN for a calibration."""
-    ends = {"epsilon": (0.0, np.inf, np.inf), "delta": (0.0, 1.0, 1.0)}.get(quantity, (np.nan,) * 3)
-    columns: dict[str, Any] = {name: np.array([end]) for name, end in zip(ANSWER, ends, strict=True)}
-    columns |= {name: np.array([word], object) for name, word in zip(WORDS, ("certified", "failed", ""), strict=True)}
-    return columns | ({quantity: np.array([np.nan])} if quantity in _CALIBRATIONS else {})
 
 
 def _answer(quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings) -> dict[str, Any]:

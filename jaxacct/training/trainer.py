@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import secrets
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.core import markup
-from jaxacct.core.chacha import key_from_bytes
+from jaxacct.core.chacha import key_from_bytes, secret_bytes
 from jaxacct.core.progress import say, waiting
 from jaxacct.core.types import Foreign, PyTree
 from jaxacct.core.validation import COUNT, InputError, check, choice
@@ -25,9 +24,9 @@ from jaxacct.training.clipping.examples_apart import refuse_closed_over
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
+from jaxacct.training.run.evaluations import Evaluations, ValidationScore, validation_score
 from jaxacct.training.run.log import Log, ProgressLine, RunLog, checked_log, run_log
 from jaxacct.training.run.program import Program, Streamed
-from jaxacct.training.run.public_evaluation import Evaluations
 from jaxacct.training.run.run_ledger import (
     RunLedger,
     last_checkpoint,
@@ -37,7 +36,6 @@ from jaxacct.training.run.run_ledger import (
     require_same,
 )
 from jaxacct.training.run.state import NOTHING, Evaluation, History, Looks, Past, Scores, State, followed, shown
-from jaxacct.training.run.validation_score import ValidationScore, validation_score
 from jaxacct.training.sharding.placement import Placement, copied
 from jaxacct.training.source import Source, source_of_mapped
 from jaxacct.training.step import noise
@@ -194,9 +192,7 @@ class Trainer:
         InputError : neither params nor an example, a key of another length, a model with state that mixes examples, an
             optimizer that asks for values that are not private.
         """
-        if key is not None and (not isinstance(key, bytes) or len(key) != 32):
-            raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")
-        root = self.placement.processes.tell(secrets.token_bytes(32) if key is None else key)
+        root = self.placement.processes.tell(secret_bytes(key))
         if params is None:
             first = noise.stream(key_from_bytes(root), noise.INITIALISATION)
             params = initialised(self.module, first, example, self.rngs, self.apply_kwargs)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hmac
 import math
-import secrets
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.core.chacha import CHACHA20, host_fold_in, key_from_bytes
+from jaxacct.core.chacha import CHACHA20, host_fold_in, key_from_bytes, secret_bytes
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.progress import Progress
 from jaxacct.core.types import Leaf, PyTree
@@ -127,9 +126,7 @@ class Secret:
     """All keys of a tuning, derived from 32 secret bytes; without a `root` the operating system gives the bytes."""
 
     def __init__(self, root: bytes | None) -> None:
-        if root is not None and (not isinstance(root, bytes) or len(root) != 32):
-            raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")
-        self._root = secrets.token_bytes(32) if root is None else root
+        self._root = secret_bytes(root)
 
     def root(self, purpose: bytes, number: int = 0) -> bytes:
         """Return 32 bytes for one purpose and candidate."""

@@ -140,7 +140,11 @@ def whole(
     lower = float(max(found.lower, other.lower))
     kind = "certified" if found.kind == other.kind == "certified" else "bound"
     both = Bounds(lower, worse.upper, worse.upper, kind, worse.status, worse.engine)
-    return Whole(both, _either(chosen, by_score, float(worse.upper), relation), candidate)
+    shown = max(float(worse.upper), 1e-3)
+    grid = np.union1d(np.linspace(0.0, 2.0 * shown, 48), [shown])
+    grid = grid[np.concatenate([[True], np.diff(grid) > 1e-6])]
+    outer = relation if relation in ("replace_one", "zero_out") else "add_or_remove_one"
+    return Whole(both, candidates_profile([chosen, by_score], grid, relation=outer), candidate)
 
 
 def noise_for_score(law: Law, target: float, delta: float, relation: str, candidates: str = "iid") -> float:
@@ -151,12 +155,3 @@ def noise_for_score(law: Law, target: float, delta: float, relation: str, candid
     if not c.ok:
         raise InputError(f"target_epsilon = {target!r} cannot be met by a private score; raise the target")
     return float(c.value)
-
-
-def _either(first: Mechanism, second: Mechanism, epsilon: float, relation: str) -> Mechanism:
-    """Return the pointwise maximum of two profiles, as a mechanism given by points; one point is at `epsilon`."""
-    top = max(epsilon, 1e-3)
-    grid = np.union1d(np.linspace(0.0, 2.0 * top, 48), [top])
-    grid = grid[np.concatenate([[True], np.diff(grid) > 1e-6])]
-    outer = relation if relation in ("replace_one", "zero_out") else "add_or_remove_one"
-    return candidates_profile([first, second], grid, relation=outer)

@@ -100,7 +100,10 @@ def clipped_sum(
     (Array([1.1, 0.8], dtype=float32), 1, 0)
     """
     choice("method", method, METHODS)
-    _check_params(params)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        if not jnp.issubdtype(dtype := jnp.result_type(leaf), jnp.floating):
+            name = jax.tree_util.keystr(path)
+            raise InputError(f"params{name} has dtype {dtype}, must be floating; close over it instead")
     grouped(clip_norm, params)
     examples = _batch_size(batch)
     traced, shapes = jax.make_jaxpr(loss_fn, return_shape=True)(params, one_of(batch))
@@ -125,7 +128,10 @@ def _clipped_sum(
     written, found = find_ways(pair, params, one_of(batch), method)
     sites = [site for site in found if isinstance(site, ghost.Site)]
     direct = [i for i, way in enumerate(found) if way == "vmap"]
-    bundles = _bundled(direct, leaves, groups)
+    together: dict[Any, list[int]] = {}  # small leaves with one clip norm share a bundle, a large leaf has its own
+    for i in direct:
+        together.setdefault((groups[i], None if leaves[i].size <= 2**14 else i), []).append(i)
+    bundles = list(together.values())
     run = tapped(written, [use for site in sites for use, _ in site.uses])
 
     def gradients(example: Any) -> Any:
@@ -293,28 +299,12 @@ def _kept(keep: Any, values: Any) -> Any:
     return jnp.where(keep.reshape(-1, *(1,) * (values.ndim - 1)), values, 0)
 
 
-def _check_params(params: Any) -> None:
-    """Raise InputError if a parameter does not have a floating-point dtype, and so has no gradient."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            name = jax.tree_util.keystr(path)
-            raise InputError(f"params{name} has dtype {jnp.result_type(leaf)}, must be floating; close over it instead")
-
-
 def _batch_size(batch: Any) -> int:
     """Return the number of examples; raise InputError if the arrays of a batch have unequal lengths."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(batch)}
     if len(sizes) != 1 or () in sizes:
         raise InputError(f"batch has first axes {sorted(sizes)}, must all be equal; put the examples along the first")
     return int(sizes.pop()[0])
-
-
-def _bundled(members: Sequence[int], leaves: Sequence[Any], groups: Sequence[int]) -> list[list[int]]:
-    """Group leaves for joint operations: small leaves with one clip norm share a group; a large leaf has its own."""
-    together: dict[Any, list[int]] = {}
-    for i in members:
-        together.setdefault((groups[i], None if leaves[i].size <= 2**14 else i), []).append(i)
-    return list(together.values())
 
 
 class Way(str):

@@ -54,10 +54,8 @@ def evaluate(
 
 def bind(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
     """Run one operation of a trace unchanged."""
-    bound = eqn.primitive.get_bind_params(eqn.params)
-    functions, params = bound if isinstance(bound, tuple) else ((), bound)  # a pair before JAX 0.10
     with eqn.ctx.manager:
-        outputs = eqn.primitive.bind(*functions, *operands, **params)
+        outputs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return outputs if eqn.primitive.multiple_results else [outputs]
 
 

@@ -245,7 +245,6 @@ def open_ledger(
     name = digest(b"run", state.lineage.root.key).hex()[:16]
     if isinstance(ledger, Ledger):
         _settle(ledger, name, state, plan, by)
-        _require_not_stopped(ledger, state)
         return ledger, False
     stretches = state.history.stretches
     if Path(ledger).exists():
@@ -255,7 +254,6 @@ def open_ledger(
         opened = Ledger.create(ledger, stretches[0].plan if stretches else plan, name, by)
     try:
         _settle(opened, name, state, plan, by)
-        _require_not_stopped(opened, state)
     except BaseException:
         opened.close()
         raise
@@ -302,11 +300,7 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
         ledger.spend(answers[0], EARLY_STOP)
     if new and before[-1] == plan and (state.seen or state.stopped == "callback") and state.step < plan.steps:
         ledger.seen(state.step, state.seen)
-
-
-def _require_not_stopped(ledger: Ledger, state: State) -> None:
-    """If an early stop has ended the run, refuse an older state: asking the early stop again would cost again."""
-    if _stopped_early(ledger) and state.stopped != "early_stop":
+    if _stopped_early(ledger) and state.stopped != "early_stop":  # asking the early stop again would cost again
         raise InputError(
             f"{ledger.path}: the early stop of the plan has ended this run, and the state is older; give the state "
             "that fit returned, or begin another run by trainer.init"

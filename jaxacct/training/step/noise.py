@@ -95,7 +95,12 @@ def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: A
     pieces = max(1, -(-total // (_PIECE_ON_CPU if jax.default_backend() == "cpu" else _PIECE)))
     each = -(-total // pieces)
 
-    counters = lambda number: _counters(number * each, each, begins, [*shapes, leaves])
+    def counters(piece: Any) -> tuple[Any, Any]:
+        number = piece * each + jnp.arange(each, dtype=jnp.int32)
+        leaf = jnp.searchsorted(jnp.asarray(begins[1:], jnp.int32), number, side="right")
+        unit = number - jnp.asarray(begins, jnp.int32)[leaf]
+        return unit.astype(jnp.uint32), jnp.asarray([*shapes, leaves], jnp.uint32)[leaf]
+
     flat = draws_of_units(words, counters, pieces, each, 1, dtype)
     starts = begins[:-1].tolist()
     if pieces > 1 and len(starts) > 1:  # one piece or one leaf compiles fast anyway
@@ -125,14 +130,6 @@ def draws_of_units(
     put = lambda i, flat: jax.lax.dynamic_update_slice_in_dim(flat, piece(i), i * each, axis=axis)
     shape = (UNIT, pieces * each) if axis == 1 else (pieces * each, UNIT)
     return jax.lax.fori_loop(0, pieces, put, jnp.zeros(shape, dtype))
-
-
-def _counters(first: Any, count: int, begins: np.ndarray, places: list[int]) -> tuple[Any, Any]:
-    """Return, for `count` units from `first` on: the unit's number within its leaf, and the number of that leaf."""
-    number = first + jnp.arange(count, dtype=jnp.int32)
-    leaf = jnp.searchsorted(jnp.asarray(begins[1:], jnp.int32), number, side="right")
-    unit = number - jnp.asarray(begins, jnp.int32)[leaf]
-    return unit.astype(jnp.uint32), jnp.asarray(places, jnp.uint32)[leaf]
 
 
 def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:

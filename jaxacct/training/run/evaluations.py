@@ -1,4 +1,4 @@
-"""Score of a run's parameters on private validation data, for the early stop of its plan."""
+"""Values of the parameters during a run: on public data, for users, and on private data, for the plan's early stop."""
 
 from __future__ import annotations
 
@@ -9,13 +9,53 @@ import jax
 import numpy as np
 
 from jaxacct.core.types import PyTree
-from jaxacct.core.validation import InputError
+from jaxacct.core.validation import COUNT, InputError, check
 from jaxacct.training.clipping.examples_apart import one_of, refuse_closed_over
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.early_stop import UNITS
+from jaxacct.training.run.state import Evaluation, State
 from jaxacct.training.source import Source
 from jaxacct.training.step.exact_count import LOWER_BITS, MOST_EXAMPLES, units
 from jaxacct.training.step.models import Untrained, join_model
+
+
+class Evaluations:
+    """Callback that computes a value every few steps, keeps it and passes it to `tell`. Each call looks at outputs."""
+
+    def __init__(self, evaluate: Callable[[Any, Any], Any], public_data: PyTree, every: int, data: PyTree) -> None:
+        if public_data is None:
+            raise InputError(
+                "public_data is missing; give the data of evaluate, which must be public: a value on private data is "
+                "a release of its own, such as a tuning.PrivateScore"
+            )
+        if not callable(evaluate):
+            raise InputError(f"evaluate = {evaluate!r:.40} must be a function (params, public_data) -> number or dict")
+        arrays = [leaf for leaf in jax.tree_util.tree_leaves(data) if isinstance(leaf, np.ndarray | jax.Array)]
+        on_host = lambda leaves: [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
+        for leaf in jax.tree_util.tree_leaves(public_data):
+            shared = (np.shares_memory(one, other) for one in on_host([leaf]) for other in on_host(arrays))
+            if any(leaf is other for other in arrays) or any(shared):
+                raise InputError("public_data holds rows of the training data, which are private; give public data")
+        self.values: list[Evaluation] = []
+        self.tell: Callable[[int, Any], Any] = lambda step, value: None
+        self._evaluate, self._data, self._every = evaluate, public_data, int(check("eval_every", every, COUNT))
+
+    def __call__(self, state: State) -> None:
+        step = state.step
+        if step % self._every and step != state.plan.steps:
+            return
+        value = self._evaluate(state.params, self._data)
+        several = isinstance(value, dict)
+        value = {str(name): _number(one) for name, one in value.items()} if several else _number(value)
+        self.values.append(Evaluation(step, value))
+        self.tell(step, value)
+
+
+def _number(value: Any) -> float:
+    found = np.asarray(value)
+    if found.ndim or (found.dtype.kind not in "biuf" and found.dtype.name != "bfloat16"):
+        raise InputError(f"evaluate gave {value!r:.40}, must give a number, or a dict of numbers; take the mean of it")
+    return float(found)
 
 
 class ValidationScore:
