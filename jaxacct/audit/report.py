@@ -167,7 +167,10 @@ class Report:
                 f"{found.confidence:.6g}",
                 f"{found.trials:,}",
             )
-            lines.append((row.name, *numbers, method, *shown, *(_shown_curve(found) for _ in curves)))
+            test = "-"
+            if isinstance(found, CurveTest):
+                test = f"p = {outward(found.p_value, '.2g', up=True)}" + (f" {REFUTED_MARK}" if found.refuted else "")
+            lines.append((row.name, *numbers, method, *shown, *(test for _ in curves)))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         left = (0, 5)
         cell = lambda i, text: text.ljust(widths[i]) if i in left else text.rjust(widths[i])
@@ -230,10 +233,3 @@ def _shown(claim: Claim | None, row: Row) -> str:
     if claim is None:
         return "-"
     return outward(claim.epsilon, ".4f", up=True) + (f" {REFUTED_MARK}" if claim in row.refuted else "")
-
-
-def _shown_curve(found: LowerBound) -> str:
-    """Return the cell of a row's test of a curve, with a flag if the curve is refuted."""
-    if not isinstance(found, CurveTest):
-        return "-"
-    return f"p = {outward(found.p_value, '.2g', up=True)}" + (f" {REFUTED_MARK}" if found.refuted else "")

@@ -295,7 +295,13 @@ def known_curve_test(
         require_at_most("guesses", g, "canaries - 1", m - 1.0, "guesses that every canary is in say nothing")
     right, made, coins = (np.broadcast_to(x, shape).reshape(-1, 1) for x in (c, g, m))
     p_value = _p_value(right, made, coins, by_lines(claimed_lines(claim, guessed)), guessed).reshape(shape)
-    mu = _gaussian_mu(right, made, coins, error, guessed).reshape(shape)
+
+    def held(mu: np.ndarray) -> np.ndarray:
+        side = by_gaussian(mu) if guessed == "both" else halved(by_gaussian(mu))
+        return ~refuted(np.full(mu.shape, error), right, made, coins, side)
+
+    # every mu below the largest refuted one is refuted too; at mu = 50 no guess is wrong, in float64
+    mu = _sections(held, 0.0, 50.0, right.shape[0])[0].reshape(shape)
     at = np.broadcast_to(d, shape)
     epsilon = np.where(at > 0.0, epsilon_of_mu(mu, np.where(at > 0.0, at, 0.5)), np.where(mu > 0.0, np.inf, 0.0))
     trials = np.broadcast_to(m, shape).astype(np.int64)
@@ -324,17 +330,6 @@ def _p_value(c: np.ndarray, g: np.ndarray, m: np.ndarray, inverse: Inverse, gues
     side = inverse if guessed == "both" else halved(inverse)
     wrong = lambda log_tau: refuted(np.exp(log_tau), c, g, m, side)
     return np.minimum(np.exp(_sections(wrong, -690.0, 0.0, c.shape[0])[1]) / DOWN, 1.0)
-
-
-def _gaussian_mu(c: np.ndarray, g: np.ndarray, m: np.ndarray, error: float, guessed: str) -> np.ndarray:
-    """Return the largest mu refuted at level `error`, or 0; every smaller mu is then refuted too."""
-
-    def held(mu: np.ndarray) -> np.ndarray:
-        inverse = by_gaussian(mu)
-        side = inverse if guessed == "both" else halved(inverse)
-        return ~refuted(np.full(mu.shape, error), c, g, m, side)
-
-    return _sections(held, 0.0, 50.0, c.shape[0])[0]  # 50 is enough: at mu = 50 no guess is wrong, in float64
 
 
 def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float, rows: int) -> tuple[Any, Any]:

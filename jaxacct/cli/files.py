@@ -183,10 +183,14 @@ def _ledger_text(report: dict[str, Any]) -> str:
                 f"{release['count']} {what}, {release['sampling']}, noise multiplier "
                 f"{release['noise_multiplier']:.6g}, rate {release['sampling_probability']:.6g}{cap}"
             )
+        step = one["outputs_seen_from"]
+        why = "outputs were seen" + (" before its plan was left" if step is None else f" from step {step} on")
+        if not one["outputs_noted"]:
+            why = "an earlier version of jaxacct wrote this, and did not note whether outputs were seen"
         for place, release in enumerate(one["promised"]):
             lines[f"promised {place + 1}"] = (
                 f"{release['count']} {_COUNTED.get(release['sampling'], 'steps')} not taken, noise multiplier "
-                f"{release['noise_multiplier']:.6g}: {_why(one)}"
+                f"{release['noise_multiplier']:.6g}: {why}"
             )
         for place, other in enumerate(one["others"]):
             lines[f"other {place + 1}"] = f"{other['mechanism']}  {safe(other['note'])}".rstrip()
@@ -205,11 +209,3 @@ def _claim(answer: dict[str, Any], delta: float) -> str:
         return f"no finite bound at delta = {delta!r} ({answer['status']})"
     upper = output.up(answer["upper"], 6)
     return f"<= {upper} at delta = {delta!r} ({answer['kind']}; bracket from {answer['lower']:.6g})"
-
-
-def _why(one: dict[str, Any]) -> str:
-    """Return why steps are counted that were not taken."""
-    if not one["outputs_noted"]:
-        return "an earlier version of jaxacct wrote this, and did not note whether outputs were seen"
-    step = one["outputs_seen_from"]
-    return "outputs were seen" + (" before its plan was left" if step is None else f" from step {step} on")

@@ -209,7 +209,9 @@ class Bounds:
             f"{name}={np.array2string(getattr(self, name), prefix=' ' * (8 + len(name)), threshold=8)}"
             for name in ("lower", "estimate", "upper")
         )
-        words = "; ".join(_tally(array) for array in (self.kind, self.status, self.engine))
+        counts = [Counter(array.ravel().tolist()).most_common() for array in (self.kind, self.status, self.engine)]
+        tally = lambda each: each[0][0] if len(each) == 1 else ", ".join(f"{count} {word}" for word, count in each)
+        words = "; ".join(map(tally, counts))
         return f"Bounds({ends},\n       {words})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -329,11 +331,3 @@ def _formatted(one: Bounds, spec: str) -> str:
     """Return one bracket as text. Only a kind other than "certified" and a status other than "ok" are named."""
     words = ([] if one.kind == "certified" else [one.kind]) + ([] if one.status == "ok" else [one.status])
     return " ".join([bracket(one.lower, one.upper, spec), *words])
-
-
-def _tally(words: np.ndarray) -> str:
-    """Return the word if all words agree, else counts such as ``3 ok, 1 width``."""
-    counts = Counter(str(word) for word in words.ravel())
-    if len(counts) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{count} {word}" for word, count in counts.most_common())

@@ -269,7 +269,11 @@ def choose(
     if x is None:
         raise InputError("no input differs between the rows; there is nothing to draw along an axis")
     if by is None:
-        by = _family(table, kind, _open_axes(table, value, x, by))
+        others = _open_axes(table, value, x, by)
+        count = {name: len(np.unique(table[name].astype(str) if name in TEXT else table[name])) for name in others}
+        by = max((name for name in others if name not in TEXT), key=count.__getitem__, default=None)
+        if not (kind == "heatmap" or (kind is None and by is not None and count[by] > MOST_CURVES)):
+            by = max((name for name in others if count[name] <= MOST_CURVES), key=count.__getitem__, default=None)
     if kind is None:
         many = by is not None and by not in TEXT and len(np.unique(table[by])) > MOST_CURVES
         kind = "heatmap" if many else "curve"
@@ -296,15 +300,6 @@ def _open_axes(table: Table, value: str, x: str, by: str | None) -> list[str]:
     cells = lambda names: len(set(zip(*(table[name].tolist() for name in names), strict=True)))
     free = (name for name in varying(table.columns) if name not in (value, *used))
     return [name for name in free if cells([*used, name]) != cells(used)]
-
-
-def _family(table: Table, kind: str | None, others: list[str]) -> str | None:
-    """Return the input for families of curves, or for the vertical axis of a heat map."""
-    count = {name: len(np.unique(table[name].astype(str) if name in TEXT else table[name])) for name in others}
-    largest = max((name for name in others if name not in TEXT), key=count.__getitem__, default=None)
-    if kind == "heatmap" or (kind is None and largest is not None and count[largest] > MOST_CURVES):
-        return largest
-    return max((name for name in others if count[name] <= MOST_CURVES), key=count.__getitem__, default=None)
 
 
 def pick(table: Table, rows: list[int] | None) -> Table:

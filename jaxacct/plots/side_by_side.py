@@ -19,7 +19,7 @@ from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.plots import style
 from jaxacct.representations.mechanism_profile import Profile, profile
-from jaxacct.representations.risk_table import Reading, RiskTable
+from jaxacct.representations.risk_table import RiskTable
 
 MOST_CURVES = 8
 """Largest number of curves of one picture; a reader could not distinguish more."""
@@ -221,7 +221,8 @@ def plot_risks(table: RiskTable, *, names: Sequence[str] | None = None, axes: Fo
             rows = places + thick * ((count - 1) / 2 - number)
             drawn = axes.barh(rows, ends, 0.9 * thick, color=colours[number], label=labels[number])
             axes.bar_label(drawn, [outward(end, ".3g", up=True) for end in ends], padding=3, fontsize="small")
-        without = [_without_output(one) for one in bars]
+        known = [one.at.get("prior", one.at.get("baseline", one.at.get("fpr", 0.0))) for one in bars]
+        without = [max(p, 1 - p) if one.name == "bayes_success" else p for one, p in zip(bars, known, strict=True)]
         axes.plot(without, places, "|", color="black", markersize=16, label="without the output")
         axes.set_yticks(places, rows_of)
         axes.set(xlim=(0.0, 1.15), xlabel="largest probability (advantage: difference of two)")
@@ -256,14 +257,6 @@ def draw_strategies(advice: Any, axes: Any = None) -> Any:
         style.title(axes, f"noise alone, at certified privacy; {style.RELATION[advice.relation]}", words)
         axes.legend()
     return axes
-
-
-def _without_output(reading: Reading) -> float:
-    """Return the value of the reading for an attacker who does not see the output."""
-    at = reading.at
-    if reading.name == "bayes_success":
-        return max(at["prior"], 1.0 - at["prior"])
-    return float(at.get("prior", at.get("baseline", at.get("fpr", 0.0))))
 
 
 def _curves(mechanisms: Any, relation: str | None) -> tuple[list[Curve], str]:

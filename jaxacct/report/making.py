@@ -21,7 +21,6 @@ from jaxacct.core.progress import Progress
 from jaxacct.core.text import percent, plain_percent
 from jaxacct.core.validation import OPEN_PROBABILITY, InputError, check_one
 from jaxacct.interop.documents import to_json
-from jaxacct.mechanisms import Mechanism
 from jaxacct.report import wording
 from jaxacct.report.claim import Claim, down, safe, up
 from jaxacct.report.page import (
@@ -315,15 +314,11 @@ def _record(subject: Subject, when: datetime) -> list[tuple[str, str]]:
     for claim in subject.claims:
         if claim.mechanism is not None:
             name = "SHA-256 of the mechanism's document"
-            facts.append((name if len(subject.claims) == 1 else f"{name}, {claim.title}", _document(claim.mechanism)))
+            try:
+                told = hashlib.sha256(to_json(claim.mechanism).encode()).hexdigest()
+            except InputError as error:
+                told = f"none: {safe(str(error))[:120]}"
+            facts.append((name if len(subject.claims) == 1 else f"{name}, {claim.title}", told))
     facts.append(("jaxacct", jaxacct.__version__))
     facts += [(name, importlib.metadata.version(name)) for name in ("jax", "jaxlib", "numpy", "scipy")]
     return [*facts, ("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")]
-
-
-def _document(mechanism: Mechanism) -> str:
-    """Return the SHA-256 of the mechanism's JSON document (`jaxacct.interop.to_json`)."""
-    try:
-        return hashlib.sha256(to_json(mechanism).encode()).hexdigest()
-    except InputError as error:
-        return f"none: {safe(str(error))[:120]}"

@@ -46,8 +46,6 @@ SAMPLING = {
 """The ways of drawing batches, in words."""
 _DELTAS = np.geomspace(1e-10, 0.3, 14)
 """Deltas at which a Rényi filter's epsilon is computed; the risks of a filtered run follow from these points."""
-_LONGEST = 600
-"""Largest number of characters that a page shows of a mechanism."""
 _LONGEST_CODE = 4000
 """Largest number of characters of a line of code for a mechanism; the coefficients of some hundred bands fit."""
 _LONGEST_DOCUMENT = 2**24
@@ -202,7 +200,9 @@ def _of_mechanism(mechanism: Mechanism, delta: float | None, relation: str, tick
     tick("epsilon of the mechanism")
     bounds = account.epsilon(mechanism, at, relation=relation)
     claim = Claim("One release of the mechanism", "epsilon", at, relation, bounds, mechanism)
-    parts = mechanism.inside() if isinstance(mechanism, Composed) else [mechanism]
+    with np.printoptions(floatmode="unique"):  # every digit of every number
+        texts = [safe(repr(m)) for m in (mechanism.inside() if isinstance(mechanism, Composed) else [mechanism])]
+    parts = [[text if len(text) <= 600 else f"{text[:600]} ... (cut)"] for text in texts]
     ask = f'b = ja.epsilon(m, {at!r}, relation="{relation}")'
     check = f'print(b, ja.verify(m, b, delta={at!r}, relation="{relation}"))'
     lines = ["import jaxacct as ja", *_made(mechanism), ask, check]
@@ -214,19 +214,12 @@ def _of_mechanism(mechanism: Mechanism, delta: float | None, relation: str, tick
         "a mechanism",
         "This is the description of a mechanism. Nothing on this page says that it was carried out.",
         [claim],
-        Rows("The mechanism, and what it is made of.", ["mechanism"], [[_typed(one)] for one in parts]),
+        Rows("The mechanism, and what it is made of.", ["mechanism"], parts),
         [[]],
         [mechanism],
         GENERAL,
         lines,
     )
-
-
-def _typed(mechanism: Mechanism) -> str:
-    """Write a mechanism with every digit of its numbers; cut a very long text."""
-    with np.printoptions(floatmode="unique"):
-        text = safe(repr(mechanism))
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... (cut)"
 
 
 def _made(mechanism: Mechanism) -> list[str]:
@@ -265,6 +258,10 @@ def _of_plan(plan: Plan, tick: Tick, path: str) -> Subject:
     releases = [_release(plan, "Gaussian noise, ", *item) for item in plan.whole.items()]
     if plan.early_stop is not None:
         releases.append([f"{safe(repr(plan.early_stop.mechanism))} all answers of the early stop", "", "", "1"])
+    code = f"p = Plan.from_json(open({path or 'plan.json'!r}).read()); print(p.epsilon)"
+    if plan.filter is None and plan.repetitions is None:  # others are not covered by `ja.verify`
+        code += f'; print(ja.verify(p.mechanism, p.epsilon, delta=p.target_delta, relation="{plan.relation}"))'
+    python = f"python -c {shlex.quote(f'import jaxacct as ja; from jaxacct.training import Plan; {code}')}"
     return Subject(
         "a plan that was not run",
         f"This is a plan. Nothing on this page says that it was carried out. {target} What a run has spent is in its "
@@ -274,7 +271,7 @@ def _of_plan(plan: Plan, tick: Tick, path: str) -> Subject:
         [_numbers_of_plan(plan)],
         [mechanism],
         _assumed_of_plan(plan),
-        _checks_of_plan(plan, path),
+        [f"sha256sum {_quoted(path)}", python] if path else [python],
         FILTER_NOTE if plan.filter else CHOICE_NOTE if plan.repetitions is not None else "",
         plan.unit,
     )
@@ -324,15 +321,6 @@ def _assumed_of_plan(plan: Plan) -> list[str]:
     if plan.repetitions is not None:
         found.append(f"The number of candidates K has the law {plan.repetitions!r}, fixed beforehand.")
     return found
-
-
-def _checks_of_plan(plan: Plan, path: str) -> list[str]:
-    """Return lines that derive the plan's claim again, and verify it if `ja.verify` covers the plan."""
-    code = f"p = Plan.from_json(open({path or 'plan.json'!r}).read()); print(p.epsilon)"
-    if plan.filter is None and plan.repetitions is None:
-        code += f'; print(ja.verify(p.mechanism, p.epsilon, delta=p.target_delta, relation="{plan.relation}"))'
-    python = f"python -c {shlex.quote(f'import jaxacct as ja; from jaxacct.training import Plan; {code}')}"
-    return [f"sha256sum {_quoted(path)}", python] if path else [python]
 
 
 def _of_ledger(ledger: Ledger, delta: float | None, tick: Tick, path: str) -> Subject:

@@ -442,7 +442,11 @@ def plan(
         seconds += warm * rows.size / sample.size
         first += max(middle - begin - warm, 0.0)
         sampled += sample.size
-    each = local()
+    each, used = local(), 0
+    if os.name == "posix":  # other systems do not report the largest memory of this process so far
+        import resource
+
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return Plan(
         configurations=len(work.grid),
         quantities=count,
@@ -455,7 +459,7 @@ def plan(
         sample=sampled,
         seconds=seconds,
         first_seconds=first,
-        memory_bytes=_resident() + 8 * len(work.columns) * mine.size + GIBIBYTE,
+        memory_bytes=used + 8 * len(work.columns) * mine.size + GIBIBYTE,
     )
 
 
@@ -478,13 +482,3 @@ def _configurations(grid: Any, mode: str, quantity: str | None) -> Grid:
             "list of dicts, or the path of a .toml or .csv file"
         )
     return read_grid(grid)
-
-
-def _resident() -> int:
-    """Return the largest memory of this process so far in bytes; 0 where the system does not report it."""
-    if os.name != "posix":
-        return 0
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak

@@ -102,7 +102,9 @@ class Table:
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write a Parquet file (needs pyarrow)."""
-        numbers = {name for name, column in self.columns.items() if _is_numeric(column)}
+        # float64 holds every cell of these columns exactly
+        exact = lambda c: c.dtype.kind == "f" or (c.dtype.kind in "iu" and np.abs(c).max(initial=0) <= LARGEST_COUNT)
+        numbers = {name for name, column in self.columns.items() if exact(column)}
         cells = lambda name, column: column if name in TEXT else np.array(list(map(str, _as_list(column))), object)
         arrow = optional_package("pyarrow", "a Parquet file")
         schema = arrow.schema([(name, arrow.float64() if name in numbers else arrow.string()) for name in self.columns])
@@ -204,13 +206,6 @@ def fill(table: Table, rows: np.ndarray, piece: Table) -> None:
 def write(table: Table, path: Path) -> None:
     """Write a table to a file in the format of its ending."""
     (table.to_parquet if path.suffix.lower() == ".parquet" else table.to_csv)(path)
-
-
-def _is_numeric(column: np.ndarray) -> bool:
-    """Return whether float64 holds every cell of a column exactly."""
-    if column.dtype.kind not in "fiu":
-        return False
-    return column.dtype.kind == "f" or column.size == 0 or int(np.abs(column).max()) <= LARGEST_COUNT
 
 
 def _as_list(column: np.ndarray) -> list[Any]:

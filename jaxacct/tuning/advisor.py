@@ -65,25 +65,16 @@ MEAN = Constraint("use an expected number of candidates above 0", 0, LARGEST_MEA
 class Option:
     """Way to spend the budget.
 
-    Parameters
-    ----------
-    split : "everything": candidates on all data, the winner released.  "rest" or "all": candidates on a sample, then a
-        final run on the rest of the data, or on all.
-    share : share of the data that the sample has; 1 for "everything".
-    family, parameter : the family of the law of K (the number of candidates), and the law's gamma; for a law without
-        gamma, its mean.
-    candidates : the expected number of candidates, E[K], of all rounds together.
-    noise_multiplier : the noise multiplier of the candidates and of the final run.
-    released_noise, candidate_noise : standard deviation of the noise on a mean gradient, in units of the clip norm: the
-        noise multiplier divided by the expected batch size.  The first is for the released model, the second for a
-        candidate.
-    epsilon : certified upper end for the whole tuning, at most the target; NaN with status "infeasible".
-    gradients, gradients_95 : expectation and 95 % quantile, under the law of K, of the number of gradient evaluations.
-    status : "ok": at most 0.2 % of the target is unspent.  "not_binding": more is unspent, because less noise or an
-        E[K] above a million is not searched.  "loose": more is unspent for another reason, such as a whole number of
-        candidates. "infeasible": nothing meets the target.
-    search : "iid"; "4 rounds", where the winner of each round is public, `candidates` is for all rounds and `parameter`
-        for one round; or "adaptive", where each candidate may depend on all candidates before it.
+    Parameters ---------- split, share : as for `Cost`. family, parameter : the family of the law of K (the number of
+    candidates), and its gamma or else its mean. candidates : the expected number of candidates, E[K], of all rounds
+    together. noise_multiplier : the noise multiplier of the candidates and of the final run. released_noise,
+    candidate_noise : standard deviation of the noise on a mean gradient of the released model and of a candidate, in
+    units of the clip norm: the noise multiplier divided by the expected batch size. epsilon : certified upper end for
+    the whole tuning, at most the target; NaN with status "infeasible". gradients, gradients_95 : expectation and 95 %
+    quantile, under the law of K, of the number of gradient evaluations. status : "ok": at most 0.2 % of the target is
+    unspent. "not_binding": more is unspent, because less noise or an E[K] above a million is not searched. "loose":
+    more is unspent for another reason, such as a whole number of candidates. "infeasible": nothing meets the target.
+    search : "iid"; "4 rounds", each with a public winner and with `parameter` for one round; or "adaptive".
     """
 
     split: str

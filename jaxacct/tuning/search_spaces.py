@@ -107,12 +107,7 @@ class Choice(Distribution):
         object.__setattr__(self, "weights", _checked_weights(len(values), self.weights))
 
     def at(self, bits: int) -> bool | float | str:
-        return self.values[_place(bits, self.shares)]
-
-    @property
-    def shares(self) -> list[Fraction]:
-        """Probabilities, as exact numbers that sum to 1."""
-        return _shares_of(len(self.values), self.weights)
+        return self.values[_place(bits, _shares_of(len(self.values), self.weights))]
 
 
 def _place(bits: int, shares: list[Fraction]) -> int:

@@ -165,7 +165,9 @@ def tune_on_subset(
         batch = plan.expected_batch_size(setting, final)
         segment = Segment(0, setting.steps, noise, setting.sampling_probability, batch)
         run = Plan.of([segment], target_delta=plan.target_delta, dataset_size=len(held[1]))
-        train = side_by_side(if_present(loss_fn), make_optimizer, run, **shared)
+        # an example that is not present has a constant loss, without a gradient
+        present = lambda params, held: jax.numpy.where(held[1], loss_fn(params, held[0]), 0.0)
+        train = side_by_side(present, make_optimizer, run, **shared)
         return lambda params, configs, keys: train(params, configs, keys, held)
 
     settings = plan.settings
@@ -238,16 +240,6 @@ def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
     if plan.variant == "rest":
         rooms[1] = _room(plan.dataset_size, 1.0 - plan.share)
     return _held(data, inside, rooms[0]), _held(data, other, rooms[1])
-
-
-def if_present(loss_fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return a loss that is `loss_fn` for an example that is present, and otherwise a constant without gradient."""
-
-    def loss(params: Any, held: Any) -> Any:
-        example, present = held
-        return jax.numpy.where(present, loss_fn(params, example), 0.0)
-
-    return loss
 
 
 def _room(size: int, share: float) -> int:

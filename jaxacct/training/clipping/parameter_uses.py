@@ -201,7 +201,10 @@ def _follow(
                     found[leaf].others.append("the carry of a loop")
                 else:
                     seen[body.jaxpr.invars[i]] = leaf, inside
-            inner[number] = _follow(body, seen, _needed(eqn, body, live), (*place, number), found)
+            carried = eqn.params.get("num_carry", 0)
+            pairs = enumerate(zip(body.jaxpr.outvars, eqn.outvars, strict=True))
+            needed = [var for i, (var, outside) in pairs if i < carried or outside in live]
+            inner[number] = _follow(body, seen, needed, (*place, number), found)
             continue
         for operand, (leaf, view) in entering.items():
             changed = _viewed(eqn, view)
@@ -251,13 +254,6 @@ def _inside(eqn: Any, operand: int, view: View) -> View | None:
     if operand < constants + eqn.params["num_carry"]:
         return None
     return replace(view, axes=view.axes[1:], loops=(*view.loops, (length, view.axes[0])))
-
-
-def _needed(eqn: Any, body: ClosedJaxpr, live: set[Any]) -> list[Any]:
-    """Return the outputs of a body that the loss can depend on."""
-    carried = eqn.params.get("num_carry", 0)
-    pairs = enumerate(zip(body.jaxpr.outvars, eqn.outvars, strict=True))
-    return [inside for i, (inside, outside) in pairs if i < carried or outside in live]
 
 
 def _live(jaxpr: Any, outputs: Any) -> set[Any]:

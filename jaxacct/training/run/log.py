@@ -425,34 +425,27 @@ class _Table:
 
     def _compute(self) -> None:
         with contextlib.suppress(Exception):  # the state's epsilon raises the same error
-            if self._held is None:
-                self._compute_curve()
-            else:
-                self._compute_claims(*self._held)
-
-    def _compute_curve(self) -> None:
-        """Compute epsilon after 64 evenly spaced steps, and after early steps, each 10 % later than its predecessor."""
-        plan, even = self._plan, 64
-        curve = [(step, float(plan.live_epsilon(step).upper)) for step in _even_steps(0, plan.steps, even)]
-        self._put(curve)
-        if plan.filter is not None or plan.sampling in BY_PASS or len(plan.whole) > MANY_KINDS:
-            return
-        steps, step, apart = [], 1, plan.steps / even
-        while 0.1 * step < apart and apart > 1.0:
-            steps.append(step)
-            step = max(step + 1, int(1.1 * step))
-        if steps:
-            found = epsilon_of_several(plan, [plan.releases_after(step) for step in steps], 0.01)
-            self._put([*curve, *zip(steps, found.upper.tolist(), strict=True)])
-
-    def _compute_claims(self, current: tuple[Spent, list[Run]], *others: tuple[Spent, list[Run]]) -> None:
-        """Compute epsilon at 16 evenly spaced steps only, since each epsilon needs an accounting of its own."""
-        (own, headers), uppers = current, []
-        for step in _even_steps(self._first, self._plan.steps, 16):
-            spent = replace(own, releases=own.releases + self._plan.releases_between(self._first, step))
-            runs = [(spent, [*headers, Run("", "", self._plan)]), *others]
-            uppers.append((step, float(claim(runs, self._plan.target_delta, self._plan.relation).upper)))
-        self._put(uppers)
+            plan = self._plan
+            if self._held is not None:  # 16 evenly spaced steps, since each epsilon needs an accounting of its own
+                (own, headers), *others = self._held
+                uppers = []
+                for step in _even_steps(self._first, plan.steps, 16):
+                    spent = replace(own, releases=own.releases + plan.releases_between(self._first, step))
+                    runs = [(spent, [*headers, Run("", "", plan)]), *others]
+                    uppers.append((step, float(claim(runs, plan.target_delta, plan.relation).upper)))
+                self._put(uppers)
+                return
+            curve = [(step, float(plan.live_epsilon(step).upper)) for step in _even_steps(0, plan.steps, 64)]
+            self._put(curve)
+            if plan.filter is not None or plan.sampling in BY_PASS or len(plan.whole) > MANY_KINDS:
+                return
+            steps, step, apart = [], 1, plan.steps / 64  # and early steps, each 10 % later than the one before
+            while 0.1 * step < apart and apart > 1.0:
+                steps.append(step)
+                step = max(step + 1, int(1.1 * step))
+            if steps:
+                found = epsilon_of_several(plan, [plan.releases_after(step) for step in steps], 0.01)
+                self._put([*curve, *zip(steps, found.upper.tolist(), strict=True)])
 
     def _put(self, found: list[tuple[int, float]]) -> None:
         """Fill the table with upper bounds of epsilon by step.  A later step's bound also holds for an earlier step."""

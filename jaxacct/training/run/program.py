@@ -210,7 +210,13 @@ class Streamed(Program):
         self._users = None if users is None else grouped(users, plan.dataset_size, {(len(source),)})
         self._places = min(rule.cap or plan.dataset_size, plan.dataset_size)
         self._micro = min(rule.micro_batch, self._places) * where.devices  # on all devices together
-        self._traced_parts = self._trace(carried, self._numbers(min(step, plan.steps - 1), np.zeros(8, np.uint32)))
+        zero, most = np.zeros(8, np.uint32), rule.examples_per_user
+        shape = (self._micro,) if most is None else (self._micro, most)
+        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*shape, *a.shape), a.dtype), source.layout.example)
+        rows = rows if most is None else (rows, jax.ShapeDtypeStruct(shape, jnp.float32))
+        batch = (rows, *(jax.ShapeDtypeStruct((self._micro,), dtype) for dtype in (jnp.int32, jnp.bool_)))
+        now = self._numbers(min(step, plan.steps - 1), zero)
+        self._traced_parts = where.loaded(carried, zero, batch, now, self.frozen)
         self.traces = tuple(each.jaxpr for each in self._traced_parts)
         settings = repr((rule.sampling, rule.cap, rule.examples_per_user, self._micro)).encode()
         digests = [where.digest_program(each) for each in self._traced_parts]
@@ -224,15 +230,6 @@ class Streamed(Program):
             self.line = key_derivation.anew(self.line, where.processes.tell(secrets.token_bytes(16)))
         self._stop = threading.Event()
         self._before: Any = carried.not_finite
-
-    def _trace(self, carried: Carried, now: Numbers) -> list[Any]:
-        zero, most = np.zeros(8, np.uint32), self._rule.examples_per_user
-        shape = (self._micro,) if most is None else (self._micro, most)
-        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*shape, *a.shape), a.dtype), self._source.layout.example)
-        if most is not None:
-            rows = (rows, jax.ShapeDtypeStruct(shape, jnp.float32))
-        indices, mask = (jax.ShapeDtypeStruct((self._micro,), dtype) for dtype in (jnp.int32, jnp.bool_))
-        return self._where.loaded(carried, zero, (rows, indices, mask), now, self.frozen)
 
     def begin(self, line: Lineage, step: int, until: int) -> None:
         """Start the threads, and compile the programs while the first batches are being loaded."""

@@ -74,7 +74,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
         sums = jax.shard_map(
             local,
             mesh=mesh,
-            in_specs=(specs, rest, P(), P(), P(), over_examples(mesh), P()),
+            in_specs=(specs, rest, P(), P(), P(), P(mesh.axis_names), P()),
             out_specs=specs_of_sums(cuts),
             check_vma=False,
         )(carried.params, frozen, carried.clip_norm, words, pass_words, data, now)
@@ -295,11 +295,6 @@ def _axes_in(spec: P) -> list[str]:
     return found
 
 
-def over_examples(mesh: Mesh) -> P:
-    """Return the PartitionSpec that divides rows among all devices of the mesh."""
-    return P(mesh.axis_names)
-
-
 def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
     """Return a PartitionSpec for every parameter; raise InputError if a spec does not divide its array evenly."""
     if shard == "data":
@@ -413,7 +408,7 @@ def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:
 
 def sharded_loaded_step(rule: StepRule, rows: Any, mesh: Mesh, shard: Any) -> LoadedStep:
     """Return the step on loaded batches for a mesh; each device has an equal part of every micro-batch."""
-    spread = over_examples(mesh)
+    spread = P(mesh.axis_names)
     over = lambda function, ins, outs: jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
     at_hand = lambda params, clip_norm: Carried(params, None, clip_norm, None)
 

@@ -25,7 +25,6 @@ from jaxacct.training.sharding.mesh_step import (
     frozen_specs,
     is_spec,
     loaded_step,
-    over_examples,
     sharded_loaded_step,
     sharded_step,
 )
@@ -220,7 +219,7 @@ class Placement:
             so_far = jax.eval_shape(nothing, carried, frozen)
         else:
             nothing, one, end = sharded_loaded_step(self._rule, batch[0], self.mesh, self._shard)
-            spread, everywhere = (NamedSharding(self.mesh, spec) for spec in (over_examples(self.mesh), P()))
+            spread, everywhere = (NamedSharding(self.mesh, spec) for spec in (P(self.mesh.axis_names), P()))
             placed = lambda tree, where: jax.tree.map(
                 lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where), tree
             )
@@ -237,7 +236,7 @@ class Placement:
         """Return a micro-batch as the programs of `loaded` take it: an equal part on each device."""
         if self.mesh is None:
             return jax.device_put(batch)
-        where = NamedSharding(self.mesh, over_examples(self.mesh))
+        where = NamedSharding(self.mesh, P(self.mesh.axis_names))
         put = lambda rows: jax.make_array_from_callback(rows.shape, where, lambda index: rows[index])
         return jax.tree.map(put, batch)
 
@@ -318,7 +317,7 @@ def _spread(leaf: Any) -> bool:
 def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
     """Divide rows among the devices, in order, with rows of zeros after the last; a process reads only its own rows."""
     rows = -(-size // mesh.size)
-    where = NamedSharding(mesh, over_examples(mesh))
+    where = NamedSharding(mesh, P(mesh.axis_names))
 
     def put(leaf: Any) -> Any:
         if _spread(leaf):
@@ -346,7 +345,7 @@ def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Proc
     begins = [min(device * rows, size) for device in range(mesh.size + 1)]
     ends = np.append(first, len(ids))[begins]  # in the order of users: each device's first example, then the end
     room = max(int(np.max(np.diff(ends))), 1)
-    where = NamedSharding(mesh, over_examples(mesh))
+    where = NamedSharding(mesh, P(mesh.axis_names))
     of = lambda device: order[ends[device] : ends[device + 1]]
 
     def put(leaf: Any) -> Any:

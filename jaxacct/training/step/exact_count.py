@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_closed_over
@@ -37,19 +38,13 @@ def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float)
         each = jnp.round(clipped * (1.0 / unit)).astype(jnp.int32)
         return jnp.sum(each >> LOWER_BITS), jnp.sum(each & (2**LOWER_BITS - 1))
 
-    upper, lower = (jnp.sum(part) for part in jax.lax.map(of_block, _blocks(data)))
-    return upper, lower
-
-
-def _blocks(data: Any) -> tuple[Any, Any]:
-    """Return (examples, present) in blocks of one size, the last filled up with zeros that do not count."""
     size = jax.tree_util.tree_leaves(data)[0].shape[0]
-    count = -(-size // BLOCK_SIZE)
+    count = -(-size // BLOCK_SIZE)  # the last block is filled up with zeros that do not count
 
     def cut(a: Any) -> Any:
-        a = jnp.asarray(a)
-        return jnp.pad(a, [(0, count * BLOCK_SIZE - size)] + [(0, 0)] * (a.ndim - 1)).reshape(
-            count, BLOCK_SIZE, *a.shape[1:]
-        )
+        padded = jnp.pad(jnp.asarray(a), [(0, count * BLOCK_SIZE - size)] + [(0, 0)] * (np.ndim(a) - 1))
+        return padded.reshape(count, BLOCK_SIZE, *padded.shape[1:])
 
-    return jax.tree.map(cut, data), jnp.arange(count * BLOCK_SIZE).reshape(count, BLOCK_SIZE) < size
+    present = jnp.arange(count * BLOCK_SIZE).reshape(count, BLOCK_SIZE) < size
+    upper, lower = (jnp.sum(part) for part in jax.lax.map(of_block, (jax.tree.map(cut, data), present)))
+    return upper, lower

@@ -187,7 +187,9 @@ def lora(
     key = fresh_key() if key is None else key
     base, outer = model_as_pytree(params)
     adapters = {}
-    chosen = _by_name if where is None else lambda path, array: where(path)
+    axes = {"kernel": (2, 3), "weight": (2,)}
+    usual = lambda path, array: array.ndim in axes.get(path.rpartition("/")[2], ())
+    chosen = usual if where is None else lambda path, array: where(path)
     for place, (path, array) in enumerate(zip(paths(base), arrays_of(base), strict=True)):
         if array is None or not chosen(path, array):
             continue
@@ -292,12 +294,6 @@ def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
         return product(inner * w.scale, far.astype(inner.dtype), (((inner.ndim - 1,), (rank_axis,)), ((), ())))
     inner = product(near, x, ((along, contracted[1]), ((), ())))  # in W x, the rank is the first axis
     return product(far.astype(inner.dtype), inner * w.scale, (((rank_axis,), (0,)), ((), ())))
-
-
-def _by_name(path: str, array: Any) -> bool:
-    """Return whether `lora` adapts an array by default, judged by its name and number of axes."""
-    name = path.rpartition("/")[2]
-    return (name == "kernel" and array.ndim in (2, 3)) or (name == "weight" and array.ndim == 2)
 
 
 def _split(shape: tuple[int, ...]) -> int:
@@ -451,7 +447,11 @@ def loss_of(
         output = lambda model, inputs, *key: model(inputs, **({"key": key[0]} if key else {}), **named)
     elif callable(getattr(loss_fn, "apply", None)):
         _require_arguments(loss_fn, named)
-        output = _linen(loss_fn, streams(rngs), named)
+        names = streams(rngs)
+
+        def output(model: Any, inputs: Any, *key: Any) -> Any:
+            keys = [jax.random.fold_in(key[0], number) for number in range(len(names))] if len(names) > 1 else key
+            return loss_fn.apply(model, inputs, rngs=dict(zip(names, keys, strict=True)) if key else None, **named)
     else:
         raise InputError("loss goes with a module of Flax (linen or nnx) or Equinox; of a function leave it out")
 
@@ -492,15 +492,6 @@ def refuse_state(module: Any, trained: Any) -> None:
             f"the model has {', '.join(others)} besides params; what mixes examples (batch normalisation) is not "
             f"private; {_REMEDY}"
         )
-
-
-def _linen(module: Any, names: tuple[str, ...], named: Mapping[str, Any]) -> Callable[..., Any]:
-    def output(params: Any, inputs: Any, *key: Any) -> Any:
-        keys = [jax.random.fold_in(key[0], number) for number in range(len(names))] if len(names) > 1 else key
-        rngs = dict(zip(names, keys, strict=True)) if key else None
-        return module.apply(params, inputs, rngs=rngs, **named)
-
-    return output
 
 
 @contextlib.contextmanager
