@@ -32,11 +32,9 @@ class Played(NamedTuple):
 
     Parameters
     ----------
-    scores : numpy.ndarray, shape (runs, canaries)
-        A score tends to be larger if the canary took part.
-    outcome : pytree of arrays, first axis runs
-        What the argument ``outcome`` of `Game.play` returned for each run's last parameters; by default these
-        parameters.
+    scores : numpy.ndarray, shape (runs, canaries); a score tends to be larger if the canary took part.
+    outcome : pytree of arrays, first axis runs; what the argument ``outcome`` of `Game.play` returned for each run's
+        last parameters; by default these parameters.
 
     >>> Played(np.zeros((100, 1)), None).scores.shape
     (100, 1)
@@ -57,16 +55,12 @@ class Game:
     Parameters
     ----------
     trainer : Trainer
-    loss_fn : callable
-        (params, (example, mark)) -> scalar loss.
-    data : pytree of arrays
-        The canaries are the last examples.
+    loss_fn : (params, (example, mark)) -> scalar loss.
+    data : pytree of arrays; the canaries are the last examples.
     marks : numpy.ndarray of int32, shape (examples,)
         Mark of each example if all canaries are in: `REAL_MARK`, or the number of a gradient canary.
-    observe : callable
-        (parameters before a step, noisy sum of the step) -> one score for each canary.
-    canaries : int
-        Number of canaries.
+    observe : (parameters before a step, noisy sum of the step) -> one score for each canary.
+    canaries : number of canaries.
 
     References
     ----------
@@ -133,20 +127,14 @@ class Game:
         Parameters
         ----------
         params : pytree
-        present : bool or array_like of bool, shape (canaries,)
-            Whether each canary takes part.
+        present : bool or array_like of bool, shape (canaries,); whether each canary takes part.
         runs : int
-        steps : int, optional
-            Number of the plan's steps, from the first; by default all.
-        seed : int
-            Seed of the keys, 64 bits: for audits only.
-        hyperparameters : mapping, optional
-            name -> one value for each run, shape (runs,): such as the learning rate of each candidate of a tuning.  The
-            optimizer must be made by `optax.inject_hyperparams`.
-        outcome : callable, optional
-            last parameters -> arrays, such as a validation loss; traceable.
-        progress : bool, optional
-            Whether a line on standard error shows the progress; None shows it only on a terminal.
+        steps : number of the plan's steps, from the first; by default all.
+        seed : seed of the keys, 64 bits: for audits only.
+        hyperparameters : name -> one value for each run, shape (runs,): such as the learning rate of each candidate of
+            a tuning.  The optimizer must be made by `optax.inject_hyperparams`.
+        outcome : last parameters -> arrays, such as a validation loss; traceable.
+        progress : whether a line on standard error shows the progress; None shows it only on a terminal.
         """
         runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, SEED_RANGE))
         plan = self.trainer.plan
@@ -251,13 +239,10 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
 
     Parameters
     ----------
-    trainer : Trainer
-        Its plan's dataset_size is the number of examples in ``data`` plus ``count``. It has one clip norm for all
+    trainer : its plan's dataset_size is the number of examples in ``data`` plus ``count``. It has one clip norm for all
         parameters.
-    data : pytree of arrays, or None
-        Examples along the first axis; None for no other examples.
-    count : int
-        Number of canaries.
+    data : pytree of arrays, or None; examples along the first axis; None for no other examples.
+    count : number of canaries.
 
     Returns
     -------
@@ -310,12 +295,9 @@ def input_canary(trainer: Trainer, data: PyTree, example: PyTree) -> Game:
 
     Parameters
     ----------
-    trainer : Trainer
-        Its plan's dataset_size is one more than the number of examples in ``data``.
-    data : pytree of arrays
-        Examples along the first axis.
-    example : pytree
-        The canary, shaped like one example of the data.
+    trainer : its plan's dataset_size is one more than the number of examples in ``data``.
+    data : pytree of arrays; examples along the first axis.
+    example : the canary, shaped like one example of the data.
 
     Returns
     -------

@@ -76,13 +76,10 @@ def clopper_pearson(
         Numbers of runs without and with the canary.  The rule of guessing must not depend on these runs.
     false_negatives : array_like of whole numbers
         Number of the ``present`` runs with the canary that were taken for runs without it.
-    delta : array_like in [0, 1)
-        It broadcasts with the counts, and each element of the result is a statement by itself.
-    confidence : float in (0, 1)
-        Each limit fails with probability at most (1 - confidence)/2.
-    relation : {"add_or_remove_one", "zero_out", "remove_one", "add_one"}
-        "remove_one" is the first inequality alone, "add_one" the second.  Under "zero_out" a run without the canary
-        has a record in its place that contributes 0.
+    delta : in [0, 1); it broadcasts with the counts, and each element of the result is a statement by itself.
+    confidence : in (0, 1); each limit fails with probability at most (1 - confidence)/2.
+    relation : {"add_or_remove_one", "zero_out", "remove_one", "add_one"}; "remove_one" is the first inequality alone,
+        "add_one" the second.  Under "zero_out" a run without the canary has a record in its place that contributes 0.
 
     Returns
     -------
@@ -125,10 +122,8 @@ def gaussian_fit(
     false_positives, absent, false_negatives, present : array_like of whole numbers
         As for `clopper_pearson`, with one element per threshold along the last axis.  All thresholds are applied to the
         same runs, and are chosen without looking at these runs.
-    delta : array_like in (0, 1)
-        It broadcasts with the axes of the counts before the last.
-    confidence : float in (0, 1)
-        Every limit fails with probability at most (1 - confidence)/(2 thresholds).
+    delta : in (0, 1); it broadcasts with the axes of the counts before the last.
+    confidence : in (0, 1); every limit fails with probability at most (1 - confidence)/(2 thresholds).
 
     Returns
     -------
@@ -201,17 +196,13 @@ class LowerBound:
 
     Parameters
     ----------
-    epsilon : float or numpy.ndarray
-        0 says nothing.
+    epsilon : 0 says nothing.
     delta : float or numpy.ndarray
     confidence : float
-    trials : int or numpy.ndarray
-        Number of runs, with and without the canary together; for an audit in one run, the number of canaries.
+    trials : number of runs, with and without the canary together; for an audit in one run, the number of canaries.
     method : str
-    kind : str
-        "lower bound", or "conditional: Gaussian DP": true if the trade-off curve is that of a Gaussian.
-    mu : float or numpy.ndarray, optional
-        The Gaussian-DP parameter of a Gaussian fit.
+    kind : "lower bound", or "conditional: Gaussian DP": true if the trade-off curve is that of a Gaussian.
+    mu : the Gaussian-DP parameter of a Gaussian fit.
 
     References
     ----------
@@ -269,18 +260,14 @@ def from_scores(
 
     Parameters
     ----------
-    absent, present : array_like, shape (runs,)
-        Scores, in an order that does not depend on them (as simulated).
+    absent, present : array_like, shape (runs,); scores, in an order that does not depend on them (as simulated).
     delta : float
     confidence : float in (0, 1)
-    method : {"clopper_pearson", "gaussian_fit"}
-        "gaussian_fit" holds only for mechanisms that are Gaussian DP.
-    thresholds : array_like, optional
-        Numbers chosen without looking at these scores; the error is divided among them (Bonferroni).  By default the
-        first part of each sample chooses the threshold, and the bound comes from the rest.  Then only the rest counts
-        as trials.
-    held_out : float in (0, 1)
-        Share of each sample in this first part.
+    method : {"clopper_pearson", "gaussian_fit"}; "gaussian_fit" holds only for mechanisms that are Gaussian DP.
+    thresholds : array_like; numbers chosen without looking at these scores; the error is divided among them
+        (Bonferroni).  By default the first part of each sample chooses the threshold, and the bound comes from the
+        rest.  Then only the rest counts as trials.
+    held_out : in (0, 1); share of each sample in this first part.
 
     Returns
     -------

@@ -32,11 +32,9 @@ class Claim:
     Parameters
     ----------
     name : str
-    epsilon : float or Bounds
-        If it is the Bounds of `ja.epsilon`, the claim takes their upper end, and their kind in place of ``kind``.
+    epsilon : if it is the Bounds of `ja.epsilon`, the claim takes their upper end, and their kind in place of ``kind``.
     delta : float
-    kind : str
-        Kind of statement, such as "bound".
+    kind : kind of statement, such as "bound".
 
     >>> Claim("RDP", 2.31, 1e-5, kind="bound")
     Claim(name='RDP', epsilon=2.31, delta=1e-05, kind='bound')

@@ -106,17 +106,13 @@ def winners(
 
     Parameters
     ----------
-    draw : callable
-        (key, shape) -> outcomes of candidates, traceable: `gaussian`, `finite`, or any other.
+    draw : (key, shape) -> outcomes of candidates, traceable: `gaussian`, `finite`, or any other.
     score : callable
         outcomes -> numbers of equal shape, traceable.  The largest wins, among equals the first; NaN counts as -inf.
-    law : Law
-        One law of K.
+    law : one law of K.
     runs : int
-    seed : int
-        A seed determines the winners, whatever the number of threads.
-    progress : bool, optional
-        Whether a line on standard error shows the progress; None shows it only on a terminal.
+    seed : a seed determines the winners, whatever the number of threads.
+    progress : whether a line on standard error shows the progress; None shows it only on a terminal.
 
     Returns
     -------
@@ -157,9 +153,8 @@ def count_winners(
     ----------
     draw, score, law, runs, seed, progress
         As for `winners`.
-    event : callable
-        outcomes of n winners, shape (n,) -> whether each is in the event, bool of shape (n,); or of shape (events, n)
-        for several events.  Traceable.  An outcome of NaN stands for a selection with K = 0.
+    event : outcomes of n winners, shape (n,) -> whether each is in the event, bool of shape (n,); or of shape (events,
+        n) for several events.  Traceable.  An outcome of NaN stands for a selection with K = 0.
 
     Returns
     -------
@@ -289,12 +284,10 @@ class Cells(NamedTuple):
 
     Parameters
     ----------
-    numerator, denominator : numpy.ndarray, shape (cells,)
-        Masses of the cells under the two laws; each array sums to 1.  For the direction "remove" the numerator is the
-        law with the record.
-    rank : numpy.ndarray, shape (cells, 2)
-        The ends of each cell's interval of ranks.  The rank of an outcome is the denominator's mass of the outcomes
-        with larger likelihood ratios.
+    numerator, denominator : numpy.ndarray, shape (cells,); masses of the cells under the two laws; each array sums to
+        1.  For the direction "remove" the numerator is the law with the record.
+    rank : numpy.ndarray, shape (cells, 2); the ends of each cell's interval of ranks.  The rank of an outcome is the
+        denominator's mass of the outcomes with larger likelihood ratios.
 
     >>> Cells(np.array([0.75, 0.25]), np.array([0.25, 0.75]), np.zeros((2, 2))).numerator.tolist()
     [0.75, 0.25]
@@ -313,8 +306,7 @@ def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Ce
     Parameters
     ----------
     found : Attack
-    curve : callable
-        T, for arrays: T(u) is the largest numerator mass of a set that has denominator mass u, in the attack's
+    curve : T, for arrays: T(u) is the largest numerator mass of a set that has denominator mass u, in the attack's
         direction.
 
     Returns
@@ -378,8 +370,7 @@ def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progre
 
     Parameters
     ----------
-    masses : array_like in [0, 1], shape (cells,)
-        They sum to 1.
+    masses : array_like in [0, 1], shape (cells,); they sum to 1.
     law, runs, seed, progress
         As for `winners`.
 
@@ -420,8 +411,7 @@ def cell_audit(
     Parameters
     ----------
     cells : Cells
-    law : Law
-        One law of K.
+    law : one law of K.
     delta : float in (0, 1)
     runs : int
     confidence : float in (0, 1)

@@ -58,10 +58,8 @@ def one_run_p_value(
     Parameters
     ----------
     epsilon : array_like >= 0
-    correct, guesses, canaries : array_like of whole numbers
-        v, r and m: correct <= guesses <= canaries.
-    delta : array_like in [0, 1)
-        All arguments broadcast.
+    correct, guesses, canaries : array_like of whole numbers; v, r and m: correct <= guesses <= canaries.
+    delta : in [0, 1); all arguments broadcast.
 
     Returns
     -------
@@ -133,13 +131,11 @@ def one_run(
 
     Parameters
     ----------
-    correct, guesses, canaries : array_like of whole numbers
-        correct <= guesses <= canaries.
+    correct, guesses, canaries : array_like of whole numbers; correct <= guesses <= canaries.
     delta : array_like in [0, 1)
         The arrays broadcast.  If the claim is a Plan, delta may be left out: the plan's delta is then used.
     confidence : float in (0, 1)
-    claim : Plan, Mechanism, Profile or float, optional
-        The claim about adding or removing one canary: the curve of one run of a plan, the curve of a mechanism, or
+    claim : the claim about adding or removing one canary: the curve of one run of a plan, the curve of a mechanism, or
         mu-Gaussian DP for a number mu > 0.  A plan or profile under replace_one or zero_out claims the curve of
         replacing a canary, or of zeroing it out.
     guessed : {"both", "in"}
@@ -185,10 +181,8 @@ def coin_guesses(scores: ArrayLike, included: ArrayLike, positive: int, negative
     Parameters
     ----------
     scores : array_like, shape (canaries,)
-    included : array_like of bool, shape (canaries,)
-        Whether each canary was in.
-    positive, negative : int
-        Numbers of guesses, which must be fixed before the scores are seen.
+    included : array_like of bool, shape (canaries,); whether each canary was in.
+    positive, negative : numbers of guesses, which must be fixed before the scores are seen.
 
     Returns
     -------
@@ -248,10 +242,8 @@ class CurveTest(LowerBound):
     ----------
     epsilon, delta, confidence, trials, method, kind, mu
         As in `LowerBound`.
-    p_value : float or numpy.ndarray
-        Rounded up.
-    claim : str
-        The tested claim, in words.
+    p_value : rounded up.
+    claim : the tested claim, in words.
     guessed : {"both", "in"}
 
     References

@@ -58,11 +58,9 @@ def plot(
         the inputs with the most values; every other input is held at the value that most rows have.
     value : name of a column
         By default the quantity that was solved for; "epsilon" draws the epsilon at a calibrated parameter.
-    where : dict of column names and values
-        Draw only the rows with these values.
-    rows : row numbers from 0
-        Rows to draw as profiles or trade-off curves, counted among those that `where` leaves; by default up to six,
-        evenly spread.
+    where : draw only the rows with these values.
+    rows : row numbers from 0; rows to draw as profiles or trade-off curves, counted among those that `where` leaves; by
+        default up to six, evenly spread.
 
     Returns
     -------

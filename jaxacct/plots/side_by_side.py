@@ -62,12 +62,10 @@ def plot_profiles(
     ----------
     mechanisms : dict of str and Mechanism or Profile; or one of them
         The keys are the names in the legend.  A batch has a curve for each of its elements, 8 curves at most.
-    epsilon : array_like >= 0, optional
-        Values at which delta is computed; by default 120 values up to where delta is 1e-10.
+    epsilon : >= 0; values at which delta is computed; by default 120 values up to where delta is 1e-10.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}, optional
         By default "add_or_remove_one", and for a Profile its own relation.
-    axes : matplotlib Axes, optional
-        The axes to draw on; by default those of a new figure, which a notebook shows and `axes.figure.savefig(path)`
+    axes : the axes to draw on; by default those of a new figure, which a notebook shows and `axes.figure.savefig(path)`
         writes.
 
     Returns
@@ -114,8 +112,7 @@ def plot_tradeoffs(
     ----------
     mechanisms, relation, axes
         As in `plot_profiles`.
-    fpr : array_like in [0, 1], optional
-        The false positive rates; by default 81 of them.
+    fpr : in [0, 1]; the false positive rates; by default 81 of them.
 
     Returns
     -------
@@ -179,10 +176,8 @@ def plot_risks(table: RiskTable, *, names: Sequence[str] | None = None, axes: Fo
     Parameters
     ----------
     table : RiskTable
-    names : sequence of str, optional
-        Names of the configurations of a batch in the legend; by default their indices.
-    axes : matplotlib Axes, optional
-        As in `plot_profiles`.
+    names : names of the configurations of a batch in the legend; by default their indices.
+    axes : as in `plot_profiles`.
 
     Returns
     -------

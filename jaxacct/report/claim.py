@@ -39,22 +39,14 @@ class Claim:
 
     Parameters
     ----------
-    title : str
-        Name of the mechanism or run that the answer is about.
-    quantity : {"epsilon", "delta"}
-        The quantity that `bounds` brackets.
-    given : float
-        The delta or the epsilon at which `bounds` holds.
-    relation : str
-        The neighbouring relation.
-    bounds : Bounds or None
-        The bracket of one configuration; None where there is no answer.
-    mechanism : Mechanism or None
-        The mechanism of the claim; None where no single mechanism describes it.
-    happened : bool
-        False for a plan or a configuration, which only says what would be released.
-    trouble : str
-        A reason against the claim that `bounds` does not show; empty if there is none.
+    title : name of the mechanism or run that the answer is about.
+    quantity : {"epsilon", "delta"}; the quantity that `bounds` brackets.
+    given : the delta or the epsilon at which `bounds` holds.
+    relation : the neighbouring relation.
+    bounds : the bracket of one configuration; None where there is no answer.
+    mechanism : the mechanism of the claim; None where no single mechanism describes it.
+    happened : False for a plan or a configuration, which only says what would be released.
+    trouble : a reason against the claim that `bounds` does not show; empty if there is none.
     profile : tuple of (epsilon, delta), or None
         Points of the privacy profile from which the risks are read, where the mechanism itself does not give the risks.
 

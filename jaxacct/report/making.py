@@ -78,17 +78,13 @@ def report(
     subject : path, Ledger, Plan, Table, Mechanism, or the DataFrame that a sweep returned
         A path is that of a ledger, of the result of a sweep (.csv or .parquet), or of a plan or a mechanism as JSON.
         The epsilon of a ledger is derived again from its entries, and that of a row from its parameters.
-    out : path ending in .html or .md, optional
-        The file to write the page to; an existing file is replaced.
+    out : path ending in .html or .md; the file to write the page to; an existing file is replaced.
     delta : float in (0, 1), optional
         The delta of the claim: for a ledger, by default the delta of its last plan; for a mechanism, required.
-    rows : row numbers from 0, optional
-        For a result: up to 20 rows to describe in detail.  By default the first 3 in detail and the first 50 in a
-        table.
-    prior : float in (0, 1)
-        The probability, before the output is seen, that the record was used.
-    relation : str, optional
-        For a mechanism, by default "add_or_remove_one"; every other subject has its own relation.
+    rows : row numbers from 0; for a result: up to 20 rows to describe in detail.  By default the first 3 in detail and
+        the first 50 in a table.
+    prior : in (0, 1); the probability, before the output is seen, that the record was used.
+    relation : for a mechanism, by default "add_or_remove_one"; every other subject has its own relation.
     model, organisation, contact : str
         The model that the page is about, who releases it, and whom to ask; shown at the top where they are given.
 
@@ -158,14 +154,10 @@ class Report:
     Parameters
     ----------
     title : str
-    claims : tuple of Claim
-        The claims that the page states in detail.
-    readings : tuple of Readings or None
-        The risks of each claim; None where there are no risks.
-    blocks : tuple
-        The pieces of the page, in order.
-    rows_not_claimed : int
-        Number of rows of the table that no claim may use.
+    claims : the claims that the page states in detail.
+    readings : the risks of each claim; None where there are no risks.
+    blocks : the pieces of the page, in order.
+    rows_not_claimed : number of rows of the table that no claim may use.
 
     References
     ----------

@@ -94,14 +94,11 @@ class Grid:
 
     Parameters
     ----------
-    name : array of str, shape (rows,)
-        Empty for a row without a name.
-    quantity : array of str, shape (rows,)
-        The quantity that the sweep solves for in each row.
+    name : array of str, shape (rows,); empty for a row without a name.
+    quantity : array of str, shape (rows,); the quantity that the sweep solves for in each row.
     inputs : dict of arrays, each of shape (rows,)
         float64 with NaN for an absent number; `sampling` and `repetitions` are text, empty where absent.
-    beside : dict of arrays, each of shape (rows,)
-        Other columns of the user, which are kept beside the answers.
+    beside : dict of arrays, each of shape (rows,); other columns of the user, which are kept beside the answers.
 
     >>> import jaxacct.sweeps.grid
     >>> fields = {"noise_multiplier": [1.0, 2.0], "sampling_probability": 0.01, "steps": 10, "delta": 1e-5}

@@ -332,12 +332,9 @@ def merge(
 
     Parameters
     ----------
-    parts : list of paths
-        The part files that `sweep(grid, out=..., shard="i/n")` leaves, for i from 1 to n.
-    out : path ending in .csv or .parquet, optional
-        The file to write the table to.
-    overwrite : bool
-        Replace an earlier result.
+    parts : the part files that `sweep(grid, out=..., shard="i/n")` leaves, for i from 1 to n.
+    out : path ending in .csv or .parquet; the file to write the table to.
+    overwrite : replace an earlier result.
 
     Returns
     -------

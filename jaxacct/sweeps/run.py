@@ -60,10 +60,8 @@ class SweepInterrupted(KeyboardInterrupt):
 
     Parameters
     ----------
-    done, total : int
-        Finished rows, and all rows of this slice.
-    journal : Path or None
-        None for a sweep without `out`, which keeps no rows.
+    done, total : finished rows, and all rows of this slice.
+    journal : None for a sweep without `out`, which keeps no rows.
 
     >>> print(SweepInterrupted(512, 1024, None))
     interrupted after 512 of 1,024 rows
@@ -109,26 +107,18 @@ def sweep(
         a list of dicts every row is one configuration.  Columns that are no inputs are kept beside the answers.
     mode : {"product", "zip"}
         For a dict: every combination (the last field varies fastest), or the arrays broadcast together.
-    quantity : str, optional
-        The quantity to solve for, as a check on the field that is left out; not for files.
-    out : path ending in .csv or .parquet, optional
-        The file of the result, which must not exist yet (see overwrite).
+    quantity : the quantity to solve for, as a check on the field that is left out; not for files.
+    out : path ending in .csv or .parquet; the file of the result, which must not exist yet (see overwrite).
     relation, engine, rtol, backend
         As in `jaxacct.epsilon` and `jaxacct.calibrate_noise_multiplier` (calibrations choose the engine).
-    progress : bool, optional
-        Show a progress bar on standard error; by default only on a terminal.
-    block : int, optional
-        Rows solved between two writes; by default a sixteenth of the grid, rounded up to a power of 2, at least 512 and
-        at most 4096.
-    resume : bool
-        Continue from the journal of an interrupted run, if there is one, with its block size.
-    overwrite : bool
-        Discard such a journal, and replace an earlier result when the new result is complete.
-    shard : "i/n", optional
-        Solve the i-th of n slices into the part file OUT.i-of-n.part, for `jaxacct.sweeps.merge`.
-    distributed : bool
-        After `jax.distributed.initialize()`: every process solves its slice, and the first process merges the slices.
-        `out` must be on a file system that all processes share.
+    progress : show a progress bar on standard error; by default only on a terminal.
+    block : rows solved between two writes; by default a sixteenth of the grid, rounded up to a power of 2, at least 512
+        and at most 4096.
+    resume : continue from the journal of an interrupted run, if there is one, with its block size.
+    overwrite : discard such a journal, and replace an earlier result when the new result is complete.
+    shard : "i/n"; solve the i-th of n slices into the part file OUT.i-of-n.part, for `jaxacct.sweeps.merge`.
+    distributed : after `jax.distributed.initialize()`: every process solves its slice, and the first process merges the
+        slices. `out` must be on a file system that all processes share.
 
     Returns
     -------
@@ -324,26 +314,17 @@ class Plan:
 
     Parameters
     ----------
-    configurations : int
-        Rows of the whole grid.
-    quantities : dict of str and int
-        Number of rows of the whole grid that are solved for each quantity.
-    shard : (i, n)
-        The slice, i-th of n.
-    own : int
-        Rows of this slice.
-    blocks, block : int
-        Blocks of this slice, and rows in a block.
+    configurations : rows of the whole grid.
+    quantities : number of rows of the whole grid that are solved for each quantity.
+    shard : (i, n); the slice, i-th of n.
+    own : rows of this slice.
+    blocks, block : blocks of this slice, and rows in a block.
     backend : {"numpy", "xla"}
         The backend of the kernels; by default NumPy for up to 40,000 rows (2,400 with repetitions) on a CPU.
-    devices : str
-        Number and platform of the devices.
-    sample : int
-        Configurations that were solved to measure the rate, spread over the slice.
-    seconds : float
-        Estimated time for the rows of this slice.
-    first_seconds : float
-        Time that compiling the programs took for the sample.
+    devices : number and platform of the devices.
+    sample : configurations that were solved to measure the rate, spread over the slice.
+    seconds : estimated time for the rows of this slice.
+    first_seconds : time that compiling the programs took for the sample.
     memory_bytes : int
         Sum of the largest memory of the process so far, the size of the slice's table, and the lattice engine's limit.
 

@@ -45,8 +45,7 @@ class Table:
 
     Parameters
     ----------
-    columns : dict of arrays, each of shape (rows,)
-        One column is `quantity`.
+    columns : dict of arrays, each of shape (rows,); one column is `quantity`.
 
     >>> from jaxacct.sweeps import sweep
     >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
