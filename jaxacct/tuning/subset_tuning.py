@@ -100,17 +100,14 @@ def tune_on_subset(
     data : pytree of arrays, plan.dataset_size records along the first axis.
     plan : a `SubsetPlan`.
     init : JAX key -> first parameters, of equal shapes for all keys.
-    score : params -> a number, larger is better, of public data only; NaN ranks below every number.  Among equal scores
-        the candidate drawn first wins.
+    score : as for `tune`, of public data only.
     candidates : "iid" declares that all draws of a space of your own are independent and from one law, as draws of
         `Grid` and `Random` are.  Draws of any other kind have no guarantee here.
     extrapolate : "sgd" multiplies config["learning_rate"] by the growth of the data in the final run (plan.growth);
         "adam" changes nothing; a function maps (config, growth) to a config.
     warm_start : begin the final run at the winner's parameters (Remark 3 of Koskela and Kulkarni covers this).
     clip_norm, method, micro_batch : as for `side_by_side`.
-    ledger : a path or a Ledger; its entries count against the plan's target.
-    key : 32 secret bytes for all randomness but K, by default from the operating system; never use them for two
-        tunings.
+    ledger, key : as for `tune`.
 
     Returns
     -------
