@@ -56,7 +56,7 @@ def test_a_threshold_is_exact(rates):
 def test_each_record_is_drawn_at_its_rate(monkeypatch, piece):
     """A chi-square test by record, which fails if two neighbours exchange their rates; host and device agree."""
     monkeypatch.setattr(sampler, "_HOST_PIECE", piece)
-    rates, runs = np.tile([0.02, 0.3, 0.31, 1.0], 9), 40_000
+    rates, runs = np.tile([0.02, 0.3, 0.31, 1.0, 0.6], 7), 40_000
     words = np.random.default_rng(5).integers(0, 2**32, (runs, 8), np.uint32)
     one = lambda words: poisson(key_of(words), rates.size, rates)
     drawn = jax.jit(jax.vmap(one))(words)
@@ -70,7 +70,7 @@ def test_each_record_is_drawn_at_its_rate(monkeypatch, piece):
     distance = lambda q: np.sum((found[some] - runs * q[some]) ** 2 / (runs * q[some] * (1.0 - q[some])))
     low, high = chi2.ppf([1e-3, 1.0 - 1e-3], some.sum())
     assert low < distance(rates) < high
-    assert distance(np.tile([0.02, 0.31, 0.3, 1.0], 9)) > high
+    assert distance(np.tile([0.02, 0.31, 0.3, 1.0, 0.6], 7)) > high
 
 
 def test_the_low_word_decides_for_each_record():
