@@ -284,6 +284,6 @@ def test_a_hundred_deltas_of_a_laplace_inversion_in_fifty_digits():
         there = allocation.delta(sigma, slots, eps, direction)
         assert np.all(there.lower <= delta * (1 + 1e-14)) and np.all(there.upper >= delta * (1 - 1e-14))
         assert np.all(there.upper - there.lower <= 3e-6 * delta)
-        for rtol in (1e-6, 1e-4, 1e-1):
+        for rtol in (1e-6, 1e-1):
             found = allocation.epsilon(sigma, slots, delta, direction, rtol)
             assert np.all(found.lower <= eps * (1 + 1e-13)) and np.all(found.upper >= eps * (1 - 1e-13))

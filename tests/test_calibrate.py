@@ -171,7 +171,7 @@ def test_what_is_not_known_never_counts(monkeypatch, upper, unknown):
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_targets_at_the_ends_of_float64_are_answered_and_met():
-    target, delta = np.meshgrid([1e-300, 1e-10, 1.0, 1e10, 1e300], [1e-300, 1e-30, 0.5, 0.999, 1 - 1e-16])
+    target, delta = np.meshgrid([1e-300, 1.0, 1e300], [1e-300, 0.5, 1 - 1e-16])
     for steps in (1, 2**53):
         found = [ja.calibrate_noise_multiplier(target, delta, 1.0, steps)]
         noises = (1e-300, 1e6) if steps == 1 else (0.1, 1e300)

@@ -97,9 +97,9 @@ def test_every_parameter_is_calibrated():
 
 def test_a_sweep_searches_for_no_matrix(monkeypatch):
     monkeypatch.setattr(optimise, "_minimise", None)
-    grid = {"bands": [1, 2, 3, 5], "epochs": [1, 2.5], "batch_size": [20, 30], "dataset_size": 1000, **CYCLIC}
+    grid = {"bands": [1, 5], "epochs": [1, 2.5], "batch_size": [20, 30], "dataset_size": 1000, **CYCLIC}
     table = ja.sweep(grid | {"noise_multiplier": 2.0, "delta": DELTA}, progress=False)
-    assert table["groups"].tolist() == table["bands"].tolist() == np.repeat([1.0, 2.0, 3.0, 5.0], 4).tolist()
+    assert table["groups"].tolist() == table["bands"].tolist() == np.repeat([1.0, 5.0], 4).tolist()
     runs = [
         ja.dp_sgd(2.0, batch_size=b, dataset_size=1000, epochs=e, bands=p, **CYCLIC)
         for p, e, b in zip(table["bands"], table["epochs"], table["batch_size"], strict=True)

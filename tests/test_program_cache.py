@@ -361,6 +361,7 @@ def test_the_settings_of_jax_are_left_alone(tmp_path):
     assert done.returncode == 0 and done.stderr == ""
 
 
+@pytest.mark.slow  # test_cold_start.py asks through the command, in a process too
 def test_nothing_is_made_before_something_is_compiled(tmp_path):
     environment = os.environ | ENVIRONMENT | {"JAXACCT_CACHE_DIR": str(tmp_path / "programs")}
     code = "import jaxacct as ja; assert ja.cache_info().used; print(ja.epsilon(ja.dp_sgd(2.0, 1.0, 1), 1e-5).engine)"

@@ -53,7 +53,7 @@ def test_never_below_the_certified_epsilon():
         ja.Gaussian([0.5, 1.0, 30.0]),
         ja.PureDP([0.1, 2.0]),
         ja.Laplace(1.0),
-        ja.PoissonSampled(ja.Gaussian(0.7), [0.01, 0.5]),
+        ja.PoissonSampled(ja.Gaussian(0.7), 0.01),
         ja.compose(ja.ApproximateDP(0.5, 1e-7), ja.Gaussian(1.0)),
     ):
         exact, bound = ja.epsilon(mechanism, 1e-5), rdp_epsilon(mechanism, 1e-5)

@@ -205,7 +205,7 @@ def test_one_independent_noise_in_two_steps_is_found_out(monkeypatch):
     assert not is_white(noise_of(BANDED), BANDED.noise, 0.5)
 
 
-@pytest.mark.parametrize("kind", ["x64", "bfloat16", "lora"])
+@pytest.mark.parametrize("kind", ["x64", pytest.param("bfloat16", marks=pytest.mark.slow), "lora"])
 def test_noise_of_other_models_is_that_of_the_matrix(kind):
     """Parameters of two dtypes in micro-batches of 3 of 8 records, and adapters: C W is independent noise in each part.
 
