@@ -496,7 +496,10 @@ class MixtureContour(MechanismEngine):
     steps = (OfGaussianMixtures,)
 
     def supports(self, question: MechanismQuestion) -> bool:
-        """Return whether all steps are Gaussians or mixtures, and some mixture is no Gaussian, sampled or not."""
+        """Return whether every step is a Gaussian or a mixture of Gaussians, and at least one is a genuine mixture.
+
+        A mixture that is a plain or a sampled Gaussian is not genuine: other engines answer it.
+        """
         steps = single_steps(question.mechanism)
         of_mixtures = [step for step in steps if isinstance(step, OfGaussianMixtures)]
         if all(step.ordinary() for step in of_mixtures):

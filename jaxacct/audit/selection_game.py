@@ -72,7 +72,7 @@ def gaussian(mean: float = 0.0) -> Partial:
 
 
 def finite(probabilities: ArrayLike) -> Partial:
-    """Return a function that draws candidates of a finite base, with the outcomes 0, 1, ..., n - 1 as int32.
+    """Return a function that draws outcomes of a candidate with n possible outcomes, the int32 numbers 0 to n - 1.
 
     The outcomes may be the cells of a trade-off curve (`Cells`).
 

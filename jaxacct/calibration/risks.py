@@ -261,7 +261,9 @@ class RateSolve(NamedTuple):
     rung: np.ndarray
     """Index of the contour size (in PLAIN_FOR_DELTA) on which each row was solved."""
     fits: np.ndarray
-    """Whether the eps found needs at most NEARLY times the contour's nodes; otherwise that eps is a guess."""
+    """Whether the contour has enough nodes for the eps that was found. If not, this eps is only a guess.
+
+    A contour counts as large enough for up to NEARLY times its number of nodes."""
     close: np.ndarray
     """Whether the noise is accurate enough to be certified unchanged."""
 

@@ -225,7 +225,10 @@ Runner = Callable[..., Any]
 
 
 def runner() -> Runner:
-    """Return the function that calls the lattice's kernels: on a CPU with NumPy, unless the user asked for XLA."""
+    """Return the function that calls the lattice engine's kernels.
+
+    It calls them with NumPy, or with XLA if the user asked for XLA or an accelerator is in use (`on_numpy`).
+    """
     return _by_numpy if on_numpy(1, apart=True) else _by_xla
 
 

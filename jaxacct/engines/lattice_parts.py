@@ -514,7 +514,10 @@ def _contracted(
 
 
 def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
-    """Return the indices of the first and the last atom with enough mass for a corner of the polygon c (README.md)."""
+    """Return the indices of two atoms, between which the others may be moved: the first and the last with enough mass.
+
+    Each of them pays for one end of the polygon c by which the others' profile is lowered (engines/README.md).
+    """
     gap = np.maximum(np.diff(cell), 1) * step
     from_right = step * np.append(mass[1:] / -np.expm1(-gap), 0.0)
     with np.errstate(over="ignore"):

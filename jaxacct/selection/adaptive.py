@@ -33,34 +33,36 @@ from jaxacct.selection.law_of_k import (
 )
 
 TAIL_SHARE = 1e-7
-"""Largest probability of the unlisted values of K, as a share of delta; it widens the bracket by at most this share."""
+"""The values of K that are not listed have at most this share of delta as probability. They widen the bracket by at
+most this share."""
 LEAST_DELTA = 1e-290
-"""Smallest positive delta for which epsilon is searched; for a smaller one the upper end is the largest loss."""
+"""Smallest positive delta for which epsilon is searched. For a smaller delta the upper end is the largest loss."""
 ROUNDINGS_PER_TERM = 8.0
-"""Allowance for the relative error of one factor of a product, or of one term of a sum, in units of ROUNDOFF."""
+"""Each factor of a product, and each term of a sum, is taken to have at most this relative error, in units of
+ROUNDOFF."""
 NODES_BY_LATTICE = 8
-"""Largest number of nodes k whose delta_k the lattice engine computes again if the contour engine's bracket is wide."""
+"""If the contour engine's bracket is wide, the lattice engine computes delta_k again at up to this many nodes k."""
 MOST_ROUNDS = 12
-"""Largest number of rounds that add nodes for one eps, and of passes of the search for one delta."""
+"""Largest number of rounds that add nodes for one eps, and largest number of passes of the search for one delta."""
 LAST_EPS = 1e300
-"""Largest eps that the search tries: it is below the overflow of float64."""
+"""Largest eps that the search tries. It is below the overflow of float64."""
 
 
 @register
 @dataclass(frozen=True, eq=False)
 class AdaptiveSelection(AnySelection):
-    """Selection whose candidates may depend on all earlier outputs, and which may release any or all outputs.
+    """Selection whose candidates may depend on all earlier outputs. Any or all outputs may be released.
 
-    In each direction separately the profile is
+    In each direction by itself the profile is
 
         delta(eps) = sum_k Pr[K = k] delta_k(eps)
 
     where delta_k is the profile of ``mechanism`` composed k times.  Nothing is released at k = 0.  Candidate k may be
     chosen after seeing all earlier outputs, K and public randomness, as long as ``mechanism`` dominates each candidate.
     K is independent of the data and need not be secret.  The sum is the exact supremum over all such candidates, so
-    `ja.epsilon` and `ja.delta` return brackets of kind "certified".  In a composition with other mechanisms a finite
-    pair replaces the selection.  The pair is made from upper bounds of the selection's profile on a grid, so the kind
-    is then "bound".  A selection with fixed K is the K-fold composition itself.
+    `ja.epsilon` and `ja.delta` return brackets of kind "certified".  In a composition with other mechanisms, a pair of
+    laws with finitely many outcomes replaces the selection.  The pair is made from upper bounds of the selection's
+    profile on a grid, so that the kind is then "bound".  A selection with fixed K is the K-fold composition itself.
 
     Parameters
     ----------
@@ -111,7 +113,7 @@ class AdaptiveSelection(AnySelection):
 
 
 def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float) -> tuple[float, float]:
-    """Return lower and upper bounds of one selection's epsilon, the larger of the epsilons of its directions."""
+    """Return lower and upper bounds of one selection's epsilon, which is the larger of those of its directions."""
     if delta < LEAST_DELTA:
         bounded = bool(bounded_loss(components(run, "add_or_remove_one", "remove")).all())
         low, high = _without_delta(run, law, relation) if bounded else (0.0, np.inf)
@@ -122,7 +124,10 @@ def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float)
 
 
 def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> tuple[float, float]:
-    """Return lower and upper bounds of delta; list values of K until the rest has a probability far below delta."""
+    """Return lower and upper bounds of one selection's delta.
+
+    So many values of K are listed that the others have a probability far below delta.
+    """
     ends = (0.0, 1.0)
     for tail in (1e-12, 1e-40, 1e-150, LEAST_DELTA):
         listed = weights(law, tail)
@@ -136,7 +141,7 @@ def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> 
 def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, rtol: float) -> np.ndarray:
     """Return upper bounds of "epsilon" or "delta" for one base and law.
 
-    Three or more eps share the nodes k; the bound at each may then be looser than for that eps alone.
+    Three or more eps share the nodes k. Then the bound at an eps may be looser than the bound for that eps alone.
     """
     if quantity == "epsilon":
         return np.array([_epsilon(run, law, float(x), relation, rtol)[1] for x in values])
@@ -153,7 +158,7 @@ def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, rela
 
 
 def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, float]:
-    """Return lower and upper bounds of epsilon at delta (nearly) 0, for a base of bounded loss, from the largest K."""
+    """Return lower and upper bounds of epsilon at delta 0, or nearly 0, from the largest K, for a bounded base loss."""
     most = largest_k(law)
     if not np.isfinite(most):
         one = account.epsilon(run, 0.0, relation=relation)
@@ -165,7 +170,7 @@ def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, floa
 
 
 def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return eps for one selection, upper bounds of delta there, and upper bounds of the reverse direction's delta."""
+    """Return several eps, and upper bounds of one selection's delta there: in one direction, and in the reverse one."""
     listed = weights(law, 1e-3 * LAST_DELTA)
     both = sides(run, "add_or_remove_one")
     each = {name: Mixture(run, listed, name, 1e-3) for name in dict.fromkeys((both[0].forward, both[-1].forward))}
@@ -183,15 +188,18 @@ def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 class Sum(NamedTuple):
-    """Lower bound, estimate and upper bound of a mixture's sum."""
+    """A bracket of the sum of a `Mixture` at one eps."""
 
-    low: float
-    middle: float
-    high: float
+    low: float  # lower bound
+    middle: float  # estimate
+    high: float  # upper bound
 
 
 class Mixture:
-    """Sum over k of Pr[K = k] delta_k; delta_k is the profile of k runs, and is computed at some k, the nodes."""
+    """The sum over k of Pr[K = k] delta_k, with the profile delta_k of k runs.
+
+    delta_k is computed only at some k, the nodes.
+    """
 
     def __init__(self, run: Mechanism, weights: Weights, relation: str, rtol: float) -> None:
         self.run, self.weights, self.relation, self.rtol = run, weights, relation, rtol
@@ -201,20 +209,20 @@ class Mixture:
         self.most, self.hard = 3000, np.zeros(0, np.intp)
         size = weights.k.size
         beyond = np.cumsum(weights.high[::-1])[::-1]
-        # the first nodes are the k at which Pr[K >= k] has fallen to these shares of the listed probability
+        # the first nodes are the k at which Pr[K >= k] has fallen to these shares of the probability of all listed k
         first = np.array([0.9, 0.5, 0.1, 1e-2, 1e-3, 1e-5, 1e-8])
         spread = np.searchsorted(-beyond, -beyond[0] * first) if size else []
         self.nodes = np.unique(np.clip([*spread, size - 1], 0, size - 1)).astype(np.intp) if size else np.zeros(0, int)
 
     def deltas(self, nodes: np.ndarray, eps: np.ndarray) -> np.ndarray:
-        """Return lower and upper bounds of delta_k(eps), (2, eps, nodes); NaN bounds become 0 and 1."""
+        """Return lower and upper bounds of delta_k(eps), (2, eps, nodes). A NaN becomes 0 or 1."""
         ends = np.zeros((2, eps.size, nodes.size))
         hard = np.isin(nodes, self.hard)
         for engine, some in ((self.engine, ~hard), ("auto", hard)):
             if not some.any():
                 continue
             runs = repeat(self.run, self.weights.k[nodes[some]])
-            with backend.job(nodes.size, apart=True):  # chooses NumPy or XLA as for one selection alone
+            with backend.job(nodes.size, apart=True):  # NumPy or XLA is chosen as for one selection alone
                 found = account.delta(runs, eps[:, None], relation=self.relation, engine=engine, rtol=1e-4)
             if self.engine == "auto" and np.any(np.asarray(found.engine) == "lattice"):
                 self.most = 96  # fewer nodes, since the lattice engine takes some 20 ms for each
@@ -223,12 +231,12 @@ class Mixture:
         return np.stack([np.where(low >= 0.0, np.minimum(low, 1.0), 0.0), np.where(high <= 1.0, high, 1.0)])
 
     def sums(self, eps: np.ndarray) -> list[Sum]:
-        """Return the sum at several eps >= 0, from delta_k at the present nodes."""
+        """Return the brackets of the sum at several eps >= 0, from delta_k at the present nodes."""
         ends = self.deltas(self.nodes, eps)
         return [self._summed(*_monotone(*ends[:, place])) for place in range(eps.size)]
 
     def at(self, eps: float, width: float) -> Sum:
-        """Return the sum at one eps; add nodes until the relative width of its bracket is at most `width`."""
+        """Return the bracket of the sum at one eps. Add nodes until its relative width is at most `width`."""
         known: dict[int, np.ndarray] = {}
         for _ in range(MOST_ROUNDS):
             low, high = self._known(known, eps)
@@ -246,7 +254,7 @@ class Mixture:
         return found
 
     def _known(self, known: dict[int, np.ndarray], eps: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return lower and upper bounds of delta_k at the nodes, made monotone in k; compute those not in `known`."""
+        """Return lower and upper bounds of delta_k at the nodes, made monotone in k. Compute those not in `known`."""
         fresh = np.array([node for node in self.nodes.tolist() if node not in known], np.intp)
         if fresh.size:
             known.update(zip(fresh.tolist(), self.deltas(fresh, np.array([eps]))[:, 0].T, strict=True))
@@ -266,7 +274,7 @@ class Mixture:
         for width in (max(self.rtol, 0.01), *[self.rtol] * MOST_ROUNDS):
             search.narrow(0.1)
             before = self.nodes.size
-            # this adds nodes, which change the estimates of the sum, so `around` is called
+            # this adds nodes, which change the estimates of the sum, so that `around` must be called
             self.at(search.left[0], width)
             self.at(search.root()[0], width)
             search.around()
@@ -277,7 +285,7 @@ class Mixture:
         return search.low, search.high
 
     def _guess(self, target: float) -> float:
-        """Return the eps at which the search begins: the eps of m composed runs, with m the mean of the listed k."""
+        """Return the eps at which the search begins: that of m composed runs, where m is the mean of the listed k."""
         k, mass = self.weights.k, self.weights.high
         mean = max(round(float(np.sum(k * mass) / np.sum(mass))), 1) if k.size else 1
         level = min(target, 1.0 - ROUNDOFF)
@@ -285,7 +293,7 @@ class Mixture:
         return found if 1e-12 < found < LAST_EPS else 1.0
 
     def at_infinity(self) -> tuple[float, float]:
-        """Return lower and upper bounds of `sum_k Pr[K = k] (1 - (1 - q)^k)`, q the mass at infinity of one run."""
+        """Return lower and upper bounds of `sum_k Pr[K = k] (1 - (1 - q)^k)`, with one run's mass q at infinity."""
         mass = float(infinite_mass(self.run, self.relation))
         k, low, high, below, above_low, above = self.weights
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -297,7 +305,7 @@ class Mixture:
         return least * (1.0 - 1e-9), most * (1.0 + 1e-9)
 
     def _summed(self, low: np.ndarray, high: np.ndarray) -> Sum:
-        """Return the bracket of the sum, from lower and upper bounds of delta_k at the nodes."""
+        """Return the bracket of the sum from lower and upper bounds of delta_k at the nodes."""
         weights, nodes = self.weights, self.nodes
         before = np.concatenate([[0.0], low])
         slack = 4.0 * ROUNDOFF * (weights.k.size + 64.0)
@@ -309,7 +317,10 @@ class Mixture:
         return Sum(bottom, min(max(float(middle), bottom), top), top)
 
     def _between(self, mass: np.ndarray) -> np.ndarray:
-        """For each node, sum the weights between the node before it (or the start) and itself, both excluded."""
+        """Return, for each node, the sum of `mass` over the k between the node before it (or the start) and itself.
+
+        Both ends are left out.
+        """
         if not self.nodes.size:
             return np.zeros(0)
         before = np.concatenate([[-1], self.nodes[:-1]])
@@ -317,7 +328,10 @@ class Mixture:
         return np.where(self.nodes - before > 1, np.add.reduceat(mass, ends)[::2], 0.0)
 
     def _refined(self, low: np.ndarray, high: np.ndarray, allowed: float) -> bool:
-        """Add nodes where gaps between them widen the sum's bracket beyond `allowed`; return whether any were added."""
+        """Return whether nodes were added.
+
+        They are added where gaps between nodes widen the bracket of the sum beyond `allowed`.
+        """
         before = np.concatenate([[-1], self.nodes[:-1]])
         gaps = self.nodes - before
         between = self._between(self.weights.high) * (high - np.concatenate([[0.0], low[:-1]]))
@@ -338,23 +352,23 @@ class Mixture:
 
 
 def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of a sequence that does not decrease, narrowed by the bounds of other elements."""
+    """Return lower and upper bounds of a non-decreasing sequence, each narrowed by the bounds of other elements."""
     return np.maximum.accumulate(low), np.minimum.accumulate(high[::-1])[::-1]
 
 
 class _Search:
-    """Search for the least eps at which a sum is at most a target.
+    """The search for the least eps at which the sum of a mixture is at most a target.
 
-    `low` and `high` surely enclose this eps: at each of them a bound of the sum was compared with the target.  All
-    other numbers are guesses.
+    `low` and `high` surely enclose this eps, since at each of them a bound of the sum was compared with the target.
+    All other numbers are guesses.
     """
 
     def __init__(self, mixture: Mixture, target: float) -> None:
         self.mixture, self.target, self.low, self.high = mixture, target, 0.0, math.inf
-        self.left, self.right = (0.0, 1.0), (math.inf, 0.0)  # (eps, estimate of the sum) on both sides of the root
+        self.left, self.right = (0.0, 1.0), (math.inf, 0.0)  # (eps, estimate of the sum) left and right of the solution
 
     def fan(self, eps: np.ndarray) -> list[Sum]:
-        """Return the sum at several eps, and narrow the search's interval accordingly."""
+        """Return the brackets of the sum at several eps, and narrow the interval of the search by them."""
         found = self.mixture.sums(eps)
         for x, one in zip(eps.tolist(), found, strict=True):
             if one.low > self.target:
@@ -368,34 +382,37 @@ class _Search:
         return found
 
     def bracketed(self, guess: float) -> bool:
-        """Look for an eps at which the sum's estimate is at most the target, and return whether one was found."""
+        """Return whether an eps was found at which the sum's estimate is at most the target; set `right` to it."""
         while math.isinf(self.right[0]) and guess <= LAST_EPS:
             self.fan(np.minimum(guess * np.array([0.06, 0.25, 0.5, 0.9, 1.2, 2.0, 4.0, 16.0, 256.0]), LAST_EPS))
             guess *= 4096.0
         return math.isfinite(self.right[0])
 
     def root(self) -> tuple[float, float]:
-        """Return the eps at which the chord of log(sum) meets log(target), and the rate at which the chord falls."""
+        """Return the eps at which the chord of log(sum) meets log(target), and the rate at which the chord falls.
+
+        The chord goes from `left` to `right`.
+        """
         (below, more), (above, less) = self.left, self.right
         rise, fall = math.log(more / self.target), math.log(self.target / max(less, 1e-320))
         share = rise / (rise + fall) if rise + fall > 0.0 else 0.5
         return below + share * (above - below), max((rise + fall) / max(above - below, 1e-300), 1e-300)
 
     def narrow(self, error: float) -> None:
-        """Move `left` and `right` towards each other until their eps, or sums, differ relatively by at most `error`."""
+        """Move `left` and `right` together until their eps or their sums differ relatively by at most `error`."""
         for _ in range(8):
             below, above = self.left[0], self.right[0]
             close = above - below <= error * above or self.left[1] <= self.right[1] * (1.0 + error)
             if close or not below < above:
                 return
             x, _ = self.root()
-            # several eps about the root of the chord cost little more than one: they share the compositions
+            # several eps about the chord's solution cost little more than one, since they share the compositions
             steps = np.array([-0.2, -0.04, -5e-3, -3e-4, 0.0, 3e-4, 5e-3, 0.04, 0.2])
             fan = np.append(x + (above - below) * steps, 0.5 * (below + above))
             self.fan(np.unique(np.clip(fan, below, above)))
 
     def around(self) -> None:
-        """Find `left` and `right` again: nodes were added since, which changed the estimates of the sum."""
+        """Find `left` and `right` again after nodes were added, which changes the estimates of the sum."""
         x, slope = self.root()
         self.left, self.right = (0.0, 1.0), (math.inf, 0.0)
         reach = max(0.01 * x, 0.1 / max(slope, 1e-2), 1e-12)
@@ -405,7 +422,7 @@ class _Search:
                 return
 
     def tighten(self) -> None:
-        """Move `low` and `high` towards the root: try eps near the root where bounds of the sum may pass the target."""
+        """Move `low` and `high` towards the solution, by eps near it at which bounds of the sum may pass the target."""
         if not (self.left[0] < self.right[0] < math.inf):
             return
         x, slope = self.root()
@@ -418,9 +435,9 @@ class _Search:
 
 
 class Weights(NamedTuple):
-    """Bounds `low <= Pr[K = k] <= high` for listed k >= 1 in ascending order, and bounds for the unlisted k.
+    """Bounds `low <= Pr[K = k] <= high` for listed k >= 1 in ascending order, and bounds for all other k.
 
-    ``Pr[1 <= K < k[0]] <= below``, and ``above_low <= Pr[K > k[-1]] <= above``.
+    They are ``Pr[1 <= K < k[0]] <= below`` and ``above_low <= Pr[K > k[-1]] <= above``.
     """
 
     k: np.ndarray
@@ -432,10 +449,10 @@ class Weights(NamedTuple):
 
 
 def weights(law: Law, tail: float) -> Weights:
-    """List certified bounds on the probabilities of one law of K.
+    """Return certified bounds of the probabilities of one law of K.
 
-    The probability below the list and the probability above the list are each less than `tail`, if 2^21 values of K are
-    enough for this.
+    The K below all listed values, and the K above them, have a probability of less than `tail` each, if 2^21 listed
+    values are enough for this.
 
     >>> from jaxacct.selection import Geometric
     >>> found = weights(Geometric(0.5), 1e-9)
@@ -476,7 +493,7 @@ def weights(law: Law, tail: float) -> Weights:
 
 
 def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, above: float) -> Weights:
-    """Return `Weights` of the listed K, without K = 0, which costs nothing, and without K that have probability 0."""
+    """Return `Weights` of the listed K. K = 0, which costs nothing, and K of probability 0 are left out."""
     slack = ROUNDINGS_PER_TERM * ROUNDOFF * (k.size + 8.0)
     left = 1.0 - np.sum(high) * (1.0 + slack) - below - slack
     kept = (k >= 1.0) & (high > 0.0)
@@ -487,8 +504,8 @@ def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, abov
 def _progression(law: Any) -> tuple[float, float, float, Callable[[np.ndarray], np.ndarray], float]:
     """Return (smallest k, mode, largest k, ratio, a lower bound of 1 - ratio) of a law of K.
 
-    The ratio `Pr[K = k + 1]/Pr[K = k]`, a function of k, errs by a few units of rounding.  It does not increase in k,
-    except for a negative binomial law with eta < 1.
+    The ratio is the function `Pr[K = k + 1]/Pr[K = k]` of k, with an error of a few roundoffs.  It does not increase in
+    k, except for a negative binomial law with eta < 1.
     """
     if isinstance(law, Poisson):
         return 0.0, float(np.floor(law.mean)), np.inf, lambda k: law.mean / (k + 1.0), 0.0
@@ -502,7 +519,7 @@ def _progression(law: Any) -> tuple[float, float, float, Callable[[np.ndarray], 
 
 
 def _series(ratio: np.ndarray, gap: float) -> float:
-    """Bound `r + r^2 + ...` from above, for all r <= 1 - gap if gap > 0, otherwise for all r <= ratio."""
+    """Bound `r + r^2 + ...` from above for every r <= 1 - gap. If gap is 0, bound it for every r <= ratio."""
     slack = 1.0 + ROUNDINGS_PER_TERM * ROUNDOFF
     if gap > 0.0:
         return 1.0 / gap * slack

@@ -1,4 +1,4 @@
-"""Base class of all selections (a mechanism run K times): their answers, and the pairs of laws that compose them."""
+"""The base class of all selections, which run a mechanism K times, and the pairs of laws that compose them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from jaxacct.selection.base_profile import bounded_loss, infinite_mass, sides, u
 from jaxacct.selection.law_of_k import Law, require_law
 
 OK_WIDTH = 2e-4
-"""Relative width up to which a bracket has status "ok" even if rtol is smaller: few brackets are narrower."""
+"""A bracket of at most this relative width has status "ok", even if rtol is smaller: few brackets are narrower."""
 COMPOSED_POINTS = 160
-"""Number of eps at which the profile is evaluated when a selection is composed with other mechanisms."""
+"""When a selection is composed with other mechanisms, its profile is evaluated at this many eps, evenly spaced from
+0."""
 LAST_DELTA = 1e-13
-"""Delta at the last of the COMPOSED_POINTS eps if no mass is at infinity.  These eps are evenly spaced from 0 on."""
+"""The last of the COMPOSED_POINTS eps is where delta is this, if no mass is at infinity."""
 
 
 @dataclass(frozen=True, eq=False)
 class AnySelection(Mechanism):
-    """Selection in which `mechanism` is run K times, where K is drawn from `law`."""
+    """A selection: `mechanism` is run K times, and K is drawn from `law`."""
 
     mechanism: Mechanism
     law: Law
@@ -60,7 +61,7 @@ class AnySelection(Mechanism):
         return [(sample_pair(_pair_of(chosen), np.asarray(1.0), direction), np.asarray(1.0))]
 
     def bracket(self, quantity: str, values: np.ndarray, relation: str, rtol: float) -> Bounds:
-        """Bracket "epsilon" at delta >= 0, or "delta" at eps >= 0, of the selection alone, not composed with others."""
+        """Bracket "epsilon" at delta >= 0, or "delta" at eps >= 0, of the selection alone (not in a composition)."""
         run, relation = under(self.mechanism, relation)
         values = np.asarray(values, np.float64)
         given = "delta" if quantity == "epsilon" else "epsilon"
@@ -78,23 +79,23 @@ class AnySelection(Mechanism):
 
     @abstractmethod
     def _as_composition(self) -> Mechanism | None:
-        """Return the composition of runs that equals the selection; None if there is none."""
+        """Return the composition of runs that the selection is equal to, or None if there is none."""
 
     @abstractmethod
     def _pair(self) -> FinitePair:
-        """Return the pair that dominates the selection under add_or_remove_one."""
+        """Return a pair of laws that dominates the selection under add_or_remove_one."""
 
     @abstractmethod
     def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
         """Return the bracket for a base and a relation that `under` returned; `values` has the shape of the answer."""
 
 
-# both directions of every question ask for the same pair
+# the answers in both directions use the same pair, so it is kept
 _pair_of = functools.lru_cache(maxsize=8)(lambda chosen: chosen._pair())
 
 
 def as_bounds(low: np.ndarray, high: np.ndarray, kind: str, rtol: float, engine: str) -> Bounds:
-    """Return a bracket as Bounds; set its lower end to 0 if the base's pair dominates the base but is not exact."""
+    """Return a bracket as Bounds. If the kind is not "certified", no lower end is known, and 0 replaces it."""
     if kind != "certified":
         low = np.zeros_like(low)
     with np.errstate(invalid="ignore"):
@@ -109,12 +110,12 @@ def pair_of(
     ask: Callable[[str, np.ndarray, str], np.ndarray],
     last: Callable[[str], tuple[np.ndarray, np.ndarray]],
 ) -> FinitePair:
-    """Return the dominating pair made from upper bounds of a selection's profile at some eps >= 0, in both directions.
+    """Return a pair that dominates a selection, from upper bounds of its profile at several eps in both directions.
 
-    If the losses are bounded, the last eps is the largest loss; there the profile is the mass at infinity.
+    If the losses are bounded, the last eps is the largest loss, where the profile is the mass at infinity.
 
-    ask : (quantity, values, relation of one direction) -> upper bounds
-    last : relation of one direction -> (largest loss, mass at infinity)
+    ask : function (quantity, values, relation of one direction) -> upper bounds.
+    last : function (relation of one direction) -> (largest loss, mass at infinity).
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape})
     both = sides(run, "add_or_remove_one")
@@ -143,7 +144,10 @@ def pair_of(
 
 
 def _pair_of_points(epsilon: np.ndarray, *deltas: np.ndarray) -> FinitePair:
-    """Return `pair_of_profile` for points in any order; of two eps within LEAST_GAP keep the larger, or eps = 0."""
+    """Return `pair_of_profile` for points in any order.
+
+    Of two eps that are less than LEAST_GAP apart, the larger is kept, but 0 is kept in any case.
+    """
     order = np.argsort(epsilon, kind="stable")
     order = order[np.isfinite(epsilon[order])]
     kept: list[int] = []

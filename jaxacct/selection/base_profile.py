@@ -1,9 +1,9 @@
 """Properties of a selection's base: its directions, bounds of its profile, and its trade-off curve as polygons.
 
-The concave curve `T(u) = min_r (delta(log r) + r u)`, the largest P-mass of a set of Q-mass u, is convex conjugate to
-the profile.  So every upper bound of delta gives a line above T, and the lines together give a polygon above T.
-As a function of r = e^eps the profile is convex.  So between two r it lies above the extended chords of both
-neighbouring intervals, and this lower bound of the profile gives a polygon below T.
+The concave curve `T(u) = min_r (delta(log r) + r u)` is the largest P-mass of a set of Q-mass u.  It is convex
+conjugate to the profile.  So every upper bound of delta gives a line above T, and the lines together give a polygon
+above T.  As a function of r = e^eps the profile is convex.  So between two values of r it lies above the extended
+chords of both neighbouring intervals.  This lower bound of the profile gives a polygon below T.
 """
 
 from __future__ import annotations
@@ -38,33 +38,31 @@ from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection.law_of_k import Law
 
 LEAST_DELTA = 1e-300
-"""Smallest delta for which engines are asked: a smaller float64 loses relative accuracy."""
+"""Smallest delta for which engines are asked. A smaller float64 loses relative accuracy."""
 LOSS_ERROR = 2.0**-50
-"""Allowance for the rounding of `eps - loss`, relative to |eps| + |loss|: eight units of 2^-53."""
+"""`eps - loss` is taken to be off by at most this share of |eps| + |loss|, which is eight units of 2^-53."""
 SAYS_NOTHING = {"epsilon": np.inf, "delta": 1.0}
 """For each quantity, the upper bound that says nothing: the largest value that the quantity can have."""
 _RELATION_OF = {"remove": "remove_one", "add": "add_one"}
 """For each direction, the relation that has only this direction."""
 EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
-"""Number of eps in one direction at which each engine evaluates the profile: a slower engine has fewer."""
+"""For each engine, the number of eps in one direction at which it evaluates the profile. A slower engine has fewer."""
 LAST_DELTA = 1e-18
 """The profile is evaluated up to the eps at which delta exceeds the mass at infinity by this much."""
 PROFILE_RTOL = 0.01
-"""The rtol with which the engines are asked for the profile.  The contour engine errs by at most a hundredth of this,
-which moves a selection's eps by 1e-5.
-"""
+"""The rtol with which the engines are asked for the profile.  The error of the contour engine is at most a hundredth of
+this, which moves a selection's eps by 1e-5."""
 CONTOURS = 16
-"""Number of contours for one direction; each gives delta at a block of neighbouring eps."""
+"""Number of contours for one direction. Each gives delta at a block of neighbouring eps."""
 TOGETHER = 32
-"""Number of bases whose profiles are asked for in one call. More would need more memory, and save hardly any time."""
+"""Number of bases whose profiles are asked for in one call. More would need more memory and save hardly any time."""
 CONTOUR_WIDTH = 1e-4
-"""Largest relative width of a bracket from a shared contour; an eps with a wider bracket is computed again, alone."""
+"""Largest relative width of a bracket from a shared contour. An eps with a wider bracket gets a contour of its own."""
 VALUE_ERROR = 1e-12
-"""Allowance for the rounding of arithmetic with values of the profile, relative to the result."""
+"""Arithmetic with values of the profile is taken to have at most this relative error."""
 LINE_EPS = 650.0
-"""Largest eps for which a line of slope e^eps bounds the trade-off curve; e^eps is far from overflow.  The polygon
-above the curve counts larger losses as infinite.
-"""
+"""Largest eps for which a line of slope e^eps bounds the trade-off curve, so that e^eps is far from overflow.  The
+polygon above the curve counts larger losses as infinite."""
 ASKED_EPS = 600.0
 """Largest eps for which the engines are asked."""
 
@@ -72,7 +70,7 @@ ASKED_EPS = 600.0
 @register
 @dataclass(frozen=True, eq=False)
 class _Under(Mechanism):
-    """A base under one fixed relation; the relation's two directions answer for "remove" and "add"."""
+    """A base under one fixed relation, whose two directions are called "remove" and "add"."""
 
     mechanism: Any
     relation: str = field(metadata={"static": True})
@@ -85,8 +83,8 @@ class _Under(Mechanism):
         return self.mechanism.symmetric()
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        # for a sample without replacement the pair joins several pairs of data sets, each the worst at some eps;
-        # a selection uses the whole curve, which no pair of data sets has, so the selection's answer is only a bound
+        # for a sample without replacement the pair of laws joins those of several data sets, each the worst at some
+        # eps; a selection uses the whole curve, which no two data sets have, so that its answer is only a bound
         sampled = lambda x: isinstance(x, SampledWithoutReplacement)
         found = filter(sampled, jax.tree.leaves(self.mechanism, is_leaf=sampled))
         joined = any(np.any((np.asarray(x.sampling_ratio) > 0.0) & (np.asarray(x.sampling_ratio) < 1.0)) for x in found)
@@ -94,17 +92,17 @@ class _Under(Mechanism):
 
 
 def under(run: Mechanism, relation: str) -> tuple[Mechanism, str]:
-    """Return an equivalent (run, relation), where the relation is add_one, remove_one or add_or_remove_one."""
+    """Return an equivalent (run, relation) whose relation is add_one, remove_one or add_or_remove_one."""
     if not add_and_remove(run, relation):
         return _Under(run, relation), "add_or_remove_one"
     return run, "add_or_remove_one" if relation == "zero_out" else relation
 
 
 class Sides(NamedTuple):
-    """Relations with which engines are asked about one direction of a base, and about the reverse direction."""
+    """The relations with which engines are asked about one direction of a base, and about the reverse direction."""
 
-    forward: str
-    reverse: str
+    forward: str  # relation for the direction itself
+    reverse: str  # relation for the reverse direction
 
     @property
     def direction(self) -> str:
@@ -118,7 +116,7 @@ class Sides(NamedTuple):
 
 
 def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
-    """Return the directions of a relation that are bounded separately; only one direction if the base is symmetric."""
+    """Return the directions of a relation that need a bound each. It is only one direction if the base is symmetric."""
     if relation in _RELATION_OF.values():
         other = _RELATION_OF["add" if relation == "remove_one" else "remove"]
         return (Sides(relation, other),)
@@ -128,7 +126,7 @@ def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
 
 
 def delta_ends(run: Mechanism, at: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of delta at any real eps: by a sum for a finite law, otherwise from the engines."""
+    """Return lower and upper bounds of delta at any real eps, by a sum for a finite law, otherwise from the engines."""
     if laws := _finite_laws(run, relation):
         low, high = (np.max([_delta_by_sum(law, at, side) for law in laws], axis=0) for side in (-1.0, 1.0))
         return low, high
@@ -142,7 +140,7 @@ def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
 
 
 def epsilon_ends(run: Mechanism, target: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of epsilon(delta): both 0 for delta >= 1; the upper is inf for delta < 1e-300."""
+    """Return lower and upper bounds of epsilon at delta: both 0 if delta >= 1; the upper is inf if delta < 1e-300."""
     at, target = np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), np.asarray(target)
     if laws := _finite_laws(run, relation):
         low, high = (np.max([_crossing(law, at, side) for law in laws], axis=0) for side in (-1.0, 1.0))
@@ -154,13 +152,13 @@ def epsilon_ends(run: Mechanism, target: np.ndarray, relation: str) -> tuple[np.
 
 
 def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of epsilon(delta) from the engines alone, which is faster than `epsilon_ends`."""
+    """Return upper bounds of epsilon at delta from the engines alone, which is faster than `epsilon_ends`."""
     high = epsilon(run, np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), relation=relation).upper
     return np.where(target >= 1.0, 0.0, np.where(target >= LEAST_DELTA, high, np.inf))
 
 
 def _finite_laws(run: Mechanism, relation: str) -> list[Components]:
-    """Return one configuration's losses in each direction of a relation; an empty list unless all are finite laws."""
+    """Return one configuration's losses in each direction of a relation, or an empty list if any is no finite law."""
     if batch_shape(run):
         return []
     each = [components(run, "add_or_remove_one", direction) for direction in _named(relation)]
@@ -168,7 +166,7 @@ def _finite_laws(run: Mechanism, relation: str) -> list[Components]:
 
 
 def _crossing(parts: Components, target: np.ndarray, side: float) -> np.ndarray:
-    """Return the eps at which `sum_of_atoms` is `target`, rounded up for side 1, down for side -1; inf if none."""
+    """Return the eps at which `sum_of_atoms` is `target`, rounded up for side 1 and down for side -1; inf if none."""
     top = float(np.max(np.where(parts.finite_mass[0, 0] > 0.0, parts.finite_loss[0, 0], 0.0), initial=0.0))
     low, high = np.zeros(target.shape), np.full(target.shape, top * (1.0 + 4.0 * LOSS_ERROR))
     beyond = _delta_by_sum(parts, high, side) > target
@@ -181,7 +179,7 @@ def _crossing(parts: Components, target: np.ndarray, side: float) -> np.ndarray:
 
 
 def sum_of_atoms(loss: np.ndarray, mass: np.ndarray, infinite: Any, at: np.ndarray, side: float) -> np.ndarray:
-    """Return `sum_i mass_i (1 - e^{at - loss_i})_+` + `infinite`, rounded up if `side` is 1, down if `side` is -1."""
+    """Return `infinite` + `sum_i mass_i (1 - e^{at - loss_i})_+`, rounded up for side 1 and down for side -1."""
     eps = np.asarray(at)[..., None]
     below = eps - loss - side * LOSS_ERROR * (np.abs(loss) + np.abs(eps))
     with np.errstate(over="ignore"):
@@ -195,7 +193,7 @@ def _delta_by_sum(parts: Components, at: np.ndarray, side: float) -> np.ndarray:
 
 
 def meet(one: Any, other: Any, most: float) -> np.ndarray:
-    """Intersect two brackets, (2, *shape); a NaN end is no limit.  Return (0, most) where the brackets are disjoint."""
+    """Return the intersection of two brackets, (2, *shape), or (0, most) if they are disjoint. A NaN is no limit."""
     low, high = np.fmax(np.fmax(one[0], other[0]), 0.0), np.fmin(np.fmin(one[1], other[1]), most)
     agree = low <= high
     return np.stack([np.where(agree, low, 0.0), np.where(agree, high, most)])
@@ -206,9 +204,9 @@ def each_pair(
 ) -> Iterator[tuple[np.ndarray, Mechanism, Law]]:
     """Yield (flat indices, base, law) for each pair of a base and a law.
 
-    The flat indices are those of the pair's elements in an array of `shape`.
+    The flat indices are those of the elements of an array of `shape` that belong to the pair.
 
-    asked : array of `shape`; elements where it is False are left out, and so are pairs of which no element is left.
+    asked : array of `shape`. Elements where it is False are left out, and so are pairs without any other element.
     """
     mine = batch_shape(run)
     pairs = np.broadcast_shapes(mine, law.shape)
@@ -222,7 +220,7 @@ def each_pair(
 
 
 def _inside(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the index in an array of shape `own` of the element that broadcasting puts at `index`."""
+    """Return the index, in an array of shape `own`, of the element that broadcasting puts at `index`."""
     tail = index[len(index) - len(own) :]
     return tuple(i if n > 1 else 0 for i, n in zip(tail, own, strict=True))
 
@@ -239,7 +237,7 @@ def bounded_loss(parts: Components) -> np.ndarray:
 
 
 def gaussian_mu(run: Mechanism) -> np.ndarray | None:
-    """Return mu of every configuration, (B,), if all are compositions of unsampled Gaussians; otherwise None."""
+    """Return mu of every configuration, (B,), or None if any is not a composition of unsampled Gaussians."""
     parts = components(run, "add_or_remove_one", "remove")
     if any(np.any(n > 0) for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)):
         return None
@@ -251,20 +249,20 @@ def _named(relation: str) -> list[str]:
 
 
 def finite_once(parts: Components) -> bool:
-    """Return whether the parts are one finite law, used once: the base's curve then has a knot for each atom."""
+    """Return whether the parts are one finite law, used once. Then the base's curve has a knot for each atom."""
     others = (parts.mu > 0.0).any() or (parts.gauss_n > 0.0).any() or (parts.laplace_n > 0.0).any()
     return not others and parts.finite_n.shape[1] == 1 and bool((parts.finite_n == 1.0).all())
 
 
 class Curve(NamedTuple):
-    """Trade-off curve of one direction of a base: a polygon above it and a polygon below it, of CELLS cells each."""
+    """The trade-off curve of one direction of a base, between two polygons of CELLS cells each."""
 
     above: Outer
     below: Inner
 
 
 def curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
-    """Return for each configuration the curves of its directions; `coarse` asks engines for half as many points."""
+    """Return, for each configuration, the curves of its directions. If `coarse`, they have half as many points."""
     size, parts = math.prod(batch_shape(run)), _both(run)
     # many Gaussian bases in one call cost little more than one; for other bases the last bits may depend on the batch
     together = not any(np.any(part.laplace_n > 0.0) or np.any(part.finite_n > 0.0) for part in parts)
@@ -282,12 +280,12 @@ def _both(run: Mechanism) -> list[Components]:
 
 
 def _rows(run: Mechanism, rows: np.ndarray) -> Mechanism:
-    """Return some configurations of a batch; a single mechanism, which broadcasts, stands for all rows."""
+    """Return some configurations of a batch. A mechanism without a batch is returned as it is, since it broadcasts."""
     return take_rows(run, rows) if batch_shape(run) else run
 
 
 def _curves_of(run: Mechanism, coarse: bool) -> list[dict[str, Curve]]:
-    """Return the curves of each configuration; there is only one if `run` has parts other than Gaussians."""
+    """Return the curves of each configuration. A `run` with parts other than Gaussians has only one configuration."""
     parts = _both(run)
     if all(map(finite_once, parts)):
         ratio, low, high = _by_sum(parts)
@@ -347,21 +345,21 @@ def _by_engine(
                     for i in due:
                         ends[i][:, wide[i]] = rest.lower[asked == i], rest.upper[asked == i]
             known[name] = [_filled(low, high, eps.size) for (low, high), eps in zip(ends, at, strict=True)]
-    # if half of the mass has losses beyond the engines' range, the curve claims nothing, and `by_base` answers instead
+    # if half of the mass has losses beyond the engines' range, the curve says nothing, and `by_base` answers instead
     nothing = np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS]), np.zeros((2, 3)), np.ones((2, 3))
     of = lambda row, end: np.stack([known[name][row][end] for name in names])
     return [nothing if beyond[row] else (at[row], of(row, 0), of(row, 1)) for row in range(size)]
 
 
 def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
-    """Return the eps at which the profile is evaluated; beyond `first` only one direction has losses."""
+    """Return the eps at which the profile is evaluated, up to `last`. Beyond `first` one direction has no losses."""
     count = EPS_POINTS.get(engine, EPS_POINTS["lattice"]) // (2 if coarse else 1)
     early = round(count * max(first / last, 0.5))
     return np.concatenate([np.linspace(0.0, first, early), np.linspace(first, last, count - early + 1)[1:]])
 
 
 def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return indices of wide brackets from shared contours; each bracket is computed again on a contour of its own."""
+    """Return indices of wide brackets from shared contours. Each is computed again on a contour of its own."""
     wide = np.flatnonzero(high - low > CONTOUR_WIDTH * high)
     # a separate contour hardly ever raises a lower bound of 0: only every eighth such eps is computed again
     nothing = low[wide] == 0.0
@@ -369,13 +367,13 @@ def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def _filled(low: np.ndarray, high: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of delta at `count` eps: beyond the given bounds, delta is between 0 and the last upper bound."""
+    """Return bounds of delta at `count` eps. Beyond the given bounds, delta is between 0 and the last upper bound."""
     high, behind = np.minimum.accumulate(high), count - high.size  # delta does not increase in eps
     return np.append(low, np.zeros(behind)), np.append(high, np.full(behind, high[-1]))
 
 
 def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarray]:
-    """Return bounds of delta, (2, K), at ascending eps of each row, by CONTOURS contours; 0 and 1 where they fail."""
+    """Return bounds of delta, (2, K), at the ascending eps of each row, by CONTOURS contours; 0 and 1 if these fail."""
     if not eps:
         return []
     blocks = [-(-each.size // CONTOURS) for each in eps]
@@ -389,7 +387,7 @@ def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarra
 
 
 def _last(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
-    """Return eps at which delta has fallen to `level`, but no eps above ASKED_EPS."""
+    """Return the eps at which delta has fallen to `level`, or ASKED_EPS if that is smaller."""
     found = epsilon(run, np.minimum(level, 1.0 - ROUNDOFF), relation=relation, rtol=PROFILE_RTOL).upper
     return np.minimum(np.maximum(found, 1e-6), ASKED_EPS)
 
@@ -399,14 +397,14 @@ def _by_sum(parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray
     losses = np.concatenate([np.abs(part.finite_loss[0, 0][part.finite_mass[0, 0] > 0.0]) for part in parts])
     at = np.unique(np.concatenate([[0.0], losses]))
     at = at[np.concatenate([[True], np.diff(at) > 1e-12])]
-    # beyond the last atom the profile is the mass at infinity: one eps there is enough
+    # beyond the last atom the profile is the mass at infinity, so that one eps there is enough
     at = np.append(at, at[-1] + 50.0) if at[-1] < LINE_EPS - 50.0 else np.append(at[at < LINE_EPS], LINE_EPS)
     low, high = (np.stack([_delta_by_sum(part, at, side) for part in parts]) for side in (-1.0, 1.0))
     return at, low, high
 
 
 def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Return knots (Q-mass, P-mass) just below a finite law's curve: sums of masses from the largest loss downwards."""
+    """Return knots (Q-mass, P-mass) just below a finite law's curve, by sums of masses from the largest loss down."""
     order = np.argsort(-part.finite_loss[0, 0], kind="stable")
     loss, mass = part.finite_loss[0, 0][order], part.finite_mass[0, 0][order]
     loss, mass = loss[mass > 0.0], mass[mass > 0.0]
@@ -421,15 +419,18 @@ def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return e^eps for eps of both signs, and bounds of delta there, by delta(-eps) = 1 - e^-eps (1 - reverse(eps))."""
+    """Return e^eps for eps of both signs, and bounds of delta there.
+
+    delta(-eps) = 1 - e^-eps (1 - reverse(eps)), with the delta `reverse` of the reverse direction.
+    """
     shrink = np.exp(-eps)
     reverse = [-np.expm1(-eps) + shrink * end for end in (low[1], high[1])]
     keep = eps > 0.0
     ratio = np.concatenate([shrink[keep][::-1], np.exp(eps)])
     lower = np.concatenate([reverse[0][keep][::-1], low[0]]) * (1.0 - VALUE_ERROR)
     upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + VALUE_ERROR)
-    # delta is convex in e^eps: it falls no faster than the chord before, and at a rate of at most 1.  So the rounding
-    # of e^eps moves delta by at most the rounding error times the smaller of the two rates
+    # delta is convex in e^eps, so it falls no faster than the chord before it, and at a rate of at most 1.  So the
+    # rounding of e^eps moves delta by at most the rounding error times the smaller of these two rates
     steepest = np.minimum(upper[:-1] / np.diff(ratio), 1.0)
     moved = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(ratio[1:]))) * ratio[1:] * steepest
     upper[1:] += moved
@@ -438,7 +439,7 @@ def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndar
 
 
 def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[np.ndarray, np.ndarray] | None) -> Curve:
-    """Return one direction's polygons of CELLS cells; the lower one has the knots `inside`, if given."""
+    """Return the two polygons of one direction, of CELLS cells each; `inside`, if given, has the lower one's knots."""
     slopes, u, t = outer(ratio, high)
     below_u, below_t = inner(ratio, low, high) if inside is None else inside
     cell, place_u, place_t = _cut(u, t)
@@ -448,19 +449,19 @@ def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[n
 
 
 def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (slopes, Q-masses, P-masses) of a polygon above the curve, from upper bounds of delta at rising ratios."""
-    # every line is above the curve, so any subset of the lines gives a bound
+    """Return (slopes, Q-masses, P-masses) of a polygon above the curve, from upper bounds of delta at rising e^eps."""
+    # every line is above the curve, so that any of the lines together give a bound
     keep = np.linspace(0, ratio.size - 1, min(ratio.size, CELLS - 1)).round().astype(int)
     r, d = np.concatenate([[0.0], ratio[keep]])[::-1], np.concatenate([[1.0], upper[keep]])[::-1]
     return _envelope(r, np.minimum(d, 1.0), 1.0 + 4.0 * ROUNDOFF)
 
 
 def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the knots (Q-mass, P-mass) of a polygon below the curve, from brackets of delta at ascending ratios."""
-    # wide brackets are left out: the polygon would lie lower at a wide bracket than the chord of its narrow neighbours
+    """Return the knots (Q-mass, P-mass) of a polygon below the curve, from brackets of delta at rising e^eps."""
+    # wide brackets are left out, since the polygon would be lower there than the chord between narrow neighbours
     ratio, lower, upper = (x[lower >= 0.5 * upper] for x in (ratio, lower, upper))
     lower = np.maximum(lower, 1.0 - ratio)
-    # before the first ratio the bound delta(r) >= 1 - r takes the place of a chord; beyond the last ratio delta is at
+    # before the first ratio r the bound delta(r) >= 1 - r takes the place of a chord; beyond the last ratio delta is at
     # least 0 and does not rise
     r = np.concatenate([[0.0], ratio])
     low, high = np.concatenate([[1.0], lower]), np.concatenate([[1.0], upper])
@@ -485,7 +486,7 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
 
 
 def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the slopes and the knots (u, T) of the polygon T = min_k (d_k + r_k u), 0 <= u <= 1; `r` descends to 0."""
+    """Return the slopes and the knots (u, T) of the polygon T = min_k (d_k + r_k u) on 0 <= u <= 1; r descends to 0."""
     kept = (r.size - 1 - upper_hull(r[::-1], -d[::-1]))[::-1]
     # a line is nowhere the lowest if another line is less steep and starts at least as low
     kept = kept[kept.size - 1 - np.argmin(d[kept][::-1]) :]
@@ -499,7 +500,7 @@ def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray
 
 
 def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the indices of the points on the upper hull, by ascending x; 15,000 points take some 160 passes."""
+    """Return the indices of the points on the upper hull, by ascending x. 15,000 points take some 160 passes."""
     kept = np.lexsort((y, x))  # of points with equal x the last is the highest
     kept = kept[np.append(x[kept[1:]] != x[kept[:-1]], True)] if kept.size else kept
     quiet, parity = 0, 0
@@ -514,7 +515,7 @@ def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (original cell, u, t) for exactly CELLS cells: divide cells if there are fewer, else leave out knots."""
+    """Return (original cell, u, t) for exactly CELLS cells. Fewer cells are divided; of more, knots are left out."""
     if u.size - 1 > CELLS:
         keep = np.linspace(0, u.size - 1, CELLS + 1).round().astype(int)
         return keep[:-1], u[keep], t[keep]
@@ -539,7 +540,7 @@ def candidates_profile(
     weights: ArrayLike | None = None,
     relation: str = "add_or_remove_one",
 ) -> PrivacyProfile:
-    """Return one guarantee for candidates drawn at random: a mechanism given by its profile at points `epsilon`.
+    """Return one guarantee for candidates drawn at random, as a mechanism given by its profile at the points `epsilon`.
 
     Without weights the guarantee is the pointwise maximum of the candidates' profiles.  It holds for every rule of
     drawing that does not depend on the data.  With weights it is `sum_j w_j delta_j(eps)` in each direction.  It then

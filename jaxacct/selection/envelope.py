@@ -34,18 +34,18 @@ from jaxacct.selection.profile_ends import mass_on_top
 INFLATED = 4e-12
 """Upper bound of the relative errors of generating functions and of sums."""
 LARGEST_EPS = 700.0
-"""Largest eps that is tried: e^eps is finite."""
+"""Largest eps that is tried, so that e^eps is finite."""
 POINTS = 2000
-"""Number of eps > 0, and also of eps < 0, at which a table holds the profile."""
+"""A table holds the profile at this many eps > 0 and at as many eps < 0."""
 TAIL_SHARE = 1e-6
-"""Share of delta that the base's tail beyond the table may add to the answer."""
+"""The base's tail beyond the table may add at most this share of delta to the answer."""
 
 
 class Table(NamedTuple):
-    """Upper bound of a profile: chords between points (e^eps, delta). `ratio` ascends from 0; `delta` does not rise."""
+    """An upper bound of a profile: chords between points (e^eps, delta)."""
 
-    ratio: np.ndarray
-    delta: np.ndarray
+    ratio: np.ndarray  # e^eps at the points, ascending from 0
+    delta: np.ndarray  # delta at the points, not increasing
 
     def about(self, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return upper bounds of delta at any real eps, and the rate at which they fall with eps."""
@@ -58,7 +58,7 @@ class Table(NamedTuple):
 
 
 class Points(NamedTuple):
-    """Sum `sum_j weight_j profile(eps + at_j)`; the arrays are (J,)."""
+    """The function `sum_j weight_j profile(eps + at_j)` of eps; `at` and `weight` are (J,)."""
 
     at: np.ndarray
     weight: np.ndarray
@@ -66,7 +66,7 @@ class Points(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """Upper bound of delta(eps): `start` plus weighted sums of values of profiles."""
+    """An upper bound of delta(eps): `start` plus all functions in `sums`."""
 
     start: Any
     sums: tuple[Points, ...]
@@ -97,7 +97,7 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
     value, pairs = np.zeros(wanted.size), np.broadcast_shapes(batch_shape(run), law.shape)
     for side in sides(run, relation):
         # One call of the engines finds the last eps of all tables.  There is one table for each pair of a base and a
-        # law.  All values asked for a pair are read from one table, so the least delta among them decides its end.
+        # law.  All values asked for this pair are read from this table, so the least delta among them decides its end.
         least = wanted.reshape(shape)
         least = least if quantity == "epsilon" else upper_delta(run, least, side.forward)
         least = np.min(least, axis=tuple(range(len(shape) - len(pairs))))
@@ -113,10 +113,11 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
 
 @np.errstate(all="ignore")
 def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
-    """Return eps at which the leak is at most delta; inf where none is found.
+    """Return an eps at which the leak is at most each delta, or inf where none is found.
 
-    Each step is Newton's for the logarithm of the leak.  Where this step leaves [low, high], Newton's step for the leak
-    itself is taken.  The leak is convex in e^eps, so from the left this second step never passes the solution.
+    Each step is Newton's for the logarithm of the leak.  Where this step leaves the interval that holds the solution,
+    Newton's step for the leak itself is taken.  The leak is convex in e^eps, so from the left this second step never
+    passes the solution.
 
     unit : the returned eps exceeds the solution by a small share of `eps + unit`.
     """
@@ -150,27 +151,30 @@ def _of_table(run: Mechanism, law: Law, last: float, relation: str) -> Envelope:
 
 
 def last_eps(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
-    """Return the eps at which delta exceeds the mass at infinity by max(`level`, TAIL_SHARE * mass at infinity)."""
+    """Return the eps at which delta is the mass at infinity plus max(`level`, TAIL_SHARE * mass at infinity)."""
     infinite = infinite_mass(run, relation)
     least = np.minimum(np.clip(np.maximum(level, TAIL_SHARE * infinite), 1e-290, 1.0) + infinite, 1.0)
     return np.clip(upper_epsilon(run, least, relation), 1e-6, LARGEST_EPS)
 
 
 def profile_points(run: Mechanism, last: float, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return eps of both signs, and upper bounds of one base's delta at these eps."""
+    """Return eps from -`last` to `last`, and upper bounds of one base's delta at these eps."""
     eps = np.linspace(-last, last, 2 * POINTS + 1)
     return eps, upper_delta(run, eps, relation)
 
 
 def table_of(eps: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarray, np.ndarray]]:
-    """Return the Table of upper bounds at eps (ratios are rounded up), and the knots (u, t) of a polygon above T."""
+    """Return the Table of the upper bounds `high` at eps, and the knots (u, t) of a polygon above the curve T."""
     ratio, high = np.exp(eps) * (1.0 + 4.0 * ROUNDOFF), np.where(high <= 1.0, high, 1.0)
     _, u, t = outer(ratio, high)
     return Table(np.append(0.0, ratio), np.minimum.accumulate(np.append(1.0, high))), (u, t)
 
 
 def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return gains and costs of lines `r gain - cost`, the maximum of which is at least M(r) (top of this file)."""
+    """Return gains and costs of lines `r gain - cost` whose maximum is at least M(r) (top of this file).
+
+    u, t : knots of a polygon above the trade-off curve T.
+    """
     near_one = 1.0 - np.geomspace(1e-13, 1.0, 1500)
     knots = np.linspace(0.0, u.size - 1.0, 12 * (POINTS + 2))
     v = np.concatenate([u, np.interp(knots, np.arange(u.size), u), near_one, np.interp(near_one, t, u)])
@@ -189,10 +193,11 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table, weight: float = 1.0) -> Points:
-    """Return, as Points, the integral of the maximum of lines `r gain - cost`, which have ascending gains.
+    """Return, as Points, the integral of the maximum of lines `r gain - cost`; the gains ascend.
 
-    There is a point for each r_j at which another line becomes the highest.  The sum of points is at least every line
-    that is kept, even where rounding puts some r_j out of order: `(r - r_j)_+` is at least r - r_j, and at least 0.
+    There is a point for each r_j at which another line becomes the highest.  The sum over these points is at least
+    every line that is kept, even where rounding puts some r_j out of order, since `(r - r_j)_+` is at least r - r_j and
+    at least 0.
     """
     if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
         return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a NaN bounds nothing

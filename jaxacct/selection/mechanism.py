@@ -27,19 +27,19 @@ from jaxacct.selection.top import TOP, TopSelection
 from jaxacct.selection.worst_case import bracket
 
 CANDIDATES = ("iid", "adaptive")
-"""Possible assumptions about the candidates."""
+"""The assumptions about the candidates that `select` knows."""
 WORST_CASE = "worst_case"
-"""Default bound: the exact worst case."""
+"""The default bound of `select`: the exact worst case."""
 WIDE = 0.01
-"""Other bounds are evaluated too if the relative width of a bracket exceeds this."""
+"""If the relative width of a bracket exceeds this, other bounds are evaluated as well."""
 ONE_DELTA = "the cheaper mechanism is chosen for one delta"
-"""Remedy in errors about arguments that must be single numbers."""
+"""What an error says about an argument that must be a single number."""
 
 
 @register
 @dataclass(frozen=True, eq=False)
 class Selection(AnySelection):
-    """Selection that runs ``mechanism`` K times, K from ``law``, and releases the best, in the worst case over scores.
+    """Selection that runs ``mechanism`` K times, K from ``law``, and releases the best by any score.
 
     The profile bounds delta(eps) of the release (README.md of this folder, "The worst score").  The profile holds for
     every score that is a total preorder of a candidate's own output and does not depend on K.  Candidates must be
@@ -103,12 +103,12 @@ class Selection(AnySelection):
 
     def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
         low, high = certified(quantity, run, self.law, values, relation, rtol if rtol >= OK_WIDTH else 0.0)
-        # a selection uses all of the base's curve, as a composition does, so it has the kind of a composition
+        # a selection uses the whole curve of the base, as a composition does, so its kind is that of a composition
         return as_bounds(low, high, run.kind_under(relation, composed=True), rtol, "worst_score")
 
 
 class OfSelections(MechanismEngine):
-    """Engine of all selections but adaptive ones with fixed K, which other engines answer as compositions."""
+    """The engine of all selections, except adaptive ones with fixed K: other engines answer these as compositions."""
 
     name = "selection"
     classes = (Selection, AdaptiveSelection, TopSelection)
@@ -179,16 +179,16 @@ def select(
 def certified(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, width: float = 0.0
 ) -> np.ndarray:
-    """Return lower and upper bounds (2, *shape) at the worst score; other bounds narrow the wide brackets."""
+    """Return lower and upper bounds (2, *shape) for the worst score. Other bounds narrow the brackets that are wide."""
     most = SAYS_NOTHING[quantity]
-    # at a delta below LEAST_DELTA the lower bound at LEAST_DELTA still holds; the upper bound does not, and is reset
+    # at a delta below LEAST_DELTA, of the bounds at LEAST_DELTA the lower still holds, and the upper is dropped
     found = bracket(quantity, run, law, np.maximum(values, LEAST_DELTA), relation, width)
     ends = meet(found, found, most)
     known = np.broadcast_to((values >= LEAST_DELTA) | (quantity == "delta"), ends.shape[1:])
     ends[1] = np.where(known, ends[1], most)
     if (wide := _loose(*ends)).any():
         ends = profile_ends.narrowed(quantity, run, law, values, relation, ends, wide)
-    # the envelope bounds deltas too small for the curve's polygon; the Rényi bound is close for many candidates
+    # the envelope serves for deltas too small for the curve's polygon, the Rényi bound for many candidates
     for name in ("envelope", "renyi"):
         if isinstance(law, BOUNDS[name].laws) and (wide := _loose(*ends) & known).any():
             other = bound_epsilon if quantity == "epsilon" else bound_delta
@@ -277,7 +277,7 @@ def rounds(
 
 
 def _sum_of(laws: Sequence[Law]) -> Law | None:
-    """Return the law of K_1 + K_2 + ... if it is a point mass or Poisson; otherwise None."""
+    """Return the law of K_1 + K_2 + ... if all laws are point masses or all are Poisson; otherwise None."""
     fixed = [law for law in laws if type(law) is PointMass]
     if len(fixed) == len(laws):
         return PointMass(math.fsum(float(law.repetitions) for law in fixed))

@@ -24,11 +24,11 @@ from jaxacct.selection.law_of_k import Law
 from jaxacct.selection.named_bounds import bound_delta, bound_epsilon
 
 VARIANTS = ("rest", "all")
-"""Variants: the final run is on all data outside the sample ("rest"), or on all data ("all")."""
+"""The final run is on all data outside the sample ("rest"), or on all data ("all")."""
 RELATIONS = ("remove_one", "add_one")
-"""Relations of removing and of adding a record, in the order in which PrivacyProfile takes their deltas."""
+"""The relations of removing and of adding a record, in the order in which PrivacyProfile takes their deltas."""
 SUM_ERROR = 1e-10
-"""Allowance for the rounding of sums of up to 10^6 products of two masses, relative to the sum."""
+"""A sum of up to 10^6 products of two masses is taken to have at most this relative error."""
 
 
 def subset_epsilon(
@@ -42,9 +42,9 @@ def subset_epsilon(
 ) -> Bounds:
     """Compute eps of "tune on a Poisson sample, then train once": the tuning's winner and the final run are released.
 
-    Let (P_1, Q_1), from the envelope, dominate the tuning, and (P_2, Q_2) the run.  For "rest" the answer is that of
-    `q P_1 x Q_2 + (1-q) Q_1 x P_2` against `Q_1 x Q_2`, for "all" that of the sampled tuning and the run, composed.
-    Neighbours differ by adding or removing one record.
+    The pair (P_1, Q_1), from the envelope, dominates the tuning, and the pair (P_2, Q_2) dominates the run.  For "rest"
+    the answer is that of the pair `q P_1 x Q_2 + (1-q) Q_1 x P_2` against `Q_1 x Q_2`.  For "all" the answer is that of
+    the sampled tuning composed with the run.  Neighbours differ by adding or removing one record.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def subset_epsilon(
         Probability with which a record is in the sample.
     delta : float in (0, 1)
     variant : {"rest", "all"}
-        The final run is on the data outside the sample, or on all data.
+        The final run is on the data outside the sample ("rest"), or on all data ("all").
 
     Returns
     -------
@@ -99,32 +99,35 @@ def subset_epsilon(
 def _through_points(
     epsilon: Callable[[float], Any], delta: Callable[[np.ndarray, str], np.ndarray], target: float
 ) -> PrivacyProfile:
-    """Make a mechanism from upper bounds of delta in both directions, up to the eps where delta is 1e-4 of `target`."""
+    """Return a mechanism made from upper bounds of delta in both directions, up to where delta is 1e-4 of `target`."""
     top = float(epsilon(max(target * 1e-4, 1e-300)))
-    # 400 points: the product of two such pairs then has 160,000 atoms
+    # with 400 points, the product of two such pairs has 160,000 atoms
     grid = np.linspace(0.0, max(top, 1e-6) if np.isfinite(top) else 50.0, 400)
     return PrivacyProfile(grid, *(delta(grid, name) for name in RELATIONS))
 
 
 def atoms(pair: FinitePair) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return the P-masses and Q-masses of atoms, one of which may have P-mass 0, and the P-mass where Q has none."""
+    """Return the P-masses and the Q-masses of a pair's atoms, and the P-mass of the outcomes without Q-mass.
+
+    One of the atoms may have P-mass 0.
+    """
     p, q = np.append(pair.p, 0.0), np.append(pair.q, pair.q_infinity)
     kept = (p > 0.0) | (q > 0.0)
     return p[kept], q[kept], float(pair.p_infinity)
 
 
 class Product(NamedTuple):
-    """Dominating pair of the tuning composed with the final run: atoms by descending ratio, and sums from both ends."""
+    """A pair of laws P and Q with A atoms that dominates the tuning composed with the final run."""
 
-    ratio: np.ndarray  # (A,) descending
+    ratio: np.ndarray  # (A,) likelihood ratios P/Q of the atoms, descending
     p_above: np.ndarray  # (A + 1,): element k is the P-mass of the first k atoms
-    q_above: np.ndarray
+    q_above: np.ndarray  # (A + 1,): element k is the Q-mass of the first k atoms
     p_below: np.ndarray  # (A + 1,): element k is the P-mass of all but the first k atoms
-    q_below: np.ndarray
-    infinite: float  # P-mass where Q has none
+    q_below: np.ndarray  # (A + 1,): element k is the Q-mass of all but the first k atoms
+    infinite: float  # P-mass of the outcomes without Q-mass
 
     def delta(self, epsilon: Any, relation: str) -> np.ndarray:
-        """Return upper ends of delta at eps >= 0 for one direction."""
+        """Return upper bounds of delta at eps >= 0 in the direction of `relation`."""
         grown = np.exp(np.asarray(epsilon, np.float64))
         if relation == "remove_one":
             k = np.searchsorted(-self.ratio, -grown, side="left")
@@ -135,7 +138,7 @@ class Product(NamedTuple):
         return np.clip(value, 0.0, 1.0)
 
     def epsilon(self, delta: float) -> float:
-        """Return an upper bound of eps at delta, the larger of the two directions; inf if there is none."""
+        """Return an upper bound of eps at delta in both directions, or inf if there is none."""
         worst = lambda eps: max(float(self.delta(eps, name)) for name in RELATIONS)
         finite = self.ratio[np.isfinite(self.ratio) & (self.ratio > 0.0)]
         low, high = 0.0, float(np.max(np.abs(np.log(finite)), initial=0.0)) + 1.0
@@ -149,9 +152,9 @@ class Product(NamedTuple):
         return high
 
     def profile(self, *points: float) -> PrivacyProfile:
-        """Return tuning and final run together as a mechanism that composes, given by points of its profile.
+        """Return tuning and final run together as a mechanism that composes, made from points of its profile.
 
-        The points are at eps from 0 to where delta is 1e-12, and at `points`.
+        These are at eps from 0 to where delta is 1e-12, and at the eps in `points`.
         """
         top = self.epsilon(max(1e-12, 2.0 * self.infinite))
         grid = np.linspace(0.0, top if math.isfinite(top) else 50.0, 160)
@@ -162,7 +165,10 @@ class Product(NamedTuple):
 
 
 def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, variant: str) -> Product:
-    """Return the pair of the tuning composed with the final run, from the profile of each on its own data."""
+    """Return the pair of the tuning composed with the final run, from the profiles of both.
+
+    share : probability with which a record is in the sample.
+    """
     (p1, q1, more1), (p2, q2, more2) = (atoms(one.pair()) for one in (tuning, trained))
     base = np.outer(q1, q2).ravel()
     if variant == "rest":

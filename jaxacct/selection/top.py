@@ -41,9 +41,9 @@ from jaxacct.selection.law_of_k import Law, PointMass, derivative, evaluated, pr
 from jaxacct.selection.profile_ends import RELATIVE_ERROR
 
 TOP = Constraint("use a whole number of candidates from 1 to 16", 1, 16, integral=True)
-"""Allowed values of j: the bound for the best j needs the profiles of 1, ..., j runs."""
+"""Allowed values of j. The bound for the best j needs the profiles of 1, ..., j runs."""
 MOST_ATOMS = 1500
-"""If several runs together have at most this many outcomes, their law is computed outcome by outcome."""
+"""If several runs together have at most this many outcomes, their joint law is computed outcome by outcome."""
 
 
 @register
@@ -52,9 +52,9 @@ class TopSelection(AnySelection):
     """Selection that runs ``mechanism`` K times, K from ``law``, and releases the best ``top`` by any score.
 
     All candidates are released where K is less than ``top``.  In each direction the profile is at most min(B_j, D, 1).
-    B_j is the envelope for the best j, and D is the average over K of the profiles of k runs, which covers the release
-    of all candidates.  `ja.epsilon` and `ja.delta` have kind "bound": they lie above the truth by an unknown amount.
-    The selection composes.
+    B_j is the envelope for the best j.  D is the average over K of the profiles of k runs, which covers the release of
+    all candidates.  The answers of `ja.epsilon` and `ja.delta` have kind "bound": they lie above the truth by an
+    unknown amount.  The selection composes.
 
     Parameters
     ----------
@@ -112,11 +112,11 @@ class TopSelection(AnySelection):
         return Bounds(np.zeros(upper.shape), upper, upper, "bound", status, "top_envelope")
 
     def _upper(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> np.ndarray:
-        """Return upper bounds of "epsilon" or "delta"; the base, the law and the values broadcast."""
+        """Return upper bounds of "epsilon" or "delta" at `values`. The base, the law and the values broadcast."""
         shape = np.broadcast_shapes(batch_shape(run), self.law.shape, np.shape(values))
         wanted, found = np.broadcast_to(values, shape).reshape(-1), np.empty(int(np.prod(shape)))
         for here, base, one in each_pair(run, self.law, shape):
-            # chooses NumPy or XLA as for one selection, whatever the batch; `_of_one` makes NaN a trivial bound
+            # NumPy or XLA is chosen as for one selection, whatever the batch; `_of_one` makes NaN a trivial bound
             with backend.job(1, apart=True), np.errstate(all="ignore"):
                 found[here] = _of_one(quantity, base, one, self.top, wanted[here], relation, rtol)
         return found.reshape(shape)
@@ -125,7 +125,11 @@ class TopSelection(AnySelection):
 def _of_one(
     quantity: str, run: Mechanism, law: Law, top: int, values: np.ndarray, relation: str, rtol: float
 ) -> np.ndarray:
-    """Return the least of three bounds: the envelope, the largest loss or mass at infinity, and the average over K."""
+    """Return upper bounds of one selection's "epsilon" or "delta", the least of three.
+
+    The first bound is the envelope.  The second is the largest finite loss for "epsilon", and the mass at infinity for
+    "delta", wherever it applies.  The third is the average over K of the profiles of k runs.
+    """
     most = SAYS_NOTHING[quantity]
     largest, mass = ends(run, law, top, relation)
     if quantity == "epsilon":
@@ -144,7 +148,7 @@ def _of_one(
 
 
 def _above(quantity: str, run: Mechanism, law: Law, values: np.ndarray, found: np.ndarray, relation: str) -> np.ndarray:
-    """Return where the average over K surely exceeds the bound `found`: there the average need not be computed."""
+    """Return where the average over K surely exceeds the bound `found`, so that it need not be computed."""
     at, target = (found, values) if quantity == "epsilon" else (values, found)
     above = np.zeros(values.shape, bool)
     for share in (0.7, 2.0, 4.0, 8.0):
@@ -171,7 +175,7 @@ def by_envelope(quantity: str, run: Mechanism, law: Law, top: int, values: np.nd
 
 
 def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, float]:
-    """Return upper bounds of the largest finite loss and of the mass at infinity; (inf, 1) if losses are unbounded."""
+    """Return upper bounds of the largest finite loss and of the mass at infinity: (inf, 1) if losses are unbounded."""
     largest, mass = 0.0, 0.0
     for side in sides(run, relation):
         part = components(run, "add_or_remove_one", side.direction)
@@ -188,12 +192,12 @@ def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, floa
 
 
 def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> tuple[envelope.Envelope, float]:
-    """Return one direction's envelope, and the last eps of the profile of `top` runs.
+    """Return the envelope of one direction, and the last eps of the profile of `top` runs.
 
-    level : a delta; the profiles end where their delta is a certain share of `level`.
+    level : a delta. The profiles end where their delta is a certain share of it.
     """
     parts = components(run, "add_or_remove_one", side.direction)
-    # mass at infinity counts by itself if it is certain; the mass of a pair that only dominates the base is not certain
+    # the mass at infinity counts by itself only if it is certain; that of a pair that dominates the base is not certain
     certain = run.kind_under("add_or_remove_one", composed=True) == "certified"
     apart = float(np.abs(parts.delta_infinity[0])) * (1.0 - RELATIVE_ERROR) if certain else 0.0
     apart = apart if apart >= LEAST_DELTA else 0.0  # a smaller mass may come from cutting off a table
@@ -225,7 +229,8 @@ def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: 
         runs = repeat(run, count)
         last = float(envelope.last_eps(runs, np.asarray(level), side.forward))
         return envelope.profile_points(runs, last, side.forward)
-    # the law of the runs is computed outcome by outcome; the profile is taken at this law's losses, where it bends
+    # the law of the runs is computed outcome by outcome, and the profile taken at the losses of this law, where it
+    # bends
     loss, mass = parts.finite_loss[0, 0][seen], parts.finite_mass[0, 0][seen]
     total, product = np.zeros(1), np.ones(1)
     for _ in range(count):

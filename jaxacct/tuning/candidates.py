@@ -223,7 +223,8 @@ def selected(
     require_pad(law, space, pad)
     count = law.sample()
     if isinstance(space, Adaptive):
-        # `propose` sees only outputs that are accounted for; K is public, so exceptions of `propose` may be raised
+        # `propose` sees only outputs of earlier candidates, whose privacy is accounted for.  So an exception of
+        # `propose` may be raised at once: it tells nothing more about the data, since K is public too
         configs = [space.proposed([], secret.key(b"config", 0))]
         history: list[Tried] = []
         best: list[Found] = []

@@ -104,8 +104,9 @@ class Plan(PlanRequest):
     noise_multiplier, steps (or epochs), and sampling_probability (or expected_batch_size).  Without a target none is
     left out.  `steps = ceil(epochs * dataset_size / batch)`.
 
-    The plan is frozen.  All five settings are numbers in it.  With a schedule, rate and batch size are averages over
-    the steps, and the noise multiplier is the overall scale of the noise.  `at(step)` gives the numbers of one step.
+    The plan is frozen.  It holds a number for each of noise_multiplier, steps, epochs, sampling_probability and
+    expected_batch_size, given or solved for.  With a schedule, rate and batch size are averages over the steps, and the
+    noise multiplier is the overall scale of the noise.  `at(step)` gives the numbers of one step.
     Schedules must be fixed beforehand, or follow rules that do not look at the data.
 
     Parameters

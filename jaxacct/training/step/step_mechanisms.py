@@ -116,7 +116,7 @@ def single(
     if sampling == ALLOCATION:
         return RandomAllocation(base, nearest_slots(sampling_probability))
     if sampling in UNSAMPLED and np.ndim(sampling_probability) == 0:
-        return ShuffledBatches(base, 1)  # upper ends do not depend on the number of batches, here 1
+        return ShuffledBatches(base, 1)  # one batch: the upper bounds are the same for every number of batches
     # `prefixes` gives an array of rates, in which a rate of 0 stands for no release
     if sampling in (POISSON, *UNSAMPLED, CYCLIC):
         return PoissonSampled(base, sampling_probability)
