@@ -17,7 +17,7 @@ from jaxacct.core.bounds import Bounds, by_column
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.progress import Progress, waiting
 from jaxacct.core.validation import InputError, UnboundedLossError
-from jaxacct.engines.protocol import Answer, Effort, MechanismEngine, MechanismQuestion, register
+from jaxacct.engines.protocol import Answer, MechanismEngine, MechanismQuestion, register
 from jaxacct.mechanisms import (
     Composed,
     Gaussian,
@@ -234,9 +234,10 @@ def _outer(loss: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 # A replaced record as a removed record and an added record
 
-SHARES = 9
-"""Number of ways that are tried to split the given eps or delta between removal and addition. The removal's shares of
-eps are evenly spaced, and its shares of delta are evenly spaced in log odds."""
+WALK = 4
+"""Largest number of steps from the middle share, either way, to the best way to split the given eps or delta between
+removal and addition. The removal's shares of eps are evenly spaced, and its shares of delta are evenly spaced in log
+odds."""
 WIDEST_LOG_ODDS = 12.0
 """Largest log odds of a share of delta that is given to the removal: shares range from e^-12 to 1 - e^-12."""
 
@@ -272,9 +273,11 @@ class RemovedAndAdded(MechanismEngine):
 
 
 def _upper(question: MechanismQuestion, quantity: str, values: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of `quantity` under `relation`, for each element of `values` along its first axis."""
+    """Return upper bounds of `quantity` under `relation`. Deltas at several eps would share a lattice, and be wider."""
     asked = question._replace(quantity=quantity, relation=relation, hint=None)
-    return np.stack([np.asarray(answer(asked._replace(given=each)).upper) for each in values])
+    given = [values] if quantity == "epsilon" else values
+    found = [np.asarray(answer(asked._replace(given=each)).upper) for each in given]
+    return found[0] if quantity == "epsilon" else np.stack(found)
 
 
 def _delta_replaced(question: MechanismQuestion) -> Bounds:
@@ -290,10 +293,9 @@ def _delta_replaced(question: MechanismQuestion) -> Bounds:
         )
         with np.errstate(over="ignore"):
             total = removed + np.exp(first * (1.0 + 4.0 * ROUNDOFF)) * added * (1.0 + 16.0 * ROUNDOFF * (1.0 + first))
-        return np.minimum(np.where(np.isnan(total), 1.0, total * (1.0 + 4.0 * ROUNDOFF)), 1.0)
+        return np.where(np.isnan(total), np.inf, total * (1.0 + 4.0 * ROUNDOFF))
 
-    share = np.linspace(0.0, 1.0, SHARES).reshape(-1, *(1,) * len(shape))
-    return _bound(_refined(both, share, 1.0 / (SHARES - 1)), 1.0)
+    return _bound(np.minimum(_least(both, np.full(shape, 0.5), 0.5), 1.0))
 
 
 def epsilon_replaced(question: MechanismQuestion) -> Bounds:
@@ -301,7 +303,7 @@ def epsilon_replaced(question: MechanismQuestion) -> Bounds:
     shape, _, given = question.flat()
     target = given.reshape(shape)
     if not target.all():
-        _upper(question, "epsilon", target[None], "remove_one")  # raises if the loss is unbounded
+        _upper(question, "epsilon", target, "remove_one")  # raises if the loss is unbounded
 
     def both(log_odds: np.ndarray) -> np.ndarray:
         share = 1.0 / (1.0 + np.exp(-log_odds))
@@ -311,24 +313,37 @@ def epsilon_replaced(question: MechanismQuestion) -> Bounds:
             left = (target - first) * (1.0 - 8.0 * ROUNDOFF) * np.exp(-x * (1.0 + 4.0 * ROUNDOFF))
         usable = (left > 1e-300) & np.isfinite(x)
         rest = _upper(question, "epsilon", np.where(usable, left, 0.5), "add_one")
-        return np.where(usable, (x + rest) * (1.0 + 4.0 * ROUNDOFF), np.inf)
+        return np.where(usable & ~np.isnan(rest), (x + rest) * (1.0 + 4.0 * ROUNDOFF), np.inf)
 
-    odds = np.linspace(-WIDEST_LOG_ODDS, WIDEST_LOG_ODDS, SHARES).reshape(-1, *(1,) * len(shape))
-    return _bound(_refined(both, odds, 2.0 * WIDEST_LOG_ODDS / (SHARES - 1)), np.inf)
-
-
-def _refined(values: Callable[[np.ndarray], np.ndarray], at: np.ndarray, apart: float) -> np.ndarray:
-    """Return the least value over the points `at`, and over five points between the neighbours of the best point."""
-    coarse = values(at)
-    best = np.take_along_axis(np.broadcast_to(at, coarse.shape), np.argmin(coarse, axis=0)[None], 0)
-    nearer = np.linspace(-1.0, 1.0, 7)[1:-1].reshape(-1, *(1,) * (coarse.ndim - 1))
-    fine = values(np.clip(best + apart * nearer, at.min(), at.max()))
-    return np.minimum(coarse.min(axis=0), fine.min(axis=0))
+    return _bound(_least(both, np.zeros(shape), WIDEST_LOG_ODDS))
 
 
-def _bound(upper: np.ndarray, largest: float) -> Bounds:
+def _least(values: Callable[[np.ndarray], np.ndarray], middle: np.ndarray, reach: float) -> np.ndarray:
+    """Return the least value at points up to `reach` from `middle`: three points, a walk downhill, two near its end.
+
+    values : function of points, which have a leading axis. Where all three are infinite, all points of the walk follow.
+    """
+    apart, column = reach / WALK, (-1, *(1,) * middle.ndim)
+    for steps in (1, WALK):
+        points = middle + apart * np.arange(-steps, steps + 1.0).reshape(column)
+        found = values(points)
+        best, place = found.min(axis=0), np.argmin(found, axis=0)[None]
+        if not np.isinf(best).any():
+            break
+    at = np.take_along_axis(points, place, 0)[0]
+    while True:
+        point = np.clip(at + apart * np.sign(at - middle), middle - reach, middle + reach)
+        found = values(point[None])[0] if np.any(point != at) else best
+        better = found < best
+        if not better.any():
+            break
+        best, at = np.where(better, found, best), np.where(better, point, at)
+    points = np.clip(at + apart / 3.0 * np.array([-1.0, 1.0]).reshape(column), middle - reach, middle + reach)
+    return np.minimum(best, values(points).min(axis=0))
+
+
+def _bound(upper: np.ndarray) -> Bounds:
     status = np.where(upper == 0.0, "zero", np.where(np.isfinite(upper), "ok", "width"))
-    upper = np.where(np.isnan(upper), largest, upper)
     return Bounds(np.zeros_like(upper), upper, upper, "bound", status, RemovedAndAdded.name)
 
 
@@ -511,7 +526,7 @@ class MixtureContour(MechanismEngine):
         from jaxacct.engines import mixture  # imports SciPy
 
         quantity, mechanism, relation, rtol = question[0], question.mechanism, question.relation, question.effort.rtol
-        parts_of = question._replace(effort=Effort(rtol), hint=None)
+        parts_of = question._replace(hint=None)
         branches = mixture.rows_of_branches(mechanism, relation)
         if branches is None:
             return by_parts(parts_of)

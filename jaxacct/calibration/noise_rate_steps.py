@@ -361,7 +361,8 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
     usual = {name: goal.known[name] for name in ORDER if name in goal.known}
     if "epochs" in goal.known:
         usual["steps"] = np.ceil(goal.known["epochs"] / 0.01)  # the start assumes a sampling probability of 0.01
-    near = goal._replace(known=usual, relation="add_or_remove_one")
+    share = 0.6 if goal.relation == "replace_one" else 1.0  # a replaced record is some twice as conspicuous
+    near = goal._replace(known=usual, relation="add_or_remove_one", epsilon=share * goal.epsilon)
     with job(goal.epsilon.size, backend):
         return certified_search(search, started)
 

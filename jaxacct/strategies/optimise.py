@@ -59,9 +59,9 @@ def buffered(buffers: int, steps: int, epochs: int) -> tuple[tuple[float, ...], 
         _, inverse = jax.lax.scan(step, jnp.zeros(buffers), jnp.zeros(steps).at[0].set(1.0))
         return _log_error(inverse) + _log_square(column, steps // epochs)
 
-    found = [_minimise(loss, _exponential_fit(buffers, steps, slowest)) for slowest in (0.9, 0.5)]
+    found = _minimise(loss, *(_exponential_fit(buffers, steps, fastest) for fastest in (0.9, 0.5)))
     with jax.enable_x64():
-        scales, decays = (np.asarray(part) for part in parts(jnp.asarray(min(found, key=loss))))
+        scales, decays = (np.asarray(part) for part in jax.jit(parts)(found))
     return tuple(scales.tolist()), tuple(decays.tolist())
 
 
@@ -144,20 +144,23 @@ def _log_square(column: Any, period: int) -> Any:
     return jnp.log(jnp.sum(jnp.asarray(total) ** 2))
 
 
-def _minimise(loss: Callable[[Any], Any], start: np.ndarray) -> np.ndarray:
-    """Return the minimiser that L-BFGS finds from a start."""
-    if not start.size:
-        return start
+def _minimise(loss: Callable[[Any], Any], *starts: np.ndarray) -> np.ndarray:
+    """Return the best of the minimisers that L-BFGS finds from the starts."""
+    if not starts[0].size:
+        return starts[0]
     from scipy import optimize  # slow to import
 
     with jax.enable_x64(), waiting(None, "steps of the search for a strategy") as work:
         both = jax.jit(jax.value_and_grad(loss))
-        found = optimize.minimize(
-            lambda x: [np.asarray(value, np.float64) for value in both(x)],
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            callback=lambda x: setattr(work, "done", work.done + 1),
-            options={"maxiter": 2000, "maxfun": 4000, "ftol": 1e-15, "gtol": 1e-9, "maxcor": 30},
-        )
-    return np.asarray(found.x)
+        found = [
+            optimize.minimize(
+                lambda x: [np.asarray(value, np.float64) for value in both(x)],
+                start,
+                jac=True,
+                method="L-BFGS-B",
+                callback=lambda x: setattr(work, "done", work.done + 1),
+                options={"maxiter": 2000, "maxfun": 4000, "ftol": 1e-15, "gtol": 1e-9, "maxcor": 30},
+            )
+            for start in starts
+        ]
+    return np.asarray(min(found, key=lambda one: float(one.fun)).x)

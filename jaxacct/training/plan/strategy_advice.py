@@ -177,7 +177,8 @@ def advise_strategy(
     run = described({"batch_size": batch, "dataset_size": size, **length}, "poisson", unknown="noise_multiplier")
     n = int(check_one("steps", run["steps"], COUNT, _ONE))
     rate, period, slots = batch / size, math.floor(size / batch), math.ceil(size / batch * (1.0 - ROUNDING))
-    groups = [1, *_bands(bands, min(period, n)), slots]
+    banded = _bands(bands, min(period, n))
+    groups = [1, *([] if why_not(CYCLIC, relation) else banded), slots]
     rates, counts = np.minimum(np.multiply(groups, rate), 1.0), np.ceil(np.divide(n, groups))
     rates[-1] = counts[-1] = 1.0  # a whole run in a fixed order is one Gaussian
     settings: dict[str, Any] = {"target_epsilon": epsilon, "target_delta": delta, "relation": relation}
