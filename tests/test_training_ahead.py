@@ -51,7 +51,7 @@ def test_no_step_runs_before_it_is_noted_and_few_are_noted_ahead(tmp_path, most,
     state = run(
         path,
         note_ahead=most,
-        callbacks=[lambda s: ahead.append(steps_noted(path) - s.step) if s.step % 7 == 1 else None],
+        callbacks=[lambda s: ahead.append(steps_noted(path) - s.step) if s.step % 29 == 1 else None],
     )
     limit = STEPS // 100 if most is None else most
     assert state.step == STEPS == steps_noted(path)

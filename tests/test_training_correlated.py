@@ -245,7 +245,7 @@ def batches(plan, data, **more):
     return np.round(-np.diff(seen, axis=0)).astype(int)
 
 
-@pytest.mark.parametrize("source", [False, True])
+@pytest.mark.parametrize("source", [False, pytest.param(True, marks=pytest.mark.slow)])  # test_training_sources.py
 def test_each_record_stays_in_its_group(source):
     """At rate 1 a record is in one step of each pass, always at the same place; at rate 1/2 in half of them."""
     size = 40

@@ -104,6 +104,7 @@ def audited_epsilon(trainer, runs=20_000):
     return from_scores(*scores, delta=1e-5, confidence=0.999, **options).epsilon
 
 
+@pytest.mark.slow  # test_audit_canaries.py audits whole runs
 def test_audit_of_one_step_finds_its_epsilon_and_no_more():
     plan = plan_of(5)
     claimed = float(plan.epsilon.upper)
