@@ -1,4 +1,4 @@
-"""Laws of K, the number of candidates that a private selection tries: frozen pytrees, scalars or batches."""
+"""Laws of K, the number of candidates that a private selection tries, as frozen pytrees: single laws or batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from jaxacct.samplers.exact_draws import generator
 ETA_RANGE = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
 """Allowed values of eta."""
 LARGEST_K = 2**53
-"""Largest number of candidates: float64 holds all whole numbers up to this exactly.  Larger quantiles are refused."""
+"""Largest number of candidates. Float64 holds all whole numbers up to this exactly.  Larger quantiles are refused."""
 WHOLE_K = Constraint("use whole numbers of {name}", 0, LARGEST_K, integral=True)
 """Allowed values of a number k of candidates."""
 LEAST = 1e-290
@@ -42,11 +42,11 @@ _GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(10)
 
 
 class Law(ABC):
-    """Law of K, the number of candidates of a selection, or a batch of laws: one per element of its fields' shape.
+    """A law of K, the number of candidates of a selection, or a batch of laws: one for each element of its fields.
 
-    K must be drawn independently of the data and kept secret, as must the running time (README.md of this folder, "What
-    every guarantee here assumes").  Subclasses are frozen dataclasses that ``register`` makes pytrees.  Their fields
-    are checked as those of mechanisms are; tracers pass unchecked.
+    K must be drawn independently of the data.  K and the running time must be kept secret (README.md of this folder,
+    "What every guarantee here assumes").  Subclasses are frozen dataclasses that ``register`` makes pytrees.  Their
+    fields are checked as those of mechanisms are.  Tracers are not checked.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Law(ABC):
 
     constraints: ClassVar[Mapping[str, Constraint]] = {}
     vectors: ClassVar[tuple[str, ...]] = ()
-    """Names of the fields whose last axis belongs to one law; the axes before it are the batch."""
+    """Names of the fields whose last axis belongs to one law. The axes before it are the batch."""
 
     if TYPE_CHECKING:
 
@@ -77,7 +77,7 @@ class Law(ABC):
         _ = self.shape
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Replace the inherited formulas by the general ones if the subclass has a generating function of its own."""
+        """Give a subclass with a generating function of its own the general formulas, in place of inherited ones."""
         super().__init_subclass__(**options)
         if "generating" in cls.__dict__:
             for name in ("slopes", "steepness", "rise"):
@@ -86,7 +86,7 @@ class Law(ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Batch shape to which the fields broadcast."""
+        """The batch shape, to which the fields broadcast."""
         each = {name: np.shape(getattr(self, name)) for name in self.constraints}
         return broadcast_shape({name: s[:-1] if name in self.vectors else s for name, s in each.items()})
 
@@ -95,23 +95,24 @@ class Law(ABC):
         """Return (phi, phi', phi'') of `phi(x) = E[x^K]` at x = 1 - y, for y in [0, 1] that broadcasts with the batch.
 
         NumPy arrays give NumPy arrays.  Inside ``jax.enable_x64()`` the method is traceable.  The relative error of the
-        answer is about 1e-13, also near both ends of [0, 1].
+        answer is about 1e-13, near both ends of [0, 1] too.
         """
 
     def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
-        """Return (phi', phi'') as `generating` does; laws override it where phi itself takes much of the time."""
+        """Return only (phi', phi'') of `generating`. Laws override this where phi itself takes much of the time."""
         return self.generating(y)[1:]
 
     def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
-        """Return (log phi', phi''/phi') at x, in NumPy; -inf and 0 where phi' underflows.
+        """Return (log phi', phi''/phi') at x, in NumPy, or (-inf, 0) where phi' underflows.
 
-        y is 1 - x, and both must be relatively accurate.
+        y is 1 - x. Both x and y must have small relative errors.
         """
         return _steepness(*evaluated(self, y)[1:])
 
     def rise(self, x: ArrayLike, y: ArrayLike, d: ArrayLike) -> Numbers:
-        """Return `phi(x) - phi(x - d)`, relatively accurate, in NumPy, given relatively accurate x, y = 1 - x and d.
+        """Return `phi(x) - phi(x - d)`, in NumPy, where y is 1 - x.
 
+        Its relative error is small if those of x, y and d are.
         A law without a closed form uses Gauss-Legendre quadrature with ten points.
         """
         at = np.asarray(d) * (0.5 - 0.5 * _GAUSS_POINTS.reshape(-1, *(1,) * np.ndim(d)))
@@ -135,11 +136,11 @@ class Law(ABC):
         return self._first_at_most(1.0 - np.asarray(check("p", p, below_one)))
 
     def sample(self, rng: random.Random | None = None) -> int:
-        """Draw one K, which must stay secret; a batch of laws raises InputError.
+        """Draw one K, which must stay secret. A batch of laws raises InputError.
 
         The privacy guarantees do not hold against an observer who learns K, or how long the selection ran.  The draw
         inverts the tails Pr[K > k] at a uniform multiple of 2^-53.  The tails are float64 numbers with relative errors
-        of at most r = 1e-11.  For every n the total variation between the draw and the law is at most
+        of at most r = 1e-11.  For every n the total variation distance of the drawn K from the law is at most
         `2 r E[K] + 2^-53 (n + 2) + 2 Pr[K > n]` (README.md of this folder, "What is drawn").
 
         Parameters
@@ -156,7 +157,7 @@ class Law(ABC):
         return type(self)(**{name: value[index] for name, value in self._broadcast(self.shape)})
 
     def flattened(self, shape: tuple[int, ...]) -> Self:
-        """Return the laws broadcast to a batch and flattened, for kernels that are mapped over configurations."""
+        """Return the laws broadcast to a batch shape and flattened, for kernels that are mapped over configurations."""
         each = {name: value.astype(np.float64) for name, value in self._broadcast(shape)}
         return type(self)(**{name: value.reshape(-1, *value.shape[len(shape) :]) for name, value in each.items()})
 
@@ -167,14 +168,14 @@ class Law(ABC):
             yield name, np.broadcast_to(value, shape + (value.shape[-1:] if name in self.vectors else ()))
 
     def taken(self, index: Index) -> Self:
-        """Return the laws at a NumPy index of a flattened batch, without checks; `(rows, None)` also adds an axis."""
+        """Return the laws at a NumPy index of a flattened batch, without checks. `(rows, None)` adds an axis."""
         found = object.__new__(type(self))
         for name in self.constraints:
             object.__setattr__(found, name, getattr(self, name)[index])
         return found
 
     def _first_at_most(self, level: np.ndarray, strict: bool = False) -> np.ndarray:
-        """Return the least k with Pr[K > k] <= level; if strict, with Pr[K > k] < level."""
+        """Return the least k with Pr[K > k] <= level, or if `strict` with Pr[K > k] < level."""
 
         def done(k: np.ndarray) -> np.ndarray:
             tail = self.survival(k)
@@ -194,7 +195,7 @@ class Law(ABC):
         return above
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the class, and the numbers and their shapes, are equal."""
+        """Return whether the other law has the same class, and numbers of the same shapes and values."""
         if type(other) is not type(self):
             return NotImplemented
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in self.constraints)
@@ -204,20 +205,20 @@ class Law(ABC):
 
 
 def require_law(name: str, value: Any) -> None:
-    """Raise InputError, naming the argument, for anything but a law of K."""
+    """Raise InputError, with the argument's name, for anything but a law of K."""
     if not isinstance(value, Law):
         raise InputError(f"{name} = {value!r:.40} must be a law of K; use one such as selection.Geometric(0.1)")
 
 
 def _steepness(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (log phi', phi''/phi') of phi' and phi''; -inf and 0 where phi' underflows."""
+    """Return (log phi', phi''/phi') from phi' and phi'', or (-inf, 0) where phi' underflows."""
     seen = first > LEAST
     safe = np.where(seen, first, 1.0)
     return np.where(seen, np.log(safe), -np.inf), np.where(seen, second, 0.0) / safe
 
 
 def evaluated(law: Law, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return `law.generating(y)` as NumPy float64 on the host, also for a user's law that calls JAX."""
+    """Return `law.generating(y)` as NumPy float64 on the host, even for a user's law that calls JAX."""
     with double_precision(), np.errstate(all="ignore"):
         value, first, second = law.generating(np.asarray(y, np.float64))
     return np.asarray(value), np.asarray(first), np.asarray(second)
@@ -228,8 +229,8 @@ def evaluated(law: Law, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
 class TruncatedNegativeBinomial(Law):
     """Truncated negative binomial law, k >= 1: `Pr[K = k] = (1-gamma)^k/(gamma^-eta - 1) prod_{l<k} (l + eta)/(l + 1)`.
 
-    At eta = 0 the law is logarithmic, at eta = 1 geometric.  The mean is `eta (1/gamma - 1)/(1 - gamma^eta)`.  The
-    smaller eta is, the less privacy K candidates cost, and the more K varies.
+    At eta = 0 the law is logarithmic, and at eta = 1 it is geometric.  The mean is
+    `eta (1/gamma - 1)/(1 - gamma^eta)`.  The smaller eta is, the less privacy K candidates cost, and the more K varies.
 
     Parameters
     ----------
@@ -273,7 +274,7 @@ class TruncatedNegativeBinomial(Law):
     def probability(self, k: ArrayLike) -> np.ndarray:
         k = np.asarray(check("k", k, WHOLE_K))
         at = np.maximum(k, 1.0)
-        # logarithms are added, since for large eta the factors overflow or underflow while their product does not
+        # logarithms are added, since for large eta factors overflow or underflow whose product does neither
         grown = np.asarray(self.eta) * np.log(self.gamma) + at * np.log1p(-self.gamma) + self._log_rising(at - 1.0)
         return np.where(k >= 1.0, self._scale() / at * np.exp(grown), 0.0)
 
@@ -300,7 +301,8 @@ class TruncatedNegativeBinomial(Law):
         from scipy.special import gammaln  # slow to import, and rarely needed
 
         eta, z = np.asarray(self.eta), np.asarray(k) + 1.0
-        # from z = 30 on, one series gives the difference of the log-gammas; in two series leading terms would cancel
+        # from z = 30 on, one series gives the difference of the two log-gammas; in a series for each, large terms would
+        # cancel
         far = np.maximum(z, 30.0)
         series = lambda x: (1.0 / 12.0 - (1.0 / 360.0 - (1.0 / 1260.0 - 1.0 / (1680.0 * x**2)) / x**2) / x**2) / x
         grown = (far - 0.5) * np.log1p(eta / far) + eta * (np.log(far + eta) - 1.0) + series(far + eta) - series(far)
@@ -354,7 +356,7 @@ def Logarithmic(gamma: ArrayLike) -> TruncatedNegativeBinomial:
 
 
 def _log_tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
-    """Compute `log int_0^1 u^k (1 - (1-gamma) u)^{eta-1} du`, k >= 1.
+    """Return `log int_0^1 u^k (1 - (1-gamma) u)^{eta-1} du`, k >= 1.
 
     The integral is summed by the trapezoid rule in v, where u = e^-t and t = e^v/(k+1).
     """
@@ -375,7 +377,7 @@ def _log_tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
 class Poisson(Law):
     """Poisson law, `Pr[K = k] = e^{-mean} mean^k/k!`.
 
-    K = 0, of probability e^{-mean}, releases something that is independent of the data.
+    K = 0 has the probability e^{-mean}. What is then released is independent of the data.
 
     Parameters
     ----------
@@ -413,12 +415,12 @@ class Poisson(Law):
 
 
 class _Trials(Law):
-    """Law of the number of successes in n trials of probability p."""
+    """The law of the number of successes in n trials, each of probability p."""
 
     @property
     @abstractmethod
     def _trials(self) -> tuple[Any, Any]:
-        """Number n and probability p of the trials."""
+        """The number n and the probability p of the trials."""
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
         return generating.binomial(*self._trials, y)
@@ -444,7 +446,7 @@ class _Trials(Law):
 class Binomial(_Trials):
     """Binomial law, `Pr[K = k] = C(n, k) p^k (1-p)^{n-k}`, of n ``trials`` with ``probability_of_run`` p.
 
-    K = 0, of probability (1-p)^n, releases something that is independent of the data.
+    K = 0 has the probability (1-p)^n. What is then released is independent of the data.
 
     Parameters
     ----------
@@ -532,7 +534,7 @@ class Categorical(Law):
     Parameters
     ----------
     probabilities : array_like in [0, 1]
-        They sum to 1 (to 1e-13) along the last axis; the axes before it are the batch.
+        They sum to 1 (to 1e-13) along the last axis. The axes before it are the batch.
 
     References
     ----------
@@ -621,7 +623,7 @@ def TwoPoint(few: int, many: int, probability_of_few: ArrayLike) -> Categorical:
 
 
 def largest_k(law: Law) -> float:
-    """Return the largest k of positive probability of one law; inf if there is none."""
+    """Return the largest k that has a positive probability under one law, or inf if there is none."""
     if isinstance(law, PointMass):
         return float(law.repetitions)
     if isinstance(law, Binomial):
@@ -632,9 +634,9 @@ def largest_k(law: Law) -> float:
 
 
 def derivative(law: Law, order: int) -> tuple[float, Law]:
-    """Return (scale, law with generating function psi) such that phi^(order) = scale psi', order >= 1.
+    """Return a scale and a law such that phi^(order) = scale psi', with the law's generating function psi; order >= 1.
 
-    The scale is 0 if K < order always.  A law that is not of this library raises InputError.
+    The scale is 0 if K is always below `order`.  A law that is not of this library raises InputError.
 
     Negative binomial: phi is an affine function of `b^-eta` with b linear in x.  So phi^(j) is a multiple of
     `b^-(eta+j)`, as is phi' of the law with eta + j - 1.  Poisson: phi' = mean phi.  Binomial: each derivative takes
@@ -678,7 +680,7 @@ def derivative(law: Law, order: int) -> tuple[float, Law]:
 
 
 def _falling(count: float, factors: int) -> float:
-    """Return `count (count - 1) ...`, with `factors` factors."""
+    """Return the product `count (count - 1) (count - 2) ...` of `factors` factors."""
     return math.prod(count - i for i in range(factors))
 
 

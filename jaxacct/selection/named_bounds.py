@@ -1,10 +1,10 @@
 """Upper bounds of a selection's leak, by name: `selection.bound_epsilon` and `selection.bound_delta`.
 
-The published bounds by the base's privacy profile have the form `delta_A(eps) <= m delta(eps - shift)`, with delta_A of
-the selection, delta of the base and m = E[K].  The shift depends on a free eps_1 >= 0 and on delta(eps_1).  The Rényi
-bounds are those of Papernot and Steinke (2022).  The bound for Poisson laws here counts the outcome K = 0; the
-published bound leaves K = 0 out, and is false for means below 1.  Each bound takes its auxiliary guarantee from the
-direction for which its theorem is true (README.md of this folder, "Which direction").
+The published bounds by the base's privacy profile have the form `delta_A(eps) <= m delta(eps - shift)`.  Here delta_A
+is the selection's profile, delta that of the base, and m = E[K].  The shift depends on a free eps_1 >= 0 and on
+delta(eps_1).  The Rényi bounds are those of Papernot and Steinke (2022).  The bound for Poisson laws here counts the
+outcome K = 0.  The published bound leaves K = 0 out, and is false for means below 1.  Each bound takes delta(eps_1)
+from the direction for which its theorem is true (README.md of this folder, "Which direction").
 
 The bound "monotone_score" is Algorithm 3 of Xiang, Wang and Wang (2024).  **It does not hold for general scores**: for
 a (1, 1e-5)-DP base and geometric K of mean 10 its epsilon is 1.144, but the score |x - 1.67| leaks 1.531.  Answers by
@@ -39,39 +39,40 @@ from jaxacct.selection.base_profile import SAYS_NOTHING, Sides, gaussian_mu, sid
 from jaxacct.selection.law_of_k import Binomial, Law, Poisson, TruncatedNegativeBinomial, require_law
 
 MONOTONE_KIND = "conditional: monotone score"
-"""Kind of the answers that hold for scores monotone in the likelihood ratio, and not for other scores."""
+"""The kind of answers that hold only for scores that are monotone in the likelihood ratio."""
 CHUNK = 256
-"""Number of rows computed at once, so few that their arrays stay in the processor's cache."""
+"""Number of rows that are computed at once. They are so few that their arrays stay in the processor's cache."""
 PROFILE_LAWS = (TruncatedNegativeBinomial, Binomial, Poisson)
 """Laws of K with a published bound by the privacy profile."""
 RENYI_LAWS = (TruncatedNegativeBinomial, Poisson)
 """Laws of K with a published Rényi bound."""
 RENYI_ORDERS = 1.0 + np.geomspace(1e-2, 1e4, 241)
-"""Orders that the Rényi bound tries, 40 for each power of ten of `order - 1`.  Any order gives a true bound."""
+"""Orders that the Rényi bound tries: 40 for each power of ten of `order - 1`.  Any order gives a true bound."""
 ROUNDED_UP = 1.0 + 1e-12
-"""Factor by which the published bounds are rounded up: it exceeds the rounding of each of their formulas."""
+"""Factor by which the published bounds are rounded up. It covers the rounding error of each formula."""
 REACHES = (9.0, 13.0, 37.5)
-"""How many standard deviations the nodes go beyond the means. A row takes the first number whose nodes hold all but
-1e-9 of delta. Beyond the last of these distances masses underflow in float64."""
+"""How many standard deviations the nodes go beyond the means. A row takes the first of these numbers at which the nodes
+hold all but 1e-9 of delta. Beyond the last number masses underflow in float64."""
 NODE_STEP = 0.32
-"""Distance between the nodes around each mean. If two means are near, the nodes around one lie between the nodes around
-the other."""
+"""Distance between the nodes around a mean. If the two means are near, the nodes around one lie between the nodes
+around the other."""
 CROSSING_STEPS = 40
-"""Largest number of Newton steps for an end of an interval. 3 are usual; near an extremum of the log ratio more are
-needed."""
+"""Largest number of Newton steps for an end of an interval. Three are usual. More are needed near an extremum of the
+log ratio."""
 CLOSE = 1e-6
 """Newton's method stops after a step of at most this. If an end is off by e, the divergence is off by about e^2."""
 MOST_ROUNDS = 60
-"""Largest number of rounds that solve for eps; 5 are usual, since the error falls faster than geometrically."""
+"""Largest number of rounds that solve for eps. Five are usual, since the error falls faster than geometrically."""
 LARGEST_EPS = 700.0
-"""Largest eps that is searched, whose exp is finite."""
+"""Largest eps that is searched, so that e^eps is finite."""
 
 
 def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
     """Return upper bounds from published theorems: `eps_base(delta/m) + shift` or `m delta_base(eps - shift)`.
 
     The laws are TruncatedNegativeBinomial [Koskela, Redberg, Wang 2024, Theorem 5.2], Binomial [Theorem 5.7] and
-    Poisson [Corollary 5.8]; others raise InputError.  The answer is inf or 1 where no theorem applies.
+    Poisson [Corollary 5.8].  Other laws raise InputError.  Where no theorem applies, the answer is inf for eps and 1
+    for delta.
     """
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     value = np.zeros(shape)
@@ -89,21 +90,21 @@ def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relat
 
 
 def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
-    """Return the least shift of eps that a theorem allows in one direction, in the batch's shape; inf if there is none.
+    """Return the least shift of eps that a theorem allows in one direction, in the batch's shape, or inf if none does.
 
     For each law of K the shift is the least value of a formula over eps_1 >= 0, with the base's profile delta.
-    Truncated negative binomial: `(eta+1) log(e^{eps_1} + (1-gamma)/gamma delta(eps_1))`, delta in the reverse
+    Truncated negative binomial: `(eta+1) log(e^{eps_1} + (1-gamma)/gamma delta(eps_1))`, with the delta of the reverse
     direction.
-    Binomial: `(n-1) log(1 + p (e^{eps_1} - 1) + p delta(eps_1))`, delta in the same direction.  The condition is
-    `e^{eps_1} >= 1 + p/(1-p) delta(eps_1)`; without it the theorem is false.
-    Poisson: `m (e^{eps_1} - 1 + delta(eps_1))`, delta in either direction.
+    Binomial: `(n-1) log(1 + p (e^{eps_1} - 1) + p delta(eps_1))`, with the delta of the same direction.  The condition
+    is `e^{eps_1} >= 1 + p/(1-p) delta(eps_1)`; without it the theorem is false.
+    Poisson: `m (e^{eps_1} - 1 + delta(eps_1))`, with the delta of either direction.
     """
     if isinstance(law, TruncatedNegativeBinomial):
         return (np.asarray(law.eta) + 1.0) * least_growth(run, law, side.reverse)[1] * ROUNDED_UP
     if isinstance(law, Binomial):
         return _binomial(run, law, side.forward)
     if isinstance(law, Poisson):
-        # e^{eps_1} + delta(eps_1) does not decrease: the best eps_1 is 0, where delta is the same in both directions
+        # e^{eps_1} + delta(eps_1) does not decrease, so that eps_1 = 0 is best, where delta is the same both ways
         return np.asarray(law.mean) * upper_delta(run, np.zeros(()), side.forward) * ROUNDED_UP
     names = ", ".join(kind.__name__ for kind in PROFILE_LAWS)
     raise InputError(f"no profile bound is published for k = {type(law).__name__}; use {names}, or bound='envelope'")
@@ -122,7 +123,7 @@ def least_growth(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) 
 
 
 def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
-    """Return the shift of the theorem for binomial K at the least allowed eps_1, where the shift is smallest."""
+    """Return the shift of the theorem for binomial K at the least eps_1 that it allows, where the shift is smallest."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     n, p = np.broadcast_to(law.trials, shape), np.broadcast_to(law.probability_of_run, shape)
 
@@ -138,7 +139,7 @@ def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
 
 
 def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Find the minimum (argument, value) of a function with one valley in [0, high], on ever finer grids."""
+    """Return (argument, value) at the minimum of a function with one valley in [0, high], by ever finer grids."""
     low, place, best = np.zeros(high.shape), np.zeros(high.shape), np.full(high.shape, np.inf)
     for count in (49, 17, 17, 17, 17):  # any argument gives a true bound
         grid = low + (high - low) * np.linspace(0.0, 1.0, count).reshape(-1, *(1,) * high.ndim)
@@ -151,7 +152,7 @@ def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> tuple
 
 
 def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds by the best order of the selection's Rényi curve, for the direction with the larger bound."""
+    """Return upper bounds from the selection's Rényi divergences at the best order; the larger of both directions'."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     convert = epsilon_from_renyi if quantity == "epsilon" else delta_from_renyi
     value = np.zeros(())
@@ -167,7 +168,7 @@ def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relatio
 def curve(run: Mechanism, law: Law, orders: np.ndarray, side: Sides) -> np.ndarray:
     """Return upper bounds (O, *batch) of the selection's Rényi divergences in one direction, at orders (O,) above 1.
 
-    With R the divergences of the base and m = E[K], truncated negative binomial K has the bound
+    R(a) is the base's divergence at the order a, and m = E[K].  Truncated negative binomial K has the bound
     `R(a) + (1+eta) min_b ((1 - 1/b) R_reverse(b) + log(1/gamma)/b) + log(m)/(a-1)`.  Poisson K has the bound
     `log(e^-m + m e^{(a-1)(R(a) + m delta_reverse(eps_1))})/(a-1)`, where `e^{eps_1} = 1 + 1/(a-1)`.
     """
@@ -204,7 +205,7 @@ def bound_epsilon(
         "envelope" is for every law of K, and near the exact worst case for random K.  "privacy_profile" and "renyi" are
         published theorems for some laws; they refuse other laws.  "monotone_score" is Algorithm 3 of Xiang, Wang and
         Wang, which is true only for scores that are monotone in the likelihood ratio.  "auto" is the smallest of the
-        applicable bounds, "monotone_score" excluded; `engine` names it.
+        bounds that apply, without "monotone_score"; `engine` names this bound.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
@@ -262,7 +263,7 @@ def bound_delta(
 
 
 def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound: str, relation: str) -> Bounds:
-    """Return upper bounds by `bound`, or for "auto" the smallest of the bounds that hold for every score."""
+    """Return upper bounds by `bound`, or if it is "auto" the smallest of the bounds that hold for every score."""
     require_mechanism("run", run)
     refuse_tracers(f"selection.bound_{quantity}", "the kernels", run=run, k=k)
     choice("relation", relation, RELATIONS)
@@ -288,8 +289,8 @@ def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound:
 def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
     """Return eps at delta, or delta at eps, of a selection with a monotone score, for a base of unsampled Gaussians.
 
-    The best of K draws of N(mu, 1) is compared with the best of K draws of N(0, 1), in both directions.  A chunk has
-    rows whose nodes extend equally far.  The error of eps is about 1e-9.
+    The best of K draws of N(mu, 1) is compared with the best of K draws of N(0, 1), in both directions.  Rows whose
+    nodes extend equally far are computed together.  The error of eps is about 1e-9.
     """
     if (mu := gaussian_mu(run)) is None:
         raise InputError("bound = 'monotone_score' needs a base of unsampled Gaussians; use bound='worst_case'")
@@ -323,16 +324,16 @@ def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray
 
 
 class Line(NamedTuple):
-    """Nodes from -inf to inf, log ratios there, and masses of the cells between nodes; each row is a configuration."""
+    """X nodes for each of R configurations, with log ratios there, and with masses of the cells between the nodes."""
 
-    laws: Law
+    laws: Law  # (R,) laws of K
     mu: np.ndarray  # (R,)
-    x: np.ndarray  # (R, X)
+    x: np.ndarray  # (R, X) nodes, from -inf to inf
     log_ratio: (
         np.ndarray
-    )  # (R, X): log ratio of the densities, best of N(mu, 1) over best of N(0, 1); nan if both underflow
-    present: np.ndarray  # (R, X - 1): masses of the best of N(mu, 1)
-    without: np.ndarray  # (R, X - 1): masses of the best of N(0, 1)
+    )  # (R, X) log ratio of the densities, best of N(mu, 1) over best of N(0, 1); nan if both underflow
+    present: np.ndarray  # (R, X - 1) masses of the best of N(mu, 1)
+    without: np.ndarray  # (R, X - 1) masses of the best of N(0, 1)
 
     def rows(self, index: np.ndarray) -> Line:
         return Line(self.laws.taken(index), *(each[index] for each in self[1:]))
@@ -359,7 +360,7 @@ def line(laws: Law, mu: np.ndarray, reach: float) -> Line:
 
 
 def _log_ratio(laws: Law, mu: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the log ratio l of the densities, and l'; nan where phi' leaves float64. At x = +-inf l is infinite."""
+    """Return the log ratio l of the densities and its derivative, nan where phi' leaves float64; infinite at +-inf."""
     logs, slopes = [], []
     for z in (x - mu, x):
         steep, ratio = laws.steepness(ndtr(z), ndtr(-z))
@@ -379,7 +380,7 @@ def _masses(laws: Law, low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def _extremum(laws: Law, mu: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (x, l) at the extremum of the log ratio l between `low` and `high`, by the Illinois rule for l' = 0."""
+    """Return (x, l) at the extremum of the log ratio l between `low` and `high`; the Illinois rule solves l' = 0."""
     at_low, at_high = _log_ratio(laws, mu, low)[1], _log_ratio(laws, mu, high)[1]
     at, value = low, _log_ratio(laws, mu, low)[0]
     for _ in range(12):  # twelve steps of the Illinois rule
@@ -398,9 +399,9 @@ def _extremum(laws: Law, mu: np.ndarray, low: np.ndarray, high: np.ndarray) -> t
 
 
 def _best_set(rows: Line, side: float, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (P(A), Q(A)) for `A = {side * l > eps}`, l being the log ratio.
+    """Return (P(A), Q(A)) for the set `A = {side * l > eps}`, with the log ratio l.
 
-    P is the law of the best draw from N(mu, 1) for side 1, and from N(0, 1) for side -1; Q is the other law.
+    For side 1, P is the law of the best draw from N(mu, 1), and Q that from N(0, 1). For side -1 it is the reverse.
     """
     active = side * rows.log_ratio > eps[:, None]
     full = active[:, 1:] & active[:, :-1]
@@ -491,7 +492,7 @@ def crossing(rows: Line, delta: np.ndarray) -> np.ndarray:
 
 
 def _of_cells(first: np.ndarray, second: np.ndarray, delta: np.ndarray) -> np.ndarray:
-    """Return a lower bound of E = e^eps: the ratio at which the divergence of the cells' masses falls to delta."""
+    """Return a lower bound of E = e^eps: the ratio at which the divergence of the masses of cells falls to delta."""
     ratio = np.ones(delta.size)
     for _ in range(MOST_ROUNDS):
         active = first > ratio[:, None] * second
@@ -505,18 +506,21 @@ def _of_cells(first: np.ndarray, second: np.ndarray, delta: np.ndarray) -> np.nd
 
 
 def _next(first: np.ndarray, second: np.ndarray, delta: np.ndarray, ratio: np.ndarray) -> np.ndarray:
-    """Return the E at which `P(A) - E Q(A) = delta` for a fixed set A, at least `ratio` and at most e^LARGEST_EPS."""
+    """Return the E at which `P(A) - E Q(A) = delta` for a fixed A, but at least `ratio` and at most e^LARGEST_EPS."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         above = (first - delta) / second
     return np.minimum(np.where(above > ratio, above, ratio), np.exp(LARGEST_EPS))
 
 
 class Bound(NamedTuple):
-    """Bound on a selection's leak: function of (quantity, base, law, values, relation), kind of answer, laws of K."""
+    """An upper bound on a selection's leak, by name."""
 
     upper: Callable[[str, Mechanism, Law, np.ndarray, str], np.ndarray]
+    """The function from (quantity, base, law, values, relation) to upper bounds."""
     kind: str = "bound"
+    """The kind of its answers."""
     laws: tuple[type[Law], ...] = (Law,)
+    """The laws of K for which it holds."""
 
 
 BOUNDS = {

@@ -1,9 +1,9 @@
-"""Mass at infinity of a selection, its largest loss if the base's is bounded, and bounds from the base alone.
+"""The mass at infinity of a selection, its largest loss if losses are bounded, and bounds from the base alone.
 
 At every eps a selection leaks at least `phi(1) - phi(1 - p)`.  Here phi is the generating function of K, and p is the
 base's mass at infinity.  If the finite losses of the base are at most L, those of the selection are at most
-`L + log R`, with T the trade-off curve of the base and `R = sup_v phi'(T(v) - p)/phi'(v)`.  For truncated negative
-binomial K and a symmetric base `L + log R` is at most (eta + 2) L.  The rank of an outcome is the Q-mass of the
+`L + log R`, where `R = sup_v phi'(T(v) - p)/phi'(v)` and T is the trade-off curve of the base.  For truncated negative
+binomial K and a symmetric base, `L + log R` is at most (eta + 2) L.  The rank of an outcome is the Q-mass of the
 outcomes with a larger likelihood ratio.  Bounds from the base alone are used where the worst score cannot be computed.
 With m = E[K] they are
 
@@ -52,37 +52,40 @@ from jaxacct.selection.law_of_k import (
 from jaxacct.selection.worst_case import known_curves
 
 MASS_ERROR = 16.0 * ROUNDOFF
-"""Upper bound of the absolute error of a mass: masses are at most 1, and a difference of two takes a few roundings."""
+"""Upper bound of the absolute error of a mass. Masses are at most 1, and a difference of two takes a few roundings."""
 RELATIVE_ERROR = 4e-12
 """Upper bound of the relative errors of masses, phi and phi'.  phi' is computed as e^x, with x up to 700."""
 ROUNDED_UP = 1.0 + 1e-11
-"""Factor that rounds up the bounds from the base alone. It exceeds the rounding error of each formula."""
+"""Factor by which the bounds from the base alone are rounded up. It covers the rounding error of each formula."""
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
-"""First and last s of the cells of v = 1/(1 + e^-s): v is 4e-18 and 1 - 1e-26.  One bound covers all smaller v."""
+"""Cells of v = 1/(1 + e^-s) go from the first of these s to the last: v is 4e-18 and 1 - 1e-26 there.  One bound covers
+all smaller v."""
 FIRST_CELLS, MOST_CELLS, PIECES_PER_CUT = 4096, 2**18, 4
-"""First and largest number of cells of v, the argument of T, and number of pieces into which a cell is cut.  More cells
-give a smaller bound."""
+"""The search over v, the argument of T, begins with FIRST_CELLS cells.  It cuts cells into PIECES_PER_CUT pieces, and
+has at most MOST_CELLS cells.  More cells give a smaller bound."""
 RATIO_TOLERANCE = 1e-8
-"""Relative error at which `largest_ratio` aims; the logarithm of this ratio is a term of the largest loss."""
+"""Relative error at which `largest_ratio` aims. The logarithm of this ratio is a term of the largest loss."""
 KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
-"""Families of laws for which `largest_ratio` is reached at a curve's knot (README.md, "The ends of the profile")."""
+"""Families of laws for which `largest_ratio` is reached at a knot of the curve (README.md, "The ends of the
+profile")."""
 LARGEST_LOSS = 650.0
 """`largest_ratio` and orders of scores are tried only if the base's loss is at most this, so that e^loss is finite."""
 LEAST_SLOPE = 1e-290
-"""A smaller phi' is rounded up to this, and orders with a smaller cost are not used: float64 loses digits below."""
+"""A smaller phi' is rounded up to this, and an order with a smaller cost is not used, since float64 loses digits
+there."""
 
 
 class Limits(NamedTuple):
     """Certified limits of delta and of the losses, for one direction of one selection."""
 
-    leak: tuple[float, float]  # (lower, upper) bounds of the mass at infinity
+    leak: tuple[float, float]  # lower and upper bounds of the mass at infinity
     largest: float  # upper bound of the finite losses; inf if unknown
-    gain: np.ndarray  # (M,): some order of scores leaks at least gain[i] - e^eps cost[i]
-    cost: np.ndarray
-    reached: float  # some order of scores reaches a loss this large
+    gain: np.ndarray  # (M,) for each i some order of scores leaks at least gain[i] - e^eps cost[i]
+    cost: np.ndarray  # (M,) see `gain`
+    reached: float  # some order of scores reaches a loss of this size
 
     def epsilon(self, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (lower, upper) of epsilon at delta >= 0."""
+        """Return lower and upper bounds of epsilon at delta >= 0."""
         left = np.maximum(delta - self.leak[0], 0.0) * (1.0 + RELATIVE_ERROR)
         ratio = np.max((self.gain - left[..., None]) / self.cost, axis=-1, initial=1.0)
         low = np.where(left > 0.0, np.log(ratio), np.maximum(np.log(ratio), self.reached))
@@ -90,14 +93,17 @@ class Limits(NamedTuple):
         return low, np.where(delta >= self.leak[1], self.largest, np.inf)
 
     def delta(self, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (lower, upper) of delta at eps >= 0."""
+        """Return lower and upper bounds of delta at eps >= 0."""
         return np.full(epsilon.shape, self.leak[0]), np.where(epsilon >= self.largest, self.leak[1], 1.0)
 
 
 def narrowed(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, ends: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Narrow brackets (2, *shape) by `Limits` where `rows` is True; a bracket outside its limits becomes trivial."""
+    """Narrow the brackets `ends`, (2, *shape), by `Limits` where `rows` is True.
+
+    A bracket that lies outside its limits becomes trivial.
+    """
     shape = ends.shape[1:]
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
     for here, base, one in each_pair(run, law, shape, rows):
@@ -123,8 +129,8 @@ def last(run: Mechanism, law: Law, relation: str) -> tuple[np.ndarray, np.ndarra
 class Direction(NamedTuple):
     """Properties of one direction of a base."""
 
-    ahead: Components
-    back: Components  # components of the reverse direction
+    ahead: Components  # losses in the direction itself
+    back: Components  # losses in the reverse direction
     loss: float  # largest finite loss; inf if unbounded
     reverse_loss: float  # largest finite loss of the reverse direction
     distance: float  # delta_base(0); T(v) - p - v is at most this for every v
@@ -149,7 +155,7 @@ def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
         return Limits(lost, np.inf, np.zeros(0), np.ones(0), 0.0)
 
     def most(s: np.ndarray) -> np.ndarray:
-        """Return 1 - (T(v) - p), rounded down, at the v with log-odds s, from the least of three upper bounds of T."""
+        """Return 1 - (T(v) - p), rounded down, where v has the log-odds s, by the least of three upper bounds of T."""
         v = expit(s)
         by_curve = 1.0 - (np.interp(v, curve.above.q, curve.above.p) - apart * (1.0 - RELATIVE_ERROR)) - MASS_ERROR
         by_loss = 1.0 - np.exp(base.loss) * v * (1.0 + RELATIVE_ERROR) - MASS_ERROR
@@ -167,10 +173,10 @@ def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
 
 
 def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
-    """Return (lower, upper) of `phi(1) - phi(1 - p)` at p = `apart`, with phi the generating function of K.
+    """Return bounds (lower, upper) of `phi(1) - phi(1 - p)` at p = `apart`, with the generating function phi of K.
 
-    phi' is convex on [1 - p, 1]: p times phi' at the middle of this interval is a lower bound; p times the mean of phi'
-    at the two ends of the interval is an upper bound.
+    phi' is convex on [1 - p, 1].  So p times phi' at the middle of this interval is a lower bound, and p times the mean
+    of phi' at the two ends is an upper bound.
     """
     factors = np.array([0.0, 0.5 * (1.0 + RELATIVE_ERROR), 1.0 - RELATIVE_ERROR, 1.0 + RELATIVE_ERROR])
     ends = np.clip(apart * factors, 0.0, 1.0)
@@ -184,7 +190,10 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Return (gain, cost) of `Limits` for score orders that put part of the most revealing outcome above ranks <= v."""
+    """Return (gain, cost) of `Limits` for orders of scores that put part of one outcome above all ranks up to v.
+
+    It is the outcome with the largest finite loss.
+    """
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:
         return np.zeros(0), np.ones(0)
@@ -199,7 +208,10 @@ def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.nd
 
 
 def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Return a loss that some order reaches: part of the most revealing outcome goes above all ranks up to a knot."""
+    """Return a loss that some order of scores reaches.
+
+    The order puts part of the outcome with the largest finite loss above all ranks up to a knot of the curve.
+    """
     top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0
@@ -211,7 +223,7 @@ def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
 
 
 def _most_revealing(parts: Components) -> tuple[float, float]:
-    """Return (loss, P-mass) of the outcomes with the largest finite loss."""
+    """Return (loss, P-mass) of the outcome with the largest finite loss."""
     loss = np.where(parts.finite_mass[0] > 0.0, parts.finite_loss[0], -np.inf)
     top, n = np.max(loss, axis=1, initial=-np.inf), parts.finite_n[0]
     mass = np.max(np.where(loss == top[:, None], parts.finite_mass[0], 0.0), axis=1, initial=0.0)
@@ -226,7 +238,7 @@ def _most_revealing(parts: Components) -> tuple[float, float]:
 
 
 def _ranks_tried(curve: Curve, law: Law, apart: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return some v and T(v) - p, rounded down; the knot where phi'(T - p)/phi'(v) is largest is among the v.
+    """Return several v, and T(v) - p there, rounded down; at one v, a knot, phi'(T(v) - p)/phi'(v) is largest.
 
     T, p and phi are those of the text at the top of this file.
     """
@@ -252,7 +264,7 @@ def log_ratio_at_knots(above: Outer, law: Law, apart: float) -> float:
 
 
 def log_slopes(law: Law, y: np.ndarray, side: float) -> np.ndarray:
-    """Return log phi' at 1 - y up to a constant, rounded up for side 1 and down for -1; NaN or -inf where unknown.
+    """Return log phi' at 1 - y up to a constant, rounded up for side 1 and down for side -1; NaN or -inf if unknown.
 
     phi is the generating function of K.
     """
@@ -281,13 +293,13 @@ def slopes(law: Law, y: np.ndarray) -> np.ndarray:
 
 
 def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: float) -> float:
-    """Return an upper bound, at least 1, of `phi'(T(v) - p)/phi'(v)` over v in (0, 1]; inf if the bound overflows.
+    """Return an upper bound, at least 1, of `phi'(T(v) - p)/phi'(v)` for all v in (0, 1]; inf if it overflows.
 
     T, p and phi are those of the text at the top of this file.
     """
 
     def bounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return upper bounds of the ratio on cells with `ends` (2, C), and estimates of the ratio at the left ends."""
+        """Return upper bounds of the ratio on the cells with `ends` (2, C), and estimates of it at their left ends."""
         gain = np.maximum(slopes(law, most(ends)) * (1.0 + 2.0 * RELATIVE_ERROR), LEAST_SLOPE)
         cost = slopes(law, expit(-ends) * (1.0 + 4.0 * ROUNDOFF)) * (1.0 - 2.0 * RELATIVE_ERROR)
         with np.errstate(divide="ignore", over="ignore"):
@@ -301,7 +313,8 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
         before = start / (slopes(law, 1.0 - reach + MASS_ERROR) * (1.0 - 2.0 * RELATIVE_ERROR))
     # For each cell, `before` bounds the ratio for all v before the cell, `after` for all v from the cell on, and
     # `least` for all v.  The search begins at the last cell that meets two conditions: a ratio of at least `before` is
-    # reached from the cell on, and `least` is within 10 % of its minimum.  If there is none, it begins at the minimum.
+    # reached from the cell on, and `least` is within 10 % of its minimum.  If there is no such cell, it begins at the
+    # minimum.
     after, reached = (np.maximum.accumulate(x[::-1])[::-1] for x in (high, low))
     least = np.maximum(before, after)
     first = int(np.argmin(least))
@@ -328,11 +341,11 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
 
 
 def growth(law: Law, base: Direction) -> float:
-    """Return an upper bound of `log phi'(T(v) - p) - log phi'(v)` over all v, by a formula for the law, or inf.
+    """Return an upper bound of `log phi'(T(v) - p) - log phi'(v)` for all v, by a formula for the law; inf if none.
 
     T, p and phi are those of the text at the top of this file.
     """
-    # outcomes with dP = 0 have an infinite reverse loss: if there are any, the largest finite one bounds nothing
+    # outcomes with dP = 0 have an infinite reverse loss; if there are any, the largest finite reverse loss is no bound
     back = base.reverse_loss if float(base.back.delta_infinity[0]) == 0.0 else np.inf
     with np.errstate(divide="ignore", over="ignore"):
         if isinstance(law, TruncatedNegativeBinomial):
@@ -355,7 +368,7 @@ def growth(law: Law, base: Direction) -> float:
 
 
 def by_base(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str) -> np.ndarray:
-    """Bound "epsilon" at delta in [0, 1), or "delta" at eps >= 0, from the base alone; return brackets (2, *shape)."""
+    """Return brackets (2, *shape) of "epsilon" at delta in [0, 1), or of "delta" at eps >= 0, from the base alone."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, np.shape(values))
     flat = np.broadcast_to(values, shape).reshape(-1)
     found = np.empty((2, flat.size))
@@ -374,7 +387,8 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
     mean, tried = float(law.mean) * ROUNDED_UP, max(1.0 - none * ROUNDED_UP - 4.0 * ROUNDOFF, once / ROUNDED_UP)
     base = _direction(run, side)
     grown = growth(law, base)
-    # coupled runs on neighbours agree in all candidates with probability a = phi(1 - delta(0)); delta is at most 1 - a
+    # coupled runs on two neighbouring data sets agree in all candidates with probability a = phi(1 - delta(0)), so that
+    # delta is at most 1 - a
     moved = mass_on_top(law, min(base.distance, 1.0))[1]
     if quantity == "delta":
         low = tried * delta_ends(run, values, side.forward)[0]

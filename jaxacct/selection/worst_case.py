@@ -1,4 +1,4 @@
-"""Worst score of a selection: brackets its epsilon and delta, finds the score, and computes the law of the output."""
+"""The worst score of a selection: brackets of epsilon and delta, the score itself, and the law of the output."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ from jaxacct.selection.base_profile import SAYS_NOTHING, Curve, curves, meet, si
 from jaxacct.selection.law_of_k import Law, evaluated, require_law
 
 LARGEST_EPS = 600.0
-"""Largest searched eps, far from the overflow of exp.  For a larger eps the delta at LARGEST_EPS is an upper bound."""
+"""Largest eps that is searched, far from the overflow of exp.  At a larger eps, delta is at most that at
+LARGEST_EPS."""
 MOST_KEPT = 128
-"""Number of bases whose curves are kept: each takes up to 2 MB."""
+"""Number of bases whose curves are kept. The curves of a base take up to 2 MB."""
 _kept: dict[tuple[Mechanism, bool, bool], dict[str, Curve]] = {}
-"""Curves by base, `coarse`, and whether NumPy computed them. The curves asked for most recently are last."""
+"""Curves by (base, `coarse`, whether NumPy computed them). The curves asked for last are at the end."""
 _keeping = threading.Lock()
 PER_CALL = 16
-"""Number of configurations in one call of a compiled program.  The calls are shared among all cores."""
+"""Number of configurations in one call of a compiled program.  The calls run on all cores."""
 WIDTH = 1e-4
-"""Absolute width of eps, and relative width of delta, above which a finer resolution is used."""
+"""A finer resolution is used for a bracket of eps that is wider than this, and for one of delta wider than this
+share."""
 
 
 def known_curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
-    """Return the curves of each configuration of a base; with `coarse` from half as many points of its profile.
+    """Return the curves of each configuration of a base. If `coarse`, they come from half as many points.
 
     The curves of the last bases asked about are kept, since computing the curves of a DP-SGD run takes 0.1 s.
     """
-    with backend.job(1, apart=True):  # chooses NumPy or XLA as for one base, whatever the batch
+    with backend.job(1, apart=True):  # NumPy or XLA is chosen as for one base, whatever the batch
         shape, way = batch_shape(run), (coarse, backend.on_numpy(1))
         bases = [element(run, index) if shape else run for index in np.ndindex(shape)]
         keys = [(base, *way) for base in bases]
@@ -61,11 +63,11 @@ def known_curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]
 
 
 def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str, width: float = 0.0) -> np.ndarray:
-    """Bracket "epsilon" at deltas in (0, 1), or "delta" at eps >= 0; return (2, *shape).  All arguments broadcast.
+    """Return brackets (2, *shape) of "epsilon" at deltas in (0, 1), or of "delta" at eps >= 0; arguments broadcast.
 
-    A bracket of eps is computed again, at a finer resolution, if it is wider than WIDTH and than the share `width` of
-    eps.  A bracket of delta is computed again if it is wider than both shares, WIDTH and `width`, of delta.  With
-    `width` inf nothing is computed again, and deltas are within some 1e-3 of the truth.
+    A bracket of eps is computed again, at a finer resolution, if it is wider than WIDTH and than `width` times eps.  A
+    bracket of delta is computed again if it is wider than WIDTH times delta and than `width` times delta.  With `width`
+    inf nothing is computed again, and deltas are within some 1e-3 of the truth.
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
     # curves through half as many points are narrow enough for a `width` of 1e-3 or more
@@ -78,13 +80,13 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
     before: list[str] = []
     for direction in (side.direction for side in sides(run, relation)):
         stacked = jax.tree.map(lambda *x: np.stack(x), *(each[direction] for each in known)) if size else None
-        # a symmetric base in a batch has one curve for both directions: its second direction is skipped
+        # a symmetric base in a batch has one curve for both directions, so that its second direction is skipped
         open_ = [all(each[direction] is not each[name] for name in before) for each in known]
         due = np.flatnonzero(np.asarray(open_, bool)[base])
         before.append(direction)
         if quantity == "epsilon" and ends.any():
-            # if a coarse bracket shows that this direction leaks at most delta at the upper end of the other direction,
-            # the bracket of the other direction is the answer for both
+            # if a coarse bracket shows that this direction leaks at most delta at the upper end of the first direction,
+            # the bracket of the first direction is the answer for both
             at_end = np.minimum(ends[1, due], LARGEST_EPS)
             leak = _run("delta", GLANCE, stacked, base[due], laws.taken(due), at_end, plain)[1]
             due = due[~(leak <= flat[due]) & (ends[0, due] < np.inf)]
@@ -99,7 +101,10 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
 def _solved(
     quantity: str, stacked: Any, rows: tuple[np.ndarray, Law, np.ndarray], width: float, plain: bool, other: np.ndarray
 ) -> np.ndarray:
-    """Return the larger of this direction's brackets and the `other` direction's brackets, (2, B); refine wide ones."""
+    """Return the larger of this direction's brackets and those of the `other` direction, (2, B).
+
+    Wide brackets of this direction are refined.
+    """
     (base, laws, values), once = rows, width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _run(quantity, first, stacked, base, laws, values, plain)
@@ -116,7 +121,8 @@ def _solved(
             ends = _run(quantity, effort, stacked, base[wide], laws.taken(wide), values[wide], plain)
             low[wide], high[wide] = meet((low[wide], high[wide]), ends, SAYS_NOTHING[quantity])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
-            # a narrow bracket that this effort hardly narrowed is not refined again: the base's curve makes it wide
+            # a rather narrow bracket that this effort hardly narrowed is not refined again: it is the base's curve that
+            # makes it wide
             due[wide] = ~((after > 0.8 * before) & (after <= 1e-3 * scale))
     return np.maximum(np.stack([low, high]), other)
 
@@ -124,7 +130,7 @@ def _solved(
 def _run(
     quantity: str, effort: Resolution, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, plain: bool
 ) -> np.ndarray:
-    """Return brackets (2, B) of `quantity` in the worst case, by NumPy if `plain`, otherwise by a compiled program."""
+    """Return brackets (2, B) of `quantity` for the worst score, by NumPy if `plain`, else by a compiled program."""
     size, chunk = values.size, 1 if plain or values.size == 1 else PER_CALL
     if not plain:
         run = _compiled(quantity, effort)
@@ -152,7 +158,7 @@ def _taken(tree: Any, index: Any) -> Any:
 
 @functools.cache
 def _compiled(quantity: str, effort: Resolution) -> backend.Compiled:
-    # vectors of 512 bits are a quarter faster on CPUs that have them, and the option is without effect on others
+    # vectors of 512 bits make CPUs that have them a quarter faster; on other CPUs the option has no effect
     options = programs.known(xla_cpu_prefer_vector_width=512)
     return backend.Compiled(functools.partial(_program, quantity, effort), options, f"{__name__} {quantity} {effort}")
 
@@ -165,7 +171,7 @@ def _program(quantity: str, effort: Resolution, stacked: Any, base: Any, laws: L
 
 
 def _of_one(quantity: str, effort: Resolution, curve: Curve, law: Law, value: Any) -> tuple[Any, Any]:
-    """Return a lower and an upper bound of the `quantity` of one configuration."""
+    """Return lower and upper bounds of the `quantity` of one configuration."""
     xp = namespace(value)
     if quantity == "epsilon":
         return worst_score.epsilon(law, curve.above, curve.below, xp.log(value), xp.asarray(LARGEST_EPS), effort)
@@ -173,7 +179,7 @@ def _of_one(quantity: str, effort: Resolution, curve: Curve, law: Law, value: An
 
 
 class Attack(float):
-    """Epsilon that an order of scores reaches, together with the order: a lower bound on every honest answer.
+    """The epsilon that an order of scores reaches, together with the order: a lower bound on every honest answer.
 
     Outcomes of the base are ranked by likelihood ratio: the rank u of an outcome is the Q-mass of the outcomes with a
     larger ratio.  Outcomes of a rank below ``rank[-1]`` are active.  An active outcome of rank u scores above the ranks
@@ -208,7 +214,7 @@ class Attack(float):
 
     @property
     def epsilon(self) -> float:
-        """Epsilon as a plain float."""
+        """The epsilon as a plain float."""
         return float(self)
 
     def score(self, rank: ArrayLike) -> np.ndarray:
@@ -218,7 +224,7 @@ class Attack(float):
         """
         u = np.asarray(rank, np.float64)
         active = u < self.rank[-1]
-        # a score is the Q-mass of all outcomes that score lower; below an active outcome of rank u these are the active
+        # a score is the Q-mass of all outcomes that score lower; for an active outcome of rank u, these have the active
         # ranks above u and the inactive ranks up to `served`
         row = np.clip(np.searchsorted(self.rank, u, side="right") - 1, 0, self.served.size - 1)
         below = self.served[row] - u
@@ -235,8 +241,8 @@ def attack(
 ) -> Attack:
     """Return the worst score at `delta` with the epsilon that it reaches: a lower bound on every honest answer.
 
-    The score is the worst one for a base whose curve T, the largest P-mass of a set of Q-mass u, is just below the
-    curve of `run`.  Every base whose T is nowhere below the curve of `run` reaches this epsilon.
+    The curve T(u) of a base is the largest P-mass of a set of Q-mass u.  The score is the worst one for a base whose
+    curve is just below the curve of `run`.  Every base whose curve is nowhere below that of `run` reaches this epsilon.
 
     Parameters
     ----------
@@ -292,7 +298,7 @@ def attack(
 
 
 def _order(law: Law, below: Inner, ratio: Any) -> Any:
-    """Return the best order of scores at e^eps = `ratio`, and its (gain, cost)."""
+    """Return the order of scores that leaks most at e^eps = `ratio`, and its (gain, cost)."""
     order = worst_score.best_order(law, below, ratio, FINE)
     return order, worst_score.attained(law, below, order)
 
