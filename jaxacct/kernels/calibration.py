@@ -44,15 +44,16 @@ from jaxacct.kernels.contour.split import Placement, estimate, integrand_at, nee
 from jaxacct.kernels.law import LossLaw, Saddle, Tilted, finite_weights, saddle_for_epsilon, tilted_gaussian
 
 SPLIT_SECANT_STEPS = 3
-"""Number of secant steps in a call. More steps go too far from where the contour was placed, or change nothing."""
+"""Number of secant steps in a call. More steps would go too far from where the contour was placed, or change
+nothing."""
 LARGEST_SPLIT_STEP = 0.4
 """Largest secant step in x, the logarithm of the parameter that is solved for."""
 SETTLED = 0.15
-"""Largest distance of x from the x for which the windows were placed. Beyond it they must be placed anew."""
+"""Largest distance of x from the x for which the windows were placed. Beyond it the windows must be placed anew."""
 SPLIT_SLOPE_CHANGE = 50.0
 """Factor by which the slope may change in a step. A larger change counts as rounding error."""
 CURVATURE = 3.0
-"""About `|f''/(2 f')|` for f = log delta as a function of x.
+"""`|f''/(2 f')|` is about this for log delta = f(x).
 
 After a secant step, the error of x is about the product of this and the lengths of the last two steps."""
 
@@ -60,7 +61,10 @@ After a secant step, the error of x is about the product of this and the lengths
 def sensitivity(
     law: LossLaw, tangent: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int
 ) -> tuple[Array, Array, Array]:
-    """Return (derivative of log delta along a tangent of the law, -d log delta/d eps, points and nodes needed)."""
+    """Return the derivative of log delta along a tangent of the law, -d log delta/d eps, and how much they need.
+
+    They need so many quadrature points and contour nodes.
+    """
     xp = namespace(law.sign, epsilon, tangent.mu2)
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
     c, period, *images = plain.place(law, point, epsilon, log_tol, axis_nodes(points))
@@ -91,7 +95,10 @@ def loss_change(sigma: Array, q: Array, t: Tilted, sigma_moved: Array, q_moved: 
 
 
 def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array, points: int, count: int) -> Array:
-    """Return (J, count), complex: `n' log M + n M'/M` of every sampled Gaussian at z_k = c + i t_k."""
+    """Return `n' log M + n M'/M`, the derivative of n log M along the tangent, of every sampled Gaussian, (J, count).
+
+    It is complex, at the nodes z_k = c + i t_k.
+    """
     xp = namespace(law.sign, c, tangent.mu2)
     sign, along = law.sign[..., None], t[..., None, :]
     grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, sign, c[..., None], points)
@@ -110,7 +117,7 @@ def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array
 
 
 def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
-    """Compute `n' log M + n M'/M`, as `gaussian_change` does, for Laplace parts. Im log M is between -pi and pi.
+    """Return `n' log M + n M'/M`, as `gaussian_change` does, for Laplace parts. Im log M is between -pi and pi.
 
     `M = e^{z/s} (1 + h)/2` with `h = (1 + 2z e^{-(1 + 2z)/s})/(1 + 2z)` and the scale s.
     """
@@ -125,7 +132,7 @@ def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
 
 
 def _finite_change(law: LossLaw, tangent: LossLaw, c: Array, t: Array) -> Array:
-    """Compute `n' log M + n M'/M` for finite parts, of losses l_j and probabilities p_j: `M = sum p_j e^{z l_j}`."""
+    """Return `n' log M + n M'/M` for finite parts, with losses l_j and probabilities p_j: `M = sum p_j e^{z l_j}`."""
     xp = namespace(law.sign, c, t)
     loss, mass = law.finite_loss, law.finite_mass
     top, weight = finite_weights(loss, mass, c)
@@ -139,23 +146,23 @@ def _finite_change(law: LossLaw, tangent: LossLaw, c: Array, t: Array) -> Array:
 
 
 LARGEST_X_STEP, LARGEST_C_STEP = 0.2, 0.2
-"""Largest Newton steps in x and in log c in `solve_rate`. They are small, since the loss changes fast with the
-noise."""
+"""Largest Newton step in x, and largest Newton step in log c, in `solve_rate`. They are small, since the loss changes
+fast with the noise."""
 LARGEST_EPSILON_STEP = 1.0
-"""Largest step in eps of `solve_rate`, times c."""
+"""A step in eps of `solve_rate` is at most this over c."""
 LARGEST_SHARE = 0.999
-"""Cap on e^eps a/b, where a is the false-positive rate and b the bound of the true-positive rate. So delta = b - e^eps
-a stays positive."""
+"""Cap on e^eps a/b, so that delta = b - e^eps a stays positive. Here a is the false-positive rate, and b the bound of
+the true-positive rate."""
 LARGEST_NEWTON_STEP = 0.7
 """Largest Newton step in log c and in x in `solve`: a factor of two."""
 LARGEST_SECANT_STEP = 0.3
 """Largest secant step in x. It is small, since the contour was placed for the x at which the secant steps begin."""
 LEAST_SECANT = 1e-7
-"""Distance in x below which the slope of a secant is mostly rounding error."""
+"""If x moves by less than this, the slope of a secant is mostly rounding error."""
 SLOPE_CHANGE = 10.0
 """Factor by which the slope may change in a step. A larger change counts as rounding error."""
 LARGEST_Q = 1.0 - 1e-12
-"""Largest sampling probability: the kernels take 0 < q < 1."""
+"""Largest sampling probability that is used, since the kernels take 0 < q < 1."""
 
 
 def single(sign: Array, log_sigma: Array, log_q: Array, log_n: Array) -> LossLaw:
@@ -168,7 +175,7 @@ def single(sign: Array, log_sigma: Array, log_q: Array, log_n: Array) -> LossLaw
 
 
 def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[Array, Array, Array, Array, Array]:
-    """Return K(c), K'(c), K''(c), and the derivatives in x of the first two, for one sampled Gaussian.
+    """Return K(c), K'(c), K''(c), and the derivatives of K(c) and K'(c) in x, for one sampled Gaussian.
 
     If x is the logarithm of sigma or of q, `dK/dx = n a E[dL/dx]` and `dK'/dx = n s (E[dL/dx] + a Cov(L, dL/dx))` under
     the tilt, with L = log mix, a the power of mix and s the sign. If x is log n, dK/dx = K and dK'/dx = K'.
@@ -196,7 +203,10 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
 
 
 def _secant_slope(moved: Array, risen: Array, slope: Array, change: float = SLOPE_CHANGE) -> Array:
-    """Return a secant's slope risen/moved, or `slope` if `moved` is tiny or the slopes differ by a factor `change`."""
+    """Return the slope risen/moved of a secant, or `slope` if that is not to be trusted.
+
+    It is not if `moved` is tiny, or if the two slopes differ by more than the factor `change`.
+    """
     xp = namespace(moved, risen)
     fresh = risen / xp.where(moved == 0, 1.0, moved)
     trusted = (xp.abs(moved) > LEAST_SECANT) & (fresh / slope > 1.0 / change) & (fresh / slope < change)
@@ -220,9 +230,9 @@ def solve(
 
     Every round after the first places the contour anew, for laws on which the saddle point approximation is poor.
 
-    sign : +1 remove, -1 add.
-    base : (3,) logarithms of noise multiplier, sampling probability and steps, 0 at the unknown one.
-    unknown : (3,) one at the unknown, zero elsewhere.
+    sign : +1 for remove, -1 for add.
+    base : (3,) logarithms of noise multiplier, sampling probability and number of steps; 0 for the unknown parameter.
+    unknown : (3,) 1 for the unknown parameter, 0 for the two others.
     """
     xp = namespace(sign, base, x0)
     one = xp.ones_like(x0)
@@ -352,7 +362,7 @@ def solve_rate(
 class Solved(NamedTuple):
     """What one call of the solver returns. Slopes are derivatives in x, the logarithm of the unknown parameter."""
 
-    x: Array
+    x: Array  # the solution
     slope: Array  # d log delta / dx
     epsilon_slope: Array  # d eps / dx at fixed delta
     residual: Array  # log(delta/target) before the last step
@@ -363,7 +373,7 @@ class Solved(NamedTuple):
 
 
 SHAPE = jax.tree.structure(Solved(0, 1, 2, 3, 4, 5, 6, split.no_placements(1, 1)))
-"""The tree structure of a call's result, which is needed since compiled programs return only the leaves."""
+"""The tree structure of `Solved`. It is needed since compiled programs return only the leaves."""
 
 
 def solve_split(
@@ -378,7 +388,10 @@ def solve_split(
     points: int,
     count: int,
 ) -> Solved:
-    """Solve as `solve` does, by the split contour; slope0 is a first guess of d log delta / dx."""
+    """Solve the problem of `solve` by the split contour.
+
+    slope0 : a first guess of d log delta/dx.
+    """
     xp = namespace(x0, base)
 
     def law(x: Array) -> LossLaw:
@@ -397,7 +410,7 @@ def solve_split(
         slope = _secant_slope(x - last_x, residual - last_r, slope, SPLIT_SLOPE_CHANGE)
         step = xp.clip(-residual / slope, -LARGEST_SPLIT_STEP, LARGEST_SPLIT_STEP)
         off = xp.abs(step) * xp.where(x == x0, 1.0, CURVATURE * xp.abs(x - last_x))
-        # A step is taken if x is near x0, for which windows and period were placed, and the last step reduced the
+        # A step is taken if x is near x0, for which windows and period were placed, and if the last step reduced the
         # residual.
         serves = (xp.abs(x - x0) <= SETTLED) & ((x == x0) | (xp.abs(residual) < xp.abs(last_r)))
         following = (x + step, slope, x, residual, rate, off)

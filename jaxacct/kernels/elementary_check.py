@@ -2,8 +2,9 @@
 
 NumPy takes these functions from the C library or from loops for the processor's vector units. So their errors differ
 between machines, and between contiguous and strided arrays. The tests measure the errors at hundreds of thousands of
-points. A process measures them once, at seven hundred points, which are hard or at the ends of a range. The functions'
-correctly rounded values there are in elementary_table.txt, which `python tests/elementary_points.py` writes by mpmath.
+points. A process measures them once, at seven hundred points, which are hard or at the ends of a range. The correctly
+rounded values of the functions there are in elementary_table.txt, which `python tests/elementary_points.py` writes by
+mpmath.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from jaxacct.kernels.arrays import COMPOUND_UNITS, SIMPLE_UNITS, erfc
 from jaxacct.kernels.lattice_laws import FFT_CONSTANT
 
 TABLE = pathlib.Path(__file__).with_name("elementary_table.txt")
-"""A file. Each line has a function's name, one or two arguments, and the function's value there, all numbers as
-hexadecimal float64."""
+"""The file of correct values. Each line has a function's name, one or two arguments, and the value there. The numbers
+are hexadecimal float64."""
 VALUES: dict[str, tuple[Callable[..., np.ndarray], float]] = {
     "sqrt": (np.sqrt, 1.0),
     "exp": (np.exp, SIMPLE_UNITS),
@@ -36,13 +37,13 @@ VALUES: dict[str, tuple[Callable[..., np.ndarray], float]] = {
     "logaddexp": (np.logaddexp, COMPOUND_UNITS),
     "erfc": (lambda x: erfc(np, x), SIMPLE_UNITS),
 }
-"""Each function as kernels call it, and the error that the bounds allow for it, in units of 2^-53 (`units_of`)."""
+"""Each function as kernels call it, and the error that is allowed for it, in units of 2^-53 (`units_of`)."""
 ROTATION = 4096
 """Length of the FFT that is checked."""
 
 
 def units_of(name: str, arguments: list[np.ndarray], value: np.ndarray) -> np.ndarray:
-    """Return the error that the model allows a function at each argument, in units of 2^-53 times its value."""
+    """Return the error that the model allows a function at each argument, in units of 2^-53 times the value there."""
     units = np.full(value.shape, VALUES[name][1])
     if name == "erfc":
         units *= 4.0 + np.square(arguments[0])
@@ -53,7 +54,7 @@ def units_of(name: str, arguments: list[np.ndarray], value: np.ndarray) -> np.nd
 
 @functools.cache
 def failure(special: bool = False) -> str | None:
-    """Return which of NumPy's functions is inaccurate on this machine, in words, or None.
+    """Return, in words, which of NumPy's functions is inaccurate on this machine, or None if none is.
 
     The functions are tried once per process.
 
@@ -81,7 +82,7 @@ def failure(special: bool = False) -> str | None:
 
 @functools.cache
 def _table() -> dict[str, np.ndarray]:
-    """Return a map from a function's name to rows of its arguments and value."""
+    """Return a dictionary from a function's name to an array, with one row for each point: arguments and value."""
     rows: dict[str, list[list[float]]] = {}
     for line in TABLE.read_text(encoding="ascii").splitlines():
         name, *numbers = line.split()
@@ -90,7 +91,10 @@ def _table() -> dict[str, np.ndarray]:
 
 
 def _is_inaccurate(name: str, function: Callable[..., np.ndarray]) -> bool:
-    """Return whether a value is off by more than the allowed error minus one unit, the error of the table itself."""
+    """Return whether any value of a function is off by more than the allowed error less one unit.
+
+    One unit is the error of the table itself.
+    """
     *arguments, value = _table()[name].T
     with np.errstate(all="ignore"):
         allowed = np.maximum(units_of(name, arguments, value) - 1.0, 1.0) * ROUNDOFF * np.abs(value)

@@ -1,7 +1,7 @@
 """Probability generating functions `phi(x) = E[x^K]` of K, the number of times a selection runs its base mechanism.
 
 They take `y = 1 - x`, so that no digits are lost near x = 1, where the phi of a law with many repetitions varies most.
-`truncated_negative_binomial`, `poisson`, `binomial` and `categorical` return (phi, phi', phi'') with derivatives in x;
+`truncated_negative_binomial`, `poisson`, `binomial` and `categorical` return (phi, phi', phi''), with derivatives in x.
 phi' and phi'' are convex and non-decreasing in x. For the binomial law n is `trials`, and p is `probability`.
 """
 
@@ -52,13 +52,13 @@ def poisson(mean: Array, y: Array) -> tuple[Array, Array, Array]:
 
 
 def binomial(trials: Array, probability: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Return phi and its derivatives for `phi = (1 - p + p x)^n`, n the trials and p the probability."""
+    """Return phi and its derivatives for `phi = (1 - p + p x)^n`, with n = `trials` and p = `probability`."""
     log_base = _log_kept(probability, y)
     return namespace(trials, log_base).exp(trials * log_base), *binomial_slopes(trials, probability, y)
 
 
 def _log_kept(probability: Array, y: Array) -> Array:
-    """Return `log(1 - p y)`, finite also where p = y = 1."""
+    """Return `log(1 - p y)`, with p = `probability`; it is finite even where p = y = 1."""
     with np.errstate(divide="ignore"):
         # -1e300 stands for log 0, so that its product with 0 is 0.
         return namespace(probability, y).maximum(log1p_inline(-probability * y), -1e300)
@@ -72,13 +72,13 @@ def binomial_slopes(trials: Array, probability: Array, y: Array) -> tuple[Array,
 
 
 def binomial_base(probability: Array, x: Array, y: Array) -> tuple[Array, Array]:
-    """Return (log b, b) of b = 1 - p + p x; b is at least 1e-300."""
+    """Return (log b, b) for b = 1 - p + p x, with p = `probability` and y = 1 - x; b is raised to at least 1e-300."""
     base = np.maximum((1.0 - probability) + probability * x, 1e-300)
     return np.where(base < 0.5, np.log(base), np.log1p(-np.minimum(probability * y, 0.5))), base
 
 
 def categorical(probabilities: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Return phi and its derivatives for `phi = sum p_k x^k`, by Horner's rule; p_k is `probabilities[k]`."""
+    """Return phi and its derivatives for `phi = sum p_k x^k`, with p_k = `probabilities[k]`, by Horner's rule."""
     xp = namespace(probabilities, y)
     x = 1.0 - y
     if xp is np:
@@ -93,7 +93,10 @@ def categorical(probabilities: Array, y: Array) -> tuple[Array, Array, Array]:
 
 
 def categorical_rise(probabilities: Array, x: Array, d: Array) -> Array:
-    """Return phi(x) - phi(x - d): `d` times the divided difference, by Horner's rule without negative terms."""
+    """Return phi(x) - phi(x - d) for `phi = sum p_k x^k`, as d times the divided difference.
+
+    Horner's rule gives the divided difference without negative terms.
+    """
     before = np.maximum(x - d, 0.0)
     value = divided = np.zeros(np.broadcast_shapes(np.shape(x), np.shape(d), np.shape(probabilities)[1:]))
     power = gap = 0
@@ -109,7 +112,7 @@ def categorical_rise(probabilities: Array, x: Array, d: Array) -> Array:
 
 
 def _power(x: Any, degree: int) -> Any:
-    """Return `x^n`, n the degree, by squaring; its relative error is at most 2 n roundoffs."""
+    """Return `x^n` for n = `degree`, by squaring. The relative error is at most 2 n roundoffs."""
     found = np.ones_like(x)
     for bit in bin(degree)[2:]:
         found = found * found * x if bit == "1" else found * found
@@ -117,7 +120,7 @@ def _power(x: Any, degree: int) -> Any:
 
 
 def _sum_of_powers(x: Any, before: Any, degree: int) -> Any:
-    """Return `s_n = sum_i x^i b^{n-1-i} = (x^n - b^n)/(x - b)`, n the degree and b `before`, without subtractions.
+    """Return `s_n = sum_i x^i b^{n-1-i} = (x^n - b^n)/(x - b)` for n = `degree` and b = `before`, without subtractions.
 
     It takes about log2 n steps, by s_{2m} = s_m (x^m + b^m) and s_{2m+1} = x s_{2m} + b^{2m}.
     """
@@ -132,7 +135,10 @@ def _sum_of_powers(x: Any, before: Any, degree: int) -> Any:
 
 
 def polynomial(probabilities: Any, x: Any) -> tuple[Any, Any, Any]:
-    """Return phi, phi' and phi'' by Horner's rule. Degrees whose probability is 0 in the whole batch are skipped."""
+    """Return phi, phi' and phi'' for `phi = sum p_k x^k`, by Horner's rule.
+
+    A degree whose probability is 0 in the whole batch is skipped.
+    """
     value = first = second = np.zeros(np.broadcast_shapes(np.shape(x), np.shape(probabilities)[1:]))
     power = 0
     for k in (*_degrees(probabilities), 0):

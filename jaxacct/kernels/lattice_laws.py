@@ -1,8 +1,8 @@
 """Builds laws that dominate a given law, or that it dominates, on a uniform lattice of losses; composes them by FFT.
 
-The *hat masses* of a cell are two masses, at the nodes on either side of the cell, that together keep its P-mass and
-its Q-mass. jaxacct/engines/README.md, "The lattice engine", has the proofs. A *payoff* is a function of
-the loss whose mean is wanted: delta is the mean of (1 - e^{eps - loss})_+. Kernels here take one law at a time, without
+The *hat masses* of a cell are two masses, at the nodes on either side of the cell. Together they have the P-mass and
+the Q-mass of the cell. A *payoff* is a function of the loss whose mean is wanted: delta is the mean of (1 - e^{eps -
+loss})_+. jaxacct/engines/README.md, "The lattice engine", has the proofs. Kernels here take one law at a time, without
 batch axes.
 """
 
@@ -18,31 +18,35 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, Namespace, iterate, log1p, logsumexp, namespace
 
 REACH = 38.0
-"""The quadrature grid extends this many standard deviations from each mode of the P-density. The mass beyond, 2.9e-316,
-is less than the mass that underflow may lose."""
+"""The quadrature grid extends this many standard deviations from each mode of the P-density. The mass beyond the grid,
+2.9e-316, is less than the mass that underflow may lose."""
 PANELS = 4096
-"""Number of quadrature panels about the modes; the lattice's nodes divide them further. Errors are below rounding."""
+"""Number of quadrature panels about the modes. The lattice's nodes divide these further, and errors are below
+rounding."""
 QUADRATURE_ORDER = 5
 """Number of Gauss-Legendre points on each panel."""
 NARROW_ORDER = 2
-"""Number of Gauss-Legendre points on panels so narrow that the error of so few points is below rounding."""
+"""Number of Gauss-Legendre points on a narrow panel. There the error of so few points is below rounding."""
 LONG = 2**18
 """On lattices of at least this many nodes, NumPy uses NARROW_ORDER for narrow panels, which halves the time."""
 LOG_NOTHING = -34.0
-"""Logarithm of a share. In a panel with an inaccurate quadrature, a right node with a smaller share of the mass gets a
-crude bound of its mass, while the left node still gets the quadrature sum."""
+"""Logarithm of a share of a panel's mass. If the quadrature is inaccurate and the right node has a smaller share, its
+mass gets a crude bound. The left node still gets the quadrature sum."""
 LARGEST_ETA = 0.1
-"""If a panel's quadrature has at least this relative error, the panel's mass is bounded and goes whole to one node."""
+"""If a panel's quadrature may have this relative error or more, the panel's mass is bounded, and goes whole to one
+node."""
 FFT_CONSTANT = 8.0
-"""Error of an FFT in roundoffs, divided by log2 of its length. Higham's constant is 7."""
+"""The error of an FFT, in roundoffs, is at most this times log2 of its length. Higham's constant is 7."""
 ROUNDED_UP = 1.001
-"""Factor that covers the rounding in the computation of an error bound."""
+"""Factor on an error bound that covers the rounding of the bound itself."""
 
 
 class Composition(NamedTuple):
-    """The tilted cyclic composition, (N,), a bound of the 2-norm of its error, and log moments of the R laws, (R, 3).
+    """A tilted cyclic composition of R laws on N nodes.
 
-    The moments are M_i(c) = sum_k mass_ik e^{c k h} at the three tilts c.
+    mass : (N,) the tilted masses.
+    error : bound of the 2-norm of their error.
+    log_moments : (R, 3) logarithms of M_i(c) = sum_k mass_ik e^{c k h} of each law i at three tilts c.
     """
 
     mass: Array
@@ -68,10 +72,11 @@ def compose(
 ) -> Composition:
     """Compose R lattice laws. In the result, mass[i] is the tilted mass at the cyclic index `roll` + i.
 
-    mass : (R, N) at index k.
-    tilt : (R, 3) exponents c_i of e^{c_i k h}: the tilt, and two for Chernoff bounds.
-    direction, count : (R,) the sign s_i of the loss s_i k h at index k, and the number n_i of steps with law i.
-    step : h, the distance of neighbouring losses.
+    mass : (R, N) masses of law i at the indices k.
+    tilt : (R, 3) three exponents c of e^{c k h} for each law: the tilt, and two for Chernoff bounds.
+    direction : (R,) the sign s_i of the loss s_i k h at index k of law i.
+    count : (R,) the number of steps with law i.
+    step : the distance h of neighbouring losses.
     upper : whether the masses are rounded up; otherwise they are rounded down.
     """
     xp = namespace(mass, tilt, direction, count, step, roll, upper)
@@ -133,12 +138,12 @@ def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
 
 
 class Cells(NamedTuple):
-    """P-masses of the cells between the nodes, each array (N,).
+    """P-masses of the cells between N nodes; every field has shape (N,).
 
-    low, high : hat masses at the node of lower and of higher loss.
-    eta : bound of their relative error, below 1/4.
-    whole : mass of those panels of a cell whose quadrature error has no useful bound. It moves as a
-        whole: to the node of higher loss in an upper law, to the node of lower loss in a lower law.
+    low, high : hat masses of each cell, at its node of lower loss and at its node of higher loss.
+    eta : bound of the relative error of both hat masses, below 1/4.
+    whole : mass of those panels of a cell whose quadrature error has no useful bound. It moves as a whole: to the node
+        of higher loss in an upper law, and to the node of lower loss in a lower law.
     """
 
     low: Array
@@ -165,7 +170,7 @@ class Cells(NamedTuple):
 
 
 def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int) -> Array:
-    """Return the standard quantiles u_k at which log mix = log(1 - q) + shift + k step, (nodes,); 0 < q < 1.
+    """Return the outputs u_k, over sigma, at which log mix = log(1 - q) + shift + k step, (nodes,); 0 < q < 1.
 
     If shift is 0, u_0 = -inf, where log mix has its infimum log(1 - q).
     """
@@ -176,19 +181,22 @@ def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int
 
 
 def plain_gaussian_nodes(deviation: Array, origin: Array, step: Array, nodes: int) -> Array:
-    """Return the standard quantiles u_k = (origin + k step)/s + s/2 of the base loss N(-s^2/2, s^2); s: `deviation`."""
+    """Return u_k = (origin + k step)/s + s/2, (nodes,): how far the loss origin + k step is from the mean -s^2/2.
+
+    The loss is N(-s^2/2, s^2), the unit is s, and s is `deviation`.
+    """
     xp = namespace(deviation, origin, step)
     return (origin + step * xp.arange(nodes)) / deviation + 0.5 * deviation
 
 
 def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, upper: Array) -> Cells:
-    """Return hat masses on cells between quantiles u_k, ascending in u (engines/README.md, on Gaussian cells).
+    """Return the hat masses of the cells between the u_k, ascending in u (engines/README.md, on Gaussian cells).
 
     u : (N,) increasing; u_0 may be -inf.
     last : index of the last node in use. Cells from there on are empty.
     rate : 1/sigma.
-    lift : (N,) log likelihood ratio of each node where P is the mixture, 0 where P is N(0, 1).
-    hit : sampling rate where P is the mixture, 0 where P is N(0, 1).
+    lift : (N,) log likelihood ratio of each node if P is the mixture, 0 if P is N(0, 1).
+    hit : sampling rate if P is the mixture, 0 if P is N(0, 1).
     upper : whether whole panels are rounded up; otherwise they are rounded down.
     """
     xp = namespace(u, last, rate, lift, hit, upper)
@@ -264,12 +272,12 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
 
 
 def _grid(xp: Namespace, start: Array, stop: Array) -> Array:
-    """Return the ends of half of the panels: equidistant, and ascending even where start and stop nearly coincide."""
+    """Return the ends of half of the panels, equidistant, and ascending even if start and stop nearly coincide."""
     return xp.minimum(start + (stop - start) * (xp.arange(PANELS // 2) / (PANELS // 2 - 1)), stop)
 
 
 def _put(xp: Namespace, x: Array, index: Array, values: Array) -> Array:
-    """Return x with the values at the indices; x may be overwritten."""
+    """Return x with `values` at the indices `index`. x may be overwritten."""
     if xp is not np:
         return x.at[index].set(values)
     x[index] = values
@@ -277,14 +285,14 @@ def _put(xp: Namespace, x: Array, index: Array, values: Array) -> Array:
 
 
 def _sums(xp: Namespace, x: Array, index: Array, size: int) -> Array:
-    """Return, for each index below `size`, the sum of the entries of x that have this index; `index` ascends."""
+    """Return, for each number below `size`, the sum of the entries of x with this number as `index`, which ascends."""
     if xp is not np:
         return jax.ops.segment_sum(x, index, num_segments=size, indices_are_sorted=True)
     return np.bincount(index, weights=x, minlength=size)
 
 
 def _extreme(start: Array, end: Array, upper: Array) -> Array:
-    """Return the largest (upper) or the least standard normal density on [start, end]."""
+    """Return the largest standard normal density on [start, end] if `upper`, otherwise the least."""
     xp = namespace(start, end, upper)
     nearest = xp.maximum(xp.maximum(start, -end), 0.0)
     farthest = xp.maximum(xp.abs(start), xp.abs(end))
@@ -301,7 +309,7 @@ def _quadrature(
     lift_left: Array,
     lift_right: Array,
 ) -> tuple[Array, Array]:
-    """Return two Gauss-Legendre sums for each panel: for its hat mass at the left node, and at the right node."""
+    """Return two Gauss-Legendre sums for each panel: for its hat mass at the left node, and for that at the right."""
     xp = namespace(start, half)
     low, high = xp.zeros_like(half), xp.zeros_like(half)
     for x, w in zip(*np.polynomial.legendre.leggauss(order), strict=True):
@@ -314,7 +322,7 @@ def _quadrature(
 
 
 def _quadrature_error(centre: Array, half: Array, rate: Array, order: int) -> Array:
-    """Bound the relative error of Gauss-Legendre of order 2 or 5 on a panel, by one suitable Bernstein ellipse."""
+    """Bound the relative error of the Gauss-Legendre rule with 2 or 5 points on a panel, by one Bernstein ellipse."""
     xp = namespace(centre, half, rate)
     growth = half * (centre + rate) + half * half
     widest = 4.0 / xp.maximum(half, 1e-4)
@@ -334,9 +342,9 @@ def laplace_cells(
 
     A cell without a useful bound is empty.
 
-    first, origin : log likelihood ratio of node 0 without and with sampling.
+    first, origin : log likelihood ratio of node 0 without sampling, and with sampling.
     last : index of the last node in use.
-    lifted : whether the mixture is P.
+    lifted : whether P is the mixture.
     """
     xp = namespace(scale, first, origin, q, step, last, lifted)
     rise = step * xp.arange(nodes + 1)
@@ -360,13 +368,16 @@ def laplace_cells(
 
 
 def upper_masses(cells: Cells, atoms: Array) -> Array:
-    """Return (N,) connect-the-dots masses on nodes in ascending order of the loss, rounded up: a dominating law."""
+    """Return the masses, (N,), of a law on the nodes that dominates the given law ("connect the dots"), rounded up.
+
+    The loss ascends.
+    """
     grown = 1.0 + 1.5 * cells.eta + 8.0 * ROUNDOFF
     return cells.low * grown + _from_left(cells.high * grown + cells.whole) * (1.0 + 4.0 * ROUNDOFF) + atoms
 
 
 def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
-    """Return signed masses on nodes: a law that the given law dominates. `cancelled` removes the negative masses.
+    """Return signed masses, (N,), of a law on the nodes that the given law dominates; `cancelled` makes them positive.
 
     cells : hat masses.
     atoms : (N,) masses exactly on nodes.
@@ -398,10 +409,10 @@ def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Ar
 
 
 def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
-    """Pay each debt, a negative mass, by masses of higher loss. Return (masses without debts, P-mass still missing).
+    """Pay each debt, which is a negative mass, by masses of higher loss. Return (masses without debts, missing P-mass).
 
-    A payment lowers every payoff that rises with the loss. A debt that no mass of higher loss can pay counts as
-    missing: leaving it out raises a payoff of at most 1 by at most the debt.
+    A payment lowers the mean of every payoff that rises with the loss. A debt that no mass of higher loss can pay
+    counts as missing: leaving it out raises the mean of a payoff of at most 1 by at most the debt.
     """
     if not np.any(jump < 0.0):
         return jump, 0.0
@@ -427,11 +438,11 @@ def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
 
 
 def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
-    """Return masses whose delta is max(c, 0), where c is the delta of `mass`. A negative last mass makes c negative.
+    """Return masses whose delta is at most max(c, 0), where c is the delta of `mass`.
 
-    Let c_k = E[(1 - e^{l_k - L})_+], l_k the loss of node k, and k the last node with c_k > 0. Then c is set to 0 from
-    node k on. This lowers c: the chord from c_{k-1} to 0 lies below the chord to c_k. The mass of node k becomes
-    c_{k-1}/(1 - e^-h), h the step.
+    A negative last mass makes c negative. With the loss l_k of node k, c at node k is c_k = E[(1 - e^{l_k - L})_+]. Let
+    k be the last node with c_k > 0. From node k on c is set to 0. This lowers c, since the chord from c_{k-1} to 0 lies
+    below the chord to c_k. The mass of node k becomes c_{k-1}/(1 - e^-h), with the step h.
     """
     some = np.flatnonzero(mass)
     if some.size == 0 or mass[some[-1]] > 0.0:
@@ -463,7 +474,7 @@ def _from_right(x: Array) -> Array:
 
 
 def _convex_minorant(jump: Array, back: Array, first: Array, last: Array) -> Array:
-    """Spread each negative jump on its two neighbours, in at most 32 sweeps. P-mass and Q-mass stay the same."""
+    """Spread each negative mass over its two neighbours, in at most 32 sweeps. P-mass and Q-mass stay the same."""
     xp = namespace(jump, back, first, last)
     index = xp.arange(jump.shape[0])
     inner = (index > first) & (index < last)
@@ -472,7 +483,7 @@ def _convex_minorant(jump: Array, back: Array, first: Array, last: Array) -> Arr
         return xp.where(inner & (x < 0), x, 0.0)
 
     def going(state: tuple[Array, Array]) -> Array:
-        # After 32 sweeps the remaining negative jumps are left to `cancelled`.
+        # After 32 sweeps the remaining negative masses are left to `cancelled`.
         return (state[0] < 32) & xp.any(negative(state[1]) < 0)
 
     def sweep(state: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -11,8 +11,8 @@ The contour goes near the saddle point of `K(c) - c eps - log c(c+1)` on the rea
     eps(c)       = K'(c) - 1/c - 1/(c+1)
     log delta(c) ~ K(c) - c eps(c) - log c(c+1) - log(2 pi Psi''(c))/2,   Psi'' = K'' + 1/c^2 + 1/(c+1)^2
 
-So one safeguarded Newton iteration in log c solves for a given delta or a given eps. No bound depends on where the
-saddle point is found.
+So one safeguarded Newton iteration in log c finds the c for a given delta or for a given eps. No bound depends on where
+the saddle point is found.
 """
 
 from collections.abc import Callable
@@ -30,11 +30,11 @@ LARGEST_STEP = 3.0
 Cumulants: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
 """Maps an abscissa c to K(c), K'(c) and K''(c)."""
 TAIL_NATS = 42.0
-"""Minus the log of the share of a Gaussian outside the quadrature range: e^-42 = 6e-19 is far below rounding."""
+"""A share of e^-42 = 6e-19 of a Gaussian, far below rounding, lies outside the quadrature range."""
 
 
 class LossLaw(NamedTuple):
-    """One configuration in one direction: J sampled Gaussians, K Laplace parts, F finite parts of A atoms.
+    """The parts of one configuration in one direction: J sampled Gaussians, K Laplace laws, F finite laws of A atoms.
 
     The fields are those of `mechanisms.loss_components.Components`.
     """
@@ -44,10 +44,10 @@ class LossLaw(NamedTuple):
     gauss_sigma: Array  # (J,) noise multipliers of the sampled Gaussians
     gauss_q: Array  # (J,) sampling probabilities of these Gaussians
     gauss_n: Array  # (J,) how often each of these Gaussians is composed; 0 if absent
-    laplace_scale: Array  # (K,) scales of Laplace noise of sensitivity 1
+    laplace_scale: Array  # (K,) scales of the Laplace noise, for sensitivity 1
     laplace_n: Array  # (K,) how often each Laplace part is composed; 0 if absent
     finite_loss: Array  # (F, A) losses of the A atoms of each finite part
-    finite_mass: Array  # (F, A) P-masses
+    finite_mass: Array  # (F, A) P-masses of these atoms
     finite_n: Array  # (F,) how often each finite part is composed; 0 if absent
 
 
@@ -59,12 +59,12 @@ class Tilted(NamedTuple):
     """A sampled Gaussian under the tilt c, on a grid of X nodes in u."""
 
     u: Array  # (X,) nodes
-    step: Array  # spacing of u
-    loss: Array  # (X,) log mix(u), before the sign
+    step: Array  # distance of neighbouring nodes
+    loss: Array  # (X,) log mix(u), the loss for remove and minus the loss for add
     posterior: Array  # (X,) q e^y / mix, the derivative of log mix in y
-    weight: Array  # (X,) sums to one
+    weight: Array  # (X,) tilted masses of the nodes, which sum to one
     log_m: Array  # log M(c)
-    power: Array  # the real exponent a of mix: c + 1 (remove), -c (add)
+    power: Array  # the real exponent a of mix: c + 1 for remove, -c for add
 
 
 def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
@@ -72,8 +72,8 @@ def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
     xp = namespace(sigma, q, u)
     y = u / sigma - 0.5 / sigma**2
     # log1p(q expm1(y)) is off by a few roundoffs, except where e^y may overflow (`high`) or 1 + q expm1(y) cancels
-    # (`low`). In both cases log((1 - q) + q e^y) is taken, whose two terms are positive. A y with q e^y < 1 does not
-    # count as high, since y + log q would cancel.
+    # (`low`). In both cases log((1 - q) + q e^y) is taken, with two positive terms. A y with q e^y < 1 does not count
+    # as high, since y + log q would cancel.
     high, low = (y > 30.0) & (y > -xp.log(q)), (q > 0.5) & (y < -1.0)
     small = xp.exp(-xp.abs(y))
     grown = xp.expm1(xp.where(high, 0.0, xp.minimum(y, 709.0)))
@@ -94,7 +94,7 @@ def quadrature_range(sigma: Array, q: Array, sign: Array, c: Array) -> tuple[Arr
     a = c + 1.0
     grown = a * (a - 1.0) / (2.0 * sigma**2)
     below = a * xp.log(q) + grown
-    # `second` is the log of the ratio of the second Gaussian's size to max(1, e^below), a lower bound of M(c). In this
+    # `second` is the log of the second Gaussian's size over max(1, e^below), which is a lower bound of M(c). In this
     # form nothing cancels.
     second = xp.where(below > 0.0, -c * xp.log(q), xp.log(q) + grown)
     below = xp.maximum(0.0, below)
@@ -138,7 +138,7 @@ def tilted_gaussian(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -
 
 
 def lifted(law: LossLaw) -> LossLaw:
-    """Return the law with a last batch axis of size 1, to broadcast it against several abscissae per configuration."""
+    """Return the law with one more batch axis, the last, of size 1, which broadcasts with several abscissae a law."""
     xp = namespace(law.sign)
     return LossLaw(*(xp.expand_dims(x, -1 - own) for x, own in zip(law, OWN_AXES, strict=True)))
 
@@ -159,7 +159,7 @@ def laplace_log_m(scale: Array, c: Array) -> Array:
 
 
 def _laplace_cumulants(scale: Array, c: Array) -> tuple[Array, Array, Array]:
-    """Return log M and its first two derivatives.
+    """Return log M of a Laplace part and its first two derivatives in c.
 
     `M = e^{c/s} (1 + h)/2` with the scale s, `h = (1 + 2c e)/a`, `a = 1 + 2c` and `e = e^{-a/s}`.
     """
@@ -176,7 +176,7 @@ def _laplace_cumulants(scale: Array, c: Array) -> tuple[Array, Array, Array]:
 
 
 def finite_weights(loss: Array, mass: Array, c: Array) -> tuple[Array, Array]:
-    """Return (log of the largest weight `mass e^{c loss}`, (A,) all weights divided by it). Mass 0 has the weight 0."""
+    """Return the log of the largest weight `mass e^{c loss}`, and all weights over it, (A,). Mass 0 has weight 0."""
     xp = namespace(loss, mass, c)
     log_mass = xp.log(xp.where(mass > 0, mass, 1.0))
     exponent = xp.where(mass > 0, c[..., None] * loss + log_mass, -xp.inf)
@@ -193,7 +193,7 @@ def _finite_cumulants(loss: Array, mass: Array, c: Array) -> tuple[Array, Array,
 
 
 def cumulants(law: LossLaw, c: Array, nodes: int) -> tuple[Array, Array, Array]:
-    """Return K(c) = log E_P[e^{cL}] of the composition, and K'(c) and K''(c), the tilted mean and variance."""
+    """Return K(c) = log E_P[e^{cL}] of the composition, the tilted mean K'(c), and the tilted variance K''(c)."""
     xp = namespace(law.sign, c)
     value, mean, variance = law.mu2 * c * (c + 1.0) / 2.0, law.mu2 * (c + 0.5), law.mu2
     at, parts = c[..., None], []
@@ -211,13 +211,13 @@ def cumulants(law: LossLaw, c: Array, nodes: int) -> tuple[Array, Array, Array]:
 
 
 class Saddle(NamedTuple):
-    """Contour abscissa c, the composed loss's cumulants at c, and the saddle point approximation."""
+    """An abscissa c, cumulants of the composed loss there, and the eps and delta for which c is the saddle point."""
 
     c: Array
-    k1: Array  # tilted mean
-    k2: Array  # tilted variance
-    epsilon: Array
-    log_delta: Array
+    k1: Array  # K'(c), the tilted mean
+    k2: Array  # K''(c), the tilted variance
+    epsilon: Array  # eps(c)
+    log_delta: Array  # saddle point approximation of log delta at this eps
 
 
 def _safeguarded(
@@ -231,8 +231,9 @@ def _safeguarded(
 ) -> Saddle:
     """Solve for w = log c by Newton's method, and return the last saddle point that was evaluated.
 
-    A Newton step that leaves the bracket, or is not below half of the last step, is replaced by bisection. `first` is
-    the starting value of w, or a function that computes it from the saddle point quantities at a small abscissa.
+    A Newton step that leaves the bracket, or is not below half of the last step, is replaced by bisection.
+
+    first : the starting value of w, or a function that computes it from the `Saddle` at a small abscissa.
     """
     xp = namespace(like)
     # At this abscissa the tilt hardly changes the loss's mean and variance, so they are used as those without the tilt.
@@ -287,14 +288,14 @@ def saddle_for_delta(k: Cumulants, log_delta: Array) -> Saddle:
 
 
 def saddle_for_epsilon(law: LossLaw, epsilon: Array, nodes: int, start: Array | None = None) -> Saddle:
-    """Return the saddle point for a given eps, from a starting abscissa or from the untilted mean and variance."""
+    """Return the saddle point for a given eps. Newton's method begins at `start`, or at a guess if that is None."""
     return saddle_near(partial(cumulants, law, nodes=nodes), epsilon, start, NEWTON_STEPS, 12.0, 4.0)
 
 
 def saddle_near(
     k: Cumulants, epsilon: Array, start: Array | None, iterations: int, down: float = 3.0, up: float = 3.0
 ) -> Saddle:
-    """Compute `saddle_for_epsilon` for a law that is given by its cumulants.
+    """Return the saddle point for a given eps, as `saddle_for_epsilon` does, for a law with the cumulants k.
 
     down, up : how far log c may lie below and above its starting value.
     """

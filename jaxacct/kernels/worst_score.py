@@ -6,14 +6,15 @@ at most
 
     U(E) = int_0^1 max_{u<=w<=1} (L(u) phi'(T(w) - T(u)) - E phi'(w - u))_+ du + phi(1) - phi(1 - T(0)).
 
-Rows are intervals of u, columns intervals of w. To serve a row at w is to take the integrand at this w for the whole
-row, in place of the maximum over w. A row is active if its integrand is positive. A sketch on few cells finds E, the
-active rows, and where the maxima lie. It decides only which tangents of the curve T are kept. Any choice gives a bound,
-since the polygon of any tangents lies above the curve. jaxacct/selection/README.md has the theorem and the proofs.
+Rows are intervals of u, and columns are intervals of w. To serve a row at w is to take the integrand at this w for the
+whole row, in place of the maximum over w. A row is active if its integrand is positive. A sketch on few cells finds E,
+the active rows, and where the maxima lie. It decides only which tangents of the curve T are kept. Any choice gives a
+bound, since the polygon of any tangents lies above the curve. jaxacct/selection/README.md has the theorem and the
+proofs.
 
 On a mesh of rows and columns the upper bound is a maximum of functions linear in E ("lines"). Cells of columns run
-along the first axis, groups of rows along the last. These kernels take one configuration, without batch axes: its cells
-fill the cache by themselves, and each configuration has cells of its own.
+along the first axis, and groups of rows along the last. These kernels take one configuration, without batch axes: its
+cells fill the cache by themselves, and each configuration has cells of its own.
 """
 
 from collections.abc import Callable
@@ -32,41 +33,44 @@ SKETCH_SAMPLES = 384
 
 
 class Resolution(NamedTuple):
-    """Sizes of a mesh. They decide the width of the bracket and its cost; the bracket holds for any sizes."""
+    """The sizes of a mesh. They decide how wide the bracket is and what it costs. It holds for any sizes."""
 
     groups: int  # groups of active rows
     lines: int  # lines of the curve in each group
-    columns: int  # columns beyond the active rows, common to all groups
-    window: int  # columns of each single group, around the w at which the group's rows have their maximum
+    columns: int  # columns beyond the active rows, shared by all groups
+    window: int  # columns that each group has for itself, around the w at which its rows have their maximum
     sketch: tuple[int, int]  # rows and columns of the sketch that places the mesh
 
 
 GLANCE = Resolution(24, 4, 64, 16, (24, 64))
 """The coarsest resolution. It decides whether a second direction can leak more than the first."""
 QUICK = Resolution(36, 6, 80, 24, (36, 96))
-"""The usual resolution of the first evaluation. The resolutions below have more rows and columns, take longer,
-and give narrower brackets."""
+"""The usual resolution of the first evaluation. The resolutions below have more rows and columns. They take longer, and
+give narrower brackets."""
 STEADY = Resolution(60, 6, 120, 32, (36, 96))
 """The resolution for brackets that QUICK leaves too wide."""
 MIDDLE = Resolution(96, 6, 192, 48, (36, 96))
 """The resolution for brackets that STEADY leaves too wide, and for a delta that is evaluated only once."""
 FINE = Resolution(256, 6, 768, 192, (36, 96))
-"""The resolution for brackets that MIDDLE leaves too wide. If brackets shall be as narrow as possible,
-it is used right after QUICK."""
+"""The resolution for brackets that MIDDLE leaves too wide. If brackets are to be as narrow as possible, it is used
+right after QUICK."""
 FINEST = FINE._replace(sketch=(144, 192))
-"""The resolution for very narrow brackets. Its sketch shows changes of the best order that FINE misses."""
+"""The resolution for very narrow brackets. Its finer sketch shows changes of the best order that FINE misses."""
 MASS_ERROR = 16.0 * ROUNDOFF
-"""Bound of the absolute error of a difference of two masses."""
+"""Upper bound of the absolute error of a difference of two masses."""
 SLOPE_ERROR = 4e-12
-"""Relative error of phi'."""
+"""Upper bound of the relative error of phi'."""
 LEAST_SLOPE = 1e-300
 """phi' rounded up is at least this, since a smaller phi' may have underflowed in float64."""
 SHARE_OF_ALL = 1e-4
-"""A column may overstate a row's value by this share of the whole leak, besides a share of the row's best value."""
+"""A column may overstate the value of a row by this share of the whole leak, besides a share of the row's best
+value."""
 LARGEST_FALL = 4.0
-"""Cap, in nats, on the change of log slope or log phi' from one sketched row or column to the next."""
+"""Cap, in nats, on the change of a log slope from one sketched row to the next, and of log phi' from one sketched
+column to the next."""
 BISECTIONS = 20
-"""Number of bisection steps for eps on the sketch. They find eps to a millionth of its range, finer than the sketch."""
+"""Number of bisection steps for eps on the sketch. They find eps to a millionth of its range, finer than the sketch
+does."""
 
 
 class Repetitions(Protocol):
@@ -80,35 +84,38 @@ class Repetitions(Protocol):
 
 
 class Outer(NamedTuple):
-    """A concave polygon above a curve, cut into N cells: a straight line on each cell, with slopes that fall to 0."""
+    """A concave polygon above a curve, in N cells: a straight line on each cell, with slopes that fall to 0."""
 
     ratio: Array  # (N,) slopes
-    q: Array  # (N + 1,) ends of the cells, from 0 to 1
-    p: Array  # (N + 1,) height of the polygon at these ends
-    twin: Array  # (N + 1,) index of the first knot of the inner polygon at or after each end
+    q: Array  # (N + 1,) ends of the cells, which are Q-masses from 0 to 1
+    p: Array  # (N + 1,) height of the polygon, a P-mass, at these ends
+    twin: Array  # (N + 1,) for each end, the index of the first knot of the inner polygon that is not before it
 
 
 class Inner(NamedTuple):
-    """Knots of a concave polygon below a curve."""
+    """The N + 1 knots of a concave polygon below a curve."""
 
     q: Array  # (N + 1,) Q-mass of each knot
     p: Array  # (N + 1,) P-mass of each knot
 
 
 class Sketch(NamedTuple):
-    """Gain and cost of each of A coarse rows, if the whole row is served at the end of each of B coarse columns."""
+    """What each of A coarse rows gains and costs if it is served at the end of each of B coarse columns.
+
+    At e^eps = E the row adds gain - E cost to the leak.
+    """
 
     gain: Array  # (A, B)
     cost: Array  # (A, B)
     growth: Array  # (A, B) growth of log phi' from column to column
     infinite: Array  # leak of the outcomes with dQ = 0
-    mass: Array  # (2, A) P- and Q-mass of the rows
+    mass: Array  # (2, A) P-mass and Q-mass of the rows
     rows: Array  # (A + 1,) cells of the curve at which rows end
     columns: Array  # (B + 1,) cells of the curve at which columns end
 
 
 class Mesh(NamedTuple):
-    """Indices of a curve's cells: where the active rows begin and end, and the columns after these rows."""
+    """Indices of cells of a curve: where the active rows begin and end, and the columns after these rows."""
 
     rows: Array  # (groups * lines + 1,) ascending from 0
     columns: Array  # (columns,) ascending
@@ -116,7 +123,7 @@ class Mesh(NamedTuple):
 
 
 def steep(law: Repetitions, mass: Array, side: float = 0.0) -> Array:
-    """Return phi' at x = `mass`: rounded up for side 1, rounded down for side -1."""
+    """Return phi' at x = `mass`, rounded up for side 1, down for side -1, and not rounded for side 0."""
     xp = namespace(mass)
     value = xp.asarray(law.slopes(1.0 - xp.clip(mass + side * MASS_ERROR, 0.0, 1.0))[0]) * (1.0 + side * SLOPE_ERROR)
     return xp.maximum(value, LEAST_SLOPE) if side > 0.0 else value
@@ -125,8 +132,8 @@ def steep(law: Repetitions, mass: Array, side: float = 0.0) -> Array:
 def at_infinity(law: Repetitions, mass: Array, side: float) -> Array:
     """Return phi(1) - phi(1 - mass), the leak of outcomes with dQ = 0 and P-mass `mass`, rounded as `steep` rounds.
 
-    The leak lies between `mass phi'(1 - mass)` and `mass phi'(1)`. These bounds help where mass is small: there the
-    difference of the two phi loses its digits.
+    The leak lies between `mass phi'(1 - mass)` and `mass phi'(1)`. These bounds help where `mass` is small, since the
+    difference of the two values of phi then loses its digits.
     """
     xp = namespace(mass)
     sure, survived = ([xp.asarray(x) for x in law.generating(y)] for y in (xp.zeros_like(mass), mass))
@@ -137,7 +144,10 @@ def at_infinity(law: Repetitions, mass: Array, side: float) -> Array:
 
 
 def before(xp: Namespace, at: Array, x: Array, side: str = "left") -> Array:
-    """Return how many of the few ascending numbers `at`, (A,), are below each x, (X,); for side "right", at most x."""
+    """Return how many of the ascending numbers `at`, (A,), are below each x, (X,). For side "right", count those <= x.
+
+    There are few numbers `at`.
+    """
     if xp is jnp:
         return jnp.searchsorted(at, x, side=side, method="compare_all")
     return np.searchsorted(at, x, side=side)  # type: ignore[call-overload]  # a str that is "left" or "right"
@@ -148,10 +158,10 @@ def middles(ends: Array) -> Array:
 
 
 def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resolution) -> Sketch:
-    """Return the sketch of a polygon given by N + 1 knots; the first `above` of its cells have slopes above one.
+    """Return the sketch of a polygon with N + 1 knots (q, p). The first `above` of its cells have slopes above one.
 
-    Rows are equally long, where length counts cells, the growth of log phi' and the growth of log p. Columns are
-    equally long, where length counts cells and the growth of log phi'.
+    All rows are equally long if length is measured by the number of cells, the growth of log phi' and the growth of
+    log p together. All columns are equally long if it is measured by the number of cells and the growth of log phi'.
     """
     xp, cells = namespace(q), q.size - 1
     log = lambda x, least: xp.log(xp.maximum(x, least))
@@ -163,7 +173,7 @@ def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resol
             reach = reach + size / xp.maximum(size[-1], 8.0)
         levels = xp.linspace(0.0, 1.0, count + 1) * reach[-1]
         placed = xp.round(_between(levels, reach, sample.astype(q.dtype))).astype(sample.dtype)
-        return xp.clip(placed, sample[0], sample[-1])  # NaN becomes an arbitrary whole number
+        return xp.clip(placed, sample[0], sample[-1])  # as a whole number, NaN is arbitrary
 
     rows, columns = (
         (xp.arange(SKETCH_SAMPLES + 1) * above) // SKETCH_SAMPLES,
@@ -185,7 +195,7 @@ def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resol
 
 
 def sketched_epsilon(found: Sketch, log_delta: Array, highest: Array) -> Array:
-    """Find by bisection the eps in [0, highest] at which the sketch leaks delta."""
+    """Return the eps in [0, highest] at which the sketch leaks e^log_delta, by bisection."""
     xp = namespace(found.gain)
 
     def step(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -207,8 +217,9 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     best = xp.maximum(xp.max(value, axis=1), 0.0)
     total = xp.sum(best) + 1e-300
     size = xp.arange(best.size)
-    # Chords overstate a row in proportion to the square of its height, and a group to the square of the change of phi'
-    # over the group. Rows count as active up to the row after the last row whose best value is over 3e-5 of the leak.
+    # Chords overstate the value of a row in proportion to the square of its height, and that of a group in proportion
+    # to the square of the change of phi' over the group. Rows count as active up to the row after the last row whose
+    # best value is over 3e-5 of the leak.
     last = xp.max(xp.where(best > 3e-5 * total, size, 0))
     end = xp.minimum(last + 2, best.size)
     at = xp.argmax(value[xp.minimum(size, last)], axis=1)
@@ -223,8 +234,8 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0))
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0)) + 0.02 * xp.max(rows) + 1e-6
     # A column over which log gain grows by g overstates the gain by a share of g^2/8. This excess must stay below
-    # `ahead`, by which the column falls short of the row's best. `ahead` includes 0.3 of the best, since columns so
-    # near the best are left to the windows.
+    # `ahead`, by which the column's value falls short of the row's best value. `ahead` includes 0.3 of the best value,
+    # since columns so near it are left to the windows.
     ahead = best[:, None] - value + (0.3 * best + SHARE_OF_ALL * total)[:, None]
     share = xp.where(found.gain > 0.0, found.gain / ahead, 0.0)
     columns = xp.max(found.growth * xp.sqrt(share), axis=0)
@@ -236,7 +247,10 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
 
 
 def _placed(density: Array, pieces: Array, first: Array, last: Array, count: int) -> Array:
-    """Return `count` ascending cells, at least `first` and below `last`, spread according to the density."""
+    """Return `count` ascending cells from `first` on and below `last`, as close together as the density says.
+
+    density : one number for each interval between neighbouring `pieces`.
+    """
     xp = namespace(density)
     ends = xp.clip(pieces, first, last).astype(xp.float64)
     mass = xp.concatenate([xp.zeros(1), xp.cumsum(density * xp.diff(ends) / xp.maximum(xp.diff(pieces), 1))])
@@ -246,7 +260,7 @@ def _placed(density: Array, pieces: Array, first: Array, last: Array, count: int
 
 
 def _between(x: Array, at: Array, values: Array) -> Array:
-    """Interpolate linearly at x between ascending points `at`. For few points this replaces `interp`, which loops."""
+    """Return values at x, interpolated linearly between few ascending points `at`; unlike `interp` it does not loop."""
     xp = namespace(at)
     i = xp.clip(before(xp, at, x, "right") - 1, 0, at.size - 2)
     share = (x - at[i]) / xp.maximum(at[i + 1] - at[i], 1e-300)
@@ -254,13 +268,14 @@ def _between(x: Array, at: Array, values: Array) -> Array:
 
 
 SUM_ROUNDING = 1e-9
-"""Relative allowance for the arithmetic of a sum of positive terms, far above the error of thousands of terms."""
+"""A sum of positive terms is taken to have at most this relative error, which is far above that of thousands of
+terms."""
 WINDOW_MARGIN = 2
-"""A window reaches this many shared columns beyond the w at which its group's rows have their maximum."""
+"""A window reaches this many shared columns beyond the w at which the rows of its group have their maximum."""
 LEAST_LINE = -1e300
 """Stands for the value -inf of a line of infinite cost. It is finite, so that its product with a weight of 0 is 0."""
 PLACES_BETWEEN_COLUMNS = 32
-"""Number of steps from the column before the best column to the column after it, in the search for a better w."""
+"""The search for a better w takes this many steps from the column before the best column to the column after it."""
 MOST_ORDERS = 5
 """Largest number of score orders that `epsilon` tries for its lower bound."""
 MOST_PASSES = 3
@@ -268,25 +283,25 @@ MOST_PASSES = 3
 MOST_REGULA_FALSI = 30
 """Largest number of steps of regula falsi. Its upper end is certified wherever it stops."""
 OUTWARD = 1e-12
-"""Allowance for the rounding of a few operations: relative for a target, absolute for an eps."""
+"""Few operations are taken to move a target by at most this share, and an eps by at most this number."""
 
 
 class Order(NamedTuple):
-    """A score order of an inner polygon: the row from Q-mass q_k to q_{k+1} is served at w = w_k.
+    """An order of scores for an inner polygon, in R rows. The row from Q-mass q_k to q_{k+1} is served at w = w_k.
 
-    That is, the row takes the integrand's value at w_k in place of the maximum over w.
+    That is, the row takes the value of the integrand at w_k in place of the maximum over w.
     """
 
     row_q: Array  # (R + 1,) Q-masses at the ends of the rows
     row_p: Array  # (R + 1,) P-masses at the ends of the rows
-    served_q: Array  # (R,) Q-mass up to w_k: non-increasing, at least the end of the active rows
+    served_q: Array  # (R,) Q-mass up to w_k, not increasing, and not below the end of the active rows
     served_p: Array  # (R,) P-mass up to w_k
-    active: Array  # (R,) bool, True for the first rows
-    places: Array  # (G + 1,) the best w for the row at each end of a group
+    active: Array  # (R,) whether a row is active; the active rows come first
+    places: Array  # (G + 1,) for each end of the G groups, the best w there
 
 
 def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution: Resolution) -> Order:
-    """Return the best order at e^eps = `ratio`, as far as the rows and columns of the mesh allow."""
+    """Return the order of scores that leaks most at e^eps = `ratio` among those on the rows and columns of the mesh."""
     xp = namespace(curve.q)
     groups, each = resolution.groups, resolution.lines
     row_q, row_p = curve.q[where.rows], curve.p[where.rows]
@@ -298,7 +313,10 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
         return size_p * steep(law, curve.p[at] - u_p) - cost, cost
 
     def best_of(at: Array) -> Array:
-        """Return for each group's end the best cell of `at`: by gain - cost or, if none is positive, gain/cost."""
+        """Return, for each end of a group, which cell of `at` is best.
+
+        It has the largest gain - cost, or if none of these is positive, the largest gain/cost.
+        """
         win, cost = value(at, around_q, around_p, row_q[::each], row_p[::each])
         win = xp.where(xp.max(win, axis=0) > 0.0, win, win / xp.maximum(cost, 1e-300))
         return xp.argmax(win, axis=0)
@@ -312,7 +330,7 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
     first, last = columns[xp.maximum(best - 1, 0)], columns[xp.minimum(best + 1, columns.size - 1)]
     near = first + (last - first) * xp.arange(PLACES_BETWEEN_COLUMNS + 1)[:, None] // PLACES_BETWEEN_COLUMNS
     best = xp.take_along_axis(near, best_of(near)[None], axis=0)[0]
-    # Each row of a group is served at the best cell of one of the group's ends, or at a cell between these two.
+    # Each row of a group is served at a cell from the best cell of one end of the group to the best cell of the other.
     a, b = best[:-1, None], best[1:, None]
     between = a + (b - a) * (2 * xp.arange(each) + 1) // (2 * each)
     tried = xp.stack([x.reshape(-1) for x in xp.broadcast_arrays(a, b, between)])
@@ -326,7 +344,7 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
 
 
 def _latest(served: Array) -> Array:
-    """Return the running maximum from the last entry backwards, in row-major order, in two steps."""
+    """Return the running maximum from the last entry backwards, in row-major order: within rows, then across rows."""
     xp = namespace(served)
     later = lambda n: xp.arange(n)[:, None] <= xp.arange(n)
     within = xp.max(xp.where(later(served.shape[1]), served[:, None, :], 0), axis=2)
@@ -335,7 +353,7 @@ def _latest(served: Array) -> Array:
 
 
 def attained(law: Repetitions, curve: Inner, found: Order) -> tuple[Array, Array]:
-    """Return (gain, cost): the order leaks at least gain - E cost at every E.
+    """Return (gain, cost) of an order of scores, which leaks at least gain - E cost at every E = e^eps.
 
     phi' is convex. So phi(x + h) - phi(x) is at least h times phi' in the middle, and at most h times the mean of phi'
     at the two ends.
@@ -353,7 +371,7 @@ def attained(law: Repetitions, curve: Inner, found: Order) -> tuple[Array, Array
 
 
 def delta(law: Repetitions, above: Outer, below: Inner, ratio: Array, resolution: Resolution) -> tuple[Array, Array]:
-    """Bound the worst leak at e^eps = `ratio` >= 1: (lower, upper); (0, 1) where these bounds contradict each other."""
+    """Return lower and upper bounds of the worst leak at e^eps = `ratio` >= 1; (0, 1) if they contradict each other."""
     xp = namespace(above.q)
     where = mesh(sketch(law, above.q, above.p, xp.sum(above.ratio > 1.0), resolution), ratio, resolution)
     found = order(law, below, _moved(where, above), ratio, resolution)
@@ -366,7 +384,7 @@ def delta(law: Repetitions, above: Outer, below: Inner, ratio: Array, resolution
 
 
 def best_order(law: Repetitions, below: Inner, ratio: Array, resolution: Resolution) -> Order:
-    """Return the order that leaks most, or nearly most, at e^eps = `ratio`."""
+    """Return the order of scores that leaks most, or nearly most, at e^eps = `ratio`."""
     xp = namespace(below.q)
     count = xp.sum(xp.diff(below.p) > xp.diff(below.q))
     return order(
@@ -375,17 +393,17 @@ def best_order(law: Repetitions, below: Inner, ratio: Array, resolution: Resolut
 
 
 def _moved(where: Mesh, above: Outer) -> Mesh:
-    """Return the mesh on the inner polygon that corresponds to a mesh on the outer one."""
+    """Return the mesh on the inner polygon that corresponds to a mesh on the outer polygon."""
     return Mesh(*(above.twin[index] for index in where))
 
 
 def epsilon(
     law: Repetitions, above: Outer, below: Inner, log_delta: Array, highest: Array, resolution: Resolution
 ) -> tuple[Array, Array]:
-    """Return lower and upper bounds of the eps in [0, highest] at which the worst leak is delta.
+    """Return lower and upper bounds of the eps in [0, highest] at which the worst leak is e^log_delta.
 
-    The upper bound is inf where `highest` leaks more than delta. The answer is (0, inf) where the two bounds contradict
-    each other.
+    The upper bound is inf if the leak at `highest` is larger. The answer is (0, inf) if the two bounds contradict each
+    other.
     """
     xp = namespace(above.q)
     seen = sketch(law, above.q, above.p, xp.sum(above.ratio > 1.0), resolution)
@@ -393,7 +411,7 @@ def epsilon(
     infinite = at_infinity(law, below.p[0], -1.0) * (1.0 - SUM_ROUNDING)
 
     def reached(start: Array) -> tuple[Array, Array]:
-        """Return (eps at which the best order at `start` leaks delta, the `places` of that order)."""
+        """Return the eps at which the best order for `start` leaks delta, and the `places` of this order."""
         found = order(law, below, _moved(mesh(seen, xp.exp(start), resolution), above), xp.exp(start), resolution)
         gain, cost = attained(law, below, found)
         room = gain - target
@@ -407,7 +425,7 @@ def epsilon(
 
     def unsettled(carry: tuple[Array, ...]) -> Array:
         i, start, low, _ = carry
-        # Where two epsilons differ by at most 1e-3, the best order for one is nearly the best for the other.
+        # If two epsilons differ by at most 1e-3, the best order for the first is nearly the best for the second.
         return (i < 1) | ((i < MOST_ORDERS) & (xp.abs(low - start) > 1e-3) & (low > 0.0))
 
     start = sketched_epsilon(seen, log_delta, highest)
@@ -418,7 +436,7 @@ def epsilon(
         i, _, here, best = carry
         known = lines(law, above, mesh(seen, xp.exp(here), resolution), places, resolution)
         upper = _crossing(lambda e: bound(known, xp.exp(e)), lower, xp.exp(log_delta), highest)
-        # If an upper bound shows a leak of at most delta at `lower`, one of the two bounds is false.
+        # If the upper bound shows a leak of at most delta at `lower`, the upper or the lower bound is false.
         upper = xp.where((upper > lower) | (lower == 0.0) & (upper >= 0.0), upper, -xp.inf)
         return i + 1, here, xp.minimum(upper, highest), xp.minimum(best, upper)
 
@@ -436,9 +454,10 @@ def epsilon(
 
 
 def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highest: Array) -> Array:
-    """Bound from above the least eps in [start, highest] where `leak`, a convex function of e^eps, is at most delta.
+    """Return an upper bound of the least eps in [start, highest] where `leak` is at most delta.
 
-    The bound is `start` if `start` leaks at most delta, and inf if even `highest` leaks more.
+    `leak` is a convex function of e^eps. The result is `start` if the leak there is at most delta, and inf if even the
+    leak at `highest` is larger.
     """
     xp = namespace(start)
 
@@ -469,7 +488,7 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
 
     def wide(carry: tuple[Array, ...]) -> Array:
         i, left, at_left, right, at_right = carry
-        # Within 2e-3 the chord of a convex bound is near the bound.
+        # Over 2e-3 the chord of a convex function is near the function.
         return (i < MOST_REGULA_FALSI) & (right - left > 2e-3) & (at_left > delta) & (at_right <= delta)
 
     _, left, at_left, right, at_right = iterate(xp, wide, step, (0, left, at_left, right, at_right))
@@ -486,20 +505,20 @@ class Lines(NamedTuple):
     There are G groups with S lines each, and C cells of w for each group.
     """
 
-    infinite: Array
+    infinite: Array  # leak of the outcomes with dQ = 0
     slope: Array  # (2, G) largest and smallest slope of a group
     gain: Array  # (2, 2, C, G) at both ends of a group and of a cell
     cost: Array  # (2, 2, C, G) as for `gain`
     height: Array  # (S, G) Q-mass of a line's rows
-    share: Array  # (2, S, G) where in their group the line's rows begin and end
+    share: Array  # (2, S, G) where the line's rows begin and end, as shares of their group
     weight: Array  # (2, S, G) weights of the group's two slopes in the line's slope
     own_gain: Array  # (S, G) gain of the best w between a row and the first cell of w
-    own_cost: Array  # (S, G) cost of that w
+    own_cost: Array  # (S, G) cost of this w
     after: Array  # Q-mass from the last group to the point where the curve's slope is one
 
 
 def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
-    """Return the points (q, p) where neighbouring lines meet; `index` has the lines, ascending along its first axis."""
+    """Return the points (q, p) where neighbouring lines meet. `index` holds the lines, ascending along axis 0."""
     xp = namespace(curve.q)
     a, b = index[:-1], index[1:]
     ratio, q, p, _ = curve
@@ -514,20 +533,20 @@ def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
 
 
 def _own(law: Repetitions, slope: Array, reach: Array) -> tuple[Array, Array]:
-    """Return (gain, cost) of the best w with w - u <= reach; T(w) - T(u) is at most slope (w - u).
+    """Return (gain, cost) of the best w with w - u <= reach, where T(w) - T(u) is at most slope (w - u).
 
     `phi'(slope x)/phi'(x)` is non-decreasing, since phi is a power series with terms >= 0. So a positive gain - E cost
-    is largest at `reach`, or earlier, where T(w) - T(u) reaches 1.
+    is largest where w - u is `reach`, or where slope (w - u) reaches 1 if that is earlier.
     """
     reach = namespace(reach).clip(reach, 0.0, 1.0 / slope)
     return slope * steep(law, slope * reach, 1.0), steep(law, reach, -1.0)
 
 
 def _costs(law: Repetitions, u: Array, w: Array) -> Array:
-    """Return (2, 2, C, G) values at the corners of cells. Interpolated, they bound phi'(w - u) in a cell from below.
+    """Return values at the corners of cells, (2, 2, C, G), whose interpolation bounds phi'(w - u) from below.
 
     They are values of the tangent of phi' in the middle of the cell. Where the tangent falls far below phi', all four
-    are the least value of phi' in the cell.
+    values are the least value of phi' in the cell.
 
     u : (2, G) both ends of each group.
     w : (2, C, G) both ends of each cell of w.
@@ -545,7 +564,10 @@ def _costs(law: Repetitions, u: Array, w: Array) -> Array:
 
 
 def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution: Resolution) -> Lines:
-    """Return the lines of a mesh. `served`, (G + 1,), holds an approximate w at which each end of a group is served."""
+    """Return the lines of a mesh.
+
+    served : (G + 1,) for each end of the groups, about the w at which it is served.
+    """
     xp = namespace(curve.q)
     groups, each = resolution.groups, resolution.lines
     index, end = where.rows[:-1], where.rows[-1:]
@@ -556,7 +578,7 @@ def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution
     slope, height = grouped(curve.ratio[index]), grouped(xp.diff(ends_q))
     fraction = lambda part, whole: xp.clip(part / xp.where(whole > 0.0, whole, 1.0), 0.0, 1.0)
     share = xp.stack([fraction(grouped(x) - q[:-1], xp.diff(q)) for x in (ends_q[:-1], ends_q[1:])])
-    # Both weights are computed: slopes may differ by a factor of 1e23, and 1 - weight would have no digits.
+    # Both weights are computed, since slopes may differ by a factor of 1e23, and 1 - weight would have no digits.
     weight = xp.stack(
         [fraction(slope - slope[-1], slope[0] - slope[-1]), fraction(slope[0] - slope, slope[0] - slope[-1])]
     )
@@ -627,6 +649,6 @@ def bound(known: Lines, ratio: Array) -> Array:
         ends.append(known.weight[0] * first + known.weight[1] * last)
     own = xp.maximum(known.own_gain - ratio * known.own_cost, 0.0)
     best = _mean_above(own, *((1.0 - share) * ends[0] + share * ends[1] for share in known.share))
-    # After the last group, the value per Q-mass is at most the value at the end of that group.
+    # After the last group, the value per Q-mass is at most the value at the end of this group.
     after = known.after * xp.maximum(own[-1, -1], ends[1][-1, -1])
     return (known.infinite + xp.sum(known.height * best) + after) * (1.0 + SUM_ROUNDING)
