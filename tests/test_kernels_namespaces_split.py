@@ -39,15 +39,12 @@ def kernels():
     log_tol, none = np.full(epsilon.size, LOG_TOL), np.zeros(epsilon.size)
     known_to = np.where(np.arange(epsilon.size) % 2 == 0, np.inf, 0.0)  # one round or two
     start = Start(epsilon, known_to)
-    with np.errstate(all="ignore"):
-        placed = split.place(law, epsilon, log_delta, log_tol, RUNG["count"])
     about = epsilon[:, None] * np.array([0.9, 1.0, 1.1])
     base = np.stack([none, np.log(law.gauss_q[:, 0]), np.log(law.gauss_n[:, 0])], axis=-1)
     unknown = np.tile([1.0, 0.0, 0.0], (epsilon.size, 1))
     unsolved = (law.sign, base, unknown, np.log(law.gauss_sigma[:, 0]), 2.0 * log_delta, epsilon, log_delta, log_tol)
     return [
         ("epsilon", functools.partial(split.epsilon, rounds=2), (law, log_delta, log_delta, start, log_tol)),
-        ("placed", split.epsilon_placed, (law, log_delta, log_delta, epsilon, placed)),
         ("delta", functools.partial(split.delta, rounds=2), (law, epsilon, Start(none, none), log_tol)),
         ("about", functools.partial(split.delta_about, rounds=2), (law, epsilon, about, Start(none, none), log_tol)),
         ("solve", calibration.solve_split, unsolved),

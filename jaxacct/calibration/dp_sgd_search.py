@@ -449,7 +449,7 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
             part = equation.take(todo)
             arguments = (*part[:3], found.x[todo], slope[todo], *part[3:])
             leaves = evaluate(calibration.solve_split, arguments, todo.size, rung.chunk, **static)
-            new = jax.tree.unflatten(calibration.SHAPE, leaves)
+            new = calibration.Solved(*leaves)
             usable = np.isfinite(new.x) & np.isfinite(new.residual)
             fits = (new.needs[:, 1] <= NEARLY * rung.nodes) & usable
             found.x[todo] = np.where(usable, np.clip(new.x, low, high), found.x[todo])
@@ -459,22 +459,11 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
             steep = new.slope if goal.on_delta else new.epsilon_slope / part.epsilon
             found.slope[todo] = np.where(close, steep, found.slope[todo])
             found.solved[todo] = close
-            _note(hint, todo, close, place, part.log_delta if goal.on_delta else part.epsilon, new)
+            near = part.log_delta if goal.on_delta else part.epsilon
+            hint.near[todo[close]], hint.rung[todo[close]] = near[close], place
             left[todo[close]] = False
             stuck = usable & (found.x[todo] != new.x) & (new.moved < calibration.SETTLED)
             active[todo] = ~close & usable & ~stuck & (fits | (new.moved > calibration.SETTLED))
-
-
-def _note(
-    hint: contour.Hint, rows: np.ndarray, close: np.ndarray, rung: int, near: np.ndarray, found: calibration.Solved
-) -> None:
-    """Write the contours' placements and sizes ("rungs") into the hint, from which certified evaluations start."""
-    rows = rows[close]
-    hint.near[rows], hint.rung[rows] = near[close], rung
-    # the last call's windows and contour are used again if x moved by less than 0.05 in that call
-    hint.usable[rows] = found.moved[close] < 0.05
-    for kept, new in zip(jax.tree.leaves(hint.placed), jax.tree.leaves(found.placed), strict=True):
-        kept[rows] = new[close]
 
 
 def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:

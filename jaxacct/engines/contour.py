@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxacct.engines import quick_bounds
@@ -21,7 +20,7 @@ from jaxacct.engines.backend import evaluate
 from jaxacct.engines.protocol import Answer
 from jaxacct.kernels.contour import plain
 from jaxacct.kernels.contour import split as split_contour
-from jaxacct.kernels.contour.split import Placement, Start, no_placements
+from jaxacct.kernels.contour.split import Start
 from jaxacct.kernels.law import LossLaw
 from jaxacct.mechanisms.loss_components import Components
 
@@ -115,13 +114,11 @@ class Hint(NamedTuple):
 
     near: np.ndarray  # the expected answer (epsilon, or log delta); 0 where it is not known
     rung: np.ndarray  # index of the first rung of LADDER to try
-    placed: Placement  # placements on that rung, if it is a split rung
-    usable: np.ndarray  # whether `placed` holds a placement for the row
 
 
 def no_hint(size: int) -> Hint:
     """Return a `Hint` that knows nothing. Its arrays can be filled in."""
-    return Hint(np.zeros(size), np.zeros(size, int), no_placements(size, 1), np.zeros(size, bool))
+    return Hint(np.zeros(size), np.zeros(size, int))
 
 
 class _Question(NamedTuple):
@@ -141,15 +138,12 @@ class _Question(NamedTuple):
     enough: np.ndarray  # a row whose upper bound is at most this is finished
     hint: Hint | None = None
 
-    def ask(self, rung: Rung, rows: np.ndarray, known: Hint | None) -> list[np.ndarray]:
-        """Return the kernel's answers for some rows, on the contours placed in `known`, or on newly placed ones."""
+    def ask(self, rung: Rung, rows: np.ndarray) -> list[np.ndarray]:
+        """Return the kernel's answers for some rows."""
         arguments: tuple[Any, ...] = (law(self.parts, rows), *(v[rows] for v in self.values))
         log_tol = np.full(rows.size, max(self.log_tol, np.log(rung.tolerance)) if rung.tolerance else self.log_tol)
         static = {"points": rung.points, "count": rung.nodes}
-        if known is not None:
-            kernel = split_contour.epsilon_placed
-            arguments += (known.near[rows], jax.tree.map(lambda a: a[rows], known.placed))
-        elif rung.split:
+        if rung.split:
             kernel = self.split
             arguments += (Start(self.start.value[rows], self.start.trust[rows]), log_tol)
         else:
@@ -171,24 +165,18 @@ def _climb(question: _Question) -> Answer:
     for ladder, rows in ladders:
         first = hint.rung if hint is not None and ladder is LADDER else 0
         due = np.where(rows & ~settled, first, len(ladder))
-        for step, rung in enumerate(ladder):
+        for step in range(len(ladder)):
             todo = np.flatnonzero(due == step)
-            placed = np.zeros(todo.size, bool)
-            if hint is not None and rung.split:
-                placed = hint.usable[todo] & (hint.rung[todo] == step)
-            for some, known in ((todo[~placed], None), (todo[placed], hint)):
-                if some.size:
-                    due[some] = _step(question, ladder, step, some, known, answer)
+            if todo.size:
+                due[todo] = _step(question, ladder, step, todo, answer)
     return answer._replace(estimate=np.clip(answer.estimate, answer.lower, answer.upper))
 
 
-def _step(
-    question: _Question, ladder: tuple[Rung, ...], step: int, rows: np.ndarray, known: Hint | None, answer: Answer
-) -> np.ndarray:
+def _step(question: _Question, ladder: tuple[Rung, ...], step: int, rows: np.ndarray, answer: Answer) -> np.ndarray:
     """Try some rows on one rung. Return the index of each row's next rung, len(ladder) if the row is done."""
     lower, estimate, upper = answer
     rung = ladder[step]
-    low, mid, high, ok, needs = question.ask(rung, rows, known)
+    low, mid, high, ok, needs = question.ask(rung, rows)
     ok &= np.isfinite(low) & np.isfinite(high)
     low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
     better = ok & (high - low < upper[rows] - lower[rows])
@@ -266,14 +254,13 @@ def delta(
 ) -> Answer:
     """Return brackets of the finite part of delta at eps, row by row.
 
-    A row whose upper bound is at most `floor` is not refined. The contours placed in `hint` are not used.
+    A row whose upper bound is at most `floor` is not refined.
     """
     with np.errstate(divide="ignore"):
         logs = np.log(floor)
     near = np.zeros_like(epsilon)
     if hint is not None:
-        near, rung = hint.near.copy(), np.where(np.isfinite(logs), 0, hint.rung)
-        hint = hint._replace(rung=rung, usable=np.zeros(epsilon.size, bool))
+        near, hint = hint.near.copy(), hint._replace(rung=np.where(np.isfinite(logs), 0, hint.rung))
     known = reach(parts)
     question = _Question(
         parts,

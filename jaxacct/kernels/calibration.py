@@ -34,13 +34,11 @@ of a split law. Windows and contour are placed once a call. The caller calls aga
 
 from typing import NamedTuple
 
-import jax
-
 from jaxacct.kernels.arrays import Array, log1p, namespace, repeat
 from jaxacct.kernels.contour import plain, split
 from jaxacct.kernels.contour.core import departures, polar
 from jaxacct.kernels.contour.plain import axis_nodes, nodes_at
-from jaxacct.kernels.contour.split import Placement, estimate, integrand_at, needed
+from jaxacct.kernels.contour.split import estimate, integrand_at, needed
 from jaxacct.kernels.law import LossLaw, Saddle, Tilted, finite_weights, saddle_for_epsilon, tilted_gaussian
 
 SPLIT_SECANT_STEPS = 3
@@ -369,11 +367,6 @@ class Solved(NamedTuple):
     off: Array  # estimated error of x after the last step
     moved: Array  # distance between x0 and x
     needs: Array  # (points, nodes) that the contour needs
-    placed: Placement  # the windows and contour placed for x0
-
-
-SHAPE = jax.tree.structure(Solved(0, 1, 2, 3, 4, 5, 6, split.no_placements(1, 1)))
-"""The tree structure of `Solved`. It is needed since compiled programs return only the leaves."""
 
 
 def solve_split(
@@ -419,4 +412,4 @@ def solve_split(
 
     carry = (x0, slope0, x0, 0.0 * x0, 0.0 * x0, 0.0 * x0, xp.zeros((*x0.shape, 2)))
     x, slope, _, residual, rate, off, needs = repeat(xp, SPLIT_SECANT_STEPS, secant, carry)
-    return Solved(x, slope, slope / rate, residual, off, xp.abs(x - x0), needs, placed)
+    return Solved(x, slope, slope / rate, residual, off, xp.abs(x - x0), needs)

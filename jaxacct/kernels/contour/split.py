@@ -93,14 +93,6 @@ class Placement(NamedTuple):
     choice: split_remainder.WindowChoice
 
 
-def no_placements(size: int, parts: int) -> Placement:
-    """Return placements of zeros, to be filled in, for `size` configurations of `parts` sampled Gaussians."""
-    one, each = np.zeros(size), np.zeros((size, parts))
-    contour = Contour(Windows(each, each, one), one, one, one, one, one, one)
-    choice = split_remainder.WindowChoice(each, each, one, one, one.astype(bool))
-    return jax.tree.map(np.copy, Placement(contour, choice))
-
-
 def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: Array | None = None) -> Grid:
     """Return grids in u for the J sampled Gaussians of the law.
 
@@ -423,26 +415,6 @@ def epsilon(
         xp.where(xp.isinf(trust), 1, rounds),
     )
     return _certified(law, *found[1:], log_delta_low, log_delta_high, points)
-
-
-def epsilon_placed(
-    law: LossLaw, log_delta_low: Array, log_delta_high: Array, start: Array, placed: Placement, points: int, count: int
-) -> Bracketed:
-    """Bracket eps as in `epsilon`, from a solution `start` and a placement that were found for nearly the same law.
-
-    The certificate bounds every error for this law, wherever the windows are.  The bounds of the remainder hold only in
-    the remove direction. So in the add direction nothing is certified if the windows cut anything off.
-    """
-    xp = namespace(law.gauss_n, start)
-    log_delta_low, log_delta_high, start = _together(law, log_delta_low, log_delta_high, start)
-    integrand, made_from = integrand_at(law, placed.contour, points, count)
-    solution = _solve(integrand, start, log_delta_low)
-    answer = _certified(law, solution, placed, integrand, made_from, log_delta_low, log_delta_high, points)
-    windows = placed.contour.windows
-    least = xp.minimum(xp.min(windows.low, axis=-1), xp.min(windows.high, axis=-1))
-    fits = (law.sign > 0) | ((windows.keep_bulk > 0) & (least >= NO_WINDOW))
-    lower, upper = xp.where(fits, answer.lower, -xp.inf), xp.where(fits, answer.upper, xp.inf)
-    return answer._replace(lower=lower, upper=upper, ok=answer.ok & fits)
 
 
 def _certified(
