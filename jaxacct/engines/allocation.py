@@ -117,10 +117,10 @@ def reach(s: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of delta by theorems, without a contour.
+    """Return lower and upper bounds of delta by theorems, which are closed forms and need no contour.
 
-    The theorems are closed forms. One of them is that the Gaussian mechanism that also reveals the slot has a delta at
-    least as large.
+    `sign` is the direction's (`SIGNS`), s is 1/sigma, and t is the number of slots. One of the theorems: the Gaussian
+    mechanism that also reveals the slot has a delta at least as large.
     """
     k = np.exp(sign * eps)
     low, high = allocation_law.bounds(sign, s, t, k)
@@ -163,10 +163,10 @@ def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray)
 
 
 def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of delta_remove = E(S - k)_+ = 1 - k + E(k - S)_+, by a contour for E(k - S)_+.
+    """Return lower and upper bounds of delta in the direction remove, by a contour for E(k - S)_+.
 
-    Here S = dP/dQ, k = e^eps, and E is the mean under Q.
-    The error is absolute: it is small relative to delta only where delta is large.
+    Delta is E(S - k)_+ = 1 - k + E(k - S)_+, with S = dP/dQ, k = e^eps, and E the mean under Q. The error is absolute:
+    it is small relative to delta only where delta is large.
     """
     k = np.exp(eps)
     low, _, high, _ = brackets_at(-1.0, s, t, k, np.log(k))
@@ -179,7 +179,7 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
     k = np.exp(sign * eps)
     floor, most = np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295))
     guess = np.clip(allocation_law.guess(sign, s, t, k) - min(sign, 0.0) * eps, floor, most)
-    shift = np.where(sign > 0, 0.0, -eps)  # log(E(S - k)_+ or E(k - S)_+) - log(delta)
+    shift = np.where(sign > 0, 0.0, -eps)  # the log of the option's value (`SIGNS`) minus log(delta)
     value: Value | None = None
     for _ in range(PLACEMENTS):
         ends = np.empty((4, len(s)))

@@ -42,8 +42,8 @@ CHUNK_POINTS = 2**14
 """Number of quadrature points in a chunk on NumPy, over all its configurations. With smaller chunks there are more
 calls. Larger chunks do not fit into a cache."""
 NODES_A_POINT = 16
-"""Number of terms of a finite part that count as one quadrature point, since a point takes about this many entries of
-tables, and a term takes one."""
+"""A finite part has a term for each node and atom. So many terms count as one quadrature point, since they take about
+as much memory."""
 
 
 class _Path(NamedTuple):
@@ -59,7 +59,9 @@ _path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", def
 
 @contextlib.contextmanager
 def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[None]:
-    """Let every batch inside take one path: the user's choice, else the enclosing job's path, else the cheaper path.
+    """Let every batch inside take one path, NumPy or XLA.
+
+    The path is the user's choice if there is one, else that of the enclosing job if there is one, else the cheaper one.
 
     size : number of configurations of the whole job.
     backend : the user's choice for this job and the jobs inside it.

@@ -196,10 +196,11 @@ def delta_of_one_step(
 def _most_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray
 ) -> np.ndarray:
-    """Bound delta from above where the error of k or eps is large, by the least possible eps and the largest k at it.
+    """Bound delta from above where the error of eps or of k = 1 - (1 - q) e^eps is large.
 
-    This is a bound, since `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+` rises with k. G is the delta of the
-    Gaussian without sampling, whose pair is (P, Q).
+    Delta is taken at the least possible eps, and with the largest k that is possible there. This is a bound, since
+    `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+` rises with k. G is the delta of the Gaussian without sampling,
+    whose pair is (P, Q).
     """
     eps = np.maximum(eps - off - 2.0 * ROUNDOFF * eps, 0.0)
     k, mu = np.maximum(np.sum(_factor(q, eps), axis=0), 0.0), 1.0 / sigma
@@ -215,9 +216,9 @@ def _most_of_one_step(
 def profile_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of `H_{e^eps}(P || Q)` of one Poisson sampled Gaussian, for any real eps.
+    """Return lower and upper bounds of `H_{e^eps}(P || Q) = int (dP - e^eps dQ)_+` of one Poisson sampled Gaussian.
 
-    For eps < 0 the divergence is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`. Here `H_{e^-eps}(Q || P)` is the delta of the
+    eps may be any real number. For eps < 0 the divergence is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`. Here `H_{e^-eps}(Q || P)` is the delta of the
     other direction at -eps.
 
     off : error of eps.
@@ -271,8 +272,8 @@ def _by_bisection(
 ) -> Answer:
     """Return the bracket of the least eps in [0, top] at which log delta is at most the target.
 
-    bounds : gives lower and upper bounds of log delta at eps, (2, B). The first row decides the upper end, where the
-        target is surely met. The second row decides the lower end, where it is possibly met.
+    bounds : returns lower and upper bounds of log delta at eps, (2, B). The first row of eps searches the upper end,
+        where the target is surely met. The second row searches the lower end, where it is possibly met.
     """
     surely = np.array([[True], [False]])
     low, high = np.zeros((2, top.size)), np.stack([top, top])
@@ -297,7 +298,7 @@ def _by_bisection(
 
 
 class Atoms(NamedTuple):
-    """Lower and upper bounds of the finite losses of one step in each row, (B, A), and of their masses."""
+    """The finite losses of one step in each row, and their masses. A field holds lower and upper bounds, (B, A) each."""
 
     loss: tuple[np.ndarray, np.ndarray]
     mass: tuple[np.ndarray, np.ndarray]

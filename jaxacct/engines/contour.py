@@ -43,8 +43,8 @@ LEAST_DELTA = 1e-305
 LOWEST_LOG_DELTA = -700.0
 """Where log delta is below this value, the lower bound of delta is 0, because exp would lose digits."""
 PLAIN_TRUST = 5.0
-"""The split contour starts from the estimate of a plain rung (size of the plain contour), if that estimate differs from
-the saddle point approximation by at most this factor."""
+"""The split contour starts from the estimate that the plain contour gave, if that estimate differs from the saddle
+point approximation by at most this factor."""
 BOUND_OUTWARD = 1.0 + 1e-12
 """Factor that covers the rounding errors of the total variation and of the largest loss."""
 DELTA_ROUNDS = 2
@@ -58,8 +58,8 @@ LADDER = (
     Rung(576, 384, 2, 8, split=True, tolerance=1e-7),
     Rung(2560, 1024, 3, 1, split=True, tolerance=3e-6),
 )
-"""Rungs for compositions of Gaussians: three of the plain contour and three of the split contour, each from coarse
-to fine. The more points and nodes a rung has, the smaller its chunks are."""
+"""Rungs for compositions of Gaussians: three of the plain contour, from coarse to fine, and then three of the split
+contour, from coarse to fine. The more points and nodes a rung has, the smaller its chunks are."""
 
 PLAIN = (*LADDER[:3], Rung(1536, 512, 3, 2), Rung(2560, 1024, 3, 1), Rung(4096, 2048, 3, 1))
 """Rungs for compositions with Laplace or finite parts. None is of the split contour, which cannot answer here."""

@@ -1,7 +1,7 @@
 """The lattice engine: brackets of epsilon and delta from laws on a lattice, composed by FFT (README.md).
 
-A plan (tilt, window, range) is made on a sketch of the laws. Then two compositions are made on a lattice: one dominates
-the true composition, the other is dominated by it. Together they give a bracket. Longer lattices follow until the
+First a plan (`LatticePlan`) is made from an approximation of the laws. Then two compositions are made on a lattice: one
+dominates the true composition, the other is dominated by it. Together they give a bracket. Longer lattices follow until the
 bracket is narrow enough or the memory limit is reached. Brackets of several lengths are intersected. A mechanism may be
 known only to lie between two pairs of distributions, a lower and an upper one. Then the dominating composition is made
 from the upper pair and the dominated one from the lower pair.
@@ -32,16 +32,18 @@ from jaxacct.mechanisms.loss_components import Components
 LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
 """Lengths of lattices. The width of a bracket falls as length^-2. The time grows a little faster than the length."""
 QUICK = 2**18
-"""Lattices longer than this, a sixteenth of the longest lattice's length, are made only to reach `enough`."""
+"""Lattices longer than this are made only while the bracket is wider than `Case.enough`."""
 NARROW = 2e-4
-"""A row is given up if even the longest lattice would leave a relative width that exceeds both this and `enough`."""
+"""A row is given up if even the bracket of the longest lattice would have a relative width above both this and
+`Case.enough`."""
 SAYS_NOTHING = 0.9
 """A bracket of at least this relative width has a useless lower bound, or no upper bound."""
 STALLED = 0.5
 """If a bracket is wider than this share of the previous lattice's bracket, the spacing of the lattice does not cause
 its width. Then no longer lattice is made."""
 UNSURE = 0.01
-"""Widths should fall as length^-2. Above this relative width, a lattice of QUICK nodes first tests that prediction."""
+"""Widths should fall as length^-2. If a bracket's relative width exceeds this number, a lattice of QUICK nodes first
+tests that prediction."""
 NEARLY_AS_NARROW = 1.5
 """A composition made for one eps is used at another eps if the bracket there is at most this many times as wide."""
 ATTEMPTS = 3
@@ -49,17 +51,17 @@ ATTEMPTS = 3
 FAR_OFF = 1e3
 """If the middle of a bracket is more than this many times the plan's eps, the middle is not used to estimate eps."""
 ARRAYS, ARRAYS_PER_LAW = 40, 12
-"""Numbers of float64 arrays of the lattice's length that are alive at once (measured): in any case, and for each law.
-"""
+"""Measured numbers of float64 arrays, each as long as the lattice, that are in memory at once: ARRAYS for any
+composition, and ARRAYS_PER_LAW more for each law."""
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
-"""Lengths of lattices for a mechanism between two pairs of distributions. The next lattice takes the length `LONGER`
-places further on."""
+"""Lengths of lattices for a mechanism between two pairs of distributions."""
 LONGER = 2
+"""A lattice that is followed by a longer one is followed by the length this many places further on in PAIR_LENGTHS."""
 ENOUGH = 4e-4
 """For a mechanism between two pairs of distributions, a bracket of epsilon of this relative width is narrow enough."""
 MOST_PAIRS_OF_ROUNDS = 2**14
-"""Largest number of sums of two atoms, in place of MOST_PAIRS, if the mechanism lies between two pairs of
-distributions. The laws of such a mechanism have only hundreds of atoms."""
+"""This replaces MOST_PAIRS if the mechanism lies between two pairs of distributions. The laws of such a mechanism have
+only hundreds of atoms."""
 SHARE_OF_LATTICE = 0.1
 """For a mechanism between two pairs of distributions, a longer lattice is made if discretisation makes up more than
 this share of the bracket's width."""
@@ -117,7 +119,10 @@ class Case(NamedTuple):
         return self.above is not self.below
 
     def pieces(self, cut: float) -> Case:
-        """Return the case with finite laws partly composed (more atoms, fewer steps); mass up to e^cut is left out."""
+        """Return the case with its finite laws partly composed: they have more atoms and fewer steps.
+
+        Mass of at most e^cut is left out.
+        """
         most = MOST_PAIRS_OF_ROUNDS if self.two() else MOST_PAIRS
 
         def of(laws: list[LatticePart]) -> list[LatticePart]:
@@ -237,9 +242,9 @@ def _alike(rows: Sequence[int], epsilon: np.ndarray, *pairs: Components) -> list
 def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
     """Return lower and upper bounds of delta at each of several ascending eps.
 
-    A composition made for one eps also brackets delta at other eps, and nearly as narrowly if they are near. So a
-    composition is made for the middle one of the remaining eps. Delta at the neighbours of this eps is read off that
-    composition while brackets stay narrow.
+    A composition made for one eps also brackets delta at other eps, and nearly as narrowly at eps near it. So a
+    composition is made for the middle one of the eps that are left. Delta at smaller and at larger eps is read off the
+    same composition as long as the brackets stay narrow.
     """
     found = [(0.0, 1.0)] * len(epsilon)
     left = [range(len(epsilon))]
@@ -343,9 +348,9 @@ def fitting(case: Case) -> list[int]:
 def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
     """Return the index in PAIR_LENGTHS of the first length to try for a mechanism between two pairs of distributions.
 
-    For the upper bound a loss is split between two nodes h apart. In each of n steps E e^{theta L} then grows by a
-    share theta (theta + 1) h^2/12 on average, and epsilon grows by n (theta + 1) h^2/12 in all. The lower bound of
-    epsilon falls by about twice as much.
+    For the upper bound a loss L is split between two nodes at the distance h. In each of n steps E e^{theta L}, with
+    the tilt theta, then grows on average by the factor 1 + theta (theta + 1) h^2/12. So epsilon grows by
+    n (theta + 1) h^2/12 in all. The lower bound of epsilon falls by about twice as much.
     """
     steps = sum(law.count for law in laws)
     for place, length in enumerate(PAIR_LENGTHS):
@@ -440,9 +445,12 @@ def share_of(rtol: float) -> float:
 def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share: float) -> LatticePlan:
     """Return the plan for `eps`; if `eps` is None, for the eps at which delta is e^log_delta.
 
-    The tilt is the saddle point of K(theta) - theta eps - log theta(theta + 1). Losses too rare to matter to a delta of
-    e^log_delta are left out first, since a heavy tail of the loss would move the saddle point far out. log_delta = 0
-    stands for an unknown delta; then nothing is left out.
+    The tilt theta is the saddle point of K(theta) - theta eps - log theta(theta + 1), where K(theta) is the log of
+    E[e^{theta L}] for the composed loss L. Losses too rare to matter to a delta of e^log_delta are left out first. A
+    heavy tail of the loss would otherwise move the saddle point far out. log_delta = 0 stands for an unknown delta; then
+    nothing is left out.
+
+    share : log of the share of delta that the mass left out may carry.
     """
     untruncated = -1e4 if log_delta == 0.0 else log_delta + share
     sketches = [law.sketch(untruncated) for law in laws]
@@ -542,7 +550,7 @@ class Side(NamedTuple):
 
 
 def sides_of(case: Case, plan: LatticePlan, length: int) -> tuple[Side, Side]:
-    """Return the dominated and the dominating composition on lattices of one length."""
+    """Return two compositions on lattices of this length: the dominated one first, then the dominating one."""
     extents = [[law.extent(plan.theta, plan.cut, plan.share) for law in laws] for laws in (case.below, case.above)]
     down, up = _steps(case.above, extents, plan, length)
     return _side(case.below, extents[0], plan, length, down, False, case.run), _side(
@@ -619,7 +627,7 @@ def _side(
 
 
 def _extra(placed: list[Placed], upper: bool) -> float:
-    """Return what is added to delta for mass at infinity (upper), or subtracted from delta for deficits (lower)."""
+    """Return what an upper side adds to delta for mass at infinity, or a lower side subtracts for `Placed.deficit`."""
     if upper:
         survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - ROUNDOFF)) for x in placed)
         return float(-np.expm1(survival) * (1.0 + 1e-12) + LOST_MASS * sum(x.repeats for x in placed))
@@ -665,10 +673,10 @@ def crossing(
 ) -> tuple[float, float]:
     """Return (a, b): the side's bound of delta is above the target at a, and at most the target at b.
 
-    `low` is an a that other lower sides proved, `high` a b that other upper sides proved. The bound is evaluated at all
-    other a and b, except at a = 0, where nothing need be shown. b is 0 if an upper bound of delta(0) is at most
-    the target, and inf if no b was found. Where nothing is known of delta, the bound is 1 (upper) or 0 (lower), which
-    cannot make a or b wrong.
+    `low` is an a that other lower sides have proved. `high` is a b that other upper sides have proved. The bound is
+    evaluated at every other a and b, except at a = 0, where nothing need be shown. b is 0 if the side is an upper one
+    whose bound of delta(0) is at most the target. b is inf if no b was found. Where nothing is known of delta, an upper
+    side's bound is 1 and a lower side's bound is 0, so that neither a nor b can be wrong.
 
     The search follows secants of log delta. The first has the slope of e^{-theta eps}. Where the moves do not shrink,
     the bracket is halved.
@@ -677,7 +685,8 @@ def crossing(
         return 0.0, 0.0
     at = min(max(guess, tolerance), high)
     width, slope, last = tolerance, -side.theta, None
-    wide, blind, known = 0.0, 0.0, False  # a lower bound is negative at `blind`, but `known` at a larger eps
+    # `known` says whether the lower bound of delta is positive at `high`. `blind` is a smaller eps where it is not.
+    wide, blind, known = 0.0, 0.0, False
     moves = [np.inf, np.inf]  # sizes of the last two moves by secants
     for _ in range(CROSSING_STEPS):
         value = evaluate(side, at)

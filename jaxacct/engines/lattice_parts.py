@@ -28,25 +28,25 @@ left out. So small a share costs only a few more atoms."""
 UNDERFLOW = 1e-307
 """Upper bound of what a product of masses loses by underflow."""
 LOSS_UNITS = 128.0
-"""Relative error of a finite law's loss, in units of ROUNDOFF. It covers two cases: 16 for the finite classes, and
-`16 + 4 (1 + 1.45 |log q|)` for classes sampled at q >= 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
+"""Relative error of a finite law's loss, in units of ROUNDOFF. A mechanism with finitely many outputs needs 16. With
+sampling at a rate q >= 1e-8 it needs `16 + 4 (1 + 1.45 |log q|)` (mechanisms/README.md, "Rounding of finite laws")."""
 SUM_ROUNDING = 1e-8
 """Largest distance between 1 and a sum of masses that may be due to rounding. 4e-10 would do for 2^22 masses."""
 
 
 class ApproximateLaw(NamedTuple):
-    """An approximation of one part's law."""
+    """An approximation of the law of one part's loss under P."""
 
     loss: np.ndarray
-    log_mass: np.ndarray  # under P
+    log_mass: np.ndarray
     repeats: float  # how often the part is composed
 
 
 class Placed(NamedTuple):
-    """One part on a lattice of spacing h, rounded up or down. P-mass k lies at the loss `direction (origin + k h)`."""
+    """One part on a lattice of spacing h, rounded up or down. Node k has the loss `direction (origin + k h)`."""
 
     mass: np.ndarray  # (N,) P-mass at each node
-    origin: float
+    origin: float  # the loss of node 0, times the direction
     direction: float  # +1 or -1
     repeats: float  # how often the part is composed
     shift: float  # bound of the error of the losses
@@ -97,7 +97,7 @@ def last_node(extent: tuple[float, float], origin: float, step: float, nodes: in
 
 
 def atoms_on(nodes: int, pairs: list[tuple[int, float]], upper: bool) -> np.ndarray:
-    """Return the atoms (node, mass) as masses on nodes, rounded up (upper law) or down (lower law) by 1e-14."""
+    """Return the mass on each node, for `pairs` of (node, mass). Masses grow by 1e-14 if `upper`, else they shrink."""
     atoms = np.zeros(nodes)
     for k, mass in pairs:
         atoms[k] += mass * (1.0 + 1e-14 if upper else 1.0 - 1e-14)
@@ -144,7 +144,7 @@ def placed_from(
 
 @dataclass(frozen=True)
 class PlainGaussian(LatticePart):
-    """Every Gaussian that is not sampled, composed: the loss is N(s^2/2, s^2)."""
+    """All Gaussians that are not sampled, as one part. Its loss is N(s^2/2, s^2), with s the `deviation`."""
 
     deviation: float
     sign: float
@@ -198,12 +198,12 @@ class SampledGaussian(LatticePart):
     sign: float
 
     def _rise(self, u: np.ndarray | float) -> np.ndarray:
-        """Return log mix - log(1 - q), mix = 1 - q + q e^y, at the output u in standard deviations of the noise."""
+        """Return log(mix/(1 - q)), with mix = 1 - q + q e^y and y = u/sigma - 1/(2 sigma^2), at the output sigma u."""
         y = np.asarray(u) / self.sigma - 0.5 / self.sigma**2
         return np.logaddexp(0.0, y + np.log(self.q) - np.log1p(-self.q))
 
     def _mean_rise(self, u: float) -> float:
-        """Return log(mean of mix over outputs below u) - log(1 - q)."""
+        """Return log(m/(1 - q)), where m is the mean of mix under Q over the outputs below u standard deviations."""
         log_mean = log_ndtr(u - 1.0 / self.sigma) - log_ndtr(u)
         return float(np.logaddexp(0.0, log_mean + np.log(self.q) - np.log1p(-self.q)))
 
@@ -317,7 +317,10 @@ class Laplace(LatticePart):
         return np.where(v < 1.0, small, np.logaddexp(np.log1p(-self.q), np.log(self.q) + v))
 
     def _log_mean(self, v: float) -> float:
-        """Return log(P/Q), with P = e^{(v - 1/b)/2}/2 and Q = 1 - e^{-(v + 1/b)/2}/2 the masses of base losses <= v."""
+        """Return log(P/Q) for the event that the base loss is at most v.
+
+        Its masses are P = e^{(v - 1/b)/2}/2 and Q = 1 - e^{-(v + 1/b)/2}/2, with b the scale.
+        """
         edge = 1.0 / self.scale
         return float(0.5 * (v - edge) - np.log(2.0 - np.exp(-0.5 * (v + edge))))
 
@@ -381,7 +384,10 @@ class Laplace(LatticePart):
         return placed_from(self, cells, pairs, origin, step, last, upper, float(shift), 0.0, run)
 
     def _with(self, cells: kernel.Cells, cell: int, atom: float, inside: float, step: float) -> kernel.Cells:
-        """Return the cells with an atom in `cell`, at the distance `inside` from its left node; both nodes share it."""
+        """Return the cells with one more atom in `cell`, split between the cell's two nodes.
+
+        The atom lies at the distance `inside` from the left node.
+        """
         down = np.exp(-inside) if self.sign > 0 else 1.0
         up = 1.0 if self.sign > 0 else np.exp(inside - step)
         low = atom * down * np.expm1(inside - step) / np.expm1(-step)
@@ -481,9 +487,9 @@ class Finite(LatticePart):
 def _contracted(
     cell: np.ndarray, inside: np.ndarray, mass: np.ndarray, step: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return (nodes, masses) of laws on the lattice; the law of the atoms dominates the sum of these laws.
+    """Return pairs (nodes, masses) whose masses together form one law on the lattice. The atoms' law dominates it.
 
-    The atoms lie at `l = cell * step + inside`.
+    The atoms lie at minus the loss `cell * step + inside`.
     """
     order = np.lexsort((inside, cell))
     cell, inside, mass = cell[order], inside[order], mass[order]
@@ -514,9 +520,10 @@ def _contracted(
 
 
 def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
-    """Return the indices of two atoms, between which the others may be moved: the first and the last with enough mass.
+    """Return the indices of the first and the last atom with enough mass to pay for the rounding of those between them.
 
-    Each of them pays for one end of the polygon c by which the others' profile is lowered (engines/README.md).
+    The atoms between are put on nodes, which raises their profile. Subtracting a polygon makes up for this, and either
+    end of the polygon takes mass from one of the two atoms returned (engines/README.md, "Finite laws below").
     """
     gap = np.maximum(np.diff(cell), 1) * step
     from_right = step * np.append(mass[1:] / -np.expm1(-gap), 0.0)
@@ -526,9 +533,10 @@ def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
 
 
 def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, step: float) -> np.ndarray:
-    """Return the masses at the nodes minus the corners of the polygon c (README.md).
+    """Return the masses `total` at the nodes, lowered by a polygon c so that the atoms' law dominates the result.
 
-    a_j and b_j are the hat masses of the cell from node j to node j + 1.
+    README.md, "Finite laws below", has the polygon. a[j] and b[j] are the masses that the atoms between the nodes j and
+    j + 1 give to the left and to the right node.
     """
     growth = np.expm1(step)
     # `g` is c/alpha at each node, with alpha = e^-loss. At both nodes of a cell c is at least the amount by which the

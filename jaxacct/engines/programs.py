@@ -437,7 +437,8 @@ NOTICE_SECONDS = 1.0
 
 
 class Clock:
-    """Seconds in which at least one thread was inside `running`; `count` is the number of calls of `add`."""
+    """A clock and a counter. `seconds` is the time in which any thread was inside `running`; `add` raises `count` by 1.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -463,7 +464,6 @@ class Clock:
             return self._spent + (time.monotonic() - self._begin if self._inside else 0.0)
 
     def add(self) -> None:
-        """Count one more success."""
         with self._lock:
             self.count += 1
 

@@ -42,17 +42,18 @@ SHORTER = 1.02
 """Cells are planned shorter than needed by this factor, since a cell that lies in two intervals of the survey grid gets
 the mean of the widths planned for them."""
 GROWTH = 0.2
-"""Largest change of the length of cells, per unit of u, from one cell to the next."""
+"""Largest rate at which the length of the cells changes with the first step's output u."""
 POINTS_BEYOND = 12
 """Cells reach this many points of the survey grid beyond the rightmost point that they must cover."""
 REACH = 39.0
 """Number of standard deviations beyond which a normal law has no mass in float64."""
 _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9, 60.0, 36)])
-"""Survey points about a possible kink of the integrand, as differences of `y = s u - s^2/2`: dense near 0."""
+"""Survey points about a possible kink of the integrand, dense near the kink. They are distances from the kink in
+`y = s u - s^2/2`, where u is the first step's output and s is 1/sigma of that step."""
 _WIDE = np.linspace(-REACH, REACH, 105)
 """Survey points about either mode of the first step's output, in deviations from the mode. They are 0.75 apart."""
 CELL_COUNTS = (800, 5000)
-"""Number of cells for each configuration: in the first try, and in a second try if its bracket came out wide."""
+"""Number of cells for each configuration: in the first try, and in a second try if the first bracket is wide."""
 WIDE = 1e-6
 """Relative width beyond which a bracket is wide."""
 CELLS_AT_A_TIME = 2**25 // (8 * 60)
@@ -62,10 +63,10 @@ LEAST_BOUND = 1e-305
 CLOSE = 1e-4
 """The search stops at an eps where |log(delta/target)| is below this, if Newton's next step is also short."""
 FARTHEST = 30.0
-"""Cap on the size of log(delta/target)."""
+"""In the search, |log(delta/target)| counts as at most this."""
 NEAR = 0.05
-"""`_rough` stops where its errors of log delta and of `v = log(eps/(top - eps))` are below this; `top` bounds eps from
-above. `_search`, too, stops only after a step in v below this."""
+"""`_rough` stops where the errors of log delta and of v are both below this. `_search` stops only after a step in v
+below this. Here `v = log(eps/(top - eps))`, and `top` is an upper bound of epsilon."""
 
 
 def _steps(parts: Components) -> Steps:
@@ -284,7 +285,7 @@ class Survey(NamedTuple):
 
 
 def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
-    """Survey the integrand at eps (B,): about either mode, and about the places where it may have a kink."""
+    """Survey the integrand at eps (B,): near both modes of the first step's output, and where it may have a kink."""
     eps = eps[:, None]
     s = 1.0 / steps.sigma
     signed = np.where(steps.removing, eps, -eps)
@@ -301,7 +302,6 @@ def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
     off = np.concatenate([0.0 * eps, off], axis=1)
     at = eps - np.where(steps.removing, every, -every)
     low, high = closed_form.profile_of_one_step(steps.second_sigma, steps.second_q, steps.removing, at, off)
-    # 1e-305 keeps the logarithm finite.
     logs = log_mass + np.log(np.maximum(low[:, 1:], 1e-305))
     delta = np.sum(_log_linear(logs, np.diff(u, axis=1)), axis=1)
     limit = np.where(steps.removing, 1.0, 0.0)
@@ -373,7 +373,7 @@ def _graded(u: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
-    """Return (B, S) the wanted density of cells, divided by its largest value; it is at least e^-20."""
+    """Return (B, S) the wanted density of cells at the survey's points, as a share of its largest value."""
     s, mu2 = 1.0 / steps.sigma, np.square(1.0 / steps.second_sigma)
     t = np.where(steps.removing, eps, -eps) - survey.loss
     value = shifted(steps, t)
@@ -387,31 +387,35 @@ def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
     logs = -0.5 * survey.u**2 + 2.0 * y + bend + np.log(np.maximum(rate, 1e-300))
     logs = 0.25 * np.where(np.isnan(logs), -np.inf, logs)
     top = np.max(logs, axis=1, keepdims=True)
-    # Relative to its maximum the density is at least e^-20, so that no stretch is without cells.
+    # The share is at least e^-20, so that no stretch is without cells.
     return np.exp(np.maximum(logs - np.where(np.isfinite(top), top, 0.0), -20.0))
 
 
 def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
-    """Return two arrays (B, S): whether the tail left of a point, and the tail right of it, is too uncertain."""
+    """Return, for each point (B, S) of the survey, whether delta needs cells left of it, and whether right of it.
+
+    It does not where the tail beyond the point adds at most TAIL_SHARE of delta to the error of delta.
+    """
     s, q = 1.0 / steps.sigma, np.where(steps.removing, steps.q, 0.0)
     u, enough = survey.u, TAIL_SHARE * survey.delta[:, None]
     below, above = ((1.0 - q) * special.ndtr(-side * u) + q * special.ndtr(-side * (u - s)) for side in (-1.0, 1.0))
     left, right = below * survey.left > enough, above * survey.right > enough
-    # Where the rounding error of h is large, these arrays need not be monotone, so they are made monotone.
+    # Where the rounding error of the second step's profile is large, both arrays may fail to be monotone along the
+    # points. They are made monotone.
     left, right = np.maximum.accumulate(left, axis=1), np.maximum.accumulate(right[:, ::-1], axis=1)[:, ::-1]
-    # In the add direction h may be 0 beyond a point that moves with eps, so cells reach POINTS_BEYOND points farther.
+    # In the add direction the profile may be 0 beyond a point that moves with eps, so cells reach farther.
     right[:, POINTS_BEYOND:] |= right[:, :-POINTS_BEYOND]
     return left, right
 
 
 class Steps(NamedTuple):
-    """Two sampled Gaussians in one direction, every array (B, 1). The first step's output is integrated over."""
+    """Two sampled Gaussians in one direction. Every array is (B, 1). Delta integrates over the first step's output."""
 
-    sigma: np.ndarray
-    q: np.ndarray
+    sigma: np.ndarray  # noise of the first step
+    q: np.ndarray  # sampling rate of the first step
     second_sigma: np.ndarray
     second_q: np.ndarray
-    removing: np.ndarray
+    removing: np.ndarray  # whether the direction is remove
 
     def take(self, rows: np.ndarray | slice) -> Steps:
         return Steps(*(x[rows] for x in self))
@@ -513,7 +517,7 @@ def _tail(steps: Steps, at: np.ndarray, side: float) -> np.ndarray:
 
 
 def shifted(steps: Steps, t: np.ndarray) -> np.ndarray:
-    """Return lambda = log((q_2 + e^t - 1)/q_2); -inf where the argument is not positive."""
+    """Return lambda = log((q_2 + e^t - 1)/q_2), q_2 the second step's rate; -inf where the argument is not positive."""
     q = steps.second_q
     ratio = np.expm1(np.minimum(t, 1.0)) / q
     near = np.log1p(np.where(ratio > -1.0, ratio, 0.0))
@@ -522,9 +526,9 @@ def shifted(steps: Steps, t: np.ndarray) -> np.ndarray:
 
 
 def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (log of the factor of G'' mix^3 that does not depend on lambda, bound on its error), (B, 1) each.
+    """Return the logarithm of the part of `G'' mix^3` that does not depend on lambda, and a bound on its error.
 
-    README.md, "Two steps", has the formula of G''.
+    Both are (B, 1). README.md, "Two steps", has the formula of G'', the second derivative of the integrand G.
     """
     mu = 1.0 / steps.second_sigma
     grown = np.where(steps.removing, 2.0, -1.0) * eps
@@ -534,7 +538,10 @@ def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of the integral of (chord - G) over every cell, rounded outward: m C/2 and M C/2 of README.md."""
+    """Return lower and upper bounds of the integral of (chord - G) over each cell.
+
+    G is the integrand. README.md, "A cell.", calls the bounds m C/2 and M C/2.
+    """
     t = np.where(steps.removing, eps, -eps) - made.loss
     value, mu2 = shifted(steps, t), np.square(1.0 / steps.second_sigma)
     off = made.off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(made.loss))
@@ -568,7 +575,7 @@ def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def bounds(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lower, upper) of delta at eps (B,) >= 0; [0, 1] where nothing is known."""
+    """Return lower and upper bounds of delta at eps (B,) >= 0; 0 and 1 where nothing is known."""
     eps = eps[:, None]
     sign = np.where(steps.removing, -1.0, 1.0)
     end = np.log1p(-steps.q)
@@ -577,7 +584,7 @@ def bounds(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.n
     off = off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(loss))
     low, high = closed_form.profile_of_one_step(steps.second_sigma, steps.second_q, steps.removing, at, off)
     least, most = _bends(steps, made, eps)
-    # h rises with u in the remove direction and falls in the add direction.
+    # The second step's profile rises with the first step's output for remove, and falls with it for add.
     limit = np.where(steps.removing[:, 0], 1.0, 0.0)
     (lowest, low), (highest, high) = ((x[:, 0], x[:, 1:]) for x in (low, high))
     less, more = 1.0 - made.wrong, 1.0 + made.wrong
