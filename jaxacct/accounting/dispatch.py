@@ -374,7 +374,10 @@ def _by_formula(
     of_atoms: Callable[..., Answer],
     *more: np.ndarray,
 ) -> Answer:
-    """Answer composed Gaussians by `plain`, single steps by `one_step` or `of_atoms`; each takes target and `more`."""
+    """Answer composed Gaussians by `plain`, single sampled steps by `one_step`, single finite steps by `of_atoms`.
+
+    Each of the three functions takes the target and `more` besides the parameters of the law.
+    """
     ends, parts = np.zeros((3, question.target.size)), question.parts
     values = question.target, *more
     finite = np.any(parts.finite_n > 0, axis=1)

@@ -273,7 +273,10 @@ class RemovedAndAdded(MechanismEngine):
 
 
 def _upper(question: MechanismQuestion, quantity: str, values: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of `quantity` under `relation`. Deltas at several eps would share a lattice, and be wider."""
+    """Return upper bounds of `quantity` under `relation`, one given value at a time if the quantity is delta.
+
+    Together, deltas at several eps would share a lattice, and their brackets would be wider.
+    """
     asked = question._replace(quantity=quantity, relation=relation, hint=None)
     given = [values] if quantity == "epsilon" else values
     found = [np.asarray(answer(asked._replace(given=each)).upper) for each in given]
@@ -319,9 +322,12 @@ def epsilon_replaced(question: MechanismQuestion) -> Bounds:
 
 
 def _least(values: Callable[[np.ndarray], np.ndarray], middle: np.ndarray, reach: float) -> np.ndarray:
-    """Return the least value at points up to `reach` from `middle`: three points, a walk downhill, two near its end.
+    """Return the least value that is found at points up to `reach` from `middle`.
 
-    values : function of points, which have a leading axis. Where all three are infinite, all points of the walk follow.
+    Three points are tried first, or all points that a walk can reach if the values at all three are infinite for some
+    element. Then a walk goes downhill from the best point. At last two points near the walk's end are tried.
+
+    values : maps points, stacked along a leading axis, to their values.
     """
     apart, column = reach / WALK, (-1, *(1,) * middle.ndim)
     for steps in (1, WALK):

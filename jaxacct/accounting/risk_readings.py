@@ -1,7 +1,7 @@
 """Risks from a certified privacy profile, for many rows: true-positive rates, and mu of Gaussian differential privacy.
 
-mu need hold only where both error rates are at least a given rate, the floor.  T is the largest true-positive rate as a
-function of the false-positive rate.  The best eps of a false-positive rate a is the eps at which `delta(eps) + e^eps a`
+mu need hold only where both error rates are at least a given rate, the floor. T is the largest true-positive rate as a
+function of the false-positive rate. The best eps for a false-positive rate a is the eps at which `delta(eps) + e^eps a`
 is least.
 jaxacct/representations/README.md has the derivations.
 """
@@ -301,7 +301,8 @@ REGRET_ROUNDS = 8
 VALUES_ADDED = 4
 """Number of values of delta that a round adds to a row."""
 REGRET_WIDTH = 1e-3
-"""A row is finished when its bracket's relative width is at most this, or its width at most NARROW_ABSOLUTE."""
+"""A row is finished when its bracket's relative width is at most this, or its absolute width at most `NARROW_ABSOLUTE`.
+"""
 NARROW_ABSOLUTE = 1e-7
 
 

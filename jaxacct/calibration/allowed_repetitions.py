@@ -73,7 +73,7 @@ class AllowedRepetitions:
 
     @property
     def law(self) -> Law:
-        """The law of K, or a batch of laws for a batch of numbers; InputError if one of them is not `ok`."""
+        """Return the law of K, or a batch of laws for a batch of numbers. Raise InputError if a number is not `ok`."""
         if not np.all(self.ok):
             raise InputError("no law of K meets every target; take the elements of parameter that are ok")
         return _law(self.family, self.eta, self.parameter)

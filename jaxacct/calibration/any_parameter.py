@@ -276,7 +276,7 @@ def search_mechanisms(
 
 
 Guess = Callable[[np.ndarray, np.ndarray], np.ndarray | None]
-"""(rows, a value for each) -> an estimate of log(epsilon), or None if none is known."""
+"""Maps (rows, a value for each row) to an estimate of log(epsilon), or to None if no estimate is known."""
 
 
 def _started(

@@ -190,16 +190,16 @@ class Calibration:
 class Goal(NamedTuple):
     """The question of a calibration: a parameter of DP-SGD to solve for and its target, for a flat batch of rows."""
 
-    unknown: str
-    epsilon: np.ndarray
-    delta: np.ndarray
-    known: dict[str, np.ndarray]
-    limits: tuple[float, float]
+    unknown: str  # name of the parameter that is solved for
+    epsilon: np.ndarray  # the target epsilon; if `on_delta`, the epsilon at which delta is taken
+    delta: np.ndarray  # the delta at which epsilon is taken; if `on_delta`, the target delta
+    known: dict[str, np.ndarray]  # values of the other parameters
+    limits: tuple[float, float]  # smallest and largest value of the unknown that are searched
     relation: str
-    rtol: float
+    rtol: float  # wanted relative distance below the target
     hint: contour.Hint  # where certified evaluations begin; filled in by the fast solves
     near: np.ndarray | None = None  # guess of the unknown
-    on_delta: bool = False  # whether delta at this epsilon is the target, instead of epsilon at this delta
+    on_delta: bool = False  # whether delta is the target, instead of epsilon
 
     def take(self, rows: np.ndarray) -> Goal:
         epsilon, delta, known, hint, near = jax.tree.map(
@@ -301,7 +301,11 @@ def started(goal: Goal, rows: np.ndarray) -> Start:
 
 
 class _Equation(NamedTuple):
-    """The arguments of the kernels, row by row; log(sigma, q, n) is `base + x unknown`."""
+    """The arguments of the kernels, row by row.
+
+    The logarithms of the noise, the rate and the number of steps are `base + x unknown`, (B, 3), where x is the
+    logarithm of the value that is searched.
+    """
 
     sign: np.ndarray
     base: np.ndarray
@@ -469,8 +473,8 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
 def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:
     """Return x and d log delta/dx, after moving x to where n times the delta of one step is the target.
 
-    Only an x that is less private than this new x is moved, since n times one step's delta is nearly a lower bound of
-    delta. If the record is rarely sampled, the two are nearly equal.
+    x is moved only if the new x is more private, since n times one step's delta is nearly a lower bound of delta. If
+    the record is rarely sampled, n times one step's delta is nearly delta itself.
     """
     from jaxacct.engines import closed_form  # imports SciPy, which is slow: only where a row needs it
 

@@ -65,7 +65,8 @@ LOWER_ENDS = (0.02, 1e-4), (0.1, 1e-3)
 """For each of two attempts at a lower bound of a true-positive rate: assumed distance of eps from the best eps, in
 standard deviations of the loss, and rtol of the deltas. The lower bounds are some 0.05 % and 1 % below the rate."""
 Risk = tuple[BestValues, np.ndarray, np.ndarray]
-"""The best values; lower bound, estimate and upper bound of the risk, (3, n); the eps from which the risk follows."""
+"""A triple: the best values; the lower bounds, estimates and upper bounds of the risk as one array (3, n); the eps from
+which the risk follows."""
 
 
 def calibrated_to_risk(
@@ -253,17 +254,17 @@ def _rates_at_least(
 
 
 class RateSolve(NamedTuple):
-    """The result of the common solve for eps and the noise, row by row."""
+    """The result of solving for eps and the noise together, row by row."""
 
     noise: np.ndarray
+    """The noise multiplier."""
     slope: np.ndarray
     """d log delta/d log noise."""
     rung: np.ndarray
     """Index of the contour size (in PLAIN_FOR_DELTA) on which each row was solved."""
     fits: np.ndarray
-    """Whether the contour has enough nodes for the eps that was found. If not, this eps is only a guess.
-
-    A contour counts as large enough for up to NEARLY times its number of nodes."""
+    """Whether the contour has enough nodes for the eps that was found. If not, this eps is only a guess. A contour of n
+    nodes counts as having enough where up to 1.5 n (`NEARLY` n) are needed."""
     close: np.ndarray
     """Whether the noise is accurate enough to be certified unchanged."""
 
@@ -441,8 +442,8 @@ A nearly Gaussian run needs many tangents, since its mu hardly falls as the rate
 the contour cuts off many times as much as the saddle point approximation shows; a smaller tolerance then helps.
 """
 ABOVE, FARTHEST = 8, 0.12
-"""Number of a block's tangents above the estimated best eps, which may be too low. The farthest of these tangents is at
-1 + FARTHEST times the estimate."""
+"""Number of a block's tangents at eps above the estimated best eps, since the estimate may be too low. The largest of
+these eps is 1 + FARTHEST times the estimate."""
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:

@@ -33,7 +33,7 @@ AT_LIMIT = 1e-12
 """Distance in x up to which a value counts as a limit of the search."""
 
 Evaluate = Callable[[np.ndarray, np.ndarray], Bounds]
-"""(rows, a value for each) -> certified Bounds of epsilon."""
+"""Maps (rows, a value for each row) to certified Bounds of epsilon."""
 
 
 class Search(NamedTuple):

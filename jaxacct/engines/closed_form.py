@@ -218,8 +218,8 @@ def profile_of_one_step(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of `H_{e^eps}(P || Q) = int (dP - e^eps dQ)_+` of one Poisson sampled Gaussian.
 
-    eps may be any real number. For eps < 0 the divergence is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`. Here `H_{e^-eps}(Q || P)` is the delta of the
-    other direction at -eps.
+    eps may be any real number. For eps < 0 this divergence is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`, where
+    `H_{e^-eps}(Q || P)` is the delta of the other direction at -eps.
 
     off : error of eps.
     """
@@ -298,7 +298,7 @@ def _by_bisection(
 
 
 class Atoms(NamedTuple):
-    """The finite losses of one step in each row, and their masses. A field holds lower and upper bounds, (B, A) each."""
+    """The finite losses of one step in each row, and their masses: lower bounds and upper bounds of each, (B, A)."""
 
     loss: tuple[np.ndarray, np.ndarray]
     mass: tuple[np.ndarray, np.ndarray]

@@ -45,7 +45,7 @@ def double_precision() -> Iterator[None]:
 
 
 def local() -> list[jax.Device]:
-    """Return the devices of this process that certify and share the work. Raise InputError if no device certifies."""
+    """Return the devices of this process that can compute certificates. Raise InputError if there are none."""
     default, device = _default(), _first()
     if device is None:
         raise InputError(
@@ -57,7 +57,7 @@ def local() -> list[jax.Device]:
 
 
 def only_numpy() -> bool:
-    """Return whether JAX has no device that certifies, so that only NumPy can certify."""
+    """Return whether JAX has no device that can compute certificates, so that only NumPy can."""
     return _first() is None
 
 

@@ -1,10 +1,10 @@
 """The lattice engine: brackets of epsilon and delta from laws on a lattice, composed by FFT (README.md).
 
 First a plan (`LatticePlan`) is made from an approximation of the laws. Then two compositions are made on a lattice: one
-dominates the true composition, the other is dominated by it. Together they give a bracket. Longer lattices follow until the
-bracket is narrow enough or the memory limit is reached. Brackets of several lengths are intersected. A mechanism may be
-known only to lie between two pairs of distributions, a lower and an upper one. Then the dominating composition is made
-from the upper pair and the dominated one from the lower pair.
+dominates the true composition, the other is dominated by it. Together they give a bracket. Longer lattices follow until
+the bracket is narrow enough or the memory limit is reached. Brackets of several lengths are intersected. A mechanism
+may be known only to lie between two pairs of distributions, a lower and an upper one. Then the dominating composition
+is made from the upper pair and the dominated one from the lower pair.
 """
 
 from __future__ import annotations
@@ -447,8 +447,8 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
 
     The tilt theta is the saddle point of K(theta) - theta eps - log theta(theta + 1), where K(theta) is the log of
     E[e^{theta L}] for the composed loss L. Losses too rare to matter to a delta of e^log_delta are left out first. A
-    heavy tail of the loss would otherwise move the saddle point far out. log_delta = 0 stands for an unknown delta; then
-    nothing is left out.
+    heavy tail of the loss would otherwise move the saddle point far out. log_delta = 0 stands for an unknown delta, for
+    which nothing is left out.
 
     share : log of the share of delta that the mass left out may carry.
     """

@@ -1,10 +1,11 @@
 """Certified brackets of `log E_P[e^{cL}]`, the moments of the privacy loss behind every Rényi divergence.
 
-Let Q be the base law and mix = 1 - q + q dP/dQ. One Poisson sampled step has `E_P[e^{cL}] = E_Q[mix^p]`, p = c + 1
-(remove) or p = -c (add). Sampled Gaussians are integrated by the trapezoid rule and sampled Laplace by Gauss-Legendre.
-The other laws have closed forms. Since E_Q[mix] = 1, `E_Q[mix^p] - 1 = E_Q[mix^p - 1 - p (mix - 1)]`. This integrand
-has one sign, so small moments keep their relative accuracy. jaxacct/representations/README.md, "Moments", proves the
-error bounds. Each factor of ROUNDOFF is an upper bound of the number of roundings.
+Let (P, Q) be the pair of a step without sampling, q the sampling rate, and mix = 1 - q + q dP/dQ. The sampled step has
+`E[e^{cL}] = E_Q[mix^p]`, where p is c + 1 for remove and -c for add. Sampled Gaussians are integrated by the trapezoid
+rule and sampled Laplace by Gauss-Legendre. The other laws have closed forms. Since E_Q[mix] = 1, `E_Q[mix^p] - 1 =
+E_Q[mix^p - 1 - p (mix - 1)]`. This integrand has one sign, so small moments keep their relative accuracy.
+jaxacct/representations/README.md, "Moments", proves the error bounds. Each factor of ROUNDOFF is an upper bound of the
+number of roundings.
 
 Rényi accounting bounds epsilon and delta from above by these moments, at the best order of each row (README.md).
 """
@@ -22,7 +23,7 @@ from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.loss_components import Components
 
 START = np.geomspace(1e-3, 1e5, 33)
-"""Values of alpha - 1, alpha a Rényi order, with which the search for the best order starts."""
+"""Values of alpha - 1 for the Rényi orders alpha with which the search for the best order starts."""
 NATS = 75.0
 """The step and the ends of the trapezoid rule are planned to leave out a share e^-75 of the moment."""
 MOST_NODES = 2**16
@@ -105,7 +106,8 @@ def _where(n: np.ndarray, moment: Callable[..., Interval], *columns: np.ndarray)
 def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarray) -> Interval:
     """Return the bracket of log sum_atoms mass e^{c loss}, for atoms (B, A).
 
-    Where the sum is near 1 and the masses add up to 1, log(1 + sum_atoms mass (e^{c loss} - 1)) is more accurate.
+    Where the sum is near 1 and the masses add up to 1, log(1 + sum_atoms mass (e^{c loss} - 1)) is more accurate. The
+    masses add up to less in the rows `leaking`, which have mass at infinity.
     Every mass may have a relative error of 32 + 8 |log mass| unit roundoffs, as the lattice engine allows.
     """
     atoms = mass.shape[1] + 8.0
@@ -136,7 +138,10 @@ def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarr
 
 
 def _laplace(scale: np.ndarray, c: np.ndarray) -> Interval:
-    """Return the bracket of `K(c) = s + log1p(-s g(x))` of Laplace noise: s = c/b, x = (1 + 2c)/b, g = (1 - e^-x)/x."""
+    """Return the bracket of the log moment of Laplace noise of scale b, `K(c) = s + log1p(-s g)`.
+
+    Here s = c/b, x = (1 + 2c)/b and g = (1 - e^-x)/x.
+    """
     s, x = c / scale, (1.0 + 2.0 * c) / scale
     safe = np.where(x == 0.0, 1.0, x)
     g = np.where(x == 0.0, 1.0, -np.expm1(-safe) / safe)
@@ -175,7 +180,10 @@ def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Int
 
 
 def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float]:
-    """Return bounds of the log moment: the term of the atom where mix^p is largest, and the largest log mix^p."""
+    """Return a lower and an upper bound of the log moment, from the atom of the loss where mix^p is largest.
+
+    The lower bound is the term of this atom alone. The upper bound is log mix^p there.
+    """
     at, log_mass = (1.0, -np.log(2.0) - 1.0 / scale) if power > 0 else (-1.0, -np.log(2.0))
     largest = power * float(log_mixture(np.asarray(at / scale), np.asarray(q)))
     slack = 32.0 * ROUNDOFF * (largest + 1.0 / scale + 1.0)
@@ -330,7 +338,7 @@ def _sum_up(*terms: np.ndarray) -> np.ndarray:
 
 
 def _square_of_variation(divergence: np.ndarray) -> np.ndarray:
-    """Bound the squared total variation from above, by the inequalities of Pinsker and of Bretagnolle and Huber."""
+    """Bound the squared total variation by a Rényi divergence (inequalities of Pinsker, of Bretagnolle and Huber)."""
     divergence = np.maximum(divergence, 0.0)
     return np.minimum(0.5 * divergence, -np.expm1(-divergence))
 
@@ -359,7 +367,7 @@ def _minimise(
 
 
 def _upper_moments(parts: Components, c: np.ndarray) -> np.ndarray:
-    """Return upper bounds of K(c), for c of shape (O, B)."""
+    """Return upper bounds of `K(c) = log E_P[e^{cL} ; L < inf]`, for c of shape (O, B)."""
     count, size = c.shape
     rows = np.tile(np.arange(size), count)
     high = log_moments(parts.take(rows), c.ravel()).high.reshape(count, size)

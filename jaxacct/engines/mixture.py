@@ -393,7 +393,7 @@ def epsilon_of_step(
 
 
 def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
-    """Return delta of one branch and its error. The event is u > endpoint for remove, u < endpoint for add."""
+    """Return delta of one branch and its error. Delta is attained where u > endpoint (remove) or u < endpoint (add)."""
     shift, log_weight = law.shift, np.log(law.weight)
     goal = law.sign * epsilon
 

@@ -437,8 +437,7 @@ NOTICE_SECONDS = 1.0
 
 
 class Clock:
-    """A clock and a counter. `seconds` is the time in which any thread was inside `running`; `add` raises `count` by 1.
-    """
+    """A clock and a counter: `seconds` in which any thread was inside `running`, and the number of calls of `add`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

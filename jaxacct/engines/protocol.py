@@ -67,8 +67,8 @@ class Kinds(NamedTuple):
     gaussian: np.ndarray
     """(B,) whether all parts are Gaussians without sampling."""
     beyond_kernels: np.ndarray
-    """(B,) whether mu^2 of Gaussians is too small or too large for the kernels, which take mu^2, and other parts are
-    present."""
+    """(B,) whether there are other parts besides unsampled Gaussians whose mu^2 is too small or large for the kernels.
+    """
     nearly_always_sampled: np.ndarray
     """(B,) whether a sampling rate is so high that sampling may change the answer by less than the bracket's width."""
     answered_by: dict[str, np.ndarray]

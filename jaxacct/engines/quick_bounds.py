@@ -28,10 +28,10 @@ TAIL_TERMS = 16
 class LargestLoss(NamedTuple):
     """The supremum of the loss of the Laplace and finite parts, 0 where it is negative."""
 
-    near: (
-        np.ndarray
-    )  # an estimate: a sum with a term for each part, whose relative error is at most LARGEST_LOSS_UNITS * ROUNDOFF
-    above: np.ndarray  # the supremum, rounded up
+    near: np.ndarray
+    """An estimate: a sum of one term for each part. LARGEST_LOSS_UNITS * ROUNDOFF bounds each term's relative error."""
+    above: np.ndarray
+    """The supremum, rounded up."""
 
 
 def largest_loss(parts: Components) -> LargestLoss:
@@ -161,7 +161,10 @@ def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarra
 
 
 def _finite(loss: np.ndarray, mass: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of `_tests` for S the atom of the largest finite loss in one step, given a finite loss."""
+    """Return the bounds of `_tests` for the event that a given step has its largest finite loss.
+
+    P is the law under the condition that the loss is finite.
+    """
     top = np.argmax(np.where(mass > 0.0, loss, -np.inf), axis=1)[:, None]
     loss, atom = np.take_along_axis(loss, top, 1), np.take_along_axis(mass, top, 1)
     log_p = np.log(atom) - np.log(np.sum(mass, axis=1, keepdims=True))
@@ -203,7 +206,10 @@ def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_r
 
 
 def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return n kl(k/n, p), `log sqrt(n/(2 pi k (n-k))) - n kl(k/n, p)`, and a bound on the error of each of the two."""
+    """Return D = n kl(k/n, p), `log sqrt(n/(2 pi k (n-k))) - D`, and a bound on the error of each of the two.
+
+    kl(x, p) is the Kullback-Leibler divergence of a coin of chance x from a coin with the chance p of `hit`.
+    """
     x = k / n
     with np.errstate(divide="ignore", invalid="ignore"):
         at_hits = np.where(k > 0, k * np.log(np.where(k > 0, x, 1.0)), 0.0)

@@ -263,7 +263,8 @@ def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarra
 def laplace_counts(parts: Components, column: int) -> Tests:
     """Return tests on how many base losses (losses without sampling) are at least v, for -1/b < v <= 1/b.
 
-    A base loss is at least v with probability 1 - e^{(v - 1/b)/2}/2 under P and e^{-(v + 1/b)/2}/2 under Q.
+    b is the scale of the noise. The probability of a base loss of at least v is 1 - e^{(v - 1/b)/2}/2 under P, and
+    e^{-(v + 1/b)/2}/2 under Q.
     """
     scale, q, n = (x[:, column] for x in (parts.laplace_scale, parts.laplace_q, parts.laplace_n))
     edge, rate = 1.0 / scale[:, None], q[:, None]

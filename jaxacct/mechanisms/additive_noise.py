@@ -387,7 +387,7 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
 
 def _pair(m: float, smoothness: float) -> FinitePair:
-    """Return the pair whose profile is the maximum of the profiles `families`, on points at quantiles of N(m, R^2)."""
+    """Return the pair whose profile is the largest of the three profiles, at points that are quantiles of N(m, R^2)."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
     # the tail is 6e-300 at 37 standard deviations; with so many quantiles the chords add about 1e-5 to epsilon

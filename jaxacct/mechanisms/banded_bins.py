@@ -1,4 +1,4 @@
-"""Accounts for balls in bins with a banded matrix mechanism: brackets and pairs, from the coefficients of the bins."""
+"""Balls in bins with a banded matrix mechanism: brackets of epsilon and delta, and pairs of distributions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ KEPT = 64
 
 
 def bands_of(strategy: Strategy, bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return |C[i, i]| and |C[i, i - 1]| (0 for i = 0) of every step, (n,) each; refuse runs without a known bound."""
+    """Return |C[i, i]| and |C[i, i - 1]| (0 for i = 0) of every step i, for the strategy's matrix C.
+
+    Refuse runs without a known bound.
+    """
     from jaxacct.strategies.matrices import ColumnNormalised, ToeplitzStrategy  # loads JAX's optimisers
 
     if strategy.overlap > 2:
@@ -55,7 +58,7 @@ def bands_of(strategy: Strategy, bins: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def normals_of(strategy: Strategy, bins: int, noise: float) -> Bins:
-    """Return the normals of the bins of a run, one normal for each bin (`Bins`)."""
+    """Return the normal variables of a run, one for each bin (`Bins`)."""
     diagonal, beside = bands_of(strategy, bins)
     rows = -(-strategy.steps // bins)
     by_bin = lambda values: np.pad(values / noise, (0, rows * bins - values.size)).reshape(rows, bins).T
@@ -97,7 +100,10 @@ def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[flo
 def delta_of_bins(
     strategy: Strategy, bins: int, noise: float, signs: list[float], epsilon: np.ndarray, width: float, least: float
 ) -> np.ndarray:
-    """Return (lower, estimate, upper), (3, K), of the largest delta of the directions `signs`; narrow above `least`."""
+    """Return (lower, estimate, upper) of delta at K eps, (3, K): the largest over the directions `signs`.
+
+    width : relative width at which a bracket is narrow enough. It is not sought for a delta below `least`.
+    """
     profile = contours_of(strategy, bins, noise)
     at, back = np.unique(epsilon, return_inverse=True)
     found, largest = np.zeros((3, at.size)), profile_of_gaussian(_largest(profile), at)
@@ -131,7 +137,7 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
 @register
 @dataclass(frozen=True, eq=False)
 class SharedBins(Mechanism):
-    """Balls in bins whose neighbouring bins share noise. A composition uses pairs above and below its profile."""
+    """Balls in bins whose neighbouring bins share noise. Compositions use two pairs, above and below its profile."""
 
     strategy: Strategy = field(metadata={"static": True})
     noise_multiplier: Leaf
@@ -170,7 +176,8 @@ class SharedBins(Mechanism):
 def in_bins(strategy: Strategy, noise: np.ndarray, bins: int, below: bool) -> Mechanism:
     """Return the mechanism of a run: `SharedBins`, or one round of random allocation.
 
-    The latter is for a run with a single bin, or with equal bins that share no noise.
+    The latter is for a run with a single bin, or with equal bins that share no noise. Its noise is rounded up for lower
+    ends (`below`), else down.
     """
     diagonal, beside = bands_of(strategy, bins)
     equal = strategy.steps % bins == 0 and np.all(diagonal == diagonal[0])

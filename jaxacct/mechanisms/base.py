@@ -410,7 +410,7 @@ def take_rows(mechanism: M, rows: np.ndarray) -> M:
 
 
 def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Callable[[Any, Any], Any]) -> Any:
-    """Return the configurations at `index` of a mechanism or tuple; `law` takes those of a law of K."""
+    """Return the configurations at `index` of a mechanism or tuple. `law` picks from a law of the number of runs."""
     if isinstance(owner, tuple):
         return tuple(_picked(item, shape, index, law) for item in owner)
     taken = {}

@@ -195,7 +195,7 @@ class Composed(Combinator):
         return f"ja.compose({', '.join(mechanism.expression() for mechanism in self.mechanisms)})"
 
     def _mixes_orders(self, relation: str) -> bool:
-        """Return whether several mechanisms have unlike laws P and Q of a replaced record, each in either order."""
+        """Return whether two or more mechanisms have unlike laws of a replaced record, so that their order matters."""
         return relation == "replace_one" and sum(not m.symmetric() for m in self.mechanisms) > 1
 
     def kind_under(self, relation: str, composed: bool = False) -> str:

@@ -116,7 +116,10 @@ def _orders(rho: float, count: int) -> np.ndarray:
 
 
 def _boundary(s: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return t and c for each s: two outputs have log-ratios s and -t, and order 1 + c bounds the first Q-mass best."""
+    """Return t and c for each s. The two outputs of the best test have the log-ratios s and -t.
+
+    Of all orders, 1 + c gives the least upper bound of the first output's Q-mass.
+    """
     c = np.broadcast_to(_orders(rho, ORDERS), (s.size, ORDERS))
     log_q, best = _rarest_of_orders(s, c, rho, xi)
     for _ in range(2):
@@ -135,7 +138,10 @@ def _rarest_of_orders(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> tu
 
 
 def _rarest(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> np.ndarray:
-    """Return log q, at most -s: an event of masses (q e^s, q) has the divergence xi + rho alpha at alpha = 1 + c."""
+    """Return the log q, at most -s, at which an event's masses (q e^s, q) have the largest divergence allowed.
+
+    That divergence is xi + rho alpha, for the order alpha = 1 + c.
+    """
     alpha = 1.0 + c
     limit, power = c * (xi + rho * alpha), alpha * s
     most = np.exp(-s) * (1.0 - ROUNDOFF)

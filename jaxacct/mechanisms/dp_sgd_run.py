@@ -274,13 +274,14 @@ def rounds_of(steps: Any, size: Any) -> float | np.ndarray:
 
 
 class Rule(NamedTuple):
-    """A batch rule: the mechanism of a step, or of a pass, and the numbers of a run that its constructor takes.
+    """A batch rule, by which batches are drawn.
 
-    `taken_for_groups` are numbers that the constructor takes in addition if a group of records is protected.
-    `instead_of_groups` says what to use if groups are not accounted for. `in_passes` says that the steps form rounds or
-    epochs of `slots` batches, and that a record is in one batch of each round or epoch. `in_turns` says that `groups`
-    groups of records take turns, and that `bands` steps share noise. `of_one_size` says that every batch has the same
-    whole number of records. `relation` is used when the caller gives none.
+    `step` makes the mechanism of a step, or of a pass, from the numbers of a run that `takes` names. `taken_for_groups`
+    names further numbers that `step` takes if a group of records is protected. `instead_of_groups` says what to use if
+    groups are not accounted for. `in_passes` says that the steps form rounds or epochs of `slots` batches, and that a
+    record is in one batch of each round or epoch. `in_turns` says that `groups` groups of records take turns, and that
+    `bands` steps share noise. `of_one_size` says that every batch has the same whole number of records. `relation` is
+    used when the caller gives none.
     """
 
     step: Callable[..., Mechanism]

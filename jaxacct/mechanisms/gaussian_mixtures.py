@@ -85,7 +85,10 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
 
 
 def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
-    """Return `pair_of_profile` for points (eps, delta) of each direction; `scale` is the largest shift over sigma."""
+    """Return the pair that `pair_of_profile` makes of points (eps, delta) of both directions.
+
+    scale : the largest shift, in standard deviations.
+    """
     least = LEAST_RELATIVE_GAP * scale
     # a profile falls, so delta at an eps also bounds delta at any larger eps
     epsilon = np.maximum(np.concatenate([forward[0], reverse[0]]), least)

@@ -135,7 +135,10 @@ class MatrixMechanism(Combinator):
 
 
 def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float]]:
-    """Bound a group's column norms, largest first: the lower bounds are of one group, the upper bounds hold for all."""
+    """Return (lower, upper) bounds of a group's column norms, largest first.
+
+    The lower bounds are those of one group. The upper bounds hold for every group.
+    """
     require_groups(strategy, groups)
     lower, upper = strategy.squared_norms()
     blocks = -(-strategy.steps // groups)

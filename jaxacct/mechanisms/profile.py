@@ -237,12 +237,12 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
 
 
 def _first_is_above(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -> bool:
-    """Return whether the first point of a chain lies above the line from the centre (eps 0) to the second point."""
+    """Return whether the first point of a hull lies above the line from the `centre` at eps 0 to the second point."""
     return len(chain) > 1 and bool(np.subtract(*_terms(epsilon, f, -1, chain[0], chain[1], centre)) < 0.0)
 
 
 def _fall(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -> float:
-    """Return the fall, per unit of e^eps, from the centre (eps 0) to the first point of a chain."""
+    """Return the fall, per unit of e^eps, from the `centre` at eps 0 to the first point of a hull."""
     with np.errstate(over="ignore"):
         return float((centre - f[chain[0]]) / np.expm1(epsilon[chain[0]])) if chain else 0.0
 
@@ -250,7 +250,10 @@ def _fall(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -
 def _bridge(
     epsilon: np.ndarray, f: np.ndarray, r: np.ndarray, right: list[int], left: list[int]
 ) -> tuple[float, list[int], list[int]]:
-    """Join both directions' chains by a common tangent; return its value at eps 0, and the points on the hull."""
+    """Join the hulls of both directions, at points `right` and `left`, by a common tangent.
+
+    Return the tangent's value at eps 0, and the points of `right` and of `left` that are on the joint hull.
+    """
     right, left = list(right), list(left)
     while True:
         a, b = epsilon[left[0]], epsilon[right[0]]

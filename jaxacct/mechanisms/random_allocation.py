@@ -55,7 +55,7 @@ FINITE_BASES = (RandomizedResponse, PureDP, ApproximateDP, FiniteOutput)
 MOST_EPSILON = 1e15
 """Largest epsilon of a base with finitely many outputs: e^epsilon is a Decimal, whose exponents end at 1e18."""
 MOST_ATOMS = 20_000
-"""Largest number of possible counts of the outputs of all slots; each possible count has one loss."""
+"""Largest number of possible vectors of counts, which say how many slots have each output. Each vector has one loss."""
 LEAST_MASS = 1e-290
 """Smallest mass, near the smallest float64, that a law for lower ends keeps; laws for upper ends keep all masses."""
 KEPT = 1024
@@ -518,7 +518,9 @@ class AllocatedLaw(NamedTuple):
     p: np.ndarray
     q: np.ndarray
     p_infinity: float
+    """P-mass of the outputs that have Q-mass 0."""
     q_infinity: float
+    """Q-mass of the outputs that have P-mass 0."""
 
     def part(self, direction: str, below: bool) -> FinitePart:
         """Return the law in a direction; `below` moves the smallest masses to the smallest loss, for lower ends."""

@@ -60,13 +60,15 @@ class Several(NamedTuple):
     """Several releases from one sample."""
 
     base: Mechanism
+    """The composition of the releases, without the sampling."""
     rate: np.ndarray
+    """The sampling rate of each configuration."""
     relations: dict[str, str]
     """Neighbouring relation of the releases, for each direction of the sample."""
 
 
 def require_samplable(owner: str, mechanism: Mechanism, fixed_size: bool) -> None:
-    """Refuse groups inside a sample; unless the sample has a fixed size, refuse mechanisms that need one."""
+    """Refuse groups inside a sample. Refuse mechanisms that need data of fixed size if the sample has no fixed size."""
     if isinstance(mechanism, BaseMechanism):
         return
     if not fixed_size and mechanism.displaces():
@@ -154,7 +156,10 @@ def replaced_pair(base: Mechanism, rate: np.ndarray, shape: tuple[int, ...]) -> 
 
 @functools.lru_cache(maxsize=KEPT)
 def _replaced(base: Mechanism, q: float) -> FinitePair:
-    """Return the pair of the smaller bound: of replacing a record at once, or of removing it and adding another."""
+    """Return a pair whose profile is the smaller of two bounds of the profile of a replaced record.
+
+    One bound replaces the record at once. The other removes it and adds another one.
+    """
     if q == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
     if isinstance(base, Gaussian):

@@ -187,10 +187,11 @@ def _largest(with_record: float, without: float, batches: float, direction: str)
 
 
 def _masses(edges: np.ndarray, mean: float, batches: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return masses of the largest output between edges, as differences of the smaller tail, and bounds of the errors.
+    """Return the chance that the largest output lies in each cell between two edges, and bounds of the errors.
 
-    An edge is rounded in proportion to its size and to the mean. The slope of log Phi(x) is at most 2 (|x| + 1) times
-    |log Phi(x)|. The logarithm of the lower tail is a sum of two such terms, and `units` bounds its relative error.
+    Each chance is a difference of two values of the smaller tail. An edge is rounded in proportion to its size and to
+    the mean. The slope of log Phi(x) is at most 2 (|x| + 1) times |log Phi(x)|. The logarithm of the lower tail is a
+    sum of two such terms, and `units` bounds its relative error.
     """
     from scipy import special
 

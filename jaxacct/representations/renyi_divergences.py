@@ -30,8 +30,8 @@ CUT = 1e-290
 NEAR_ONE = 1e-5
 """Distance d from order 1: the divergences of the orders 1 - d and 1 + d bracket the divergence of order 1."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
-"""Values of alpha - 1, dense where R_alpha/alpha usually has its maximum; between them convexity bounds R_alpha/alpha.
-"""
+"""Values of alpha - 1 for orders alpha, dense where R_alpha/alpha usually has its maximum (R_alpha is the divergence).
+Between them convexity bounds R_alpha/alpha."""
 ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)
 """Default orders of a curve: 1.01 to 1001, evenly spread in the logarithm of the order minus 1."""
 
