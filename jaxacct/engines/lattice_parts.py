@@ -523,7 +523,7 @@ def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
     """Return the indices of the first and the last atom with enough mass to pay for the rounding of those between them.
 
     The atoms between are put on nodes, which raises their profile. Subtracting a polygon makes up for this, and either
-    end of the polygon takes mass from one of the two atoms returned (engines/README.md, "Finite laws below").
+    end of the polygon takes mass from one of the two atoms returned (engines/README.md).
     """
     gap = np.maximum(np.diff(cell), 1) * step
     from_right = step * np.append(mass[1:] / -np.expm1(-gap), 0.0)
@@ -535,7 +535,7 @@ def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
 def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, step: float) -> np.ndarray:
     """Return the masses `total` at the nodes, lowered by a polygon c so that the atoms' law dominates the result.
 
-    README.md, "Finite laws below", has the polygon. a[j] and b[j] are the masses that the atoms between the nodes j and
+    engines/README.md has the polygon. a[j] and b[j] are the masses that the atoms between the nodes j and
     j + 1 give to the left and to the right node.
     """
     growth = np.expm1(step)

@@ -540,7 +540,7 @@ def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of the integral of (chord - G) over each cell.
 
-    G is the integrand. README.md, "A cell.", calls the bounds m C/2 and M C/2.
+    G is the integrand. README.md calls the bounds m C/2 and M C/2.
     """
     t = np.where(steps.removing, eps, -eps) - made.loss
     value, mu2 = shifted(steps, t), np.square(1.0 / steps.second_sigma)
