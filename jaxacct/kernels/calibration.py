@@ -59,9 +59,9 @@ After a secant step, the error of x is about the product of this and the lengths
 def sensitivity(
     law: LossLaw, tangent: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int
 ) -> tuple[Array, Array, Array]:
-    """Return the derivative of log delta along a tangent of the law, -d log delta/d eps, and how much they need.
+    """Return the derivative of log delta along a tangent of the law, -d log delta/d eps, and two sizes.
 
-    They need so many quadrature points and contour nodes.
+    The sizes are the numbers of quadrature points and of contour nodes that would suffice.
     """
     xp = namespace(law.sign, epsilon, tangent.mu2)
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))

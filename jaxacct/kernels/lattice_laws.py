@@ -152,7 +152,7 @@ class Cells(NamedTuple):
     whole: Array
 
     def reversed(self) -> Cells:
-        """Return the cells for minus the coordinate. The last cell stays; any other cell k becomes cell N - 2 - k."""
+        """Return the cells of the mirrored law: cell k becomes cell N - 2 - k, and the last cell stays."""
         xp = namespace(*self)
         flipped = (xp.concatenate([x[-2::-1], x[-1:]]) for x in (self.high, self.low, self.eta, self.whole))
         return Cells(*flipped)

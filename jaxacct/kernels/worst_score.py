@@ -173,7 +173,7 @@ def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resol
             reach = reach + size / xp.maximum(size[-1], 8.0)
         levels = xp.linspace(0.0, 1.0, count + 1) * reach[-1]
         placed = xp.round(_between(levels, reach, sample.astype(q.dtype))).astype(sample.dtype)
-        return xp.clip(placed, sample[0], sample[-1])  # as a whole number, NaN is arbitrary
+        return xp.clip(placed, sample[0], sample[-1])  # a NaN has become an arbitrary whole number
 
     rows, columns = (
         (xp.arange(SKETCH_SAMPLES + 1) * above) // SKETCH_SAMPLES,
@@ -277,7 +277,7 @@ LEAST_LINE = -1e300
 PLACES_BETWEEN_COLUMNS = 32
 """The search for a better w takes this many steps from the column before the best column to the column after it."""
 MOST_ORDERS = 5
-"""Largest number of score orders that `epsilon` tries for its lower bound."""
+"""Largest number of orders of scores that `epsilon` tries for its lower bound."""
 MOST_PASSES = 3
 """Largest number of times that `epsilon` chooses the lines of its upper bound."""
 MOST_REGULA_FALSI = 30

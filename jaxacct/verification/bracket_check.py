@@ -255,8 +255,7 @@ class _Configuration:
     def _by_largest_loss(self, end: float, delta: float) -> int | None:
         """Return the answer of `_epsilon_at_least` if delta is at most the probability of an infinite loss.
 
-        Return None if it is larger.
-        Proof: README.md, "What is verified".
+        Return None if delta is larger. Proof: README.md, "What is verified".
         """
         for bits in delta_enclosure.BITS:
             if time.monotonic() > self.deadline:

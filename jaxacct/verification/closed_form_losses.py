@@ -133,7 +133,7 @@ class BoundedRange(ClosedForm):
 
 @dataclass(frozen=True)
 class SampledLaplace:
-    """Lap(0, 1/top) against Lap(1, 1/top), sampled at a rate in (0, 1)."""
+    """One step of Lap(0, 1/top) against Lap(1, 1/top), Poisson sampled at a rate in (0, 1), in one direction."""
 
     top: Any
     rate: Any

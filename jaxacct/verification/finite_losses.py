@@ -24,7 +24,7 @@ MOST_OUTCOMES = 20_000
 
 @dataclass(frozen=True)
 class FiniteLosses:
-    """The outcomes with a finite loss log p/q of two laws P and Q with finitely many outcomes.
+    """Two laws P and Q with finitely many outcomes, given by the outcomes whose loss log p/q is finite.
 
     key : equal for equal laws.
     loss, p, q : the loss of each outcome, and its probability under P and under Q.

@@ -148,9 +148,9 @@ class GaussianMixture(SampledGaussian):
 
 @dataclass(frozen=True)
 class PairOfMixtures:
-    """Two mixtures of normals N(mean, 1), with delta where p - e^eps q changes sign at most once.
+    """Two mixtures of normals N(mean, 1) with the densities p and q.
 
-    p, q : pairs (mean, weight) of each mixture, or its density.
+    delta is known if p - e^eps q changes sign at most once. The fields p and q hold pairs (mean, weight).
     """
 
     p: tuple[tuple[Any, Any], ...]

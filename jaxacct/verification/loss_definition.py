@@ -52,8 +52,7 @@ R = TypeVar("R", bound=Rule)
 MOST_RECORDS = 20_000
 """Largest data set for capped sampling: the chance that the cap is reached is a sum of as many terms as records."""
 EITHER = "either"
-"""The direction that covers both orders of each pair of laws, (p, q) and (q, p): the pair has the larger of both
-deltas."""
+"""The direction that covers both orders of each pair of laws, (p, q) and (q, p). Its delta is the larger of the two."""
 
 
 @dataclass(frozen=True)
@@ -184,9 +183,9 @@ def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
 
 
 def mixes_orders(mechanism: Any, relation: str) -> bool:
-    """Return whether p and q of several FiniteOutput mechanisms may be exchanged, each pair by itself.
+    """Return whether two or more FiniteOutput mechanisms may exchange their p and q independently of each other.
 
-    So it is under replace_one. Pairs that an exchange leaves as they are do not count.
+    They may under replace_one. A mechanism that an exchange leaves as it is does not count.
     """
     return relation == "replace_one" and _unlike(mechanism) > 1
 

@@ -191,7 +191,7 @@ def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: 
     sigma, step, c, removing = sigma[..., None], step[..., None], c[..., None], (sign > 0)[..., None]
     # |mix|^-c grows like e^{c s v^2/8}: for a large c a line with a large imaginary part gives no bound
     best = 8.0 * xp.pi * sigma**2 / (step * (c * s + 4.0 * sigma**2))
-    # the last line lies within half of the strip |alpha| < pi sigma, the others within the whole strip
+    # of the three lines, the last lies within half of the strip |alpha| < pi sigma, the others within the whole strip
     tallest = xp.minimum(xp.asarray([4.0, 8.0, 8.0]), xp.asarray([0.6, 0.95, 0.5]) * xp.pi * sigma)
     alpha = xp.minimum(tallest, xp.where(xp.asarray([True, False, True]), best, xp.inf))
     shrunk = 0.5 * log1p(-s * xp.sin(0.5 * alpha / sigma) ** 2)
