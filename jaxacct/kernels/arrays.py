@@ -43,7 +43,6 @@ COMPOUND_UNITS = 6.0
 LARGEST_ANGLE = 1e8
 """Largest angle whose sine and cosine are off by at most SIMPLE_UNITS of their value, in glibc too."""
 SMALLEST_NORMAL = 2.0**-1022
-"""The smallest positive normal float64."""
 BLOCK_SIZE = 64
 """Number of terms in a block of a sum. The error bound is least if that is about the square root of the sum's
 length."""
@@ -195,7 +194,6 @@ def interp(xp: Namespace, x: Array, places: Array, values: Array) -> Array:
 
 
 def logistic(xp: Namespace, x: Array) -> Array:
-    """Return `1/(1 + e^-x)`."""
     return lax.logistic(x) if xp is jnp else 1.0 / (1.0 + np.exp(-x))
 
 
@@ -318,7 +316,6 @@ def logsumexp(x: Array) -> Array:
 
 
 def softplus(x: Array) -> Array:
-    """Return `log(1 + e^x)`."""
     xp = namespace(x)
     return xp.maximum(x, 0.0) + xp.log1p(xp.exp(-xp.abs(x)))
 

@@ -23,8 +23,7 @@ from jaxacct.selection.law_of_k import Law, require_law
 OK_WIDTH = 2e-4
 """A bracket of at most this relative width has status "ok", even if rtol is smaller: few brackets are narrower."""
 COMPOSED_POINTS = 160
-"""When a selection is composed with other mechanisms, its profile is evaluated at this many eps, evenly spaced from
-0."""
+"""The profile of a selection that is composed is evaluated at this many eps, evenly spaced from 0."""
 LAST_DELTA = 1e-13
 """The last of the COMPOSED_POINTS eps is where delta is this, if no mass is at infinity."""
 

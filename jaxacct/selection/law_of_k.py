@@ -31,7 +31,6 @@ from jaxacct.mechanisms.base import register
 from jaxacct.samplers.exact_draws import generator
 
 ETA_RANGE = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
-"""Allowed values of eta."""
 LARGEST_K = 2**53
 """Largest number of candidates. Float64 holds all whole numbers up to this exactly.  Larger quantiles are refused."""
 WHOLE_K = Constraint("use whole numbers of {name}", 0, LARGEST_K, integral=True)
@@ -251,7 +250,6 @@ class TruncatedNegativeBinomial(Law):
 
     @property
     def mean(self) -> Numbers:
-        """Mean E[K] of K."""
         return self._scale() * (1.0 - self.gamma) / self.gamma
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
@@ -470,7 +468,6 @@ class Binomial(_Trials):
 
     @property
     def mean(self) -> Numbers:
-        """Mean E[K] of K."""
         return np.multiply(self.trials, self.probability_of_run)[()]
 
     @property
@@ -512,7 +509,6 @@ class PointMass(_Trials):
 
     @property
     def mean(self) -> Numbers:
-        """Mean E[K] of K."""
         return self.repetitions
 
     @property
@@ -563,7 +559,6 @@ class Categorical(Law):
 
     @property
     def mean(self) -> Numbers:
-        """Mean E[K] of K."""
         return np.sum(self.probabilities * np.arange(np.shape(self.probabilities)[-1]), axis=-1)
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:

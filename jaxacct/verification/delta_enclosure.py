@@ -276,9 +276,9 @@ class _Aims(NamedTuple):
 
 @dataclass(frozen=True)
 class _Step:
-    """One sampled Gaussian step. For remove, sign = 1 and outputs above a threshold add to delta.
+    """One sampled Gaussian step.
 
-    For add, sign = -1 and outputs below a threshold add to delta.
+    sign : 1 for remove, where outputs above a threshold add to delta; -1 for add, where outputs below one do.
     """
 
     law: SampledGaussian
@@ -290,7 +290,7 @@ class _Step:
         return 1 - law.rate + law.rate * (u / law.sigma - 1 / (2 * law.sigma**2)).exp()
 
     def place(self, m: Any) -> Any:
-        """Return the output at which the likelihood ratio is m. It is not finite where it is not analytic in m."""
+        """Return the output with the likelihood ratio m. It is not finite where this output is not analytic in m."""
         law = self.law
         return law.sigma * ((m - 1 + law.rate) / law.rate).log(True) + 1 / (2 * law.sigma)
 

@@ -84,7 +84,7 @@ class SampledGaussian:
     def _mass(self, shift: Any) -> Any:
         """Enclose the mass of N(shift, 1) that all cuts keep.
 
-        The first cut alone keeps the upper end. The lower end is this less what each further cut alone would remove.
+        The upper end is what the first cut alone keeps. The lower end is this less what each further cut alone removes.
         """
         found = []
         for cut in self.cuts:

@@ -431,7 +431,6 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
 
 
 def _one_over_t(cells: Cells) -> Array:
-    """Return 1/t, (B, 1)."""
     return cells.x[:, :1] * np.exp(0.5 * cells.s**2 - cells.s * cells.edges[:, :1])
 
 

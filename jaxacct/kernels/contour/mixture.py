@@ -393,7 +393,7 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
 
 
 def _log_mix(law: BranchLaw, u: Array) -> tuple[Array, Array, Array, Array]:
-    """Return at each u log mix, a bound of its error, the posterior mean of the shift, and the posterior (X, A)."""
+    """Return, at each u, log mix, a bound of its error, and the posterior mean and posterior (X, A) of the shifts."""
     shift, weight = law.shift, law.weight
     y = u[:, None] * shift - 0.5 * shift**2
     top = np.max(y + np.log(weight), axis=1)

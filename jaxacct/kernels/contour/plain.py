@@ -44,7 +44,7 @@ from jaxacct.kernels.law import (
 FEWEST_NODES, MOST_NODES = 12.0, 2048.0
 """Smallest and largest number of nodes that are tried. The largest compiled program has 2048 nodes."""
 NODE_COUNTS = 18
-"""How many numbers of nodes, in a geometric sequence, are tried."""
+"""The numbers of nodes that are tried are a geometric sequence of this length."""
 SPARE_NATS = 7.0
 """The terms that are cut off must lie at least this many nats below the tolerance."""
 DECAY_ROUNDING = 1e-9
