@@ -68,7 +68,7 @@ class Tilted(NamedTuple):
 
 
 def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
-    """Return `log(1 - q + q e^y)` with `y = u/sigma - 1/(2 sigma^2)`, and `q e^y / mix`; 0 < q < 1."""
+    """Return log mix and q e^y/mix, where mix = 1 - q + q e^y, y = u/sigma - 1/(2 sigma^2) and 0 < q < 1."""
     xp = namespace(sigma, q, u)
     y = u / sigma - 0.5 / sigma**2
     # log1p(q expm1(y)) is off by a few roundoffs, except where e^y may overflow (`high`) or 1 + q expm1(y) cancels

@@ -106,12 +106,10 @@ class Sides(NamedTuple):
 
     @property
     def direction(self) -> str:
-        """Name of this direction."""
         return "add" if self.forward == "add_one" else "remove"
 
     @property
     def opposite(self) -> str:
-        """Name of the reverse direction."""
         return "remove" if self.forward == "add_one" else "add"
 
 

@@ -66,7 +66,7 @@ class Law(ABC):
 
         @property
         def mean(self) -> Any:
-            """Mean E[K] of K."""
+            """The mean E[K]."""
 
     def __post_init__(self) -> None:
         for name, constraint in self.constraints.items():

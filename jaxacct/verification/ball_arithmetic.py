@@ -19,7 +19,7 @@ from flint import arb, ctx
 _LOCK = threading.RLock()
 """Held while python-flint's precision is changed. The precision is one global setting, so threads take turns."""
 _CLOCK = threading.local()
-"""Holds a `deadline` for each thread: the `time.monotonic` from which `tick` raises OutOfTime."""
+"""Holds a `deadline` for each thread. Once `time.monotonic()` is past it, `tick` raises OutOfTime."""
 
 
 class NotCovered(Exception):

@@ -45,7 +45,7 @@ from jaxacct.verification.sampled_gaussian import SampledGaussian
 Part = tuple[Any, int]
 """A loss, and the number of times that it is composed."""
 Rule = Callable[..., list[Part]]
-"""Function of the question and of a mechanism's fields, passed by name; it returns the losses of one run."""
+"""A function of what is asked (`Asked`) and of a mechanism's fields, by name, that returns the losses of one run."""
 RULES: dict[type, Rule] = {}
 """The rule of each class of mechanism; subclasses do not inherit it."""
 R = TypeVar("R", bound=Rule)
@@ -114,7 +114,7 @@ def fields_of(mechanism: Any, rules: Mapping[type, Any] = RULES, beside: Contain
 
 @dataclass(frozen=True)
 class Composition:
-    """Independent losses, each with its count."""
+    """A composition of independent losses: pairs (loss, number of times that it is composed)."""
 
     parts: tuple[Part, ...]
 

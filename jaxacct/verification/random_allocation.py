@@ -18,7 +18,7 @@ from jaxacct.verification.ball_arithmetic import Unplanned, acb, arb, between, g
 ANGLES = np.geomspace(1e-5, 1.0, 60)
 """Angles by which the path of a quadrature is turned, as shares of an eighth of a turn. All are tried."""
 MOST_NODES = 1_000_000
-"""Largest number of nodes in Im z of one sum."""
+"""Largest number of nodes of one sum over Im z."""
 MARGIN = 14.0
 """The quadrature is more accurate than needed by this many natural digits (factors of e)."""
 

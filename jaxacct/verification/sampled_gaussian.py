@@ -363,7 +363,7 @@ class SampledGaussian:
         return float(values[best]), float(ANGLES[best])
 
     def log_moved(self, c: float, t: float) -> np.ndarray:
-        """Return log of the bound of |M(c + it)| on the line at each of ANGLES, in floats; inf for too steep a line."""
+        """Return the log of the bound of |M(c + it)| on the line at each of ANGLES, in floats; inf if too steep."""
         values = np.full(ANGLES.shape, np.inf)
         allowed = self._steepest > ANGLES
         logs, turns = self._moved_terms(c)
@@ -472,7 +472,7 @@ class SampledGaussian:
 
 
 class _Nodes:
-    """Weights w and exponents l with M(c + it) = sum of w e^{itl} within `error`, for every t >= 0."""
+    """Weights w and exponents l such that the sum of w e^{itl} is within `error` of M(c + it) for every t >= 0."""
 
     def __init__(self, law: SampledGaussian, c: Any, count: int, bits: float) -> None:
         found, turn, wanted, _ = law.line(float(c.mid()), bits + float(np.log(count)))

@@ -522,7 +522,7 @@ round's loss.
 
 The best density is proportional to the cube root of that law's density, hence sqrt(3) times as wide."""
 NATS, FAR_NATS = 0.4, 1.5
-"""Fall of log delta from one loss to the next: NATS before the far tail, FAR_NATS in the far tail.
+"""log delta falls by NATS from one loss to the next before the far tail, and by FAR_NATS in the far tail.
 
 Losses that are placed by this rule matter only in compositions of few rounds."""
 MOST_GAP = 0.06
@@ -738,7 +738,7 @@ def _outside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
 
 
 def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array, Array, Array, Array]:
-    """Return E w1, E[X w1] and (E w1)^{t-1} for the bulk's window w1, and the relative rounding error of the result."""
+    """Return E w1, E[X w1] and (E w1)^{t-1} for the bulk's window w1, and a bound of their relative rounding errors."""
     root, at = np.sqrt(1.0 + windows.low_blur**2), np.where(whole, 0.0, windows.low)
     log_m, log_mx = log_ndtr(at / root), log_ndtr((at - s) / root)
     units = (60.0 + 10.0 * t * (1.0 + np.abs(log_m)) + 8.0 * (np.abs(at) + s) ** 2) * ROUNDOFF
@@ -826,7 +826,7 @@ def put_below(s: Array, t: Array, k: Array) -> Array:
 
 
 class RoundProfile(NamedTuple):
-    """Losses, ascending from 0, and lower and upper bounds of delta at each; all of shape (K,)."""
+    """K losses that ascend from 0, with lower and upper bounds of delta at each; every field has shape (K,)."""
 
     epsilon: np.ndarray
     lower: np.ndarray

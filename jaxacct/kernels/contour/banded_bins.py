@@ -476,7 +476,7 @@ class Cells(NamedTuple):
     """Bounds of the integral of |e^{zk} Psi(z) z^-2 dz| over parts of a line; the last part has no end."""
 
     real: np.ndarray
-    """(J,) largest Re z."""
+    """(J,) largest Re z on each part."""
     log: np.ndarray
     """(J,) log of the bound without its factor e^{k real}."""
 

@@ -1,8 +1,8 @@
 """Bounds of the errors of sampled Gaussians and other parts on a contour (kernels/README.md, sections 1 to 4).
 
 Every function bounds one source of error, relative to the tilted mass `M(c)` of its part.  The sources are quadrature
-range, quadrature step, rounding, the terms beyond the cut-off, and periodic images.  The cut-off is bounded by level
-sets of the tilted density, the images by Chernoff.  The likelihood ratio of a sampled Gaussian at u = x/sigma is
+range, quadrature step, rounding, the terms beyond the cut-off, and periodic images.  Level sets of the tilted density
+bound these terms, and Chernoff's bound the images.  The likelihood ratio of a sampled Gaussian at u = x/sigma is
 mix = 1 - q + q e^y, with y = u/sigma - 1/(2 sigma^2).
 """
 
