@@ -13,7 +13,7 @@ from jaxacct.site import __main__ as site
 from jaxacct.site import tutorials
 
 ROOT = pathlib.Path(jaxacct.__file__).parent.parent
-TUTORIALS = sorted((ROOT / "examples" / "tutorials").glob("*.md"))
+TUTORIALS = sorted((ROOT / "examples" / "tutorials").glob("*.md"), key=lambda page: int(page.name.split("_")[0]))
 
 
 def test_every_package_has_a_page_that_lists_its_names():
@@ -103,7 +103,7 @@ def test_the_command_refuses_in_words(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.slow  # runs all tutorials
 def test_the_site_is_built(tmp_path, monkeypatch):
-    for package in ("furo", "myst_parser"):
+    for package in ("furo", "myst_parser", "sklearn"):
         pytest.importorskip(package)
     monkeypatch.setattr(sys, "argv", ["site", "--out", str(tmp_path / "site")])
     assert site.main() == 0
