@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import importlib
 import io
 import os
@@ -20,9 +21,17 @@ class Unwritable(InputError):
     """Refusal of a file that cannot be written, with the system's message."""
 
 
-def unwritable(path: Path, error: OSError) -> Unwritable:
-    """Return the refusal to write `path`, with the system's message."""
-    return Unwritable(f"{path}: cannot be written: {error.strerror or error}")
+@contextlib.contextmanager
+def _refusing(path: Path | str, what: str, refusal: type[InputError]) -> Iterator[None]:
+    """Raise the system's errors as refusals of one line, such as "FILE: cannot be read: Permission denied"."""
+    try:
+        yield
+    except OSError as error:
+        raise refusal(f"{path}: cannot be {what}: {error.strerror or error}") from None
+
+
+reading = functools.partial(_refusing, what="read", refusal=InputError)
+writing = functools.partial(_refusing, what="written", refusal=Unwritable)
 
 
 @contextlib.contextmanager
@@ -30,12 +39,11 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to, and rename the file to `path` once its content is on the disk."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise unwritable(path, error) from None
+        with writing(path):
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):  # unlink raises NotADirectoryError if the parent is no folder
             temporary.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds, explain
-from jaxacct.core.files import lock
+from jaxacct.core.files import lock, reading
 from jaxacct.core.validation import DELTA, LARGEST_COUNT, RELATIONS, InputError, check_one, choice, shown
 from jaxacct.interop.documents import FORMAT, from_json, to_json
 from jaxacct.mechanisms import Mechanism, batch_shape
@@ -154,11 +154,8 @@ def _kind(source: Any) -> str:
         return "result"
     if path.exists() and not path.is_file():
         raise InputError(f"{path}: cannot be read: it is a folder, a pipe or a device; give the path of a file")
-    try:
-        with path.open("rb") as file:
-            text = file.read(_LONGEST_DOCUMENT + 1)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    with reading(path), path.open("rb") as file:
+        text = file.read(_LONGEST_DOCUMENT + 1)
     try:
         node = load(text.decode()) if len(text) <= _LONGEST_DOCUMENT else None
     except ValueError:
@@ -168,11 +165,8 @@ def _kind(source: Any) -> str:
 
 
 def _digest(path: str) -> str:
-    try:
-        with Path(path).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    with reading(path), Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _quoted(path: str) -> str:

@@ -98,10 +98,8 @@ class Journal:
     def hold(cls, path: Path) -> Journal:
         """Open and lock the journal at a path; raise InputError if another process has locked it."""
         while True:
-            try:
+            with files.writing(path):
                 file = cast(io.FileIO, path.open("a+b", buffering=0))
-            except OSError as error:
-                raise files.unwritable(path, error) from None
             try:
                 _lock(file, path)
                 with contextlib.suppress(FileNotFoundError):
@@ -160,11 +158,9 @@ class Journal:
     def rename(self, source: Path, target: Path) -> None:
         """Rename the journal's file, or rename another file to the journal's name, in one step."""
         self._let_go_to_rename()
-        try:
+        with files.writing(target):
             os.replace(source, target)
             files.sync_folder(target)
-        except OSError as error:
-            raise files.unwritable(target, error) from None
 
     def _let_go_to_rename(self) -> None:
         if os.name != "posix":  # other systems cannot rename an open file
@@ -177,20 +173,19 @@ class Journal:
         left = memoryview(_RECORD_HEAD.pack(MARK, len(content), zlib.crc32(content)) + content)
         size = len(left)
         try:
-            while left:
-                left = left[self._file.write(left) :]
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            with contextlib.suppress(OSError):
+            with files.writing(self.path):
+                while left:
+                    left = left[self._file.write(left) :]
+                os.fsync(self._file.fileno())
+        except files.Unwritable:
+            with contextlib.suppress(files.Unwritable):
                 self._cut(self._end)  # a record cut in half would take room on the disk
-            raise files.unwritable(self.path, error) from None
+            raise
         self._end += size
 
     def _cut(self, end: int) -> None:
-        try:
+        with files.writing(self.path):
             self._file.truncate(end)
-        except OSError as error:
-            raise files.unwritable(self.path, error) from None
         self._end = end
 
 
@@ -222,10 +217,8 @@ def peek(path: Path) -> Header:
 
 def _read(path: Path) -> Iterator[Any]:
     """Yield the header of a journal or part, then the rows of every whole record."""
-    try:
+    with files.reading(path):
         file = path.open("rb")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     with file:
         records = _records(file)
         first = next(records, None)

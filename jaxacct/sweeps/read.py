@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.core.files import reading
 from jaxacct.core.keywords import meant
 from jaxacct.core.validation import InputError, shown
 from jaxacct.mechanisms.dp_sgd_run import SOURCES
@@ -88,12 +89,11 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
     readers = {".toml": _read_toml, ".csv": _read_csv}
     if path.suffix.lower() not in readers:
         raise InputError(f"{path}: a grid must end in .toml or .csv")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: cannot be read: it is not UTF-8 text") from None
+    with reading(path):
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError:
+            raise InputError(f"{path}: cannot be read: it is not UTF-8 text") from None
     try:
         return readers[path.suffix.lower()](text)
     except InputError as error:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.core import markup
-from jaxacct.core.files import optional_package, replacing, write_csv
+from jaxacct.core.files import optional_package, reading, replacing, write_csv
 from jaxacct.core.text import outward
 from jaxacct.core.types import Foreign, Index
 from jaxacct.core.validation import LARGEST_COUNT, InputError, shown
@@ -305,12 +305,11 @@ def _read_columns(path: Path) -> dict[str, np.ndarray]:
     readers = {".csv": _read_csv, ".parquet": _read_parquet}
     if path.suffix.lower() not in readers:
         raise InputError(f"{path}: a result must end in .csv or .parquet")
-    try:
-        return readers[path.suffix.lower()](path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, csv.Error) as error:
-        raise InputError(f"{path}: is no result of a sweep: {' '.join(str(error).split())}") from None
+    with reading(path):
+        try:
+            return readers[path.suffix.lower()](path)
+        except (ValueError, csv.Error) as error:
+            raise InputError(f"{path}: is no result of a sweep: {' '.join(str(error).split())}") from None
 
 
 def _read_csv(path: Path) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple, Self
 
 import numpy as np
 
-from jaxacct.core.files import lock, regular_file, rename_new, sync_folder, unwritable
+from jaxacct.core.files import lock, reading, regular_file, rename_new, sync_folder, writing
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism, batch_shape
@@ -38,10 +38,8 @@ def _new_beside(place: Path, path: Path) -> tuple[Path, BinaryIO]:
     """Make a file in the folder of `place`, readable by its owner alone; an error names `path`."""
     name = place.name.encode(errors="ignore")[:242].decode(errors="ignore")  # at most 255 bytes with the ending
     temporary = place.with_name(f"{name}.{secrets.token_hex(4)}.tmp")
-    try:
+    with writing(path):
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
-    except OSError as error:
-        raise unwritable(path, error) from None
     return temporary, os.fdopen(descriptor, "r+b")
 
 
@@ -78,15 +76,16 @@ class LedgerFile:
         """Write bytes at the end of the file at the path, and make sure that they are on the disk."""
         file = self.file
         try:
-            self._require_in_place(file, self.size)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            self._require_in_place(file, self.size + len(content))
-        except (OSError, InputError) as error:
+            with writing(self.path):
+                self._require_in_place(file, self.size)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                self._require_in_place(file, self.size + len(content))
+        except InputError:
             with contextlib.suppress(OSError):
                 self.close()
-            raise error if isinstance(error, InputError) else unwritable(self.path, error) from None
+            raise
         self.size += len(content)
 
     def replace_end(self, end: int, content: bytes) -> None:
@@ -94,28 +93,27 @@ class LedgerFile:
         place, old = Path(os.path.realpath(self.path)), self.file
         temporary, new = _new_beside(place, self.path)
         try:
-            with contextlib.suppress(OSError):  # some file systems have no permissions
-                temporary.chmod(stat.S_IMODE(os.fstat(old.fileno()).st_mode))
-            lock(new)
-            old.seek(0)
-            shutil.copyfileobj(old, new)
-            new.seek(end)
-            new.truncate()
-            new.write(content)
-            new.flush()
-            os.fsync(new.fileno())
-            if os.name != "posix":  # other systems cannot rename an open file
-                new.close()
-                old.close()
-            os.replace(temporary, place)
-            sync_folder(place)
-        except BaseException as error:
+            with writing(self.path):
+                with contextlib.suppress(OSError):  # some file systems have no permissions
+                    temporary.chmod(stat.S_IMODE(os.fstat(old.fileno()).st_mode))
+                lock(new)
+                old.seek(0)
+                shutil.copyfileobj(old, new)
+                new.seek(end)
+                new.truncate()
+                new.write(content)
+                new.flush()
+                os.fsync(new.fileno())
+                if os.name != "posix":  # other systems cannot rename an open file
+                    new.close()
+                    old.close()
+                os.replace(temporary, place)
+                sync_folder(place)
+        except BaseException:
             with contextlib.suppress(OSError):
                 new.close()
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise unwritable(self.path, error) from None
             raise
         old.close()
         self._file = place.open("r+b") if new.closed else new
@@ -128,11 +126,9 @@ class LedgerFile:
         file.seek(0, os.SEEK_END)
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":
-            try:
+            with writing(self.path):
                 file.write(b"\n")
                 file.flush()
-            except OSError as error:
-                raise unwritable(self.path, error) from None
             self.size += 1
 
     def close(self) -> None:
@@ -209,18 +205,18 @@ class Ledger(Contents):
         temporary, file = _new_beside(place, place)
         ledger = cls(place, file)
         try:
-            ledger._file.path = temporary
-            ledger._file.hold()
-            ledger.begin(plan, run, by)
-            rename_new(temporary, place)
-            ledger._file.path = place
-        except BaseException as error:
+            with writing(place):
+                ledger._file.path = temporary
+                ledger._file.hold()
+                ledger.begin(plan, run, by)
+                try:
+                    rename_new(temporary, place)
+                except FileExistsError:
+                    raise taken from None
+                ledger._file.path = place
+        except BaseException:
             ledger.close()
             temporary.unlink(missing_ok=True)
-            if isinstance(error, FileExistsError):
-                raise taken from None
-            if isinstance(error, OSError):
-                raise unwritable(place, error) from None
             raise
         sync_folder(place)
         return ledger
@@ -248,12 +244,9 @@ class Ledger(Contents):
     def read(cls, path: str | os.PathLike[str]) -> Ledger:
         """Open a ledger for reading only; another process may be writing it."""
         place = regular_file("ledger", path)
-        try:
-            with place.open("rb") as file:
-                ledger = cls(place, file)
-                ledger._catch_up(mend=False)
-        except OSError as error:
-            raise InputError(f"{place}: cannot be read: {error.strerror or error}") from None
+        with reading(place), place.open("rb") as file:
+            ledger = cls(place, file)
+            ledger._catch_up(mend=False)
         ledger.close()
         return ledger
 

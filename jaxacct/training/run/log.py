@@ -30,7 +30,7 @@ import jax
 import numpy as np
 
 from jaxacct.core import progress
-from jaxacct.core.files import unwritable
+from jaxacct.core.files import writing
 from jaxacct.core.progress import Progress
 from jaxacct.core.text import outward
 from jaxacct.core.validation import InputError
@@ -271,23 +271,19 @@ class LogFile:
 
     def __init__(self, path: str | os.PathLike[str], run: str) -> None:
         place = Path(path)
-        try:
+        with writing(place):
             descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600)
             self._file = os.fdopen(descriptor, "r+b", buffering=0)
-        except OSError as error:
-            raise unwritable(place, error) from None
         try:
-            self._file.seek(0)
-            start = self._file.read(len(_FIRST))
-            if start and not start == _FIRST[: len(start)]:
-                raise InputError(f"{place}: is there already and is no log of a training; give another path as log")
-            _make_private(descriptor)
-            _cut_after_last_line(self._file)
-            self.there = self._last_step(run)
-            self._last: tuple[Any, int] = None, self._file.seek(0, os.SEEK_END)  # last record, start of its line
-        except OSError as error:  # such as for a pipe, which cannot be read again
-            self._file.close()
-            raise unwritable(place, error) from None
+            with writing(place):  # a pipe cannot be read again
+                self._file.seek(0)
+                start = self._file.read(len(_FIRST))
+                if start and not start == _FIRST[: len(start)]:
+                    raise InputError(f"{place}: is there already and is no log of a training; give another path as log")
+                _make_private(descriptor)
+                _cut_after_last_line(self._file)
+                self.there = self._last_step(run)
+                self._last: tuple[Any, int] = None, self._file.seek(0, os.SEEK_END)  # last record, start of its line
         except BaseException:
             self._file.close()
             raise
