@@ -241,7 +241,7 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
     ----------
     trainer : its plan's dataset_size is the number of examples in ``data`` plus ``count``. It has one clip norm for all
         parameters.
-    data : pytree of arrays, or None; examples along the first axis; None for no other examples.
+    data : pytree of arrays, the examples along the first axis; None for no other examples.
     count : number of canaries.
 
     Returns
@@ -296,7 +296,7 @@ def input_canary(trainer: Trainer, data: PyTree, example: PyTree) -> Game:
     Parameters
     ----------
     trainer : its plan's dataset_size is one more than the number of examples in ``data``.
-    data : pytree of arrays; examples along the first axis.
+    data : pytree of arrays, the examples along the first axis.
     example : the canary, shaped like one example of the data.
 
     Returns

@@ -143,14 +143,11 @@ def advise_strategy(
 
     Parameters
     ----------
-    target_epsilon, target_delta : float > 0, float in (0, 1)
-    dataset_size, batch_size : int, float > 0
-        Number of records, and expected number of records in a step.
-    epochs, steps : float > 0, or int >= 1
-        Length of the run; n = ceil(epochs dataset_size / batch_size).
-    bands : int or sequence of int, optional
-        Numbers of bands, at most 1/q and n. By default 2, 4, 8, 16 and 32, as far as they fit, and the largest number
-        that fits, if it is at most 64: with b = 1/q bands nothing is sampled. One band is DP-SGD.
+    target_epsilon, target_delta : > 0, in (0, 1).
+    dataset_size, batch_size : number of records, and expected number of records in a step.
+    epochs, steps : one of the two, the length of the run; n = ceil(epochs dataset_size / batch_size).
+    bands : numbers of bands, at most 1/q and n. By default 2, 4, 8, 16 and 32, as far as they fit, and the largest
+        number that fits, if it is at most 64: with b = 1/q bands nothing is sampled. One band is DP-SGD.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
         Neighbouring relation. A record that is added or removed must not move other records to other groups or steps.
 
