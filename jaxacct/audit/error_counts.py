@@ -127,8 +127,7 @@ def gaussian_fit(
 
     Returns
     -------
-    LowerBound
-        kind "conditional: Gaussian DP", with mu.
+    LowerBound : kind "conditional: Gaussian DP", with mu.
 
     References
     ----------

@@ -57,8 +57,7 @@ def gaussian(mean: float = 0.0) -> Partial:
 
     Returns
     -------
-    callable
-        (key, shape) -> outcomes, traceable.
+    callable : (key, shape) -> outcomes, traceable.
 
     References
     ----------
@@ -83,8 +82,7 @@ def finite(probabilities: ArrayLike) -> Partial:
 
     Returns
     -------
-    callable
-        (key, shape) -> outcomes, traceable.
+    callable : (key, shape) -> outcomes, traceable.
 
     >>> finite([0.2, 0.8])(jax.random.key(0), (5,)).shape
     (5,)
@@ -116,8 +114,7 @@ def winners(
 
     Returns
     -------
-    numpy.ndarray of float32, shape (runs,)
-        NaN where K = 0.
+    numpy.ndarray of float32, shape (runs,) : NaN where K = 0.
 
     References
     ----------
@@ -344,8 +341,7 @@ def winning_ranks(law: Law, runs: int, *, seed: int = 0, progress: bool | None =
 
     Returns
     -------
-    numpy.ndarray of float64, shape (runs,)
-        NaN where K = 0.
+    numpy.ndarray of float64, shape (runs,) : NaN where K = 0.
 
     References
     ----------

@@ -143,8 +143,7 @@ def one_run(
 
     Returns
     -------
-    LowerBound
-        With a claim a `CurveTest`.
+    LowerBound : with a claim a `CurveTest`.
 
     References
     ----------

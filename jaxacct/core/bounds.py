@@ -77,8 +77,7 @@ def explain(status: ArrayLike, kind: ArrayLike = "certified") -> Numbers:
 
     Returns
     -------
-    str or numpy.ndarray
-        A `str` for one status and one kind, else an array of text of their common shape.
+    str or numpy.ndarray : a `str` for one status and one kind, else an array of text of their common shape.
 
     >>> explain("zero")
     'delta is at least delta(0), so epsilon is 0; nothing to do.'
@@ -128,8 +127,7 @@ class Bounds:
 
     Raises
     ------
-    ValueError
-        The ends are out of order, an end is NaN although the status is ok, or a kind or status is unknown.
+    ValueError : the ends are out of order, an end is NaN although the status is ok, or a kind or status is unknown.
 
     >>> b = Bounds(1.0, 1.25, 1.5, kind="certified", engine="contour")
     >>> b

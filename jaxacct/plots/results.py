@@ -64,8 +64,7 @@ def plot(
 
     Returns
     -------
-    dict
-        kind, the columns along the axes, the inputs held fixed, and the file.
+    dict : kind, the columns along the axes, the inputs held fixed, and the file.
 
     References
     ----------

@@ -74,9 +74,8 @@ def plot_profiles(
 
     Raises
     ------
-    InputError
-        If there is no mechanism, there are too many curves, the profiles have different relations, or a value is
-        invalid.
+    InputError : if there is no mechanism, there are too many curves, the profiles have different relations, or a value
+        is invalid.
 
     References
     ----------
@@ -185,8 +184,7 @@ def plot_risks(table: RiskTable, *, names: Sequence[str] | None = None, axes: Fo
 
     Raises
     ------
-    InputError
-        If the table has more than 8 configurations, or another number of names.
+    InputError : if the table has more than 8 configurations, or another number of names.
 
     References
     ----------

@@ -52,8 +52,7 @@ class Claim:
 
     Raises
     ------
-    ValueError
-        If `bounds` is a batch.
+    ValueError : if `bounds` is a batch.
 
     References
     ----------

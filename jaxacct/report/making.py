@@ -94,9 +94,8 @@ def report(
 
     Raises
     ------
-    InputError
-        If the subject cannot be read or reported, such as a damaged or open ledger, if an option does not apply to
-        the subject, or if the page cannot be written.
+    InputError : if the subject cannot be read or reported, such as a damaged or open ledger, if an option does not
+        apply to the subject, or if the page cannot be written.
 
     References
     ----------

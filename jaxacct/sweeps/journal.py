@@ -335,8 +335,7 @@ def merge(
 
     Raises
     ------
-    InputError
-        If a part is missing, unfinished, given twice, or of another sweep, or if the result exists already.
+    InputError : if a part is missing, unfinished, given twice, or of another sweep, or if the result exists already.
 
     >>> import tempfile
     >>> from jaxacct.sweeps import merge, sweep

@@ -131,11 +131,9 @@ def sweep(
 
     Raises
     ------
-    InputError
-        Before any work, if a value is invalid, a file is unreadable, the result exists already, or a journal is in use
-        or of another sweep; later, if the disk is full.  The message says which rows are kept.
-    SweepInterrupted
-        After Ctrl-C; a KeyboardInterrupt with the number of finished rows and their journal.
+    InputError : before any work, if a value is invalid, a file is unreadable, the result exists already, or a journal
+        is in use or of another sweep; later, if the disk is full.  The message says which rows are kept.
+    SweepInterrupted : after Ctrl-C; a KeyboardInterrupt with the number of finished rows and their journal.
 
     >>> from jaxacct.sweeps import sweep
     >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})

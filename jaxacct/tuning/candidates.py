@@ -364,11 +364,10 @@ def side_by_side(
 
     Returns
     -------
-    callable
-        Its arguments: params, a pytree whose leaves have the n candidates along the first axis; configs, {name: (n,)
-        numbers}; keys, uint32 (n, 8) from `key_words`, each for one candidate and never used again; data, the plan's
-        dataset_size examples along the first axis.  It returns the trained parameters, shaped like params.  A candidate
-        that becomes NaN does not affect the others.  The function is compiled once for each n.
+    callable : its arguments: params, a pytree whose leaves have the n candidates along the first axis; configs, {name:
+        (n,) numbers}; keys, uint32 (n, 8) from `key_words`, each for one candidate and never used again; data, the
+        plan's dataset_size examples along the first axis.  It returns the trained parameters, shaped like params.  A
+        candidate that becomes NaN does not affect the others.  The function is compiled once for each n.
 
     References
     ----------

@@ -216,8 +216,7 @@ def tune_in_rounds(
 
     Returns
     -------
-    Tuned
-        The winner with the best score; all winners are in `Tuned.winners`.
+    Tuned : the winner with the best score; all winners are in `Tuned.winners`.
 
     Raises
     ------
@@ -284,8 +283,7 @@ def tune_with(
 
     Returns
     -------
-    Tuned
-        `params` is the winner's result, None with status "none".  The noise for a target is
+    Tuned : `params` is the winner's result, None with status "none".  The noise for a target is
         `ja.calibrate_noise_multiplier(..., repetitions=law, candidates=...)`.
 
     References
