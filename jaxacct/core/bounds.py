@@ -70,10 +70,8 @@ def explain(status: ArrayLike, kind: ArrayLike = "certified") -> Numbers:
 
     Parameters
     ----------
-    status : str, or array of str
-        Such as `b.status` of a Bounds or a Calibration.
-    kind : str, or array of str
-        Such as `b.kind`; broadcasts with the status.
+    status : a text or an array of texts, such as `b.status` of a Bounds or a Calibration.
+    kind : a text or an array of texts, such as `b.kind`; broadcasts with the status.
 
     Returns
     -------
@@ -116,14 +114,10 @@ class Bounds:
 
     Parameters
     ----------
-    lower, estimate, upper : array_like
-        Ends of the bracket, which broadcast. They are stored as NumPy float64 of the batch shape.
-    kind : str, or array of str
-        Kind of statement, one of `jaxacct.core.bounds.KINDS`.
-    status : str, or array of str
-        Status of the answer, one of `jaxacct.core.bounds.STATUSES`.
-    engine : str, or array of str
-        Name of the method that answered.
+    lower, estimate, upper : ends of the bracket, which broadcast. They are stored as NumPy float64 of the batch shape.
+    kind : a text or an array of texts: the kind of statement, one of `jaxacct.core.bounds.KINDS`.
+    status : a text or an array of texts: the status of the answer, one of `jaxacct.core.bounds.STATUSES`.
+    engine : a text or an array of texts: the method that answered.
 
     Raises
     ------

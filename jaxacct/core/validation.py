@@ -35,8 +35,7 @@ class InputError(ValueError):
 
     Parameters
     ----------
-    message : str
-        Line breaks in it become spaces.
+    message : line breaks in it become spaces.
 
     >>> import jaxacct as ja
     >>> ja.Laplace([1.0, -1.0])

@@ -30,8 +30,7 @@ dt, .note, th, figcaption { color: #4a545e }
 dd { margin: 0 }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; width: 100%; font-size: .86rem; margin: .4rem 0 }
-.note { font-size: .88rem }
-figcaption { font-size: .88rem }
+.note, figcaption { font-size: .88rem }
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0; border-bottom: 1px solid #e3e7ea;
   max-width: 26rem; overflow-wrap: break-word }
 tr.stop td { color: #b3261e }
