@@ -892,8 +892,7 @@ class _Asked(NamedTuple):
     s: np.ndarray
     t: np.ndarray
     eps: np.ndarray
-    owner: np.ndarray
-    """Index of the round that each loss belongs to."""
+    owner: np.ndarray  # index of the round that each loss belongs to
 
 
 def falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:

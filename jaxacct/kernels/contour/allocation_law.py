@@ -39,20 +39,15 @@ SLACK = 1e-11
 class Windows(NamedTuple):
     """The smooth cuts of one slot's law into a bulk below `low`, jumps between `low` and `high`, and far slots above.
 
-    The law ends sharply at `end`.
+    For E(S - k)_+ the law ends sharply at `end`. For E(k - S)_+ it goes on, and is bounded beyond `end`.
     """
 
-    low: Array
-    """(B,) upper end of the bulk in u; at -inf there is no bulk, and everything is integrated."""
-    low_blur: Array
-    """(B,) width of the window at `low`, in u."""
-    high: Array
-    """(B,) lower end of the far outputs in u; at inf nothing is far."""
-    high_blur: Array
-    """(B,) width of the window at `high`, in u."""
-    start: Array
-    """(B,) lower end of the grid in u; below it the law is bounded, not integrated."""
-    end: Array
+    low: Array  # (B,) upper end of the bulk in u; if -inf, there is no bulk, and everything is integrated
+    low_blur: Array  # (B,) width of the window at `low`, in u
+    high: Array  # (B,) lower end of the far outputs in u; if inf, nothing is far
+    high_blur: Array  # (B,) width of the window at `high`, in u
+    start: Array  # (B,) lower end of the grid in u; below it the law is bounded, not integrated
+    end: Array  # (B,) upper end of the grid in u
 
 
 class Cells(NamedTuple):
@@ -307,14 +302,10 @@ def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
 class Nodes(NamedTuple):
     """Nodes in u, and their weights for the bulk and for the jumps."""
 
-    u: Array
-    """(B, X) the nodes."""
-    x: Array
-    """(B, X) values of X/t at the nodes, with the likelihood ratio X of one slot."""
-    bulk: Array
-    """(B, X) weight N(u) w1 w2 du."""
-    jump: Array
-    """(B, X) weight N(u) (1 - w1) w2 du."""
+    u: Array  # (B, X) the nodes
+    x: Array  # (B, X) values of X/t at the nodes, with the likelihood ratio X of one slot
+    bulk: Array  # (B, X) weight N(u) w1 w2 du
+    jump: Array  # (B, X) weight N(u) (1 - w1) w2 du
 
 
 def panels_of(s: Array, t: Array, windows: Windows, size: Array) -> Array:
@@ -426,12 +417,9 @@ def rounding_units(nodes: Nodes, s: Array, t: Array, windows: Windows) -> Array:
 class Line(NamedTuple):
     """The line Re z = c on which the integral is evaluated."""
 
-    c: Array
-    """(B,) the abscissa."""
-    step: Array
-    """(B,) spacing of Im z, which is 2 pi/period."""
-    count: Array
-    """(B,) index of the last node that is used."""
+    c: Array  # (B,) the abscissa
+    step: Array  # (B,) spacing of Im z, which is 2 pi/period
+    count: Array  # (B,) index of the last node that is used
 
 
 class Powers(NamedTuple):

@@ -482,9 +482,8 @@ class Line(NamedTuple):
     v: float  # height of the line
     log_cells: Array  # (X - 1,) integrals over the cells of the grid
     angle: Array  # (X,) arg mix at the nodes u + iv
-    log_left: float
-    log_right: float
-    """Logarithms of bounds of the integrals to the left and to the right of the grid."""
+    log_left: float  # log of a bound of the integral to the left of the grid
+    log_right: float  # log of a bound of the integral to the right of the grid
 
 
 def line(
