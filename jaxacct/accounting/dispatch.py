@@ -1,4 +1,4 @@
-"""Which engine answers: the walk through the list of engines, cheap ones first, and the engines for compositions.
+"""Goes through the list of engines, cheap ones first, to answer a question. Holds the engines for compositions.
 
 Every bracket is compared with theorems that share nothing with the engines (`engines.theorems`), and with the brackets
 of other engines. A bracket that contradicts a theorem is not used. Where two engines contradict each other, neither is
@@ -173,7 +173,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
 
 
 def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) -> np.ndarray:
-    """Return whether each bracket is too wide, with its upper end above `floor` (the other direction's lower end).
+    """Return whether each bracket is too wide and its upper end is above `floor`, the other direction's lower end.
 
     A bracket without a finite upper end counts as too wide.
     """
@@ -271,7 +271,7 @@ def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.
 
 
 class ClosedForm(Engine):
-    """Composed Gaussians without sampling, one step of a sampled Gaussian, and one step with finitely many losses."""
+    """Answers for composed Gaussians without sampling, one sampled Gaussian step, or one step of finitely many losses."""
 
     name = "closed_form"
     cost = 1e-5
@@ -291,7 +291,7 @@ class ClosedForm(Engine):
 
 
 class TwoSteps(Engine):
-    """Two Poisson sampled Gaussian steps, alike or not."""
+    """Answers for two Poisson sampled Gaussian steps, which may differ."""
 
     name = "two_steps"
     cost = 1e-3
@@ -308,7 +308,7 @@ class TwoSteps(Engine):
 
 
 class Contour(Engine):
-    """Compositions with a Gaussian part, by the contour integral of the characteristic function."""
+    """Answers for compositions with a Gaussian part, by the contour integral of the characteristic function."""
 
     name = "contour"
     cost = 2e-3
@@ -336,7 +336,7 @@ class Contour(Engine):
 
 
 class Lattice(Engine):
-    """Any composition, by the law of its loss on a grid."""
+    """Answers for any composition, by the law of its loss on a grid."""
 
     name = "lattice"
     cost = 0.1

@@ -47,7 +47,7 @@ nodes."""
 
 
 class Attacked(MechanismEngine):
-    """The answer of the other engines, with the lower end raised by the best of the known attacks on the mechanism."""
+    """Takes the answer of the other engines, and raises its lower end by the best known attack on the mechanism."""
 
     name, classes, if_engine_is_named = "attacks", (Mechanism,), "answers"
     steps = (ShuffledBatches,)
@@ -89,7 +89,7 @@ _Ends = tuple[np.ndarray, np.ndarray]
 
 
 class SampledOnce(MechanismEngine):
-    """One sample on which several mechanisms run, answered exactly from the profile of their composition.
+    """Answers for several mechanisms that run on one sample, exactly, from the profile of their composition.
 
     Repeated and composed samples use dominating pairs instead (jaxacct/mechanisms/sampled_releases.py).
     """
@@ -243,7 +243,7 @@ WIDEST_LOG_ODDS = 12.0
 
 
 class RemovedAndAdded(MechanismEngine):
-    """Replacement as removal and addition, for mechanisms without a good dominating pair for the replacement.
+    """Bounds a replacement as a removal and an addition, for mechanisms without a good pair for the replacement.
 
     Let D be the data without the record. The way from the data with one record to the data with another leads over D:
 
@@ -354,7 +354,7 @@ def _bound(upper: np.ndarray) -> Bounds:
 
 
 class OneRound(MechanismEngine):
-    """One round of random allocation of a Gaussian, with one slot for each record."""
+    """Answers for one round of random allocation of a Gaussian, with one slot for each record."""
 
     name, classes, by_rows = "allocation", (RandomAllocation,), True
 
@@ -401,10 +401,11 @@ class OneRound(MechanismEngine):
 
 
 class SameBins(MechanismEngine):
-    """Balls in bins that are not composed: they equal one round of random allocation with a smaller noise multiplier.
+    """Answers for balls in bins that are not composed: they equal one round of random allocation with less noise.
 
-    This multiplier is rounded down for the upper end and up for the lower end. Balls in bins that are composed with
-    other mechanisms are represented by two pairs of distributions, one above and one below, like any random allocation.
+    The noise multiplier of this round is rounded down for the upper end and up for the lower end. Balls in bins that
+    are composed with other mechanisms are represented by two pairs of distributions, one above and one below, like any
+    random allocation.
     """
 
     name, classes = "same_bins", (BallsInBins, MatrixMechanism)
@@ -422,7 +423,7 @@ class SameBins(MechanismEngine):
 
 
 class NeighbouringBins(MechanismEngine):
-    """Balls in bins whose neighbouring bins share noise, by contour integrals of their transfer operator."""
+    """Answers for balls in bins whose neighbouring bins share noise, by contour integrals of a transfer operator."""
 
     name, classes = "banded_bins", (MatrixMechanism,)
 
@@ -453,7 +454,7 @@ class NeighbouringBins(MechanismEngine):
 
 
 class SingleRounds(MechanismEngine):
-    """A repeated round of random allocation, in a batch where some configurations run the round only once.
+    """Answers for a repeated round of random allocation, if some configurations of the batch run the round only once.
 
     A single round has its own engine, whose brackets are far narrower than those of the pairs for composed rounds.
     Configurations with one repetition are asked about without the repetition, and the others as composed rounds.
@@ -506,7 +507,7 @@ def _once(mechanism: Any) -> tuple[Mechanism, np.ndarray]:
 
 
 class MixtureContour(MechanismEngine):
-    """Compositions of Gaussian mixtures and Gaussians, by a contour integral.
+    """Answers for compositions of Gaussian mixtures and Gaussians, by a contour integral.
 
     The mixtures come from groups, from samples with a cap, and from samples of a fixed size. Each direction of the
     relation is composed and answered by itself. The larger answer is taken at the end. Where the contour cannot answer,

@@ -27,9 +27,9 @@ from jaxacct.selection.law_of_k import ETA_RANGE, Law, PointMass, Poisson, Trunc
 from jaxacct.selection.mechanism import select
 
 FAMILIES = ("geometric", "truncated_negative_binomial", "logarithmic", "poisson", "point_mass")
-"""Families of laws of K, each with one free number, that can be searched."""
+"""Families of laws of K, the number of runs, that can be searched. The laws of a family differ in one number."""
 LARGEST_GAMMA = 1.0 - 1e-6
-"""Largest gamma that is searched. At this gamma E[K] is about 1 + 5e-7 (1 + eta)."""
+"""Largest parameter gamma of a law of K that is searched. There E[K] is about 1 + 5e-7 (1 + eta), with the law's eta."""
 LARGEST_MEAN = 1e6
 """Largest E[K] that is searched, in every family. Nobody trains so many candidates."""
 

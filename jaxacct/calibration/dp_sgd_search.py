@@ -241,7 +241,7 @@ def checked(
 
 
 def found_for(goal: Goal, backend: str) -> BestValues:
-    """For Poisson samples, find the value of the unknown that meets epsilon at delta."""
+    """Return the best values of the unknown that meet the goal's epsilon at its delta, for Poisson samples."""
     with job(goal.epsilon.size, backend):
         search = search_for(goal, lambda rows, values: certified(goal, goal.relation, rows, values))
         if goal.relation == "add_or_remove_one":  # remove is usually the larger direction

@@ -259,7 +259,7 @@ class RateSolve(NamedTuple):
     noise: np.ndarray
     """The noise multiplier."""
     slope: np.ndarray
-    """d log delta/d log noise."""
+    """The derivative of log delta in the logarithm of the noise."""
     rung: np.ndarray
     """Index of the contour size (in PLAIN_FOR_DELTA) on which each row was solved."""
     fits: np.ndarray

@@ -262,14 +262,12 @@ ROWS_WITH_PROGRESS = 300
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Solve = Callable[..., np.ndarray]
-"""Maps columns (sigma, slots, given, ...) of some rows to an array (3, rows) of lower, estimate and upper."""
+"""Maps columns (sigma, slots, given, ...) of some rows to an array (3, rows) of lower, estimate and upper. `given` is a
+delta or an epsilon."""
 
 
 def in_blocks(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
-    """Return the array (3, rows) that `solve` finds for the columns sigma, slots, given and any others.
-
-    Similar rows are solved together.
-    """
+    """Return the array (3, rows) that `solve` finds for the columns (`Solve`). Similar rows are solved together."""
     sigma, slots, given = columns[:3]
     found = np.empty((3, sigma.size))
     order = np.lexsort((given, sigma, slots))

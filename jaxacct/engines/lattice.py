@@ -412,14 +412,14 @@ def highest_loss(laws: list[LatticePart]) -> float:
 class LatticePlan(NamedTuple):
     """The settings of a bracket on the lattice. They affect how narrow the bracket is, never whether it holds."""
 
-    theta: float  # the tilt
+    theta: float  # the tilt: a loss L has its mass multiplied by e^{theta L}
     centre: float  # expected eps
     cut: float  # log of the mass of high losses that may be left out
     share: float  # log of the tilted mass of low losses that may be left out
-    bottom: float  # smallest composed loss in the window
-    top: float  # largest composed loss in the window
-    above: float  # added to the tilt for the Chernoff bound of the mass above the window
-    below: float  # subtracted from the tilt for the Chernoff bound of the mass below the window
+    bottom: float  # smallest composed loss that the lattice must hold
+    top: float  # largest composed loss that the lattice must hold
+    above: float  # added to the tilt for Chernoff's bound of the mass above `top`
+    below: float  # subtracted from the tilt for Chernoff's bound of the mass below `bottom`
 
 
 def _cumulants(sketches: list[ApproximateLaw], theta: float) -> tuple[float, float, float]:
@@ -535,8 +535,8 @@ class Side(NamedTuple):
     """A composition on a lattice, rounded up if `upper` and else down, with what an evaluation of delta needs."""
 
     composed: Composition
-    theta: float  # the tilt
-    log_moment: float  # K(theta)
+    theta: float  # the tilt: a loss L has its mass multiplied by e^{theta L}
+    log_moment: float  # log E[e^{theta L}] of the composed loss L
     log_size: float  # sum of the magnitudes of log_moment's terms, which bounds their rounding
     start: float  # loss of the first element
     step: float  # difference in loss between neighbouring nodes
@@ -567,7 +567,7 @@ def _upper_side(case: Case, plan: LatticePlan, length: int) -> Side:
 def _steps(
     laws: list[LatticePart], extents: list[list[tuple[float, float]]], plan: LatticePlan, length: int
 ) -> tuple[float, float]:
-    """Return the lattice spacings of the dominated and the dominating composition, wide enough for every extent."""
+    """Return the lattice spacings of the dominated and the dominating composition, so wide that every extent fits."""
     margin = 1.0 + 8.0 / length
     widest = max(1.01 * (high - low) for each in extents for low, high in each)
     span = max(plan.top - plan.bottom, widest) * margin

@@ -1,8 +1,8 @@
-"""The parts of a composition as the lattice engine sees them: sketched for planning, placed on nodes for the bracket.
+"""The parts of a composition, which the lattice engine sketches to plan a lattice, and places on nodes to bracket.
 
-A sketch is used only to choose tilt, window and range. Gaussian and Laplace parts are placed by their ratio coordinate
-log mix, where mix = 1 - q + q dP/dQ for the sampling rate q and the pair (P, Q) without sampling. Finite laws are
-placed atom by atom (README.md, "The lattice engine").
+A sketch, an approximate law, is used only to choose the tilt and the range of the lattice. Gaussian and Laplace parts
+are placed by their ratio coordinate log mix, where mix = 1 - q + q dP/dQ for the sampling rate q and the pair (P, Q)
+without sampling. Finite laws are placed atom by atom (README.md, "The lattice engine").
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Placed(NamedTuple):
 
 
 class LatticePart(ABC):
-    """A part as the engine sees it: sketched for planning, placed on nodes for the bracket."""
+    """A part of a composition, which can be sketched to plan a lattice, and placed on the lattice's nodes."""
 
     count: float
     """How often the part is composed."""
@@ -309,7 +309,7 @@ class Laplace(LatticePart):
     sign: float
 
     def _ratio(self, v: np.ndarray | float) -> np.ndarray:
-        """Return log mix = log(1 - q + q e^v) at the base loss v."""
+        """Return log mix = log(1 - q + q e^v) at the base loss v, which is the loss without sampling."""
         v = np.asarray(v, np.float64)
         small = np.log1p(self.q * np.expm1(np.minimum(v, 1.0)))
         if self.q == 1.0:
@@ -540,8 +540,8 @@ def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, s
     """
     growth = np.expm1(step)
     # `g` is c/alpha at each node, with alpha = e^-loss. At both nodes of a cell c is at least the amount by which the
-    # chord exceeds the profile there; `excess` is this amount, over alpha of the left node. At the first and last node
-    # of the law c is 0. In the first and the last cell the slope of c makes up for this.
+    # chord exceeds the profile there; `excess` is this amount divided by the left node's alpha. At the first and last
+    # node of the law c is 0. In the first and the last cell the slope of c makes up for this.
     excess = growth * a * (b / np.where(b > 0.0, a + b, 1.0))
     g = excess.copy()
     g[1:] = np.maximum(g[1:], excess[:-1] * np.exp(-step))

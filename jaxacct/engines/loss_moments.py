@@ -153,8 +153,8 @@ def _laplace(scale: np.ndarray, c: np.ndarray) -> Interval:
 def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
     """Return the bracket of the log moment of sampled Laplace noise.
 
-    The loss has atoms at its smallest and largest value, and a density between them. On each panel of the quadrature
-    mix^p hardly varies.
+    The moment is E_Q[mix^p], with mix = 1 - q + q dP/dQ and p = `power`. The loss has atoms at its smallest and largest
+    value, and a density between them. On each panel of the quadrature mix^p hardly varies.
     """
     low, high = np.empty(scale.size), np.empty(scale.size)
     for row in range(scale.size):
@@ -180,9 +180,9 @@ def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Int
 
 
 def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float]:
-    """Return a lower and an upper bound of the log moment, from the atom of the loss where mix^p is largest.
+    """Return a lower and an upper bound of log E_Q[mix^p], with mix = 1 - q + q dP/dQ and p = `power`.
 
-    The lower bound is the term of this atom alone. The upper bound is log mix^p there.
+    Both follow from the atom where mix^p is largest: its own term, and log mix^p there.
     """
     at, log_mass = (1.0, -np.log(2.0) - 1.0 / scale) if power > 0 else (-1.0, -np.log(2.0))
     largest = power * float(log_mixture(np.asarray(at / scale), np.asarray(q)))
@@ -290,7 +290,7 @@ def _evaluate(nodes: _Nodes, p: np.ndarray) -> Interval:
 def _difference(
     nodes: _Nodes, p: np.ndarray, exponent: np.ndarray, raised: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return `E_Q[mix^p - 1 - p (mix - 1)]` and a bound on its error, for moments below 2."""
+    """Return `E_Q[mix^p - 1 - p (mix - 1)]` (see `_evaluate`) and a bound on its error, for moments below 2."""
     base = np.exp(nodes.log_weight)
     lifted = np.exp(np.minimum(raised, _LARGEST_EXPONENT))
     mixed = np.exp(np.minimum(nodes.log_weight + nodes.loss, _LARGEST_EXPONENT))
@@ -348,8 +348,8 @@ def _minimise(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the smallest objective and the smallest Rényi divergence that are found for each row.
 
-    The objective at any c is a valid bound. It is a convex function of c, or such a function divided by c, so it has a
-    single minimum.
+    The objective at any c = alpha - 1, alpha the order, is a valid bound. It is a convex function of c, or such a
+    function divided by c, so it has a single minimum.
     """
     size = parts.mu2.size
     c = np.sort(START if orders is None else orders)[:, None] + np.zeros(size)

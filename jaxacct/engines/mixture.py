@@ -38,8 +38,8 @@ from jaxacct.mechanisms.gaussian_mixtures import Branch, OfGaussianMixtures
 from jaxacct.mechanisms.loss_components import exact_product
 
 ROUNDING, ROUNDING_OF_SQUARES = 1e-12, 4e-15
-"""Relative error allowed for the two terms of a branch: ROUNDING, plus ROUNDING_OF_SQUARES times the squares in their
-exponents."""
+"""Relative error allowed for each of the two terms of a branch's delta: ROUNDING, plus ROUNDING_OF_SQUARES times the
+squares in the term's exponents."""
 MOST_STEPS = 200
 """Largest number of Newton steps. Few are needed, since the logarithm of a mixture is nearly piecewise linear."""
 HALVINGS = 60
@@ -280,7 +280,7 @@ def _moved(lost: float, sign: float, epsilon: float) -> float:
 
 
 def _is_law(branch: Branch) -> bool:
-    """Return whether share, shifts and weights are finite and not negative, and the weights add up to 1."""
+    """Return whether the branch's numbers are finite and not negative, and its weights add up to 1."""
     numbers = np.array([branch.share, branch.doubt, *branch.shifts, *branch.weights])
     return bool(np.all((numbers >= 0.0) & (numbers < np.inf)) and abs(np.sum(branch.weights) - 1.0) < 1e-6)
 
@@ -353,7 +353,10 @@ def _law(branch: Branch, sign: float, left_out: float) -> tuple[BranchLaw, float
 def delta_of_step(
     shares: tuple[float, ...], doubt: float, laws: tuple[BranchLaw, ...], epsilon: float
 ) -> tuple[float, float, float]:
-    """Return (lower, estimate, upper) of delta at eps >= 0."""
+    """Return (lower, estimate, upper) of delta of one step at eps >= 0.
+
+    The step takes branch i with probability shares[i], known up to a relative error `doubt`.
+    """
     value = error = 0.0
     for share, law in zip(shares, laws, strict=True):
         one, wrong = _branch(law, epsilon)
@@ -393,7 +396,10 @@ def epsilon_of_step(
 
 
 def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
-    """Return delta of one branch and its error. Delta is attained where u > endpoint (remove) or u < endpoint (add)."""
+    """Return delta of one branch and its error.
+
+    Delta is attained on the half line of the outputs u above an endpoint (remove) or below it (add).
+    """
     shift, log_weight = law.shift, np.log(law.weight)
     goal = law.sign * epsilon
 

@@ -89,7 +89,7 @@ class Question(NamedTuple):
     """
     effort: Effort
     hint: Any = None
-    """`MechanismQuestion.hint`, row by row."""
+    """What a search knows about each row (`MechanismQuestion.hint`)."""
 
 
 class Engine(ABC):
@@ -122,7 +122,7 @@ class MechanismEngine(ABC):
 
     name: ClassVar[str]
     cost: ClassVar[float] = 0.0
-    """0 puts an engine before the engines of compositions. The order of registration decides between equal costs."""
+    """Engines of cost 0 are asked before the engines of compositions, in the order of their registration."""
     classes: ClassVar[tuple[type[Mechanism], ...]]
     """The classes of mechanisms that the engine may answer for."""
     steps: ClassVar[tuple[type[Mechanism], ...]] = (Mechanism,)

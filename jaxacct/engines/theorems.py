@@ -29,7 +29,7 @@ BISECTIONS = 60
 LEAST_DELTA = 1e-307
 """Smallest delta for which the closed form of the Gaussian is used."""
 QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 36.0])
-"""Thresholds of single outputs, as distances from either mode in standard deviations."""
+"""Thresholds of single outputs, as distances in standard deviations from each of the two modes."""
 DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -9.0, -12.0])
 """Thresholds of counts and means, as numbers of standard deviations below the mean under P."""
 TAIL_NATS = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])

@@ -1,4 +1,4 @@
-"""Noise added to a statistic: Gaussian, Laplace, both on the integers, and Gaussian by smooth sensitivity."""
+"""Mechanisms that add Gaussian or Laplace noise to a statistic, also on the integers, and by smooth sensitivity."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ MOST_GROUPED_OUTCOMES = 2**21
 ENOUGH_NOISE = Constraint("use more noise; below that it hides nothing", 0.01)
 """Smallest noise, in units of the statistic; with less noise, the release is nearly always the statistic itself."""
 REACH_IN_DEVIATIONS = 37.5
-"""Standard deviations of the discrete Gaussian kept on each side: e^{-37.5^2/2} is 4e-306, near the least float64."""
+"""The discrete Gaussian is kept up to this many standard deviations on each side. Beyond them its density is at most
+e^{-37.5^2/2} = 4e-306 of its maximum, near the least float64."""
 LOSS_CELLS = 2048
 """Number of cells of the loss grid of ``laplace_pair``; the grid adds about 1e-5 to epsilon."""
 PROFILE_POINTS = (2000, 500)

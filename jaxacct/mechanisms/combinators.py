@@ -1,4 +1,4 @@
-"""Mechanisms made of others: repeated, several in a row, or run only where a test finds the data stable."""
+"""Mechanisms made of others: one repeated, several run in a row, or one run only where a test finds the data stable."""
 
 from __future__ import annotations
 

@@ -111,7 +111,10 @@ def _corner(rho: float, xi: float) -> float:
 
 
 def _orders(rho: float, count: int) -> np.ndarray:
-    """Return a grid of alpha - 1; the best value for an output of probability p is at most sqrt(-log(p)/rho)."""
+    """Return a grid of alpha - 1 for Rényi orders alpha.
+
+    The best value of alpha - 1 for an output of probability p is at most sqrt(-log(p)/rho).
+    """
     return np.geomspace(LEAST_ORDER, 30.0 / np.sqrt(rho) + 1.0, count)
 
 

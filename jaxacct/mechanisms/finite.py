@@ -29,7 +29,7 @@ SUM_LIMIT = 1e-12
 
 
 class OfFinitePair(BaseMechanism):
-    """Base mechanism whose part is its finite pair, sampled."""
+    """Base mechanism whose part is the law of its finite pair, Poisson sampled."""
 
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
         return sample_pair(self.finite_pair(relation), rate, direction)

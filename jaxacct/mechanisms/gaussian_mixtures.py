@@ -240,7 +240,10 @@ def hypergeometric(size: int, group: int, batch: int) -> np.ndarray:
 
 
 def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> FinitePart:
-    """Return the loss's law if an observer sees only the output's cell; P-masses are rounded down, Q-masses up."""
+    """Return the law of a mixture's loss for an observer who sees only in which cell of a grid the output lies.
+
+    P-masses are rounded down, and Q-masses up.
+    """
     kept = weight > 0.0
     shift, weight = shift[kept], weight[kept]
     edges = np.concatenate([[-np.inf], quantiles(0.0, float(shift.max())), [np.inf]])

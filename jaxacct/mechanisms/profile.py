@@ -1,4 +1,4 @@
-"""Pairs of laws from points of a privacy profile, exact or bracketed, and the mechanism that such points describe."""
+"""Pairs of laws made from exact or bracketed points of a privacy profile, and the mechanism that such points describe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mechanisms on random batches: Poisson samples with a cap or without, and batches of a fixed size."""
+"""Mechanisms that run on random batches: on Poisson samples, with or without a cap, or on batches of a fixed size."""
 
 from __future__ import annotations
 

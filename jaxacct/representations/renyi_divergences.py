@@ -198,7 +198,7 @@ def rdp_delta(
 
 
 def _orders_less_one(orders: Any) -> np.ndarray | None:
-    """Return the user's orders, each reduced by 1."""
+    """Return the user's orders, each reduced by 1; None if the user gave none."""
     if orders is None:
         return None
     grid = np.atleast_1d(check("orders", orders, POSITIVE))
