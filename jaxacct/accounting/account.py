@@ -1,4 +1,4 @@
-"""Epsilon and delta of a mechanism as certified brackets: the public questions, and the way to their answers.
+"""Answers the public questions about epsilon and delta of a mechanism, by certified brackets.
 
 If an engine answers for the whole mechanism, that engine is asked. Otherwise the mechanism is composed from its parts:
 each direction of the neighbouring relation is composed and answered by itself, and the larger answer is taken.

@@ -40,8 +40,8 @@ WIDE = {"epsilon": 0.1, "delta": 0.5}
 ATOMS_TOGETHER = 1_000_000
 """Largest number of atoms (losses with a mass) that are evaluated together, over all rows; it bounds the memory."""
 NARROWEST, REFINED_SHARE = 1e-6, 0.01
-"""Outside of searches the contour engine refines to half of max(NARROWEST, REFINED_SHARE rtol) in relative width, or to
-half of rtol where that is smaller."""
+"""Outside of searches the contour engine refines a bracket to a relative width of half of rtol, or of half of
+max(NARROWEST, REFINED_SHARE rtol) if this is smaller."""
 NO_RELATIVE_ACCURACY = 1e-300
 """A bracket whose upper end is at most this counts as narrow: so small a delta has no relative accuracy in float64."""
 
@@ -271,7 +271,7 @@ def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.
 
 
 class ClosedForm(Engine):
-    """Answers for composed Gaussians without sampling, one sampled Gaussian step, or one step of finitely many losses."""
+    """Answers for composed Gaussians without sampling, and for one step: a sampled Gaussian or finitely many losses."""
 
     name = "closed_form"
     cost = 1e-5

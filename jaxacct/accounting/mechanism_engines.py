@@ -81,11 +81,11 @@ UNITS = 32.0
 SECTIONS = 16
 """Number of points inside a bracket of epsilon at which each turn of the search evaluates delta."""
 LARGEST_EPSILON = 1e300
-"""Largest epsilon at which delta of the releases is evaluated."""
+"""Largest epsilon at which the delta of the releases from one sample is evaluated."""
 _SIDES = {"remove_one": ("remove",), "replace_one": ("remove",), "add_one": ("add",)}
 """The direction that decides under each listed relation. Under other relations the larger direction decides."""
 _Ends = tuple[np.ndarray, np.ndarray]
-"""Lower and upper ends."""
+"""A pair of arrays: lower ends, and upper ends."""
 
 
 class SampledOnce(MechanismEngine):
@@ -235,9 +235,10 @@ def _outer(loss: np.ndarray, q: np.ndarray) -> np.ndarray:
 # A replaced record as a removed record and an added record
 
 WALK = 4
-"""Largest number of steps from the middle share, either way, to the best way to split the given eps or delta between
-removal and addition. The removal's shares of eps are evenly spaced, and its shares of delta are evenly spaced in log
-odds."""
+"""The given eps or delta is split between the removal and the addition. The search for the best split takes at most
+this many steps up or down from the middle. The removal's shares of eps are evenly spaced, and its shares of delta are
+evenly
+spaced in log odds."""
 WIDEST_LOG_ODDS = 12.0
 """Largest log odds of a share of delta that is given to the removal: shares range from e^-12 to 1 - e^-12."""
 

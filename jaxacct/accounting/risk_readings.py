@@ -101,7 +101,7 @@ def _quantile(deltas: Deltas, epsilon: np.ndarray, deviation: np.ndarray, rows: 
 
 
 def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH) -> Answer:
-    """Return a certified bracket of `T(fpr)` from three values of delta around any eps.
+    """Return a certified bracket of the largest true-positive rate `T(fpr)` from three values of delta around any eps.
 
     width : distance between the three epsilons, in standard deviations of the loss. The lower end is useful if `place`
         is within this distance of the best eps.
@@ -118,7 +118,7 @@ def three_places(place: Place, width: float) -> np.ndarray:
 
 
 def rate_from_three(at: np.ndarray, found: Answer, place: Place, fpr: np.ndarray, width: float) -> Answer:
-    """Return the bracket of `T(fpr)` from brackets of delta at `three_places`."""
+    """Return the bracket of the largest true-positive rate `T(fpr)` from brackets of delta at `three_places`."""
     distance = width * place.deviation
     with np.errstate(over="ignore", invalid="ignore"):
         line = np.exp(at) * fpr
@@ -228,7 +228,10 @@ def gaussian_fit(
 
 
 def least_mu(rate: Answer, least_advantage: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Return a lower bound of mu from the rate at fpr = `floor` and a lower bound of delta(0); NaN if either is NaN."""
+    """Return a lower bound of mu from the true-positive rate at fpr = `floor` and a lower bound of delta(0).
+
+    It is NaN if either of the two is NaN.
+    """
     low = np.maximum(_distance(rate.lower, floor, -1.0), _on_diagonal(0.5 * (1.0 - least_advantage), -1.0))
     # Where 1 - rate may be below the floor, the claim says nothing at the floor, and no mu is refuted.
     return np.where(1.0 - rate.upper >= floor * (1.0 + 4.0 * ROUNDOFF), low, 0.0)

@@ -29,7 +29,7 @@ from jaxacct.selection.mechanism import select
 FAMILIES = ("geometric", "truncated_negative_binomial", "logarithmic", "poisson", "point_mass")
 """Families of laws of K, the number of runs, that can be searched. The laws of a family differ in one number."""
 LARGEST_GAMMA = 1.0 - 1e-6
-"""Largest parameter gamma of a law of K that is searched. There E[K] is about 1 + 5e-7 (1 + eta), with the law's eta."""
+"""Largest parameter gamma of a law of K that is searched. There E[K] is about 1 + 5e-7 (1 + eta), eta as in the law."""
 LARGEST_MEAN = 1e6
 """Largest E[K] that is searched, in every family. Nobody trains so many candidates."""
 

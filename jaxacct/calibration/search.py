@@ -21,7 +21,7 @@ from jaxacct.core.progress import Waiting, waiting
 CLAIMED = ("ok", "not_binding", "loose")
 """Statuses of a value whose certified epsilon meets the target."""
 AIM = 0.15
-"""Distance below the target, in units of rtol, at which fast starts aim; certified epsilons then usually meet it."""
+"""Fast solves aim at this distance below the target, in units of rtol, so that certified epsilons usually meet it."""
 USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
 """First guesses of d log(epsilon)/dx, as for Gaussians: where epsilon falls as x grows, and where it rises."""
 LARGEST_EXCESS = 8.0

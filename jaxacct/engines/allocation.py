@@ -1,4 +1,4 @@
-"""One round of random allocation: brackets of delta and epsilon (jaxacct/kernels/contour/README.md).
+"""Brackets delta and epsilon of one round of random allocation (jaxacct/kernels/contour/README.md).
 
 With t slots the outputs are vectors of length t, and e_i is the unit vector of slot i. The direction remove is (P, Q)
 and add is (Q, P), with P = (1/t) sum_i N(e_i, sigma^2 I) and Q = N(0, sigma^2 I). Let S = dP/dQ, and E the mean under

@@ -40,7 +40,7 @@ SAYS_NOTHING = 0.9
 """A bracket of at least this relative width has a useless lower bound, or no upper bound."""
 STALLED = 0.5
 """If a bracket is wider than this share of the previous lattice's bracket, the spacing of the lattice does not cause
-its width. Then no longer lattice is made."""
+its width. Then longer lattices are not tried."""
 UNSURE = 0.01
 """Widths should fall as length^-2. If a bracket's relative width exceeds this number, a lattice of QUICK nodes first
 tests that prediction."""
@@ -304,7 +304,7 @@ def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
 
 
 def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> int:
-    """Return the length of the lattice to compute next; 0 if no longer lattice is needed.
+    """Return the length of the lattice to compute next; 0 if the lattices so far suffice or a longer one is no use.
 
     tried : the lengths so far, each with the relative width of the bracket.
     first : for a mechanism between two pairs of distributions, index in PAIR_LENGTHS of the first length.
@@ -537,7 +537,7 @@ class Side(NamedTuple):
     composed: Composition
     theta: float  # the tilt: a loss L has its mass multiplied by e^{theta L}
     log_moment: float  # log E[e^{theta L}] of the composed loss L
-    log_size: float  # sum of the magnitudes of log_moment's terms, which bounds their rounding
+    log_size: float  # sum of the magnitudes of the terms of log_moment, by which its rounding is bounded
     start: float  # loss of the first element
     step: float  # difference in loss between neighbouring nodes
     span: float  # length of the lattice, in units of loss

@@ -308,8 +308,8 @@ STEP_SECONDS = 1.0
 def kept_step(lowered: jax.stages.Lowered, label: str, trial: Callable[[jax.stages.Compiled], Any]) -> Any:
     """Return the compiled form of a lowered training step: the program kept under a label, or a new one.
 
-    A new program is kept if compiling took STEP_SECONDS, and if `trial` runs a copy loaded from its serialised form. If
-    the user has set JAX's own cache, no program is kept here.
+    A new program is kept if compiling took at least STEP_SECONDS seconds, and if `trial` runs a copy loaded from its
+    serialised form. If the user has set JAX's own cache, no program is kept here.
 
     label : a digest of all that the program depends on.
     trial : runs a program once.
@@ -480,7 +480,7 @@ def seconds() -> float:
 
 @contextlib.contextmanager
 def announced() -> Iterator[None]:
-    """Count a compilation. Announce it as soon as this process has compiled for NOTICE_SECONDS in all."""
+    """Count a compilation. Announce it once this process has compiled for NOTICE_SECONDS seconds in all."""
     timer = None
     if not _once.locked() and _shown():
         timer = threading.Timer(max(NOTICE_SECONDS - compiling.seconds, 0.0), _say)

@@ -157,10 +157,10 @@ def _gaussians(parts: Components) -> Iterable[tuple[np.ndarray, np.ndarray, np.n
 
 
 class Tests(NamedTuple):
-    """Lower bounds of log P(S) and upper bounds of log Q(S) for tests S, (B, M) each; -inf and 0 where S is no test."""
+    """Bounds for M tests S of each row, events that are likelier under P than under Q."""
 
-    log_p: np.ndarray
-    log_q: np.ndarray
+    log_p: np.ndarray  # (B, M) lower bounds of log P(S); -inf where there is no test
+    log_q: np.ndarray  # (B, M) upper bounds of log Q(S); 0 where there is no test
 
 
 def log_tail(u: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -269,9 +269,9 @@ def laplace_counts(parts: Components, column: int) -> Tests:
     scale, q, n = (x[:, column] for x in (parts.laplace_scale, parts.laplace_q, parts.laplace_n))
     edge, rate = 1.0 / scale[:, None], q[:, None]
     removing = parts.sign[:, None] > 0
-    # The counted set is {v >= edge - drop}, drop < 2 edge, for remove, and {v <= -(edge - drop)} for add.
+    # Base losses v are counted if v >= edge - drop (remove), or if v <= -(edge - drop) (add), for drop < 2 edge.
     drop = np.minimum(LAPLACE_DROPS, 1.999 * edge)
-    # `near` is the set's log mass under the law whose mode is on this side, `far` under the other law.
+    # `near` is their log mass under the law whose mode is on this side, `far` is their log mass under the other law.
     near = np.log1p(-0.5 * np.exp(-0.5 * drop))
     near_rest = -np.log(2.0) - 0.5 * drop
     far = -np.log(2.0) - edge + 0.5 * drop

@@ -40,7 +40,7 @@ TAIL_SHARE = 1e-10
 """The cells end where the tail beyond them adds at most this share of delta to the error of delta."""
 SHORTER = 1.02
 """Cells are planned shorter than needed by this factor, since a cell that lies in two intervals of the survey grid gets
-the mean of the widths planned for them."""
+the mean of the widths that are planned for the two intervals."""
 GROWTH = 0.2
 """Largest rate at which the length of the cells changes with the first step's output u."""
 POINTS_BEYOND = 12
@@ -63,7 +63,7 @@ LEAST_BOUND = 1e-305
 CLOSE = 1e-4
 """The search stops at an eps where |log(delta/target)| is below this, if Newton's next step is also short."""
 FARTHEST = 30.0
-"""In the search, |log(delta/target)| counts as at most this."""
+"""In the search, a larger |log(delta/target)| counts as this."""
 NEAR = 0.05
 """`_rough` stops where the errors of log delta and of v are both below this. `_search` stops only after a step in v
 below this. Here `v = log(eps/(top - eps))`, and `top` is an upper bound of epsilon."""
@@ -272,15 +272,12 @@ def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarr
 
 
 class Survey(NamedTuple):
-    """A rough grid of the first step's outputs, and what is known of the integrand at its points.
-
-    `mix` is the likelihood ratio of the first step, and h the profile of the second.
-    """
+    """A rough grid of the first step's outputs, and what is known of the integrand at its points."""
 
     u: np.ndarray  # (B, S) the outputs, ascending
-    loss: np.ndarray  # (B, S) log mix
-    left: np.ndarray  # (B, S) largest difference of h between this point and any point left of it
-    right: np.ndarray  # (B, S) largest difference of h between this point and any point right of it
+    loss: np.ndarray  # (B, S) log of the first step's likelihood ratio
+    left: np.ndarray  # (B, S) largest difference of the second step's profile between this point and any left of it
+    right: np.ndarray  # (B, S) largest difference of the second step's profile between this point and any right of it
     delta: np.ndarray  # (B,) estimate of delta
 
 
@@ -422,16 +419,13 @@ class Steps(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Cells of the first step's output, and the parts of the bounds that do not depend on eps.
-
-    `mix` is the likelihood ratio of the first step, and h the profile of the second.
-    """
+    """Cells of the first step's output, and the parts of the bounds that do not depend on eps."""
 
     nodes: np.ndarray  # (B, N + 1) outputs u at the ends of the cells
-    loss: np.ndarray  # (B, N + 1) log mix at the nodes
+    loss: np.ndarray  # (B, N + 1) log of the first step's likelihood ratio at the nodes
     off: np.ndarray  # (B, N + 1) error of these losses
-    first: np.ndarray  # (B, N) weight of h at a cell's left end: a mass under P
-    last: np.ndarray  # (B, N) weight of h at a cell's right end: a mass under P
+    first: np.ndarray  # (B, N) weight of the second step's profile at a cell's left end: a mass under P
+    last: np.ndarray  # (B, N) weight of the second step's profile at a cell's right end: a mass under P
     wrong: np.ndarray  # (B, N) relative error of these weights
     log_bend: np.ndarray  # (B, N) log of C/2 (README.md defines C under "A cell.")
     bend_wrong: np.ndarray  # (B, N) error of that logarithm
@@ -444,7 +438,7 @@ class Cells(NamedTuple):
 
 
 def first_loss(steps: Steps, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (log mix of the first step at u, bound on its error).
+    """Return (the logarithm of the first step's likelihood ratio mix at the output u, bound on its error).
 
     The error has two parts. First, `y = s u - s^2/2` has an error of at most 4 ROUNDOFF (|s u| + s^2). An error of y
     moves log mix by the factor q z/mix, where z = e^y. Second, computing log mix from y adds 16 ROUNDOFF times a size.

@@ -1,4 +1,4 @@
-"""Mechanisms that add Gaussian or Laplace noise to a statistic, also on the integers, and by smooth sensitivity."""
+"""Mechanisms that add Gaussian, Laplace or discrete noise to a statistic, or noise scaled to its smooth sensitivity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Balls in bins with a banded matrix mechanism: brackets of epsilon and delta, and pairs of distributions."""
+"""Brackets epsilon and delta of balls in bins with a banded matrix mechanism, and makes its pairs of distributions."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class Composed(Combinator):
         return f"ja.compose({', '.join(mechanism.expression() for mechanism in self.mechanisms)})"
 
     def _mixes_orders(self, relation: str) -> bool:
-        """Return whether two or more mechanisms have unlike laws of a replaced record, so that their order matters."""
+        """Return whether the order of a replaced record's two laws matters in two or more of the mechanisms."""
         return relation == "replace_one" and sum(not m.symmetric() for m in self.mechanisms) > 1
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
@@ -324,7 +324,7 @@ class ProposeTestRelease(Combinator):
         return None if inner is None else 1 - (1 - Fraction(float(self._passing()))) * (1 - inner)
 
     def _passing(self) -> np.ndarray:
-        """Return delta_infinity, rounded up and never 0."""
+        """Return the probability that the mechanism runs on unstable data, rounded up and never 0."""
         with np.errstate(over="ignore"):
             # larger ratios change nothing, since e^-800 is below the smallest float64
             ratio = np.minimum(np.asarray(self.threshold) / np.asarray(self.test_scale), 800.0)

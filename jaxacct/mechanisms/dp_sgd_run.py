@@ -60,7 +60,7 @@ LENGTHS = ("steps", "epochs")
 OF_RULES = ("slots", "cap", "bands", "groups")
 """Numbers that only some batch rules take."""
 SOURCES = {names[0]: names[1:] for names in (RATES, LENGTHS)}
-"""For the sampling probability and for the steps, the other numbers from which each may be computed."""
+"""Maps the sampling probability, and the steps, to the other numbers from which it may be computed."""
 NOISE_RANGE = (0.1, 1e6)
 """Smallest and largest noise multiplier that searches try."""
 ROUNDING = 1e-15
@@ -300,7 +300,7 @@ class Rule(NamedTuple):
 
     @property
     def period(self) -> str:
-        """Name of the number of steps after which a record may take part again; "" if it may do so in every step."""
+        """Return which number gives the steps after which a record may take part again; "" if it may in every step."""
         return "slots" if self.in_passes else "groups" if self.in_turns else ""
 
     def knows(self, name: str) -> bool:

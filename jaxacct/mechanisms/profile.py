@@ -1,4 +1,4 @@
-"""Pairs of laws made from exact or bracketed points of a privacy profile, and the mechanism that such points describe."""
+"""Pairs of laws made from exact or bracketed points of a privacy profile, and the mechanism that points describe."""
 
 from __future__ import annotations
 
@@ -237,12 +237,12 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
 
 
 def _first_is_above(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -> bool:
-    """Return whether the first point of a hull lies above the line from the `centre` at eps 0 to the second point."""
+    """Return whether a hull's first point is above the line from the value `centre` at eps 0 to its second point."""
     return len(chain) > 1 and bool(np.subtract(*_terms(epsilon, f, -1, chain[0], chain[1], centre)) < 0.0)
 
 
 def _fall(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -> float:
-    """Return the fall, per unit of e^eps, from the `centre` at eps 0 to the first point of a hull."""
+    """Return how much a profile falls per unit of e^eps, from its value `centre` at eps 0 to its hull's first point."""
     with np.errstate(over="ignore"):
         return float((centre - f[chain[0]]) / np.expm1(epsilon[chain[0]])) if chain else 0.0
 

@@ -64,7 +64,8 @@ Made = TypeVar("Made")
 Profiles = tuple[BracketedProfile, BracketedProfile]
 """Profiles of one round in both directions."""
 Losses = Literal["usual", "dense", "far"]
-"""Losses for a round's profile: "dense" if a composition's bracket is wide, "far" if its upper end is infinite."""
+"""Sets of losses at which a round's profile is computed. "usual" comes first. "dense" follows if the composition's
+bracket is wide, and "far" if the upper end of that bracket is infinite."""
 _KEPT: dict[tuple[float, float, Losses], Profiles] = {}
 _LOCK = threading.Lock()
 _LOSSES: ContextVar[Losses] = ContextVar("losses", default="usual")

@@ -219,7 +219,7 @@ def _below(base: Mechanism, under: str) -> FinitePair:
 
 @functools.lru_cache(maxsize=KEPT)
 def _profiles(base: Mechanism, under: str) -> tuple[BracketedProfile, BracketedProfile]:
-    """Return bracketed profiles H_a(P || Q) and H_a(Q || P), a >= 1, of one composition."""
+    """Return the bracketed profiles H_a(P || Q) and H_a(Q || P) of one composition, for a = e^eps >= 1."""
     epsilon = _losses(base, under)
     sides = ("remove_one", "add_one") if under == "add_or_remove_one" else ("replace_one",)
     found = []
