@@ -1,8 +1,9 @@
-"""Search for the strategy of least mean squared error, by L-BFGS on JAX's gradients in float64."""
+"""Search for the strategy of least mean squared error, by L-BFGS in float64, on JAX's gradients or on written ones."""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +17,21 @@ from jaxacct.core.progress import waiting
 @functools.lru_cache(maxsize=256)
 def banded(bands: int, steps: int) -> tuple[float, ...]:
     """Return the first column, scaled to norm 1, of the best banded Toeplitz matrix."""
+    from scipy import signal  # slow to import
 
-    def loss(rest: Any) -> Any:
-        column = jnp.concatenate([jnp.ones(1), rest])
-        return _log_error(_inverse(column, steps)) + jnp.log(jnp.sum(column**2))
+    unit, left = np.eye(1, steps)[0], np.arange(steps, 0.0, -1.0)
 
-    column = np.concatenate([[1.0], _minimise(loss, _square_root(bands)[1:])])
+    def loss(rest: np.ndarray) -> tuple[float, np.ndarray]:
+        column = np.append(1.0, rest)
+        inverse = signal.lfilter([1.0], column, unit)
+        twice = signal.lfilter([1.0], column, inverse)  # d inverse_j / d column_k = -twice_(j - k)
+        sums = np.cumsum(inverse)
+        error, square = (left * sums) @ sums, column @ column
+        later = np.cumsum((left * sums)[::-1])[::-1]
+        slope = np.array([later[lag:] @ twice[: steps - lag] for lag in range(1, bands)])
+        return math.log(error * square), 2.0 * (rest / square - slope / error)
+
+    column = np.append(1.0, _minimise(loss, _square_root(bands)[1:]))
     return tuple((column / np.linalg.norm(column)).tolist())
 
 
@@ -35,7 +45,7 @@ def banded_inverse(bands: int, steps: int, epochs: int) -> tuple[float, ...]:
         return _log_error(jnp.pad(inverse, (0, steps - bands))) + _log_square(column, steps // epochs)
 
     start = np.diff(_square_root(bands), prepend=0.0)  # the inverse of the square root, cut to `bands`
-    return tuple([1.0, *_minimise(loss, start[1:]).tolist()])
+    return tuple([1.0, *_minimise(_traced(loss), start[1:]).tolist()])
 
 
 @functools.lru_cache(maxsize=256)
@@ -59,7 +69,7 @@ def buffered(buffers: int, steps: int, epochs: int) -> tuple[tuple[float, ...], 
         _, inverse = jax.lax.scan(step, jnp.zeros(buffers), jnp.zeros(steps).at[0].set(1.0))
         return _log_error(inverse) + _log_square(column, steps // epochs)
 
-    found = _minimise(loss, *(_exponential_fit(buffers, steps, fastest) for fastest in (0.9, 0.5)))
+    found = _minimise(_traced(loss), *(_exponential_fit(buffers, steps, fastest) for fastest in (0.9, 0.5)))
     with jax.enable_x64():
         scales, decays = (np.asarray(part) for part in jax.jit(parts)(found))
     return tuple(scales.tolist()), tuple(decays.tolist())
@@ -77,7 +87,7 @@ def column_normalised(bands: int, steps: int) -> np.ndarray:
 
     loss = lambda values: jnp.log(jnp.mean(banded_errors(diagonals(values))))
     start = np.broadcast_to(np.array(banded(bands, steps))[:, None], inside.shape)
-    found = _minimise(loss, start.ravel())
+    found = _minimise(_traced(loss), start.ravel())
     with jax.enable_x64():
         return np.asarray(diagonals(found))
 
@@ -144,17 +154,27 @@ def _log_square(column: Any, period: int) -> Any:
     return jnp.log(jnp.sum(jnp.asarray(total) ** 2))
 
 
-def _minimise(loss: Callable[[Any], Any], *starts: np.ndarray) -> np.ndarray:
-    """Return the best of the minimisers that L-BFGS finds from the starts."""
+def _traced(loss: Callable[[Any], Any]) -> Callable[[np.ndarray], tuple[Any, Any]]:
+    """Return a function that compiles the loss and returns its value and its gradient, by JAX."""
+    both = jax.jit(jax.value_and_grad(loss))
+
+    def in_numpy(x: np.ndarray) -> tuple[Any, Any]:
+        value, gradient = both(x)
+        return np.asarray(value), np.asarray(gradient)
+
+    return in_numpy
+
+
+def _minimise(loss: Callable[[np.ndarray], tuple[Any, Any]], *starts: np.ndarray) -> np.ndarray:
+    """Return the best of the minimisers that L-BFGS finds from the starts; the loss comes with its gradient."""
     if not starts[0].size:
         return starts[0]
     from scipy import optimize  # slow to import
 
     with jax.enable_x64(), waiting(None, "steps of the search for a strategy") as work:
-        both = jax.jit(jax.value_and_grad(loss))
         found = [
             optimize.minimize(
-                lambda x: [np.asarray(value, np.float64) for value in both(x)],
+                loss,
                 start,
                 jac=True,
                 method="L-BFGS-B",
