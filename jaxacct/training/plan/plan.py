@@ -399,7 +399,7 @@ class Plan(PlanRequest):
 
         >>> plan = Plan(None, 1e-5, 3, noise_multiplier=5.0, steps=4, sampling_rates=[1.0, 0.1, 0.1])
         >>> plan.own_epsilon.upper.round(3).tolist(), round(float(plan.epsilon.upper), 3)
-        ([1.555, 0.097, 0.097], 1.555)
+        ([1.555, 0.148, 0.148], 1.555)
         """
         rates, place = np.unique(self.require_rates(), return_inverse=True)
         found = self.of_all(with_early_stop(composed(self.whole, rates), self.early_stop))
