@@ -1,1 +1,1 @@
-"""The search for a parameter that meets a target: noise, sampling probability, steps, or any other parameter."""
+"""Searches for a parameter that meets a target: noise, sampling probability, steps, or any other parameter."""

@@ -1,4 +1,4 @@
-"""The largest number of candidates that a budget allows: `ja.repetitions_allowed`, the largest E[K] of a selection.
+"""Finds the largest mean number of candidates, E[K], that a private selection may try within a privacy budget.
 
 Each number of candidates that is tried is judged by the certified upper end of epsilon of `selection.select`.  The
 number returned was itself tried, so it meets the target even if epsilon does not grow with the number.

@@ -1,4 +1,4 @@
-"""Calibration of any one parameter of any mechanism: the value that meets a privacy target."""
+"""Finds the value of any one parameter of any mechanism with which the mechanism meets a privacy target."""
 
 from __future__ import annotations
 

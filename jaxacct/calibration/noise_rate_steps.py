@@ -1,4 +1,4 @@
-"""Calibration of DP-SGD: the noise, the sampling probability or the number of steps that meets a privacy target.
+"""Finds the noise, the sampling probability or the number of steps with which DP-SGD meets a privacy target.
 
 Every value returned is evaluated again with the certified engines, and `epsilon.upper <= target_epsilon` holds for
 each.  `jaxacct.calibrate` (any_parameter.py) takes any parameter of any mechanism.

@@ -60,8 +60,8 @@ LONGER = 2
 ENOUGH = 4e-4
 """For a mechanism between two pairs of distributions, a bracket of epsilon of this relative width is narrow enough."""
 MOST_PAIRS_OF_ROUNDS = 2**14
-"""This replaces MOST_PAIRS if the mechanism lies between two pairs of distributions. The laws of such a mechanism have
-only hundreds of atoms."""
+"""Largest number of sums of two atoms if the mechanism lies between two pairs of distributions, whose laws have only
+hundreds of atoms. For other mechanisms the largest number is `MOST_PAIRS`."""
 SHARE_OF_LATTICE = 0.1
 """For a mechanism between two pairs of distributions, a longer lattice is made if discretisation makes up more than
 this share of the bracket's width."""

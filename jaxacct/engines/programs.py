@@ -54,7 +54,7 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class Unusable(Exception):
-    """Raised with the reason, in one line, why programs are not kept."""
+    """Raised where programs are not kept. Its message says why, in one line."""
 
 
 class Missing(Unusable):

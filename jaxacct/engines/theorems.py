@@ -66,7 +66,7 @@ def tests_of(parts: Components) -> Tests:
 
 
 def best_epsilon(tests: Tests, delta: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest lower bound of epsilon at the finite part's delta, at least 0."""
+    """Return (B,) the largest of the tests' lower bounds of epsilon at the finite part's delta; at least 0."""
     left = np.exp(tests.log_p) * (1.0 - EXP_ERROR) - delta[:, None] * (1.0 + 4.0 * ROUNDOFF) - SUBNORMAL
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         gain = np.log(left) - tests.log_q
@@ -75,7 +75,7 @@ def best_epsilon(tests: Tests, delta: np.ndarray) -> np.ndarray:
 
 
 def best_delta(tests: Tests, epsilon: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest lower bound of delta at eps, at least 0."""
+    """Return (B,) the largest of the tests' lower bounds of delta at eps; at least 0."""
     p = np.exp(tests.log_p) * (1.0 - EXP_ERROR)
     with np.errstate(over="ignore", invalid="ignore"):
         cost = epsilon[:, None] + tests.log_q

@@ -348,7 +348,7 @@ def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndar
             some = np.arange(some[0], some[-1] + 2)
             ends = np.linspace(total[row, some[0]], total[row, some[-1]], count + 1)
             nodes[row] = np.interp(ends, total[row, some], u[row, some])
-        else:  # the two tails cover everything: all nodes lie where the right tail may begin
+        else:  # no cell is needed: all nodes lie where the right tail may begin
             nodes[row] = u[row, np.argmax(~right[row])]
     return nodes
 

@@ -141,9 +141,9 @@ def _rarest_of_orders(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> tu
 
 
 def _rarest(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> np.ndarray:
-    """Return the log q, at most -s, at which an event's masses (q e^s, q) have the largest divergence allowed.
+    """Return the log of the largest q <= e^-s that an event of P-mass q e^s and Q-mass q may have.
 
-    That divergence is xi + rho alpha, for the order alpha = 1 + c.
+    The divergence of order alpha = 1 + c is then xi + rho alpha, the largest allowed.
     """
     alpha = 1.0 + c
     limit, power = c * (xi + rho * alpha), alpha * s

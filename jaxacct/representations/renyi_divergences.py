@@ -368,8 +368,8 @@ def _largest_bounded(parts: Components) -> np.ndarray:
 def epsilon_from_renyi(orders: ArrayLike, values: ArrayLike, delta: ArrayLike) -> Bounds:
     """Return eps such that a mechanism with Rényi divergences `values` at `orders` is (eps, delta)-DP.
 
-    `eps = min over alpha > 1 of R + log((alpha-1)/alpha) - (log delta + log alpha)/(alpha-1)`, and 0 if `delta^2 >= 1 -
-    e^-R` for some alpha >= 1.
+    `eps = min over alpha > 1 of R + log((alpha-1)/alpha) - (log delta + log alpha)/(alpha-1)`, where R is the
+    divergence of order alpha. eps is 0 if `delta^2 >= 1 - e^-R` for some alpha >= 1.
 
     Parameters
     ----------
@@ -406,8 +406,8 @@ def epsilon_from_renyi(orders: ArrayLike, values: ArrayLike, delta: ArrayLike) -
 def delta_from_renyi(orders: ArrayLike, values: ArrayLike, epsilon: ArrayLike) -> Bounds:
     """Return delta such that a mechanism with Rényi divergences `values` at `orders` is (eps, delta)-DP.
 
-    `delta = min over alpha > 1 of e^{(alpha-1)(R - eps)} (1 - 1/alpha)^{alpha-1} / alpha`, at most 1, and at most
-    `sqrt(1 - e^-R)`.
+    `delta = min over alpha > 1 of e^{(alpha-1)(R - eps)} (1 - 1/alpha)^{alpha-1} / alpha`, where R is the divergence of
+    order alpha. It is at most 1, and at most `sqrt(1 - e^-R)` for every alpha >= 1.
 
     Parameters
     ----------
