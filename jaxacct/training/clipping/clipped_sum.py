@@ -128,7 +128,7 @@ def _clipped_sum(
     written, found = find_ways(pair, params, one_of(batch), method)
     sites = [site for site in found if isinstance(site, ghost.Site)]
     direct = [i for i, way in enumerate(found) if way == "vmap"]
-    together: dict[Any, list[int]] = {}  # small leaves with one clip norm share a bundle, a large leaf has its own
+    together: dict[Any, list[int]] = {}  # small leaves with one clip norm share a bundle
     for i in direct:
         together.setdefault((groups[i], None if leaves[i].size <= 2**14 else i), []).append(i)
     bundles = list(together.values())
@@ -217,10 +217,11 @@ def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
 
 
 class _Scales(NamedTuple):
-    """Factors that clip the examples' gradients g to one clip norm C, (examples,), and `parts`, (parts, examples).
+    """Factors that clip the gradient g of each example to one clip norm C.
 
-    fits : whether g stays unclipped.  weight : min(1, C/|g|).  usable : whether the factors are normal numbers.
-    parts : 2^E min(1, C/|g|), with E the exponent of each part of the gradient.
+    All fields but `parts` have the shape (examples,).  `fits` says whether g stays unclipped.  `weight` is
+    min(1, C/|g|).  `parts`, of shape (parts, examples), is 2^E min(1, C/|g|) with the exponent E of each part of g.
+    `usable` says whether `weight` and `parts` are normal numbers.
     """
 
     fits: Any
@@ -230,7 +231,10 @@ class _Scales(NamedTuple):
 
 
 def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
-    """Compute factors from exponents E and squares (|g|/2^E)^2, (parts, examples). NaN makes `fits`, `usable` False."""
+    """Compute the factors from the exponents E and the squares (|g|/2^E)^2, both of shape (parts, examples).
+
+    For a gradient with a NaN `fits` and `usable` are False.
+    """
     top = jnp.max(exponents, axis=0, initial=ghost.NOTHING)
     apart = exponents - top[None]
     length = jnp.sqrt(jnp.sum(squares * ghost.power(2 * apart, squares.dtype), axis=0))
@@ -344,7 +348,8 @@ def sensitivity(clip_norm: PyTree) -> float:
 
     Parameters
     ----------
-    clip_norm : C from 1e-10 to 1e10, or a pytree of clip norms C_i, one for each part of the parameters.
+    clip_norm : the clip norm C, or a pytree of clip norms C_i, one for each part of the parameters.  Each is between
+        1e-10 and 1e10.
 
     Returns
     -------

@@ -30,7 +30,10 @@ from jaxacct.training.clipping.traces import bind, evaluate, inner_traces
 _LEAST_RUN = 16
 """Smallest number of consecutive rows, equal in a constant and in the data, that shows that the constant holds data."""
 _ALL_BYTES = 2**28
-"""Largest size of data that are compared whole with the constants; otherwise some blocks of rows are compared."""
+"""Largest size, in bytes, of an array of data that is compared whole with the constants.
+
+Of a larger array, and of any Source, only some blocks of rows are compared.
+"""
 _BLOCKS, _BLOCK_ROWS = 32, 64
 """Number of blocks that are compared if the data exceed `_ALL_BYTES` or are a Source; number of rows in a block."""
 _OWN_BYTES = 12
@@ -158,7 +161,10 @@ def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
 
 
 def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
-    """Return whether the other rows keep their bits when a row is replaced; entries that always vary are ignored."""
+    """Return whether the results of all other rows keep their bits when the first or the last row is replaced.
+
+    Entries that differ between two equal runs are ignored.
+    """
     with jax.enable_x64(x64):
         rng = np.random.default_rng(0)
         consts = [const if _is_known(const) else _drawn(rng, const.aval, True) for const in traced.consts]
@@ -365,7 +371,10 @@ def _has_numbers(array: Any) -> bool:
 
 
 def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
-    """Return rows of the data in the dtype of the device: all, or some blocks of large data or of a Source."""
+    """Return rows of one array of the data, in the dtype that the device gives them.
+
+    For a Source, and for an array larger than `_ALL_BYTES`, these are the rows of some blocks; otherwise all rows.
+    """
     if layout is None and math.prod(leaf.shape) * leaf.dtype.itemsize <= _ALL_BYTES:
         rows = np.asarray(leaf)
     else:

@@ -20,7 +20,10 @@ import numpy as np
 from jaxacct.training.clipping.parameter_uses import Step, Use, Uses, largest, merged
 
 BLOCK = 64
-"""Number of terms that a sum adds one by one; these sums are added in blocks again.  Larger blocks round more."""
+"""Number of terms in a block.  A sum adds the terms of each block one by one, then adds these sums in blocks again.
+
+The rounding error grows with the size of the blocks.
+"""
 NOTHING = -(2**20)
 """Exponent of an array without normal numbers: so low that its sum with any exponent is still below all exponents."""
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -28,11 +31,13 @@ HIGHEST = jax.lax.Precision.HIGHEST
 
 
 class Rows(NamedTuple):
-    """Gradient as sum_t x_t dy_t^T, in two kinds of rows: those whose x_t is a unit vector, and all others.
+    """Rows x_t and dy_t of a gradient, which is the sum over t of x_t dy_t^T.
 
-    number, beside : the position of the 1 in each unit vector x_t, (groups, rows), and its dy_t; None without such
-        rows.
-    x, dy : the other rows, (groups, rows, K) and (groups, rows, M); None without such rows.
+    Rows whose x_t is a unit vector are kept apart from all others.  Fields of a kind without rows are None.
+
+    number : for each unit vector x_t the position of its 1, of shape (groups, rows).
+    beside : the dy_t of the unit vectors, of shape (groups, rows, M).
+    x, dy : the x_t and dy_t of all other rows, of shapes (groups, rows, K) and (groups, rows, M).
     """
 
     number: Any
@@ -43,9 +48,9 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """Parameter whose uses are all products. Its gradient has the form (groups, K, M), the same for all uses.
+    """Parameter whose uses are all products.  Its gradient has the form (groups, K, M), the same for all uses.
 
-    leaf, uses : number of the parameter among the leaves; each use, with whether x and dy change places in it.
+    leaf : the number of the parameter among the leaves.  uses : its uses, each with whether x and dy change places.
     steps : the steps, each (size, stride), through the parameter's entries along each of the axes groups, K and M.
     narrow : the dtype with the smallest range among those that the parameter is cast to.
     """
@@ -88,7 +93,10 @@ class Site:
         )
 
     def measured(self, rows: Rows, dtype: Any) -> tuple[Any, Any, Any]:
-        """Return, as (groups, examples): exponents E, bounds on (|g|/2^E)^2, and whether the gradient g is finite."""
+        """Measure the gradient g of each group and example; return three arrays of shape (groups, examples).
+
+        They hold an exponent E, an upper bound on (|g|/2^E)^2, and whether g is surely finite.
+        """
         return self._each_group(jax.vmap(lambda one: self._norm_squared(*_normalised(_wide(one, dtype)))), rows)
 
     def total(self, rows: Rows, keep: Any, weights: Any, dtype: Any) -> Any:
@@ -124,7 +132,7 @@ class Site:
         return jax.tree.map(lambda a: a[None], function(jax.tree.map(lambda a: a[:, 0], rows), *(a[0] for a in more)))
 
     def _norm_squared(self, rows: Rows, top: Any, most: Any) -> tuple[Any, Any, Any]:
-        """Return for one group and example what `measured` returns for all; the arguments come from `_normalised`."""
+        """Return what `measured` says of one group and example; the arguments are the result of `_normalised`."""
         number, beside, x, dy = rows
         right = jnp.concatenate([a for a in (beside, dy) if a is not None])
         unit = jnp.finfo(right.dtype).eps / 2
@@ -239,7 +247,10 @@ def _wide(rows: Rows, dtype: Any) -> Rows:
 
 
 def _rows(use: Use) -> int:
-    """Return how many products x_t dy_t^T a use adds to one group's gradient; loops that do not cut it repeat them."""
+    """Return the number of products x_t dy_t^T that one use adds to the gradient of one group.
+
+    Every iteration of a loop that does not cut the parameter adds its own products.
+    """
     repeated = math.prod(length for length, steps in use.view.loops if steps is None)
     product = use.product
     columns = _size([step for axis in (*product.groups, *product.right) for step in use.view.axes[axis]])

@@ -35,12 +35,13 @@ Step = tuple[int, int]
 
 @dataclass(frozen=True)
 class Product:
-    """Gradient of y = op(x, w) with respect to w, as a sum of products of rows; other : the number of the operand x.
+    """Rule that writes the gradient of y = op(x, w) with respect to w as a sum of products x_t dy_t^T of rows.
 
+    other : the number of the operand x.  output : the shape and dtype of y.
     groups, left, right : the axes of w that are merged, in this order, into the gradient's axes: groups, K and M.
-    matrix : a function (x, dy) -> two arrays, the x_t as (groups, rows, K) and the dy_t as (groups, rows, M).
-    indexed : whether the x_t are unit vectors.  ``matrix`` then returns the position of the 1 in each, (groups, rows);
-        a position outside of 0 to K - 1 stands for a vector of zeros.
+    matrix : a function of (x, dy) that returns the x_t, of shape (groups, rows, K), and the dy_t, (groups, rows, M).
+    indexed : whether the x_t are unit vectors.  ``matrix`` then returns the position of the 1 in each x_t, of shape
+        (groups, rows); a position outside of 0 to K - 1 stands for a vector of zeros.
     """
 
     other: int
@@ -114,7 +115,7 @@ def _conv(eqn: Any, operand: int) -> Product | None:
 
 
 def _embedding(eqn: Any, operand: int) -> Product | None:
-    """Return the `Product` of a look-up of whole rows in the parameter; None for any other look-up."""
+    """Return the `Product` of an operation that looks up whole rows of the parameter; None for any other look-up."""
     p, shape = eqn.params, eqn.invars[0].aval.shape
     spec, y = p["dimension_numbers"], eqn.outvars[0].aval
     whole_rows = (
@@ -274,9 +275,10 @@ def _smooth(var: Any) -> bool:
 class View:
     """All entries of a parameter or, inside loops over its slices, the entries of one slice.
 
-    axes : for each axis, its steps (size, stride).  narrow : the narrowest dtype that the entries were cast to.
-    loops : the loops around the view, outermost first, each (number of iterations, steps along which the loop cuts the
-        parameter, or None if all iterations see the same entries).
+    axes : for each axis, its steps (size, stride).
+    narrow : among the dtypes that the entries were cast to, the one with the smallest range.
+    loops : the loops around the view, outermost first.  Each is a pair: the number of iterations, and the steps along
+        which the loop cuts the parameter.  The steps are None if all iterations see the same entries.
     """
 
     axes: tuple[tuple[Step, ...], ...]

@@ -31,7 +31,7 @@ from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.step_mechanisms import Release, Turn, composed, release_of_pass
 
 MANY_RELEASES = 300
-"""Largest number of different releases that stay ungrouped; an engine's time grows with this number."""
+"""Largest number of different releases that are not grouped.  More releases would take an engine more time."""
 EARLY_STOP = "early stop of the plan"
 """Note of the entry that counts all answers of the plan's early stop."""
 STOPPED_EARLY = "stopped early by the plan, after step "
@@ -40,10 +40,13 @@ STOPPED_EARLY = "stopped early by the plan, after step "
 
 @dataclass
 class _Partition:
-    """Steps with disjoint batches: together they cost as much as the costliest step, or as one round.
+    """Steps of one pass or round, whose batches are disjoint.
 
-    share : the sampling probability.  steps : the noise multipliers of each step's entries.
-    dearest : the noise multipliers of the costliest step's entries.
+    A pass costs as much as its costliest step.  The steps of a round of random allocation cost one round together.
+
+    share : the sampling probability.
+    steps : for each step number, the noise multipliers of the entries of that step.
+    dearest : the noise multipliers of the entries of the costliest step.
     """
 
     sampling: str
@@ -66,7 +69,10 @@ class _Partition:
         return self.share == entry.sampling_probability and not full
 
     def releases(self) -> list[Release]:
-        """Return the releases that a partition counts as: one round, or a pass per entry of its costliest step."""
+        """Return the releases that the partition counts as.
+
+        Steps of a round count as one round.  Steps of a pass count as one pass for each entry of the costliest step.
+        """
         if self.sampling != rules.ALLOCATION:
             return [release_of_pass(self.sampling, sigma, self.share) for sigma in self.dearest]
         # Rounding a sum of 1000 terms errs by less than 2^-40, relatively, so `noise` never exceeds the exact noise.
@@ -78,10 +84,14 @@ class _Partition:
 class Spent:
     """Releases of one run, derived from its entries alone.
 
-    releases, others, noted : how often each training step and each other mechanism counts, and the latter's entries.
-    steps, again, same : numbers of step entries without replays, of these that repeat a step number, and of replays.
-    torn : number of lines that were cut off; each counts as one more release, but not in `steps`.
-    seen, numbers, last, next : the step entries, their numbers, the last one, and the number after the last entry.
+    releases : how often each release of a training step counts.
+    others : how often each other mechanism was released.  noted : the entries of these other mechanisms.
+    steps : the number of step entries.  Exact replays of an entry are not among them.
+    again : how many of these entries repeat the step number of an earlier entry.
+    same : the number of exact replays, which cost nothing.
+    torn : the number of lines that were cut off.  Each counts as one more release, but not in `steps`.
+    seen : the step entries.  numbers : their step numbers.  last : the last step entry.
+    next : the step number that follows the last entry.
     partitions : the passes and rounds of the batch rule, by their fingerprints.
     looks : the `Seen` entry of the current plan, or None.
     owed : the steps that earlier plans still had.  They count if such a plan was replaced after a look at outputs.
@@ -164,10 +174,11 @@ class Spent:
             self.releases += Counter()  # removes the releases whose count is now 0
 
     def within(self, plan: Plan, step: int, label: str | None) -> float:
-        """Return the cost so far, a sum of 1/sigma^2, of the `_Partition` that a plan's new step continues.
+        """Return the cost so far, a sum of 1/sigma^2, of the partition that a plan's new step continues.
 
-        Only the partition `label` can be continued; by default, the last entry's partition. If it has the new step
-        already, steps of another pass or no room, the cost is 0. With a `label`, no room gives -1 instead.
+        `label` is the fingerprint of that partition; by default it is the partition of the last step entry.  The cost
+        is 0 if there is no such partition, if it has the new step already, or if it has steps of another pass.  If it
+        has no room for the step, the result is -1 with a `label` and 0 without one.
         """
         partition = self.partitions.get(label or (self.last and self.last.partition) or "")
         if partition is None or step in partition.steps:
@@ -251,7 +262,10 @@ def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
 
 
 class Contents:
-    """Runs of a ledger by name: the spending of each run, and its `run` lines, which hold its plans (`headers`)."""
+    """Contents of a ledger.
+
+    `runs` has the spending of each run, by name.  `headers` has the `run` lines of each run, which hold its plans.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -345,8 +359,8 @@ class Contents:
     def torn(self, fragment: bytes) -> Torn:
         """Return the costliest step that a cut-off line can have held: the least noise and the highest rate of its run.
 
-        With caps a higher rate may leak less: several rates or caps count as a Gaussian of half the noise, the worst
-        case.
+        With caps a higher rate may leak less.  So if the run has several rates or caps, the step counts as a Gaussian
+        of half the noise.  This covers the worst case, in which one record displaces another in the step's sum.
         """
         name = run_of(fragment)
         name = name if name in self.runs else self.run
@@ -434,7 +448,10 @@ def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, 
 
 
 def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int]:
-    """Return what is spent before a run's next steps: training steps, and the number of others but its early stop."""
+    """Return the spending before a run's next steps: releases of training steps, and the number of other mechanisms.
+
+    The early stop of the run's own plan is not among the other mechanisms.
+    """
     names = counted(plan, ledger, run)
     plans = [line.plan for name in names for line in ledger.headers[name]]
     one_filter(plan, plans)

@@ -31,7 +31,10 @@ _KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
 
 
 class Run(NamedTuple):
-    """Entry at the beginning of a run or of another plan; told : whether the ledger notes that outputs are seen."""
+    """Entry that is written when a run begins, or goes on with another plan.
+
+    `told` says whether the ledger notes when outputs of the run are seen; a ledger of version 1 does not.
+    """
 
     run: str
     by: str
@@ -40,8 +43,9 @@ class Run(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Entry before outputs are seen, after `step` steps; the run would have ended by itself at `until`.
+    """Entry that is written before outputs of a run are seen, after `step` steps of its plan.
 
+    until : the step before which the run would have ended by itself.
     looked : True if a callback looks at outputs or raises; False if something else ends the run.
     """
 
@@ -126,7 +130,10 @@ def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
 
 
 def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]]:
-    """Yield (line, checksums so far, the byte at which it ends); a cut-off last line as bytes, with where it begins."""
+    """Yield (line, checksums so far, the byte at which the line ends) for every line.
+
+    A last line that was cut off comes as bytes, with the byte at which it begins.
+    """
     chain, number = BEGINNING, 0
     told: dict[str, bool] = {}
     while raw := file.readline(_MAX_LINE_BYTES + 1):

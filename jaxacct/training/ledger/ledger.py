@@ -94,7 +94,7 @@ class LedgerFile:
         temporary, new = _new_beside(place, self.path)
         try:
             with writing(self.path):
-                with contextlib.suppress(OSError):  # some file systems have no permissions
+                with contextlib.suppress(OSError):  # some file systems keep no permissions
                     temporary.chmod(stat.S_IMODE(os.fstat(old.fileno()).st_mode))
                 lock(new)
                 old.seek(0)
@@ -121,7 +121,10 @@ class LedgerFile:
         self.size = end + len(content)
 
     def end_last_line(self) -> None:
-        """Add the newline that a complete last line may lack; `append` puts it on the disk before its entry counts."""
+        """Add the newline that a complete last line may lack.
+
+        It need not be on the disk when this returns: `append` puts the whole file there before the next entry counts.
+        """
         file = self.file
         file.seek(0, os.SEEK_END)
         file.seek(-1, os.SEEK_END)
@@ -421,9 +424,9 @@ class Ledger(Contents):
                 raise
 
     def _catch_up(self, mend: bool) -> None:
-        """Count every line; a step whose line was cut off at the end counts as a `Torn` step.
+        """Count every line.  If the last line was cut off and is that of a step, count it as a `Torn` step.
 
-        mend : whether to replace the cut-off line of a step by a `Torn` line, and to remove any other cut-off line.
+        With `mend` the file is mended: a `Torn` line replaces the step's line, and any other cut-off line is removed.
         """
         fragment, end = b"", 0
         for number, (line, chain, place) in enumerate(ledger_format.read(self._file.file, self.path), 1):

@@ -32,10 +32,12 @@ _OWN = re.compile(r"\d+$|\d+\.orbax|.*orbax-checkpoint-tmp")
 
 
 class Checkpoint(NamedTuple):
-    """Run between two steps, as it is stored.
+    """State of a run between two steps, as it is stored.
 
-    session : a digest of the plan, program and data of the steps after this checkpoint; b"" if none were taken.
-    stopped, seen, scores : as in the state; stopped is "" while the run goes on.
+    session : a digest of the plan, the program and the data with which steps after this checkpoint may have been
+        taken; b"" if none were taken.
+    stopped : why the run stopped, as in the state; "" while the run goes on.
+    seen : whether callbacks looked at outputs.  scores : the exact scores of an early stop.
     """
 
     step: int
@@ -49,9 +51,10 @@ class Checkpoint(NamedTuple):
 
 
 class Store:
-    """Folder of checkpoints, numbered from 0 and readable by its owner alone: it holds the secret key of the run.
+    """Folder of checkpoints, which are numbered from 0 in the order of writing.
 
-    If arrays are spread over processes, each process writes its own parts; all processes must see the folder.
+    Only its owner may read it, since it holds the secret key of the run.  If arrays are spread over processes, each
+    process writes and reads its own parts.  All processes must see the folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str], processes: Processes = ALONE) -> None:

@@ -1,4 +1,4 @@
-"""Values of the parameters during a run: on public data, for users, and on private data, for the plan's early stop."""
+"""Values that a run computes from its parameters: on public data for the user, on private data for an early stop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from jaxacct.training.step.models import Untrained, join_model
 
 
 class Evaluations:
-    """Callback that computes a value every few steps, keeps it and passes it to `tell`. Each call looks at outputs."""
+    """Callback that computes a value every few steps, keeps it and passes it to `tell`.
+
+    Each value counts as a look at outputs.
+    """
 
     def __init__(self, evaluate: Callable[[Any, Any], Any], public_data: PyTree, every: int, data: PyTree) -> None:
         if public_data is None:
@@ -83,7 +86,10 @@ class ValidationScore:
 
 
 def validation_score(plan: Plan, score: Any, validation: Any, several: bool) -> ValidationScore | None:
-    """Return the score of a plan's early stop; None if the plan has none.  several : whether the run is on a mesh."""
+    """Return the score of a plan's early stop; None if the plan has no early stop.
+
+    `several` says whether the run is on a mesh.
+    """
     if plan.early_stop is None:
         if score is not None or validation is not None:
             raise InputError("score and validation need a plan with an early stop; use Plan(..., early_stop=...)")
