@@ -58,7 +58,7 @@ class Trainer:
 
     Every step draws a batch as the plan says, sums the gradients clipped to norm C, adds Gaussian noise of standard
     deviation ``noise_multiplier * C`` to each entry of the sum, divides by the *expected* batch size, and hands the
-    result to the optimizer.  (If examples are replaced the sum moves by 2 C; the plan's accounting covers this.)
+    result to the optimizer.  (Replacing an example moves the sum by up to 2 C; the plan's accounting covers this.)
 
     The step is compiled once, whatever batches are drawn.  The plan's guarantee holds for exact arithmetic;
     jaxacct/training/step/README.md bounds the effect of floating point.
@@ -68,7 +68,7 @@ class Trainer:
     loss_fn : (params, example) -> scalar loss of one example; or a linen, nnx or Equinox module together with ``loss``.
     optimizer : an Optax transformation.
     plan : Plan
-    clip_norm : C > 0, a pytree of norms (each part is clipped by itself), or an AdaptiveClip.
+    clip_norm : the norm C > 0, a pytree of norms (each part is clipped by itself), or an AdaptiveClip.
     loss : (output, target) -> scalar, for a module.  Examples are then pairs (input, target).  The loss of an example
         is ``loss(module.apply(params, input), target)`` of linen, or ``loss(module(input), target)`` of nnx and
         Equinox.
@@ -86,7 +86,7 @@ class Trainer:
     trainable : the trained part: a function path -> bool of paths such as "params/Dense_0/kernel"; a pytree of bools, a
         prefix of the parameters; or a type of nnx variables.  All else is frozen: it is not clipped, gets no noise, is
         unknown to the optimizer, and must not come from the private data.  By default everything is trained, with two
-        exceptions: only the nnx.Param of an nnx module, and only the adapters of parameters with `lora`.
+        exceptions: of an nnx module only the nnx.Param are trained, and of parameters with `lora` only the adapters.
     private_loss : a PrivateLoss: the mean loss of every step is released too, and handed to the optimizer as ``value``.
     mesh : a jax.sharding.Mesh whose devices share each step: devices of one process, or of all processes under
         `jax.distributed`.  Examples, or users, lie over all its devices.  The same key draws the same batch on meshes

@@ -20,7 +20,7 @@ _EPSILON = Constraint("use an ordinary {name}, such as 0.1", 1e-10, 1e10)
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """Rule of a `Plan`: the run ends once a score on private data no longer rises.  The rule is paid for in advance.
+    """Rule of a `Plan`: the run ends once a score on private data no longer rises.  The plan pays for it in advance.
 
     The score is the sum over validation records of a value in [0, 1], such as the number of right predictions. It is
     found after every `every` steps. Let m be the largest of the last `patience` scores, and b the largest score before
@@ -38,10 +38,10 @@ class EarlyStop:
 
     Parameters
     ----------
-    epsilon : from 1e-10 to 1e10, what the rule adds to the releases of the steps.
+    epsilon : from 1e-10 to 1e10; the epsilon of all answers together, as above.
     every : number of steps from one score to the next.
     patience : number of scores in a row that must bring no gain.
-    gain : >= 0, in records; a smaller rise is no gain.
+    gain : >= 0, in records.  A rise of the score by at most this does not count.
 
     References
     ----------
@@ -83,7 +83,7 @@ class EarlyStop:
             return False
         rise = max(scores[-patience:]) - max(scores[:-patience])
         rule = repr(self.numbers)
-        # the factor covers the rounding of the mechanism's epsilon
+        # the factor 1 + 2^-40 covers the rounding of the mechanism's epsilon
         drawn = lambda what, scale: discrete_laplace(
             Fraction(scale) * UNITS * (1 + Fraction(1, 2**40)), KeyedBits(hmac.digest(key, what, "sha256"))
         )

@@ -64,9 +64,15 @@ from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.step_mechanisms import Release, Turn, composed, require_kept
 
 GROWTH = 2.0**20
-"""Largest variance of a noisy prefix sum, relative to that of the sum of independent noise; float32 holds no more."""
+"""Largest variance of a noisy prefix sum, divided by the variance of the sum of independent noise over all steps.
+
+If noise grows more than this, float32 does not hold its sums.
+"""
 MANY_KINDS = 16
-"""Largest number of different releases for which `Plan.epsilon_curve` is exact. With more, stand-ins replace them."""
+"""Largest number of different releases for which `Plan.epsilon_curve` is exact.
+
+If there are more, stand-ins that leak at least as much replace them.
+"""
 _CURVE_RTOL = 0.02
 """Relative width of the brackets of epsilon along a curve: wide, for speed.  Upper bounds hold at any width."""
 _FORMAT, _VERSION = "jaxacct.plan", 1
@@ -99,44 +105,46 @@ class Allowance(Protocol):
 class Plan(PlanRequest):
     """DP-SGD run whose missing settings are solved for, so that its certified epsilon meets a target.
 
-    Every step draws a batch, sums the gradients clipped to norm C, adds noise of standard deviation `noise_multiplier *
-    C`, and divides by `expected_batch_size`.  With a target_epsilon exactly one of these three is left out:
-    noise_multiplier, steps (or epochs), and sampling_probability (or expected_batch_size).  Without a target none is
-    left out.  `steps = ceil(epochs * dataset_size / batch)`.
+    Every step draws a batch, clips each gradient to norm C and sums the gradients.  It adds noise of standard deviation
+    `noise_multiplier * C`, and divides by `expected_batch_size`.  With a target_epsilon exactly one of three settings
+    is left out: noise_multiplier, steps (or epochs), or sampling_probability (or expected_batch_size).  Without a
+    target none is left out.  `steps = ceil(epochs * dataset_size / expected_batch_size)`.
 
-    The plan is frozen.  It holds a number for each of noise_multiplier, steps, epochs, sampling_probability and
-    expected_batch_size, given or solved for.  With a schedule, rate and batch size are averages over the steps, and the
-    noise multiplier is the overall scale of the noise.  `at(step)` gives the numbers of one step.
-    Schedules must be fixed beforehand, or follow rules that do not look at the data.
+    The plan is frozen.  It holds all five settings as numbers, whether they were given or solved for.  With a schedule,
+    rate and batch size are averages over the steps, and the noise multiplier is the overall scale of the noise.
+    `at(step)` gives the numbers of one step.  Schedules must be fixed beforehand, or follow rules that do not look at
+    the data.
 
     Parameters
     ----------
-    target_epsilon : > 0, or None: then epsilon is only reported.
+    target_epsilon : > 0.  With None the plan only reports its epsilon.
     target_delta : in (0, 1), always needed.
-    dataset_size : a whole number, always needed, assumed public.
-    sampling_probability, expected_batch_size : the rate in (0, 1], or that rate times dataset_size.  The latter may be
-        given as `batch_size`, the word of `jaxacct.dp_sgd`.
+    dataset_size : a whole number, always needed.  It is assumed to be public.
+    sampling_probability, expected_batch_size : the rate in (0, 1], or that rate times dataset_size.  `batch_size`, the
+        word of `jaxacct.dp_sgd`, is another name of expected_batch_size.
     noise_multiplier : > 0, relative to the clip norm C for adding or removing a record.
     steps, epochs : the length of the run.
-    sampling : the batch rule, as for `jaxacct.dp_sgd` ("fixed_batches" is its "shuffled"), or "fixed_order": every
-        record once in every pass, always at the same place.  A round of random allocation, a pass through groups and a
-        pass over fixed batches cost a whole one once they have begun.  Fixed batches and a fixed order have no
-        amplification: a pass, or the whole run, costs as much as one Gaussian.
+    sampling : the batch rule, as for `jaxacct.dp_sgd`; "fixed_batches" is another name of "shuffled".  Besides,
+        "fixed_order" takes every record once in every pass, always at the same place.  A round of random allocation
+        that has begun costs a whole round.  A pass through groups or over fixed batches that has begun costs a whole
+        pass.  Fixed batches and a fixed order have no amplification: a pass over fixed batches, and a whole run in a
+        fixed order, cost as much as one Gaussian.
     relation : "add_or_remove_one" (the default), "add_one", "remove_one", "zero_out" (a record's gradient becomes 0 and
-        its place stays), or, unless sampling is "poisson", "replace_one".  With fixed batches "zero_out" is the
-        default, and relations that add or remove a record are refused: it would move another record to another batch.
+        its place stays) or "replace_one".  "replace_one" is refused if sampling is "poisson".  With fixed batches
+        "zero_out" is the default, and relations that add or remove a record are refused: the added or removed record
+        would move another record to another batch.
     noise_schedule : relative noise, one factor per step or pairs (until_step, factor); the last until_step may be None.
         `noise_multiplier` is then the overall scale of the noise, given or solved for.
     batch_schedule : expected batch sizes in the same forms, in place of sampling_probability.
-    repetitions : a law of K (`jaxacct.selection`): all K runs of a tuning together meet the target.
+    repetitions : a law of the number K of runs of a tuning (`jaxacct.selection`).  All K runs together meet the target.
     data_dependent : True if the data or outputs may decide whether and how `recalibrate` is called, even if it never
         is.  The steps compose through a Renyi filter, fixed here, which meets the target on every path.  The filter
         needs more noise than exact composition.
-    candidates : "iid" or "adaptive", the assumption on the K runs (`jaxacct.selection.select`).
-    slots : with random allocation, the number of slots of a round, given in place of the batch size, which is then
-        dataset_size/slots.  By default ceil(dataset_size/expected_batch_size), so that batches are no larger than asked
-        for.
-    cap : with truncated Poisson sampling, the largest batch; by default a cap that costs practically nothing
+    candidates : "iid" or "adaptive": the assumption on the K runs (`jaxacct.selection.select`).
+    slots : the number of slots of a round of random allocation.  It may be given in place of the batch size, which is
+        then dataset_size/slots.  By default it is ceil(dataset_size/expected_batch_size), so that batches are no larger
+        than asked for.
+    cap : the largest batch of truncated Poisson sampling.  The default is a cap that costs practically nothing
         (`jaxacct.cap_for`).
     noise : the strategy of correlated noise (`jaxacct.strategies`), with sampling = "cyclic_poisson" or "fixed_order";
         independent noise by default.  The coefficients of ``strategies.Banded(32)`` are found when the number of steps
@@ -144,18 +152,19 @@ class Plan(PlanRequest):
         `noise_multiplier` is then relative to the clip norm times the largest norm of a column of C.  With
         "fixed_order" it is relative to the clip norm times the sensitivity of C, where a record's steps are
         ceil(dataset_size / batch) apart.  The noise multiplier must not fall during the run.
-    groups : with cyclic Poisson sampling, the number of groups: at least the strategy's number of bands, which is the
-        default.  The rate is groups * batch / dataset_size.
-    unit : "record" or "user": the unit that is drawn and in which neighbours differ.  With "user", dataset_size is the
-        number of users, and `Trainer.fit` gets the user of each example.
+    groups : the number of groups of cyclic Poisson sampling.  It is at least the strategy's number of bands, which is
+        the default.  The rate is groups * expected_batch_size / dataset_size.
+    unit : "record" or "user".  A step draws such units, and neighbouring data sets differ in one.  With "user",
+        dataset_size is the number of users, and `Trainer.fit` gets the user of each example.
     early_stop : an `EarlyStop`: the run ends when a score on private data no longer rises.  The answers count as one
         more release, which the target includes.
-    sampling_rates : in place of sampling_probability, with Poisson sampling: a rate in (0, 1] for each record (or
-        user), shape (dataset_size,).  They must be public, and chosen without the data: a rate belongs to the place of
-        a record, whatever the record is.  The plan, its ledger and its runs claim the epsilon of the largest rate,
-        which is then ``sampling_probability``; ``own_epsilon`` is that of each record.  ``expected_batch_size`` is the
-        sum of the rates.
-    rates_digest : not an argument: the SHA-256 of sampling_rates, which a document holds in their place; else None.
+    sampling_rates : a rate in (0, 1] for each record (or user), of shape (dataset_size,), in place of
+        sampling_probability.  This needs Poisson sampling.  The rates must be public and chosen without the data: a
+        rate belongs to the place of a record, whatever the record is.  ``sampling_probability`` is then the largest
+        rate; the plan, its ledger and its runs claim the epsilon of this rate.  ``own_epsilon`` has the epsilon of each
+        record.  ``expected_batch_size`` is the sum of the rates.
+    rates_digest : the SHA-256 of sampling_rates, or None without rates.  A document of the plan holds it in place of
+        the rates.  It is a field and no argument.
 
     Raises
     ------
@@ -251,7 +260,7 @@ class Plan(PlanRequest):
         rate = batch / size * (settings["groups"] or 1)
         averages = {"steps": steps, "epochs": steps * batch / size, "noise_multiplier": noise}
         own = {segment[3:] for segment in segments}
-        if len(own) == 1:  # an average would round the segments' own numbers
+        if len(own) == 1:  # an average would be rounded
             rate, batch = segments[0][3:]
         given = settings["sampling_rates"]
         if settings["rates_digest"] and (len(own) > 1 or (given is not None and own != {rate_and_batch(given)})):
@@ -391,11 +400,11 @@ class Plan(PlanRequest):
 
     @functools.cached_property
     def own_epsilon(self) -> Bounds:
-        """Epsilon at target_delta of each record by itself, shape (dataset_size,), with sampling_rates.
+        """Epsilon at target_delta of each record by itself, of shape (dataset_size,), for a plan with sampling_rates.
 
-        Entry i is about data sets that differ in record i alone, and covers the whole plan: the epsilon of the same
-        plan at the rate of record i.  None is above `epsilon`, which covers all records.  All records of one rate are
-        one question.  InputError for a plan without its sampling_rates.
+        Entry i is about data sets that differ in record i alone.  It is the epsilon of the whole plan at the rate of
+        record i.  No entry is above `epsilon`, which covers all records.  The epsilon of each rate is computed once.
+        A plan without its sampling_rates raises InputError.
 
         >>> plan = Plan(None, 1e-5, 3, noise_multiplier=5.0, steps=4, sampling_rates=[1.0, 0.1, 0.1])
         >>> plan.own_epsilon.upper.round(3).tolist(), round(float(plan.epsilon.upper), 3)
@@ -403,13 +412,13 @@ class Plan(PlanRequest):
         """
         rates, place = np.unique(self.require_rates(), return_inverse=True)
         found = self.of_all(with_early_stop(composed(self.whole, rates), self.early_stop))
-        most = float(self.epsilon.upper)  # evaluations of one number may differ in their last digits
+        most = float(self.epsilon.upper)  # two evaluations of one epsilon may differ in their last digits
         lower, estimate, upper = (np.minimum(end, most)[place] for end in (found.lower, found.estimate, found.upper))
         words = (np.asarray(word)[place] for word in (found.kind, found.status, found.engine))
         return Bounds(lower, estimate, upper, *words)
 
     def require_rates(self) -> np.ndarray:
-        """Return the rates of the records; raise InputError if the plan has none, or a document left them out."""
+        """Return the rates of the records; raise InputError if the plan has none, or was read from a document."""
         if self.sampling_rates is not None:
             return self.sampling_rates
         if self.rates_digest is None:

@@ -36,8 +36,8 @@ class Segment(NamedTuple):
     ----------
     start, steps : whole numbers; steps count from 0.
     noise_multiplier : the standard deviation of the noise on the sum of clipped gradients, divided by the clip norm.
-    sampling_probability, expected_batch_size : the rate at which a step draws records (the largest, if each record
-        has its rate), and the expected number of records, by which the sum is divided.
+    sampling_probability : the rate at which a step draws records.  If records have different rates, it is the largest.
+    expected_batch_size : the expected number of records of a step, by which the sum is divided.
 
     >>> Segment(start=10, steps=5, noise_multiplier=1.0, sampling_probability=0.1, expected_batch_size=6.0).end
     15
@@ -120,7 +120,7 @@ def joined(noise: Sequence[Piece], batch: Sequence[Piece], steps: int, dataset_s
 
 
 def slots_for(dataset_size: float, batch_size: float) -> int:
-    """Return the smallest number of slots that keeps the batch size, dataset_size/slots, at most `batch_size`."""
+    """Return the smallest number of slots for which dataset_size/slots is at most `batch_size`."""
     return max(math.ceil(dataset_size / batch_size * (1.0 - ROUNDING)), 1)
 
 
@@ -240,7 +240,10 @@ def releases(
 
 
 def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> dict[Release, Release]:
-    """Map releases to about `most` stand-ins that cost at least as much (`dearer`), or that cost at most as much."""
+    """Map releases to about `most` stand-ins.
+
+    A stand-in costs at least as much as its releases if `dearer` is True, and at most as much otherwise.
+    """
     noise, rate = (min, max) if dearer else (max, min)
     found: dict[Release, Release] = {}
     for near in _near(counts, most):

@@ -94,9 +94,9 @@ _OPEN = {
 
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
-    """Arguments of a `Plan` after `checked`, for the solver; None stands for an argument that the caller left out.
+    """Arguments of a `Plan` after `checked`, for the solver.  None stands for an argument that the caller left out.
 
-    rates_digest : SHA-256 of sampling_rates, in hexadecimal; a document of a plan holds it in place of the rates.
+    rates_digest : the SHA-256 of sampling_rates, in hexadecimal.  A document of a plan holds it in place of the rates.
     """
 
     target_epsilon: float | None
@@ -175,7 +175,7 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rates(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rates of the records and their digest; refuse what cannot be accounted for."""
+    """Return the checked rates of the records and their digest; refuse rates that cannot be accounted for."""
     for name, usual in (("sampling", rules.POISSON), ("data_dependent", False)):
         if found[name] != usual:
             raise InputError(f"sampling_rates needs {name} = {usual!r}, found {found[name]!r}; leave one of them out")
@@ -195,7 +195,7 @@ def _rates(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rate_and_batch(rates: np.ndarray) -> tuple[float, float]:
-    """Return the numbers of every step in which each record has its rate: the largest rate, and the sum of all."""
+    """Return the sampling probability and the expected batch size of a plan: the largest rate, and the sum of rates."""
     return float(rates.max()), math.fsum(rates.tolist())
 
 
@@ -264,9 +264,12 @@ class Filter(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """Solution of a request: the steps, the scale of their noise, the filter of a data-dependent plan, and the cap.
+    """Solution of a request.
 
-    epsilon : epsilon of the whole tuning if the search computed it, which saves half a minute later; else None.
+    segments : the steps of the run.  noise_multiplier : the scale of the run's noise.
+    filter : the Renyi filter of a plan whose changes may depend on the data; otherwise None.
+    epsilon : epsilon of the whole tuning if the search computed it, which saves half a minute later; otherwise None.
+    cap : the largest batch of truncated Poisson sampling; otherwise None.
     """
 
     segments: tuple[Segment, ...]
@@ -413,7 +416,7 @@ def _solved(request: PlanRequest) -> Solution:
         return _with_rate(request, n)
     batches = _batches(request, n)
     rate = batches[0].value / n
-    if request.sampling_rates is not None:  # the claim is that of the record with the largest rate
+    if request.sampling_rates is not None:  # the plan claims the epsilon of the largest rate
         rate = rate_and_batch(request.sampling_rates)[0]
         request = replace(request, sampling_probability=rate)
     if opened == "steps":
@@ -695,7 +698,7 @@ def rest_of_run(
         raise InputError(f"step = {step} leaves no steps to recalibrate; give steps (or epochs) beyond it")
     rest = with_rates(joined(_cut(noise, count), _cut(batches, count), count, n), sampling, terms.groups, n)
     kept = sampling == rules.CYCLIC and rest[0].expected_batch_size == segments[0].expected_batch_size
-    if kept or terms.rates_digest is not None:  # the new rate was rounded anew, or is the average rate of the records
+    if kept or terms.rates_digest is not None:  # a new rate would be rounded anew, or be an average
         rest = tuple(s._replace(sampling_probability=segments[0].sampling_probability) for s in rest)
     return spent, rest
 

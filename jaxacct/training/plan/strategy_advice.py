@@ -33,8 +33,9 @@ _ONE = "advice is for one run"
 class StrategyOption:
     """One way to sample and to correlate noise, with the least noise that meets the budget.
 
-    ``groups`` counts groups of records, slots of a round, or steps of a pass. `advise_strategy` defines ``error``;
-    ``relative`` is ``error`` divided by that of DP-SGD. Without noise that meets the budget, noise_multiplier is NaN.
+    ``groups`` is the number of groups of records, of slots of a round, or of steps of a pass. `advise_strategy` defines
+    ``error``. ``relative`` is ``error`` divided by the error of DP-SGD. ``epsilon`` is a certified upper bound. If no
+    noise meets the budget, ``noise_multiplier`` is NaN.
     """
 
     sampling: str
@@ -143,11 +144,13 @@ def advise_strategy(
 
     Parameters
     ----------
-    target_epsilon, target_delta : > 0, in (0, 1).
-    dataset_size, batch_size : number of records, and expected number of records in a step.
-    epochs, steps : one of the two, the length of the run; n = ceil(epochs dataset_size / batch_size).
-    bands : numbers of bands, at most 1/q and n. By default 2, 4, 8, 16 and 32, as far as they fit, and the largest
-        number that fits, if it is at most 64: with b = 1/q bands nothing is sampled. One band is DP-SGD.
+    target_epsilon, target_delta : the budget; target_epsilon is > 0, target_delta in (0, 1).
+    dataset_size : number of records.
+    batch_size : expected number of records in a step.
+    epochs, steps : the length of the run; give one of the two. n = ceil(epochs dataset_size / batch_size) steps.
+    bands : one or several numbers b of bands, each at most 1/q and n. By default 2, 4, 8, 16 and 32, as far as they
+        fit; the largest number that fits is tried as well if it is at most 64. With b = 1/q bands nothing is sampled.
+        One band is DP-SGD.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
         Neighbouring relation. A record that is added or removed must not move other records to other groups or steps.
 

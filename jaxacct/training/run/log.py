@@ -66,11 +66,13 @@ WAIT_SECONDS = 5.0
 
 @dataclass(slots=True)
 class _Look:
-    """One logged step. Its fields are filled in one by one, so that nothing is done twice after an interrupt.
+    """One logged step.  Its fields are filled in one by one, so that nothing is done twice after an interrupt.
 
-    observed : the numbers of the step, on the device.  record : these numbers as a log record without epsilon, or None.
+    observed : the numbers of the step, on the device.
     point : a table of epsilon, and a step in it whose epsilon covers all releases so far; None if no table has one.
-    when, rate : the time at which the step was found to be done, and the steps per second up to it, if known.
+    when : the time at which the step was found to be done, in seconds; None until then.
+    rate : steps per second, measured over the last logged steps up to this one; None if not known.
+    record : the record to be logged, still without epsilon; None until the numbers are fetched.
     """
 
     step: int
@@ -264,9 +266,10 @@ def numbers_of(observed: Observed) -> dict[str, Any]:
 
 
 class LogFile:
-    """File of JSON lines, open for appending, which only its owner may read: most of its numbers carry no noise.
+    """File of JSON lines, open for appending.  Only its owner may read it, since most of its numbers carry no noise.
 
-    A last line that was cut off is removed. If a step is logged again, its second line has ``"again": true``.
+    A last line that was cut off is removed.  If a resumed run logs a step again, the second line of the step has
+    ``"again": true``.
     """
 
     def __init__(self, path: str | os.PathLike[str], run: str) -> None:
@@ -283,13 +286,16 @@ class LogFile:
                 _make_private(descriptor)
                 _cut_after_last_line(self._file)
                 self.there = self._last_step(run)
-                self._last: tuple[Any, int] = None, self._file.seek(0, os.SEEK_END)  # last record, start of its line
+                self._last: tuple[Any, int] = None, self._file.seek(0, os.SEEK_END)  # the last record, and where its line starts
         except BaseException:
             self._file.close()
             raise
 
     def beginning(self, run: str, step: int) -> dict[str, Any]:
-        """Return the record of a `fit` that begins or continues; it says which steps of the file the `fit` repeats."""
+        """Return the record of a `fit` that begins or continues.
+
+        If the `fit` repeats steps that are in the file, the record says up to which step.
+        """
         record = {"event": "begin", "run": run, "step": step, "resumed": step > 0}
         again = {"again_until": self.there} if self.there > step else {}
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -351,7 +357,10 @@ def _finite(node: Any) -> Any:
 
 
 class ProgressLine:
-    """Line on standard error, with an upper bound of epsilon from the plan's table, once a thread has computed it."""
+    """Progress line on standard error.  It shows an upper bound of epsilon once a thread has computed the plan's table.
+
+    Training does not wait for the table.
+    """
 
     def __init__(self, plan: Plan, there: int, show: bool | None) -> None:
         self._plan = plan
@@ -384,7 +393,10 @@ class ProgressLine:
 
 
 class _Table:
-    """Upper bounds of epsilon along a plan, with what was `held` before step `first`; computed by a thread."""
+    """Upper bounds of epsilon along a plan; a thread computes them on the first request.
+
+    They cover the releases that are `held` from before step `first` as well; with None they cover the plan alone.
+    """
 
     def __init__(self, plan: Plan, first: int = 0, held: Held | None = None) -> None:
         self._plan, self._first, self._held = plan, first, held
@@ -422,7 +434,7 @@ class _Table:
     def _compute(self) -> None:
         with contextlib.suppress(Exception):  # the state's epsilon raises the same error
             plan = self._plan
-            if self._held is not None:  # 16 evenly spaced steps, since each epsilon needs an accounting of its own
+            if self._held is not None:  # only 16 steps, since each epsilon needs an accounting of its own
                 (own, headers), *others = self._held
                 uppers = []
                 for step in _even_steps(self._first, plan.steps, 16):
@@ -435,7 +447,7 @@ class _Table:
             self._put(curve)
             if plan.filter is not None or plan.sampling in BY_PASS or len(plan.whole) > MANY_KINDS:
                 return
-            steps, step, apart = [], 1, plan.steps / 64  # and early steps, each 10 % later than the one before
+            steps, step, apart = [], 1, plan.steps / 64  # early steps lie closer: each is 10 % later
             while 0.1 * step < apart and apart > 1.0:
                 steps.append(step)
                 step = max(step + 1, int(1.1 * step))
@@ -466,7 +478,8 @@ class TablePoint(NamedTuple):
 class EpsilonSoFar:
     """Upper bounds of epsilon during one `fit` that continues a plan after its first `step` steps.
 
-    A bound from a table is put out only if the table covers all releases so far: fewer releases never cost more.
+    A bound from a table is put out only if all releases so far are among those that the table covers: fewer releases
+    never cost more.
     """
 
     def __init__(self, plan: Plan, step: int, stretches: tuple[Stretch, ...], ledger: Ledger | None) -> None:
@@ -483,7 +496,10 @@ class EpsilonSoFar:
         self._tables = [*([_Table(plan)] if self._of_plan else []), _Table(plan, step, held)]
 
     def point(self, step: int, stretches: tuple[Stretch, ...]) -> TablePoint | None:
-        """Return a table and a step, `step` or later, whose epsilon covers all releases so far, or else None."""
+        """Return a table, and a step in it whose epsilon covers all releases so far; None if no table has one.
+
+        The step is `step` itself or a later one.
+        """
         if self._ledger is None and self._of_plan and len(stretches) == 1:  # the usual case needs no counting
             plan, first, end, _ = stretches[0]
             if plan is self.plan and first == 0:

@@ -43,7 +43,11 @@ _HOST = b"host 1"
 
 
 class Prepared(NamedTuple):
-    """Step that is ready to run: the lineage after it, its keys, its numbers, its pass or round, and its examples."""
+    """Step that is ready to run.
+
+    line : the lineage after the step.  key : the step's keys.  settings : the step's numbers.
+    partition : the fingerprint of the step's pass or round, or "".  batch : the loaded examples of a source, or None.
+    """
 
     line: Lineage
     key: StepKey
@@ -53,10 +57,12 @@ class Prepared(NamedTuple):
 
 
 class Program:
-    """Step function for one plan, state and data: traced, digested, and compiled on demand.
+    """Step function for one plan, state and data.  It is traced, digested, and compiled on demand.
 
-    session : a digest of all that decides the steps after a checkpoint: equal sessions repeat them exactly.
-    traces : the jaxprs of all programs.  overwrites : whether a step overwrites the `Carried` that it is given.
+    session : a digest of all that decides the steps after a checkpoint: runs with equal sessions repeat these steps
+        exactly.
+    traces : the jaxprs of all programs that are compiled.
+    overwrites : whether a step overwrites the arrays of the `Carried` that it is given.
     """
 
     overwrites = True
@@ -137,7 +143,7 @@ class Program:
         return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
-        """Return whether the last checkpoint is of this session, and has a ledger exactly if this run has one."""
+        """Return whether the checkpoint `found` is of this session, and notes a ledger exactly if `ledger` is True."""
         if found is None or found.session != self.session:
             return False
         return (found.history.ledger is not None) == ledger
@@ -170,10 +176,12 @@ class OtherExamples(InputError):
 
 
 class Batch(NamedTuple):
-    """Logical batch that was loaded, in whole micro-batches. Each of its places has one member, or none (`mask`).
+    """Logical batch that was loaded, in whole micro-batches.  A place of the batch has one member or none.
 
-    leaves : a row for each place; with users, a row holds the examples that one user gives, with their `weights`.
+    leaves : arrays with one row for each place.  With users, a row holds the examples that one user gives.
+    weights : the weights of users' examples; None for records.
     indices : int32, the number of the record or user in each place.
+    mask : whether a place has a member.
     """
 
     leaves: list[np.ndarray]
@@ -185,8 +193,9 @@ class Batch(NamedTuple):
 class Streamed(Program):
     """Program for one plan, state and source; `begin` compiles it and starts the threads, `close` ends them.
 
-    If the last checkpoint has the same session, the steps after it repeat their draws, and the ledger tells whether the
-    examples are the same, too. Otherwise the lineage gets fresh random bits, and no draw is ever used twice.
+    If the last checkpoint has the same session, the steps after the checkpoint repeat their draws.  The ledger then
+    tells whether the examples are the same, too.  In all other cases the lineage gets fresh random bits, and no draw is
+    ever used twice.
     """
 
     overwrites = False  # after an interrupt within a step, a checkpoint of the state before the step is written
@@ -357,7 +366,10 @@ def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
 
 
 class Ahead(Generic[Item]):
-    """Items of a generator, `depth` of which a thread makes ahead; `take` raises the thread's exceptions."""
+    """Items of a generator.  A thread makes `depth` items ahead; if `depth` is 0, each item is made when it is taken.
+
+    If the generator raises an exception, `take` raises it.
+    """
 
     def __init__(self, items: Generator[Item, Any, Any], depth: int, stop: threading.Event) -> None:
         self._items, self._stop = items, stop

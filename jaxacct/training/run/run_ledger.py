@@ -39,11 +39,14 @@ from jaxacct.training.step.key_derivation import StepKey, digest
 from jaxacct.training.step.step_mechanisms import BY_PASS, composed, require_kept
 
 _NOTING = 0.05
-"""Largest share of a run's time that notes should take; if they take more, several steps are noted at once."""
+"""Largest share of a run's time that writing notes should take.  To keep it, several steps are noted at once."""
 
 
 class RunLedger:
-    """Open ledger of a run. In every process, `note` returns when its entries, at most `most`, are on the disk."""
+    """Open ledger of a run.  In every process, `note` returns only after the entries are on the disk.
+
+    `most` is the largest number of steps that are noted at once.
+    """
 
     def __init__(self, processes: Processes, ledger: Ledger | None, own: bool, mark: Mark, most: int) -> None:
         self._processes, self._ledger, self._own, self._most = processes, ledger, own, most
@@ -62,7 +65,10 @@ class RunLedger:
         return self._mark
 
     def note(self, plan: Plan, step: int, now: Prepared, program: Program) -> int:
-        """Note a step, and perhaps later ones, if the ledger has it or the budget allows it; return how many."""
+        """Note a step if the ledger already has it or the budget allows it; return how many steps were noted.
+
+        Later steps are noted with it if notes would otherwise take more than the share `_NOTING` of the time.
+        """
 
         def noted() -> int:
             assert self._ledger is not None
@@ -140,7 +146,7 @@ def open_run_ledger(
     note_ahead: int | None,
 ) -> RunLedger | None:
     """Return the ledger, in which the run of a state is now the current run.  The first process opens the ledger."""
-    # steps that are noted and not taken count, and in a pass could make the whole pass dearer
+    # a step that is noted counts even if it is not taken; within a pass it could make the whole pass dearer
     share = 1 if plan.sampling in BY_PASS else max(plan.steps // 100, 1)
     most = share if note_ahead is None else min(share, note_ahead)
     opened: Ledger | None = None
@@ -300,7 +306,7 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
         ledger.spend(answers[0], EARLY_STOP)
     if new and before[-1] == plan and (state.seen or state.stopped == "callback") and state.step < plan.steps:
         ledger.seen(state.step, state.seen)
-    if _stopped_early(ledger) and state.stopped != "early_stop":  # asking the early stop again would cost again
+    if _stopped_early(ledger) and state.stopped != "early_stop":  # a second answer of the early stop would cost again
         raise InputError(
             f"{ledger.path}: the early stop of the plan has ended this run, and the state is older; give the state "
             "that fit returned, or begin another run by trainer.init"

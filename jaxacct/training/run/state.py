@@ -115,7 +115,10 @@ class Scores(Secret):
 
 
 class Past(Secret):
-    """Buffers of correlated noise, which must stay secret, and their clip norm. Pickle and repr leave them out."""
+    """Buffers of correlated noise, and the clip norm of the noise in them.  Pickle and repr leave both out.
+
+    The buffers must stay secret: whoever has them can remove noise from the run.
+    """
 
     __slots__ = ("arrays", "clip_norm")
 
@@ -124,10 +127,13 @@ class Past(Secret):
 
 
 class Looks:
-    """Record of whether callbacks have looked at outputs: ever (`seen`), and at the last state (`at_this`).
+    """Record of whether callbacks have looked at outputs.
 
+    seen : whether callbacks of this or of an earlier `fit` have looked.
+    at_this : whether they have looked at the state with which they were called last.
     now : the state with which the callbacks are being called, or None.
-    note : called before the first look of this `fit`; if it raises, the callback gets the error instead of outputs.
+    note : a function that is called before the first look of this `fit`.  If it raises, the callback gets the error
+        instead of outputs.
     """
 
     def __init__(self, seen: bool, note: Callable[[], Any]) -> None:
@@ -162,7 +168,7 @@ class _Shown(State):
             return claimed(self.history, self.plan, self.step, ended=False, goes_on=True)
         if name == "epsilon":
             return claimed(self.history, self.plan, self.step, ended=not looks.seen, goes_on=False)
-        if name not in ("step", "plan", "stopped", "history", "__class__"):  # these do not depend on outputs
+        if name not in ("step", "plan", "stopped", "history", "__class__"):  # other attributes depend on outputs
             looks.look()
         if name == "evaluations":  # a list that grows during the step, and later
             return tuple(one for one in super().__getattribute__(name) if one.step <= self.step)
@@ -178,7 +184,10 @@ def shown(state: State, looks: Looks) -> State:
 
 
 class Stretch(NamedTuple):
-    """Steps `first` to `end - 1` of a plan, and the fingerprint of the last step's pass or round, if it has one."""
+    """Steps `first` to `end - 1` of a plan.
+
+    `partition` is the fingerprint of the last step's pass or round; "" if the batch rule has neither.
+    """
 
     plan: Plan
     first: int
@@ -215,10 +224,10 @@ def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, pa
 
 
 def released(stretches: Sequence[Stretch]) -> Counter[Release]:
-    """Count the releases of some stretches; a pass that two of them share counts in both.
+    """Count the releases of some stretches.  A pass that two stretches share counts in both.
 
-    If steps share noise, the first step of a stretch also counts by itself (`Turn.alone`), unless the sharing begins
-    with it or it follows the step before it (`Turn.follows`).
+    Where steps share noise, the first step of a stretch also counts as a release of all records (`Turn.alone`).  It
+    does not if the sharing begins with this step, or if it goes on from the step before (`Turn.follows`).
     """
     counts: Counter[Release] = Counter()
     last: Turn | None = None
@@ -235,7 +244,10 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
 
 
 def spent_by(stretches: Sequence[Stretch]) -> Spent:
-    """Return the releases of several stretches, and their plans' early stop: all have the same one, or none."""
+    """Return the releases and the early stop of several stretches.
+
+    Their plans all have the same early stop, or none has one.
+    """
     rules = {one.plan.early_stop for one in stretches if one.first < one.end}
     return Spent(released(stretches), Counter(rule.mechanism for rule in rules if rule is not None))
 
@@ -243,7 +255,10 @@ def spent_by(stretches: Sequence[Stretch]) -> Spent:
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
     """Return epsilon of all releases in a history, at a plan's delta.
 
-    The rest of the plan counts as well, unless the run `goes_on`, or `ended` (by itself, or without outputs seen).
+    If outputs may have ended the run, the rest of the plan counts as well.
+
+    ended : whether the run ended by itself, or has shown no outputs.
+    goes_on : whether the run continues, whatever outputs it has shown.
     """
     if history.ledger is not None:
         ledger = Ledger.read(history.ledger.path)

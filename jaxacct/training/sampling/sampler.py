@@ -31,9 +31,10 @@ class Selection(NamedTuple):
 
 
 def threshold(sampling_probability: ArrayLike) -> np.ndarray:
-    """Return the integer floor(q 2^64) that 64 random bits are compared with, as three words: certain, high, low.
+    """Return floor(q 2^64), the integer that 64 random bits are compared with, as three words.
 
-    The shape is (3,), or (3, n) for a rate of each of n records.
+    The first word is 1 if q is 1, and otherwise 0.  The other words are the high and the low 32 bits of the integer.
+    The shape is (3,), or (3, n) if each of n records has a rate of its own.
     """
     q = np.asarray(check("sampling_probability", sampling_probability, PROBABILITY))
     certain = np.floor(q)
@@ -43,23 +44,25 @@ def threshold(sampling_probability: ArrayLike) -> np.ndarray:
 
 
 def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) -> Selection:
-    """Draw every example independently with probability q: 64 random bits below ``threshold(q)``.
+    """Draw every example independently with probability q.
+
+    An example is drawn if its 64 random bits are below ``threshold(q)``.
 
     Parameters
     ----------
     key : a JAX key of at least 256 bits, such as ``fresh_key()``; it determines the batch.
     dataset_size : int from 1 to 2**31 - 1, static.
-    sampling_probability : a number, or one number for each example, chosen without the data; or their ``threshold`` if
-        they are traced.
+    sampling_probability : the rate q, or one rate for each example, chosen without the data.  Where rates are traced,
+        give ``threshold`` of the rates instead.
 
     Returns
     -------
-    Selection : with one rate the count is binomial(dataset_size, q), with no upper limit below dataset_size.  Indices
-        ascend.
+    Selection : the numbers of the drawn examples ascend.  With one rate their count is binomial(dataset_size, q), with
+        no upper limit below dataset_size.
 
     A step with this batch is accounted for as PoissonSampled(Gaussian(noise_multiplier), q), under adding or removing
-    an example.  Where each example has its rate, q is that of the example in which the data sets differ, or the
-    largest.  Divide the sum by the sum of the rates, never by the count.
+    an example.  Where each example has its own rate, use the rate of the example in which the data sets differ, or the
+    largest rate.  Divide the sum of the gradients by the sum of the rates, never by the count.
 
     Raises
     ------
@@ -273,7 +276,10 @@ def permutation(key: Any, size: int) -> Any:
 
 
 def _sampled(key: Any, dataset_size: int, sampling_probability: Any, several: bool = False) -> Any:
-    """Draw the members of a Poisson sample: bool, one for each record.  several : whether each may have its rate."""
+    """Draw a Poisson sample; return for each record whether it is in the sample.
+
+    `several` says whether each record may have a rate of its own.
+    """
     size = _size("dataset_size", dataset_size)
     given = getattr(sampling_probability, "dtype", None) == np.uint32
     words = sampling_probability if given else threshold(sampling_probability)

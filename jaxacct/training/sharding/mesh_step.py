@@ -42,13 +42,16 @@ from jaxacct.training.step.step_function import (
 MODES = ("data", "fsdp")
 """Named layouts of the parameters; any other layout is a pytree of PartitionSpecs."""
 _PIECE = 2_046
-"""Largest number of units drawn at a time: 1.5 MB, since devices that one processor simulates share its caches."""
+"""Largest number of units that are drawn at a time.
+
+Their draws take some 1.5 MB: devices that one processor simulates share its caches.
+"""
 
 
 def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[..., tuple[Carried, Observed]]:
-    """Return `private_step` for the devices of a mesh, with the same arguments and results; the function is for jit.
+    """Return `private_step` for the devices of a mesh, with the same arguments and results.  The function is for jit.
 
-    Of `size` records (or users) device d has those from number d * r on, with r = ceil(size / devices).
+    The data have `size` records (or users).  Device d has the r = ceil(size / devices) records from number d * r on.
     """
 
     def step(
@@ -149,7 +152,8 @@ def _summed(total: Any, spec: P, mesh: Mesh) -> Any:
 def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
     """Return a function (key, tree, std) that adds independent N(0, std^2) to all entries of arrays cut by `specs`.
 
-    Entry p of a leaf, counted row by row in the whole array, is draw p % 32 of unit p // 32, on meshes of all sizes.
+    On meshes of all sizes, entry p of a leaf gets draw p % 32 of unit p // 32.  Entries are counted row by row in the
+    whole array.
     """
 
     def add(key: Any, tree: Any, std: Any) -> Any:
@@ -178,10 +182,10 @@ def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
 class _Box(NamedTuple):
     """Part of an array that one device has, as runs of entries with consecutive numbers.
 
-    A unit is `UNIT` draws, for entries with consecutive numbers.
+    A unit is a group of 32 draws for entries with consecutive numbers.
 
     first : the number of the first entry of each run, uint32; different on each device.
-    length, units : the number of entries in a run, and the largest number of units that a run can touch.
+    length : the number of entries in a run.  units : the largest number of units that a run can touch.
     aligned : whether every run begins at the beginning of a unit.
     shape : the shape of an array that holds all runs; it may be larger than the device's part.
     begins, sizes : where the device's part begins in this array along each axis, and the shape of the part.
@@ -220,7 +224,7 @@ def _box(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Box:
         if UNIT * _units(length, aligned=length % UNIT == 0) <= whole[axis] * strides[axis]:
             last = axis
             break
-        # The runs are so short that their units would hold more entries than the whole axis, so draw the whole axis.
+        # These runs are short: their units would hold more entries than the whole axis.  So draw the whole axis.
         shape[axis], begins[axis], place[axis] = whole[axis], place[axis] * np.uint32(part[axis]), np.uint32(0)
     first: Any = jnp.zeros((), jnp.uint32)
     for axis in range(last + 1):
@@ -318,7 +322,10 @@ def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
 
 
 def sum_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
-    """Return the PartitionSpecs of sums. A large sum is always cut, and each device adds noise to its part."""
+    """Return the PartitionSpecs of sums of gradients; each device adds the noise to its own part of a sum.
+
+    A sum is cut like its parameter.  If the parameter lies whole on every device, `_cut` says how to cut the sum.
+    """
     specs = param_specs(mesh, shard, params)
     one = lambda leaf, spec: spec if any(axes_of(names) for names in spec) else _cut(np.shape(leaf), mesh)
     return jax.tree.map(one, params, specs)
@@ -376,13 +383,19 @@ def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
 
 
 LoadedStep = tuple[Callable[..., Any], Callable[..., Any], Callable[..., tuple[Carried, Observed]]]
-"""Functions that begin, (carried, frozen) -> so_far; add a micro-batch, (carried, key words, so_far, rows, indices,
-mask, frozen) -> so_far; and release, (carried, key words, so_far, numbers) -> (carried, observed).
+"""Three pure functions: the first begins a step, the second adds a micro-batch, and the third releases the sum.
+
+They are (carried, frozen) -> so_far; (carried, key words, so_far, rows, indices, mask, frozen) -> so_far; and
+(carried, key words, so_far, numbers) -> (carried, observed).
 """
 
 
 class Gathering(NamedTuple):
-    """Values between micro-batches on a mesh: each device's sums, and the model's arrays, whole on every device."""
+    """Values that a step on a mesh keeps between its micro-batches.
+
+    sums : the sums of each device; the first axis runs over devices.
+    params, frozen : the trained and the frozen arrays, each whole on every device.
+    """
 
     sums: Any
     params: Any

@@ -40,14 +40,17 @@ _DONE, _REFUSED, _FAILED = b"D", b"R", b"F"
 
 
 class Processes:
-    """Number of processes that take the steps of a run, and this one's; `tell` and `gather` are barriers, too."""
+    """Number of processes that take the steps of a run, and the number of this process.
+
+    `tell` and `gather` are also barriers: no process gets the answer before the first process has given its bytes.
+    """
 
     def __init__(self, count: int, number: int) -> None:
         self.count, self.number = count, number
 
     @classmethod
     def of(cls, mesh: Any) -> Processes:
-        """Return the processes with devices in a mesh: all of them, or this one alone. Refuse any other mesh."""
+        """Return the processes that have devices in a mesh.  Refuse a mesh unless they are all, or this one alone."""
         own, there = jax.process_index(), sorted({device.process_index for device in mesh.devices.flat})
         if there == [own]:
             return ALONE
@@ -278,9 +281,10 @@ class Placement:
 
 
 def _on_device(tree: Any) -> Any:
-    """Return a pytree on the default device, with uncommitted arrays only; uncommitted arrays on this device stay.
+    """Return a pytree on the default device, with uncommitted arrays only.
 
-    Committed arrays go through the host: with them the step would be lowered differently, and so get other keys.
+    An uncommitted array on this device stays as it is.  A committed array goes through the host: with it, the step
+    would be lowered differently, and so get other keys.
     """
     default = jnp.zeros(()).devices()
 

@@ -23,14 +23,14 @@ _MOST_MEMBERS = 2**20
 
 @dataclass(frozen=True)
 class PrivateLoss:
-    """Mean loss of every step, clipped to [0, bound], with noise: private, as the gradient is.
+    """Request to release a noisy mean loss of every step, which is as private as the gradient.
 
     Let v_i be the loss of member i, clipped to [0, bound] and rounded to multiples of bound/1024.  A step also releases
     sum_i (v_i - bound/2) with Gaussian noise of standard deviation ``noise * bound``, rounded to the same multiples.
-    The sum has sensitivity bound/2.  Replacing an example moves the sum by up to bound, twice its sensitivity, as it
-    does with the gradients.  Let z be the plan's noise multiplier.  Gradients with noise multiplier
-    z_gradient = (z^-2 - (2 noise)^-2)^(-1/2) and the loss together cost one Gaussian of noise multiplier z.  This needs
-    noise > z/2.
+    The sum has sensitivity bound/2.  Replacing an example moves the sum by up to bound, which is twice the
+    sensitivity; the same factor holds for the gradients.  Let z be the plan's noise multiplier.  Gradients with noise
+    multiplier z_gradient = (z^-2 - (2 noise)^-2)^(-1/2) and the loss together cost one Gaussian of noise multiplier z.
+    This needs noise > z/2.
 
     The optimizer gets, as ``value``, the noisy sum divided by the expected batch size, plus bound/2, and clipped to
     [0, bound].
@@ -120,9 +120,9 @@ class AdaptiveClip:
     Every step also releases a count: the sum of 1/2 for each unclipped and -1/2 for each clipped example, with Gaussian
     noise of standard deviation ``count_noise``, rounded to halves.  Then the clip norm C is multiplied by
     exp(-learning_rate (share - quantile)), where share is the share of unclipped examples that follows from the
-    noisy count.  The sum has sensitivity 1/2.  The gradients get noise multiplier
-    (z^-2 - (2 count_noise)^-2)^(-1/2), so that both cost one Gaussian of the plan's z, as for `PrivateLoss`.  Needs
-    count_noise > z/2.
+    noisy count.  The sum has sensitivity 1/2.  Let z be the plan's noise multiplier.  The gradients get noise
+    multiplier (z^-2 - (2 count_noise)^-2)^(-1/2).  Gradients and count then cost one Gaussian of noise multiplier z
+    together, as for `PrivateLoss`.  This needs count_noise > z/2.
 
     Parameters
     ----------

@@ -13,7 +13,10 @@ from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_closed_over
 
 UNIT_BITS, LOWER_BITS = 20, 10
-"""A value has at most 2^20 units; its remainder modulo 2^10, and its upper part, are summed apart in 32 bits each."""
+"""Exponents of two: a value has at most 2^20 units, and its lower part is its remainder modulo 2^10.
+
+The lower and the upper parts of the values are summed separately, each in 32 bits.
+"""
 MOST_EXAMPLES = 2**20
 """Largest number of examples: each 10-bit part of a value is at most 2^10, so its sum is at most 2^30."""
 BLOCK_SIZE = 256
@@ -39,7 +42,7 @@ def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float)
         return jnp.sum(each >> LOWER_BITS), jnp.sum(each & (2**LOWER_BITS - 1))
 
     size = jax.tree_util.tree_leaves(data)[0].shape[0]
-    count = -(-size // BLOCK_SIZE)  # the last block is filled up with zeros that do not count
+    count = -(-size // BLOCK_SIZE)  # the last block is filled up with zeros
 
     def cut(a: Any) -> Any:
         padded = jnp.pad(jnp.asarray(a), [(0, count * BLOCK_SIZE - size)] + [(0, 0)] * (np.ndim(a) - 1))

@@ -87,10 +87,12 @@ class Root(Secret):
 
 
 class Lineage(NamedTuple):
-    """Origin of a run's randomness: the secret root, and the `chain`, a digest of all that led to the present step.
+    """Origin of a run's randomness: the secret root, and digests of all that led to the present step.
 
+    root : the secret key.  chain : a digest of everything so far.
     seal : a digest of the state that the chain has led to; b"" if it is not known.
-    pass_first, pass_chain, pass_cut : the current pass's first step, the chain before it, and its other settings.
+    pass_first : the first step of the current pass over the data.  pass_chain : the chain before that step.
+    pass_cut : a digest of the pass's other settings.
     """
 
     root: Root
@@ -135,11 +137,12 @@ def advance(
     cut: bytes = b"",
     groups: int | None = None,
 ) -> tuple[Lineage, StepKey]:
-    """Return the lineage after one more step, and the step's keys: functions of all programs, data and settings so far.
+    """Return the lineage after one more step, and the step's keys.  Both depend on all programs, data and settings.
 
-    first, cut : the first step of this step's pass (-1 without passes), and a digest that is the same within a pass.
-    groups : the number of groups, or of batches in a fixed order.  One pass key then serves the whole run, and depends
-        on the root and on this number alone: no record may change its group or batch.
+    first : the first step of the pass that this step is in; -1 if the batch rule has no passes.
+    cut : a digest that is the same within a pass; a step with another digest begins a new pass.
+    groups : the number of groups of cyclic Poisson sampling, or of batches in a fixed order.  One pass key then serves
+        the whole run.  It depends on the root and on this number alone: no record may change its group or batch.
     """
     if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
         lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)

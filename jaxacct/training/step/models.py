@@ -30,9 +30,11 @@ _NO_KEY = "the module draws random numbers and has no key for it; give rngs=True
 
 @dataclass(frozen=True)
 class Outer:
-    """Form of an nnx module: all but the values of its variables (`graph` and `structure` are those of `nnx.split`).
+    """Form of an nnx module: all but the values of its variables.
 
-    order, kinds : for each leaf of the plain pytree, its position in that state, and its type of variable.
+    graph : the graph that `nnx.split` returns.  structure : the structure of the state that it returns.
+    order : for each leaf of the plain pytree, its position in that state.
+    kinds : for each leaf of the plain pytree, its type of variable.
     """
 
     graph: Any
@@ -322,9 +324,11 @@ class _Stream:
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class Untrained:
-    """Untrained rest of a model: arrays in the order of the model's leaves, and a form that is static in a traced step.
+    """Untrained rest of a model.
 
-    form : the model's structure; whether each leaf is trained; the leaves that are no arrays; an nnx module's form.
+    frozen : the arrays, in the order of the model's leaves.
+    form : all that is no array: the structure of the model, whether each leaf is trained, the other leaves, and the
+        form of an nnx module.  It is static when the step is traced.
     """
 
     frozen: tuple[Any, ...]

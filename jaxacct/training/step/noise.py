@@ -31,11 +31,12 @@ from jaxacct.training.clipping.traces import as_data, unfolded_true
 
 INITIALISATION, SAMPLING, NOISE, QUANTILE = range(1, 5)
 EXAMPLES, MODEL, LOSS = range(7, 10)
-"""Purposes of a run's streams of random numbers, 1 to 4 and 7 to 9: first parameters, batches, gradient noise, noise on
-the count for the adaptive clip norm; choice of a user's examples, the model's own numbers for each example (dropout),
-and noise on the private loss.
+"""Purposes of a run's streams of random numbers.
 
-The values are part of the keys: a saved run depends on them.  5 and 6 belong to jaxacct.tuning's candidates.
+1 to 4 are the first parameters, the batches, the gradient noise, and the noise on the count for the adaptive clip norm.
+7 is the choice of a user's examples, 8 the model's own numbers for each example (dropout), and 9 the noise on the
+private loss.  The candidates of `jaxacct.tuning` have 5 and 6.  The values are part of the keys: saved runs depend on
+them.
 """
 UNIT = 32
 """Number of draws of one unit: three blocks of 16 words make 16 pairs of draws."""
@@ -57,10 +58,10 @@ def host_stream(words: Any, purpose: int) -> np.ndarray:
 
 
 def add(key: Any, tree: Any, std: Any) -> Any:
-    """Add independent N(0, std^2) to every entry of a pytree: once per step, to the sum over the whole batch.
+    """Add independent N(0, std^2) to every entry of a pytree.  Call it once per step, on the sum over the whole batch.
 
-    std is noise_multiplier times the clip norm, whatever the neighbouring relation. Divide by the *expected* batch size
-    afterwards, never by the size that was drawn.
+    `std` is the noise multiplier times the clip norm, whatever the neighbouring relation.  Divide by the *expected*
+    batch size afterwards, never by the size that was drawn.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
     words, dtypes, noisy = key_words(key), [wide(leaf.dtype) for leaf in leaves], list(leaves)
@@ -115,7 +116,8 @@ def draws_of_units(
 ) -> Any:
     """Draw standard normals for `pieces` pieces of `each` units; the units lie along `axis` of the result.
 
-    counters : (a piece's number) -> for each unit its number within its leaf, and the number of that leaf.
+    counters : a function of the number of a piece.  For each unit of the piece it returns the unit's number within its
+        leaf, and the number of that leaf.
     """
 
     def piece(number: Any) -> Any:

@@ -45,7 +45,10 @@ from jaxacct.training.step.step_mechanisms import (
 
 
 class Carried(NamedTuple):
-    """State that a step hands to the next step; the name of this class is in digests, on which saved runs depend."""
+    """State that a step hands to the next step.
+
+    The name of this class is part of digests of states, so saved runs depend on it.
+    """
 
     params: Any
     opt_state: Any
@@ -54,7 +57,12 @@ class Carried(NamedTuple):
 
 
 class Correlated(NamedTuple):
-    """Optimizer state with the buffers of correlated noise, as secret as the run's key, and the optimizer's `own`."""
+    """Optimizer state of a step with correlated noise.
+
+    past : the buffers of the noise, a pytree like the parameters, whose arrays have one more axis in front.  They are
+        as secret as the key of the run.
+    own : the optimizer's own state.
+    """
 
     past: Any
     own: Any
@@ -67,10 +75,14 @@ def own_state(opt_state: Any) -> Any:
 class Numbers(NamedTuple):
     """Numbers that may differ between steps of one compiled program; they follow from the plan and the step's key.
 
-    threshold : Poisson sampling draws a record if the record's random number is below this; or one for each record.
-    size : the number of records in a batch of fixed size, of slots of a round, or of groups.
-    position : the batch's number in its pass, the slot, or the group.
-    count_draw, loss_draw : noise on the adaptive clip norm's count and on the private loss; None if not released.
+    threshold : Poisson sampling draws a record if the record's random number is below this number.  Each record may
+        have a threshold of its own.
+    size : the number of records in a batch of fixed size.  With random allocation it is the number of slots of the
+        round; with cyclic Poisson sampling it is the number of groups.
+    position : the batch's number in its pass.  With random allocation it is the slot; with groups it is the group.
+    gradient_noise : noise multiplier on the gradients.
+    count_draw, loss_draw : noise on the count of the adaptive clip norm, and on the private loss.  The host draws both
+        from the step's key.  None if the count or the loss is not released.
     taps : the weights that make the step's noise from independent noise; None if the step's noise is independent.
     """
 
@@ -134,13 +146,13 @@ def numbers_at(
     found = numbers(*settings, plan.groups, plan.taps(step))
     if plan.rates_digest is None:
         return found
-    plan.require_rates()  # a plan from a document is equal to the plan in the cache, and has no rates
+    plan.require_rates()  # a plan from a document has no rates, and is equal to a plan in the cache that has them
     return found._replace(threshold=_thresholds(plan))
 
 
 @functools.lru_cache(maxsize=1)
 def _thresholds(plan: Any) -> np.ndarray:
-    """Return the thresholds of a plan's records, (3, dataset_size)."""
+    """Return the thresholds of a plan's records, of shape (3, dataset_size)."""
     return sampler.threshold(plan.require_rates())
 
 
@@ -154,7 +166,10 @@ def draws(segment: Any, adaptive: AdaptiveClip | None, private_loss: PrivateLoss
 
 @dataclass(frozen=True)
 class StepRule:
-    """Settings that all steps of a program share, as `Trainer` describes them; buffers : 0 for independent noise."""
+    """Settings that all steps of a program share.  `Trainer` describes them.
+
+    `buffers` is the number of buffers of the correlated noise; it is 0 if the noise is independent.
+    """
 
     loss_fn: Callable[..., Any]
     optimizer: Any
@@ -205,10 +220,11 @@ class Sums(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """Observations of a step's batch, for a log: all but ``value`` are *not* private, and must decide nothing.
+    """Observations of a step's batch, for a log.  All but ``value`` are *not* private, and must decide nothing.
 
     loss, aux : sums over the members that contribute, of which there are `members - not_finite`.
-    members, clipped, not_finite : numbers of members, of clipped gradients, and of gradients that contribute nothing.
+    members : number of members.  clipped : number of members whose gradient was clipped.
+    not_finite : number of members whose gradient is not finite and contributes nothing.
     value : the private loss, as the optimizer got it; None if none is released.
     """
 
@@ -295,7 +311,8 @@ def add(
 ) -> Sums:
     """Add one micro-batch to the sums.
 
-    batch : a row for each place; with users, the rows of `of_users`.  mask : False for a place without a member.
+    batch : one row for each place; with users, the rows that `of_users` returns.
+    mask : False for a place without a member.
     indices : for each place, the number of its record (or user) in the whole data set.
     """
     members: tuple[Any, ...] = (batch,)
@@ -345,7 +362,7 @@ def release(
 
 
 def filtered(taps: Taps, fresh: Any, past: Any) -> tuple[Any, Any]:
-    """From independent noise and the buffers, make the noise of a step and the buffers of the next step."""
+    """Return the noise of a step and the buffers of the next step, given independent noise and the buffers so far."""
 
     def one(z: Any, buffers: Any) -> tuple[Any, Any]:
         own, past, keep, of_sum, of_fresh = (jnp.asarray(each, z.dtype) for each in taps)
@@ -368,7 +385,10 @@ def sums_over(
     frozen: Untrained | None = None,
     first: Any = None,
 ) -> Sums:
-    """Return the sums over the drawn members, in micro-batches; `first` is the number of the first record in `data`."""
+    """Return the sums over the drawn members, computed in micro-batches.
+
+    If `data` are a part of the whole data set, `first` is the number of the part's first record (or user).
+    """
     most = rule.examples_per_user
 
     def rows(places: Any) -> tuple[Any, Any]:
@@ -389,10 +409,11 @@ def sums_over(
 
 
 def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
-    """Return (carried, key words, pass key words, data, numbers[, frozen]) -> (carried, observed), a pure function.
+    """Return the step: (carried, key words, pass key words, data, numbers[, frozen]) -> (carried, observed).
 
-    The key must be used for this step alone; the pass key is one key for a whole pass or round, or for a run in groups
-    or in a fixed order. ``frozen`` is the untrained rest of the model.
+    It is a pure function.  The key must be used for this step alone.  For fixed batches and random allocation, the pass
+    key is one key for a whole pass or round.  For groups and for a fixed order it is one key for the whole run.
+    ``frozen`` is the untrained rest of the model.
     """
 
     def step(
@@ -407,9 +428,12 @@ def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
 
 
 class Seen(NamedTuple):
-    """Values that a member gives besides its gradient, or sums of these over contributing members: *not* private.
+    """Values that a member gives besides its gradient, or sums of these over the contributing members.
 
-    They are the plain loss, the loss in units of the private loss (0 if none is released), and aux or ().
+    They are *not* private.
+
+    loss : the plain loss.  bounded : the loss in units of the private loss; 0 if none is released.
+    aux : what the loss function returns besides the loss, or an empty tuple.
     """
 
     loss: Any

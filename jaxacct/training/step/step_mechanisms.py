@@ -33,7 +33,10 @@ SAMPLING = (
 """Batch rules; the rule decides how a step is accounted for."""
 POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER = SAMPLING
 BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
-"""Batch rules whose release is a pass or round (for ORDER the run). In a pass a record is in at most one batch."""
+"""Batch rules whose release is a whole pass over the data; for a fixed order it is the whole run.
+
+Every record is in at most one batch of a pass.  A round of random allocation is a pass, too.
+"""
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
 """Batch rules that draw each record's batch anew for every pass. Groups of CYCLIC are drawn once for a whole run."""
 WITH_NOISE = (CYCLIC, ORDER)
@@ -41,15 +44,15 @@ WITH_NOISE = (CYCLIC, ORDER)
 UNSAMPLED = (FIXED, ORDER)
 """Batch rules that put each record into exactly one batch of every pass."""
 OF_ONE_SIZE = (WITHOUT_REPLACEMENT, *UNSAMPLED)
-"""Batch rules whose batches all have the same number of records, a whole number."""
+"""Batch rules whose batches all have the same number of records."""
 INSTEAD = {
     FIXED: "each pass as ja.Gaussian(noise_multiplier / 5**0.5)",
     ORDER: "each run in a fixed order as ja.Gaussian(noise_multiplier / 3)",
 }
-"""What a message advises for batches in which adding or removing a record moves another record to another batch.
+"""Advice for batch rules by which adding or removing a record moves another record to another batch.
 
-The sum of one batch changes by up to 2 C, and another by up to C.  Within a pass these two changes are orthogonal;
-where steps share noise they are not.
+The added record takes the place of the moved one.  The sum of one batch then changes by up to 2 C, and the sum of
+another batch by up to C.  Within a pass these two changes are orthogonal; where steps share noise they are not.
 """
 _SHARED = "the next ones share noise with them"
 STAYS = {
@@ -78,7 +81,7 @@ class Turn(NamedTuple):
     noise_multiplier: float
 
     def follows(self, last: Turn | None) -> bool:
-        """Return whether `last` is the step before this one, has as many groups, and has no more noise."""
+        """Return whether `last` is the step before this one, with as many groups and at most this step's noise."""
         before = (self.step - 1, self.groups)
         return last is not None and last[:2] == before and last.noise_multiplier <= self.noise_multiplier
 
@@ -88,11 +91,13 @@ class Turn(NamedTuple):
 
 
 class Release(NamedTuple):
-    """One release: the noisy sum of a step, or all sums of a pass, with batch rule, noise multiplier and data share.
+    """One release: the noisy sum of a step, or all noisy sums of a pass under a batch rule in `BY_PASS`.
 
-    The release of a rule in `BY_PASS` is a pass or round, with the noise that later steps share with it. Its share is 1
-    for fixed batches, 1/slots for a round, the rate in a group for cyclic Poisson, and 1 for a step of an unknown pass.
-    cap, dataset_size : of truncated Poisson sampling, the largest batch and the number of records; elsewhere 0.
+    sampling : the batch rule.
+    sampling_probability : the rate of a step.  For a pass over fixed batches it is 1.  For a round of random allocation
+        it is 1 divided by the number of slots.  For a pass of cyclic Poisson sampling it is the rate within a group, or
+        1 if the pass of a step is not known.  Such a pass covers the noise that later steps share with it.
+    cap, dataset_size : the largest batch and the number of records of truncated Poisson sampling; elsewhere 0.
     """
 
     sampling: str
@@ -116,8 +121,8 @@ def single(
     if sampling == ALLOCATION:
         return RandomAllocation(base, nearest_slots(sampling_probability))
     if sampling in UNSAMPLED and np.ndim(sampling_probability) == 0:
-        return ShuffledBatches(base, 1)  # one batch: the upper bounds are the same for every number of batches
-    # `prefixes` gives an array of rates, in which a rate of 0 stands for no release
+        return ShuffledBatches(base, 1)  # the upper bounds are the same for every number of batches
+    # here the rates may be an array, in which a rate of 0 stands for no release
     if sampling in (POISSON, *UNSAMPLED, CYCLIC):
         return PoissonSampled(base, sampling_probability)
     raise InputError(f"sampling = {sampling!r:.40} has no accounting; use one of {', '.join(SAMPLING)}")
@@ -131,7 +136,8 @@ def release_of_pass(sampling: str, noise_multiplier: float, sampling_probability
 def composed(counts: Mapping[Release, int], rates: Any = None) -> Mechanism:
     """Compose all releases; if there are none, return a mechanism that leaks nothing.
 
-    rates : with Poisson sampling, rates of several records in place of the releases' own: a batch of mechanisms.
+    `rates` may hold the rates of several records, with Poisson sampling.  They replace the rate of each release, and
+    the result is a batch of mechanisms.
     """
     own = lambda release: release if rates is None else (*release[:2], rates)
     parts = [repeat(single(*own(release)), count) for release, count in counts.items() if count]
