@@ -286,7 +286,7 @@ class LogFile:
                 _make_private(descriptor)
                 _cut_after_last_line(self._file)
                 self.there = self._last_step(run)
-                self._last: tuple[Any, int] = None, self._file.seek(0, os.SEEK_END)  # the last record, and where its line starts
+                self._last: tuple[Any, int] = None, self._file.seek(0, os.SEEK_END)  # last record, start of its line
         except BaseException:
             self._file.close()
             raise
