@@ -143,7 +143,7 @@ def true_but_for_a_hole(noise, target):
 def test_what_is_not_known_never_counts(monkeypatch, upper, unknown):
     seen = {}
 
-    def certify(goal, relation, rows, values):
+    def certify(goal, rows, values):
         assert np.all((values >= goal.limits[0]) & (values <= goal.limits[1]))  # dp_sgd would refuse the whole batch
         noise = values if unknown == "noise_multiplier" else 1.0 / values
         top = upper(noise, goal.epsilon[rows])

@@ -7,6 +7,7 @@ the split contour solves the others.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -243,10 +244,7 @@ def checked(
 def found_for(goal: Goal, backend: str) -> BestValues:
     """Return the best values of the unknown that meet the goal's epsilon at its delta, for Poisson samples."""
     with job(goal.epsilon.size, backend):
-        search = search_for(goal, lambda rows, values: certified(goal, goal.relation, rows, values))
-        if goal.relation == "add_or_remove_one":  # remove is usually the larger direction
-            search = search._replace(leader=lambda rows, values: certified(goal, "remove_one", rows, values))
-        return certified_search(search, lambda rows: started(goal, rows))
+        return certified_search(search_for(goal, partial(certified, goal)), partial(started, goal))
 
 
 def search_for(goal: Goal, evaluate: Any) -> Search:
@@ -267,10 +265,11 @@ def search_for(goal: Goal, evaluate: Any) -> Search:
     )
 
 
-def certified(goal: Goal, relation: str, rows: np.ndarray, values: np.ndarray) -> Bounds:
+def certified(goal: Goal, rows: np.ndarray, values: np.ndarray) -> Bounds:
     """Return certified Bounds of epsilon for `rows`, with `values` for the unknown, as narrow as a search needs."""
     effort, hint = account.effort_of_search(goal.rtol), jax.tree.map(itemgetter(rows), goal.hint)
-    return answer(MechanismQuestion("epsilon", goal.run(rows, values), goal.delta[rows], relation, effort, hint=hint))
+    run, delta = goal.run(rows, values), goal.delta[rows]
+    return answer(MechanismQuestion("epsilon", run, delta, goal.relation, effort, hint=hint))
 
 
 def result(

@@ -385,14 +385,11 @@ def _noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates
     # the search gets no closer than 1e-3 to the target: brackets of private selections are some 1e-4 wide or wider
     laws, rtol = law.flattened(shape), max(goal.rtol, 1e-3)
 
-    def certify(relation: str, rows: np.ndarray, values: np.ndarray) -> Bounds:
+    def certify(rows: np.ndarray, values: np.ndarray) -> Bounds:
         chosen = select(goal.run(rows, values), laws.taken(rows), candidates=candidates)
-        return account.epsilon(chosen, goal.delta[rows], relation=relation, rtol=rtol)
+        return account.epsilon(chosen, goal.delta[rows], relation=goal.relation, rtol=rtol)
 
-    search = search_for(goal, lambda rows, values: certify(goal.relation, rows, values))
-    search = search._replace(rtol=rtol, closest=0.25 * rtol)
-    if goal.relation == "add_or_remove_one":
-        search = search._replace(leader=lambda rows, values: certify("remove_one", rows, values))
+    search = search_for(goal, certify)._replace(rtol=rtol, closest=0.25 * rtol)
     # the search for the noise begins where a single run takes 0.65 of the target
     near = goal._replace(epsilon=0.65 * goal.epsilon)
     with job(goal.epsilon.size, backend):

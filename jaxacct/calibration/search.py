@@ -55,10 +55,6 @@ class Search(NamedTuple):
     """Whether values are whole numbers."""
     infeasible: str = "infeasible"
     """Status of a row in which no value holds."""
-    leader: Evaluate | None = None
-    """A cheaper lower bound of `evaluate`, such as one direction alone.
-
-    The search calls the leader first, and calls `evaluate` only at the value found."""
     privates_first: np.ndarray | None = None
     """Rows whose least private value is tried first; none by default."""
     scale: np.ndarray | None = None
@@ -129,32 +125,28 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Be
     found = _nothing(search.target.size)
     missed, steep = np.full(search.target.size, np.nan), np.zeros(search.target.size, bool)
     with waiting(search.target.size) as work:
-        told = lambda evaluate: _told(evaluate, search, found, missed, work)
-        leader = None if search.leader is None else told(search.leader)
-        search = search._replace(evaluate=told(search.evaluate), leader=leader)
+        search = search._replace(evaluate=_told(search, found, missed, work))
         rows = _settled_by_limits(search, found)
         begin = start(rows)
         if search.whole:
             _whole_numbers(search, found, rows, begin.x)
         else:
-            done = begin.solved
-            _, steep[rows[done]] = _secant(search, found, rows[done], begin.x[done], begin.slope[done])
-            _led(search, found, rows[~done], begin.x[~done], begin.slope[~done])
+            steep[rows] = _secant(search, found, rows, begin.x, begin.slope) & begin.solved
         claimed = np.isin(found.status, CLAIMED)
         found.fail(np.flatnonzero(claimed & ~((found.upper <= search.target) & np.isfinite(found.value))), "infeasible")
         _judged(search, found, missed, steep)
     return found
 
 
-def _told(evaluate: Evaluate, search: Search, found: BestValues, missed: np.ndarray, work: Waiting) -> Evaluate:
-    """Return `evaluate` with two side effects: it reports progress to `work`, and writes values that miss to `missed`.
+def _told(search: Search, found: BestValues, missed: np.ndarray, work: Waiting) -> Evaluate:
+    """Return `search.evaluate`, which now also reports progress to `work` and writes values that miss to `missed`.
 
     missed : the most private value of each row that is shown to miss the target; NaN where there is none yet.
     """
 
     def telling(rows: np.ndarray, values: np.ndarray) -> Bounds:
         work.done = int(np.sum(np.isin(found.status, CLAIMED)))
-        bounds = evaluate(rows, values)
+        bounds = search.evaluate(rows, values)
         some = _lower_end(bounds.kind, bounds.lower, bounds.upper) > search.target[rows]
         at, new = rows[some], values[some]
         missed[at] = np.where(search.falls[at], np.fmax(missed[at], new), np.fmin(missed[at], new))
@@ -188,7 +180,7 @@ def _judged(search: Search, found: BestValues, missed: np.ndarray, steep: np.nda
     rows = inside[~best]
     if search.says_best and rows.size:
         values = beside(found.value[rows], search.falls[rows], apart, search.whole)
-        bounds = (search.leader or search.evaluate)(rows, np.clip(values, search.lowest[rows], search.highest[rows]))
+        bounds = search.evaluate(rows, np.clip(values, search.lowest[rows], search.highest[rows]))
         best[~best] = _lower_end(bounds.kind, bounds.lower, bounds.upper) > search.target[rows]
     conclude(found, inside, best)
     found.shown[found.status == "not_binding"] = search.all_there_is
@@ -303,36 +295,10 @@ def _values(search: Search, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
     return values
 
 
-def _led(search: Search, found: BestValues, rows: np.ndarray, x: np.ndarray, slope: np.ndarray) -> None:
-    """Search by a secant; if `search.leader` is given, it takes the place of `evaluate`.
-
-    `evaluate` then checks the value found. If this value misses the target, the row is searched again with `evaluate`.
-    """
-    if search.leader is None or rows.size == 0:
-        _secant(search, found, rows, x, slope)
-        return
-    x, _ = _secant(search._replace(evaluate=search.leader), found, rows, x, slope)
-    settled = np.isin(found.status[rows], CLAIMED)
-    rows, x, slope = rows[settled], x[settled], slope[settled]
-    if rows.size == 0:
-        return
-    values = _values(search, rows, x)
-    bounds = search.evaluate(rows, values)
-    good = bounds.upper <= search.target[rows]
-    for status in CLAIMED:
-        found.keep(rows, values, bounds, good & (found.status[rows] == status), status)
-    if not good.all():
-        found.fail(rows[~good], "infeasible")
-        _secant(search, found, rows[~good], x[~good], slope[~good])
-
-
-def _secant(
-    search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray, first: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _secant(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Search by a bracketed secant on log(epsilon), whose slope at the start is `first`, 0 if it is not known.
 
-    Return x of the values kept (meaningless in infeasible rows), and whether epsilon changes fast enough with the value
-    to show that the value is the best.
+    Return whether epsilon changes fast enough with the value to show that the value is the best.
     """
     low, high, falls = np.log(search.lowest[rows]), np.log(search.highest[rows]), search.falls[rows]
     private_limit, bold_limit = np.where(falls, high, low), np.where(falls, low, high)
@@ -394,7 +360,7 @@ def _secant(
         outside = ~((following > ends[0]) & (following < ends[1])) | (turn % 6 == 5)
         x[here] = np.where(bracketed & outside, 0.5 * (safe[here] + bold[here]), following)
         reach[here] = np.where(np.abs(step) > reach[here], 2.0 * reach[here], reach[here])
-    return kept, measured & (np.abs(slope) * least_apart(search.rtol) >= closeness)
+    return measured & (np.abs(slope) * least_apart(search.rtol) >= closeness)
 
 
 def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray) -> None:
