@@ -51,7 +51,7 @@ BLOCK = 100_000
 ROUNDS_TOGETHER = 20
 """Number of rounds of random allocation whose profiles are computed together, as fewer and larger arrays."""
 ROWS_TOGETHER = 256
-"""Largest number of configurations whose theorems are evaluated together; it bounds the memory."""
+"""Largest number of configurations whose theorems are evaluated together. This limit bounds the memory."""
 BETWEEN_PAIRS = 7.0 / 9.0
 """Estimate of where the truth lies between the lower pair's answer (0) and the upper pair's (1). For a smooth profile
 f that is known at points h apart, the upper pair's profile consists of chords, on average f'' h^2/12 above f. The lower

@@ -38,7 +38,7 @@ COSTLY = 0.05
 WIDE = {"epsilon": 0.1, "delta": 0.5}
 """Rényi accounting is tried for brackets that are relatively wider than this. It does not improve narrower ones."""
 ATOMS_TOGETHER = 1_000_000
-"""Largest number of atoms (losses with a mass) that are evaluated together, over all rows; it bounds the memory."""
+"""Largest number of atoms (losses with a mass) of all rows that are evaluated together. It limits the memory."""
 NARROWEST, REFINED_SHARE = 1e-6, 0.01
 """Outside of searches the contour engine refines a bracket to a relative width of half of rtol, or of half of
 max(NARROWEST, REFINED_SHARE rtol) if this is smaller."""
@@ -47,11 +47,11 @@ NO_RELATIVE_ACCURACY = 1e-300
 
 
 class Side(NamedTuple):
-    """One direction's answer, the engine of each configuration, and where answers contradicted each other."""
+    """The answer in one direction, row by row."""
 
     answer: Answer
-    engine: np.ndarray
-    contradicted: np.ndarray
+    engine: np.ndarray  # name of the engine that gave each row's answer
+    contradicted: np.ndarray  # whether answers for the row contradicted each other
 
 
 def engine_of_mechanism(question: MechanismQuestion) -> MechanismEngine | None:

@@ -23,7 +23,7 @@ from jaxacct.mechanisms.concentrated import concentrated_pair
 from jaxacct.mechanisms.finite import sample_pair
 
 LEAST_SQUARE = 1e-280
-"""Smallest sum of squares that is used: a smaller one may have lost digits to underflow, and its inverse overflows."""
+"""Smallest sum of squares that is used: a smaller one may have lost digits to underflow, or have an inverse of inf."""
 
 
 class Components(NamedTuple):

@@ -47,7 +47,7 @@ from jaxacct.representations.renyi_divergences import renyi_divergence, zero_con
 FARTHEST_EPSILON = 50.0
 """Largest epsilon whose slope e^epsilon is tried, if no epsilon is found where delta is near the mass at infinity."""
 TRADEOFF_ROUNDS = 4
-"""Largest number of times that cells of a grid of slopes are split where they have a high upper bound.
+"""A grid of slopes is refined at most this many times, by splitting its cells with a high upper bound.
 
 The width of the bracket of the trade-off function falls with the square of the width of these cells.
 """
@@ -547,7 +547,7 @@ def _grid_ends(epsilon: np.ndarray, values: Bounds) -> tuple[tuple[float, np.nda
 # The characteristic function of a loss, by closed forms and quadrature
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
-"""Nodes and weights of the Gauss-Legendre rule, which each panel uses."""
+"""Nodes and weights of the Gauss-Legendre rule that is used on each panel of a quadrature."""
 
 
 def log_characteristic(parts: Components, row: int, t: np.ndarray) -> np.ndarray:
