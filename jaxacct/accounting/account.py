@@ -369,9 +369,8 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
     largest, above = quick_bounds.largest_loss(parts)
     unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
     exactly = (target == 0.0) if left is None else (finite == 0.0)
-    rising = (parts.mu > 0) | (
-        np.any(parts.gauss_n > 0, axis=1) & (parts.sign > 0)
-    )  # whether losses have no upper bound
+    # `rising`: rows whose losses have no upper bound.
+    rising = (parts.mu > 0) | (np.any(parts.gauss_n > 0, axis=1) & (parts.sign > 0))
     of_gaussians = np.where(rising & (left is not None), np.inf, 0.0)
     at_largest = np.where(unbounded, of_gaussians, np.maximum(2.0 * largest - above, 0.0))
     low = np.where(edge, np.where(exactly, at_largest, 0.0), low)

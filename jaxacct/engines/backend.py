@@ -141,9 +141,8 @@ def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, 
     if kernel.__module__ == CALLS_ERFC and elementary_check.failure(special=True) is not None:
         raise ArithmeticError(elementary_check.failure(special=True))
     leaves, tree = jax.tree.flatten(arguments)
-    atoms = (
-        max(leaf.size // size for leaf in leaves) if size else 1
-    )  # a finite part has one term for each node and atom
+    # A finite part has one term for each node and atom.
+    atoms = max(leaf.size // size for leaf in leaves) if size else 1
     largest = max(static["points"], atoms * static["count"] // NODES_A_POINT)
     some = max(1, CHUNK_POINTS // largest)
 

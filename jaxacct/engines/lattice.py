@@ -537,7 +537,7 @@ class Side(NamedTuple):
     composed: Composition
     theta: float  # the tilt: a loss L has its mass multiplied by e^{theta L}
     log_moment: float  # log E[e^{theta L}] of the composed loss L
-    log_size: float  # sum of the magnitudes of the terms of log_moment, by which its rounding is bounded
+    log_size: float  # sum of the magnitudes of log_moment's terms, for a bound of the rounding of log_moment
     start: float  # loss of the first element
     step: float  # difference in loss between neighbouring nodes
     span: float  # length of the lattice, in units of loss
@@ -641,9 +641,8 @@ def evaluate(side: Side, eps: float) -> float:
     theta, outward = side.theta, side.shift + 8.0 * ROUNDOFF * abs(eps)
     eps = eps - outward if side.upper else eps + outward
     mass, start = side.composed.mass, side.start
-    if isinstance(
-        mass, np.ndarray
-    ):  # NumPy takes any shape without compiling, so losses below eps, which add nothing to delta, are left out
+    if isinstance(mass, np.ndarray):
+        # NumPy takes any shape without compiling. So losses below eps are left out, since they add nothing to delta.
         before = (eps - start) / side.step - 2.0
         first = int(min(before, mass.shape[0] - 1)) if before > 0.0 else 0
         mass, start = mass[first:], start + first * side.step

@@ -269,10 +269,11 @@ class SampledGaussian(LatticePart):
         return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity, run)
 
     def _contracted(self, step: float) -> tuple[float, bool]:
-        """Return (log mix - log(1 - q) at node 0, whether the mass below node 1 is kept); node 1 is node 0 + step.
+        """Return (log(mix/(1 - q)) at node 0, whether the mass below node 1 is kept); mix is that of `_rise`.
 
-        All outputs below node 1 are merged into one, which is post-processing. Node 0 is at the mean ratio of these
-        outputs. Node 0 cannot be at the infimum of the ratio, since no mass can be merged onto an infimum.
+        Node 1 lies one step above node 0. All outputs below node 1 are merged into one, which is post-processing. Node
+        0 is at the mean ratio of these outputs. It cannot be at the infimum of the ratio, since no mass can be merged
+        onto an infimum.
         """
         low, high = -37.0, 38.0 + 1.0 / self.sigma
 

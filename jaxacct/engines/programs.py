@@ -254,9 +254,7 @@ def load(folder: Path, label: str, device: Any) -> Run | None:
         from jaxlib import xla_client
 
         loaded = device.client.deserialize_executable(payload, xla_client.DeviceList((device,)), None)
-    except (
-        Exception
-    ):  # XLA raises many kinds of error for a program that it cannot load, and a jaxlib may lack this function
+    except Exception:  # XLA raises many kinds of error if it cannot load a program, and a jaxlib may lack this function
         return None
 
     def run(*arrays: Any) -> Sequence[Any]:

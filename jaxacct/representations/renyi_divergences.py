@@ -486,7 +486,7 @@ def tradeoff_from_renyi(
 
 
 def orders_and_values(orders: Any, values: Any, trailing: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return orders shaped to broadcast along the first axis of values, and the values."""
+    """Return the orders, shaped to broadcast along the first axis of the values, and the values as an array."""
     orders = np.atleast_1d(check("orders", orders, POSITIVE))
     values = np.asarray(values, np.float64)
     if np.isnan(values).any() or (values < 0).any():
