@@ -66,7 +66,7 @@ _OK_BUT_NOT_CERTIFIED = {
 
 
 def explain(status: ArrayLike, kind: ArrayLike = "certified") -> Numbers:
-    """Return the meaning of a status for an answer of a kind, and what the user should do, in one sentence.
+    """Return one sentence that says what a status means for an answer of some kind, and what the user should do.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def explain(status: ArrayLike, kind: ArrayLike = "certified") -> Numbers:
 
     Returns
     -------
-    str or numpy.ndarray : a `str` for one status and one kind, else an array of text of their common shape.
+    str or numpy.ndarray : a `str` for one status and one kind; otherwise an array of texts of their common shape.
 
     >>> explain("zero")
     'delta is at least delta(0), so epsilon is 0; nothing to do.'
@@ -114,10 +114,11 @@ class Bounds:
 
     Parameters
     ----------
-    lower, estimate, upper : ends of the bracket, which broadcast. They are stored as NumPy float64 of the batch shape.
-    kind : a text or an array of texts: the kind of statement, one of `jaxacct.core.bounds.KINDS`.
-    status : a text or an array of texts: the status of the answer, one of `jaxacct.core.bounds.STATUSES`.
-    engine : a text or an array of texts: the method that answered.
+    lower, estimate, upper : numbers that broadcast with each other. They are stored as NumPy float64 of the batch
+        shape.
+    kind : the kind of statement, one of `jaxacct.core.bounds.KINDS`; or an array of such texts.
+    status : the status of the answer, one of `jaxacct.core.bounds.STATUSES`; or an array of such texts.
+    engine : the name of the method that answered; or an array of such texts.
 
     Raises
     ------

@@ -23,23 +23,26 @@ _CONSTANTS = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], np.uint3
 _BITS, _SPLIT, _FOLD_IN, _SEED, _NOISE = range(5)
 """Last word of the nonce for each purpose, so that no two purposes share a block of the keystream."""
 _TURNS = {by: (np.arange(4) - by) % 4 for by in range(-3, 4)}
-"""For each shift, the indices that rotate four rows down by it; `numpy.roll` takes longer than a round of ChaCha20."""
+"""For each shift from -3 to 3, the indices that rotate four rows down by this shift.
+
+Indexing replaces `numpy.roll`, which takes longer than a round of ChaCha20.
+"""
 _HOST_BLOCKS = 8192
 """Number of blocks that NumPy computes at a time: half a megabyte of state, which stays in the processor's cache."""
 
 
 @jax.jit
 def block(key: Any, counter: Any, nonce: Any) -> jax.Array:
-    """Compute 16 little-endian words of ChaCha20 for each counter, uint32 (n, 16) [RFC 8439, section 2.3]."""
+    """Compute 16 words of ChaCha20's keystream for each of n counters, uint32 (n, 16) [RFC 8439, section 2.3]."""
     key, counter, nonce = (jnp.asarray(x, jnp.uint32) for x in (key, counter, nonce))
     return _columns(key, counter, tuple(nonce)).T
 
 
 def _columns(key: Any, counter: Any, nonce: tuple[Any, Any, Any], xp: Any = jnp) -> Any:
-    """Compute the keystream as uint32 of shape (16, n): a column for each counter, in `jax.numpy` or in NumPy.
+    """Compute the keystream as uint32 of shape (16, n), a column for each of n counters.
 
-    Each word of the nonce is a number, or an array of (n,). In NumPy the key may have shape (8, n), a key for each
-    counter.
+    `xp` is `jax.numpy` or NumPy. Each word of the nonce is a number, or an array of shape (n,). In NumPy the key may
+    have shape (8, n), a key for each counter.
     """
     wide = lambda words: xp.broadcast_to(words[:, None] if words.ndim == 1 else words, (words.shape[0], counter.size))
     last = [xp.broadcast_to(xp.asarray(word, xp.uint32), counter.shape) for word in (counter, *nonce)]
@@ -54,14 +57,18 @@ def _columns(key: Any, counter: Any, nonce: tuple[Any, Any, Any], xp: Any = jnp)
 
 
 def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
-    """Compute keystream for noise, uint32 (16, n), a column for each (counter, first, second). Use no triple twice."""
+    """Compute keystream for noise as uint32 of shape (16, n), a column for each triple (counter, first, second).
+
+    The caller must not use a triple twice with one key.
+    """
     return _columns(key, counter, (first, second, _NOISE))
 
 
 def _double_round(_: Any, rows: tuple[Any, ...]) -> tuple[Any, ...]:
     """Apply four quarter rounds to the columns and four to the diagonals. NumPy arrays are changed in place.
 
-    Rotating a, b and d against c turns the diagonals into columns; XLA's program for CPUs is fastest if c stays.
+    The rows are a, b, c and d. Rotating a, b and d turns the diagonals into columns. XLA's program for CPUs is fastest
+    if c is the row that stays.
     """
     a, b, c, d = _quarter_rounds(*rows)
     a, b, d = (_turned(row, by) for row, by in ((a, 2), (b, 1), (d, -1)))
@@ -167,7 +174,7 @@ def fresh_key() -> jax.Array:
 
 
 def secret_bytes(key: bytes | None) -> bytes:
-    """Return 32 secret bytes: the given ones, or for None new ones from the operating system."""
+    """Return the given 32 secret bytes; if None is given, draw 32 bytes from the operating system."""
     if key is None:
         return secrets.token_bytes(32)
     if not isinstance(key, bytes) or len(key) != 32:
@@ -184,7 +191,8 @@ def key_from_bytes(data: bytes) -> jax.Array:
 def secret(key: Any) -> Any:
     """Return the key if its generator has keys of at least 256 bits; raise InputError otherwise.
 
-    It cannot tell how many of the bits are random: ``jax.random.key(0, impl=CHACHA20)``, a key for tests, passes.
+    The function cannot tell how many of the bits are random: ``jax.random.key(0, impl=CHACHA20)`` passes, which is a
+    key for tests.
     """
     if not jnp.issubdtype(getattr(key, "dtype", np.dtype(object)), jax.dtypes.prng_key):
         raise InputError(f"key = {key!r:.40} must be a typed JAX key of 256 bits; use jaxacct.training.fresh_key()")
@@ -195,14 +203,14 @@ def secret(key: Any) -> Any:
 
 
 def key_words(key: Any) -> Any:
-    """Return the words of a ChaCha20 key; for a key of another generator, 256 random bits of ``fold_in(key, 0)``."""
+    """Return eight words: those of a ChaCha20 key, or 256 bits that a key of another generator draws."""
     if jax.random.key_impl(secret(key)) == CHACHA20:
         return jax.random.key_data(key)
     return jax.random.bits(jax.random.fold_in(key, 0), (8,), jnp.uint32)
 
 
 def host_block(key: Any, counter: Any, nonce: tuple[Any, Any, Any]) -> np.ndarray:
-    """Compute `block` in NumPy, as uint32 of shape (n, 16); key and nonce are those of `_columns`."""
+    """Compute `block` in NumPy, as uint32 of shape (n, 16). Key and nonce have the shapes that `_columns` takes."""
     counter, key = np.asarray(counter, np.uint32), np.asarray(key, np.uint32)
     last = [np.broadcast_to(np.asarray(word, np.uint32), counter.shape) for word in nonce]
     found = np.empty((counter.size, 16), np.uint32)

@@ -23,7 +23,7 @@ class Unwritable(InputError):
 
 @contextlib.contextmanager
 def _refusing(path: Path | str, what: str, refusal: type[InputError]) -> Iterator[None]:
-    """Raise the system's errors as refusals of one line, such as "FILE: cannot be read: Permission denied"."""
+    """Turn the system's errors into refusals of one line, such as "FILE: cannot be read: Permission denied"."""
     try:
         yield
     except OSError as error:
@@ -75,7 +75,10 @@ def sync_folder(path: Path) -> None:
 
 
 def lock(file: io.FileIO | BinaryIO, shared: bool = False) -> None:
-    """Lock an open file until it is closed, where the system has locks; raise BlockingIOError if it is locked."""
+    """Lock an open file until it is closed; raise BlockingIOError if another process holds the lock.
+
+    Any number of processes may hold a `shared` lock together. On a system without such locks the call does nothing.
+    """
     if os.name != "posix":
         return
     import fcntl

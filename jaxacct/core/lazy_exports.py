@@ -36,9 +36,9 @@ def lazy_exports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package whose names live in its submodules.
 
-    `homes` has each name's module, relative to the package or beginning with "jaxacct."; `others` are names that the
-    package defines itself. A name whose package is not installed gives a stand-in of type `Missing`, whose use raises;
-    ``from jaxacct import verify`` raises at once.
+    `homes` maps each name to its module, which is relative to the package or begins with "jaxacct.". `others` are names
+    that the package defines itself. If a name needs a distribution that is not installed, the name gives a stand-in of
+    type `Missing`; using the stand-in raises an error. ``from jaxacct import verify`` raises the error at once.
     """
 
     def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ _NOTE = "opacity:.75;font-size:90%"
 
 
 def cut(count: int) -> tuple[range, str]:
-    """Return the rows of a table to show, and a line that counts the rows left out ("" if there are none)."""
+    """Return which rows of a table are shown, and a line that counts the rows left out ("" if there are none)."""
     if count <= MOST_ROWS:
         return range(count), ""
     return range(MOST_ROWS), f"{count - MOST_ROWS:,} more rows of {count:,} are not shown"
@@ -35,7 +35,10 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *notes
 def batch(
     title: str, head: Sequence[str], shape: tuple[int, ...], cells: Callable[[tuple[int, ...]], Sequence[str]]
 ) -> str:
-    """Return a table with a line for each element of a batch, cut to `MOST_ROWS`; `cells` gives an index's cells."""
+    """Return a table with a line for each of the first `MOST_ROWS` elements of a batch.
+
+    `cells` returns the cells of the element at an index.
+    """
     shown, rest = cut(math.prod(shape))
     rows = []
     for number in shown:

@@ -27,9 +27,13 @@ _waiting = threading.Lock()
 class Progress:
     """A progress line that is redrawn on a terminal or in a notebook; elsewhere each update is a line of its own.
 
-    `show` None: only on a terminal, or in a notebook after `NOTEBOOK_WAIT` seconds. `there`: rows that were done
-    before. `pauses`: the least seconds between two updates where lines are redrawn, and elsewhere. `apart`: the seconds
-    spent so far on other work, such as compiling. The rate leaves out `there` and `apart`.
+    show : whether to show the line. With None it is shown only on a terminal, or in a notebook after `NOTEBOOK_WAIT`
+        seconds.
+    there : the number of rows that were done before. They do not count for the rate.
+    pauses : two numbers of seconds, the shortest times between two updates. The first is for a terminal or a notebook,
+        the second for all else.
+    apart : a function that returns the seconds spent so far on other work, such as compiling. They do not count for the
+        rate.
     """
 
     def __init__(
@@ -112,10 +116,11 @@ class Waiting:
 
 @contextlib.contextmanager
 def waiting(total: int | None, unit: str = "rows", show: bool | None = None) -> Iterator[Waiting]:
-    """Show a progress line, updated every half second and erased at the end, once the `with` block has taken a second.
+    """Show a progress line once the `with` block has taken a second, and erase the line when the block ends.
 
-    It appears on a terminal and in a notebook, unless another bar is there. If it cannot be shown, the work goes on. If
-    `show` is True, one line stays where lines cannot be redrawn; if it is False, nothing is shown.
+    The line is updated every half second. It appears on a terminal and in a notebook, unless another bar is there. If
+    it cannot be shown, the work goes on. If `show` is True and lines cannot be redrawn, one line is written and stays.
+    If `show` is False, nothing is shown.
     """
     work = Waiting()
     wanted = on_terminal() or in_notebook() if show is None else show

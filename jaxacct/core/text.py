@@ -19,9 +19,10 @@ _NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
 
 
 def outward(value: float | Decimal, spec: str, up: bool) -> str:
-    """Return `format(float(value), spec)`, rounded up if `up` and down otherwise, so that a claim copied from it holds.
+    """Return `format(float(value), spec)`, rounded up if `up` is True and down otherwise.
 
-    No other text of this format on that side is nearer to the value, all of whose digits count.
+    So a privacy claim copied from the text holds. All digits of the value count: the float .1 is more than the text
+    "0.1". No other text of this format on that side is nearer to the value.
 
     >>> outward(4.3749, ".3g", up=True), outward(4.3771, ".3g", up=False), outward(1e-5, ".3g", up=True)
     ('4.38', '4.37', '1.01e-05')
@@ -84,7 +85,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def bracket(lower: float, upper: float, spec: str) -> str:
-    """Return the text "[lower, upper]", each end rounded outward."""
+    """Return the text "[lower, upper]" with each end rounded outward."""
     return f"[{outward(lower, spec, up=False)}, {outward(upper, spec, up=True)}]"
 
 

@@ -55,7 +55,10 @@ class TracerError(InputError, TypeError):
 
 
 class UnboundedLossError(InputError):
-    """Refusal of delta = 0 for a mechanism with an unbounded loss, at the elements where the mask `bad` is True."""
+    """Refusal of delta = 0 for a mechanism with an unbounded loss.
+
+    The mask `bad` is True at the refused elements of the answer. `what` names the mechanism.
+    """
 
     def __init__(self, bad: np.ndarray, what: str = "a mechanism") -> None:
         self.bad = bad
@@ -69,7 +72,7 @@ class UnboundedLossError(InputError):
 class Constraint:
     """Set of finite real numbers that a field may hold, and the remedy for a value outside the set.
 
-    In the remedy ``{name}`` is the field's name in words.
+    The remedy may contain ``{name}``, which a message replaces by the field's name in words.
     """
 
     remedy: str
@@ -117,8 +120,9 @@ MEMORY = Constraint("use a whole number of bytes, such as 2**30", 2**24, LARGEST
 def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float | np.ndarray:
     """Return the value as float64 (a Python float, or a read-only NumPy array), or refuse it.
 
-    Text, booleans, complex numbers, None, ragged sequences, tracers (TracerError), NaN, infinities and numbers outside
-    the constraint are refused. If there is a text `one`, batches are refused, and the text is the reason.
+    Text, booleans, complex numbers, None, ragged sequences, NaN, infinities and numbers outside the constraint raise
+    InputError; tracers raise TracerError. If a text `one` is given, batches are refused, too; the message gives the
+    text as the reason.
 
     >>> check("steps", [1e4, 2], COUNT).tolist()
     [10000.0, 2.0]
@@ -157,7 +161,7 @@ def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float
 
 
 def check_one(name: str, value: Any, constraint: Constraint, reason: str) -> int | float:
-    """Return one Python number, an int where the constraint is COUNT; refuse a batch, with the reason."""
+    """Return one Python number, an int if the constraint is COUNT; refuse a batch, and give `reason` in the message."""
     number = check(name, value, constraint, reason)
     return int(number) if constraint is COUNT else float(number)
 
@@ -177,7 +181,10 @@ def refuse_where(
     rest: str | Callable[[tuple[int, ...]], str],
     written: Callable[[float], str] = repr,
 ) -> None:
-    """Refuse the first bad value. `rest` is the reason with the remedy, or a function of an index that returns both."""
+    """Refuse the first bad value.
+
+    `rest` is the end of the message, with the reason and the remedy; or a function of the index that returns this text.
+    """
     if np.any(bad):
         index = tuple(np.argwhere(bad)[0].tolist())
         value = float(np.broadcast_to(values, np.shape(bad))[index])
@@ -230,7 +237,7 @@ def options(
 ) -> Options:
     """Return the options as a record, or refuse the first option that cannot be used.
 
-    `least_rtol` is the smallest rtol allowed; 0 allows any rtol above 0. The message advises `usual_rtol`.
+    `least_rtol` is the smallest rtol allowed; 0 allows any rtol above 0. The message advises to use `usual_rtol`.
     """
     words = choice("relation", relation, RELATIONS), choice("engine", engine, ENGINES)
     place = choice("backend", backend, ("auto", "numpy", "xla"))
@@ -242,7 +249,7 @@ def options(
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message may show it: on one line of at most 60 characters."""
+    """Return the text by which a message shows a value: one line of at most 60 characters."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # repr refuses an integer of too many digits, or the object cannot be shown
@@ -251,7 +258,7 @@ def shown(value: Any) -> str:
 
 
 def broadcast_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the common shape of named shapes; if two clash, the error has both names and both shapes."""
+    """Return the common shape of named shapes; if two clash, the error names them and shows their shapes."""
     try:
         return np.broadcast_shapes(*filter(None, shapes.values()))
     except ValueError:
@@ -265,7 +272,10 @@ def broadcast_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def refuse_tracers(call: str, traceable: str, **arguments: Any) -> None:
-    """Refuse tracers in the arguments of the public call `call`; `traceable` is the kernel to use inside jit."""
+    """Refuse tracers in the arguments of a public call.
+
+    `call` is the name of the call. `traceable` is the name of the function to use inside jit.
+    """
     for argument, value in arguments.items():
         if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
             continue

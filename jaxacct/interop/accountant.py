@@ -193,7 +193,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return None
 
     def _check(self, step: Mechanism, count: int) -> None:
-        if isinstance(step, Selection):  # its pair is slow; the mechanism inside is refused in the same cases
+        if isinstance(step, Selection):  # a selection's pair is slow; the mechanism inside is refused alike
             repeat(step, count)
             self._check(step.mechanism, 1)
             return

@@ -184,7 +184,7 @@ def classes() -> dict[str, type[Any]]:
 
 @functools.cache
 def laws() -> dict[str, type[Any]]:
-    """Return, by name, the public laws of K (the number of runs of a selection)."""
+    """Return the public laws of K, the number of runs of a selection, by name."""
     return _public(importlib.import_module("jaxacct.selection").Law)
 
 
@@ -334,7 +334,7 @@ def _static(value: Any, path: str) -> Any:
 
 
 def _keys(node: Any, path: str, wanted: set[str]) -> dict[str, Any]:
-    """Return the values of an object by key; refuse an object unless its keys are the wanted ones, each once."""
+    """Return the values of a JSON object by key; refuse an object that lacks a wanted key, repeats one or has others."""
     words = ", ".join(sorted(wanted))
     if not isinstance(node, _Object):
         _refuse(path, f"must be an object with the keys {words}", node)

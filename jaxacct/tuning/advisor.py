@@ -65,16 +65,24 @@ MEAN = Constraint("use an expected number of candidates above 0", 0, LARGEST_MEA
 class Option:
     """Way to spend the budget.
 
-    Parameters ---------- split, share : as for `Cost`. family, parameter : the family of the law of K (the number of
-    candidates), and its gamma or else its mean. candidates : the expected number of candidates, E[K], of all rounds
-    together. noise_multiplier : the noise multiplier of the candidates and of the final run. released_noise,
-    candidate_noise : standard deviation of the noise on a mean gradient of the released model and of a candidate, in
-    units of the clip norm: the noise multiplier divided by the expected batch size. epsilon : certified upper end for
-    the whole tuning, at most the target; NaN with status "infeasible". gradients, gradients_95 : expectation and 95 %
-    quantile, under the law of K, of the number of gradient evaluations. status : "ok": at most 0.2 % of the target is
-    unspent. "not_binding": more is unspent, because less noise or an E[K] above a million is not searched. "loose":
-    more is unspent for another reason, such as a whole number of candidates. "infeasible": nothing meets the target.
-    search : "iid"; "4 rounds", each with a public winner and with `parameter` for one round; or "adaptive".
+    Parameters
+    ----------
+    split, share : as for `Cost`.
+    family : the family of the law of K, the number of candidates.
+    parameter : the law's gamma; for a law without gamma, its mean.
+    candidates : the expected number of candidates, E[K], of all rounds together.
+    noise_multiplier : the noise multiplier of the candidates and of the final run.
+    released_noise : the noise on a mean gradient of the released model: its standard deviation in units of the clip
+        norm, which is the noise multiplier divided by the expected batch size.
+    candidate_noise : the same number for a candidate.
+    epsilon : certified upper end for the whole tuning, at most the target.  It is NaN with status "infeasible".
+    gradients, gradients_95 : the expected number of gradient evaluations, and the 95 % quantile of this number, under
+        the law of K.
+    status : "ok": at most 0.2 % of the target is unspent.  "not_binding": more is unspent, because less noise or an
+        E[K] above a million is not searched.  "loose": more is unspent for another reason, such as a whole number of
+        candidates.  "infeasible": nothing meets the target.
+    search : "iid"; "4 rounds", where the winner of each round is public and `parameter` is for one round; or
+        "adaptive", where each candidate may depend on all candidates before it.
     """
 
     split: str
@@ -311,7 +319,7 @@ def advise(
 
 
 def law_of_mean(family: str, mean: float, eta: float | None = None) -> Law:
-    """Return the law of a family with a given mean E[K] > 1, or for Poisson laws E[K] > 0."""
+    """Return the law of a family with a given mean E[K], which must be above 0 for Poisson laws, else above 1."""
     choice("family", family, FAMILIES)
     mean = check_one("mean", mean, MEAN, ONE_TARGET)
     if family == "poisson":

@@ -198,7 +198,10 @@ Group = Callable[[Sequence[int]], Sequence[Any]]
 
 
 def rank(score: float, number: int) -> tuple[bool, float, int]:
-    """Return a sort key that is the same for every K: larger scores first, NaN below -inf, ties to the first drawn."""
+    """Return a sort key by which larger scores win, NaN is below -inf, and among equal scores the first drawn wins.
+
+    The key does not depend on K.
+    """
     known = not math.isnan(score)
     return known, score if known else 0.0, -number
 
@@ -215,16 +218,18 @@ def selected(
     value: Callable[[Any, int], float],
     together: int = CANDIDATES_PER_CALL,
 ) -> tuple[list[Found], list[dict[str, Any]]]:
-    """Draw K, train K candidates, and return (the best `top` of them, best first; all configurations).
+    """Draw K, train K candidates, and return the best `top` of them, best first, and all configurations.
 
-    The first configuration depends on no data. kind_of : (config, number) -> a key; ``group(key, configs)`` trains
-    candidates of equal keys together. value : (result, number) -> score.
+    The first configuration depends on no data.
+
+    kind_of : (config, number) -> a kind.  Candidates of one kind are trained together.
+    group : (kind, configs) -> a function that trains some candidates of this kind.
+    value : (result, number) -> score.
     """
     require_pad(law, space, pad)
     count = law.sample()
     if isinstance(space, Adaptive):
-        # `propose` sees only outputs of earlier candidates, whose privacy is accounted for.  So an exception of
-        # `propose` may be raised at once: it tells nothing more about the data, since K is public too
+        # `propose` sees only outputs that are accounted for, and K is public.  So its exceptions may be raised.
         configs = [space.proposed([], secret.key(b"config", 0))]
         history: list[Tried] = []
         best: list[Found] = []
@@ -257,8 +262,11 @@ def best_few(
 ) -> list[Found]:
     """Train and score all candidates, and return the best `top` of the first `count`.
 
-    Candidates with equal `kinds` are trained by ``group(kind)``, in chunks that copies fill up to one shape. One that
-    raises an exception has the score NaN; it takes its place among the best and is then left out.
+    `kinds` has the kind of each candidate.  ``group(kind)`` trains the candidates of a kind in chunks.  A chunk is
+    filled up with copies, so that all programs have equal shapes.
+
+    A candidate whose training or score raises an exception has the score NaN and no result.  It takes its place among
+    the best and is then left out.
     """
     members: dict[Hashable, list[int]] = {}
     for number, kind in enumerate(kinds):
@@ -311,7 +319,10 @@ def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _results(run: Group, some: list[int], filled: list[int]) -> list[Any]:
-    """Return the result of each candidate; if training them together raises, each is trained alone with its key."""
+    """Return the result of each candidate.
+
+    If training them together raises an exception, each candidate is trained again by itself, with the same key.
+    """
     together = _attempt(run, filled)
     if not isinstance(together, Raised):
         return list(together)[: len(some)]
@@ -359,15 +370,16 @@ def side_by_side(
     plan : the plan of each candidate.
     clip_norm : > 0, a pytree of norms, or an AdaptiveClip; used where a config has no "clip_norm" of its own.
     method, rngs, private_loss : as for the Trainer.
-    micro_batch : examples of each candidate at a time, by default at most 96.
+    micro_batch : number of examples of each candidate at a time; by default at most 96.
     trainable : the parameters to train, as for the Trainer; all others are frozen and returned unchanged.
 
     Returns
     -------
-    callable : its arguments: params, a pytree whose leaves have the n candidates along the first axis; configs, {name:
-        (n,) numbers}; keys, uint32 (n, 8) from `key_words`, each for one candidate and never used again; data, the
-        plan's dataset_size examples along the first axis.  It returns the trained parameters, shaped like params.  A
-        candidate that becomes NaN does not affect the others.  The function is compiled once for each n.
+    callable : (params, configs, keys, data) -> the trained parameters, shaped like params.  The leaves of params have
+        the n candidates along the first axis.  configs holds n numbers for each name.  keys, from `key_words`, are
+        uint32 of shape (n, 8); each is for one candidate and must never be used again.  data are the plan's
+        dataset_size examples along the first axis.  A candidate that becomes NaN does not affect the others.  The
+        function is compiled once for each n.
 
     References
     ----------
@@ -485,7 +497,7 @@ def key_words(roots: Sequence[bytes]) -> np.ndarray:
 
 
 def _room(plan: Plan) -> int:
-    """Return the number of examples in a micro-batch: nearly the largest batch, cut into equal parts of up to 96."""
+    """Return the number of examples in a micro-batch: nearly the largest batch is cut into equal parts of at most 96."""
     largest = max(plan.segments, key=lambda segment: segment.expected_batch_size)
     expected, q = largest.expected_batch_size, largest.sampling_probability
     spread = 0.0 if plan.sampling in OF_ONE_SIZE else 3.0 * np.sqrt(expected * (1.0 - q))

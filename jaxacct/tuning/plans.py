@@ -46,7 +46,7 @@ from jaxacct.tuning.private_score import Whole, whole
 TUNING_POINTS = 112
 """Number of points of a selection's profile (epsilon, delta): twice as many would lower epsilon by less than 0.1 %."""
 LAST_DELTA_SHARE = 1e-4
-"""Profiles end where delta is this share of the target; it counts there as the probability of an infinite loss."""
+"""Profiles end where delta is this share of the target.  The delta there counts as the chance of an infinite loss."""
 LEAST_NOISE, LARGEST_NOISE = 1e-2, 1e5
 """Range of the noise multipliers that are searched."""
 _SHARE = Constraint("use a share above 0 and at most 1", 0, 1, lower_open=True)
@@ -206,8 +206,9 @@ class MatchedPlan:
 class SearchPlan:
     """Plan of a whole search with the least noise: rounds with public winners, adaptive candidates, or several winners.
 
-    The solved plan has `plans` with one Plan, which every candidate runs, and its noise ``plans[0].noise_multiplier``;
-    `epsilon`, Bounds of the whole search; and `mechanism`, the mechanism of one candidate.
+    The solved plan has `plans`, with the one Plan that every candidate runs; its noise is
+    ``plans[0].noise_multiplier``.  It has `epsilon`, the Bounds of the whole search, and `mechanism`, that of one
+    candidate.
 
     Parameters
     ----------
@@ -282,27 +283,29 @@ class Setting:
 class SubsetPlan:
     """Plan to tune on a Poisson sample X_1 of the data X and to train the winner's configuration once.
 
-    1. Every record is in X_1 with probability `share`, secretly.  2. K is drawn from `repetitions`, secretly, and K
-    candidates are trained on X_1 by DP-SGD.  3. The winner's configuration is trained on X without X_1 (variant "rest")
-    or on X ("all").  Winner and final model are released; the whole meets the target.  The final run has the rate and
-    the steps of the winner, so its batches are larger than the winner's by the factor `growth`, as its data are.
+    Every record is in X_1 with probability `share`, secretly.  K is drawn from `repetitions`, secretly, and K
+    candidates are trained on X_1 by DP-SGD.  Then the winner's configuration is trained on X without X_1 (variant
+    "rest") or on X (variant "all").  The winner's configuration and the final model are released.  The whole meets the
+    target.  The final run has the rate and the steps of the winner.  So its data and its batches are larger than the
+    winner's by the factor `growth`.
 
     If several rates or epochs are given, each pair of them is a setting.  A candidate draws its setting with equal
     probabilities.  All settings have one epsilon, and each setting has the least noise with which a run is
     (epsilon, target_delta)-DP.  The tuning is then accounted for by the average of the settings' profiles, and the
     final run by the maximum of the profiles.
 
-    The solved plan has `settings`, one for each pair; `epsilon`, Bounds of kind "bound" for adding or removing one
-    record, with `epsilon.upper <= target_epsilon`; and `mechanism`, the whole as a PrivacyProfile for ledgers and
-    composition.
+    The solved plan has one of `settings` for each pair.  Its `epsilon` is a Bounds of kind "bound" for adding or
+    removing one record, with `epsilon.upper <= target_epsilon`.  Its `mechanism` is the whole as a PrivacyProfile, for
+    ledgers and composition.
 
     Parameters
     ----------
     target_epsilon, target_delta, dataset_size, repetitions, sampling_probability, epochs, steps : as for `MatchedPlan`.
     share : in [2^-11, 1).
     variant : "rest" or "all".
-    noise_ratio : the final run's noise multiplier divided by the candidates'; this ratio splits the budget.  It is 1 by
-        default, as in Koskela and Kulkarni; a ratio below 1 favours the final model, above 1 the tuning.
+    noise_ratio : the final run's noise multiplier divided by that of the candidates.  This ratio splits the budget.  It
+        is 1 by default, as in Koskela and Kulkarni.  A ratio below 1 favours the final model; a ratio above 1 favours
+        the tuning.
 
     References
     ----------
@@ -330,7 +333,7 @@ class SubsetPlan:
 
     def __post_init__(self) -> None:
         choice("variant", self.variant, VARIANTS)
-        # the sampler realises these shares exactly
+        # the sampler realises shares in this range exactly
         drawn = Constraint("use a share of the records such as 0.1", 2.0**-11, 1, upper_open=True)
         rate, steps = _checked(self, share=drawn, noise_ratio=POSITIVE)
         target, delta, law = self.target_epsilon, self.target_delta, self.repetitions
@@ -404,7 +407,11 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
 
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float) -> float:
-    """Return the smallest tried noise that meets the target. The search starts `near`, and aims just below it."""
+    """Return the smallest noise multiplier that was tried and meets the target.
+
+    The search begins at the noise multiplier `near`.  `epsilon` gives an upper bound for a noise multiplier; it falls,
+    or nearly falls, as the noise grows.
+    """
     if near <= 0.0 or not math.isfinite(near):
         raise InputError(f"near = {near!r} must be a positive noise multiplier")
     found = least_private(
@@ -440,9 +447,11 @@ def _matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) 
 
 
 def _drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidates: float = 1.0) -> Mechanism:
-    """Return one guarantee for runs that differ: the mean of the profiles if `drawn` at random, else the maximum.
+    """Return one guarantee for runs that differ.
 
-    candidates : the E[K] by which a selection multiplies the probability of an infinite loss.
+    It is the mean of the profiles if one of the runs is `drawn` at random, and otherwise their maximum.
+
+    candidates : E[K] of the selection that uses the guarantee; E[K] multiplies the probability of an infinite loss.
     """
     if len(runs) == 1:
         return runs[0]
@@ -461,7 +470,10 @@ def _shown(plan: Any, known: list[tuple[str, str]], each: list[str]) -> str:
 
 
 def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
-    """Return the profile of "run K times, release the best" in both directions, from upper bounds of the worst case."""
+    """Return the profile of "run K times, release the best", in both directions.
+
+    Its points are upper bounds for the worst score.  They reach deltas far below `delta`, the target of the tuning.
+    """
     both = RELATIONS[: 1 if run.symmetric() else 2]
     envelope = lambda at, name: bound_delta(run, law, at, bound="envelope", relation=name).upper
     last = float(bound_epsilon(run, law, max(LAST_DELTA_SHARE * delta, 1e-15), bound="envelope").upper)

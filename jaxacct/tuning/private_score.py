@@ -81,7 +81,10 @@ class PrivateScore:
 
 
 def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) -> float:
-    """Return a count of `exact_count.units` with noise drawn on the host; only the sum, in units, is rounded."""
+    """Return a count from `exact_count.units` with noise that the host draws from the key.
+
+    Count and noise are whole numbers of units; only their sum is rounded, to a float.
+    """
     upper, lower = (int(part) for part in count)
     deviation = Fraction(float(noise_multiplier)) / Fraction(unit)
     source = KeyedBits(np.asarray(key_words(key), "<u4").tobytes())
@@ -110,10 +113,11 @@ def whole(
 ) -> Whole:
     """Return the cost of `count` selections in sequence, each of which releases the best `top` candidates.
 
-    candidate : the training of one candidate.
-    score : public, or a PrivateScore with its noise.
-    known : epsilon of the selection by a public score under the assumption `planned`, or None if not known.
-    candidates, planned : "iid" or "adaptive".
+    candidate : the mechanism that trains one candidate.
+    score : a function of public data, or a PrivateScore with its noise.
+    candidates : "iid" or "adaptive", as for `select`.
+    known : epsilon of the selection by a public score, or None if not known.
+    planned : "iid" or "adaptive", the assumption behind `known`.
     """
     private = isinstance(score, PrivateScore)
     bound = known is not None and known.kind == "bound"

@@ -251,7 +251,10 @@ class Random(Space):
 
 
 def draws_alike(space: Any) -> bool:
-    """Return whether draws with independent keys are surely i.i.d.: for this package's own classes, not subclasses."""
+    """Return whether draws with independent keys are surely i.i.d.
+
+    They are for this package's own classes.  Subclasses may keep state.
+    """
     known = (Choice, LogUniform, Uniform)
     return type(space) is Grid or (type(space) is Random and all(type(law) in known for law in space.axes.values()))
 

@@ -101,11 +101,11 @@ def tune_on_subset(
     plan : a `SubsetPlan`.
     init : JAX key -> first parameters, of equal shapes for all keys.
     score : as for `tune`, of public data only.
-    candidates : "iid" declares that all draws of a space of your own are independent and from one law, as draws of
-        `Grid` and `Random` are.  Draws of any other kind have no guarantee here.
+    candidates : "iid" declares that all draws of a space of your own are independent and from one law.  Draws of `Grid`
+        and `Random` are.  Other draws have no guarantee here.
     extrapolate : "sgd" multiplies config["learning_rate"] by the growth of the data in the final run (plan.growth);
         "adam" changes nothing; a function maps (config, growth) to a config.
-    warm_start : begin the final run at the winner's parameters (Remark 3 of Koskela and Kulkarni covers this).
+    warm_start : whether the final run begins at the winner's parameters (Remark 3 of Koskela and Kulkarni covers this).
     clip_norm, method, micro_batch : as for `side_by_side`.
     ledger, key : as for `tune`.
 
@@ -162,7 +162,7 @@ def tune_on_subset(
         batch = plan.expected_batch_size(setting, final)
         segment = Segment(0, setting.steps, noise, setting.sampling_probability, batch)
         run = Plan.of([segment], target_delta=plan.target_delta, dataset_size=len(held[1]))
-        # an example that is not present has a constant loss, without a gradient
+        # an absent example has a constant loss, and so no gradient
         present = lambda params, held: jax.numpy.where(held[1], loss_fn(params, held[0]), 0.0)
         train = side_by_side(present, make_optimizer, run, **shared)
         return lambda params, configs, keys: train(params, configs, keys, held)

@@ -103,12 +103,12 @@ def tune(
     key: bytes | None = None,
     progress: bool | None = None,
 ) -> Tuned:
-    """Train K candidates by DP-SGD, K random and secret, and release the best; (epsilon, delta) covers the search.
+    """Train K candidates by DP-SGD and release the best; (epsilon, delta) covers the whole search.
 
     The plan, ``Plan(target_epsilon=..., repetitions=law, ...)``, gives the noise with which all K runs together meet
-    the target, in the exact worst case over scores and for the plan's neighbouring relation.  K, the losers and their
-    scores stay in this function: no log, checkpoint or ledger entry is about any one candidate.  One entry for the
-    whole is on the disk before the first candidate is trained.
+    the target, in the exact worst case over scores and for the plan's neighbouring relation.  K is random.  K, the
+    losers and their scores stay secret in this function: no log, checkpoint or ledger entry is about any one candidate.
+    One ledger entry for the whole is on the disk before the first candidate is trained.
 
     Parameters
     ----------
@@ -124,23 +124,23 @@ def tune(
         a `SearchPlan` for several winners.
     init : JAX key -> first parameters, of equal shapes for all keys.  May be left out for a linen module.
     loss : (output, target) -> scalar, for a module, as for the Trainer.
-    score : params -> a number, larger is better, of public data only; or a PrivateScore.  NaN ranks below -inf, and
-        among equal scores the candidate drawn first wins: one rule for every K.  An exception in training or scoring a
-        candidate counts as NaN, and nothing of it is shown; try training and scoring on made-up data first.
+    score : params -> a number that depends on public data only; or a PrivateScore.  The largest score wins.  NaN ranks
+        below -inf, and among equal scores the candidate drawn first wins.  An exception in training or scoring a
+        candidate counts as NaN, and nothing of it is shown: try training and scoring on made-up data first.
     candidates : "iid" or "adaptive", as for `selection.select`.  The default is "iid" for a `Grid`, and for a `Random`
         with the library's distributions, unless the plan is for adaptive candidates.  It is "adaptive" for any other
         space, which may keep state.  "iid" declares that every draw of the space is independent and from one law;
         `Tuned.candidates` and the ledger note the declaration.
     top : number of the best candidates that are released, in `Tuned.winners`; by default `plan.top`, else 1.
-    pad : the running time reveals K, and no guarantee covers an observer of the time.  With pad = n, n
-        candidates are always trained and scored, and candidates beyond K are dropped.  The law must have K <= n,
-        such as ``truncated(law, n)``, for which the plan then accounts.
+    pad : the running time reveals K, and no guarantee covers an observer of the time.  With pad = n, n candidates are
+        always trained and scored, and candidates beyond K are dropped.  The law of the plan must then have K <= n, such
+        as ``truncated(law, n)``.
     clip_norm, method, micro_batch, rngs, trainable, private_loss : as for `side_by_side`.
     ledger : a path or a Ledger; its entries count against the plan's target.
     key : 32 secret bytes for all randomness but K, by default from the operating system; never use them for two
         tunings.
     progress : whether to show a line on standard error; None shows it only on a terminal.  Without pad it is shown only
-        for an `Adaptive` search, whose cost allows for a public K.
+        for an `Adaptive` search, whose accounting assumes that K is public.
 
     Returns
     -------
@@ -196,10 +196,10 @@ def tune_in_rounds(
 ) -> Tuned:
     """Tune in rounds, as Bayesian optimisation in batches: each round's winner is public and shapes the next space.
 
-    In every round K_r candidates, K_r fresh and secret, are drawn from the round's space and trained, and the best is
-    released.  `update` makes the next space from all winners so far.  The cost is the composition of the rounds, far
-    less than the cost of candidates that may see everything before them.  One entry for all rounds is on the disk
-    before the first candidate is trained, so that stopping early does not lower the claim.
+    Every round draws a fresh, secret K.  It draws K candidates from the round's space, trains them, and releases the
+    best.  `update` makes the next space from all winners so far.  The cost is the composition of the rounds.  This is
+    far less than the cost of candidates that may see everything before them.  One ledger entry for all rounds is on the
+    disk before the first candidate is trained.  So stopping early does not lower the claim.
 
     Parameters
     ----------
@@ -424,7 +424,10 @@ def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str
 
 
 def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
-    """Return what candidates count as, "iid" or "adaptive", and the word for the ledger, perhaps "iid, declared"."""
+    """Return what candidates count as, "iid" or "adaptive", and the word that the ledger and `Tuned` state.
+
+    If only the user says that candidates are i.i.d., the word is "iid, declared".
+    """
     known = draws_alike(space)
     if isinstance(space, Adaptive) and declared == "iid":
         raise InputError(
@@ -479,7 +482,10 @@ def value_of(score: Any, secret: Secret) -> Callable[[Any, int], float]:
 def note_whole(
     ledger: Ledger | str | os.PathLike[str] | None, plan: Plan, mechanism: Mechanism, note: str, target: float | None
 ) -> None:
-    """Note a whole tuning in a ledger, on the disk; write nothing and raise if it would exceed the target there."""
+    """Note a whole tuning in an open ledger or at a path; the entry is on the disk when this returns.
+
+    If the tuning and the ledger's releases together cost more than the target, raise InputError and write nothing.
+    """
     if ledger is None:
         return
     opened: contextlib.AbstractContextManager[Ledger]
