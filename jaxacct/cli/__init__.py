@@ -20,7 +20,9 @@ from jaxacct.cli.arguments import REQUIRED, SINGLE, WHOLE_NUMBERS, UsageError, p
 __all__ = ["command", "main"]
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 plus the signal's number, as it is for SIGTERM (143) and SIGPIPE (141)."""
+"""Exit status after Ctrl-C: 128 plus the number of SIGINT, as a shell counts.  It is 143 after SIGTERM, and 141 after
+SIGPIPE.
+"""
 
 RUNS = {
     **{name: ("questions", name) for name in ("advise", "risk", "select", "verify")},

@@ -71,7 +71,7 @@ LABELS = {
     "rate": "batches given by",
     "length": "length given by",
 }
-"""Labels of these settings. Every other setting has its label in `style.MEANING`."""
+"""Labels of some settings.  The labels of all others are in `style.MEANING`."""
 POINTS = 25
 """Number of points of the curve of epsilon over the steps."""
 FPR = np.unique(np.concatenate([[1e-4, 1e-3, 0.003, 0.01, 0.03], np.linspace(0.0, 1.0, 21)]))

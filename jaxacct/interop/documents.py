@@ -334,7 +334,7 @@ def _static(value: Any, path: str) -> Any:
 
 
 def _keys(node: Any, path: str, wanted: set[str]) -> dict[str, Any]:
-    """Return the values of a JSON object by key; refuse an object that lacks a wanted key, repeats one or has others."""
+    """Return the values of a JSON object by key.  Refuse the object unless it has just the wanted keys, each once."""
     words = ", ".join(sorted(wanted))
     if not isinstance(node, _Object):
         _refuse(path, f"must be an object with the keys {words}", node)

@@ -43,7 +43,7 @@ def plot(
     where: Mapping[str, Any] | None = None,
     rows: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Draw the result of a sweep into a .png, .svg or .pdf file, and return a description of the picture.
+    """Draw the result of a sweep into a file, and return a description of the picture.
 
     Parameters
     ----------
@@ -58,13 +58,13 @@ def plot(
         the inputs with the most values; every other input is held at the value that most rows have.
     value : name of a column
         By default the quantity that was solved for; "epsilon" draws the epsilon at a calibrated parameter.
-    where : draw only the rows with these values.
-    rows : row numbers from 0; rows to draw as profiles or trade-off curves, counted among those that `where` leaves; by
-        default up to six, evenly spread.
+    where : a dict of column names and values; only the rows with these values are drawn.
+    rows : the numbers, from 0, of the rows to draw as profiles or trade-off curves.  They count the rows that `where`
+        leaves.  By default up to six rows are drawn, evenly spread.
 
     Returns
     -------
-    dict : kind, the columns along the axes, the inputs held fixed, and the file.
+    dict : the kind of picture, the columns along the axes, the inputs held fixed, and the file.
 
     References
     ----------
@@ -119,7 +119,7 @@ def draw_curves(view: View, canvas: Any, axes: Any) -> int:
         at = table[view.x][rows]
         shown = np.where(np.isfinite(middle[rows]), middle[rows], np.nan)
         name = family if isinstance(family, str) or family is None else style.number(family)
-        marker = "o" if rows.size <= 25 else None  # more marks would hide the curve
+        marker = "o" if rows.size <= 25 else None  # many marks would hide the curve
         axes.plot(at, shown, dash, color=colour, label=name, marker=marker, markersize=3.2)
         axes.fill_between(at, low[rows], high[rows], color=colour, alpha=0.25, linewidth=0)
     style.scale(axes, "x", table[view.x])
@@ -240,7 +240,8 @@ def choose(
 ) -> tuple[str, View]:
     """Return the kind of picture and the view of the table for a curve or a heat map; choose missing settings.
 
-    The input with the most values goes along x, and the next one makes curves, or a heat map if it has many values.
+    The input with the most values goes along x.  The next input makes a family of curves if it has at most eight
+    values; if it has more, it makes a heat map.
     """
     table = filtered(table, where)
     quantities = solved_for(table.columns)

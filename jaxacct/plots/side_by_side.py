@@ -26,7 +26,7 @@ MOST_CURVES = 8
 SMALLEST_DELTA = 1e-10
 """Smallest delta of a drawn profile, below any delta that is claimed in practice."""
 ENDS_TRIED = (SMALLEST_DELTA, 1e-6, 1e-3, 0.1)
-"""Deltas at which a curve may end: a curve ends at the smallest of them whose epsilon is finite."""
+"""Deltas at which a curve may end.  It ends at the smallest of these deltas that has a finite epsilon."""
 RATES = 81
 """Number of false positive rates at which a trade-off function is computed."""
 
@@ -55,18 +55,18 @@ def plot_profiles(
 
     Each line is the upper end of `delta(eps) = sup H_{e^eps}(P || Q)`, which a claim may use.  Between computed values
     of epsilon the line is the chord in e^eps.  The chord is no lower than delta, a convex function of e^eps.  The band
-    below the line reaches down to the lower end; a bracket narrower than the line shows no band.  The legend names the
-    kind of each curve.
+    below the line reaches down to the lower end.  A bracket narrower than the line shows no band.  The legend names the
+    kind of statement of each curve.
 
     Parameters
     ----------
     mechanisms : dict of str and Mechanism or Profile; or one of them
         The keys are the names in the legend.  A batch has a curve for each of its elements, 8 curves at most.
-    epsilon : >= 0; values at which delta is computed; by default 120 values up to where delta is 1e-10.
+    epsilon : values >= 0 at which delta is computed.  By default 120 values up to where delta is 1e-10.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}, optional
         By default "add_or_remove_one", and for a Profile its own relation.
-    axes : the axes to draw on; by default those of a new figure, which a notebook shows and `axes.figure.savefig(path)`
-        writes.
+    axes : the axes to draw on.  By default they are those of a new figure, which a notebook shows.
+        `axes.figure.savefig(path)` writes the figure to a file.
 
     Returns
     -------
@@ -111,7 +111,7 @@ def plot_tradeoffs(
     ----------
     mechanisms, relation, axes
         As in `plot_profiles`.
-    fpr : in [0, 1]; the false positive rates; by default 81 of them.
+    fpr : false positive rates in [0, 1], by default 81.
 
     Returns
     -------
@@ -169,8 +169,8 @@ def draw_tradeoffs(axes: Any, curves: list[Curve], fpr: np.ndarray | None, *word
 def plot_risks(table: RiskTable, *, names: Sequence[str] | None = None, axes: Foreign = None) -> Foreign:
     """Draw the readings of `ja.risk` that are probabilities, as bars (needs matplotlib).
 
-    Every bar is an upper end.  A line across it marks what an attacker achieves who does not see the output.  A batch
-    has a bar for each of its configurations, 8 at most.
+    Every bar shows an upper end.  A line across the bar marks the success of an attacker who does not see the output.
+    A batch has a bar for each of its configurations, 8 at most.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def plot_risks(table: RiskTable, *, names: Sequence[str] | None = None, axes: Fo
 
     Raises
     ------
-    InputError : if the table has more than 8 configurations, or another number of names.
+    InputError : if the table has more than 8 configurations, or if there are more or fewer names than configurations.
 
     References
     ----------
@@ -290,8 +290,8 @@ def _elements(name: str, whole: Profile, room: int) -> list[Curve]:
 def _epsilons(curves: list[Curve]) -> tuple[list[np.ndarray], list[float]]:
     """Return values of epsilon for each curve, denser near 0, and the epsilon at which each curve ends.
 
-    That is where the smallest delta in `ENDS_TRIED` with a finite epsilon is reached, or 10. A curve that stays above
-    delta 1e-10 has values up to the farthest end.
+    A curve ends at the epsilon of the smallest delta in `ENDS_TRIED` whose epsilon is finite, or at epsilon 10 if there
+    is none. A curve that stays above delta 1e-10 has values up to the farthest end of all curves.
     """
     tried = [account.epsilon(one.mechanism, np.array(ENDS_TRIED), relation=one.relation).upper for _, one in curves]
     ends = [max(float(next((end for end in found if np.isfinite(end)), 10.0)), 1e-3) for found in tried]
@@ -340,7 +340,7 @@ def _draw(axes: Any, look: tuple[Curve, Any, str], grid: np.ndarray, found: Boun
 
 
 def _chords(epsilon: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return points on the chords between neighbouring points (e^eps, delta), with the given points among them."""
+    """Return points on the chords between neighbouring points (e^eps, delta).  The given points are among them."""
     if epsilon.size < 2:
         return epsilon, delta
     gap = np.diff(epsilon)[:, None]

@@ -64,7 +64,7 @@ RELATION = {
     "replace_one": "replace one record",
     "zero_out": "zero out one record",
 }
-"""The neighbouring relations in words."""
+"""Words for the neighbouring relations."""
 
 _DISTINCT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c8c00")
 """Okabe and Ito's palette, with its yellow darkened for white paper."""
@@ -115,7 +115,7 @@ def save(canvas: Any, path: Path) -> None:
 
 
 def spread_over_decades(values: Any) -> bool:
-    """Return whether values are positive and far enough apart for a logarithmic axis: by a factor of 8."""
+    """Return whether values need a logarithmic axis: all are positive, and the largest is at least 8 times the least."""
     known = np.asarray(values, np.float64)
     known = known[np.isfinite(known)]
     return bool(known.size and known.min() > 0.0 and known.max() >= 8.0 * known.min())

@@ -31,9 +31,9 @@ CLAIMABLE = ("certified", "bound")
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """An answer, the mechanism that it is about, and any obstacle to claiming it.
+    """An answer, the mechanism that it is about, and the reason against claiming it, if there is one.
 
-    A claim uses `upper`:
+    The claim states the upper end of the answer:
 
         (epsilon <= upper) at the given delta, or (delta <= upper) at the given epsilon.
 
@@ -48,7 +48,7 @@ class Claim:
     happened : False for a plan or a configuration, which only says what would be released.
     trouble : a reason against the claim that `bounds` does not show; empty if there is none.
     profile : tuple of (epsilon, delta), or None
-        Points of the privacy profile from which the risks are read, where the mechanism itself does not give the risks.
+        Points of the privacy profile.  The risks are read from them if the mechanism itself does not give the risks.
 
     Raises
     ------

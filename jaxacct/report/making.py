@@ -69,24 +69,26 @@ def report(
     """Make one page on a privacy claim, for the person who must sign it.
 
     The page states the claim (epsilon <= upper) at a delta, in words.  It states the neighbouring relation and the
-    assumptions, what an attacker can reach at most, every mechanism, how to verify the claim, and what the claim does
-    not say.  Every figure of a claim is the upper end of a bracket.  An answer that is not ok is shown as not to be
-    claimed.
+    assumptions, the largest success of an attacker, every mechanism, how to verify the claim, and what the claim does
+    not say.  Every figure of a claim is the upper end of a bracket.  The page says of an answer that is not ok that it
+    must not be claimed.
 
     Parameters
     ----------
     subject : path, Ledger, Plan, Table, Mechanism, or the DataFrame that a sweep returned
         A path is that of a ledger, of the result of a sweep (.csv or .parquet), or of a plan or a mechanism as JSON.
         The epsilon of a ledger is derived again from its entries, and that of a row from its parameters.
-    out : path ending in .html or .md; the file to write the page to; an existing file is replaced.
+    out : the file to write the page to, a path ending in .html or .md.  An existing file is replaced.
     delta : float in (0, 1), optional
-        The delta of the claim: for a ledger, by default the delta of its last plan; for a mechanism, required.
-    rows : row numbers from 0; for a result: up to 20 rows to describe in detail.  By default the first 3 in detail and
-        the first 50 in a table.
+        The delta of the claim.  A mechanism needs it.  For a ledger the default is the delta of its last plan.  Other
+        subjects have their own delta.
+    rows : the numbers of up to 20 rows of a result, from 0, to describe in detail.  By default the page describes the
+        first 3 rows, and has the first 50 in a table.
     prior : in (0, 1); the probability, before the output is seen, that the record was used.
-    relation : for a mechanism, by default "add_or_remove_one"; every other subject has its own relation.
+    relation : the neighbouring relation of a mechanism, by default "add_or_remove_one".  Every other subject has its
+        own.
     model, organisation, contact : str
-        The model that the page is about, who releases it, and whom to ask; shown at the top where they are given.
+        The model that the page is about, who releases it, and whom to ask.  The page shows at its top what is given.
 
     Returns
     -------
@@ -94,7 +96,7 @@ def report(
 
     Raises
     ------
-    InputError : if the subject cannot be read or reported, such as a damaged or open ledger, if an option does not
+    InputError : if the subject cannot be read or reported (such as a damaged or open ledger), if an option does not
         apply to the subject, or if the page cannot be written.
 
     References

@@ -25,16 +25,19 @@ _LINE, _GUESS, _INK, _GRID = "#0b5394", "#777777", "#333333", "#e2e2e2"
 FALSE_POSITIVE_RATES = (1e-2, 1e-3)
 """The false-positive rates at which a report states the true-positive rate."""
 _CURVE = np.unique(np.concatenate([np.geomspace(1e-4, 1.0, 33), FALSE_POSITIVE_RATES]))
-"""The false-positive rates of the picture, `FALSE_POSITIVE_RATES` among them."""
+"""The false-positive rates of the picture.  They include `FALSE_POSITIVE_RATES`."""
 _LEAST_GAP = 1e-4
 """Smallest distance that `by_points` leaves between two epsilons; `PrivacyProfile` would allow smaller distances."""
 
 
 class Readings(NamedTuple):
-    """The success that an attacker can reach; the `upper` of each `Bounds` is a certified upper bound.
+    """The success that an attacker can reach.  The `upper` of each `Bounds` is a certified upper bound.
 
-    `tpr` has the largest true-positive rate at each `fpr`, (G,). `posterior` is the chance that an accusation is right
-    (at `FALSE_POSITIVE_RATES`), and `bayes_success` the chance that a guess is right, both for the `prior`.
+    fpr, tpr : false-positive rates, and the largest true-positive rate at each of them, both of shape (G,).
+    advantage : the largest difference between the true-positive rate and the false-positive rate.
+    prior : the probability, stated beforehand, that the record was used.
+    posterior : the largest probability, given the prior, that an accusation is right, at `FALSE_POSITIVE_RATES`.
+    bayes_success : the largest probability, given the prior, that the attacker's guess is right.
     """
 
     fpr: np.ndarray
@@ -58,9 +61,10 @@ class Readings(NamedTuple):
 
 
 def readings_of(claim: Claim, prior: float, tick: Callable[[str], None]) -> Readings | None:
-    """Return the risks of a claim, or None where nothing may be claimed or the profile is known in one direction only.
+    """Return the risks of a claim; None if nothing may be claimed, or if the profile is known in one direction only.
 
-    They follow from the points of the profile that the claim states. A selection's slow profile is read at few points.
+    If the claim states points of the privacy profile, the risks follow from these points.  For a selection, whose
+    profile is slow to compute, they follow from a few points as well.
     """
     if not claim.may_be_claimed:
         return None
@@ -71,7 +75,7 @@ def readings_of(claim: Claim, prior: float, tick: Callable[[str], None]) -> Read
         at = np.array([0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0]) * epsilon if epsilon > 0.0 else np.zeros(1)
         points = tuple(zip(at.tolist(), np.asarray(profile(mechanism, relation).delta(at).upper).tolist(), strict=True))
     if points is not None:
-        both = relation not in ("add_one", "remove_one")  # the profile holds in both directions
+        both = relation not in ("add_one", "remove_one")  # whether the profile holds in both directions
         stand_in = by_points([*points, (epsilon, delta)]) if both else None
         found = None if stand_in is None else _read(stand_in, "add_or_remove_one", prior, tick).as_bounds()
     else:
@@ -152,9 +156,10 @@ def attacker_curve(readings: Readings) -> str:
 
 
 def _above(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the corners of a line that is nowhere below the best attacker's rates, some of which are the `points`.
+    """Return the corners of a line that is nowhere below the rates of the best attacker.
 
-    True-positive rates only grow with the false-positive rate, and the quotient TPR/FPR only falls.
+    The `points` are some of these rates.  The true-positive rate TPR only grows with the false-positive rate FPR, and
+    the quotient TPR/FPR only falls.
     """
     found = [*points[:1]]
     for (fpr, tpr), (after, higher) in itertools.pairwise(points):

@@ -51,7 +51,7 @@ _LONGEST_CODE = 4000
 _LONGEST_DOCUMENT = 2**24
 """Largest number of bytes of a file that may be a plan or a mechanism; a longer file is a ledger."""
 _OF_RATES = "each {unit} has a public sampling rate that was chosen without the data; the largest one is shown."
-"""The assumption about a run with a rate for each record."""
+"""The assumption that the page states if each record of a run has a sampling rate of its own."""
 _MOST_RELEASES = 500
 """Largest number of kinds of release on a page."""
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
@@ -79,12 +79,13 @@ Tick = Callable[[str], None]
 class Subject:
     """The subject of a page.
 
-    what, summary : the kind of subject, and a sentence on what happened, or would happen.
-    claims, details : the claims to state in detail, and names and values for each.
-    spent : every release, or every row, as a table.
-    mechanisms, assumed : all mechanisms of the subject, and the assumptions that do not follow from them.
-    verify, note : lines of a shell or of Python that check the claims, and a limit of these checks.
-    path, sha256 : the file of the subject, and its digest.
+    what : the kind of subject, in words.  summary : a sentence on what happened, or would happen.
+    claims : the claims to state in detail.  details : names and values for each claim.
+    spent : a table of all releases, or of all rows.
+    mechanisms : all mechanisms of the subject, from which assumptions follow.  assumed : further assumptions.
+    verify : command lines, or lines of Python, that check the claims.  note : a limit of these checks.
+    unit : the unit in which neighbouring data sets differ, "record" or "user".
+    path : the file of the subject.  sha256 : the digest of this file.
     """
 
     what: str
@@ -194,7 +195,7 @@ def _of_mechanism(mechanism: Mechanism, delta: float | None, relation: str, tick
     tick("epsilon of the mechanism")
     bounds = account.epsilon(mechanism, at, relation=relation)
     claim = Claim("One release of the mechanism", "epsilon", at, relation, bounds, mechanism)
-    with np.printoptions(floatmode="unique"):  # every digit of every number
+    with np.printoptions(floatmode="unique"):  # show every digit
         texts = [safe(repr(m)) for m in (mechanism.inside() if isinstance(mechanism, Composed) else [mechanism])]
     parts = [[text if len(text) <= 600 else f"{text[:600]} ... (cut)"] for text in texts]
     ask = f'b = ja.epsilon(m, {at!r}, relation="{relation}")'
@@ -253,7 +254,7 @@ def _of_plan(plan: Plan, tick: Tick, path: str) -> Subject:
     if plan.early_stop is not None:
         releases.append([f"{safe(repr(plan.early_stop.mechanism))} all answers of the early stop", "", "", "1"])
     code = f"p = Plan.from_json(open({path or 'plan.json'!r}).read()); print(p.epsilon)"
-    if plan.filter is None and plan.repetitions is None:  # others are not covered by `ja.verify`
+    if plan.filter is None and plan.repetitions is None:  # `ja.verify` covers no others
         code += f'; print(ja.verify(p.mechanism, p.epsilon, delta=p.target_delta, relation="{plan.relation}"))'
     python = f"python -c {shlex.quote(f'import jaxacct as ja; from jaxacct.training import Plan; {code}')}"
     return Subject(
@@ -368,7 +369,7 @@ def _target_kept(ledger: Ledger) -> list[tuple[str, str]]:
 
 
 def _refuse_open(path: str) -> None:
-    """Refuse a ledger that another process has locked for writing, where the system has locks."""
+    """Refuse a ledger that another process has open for writing.  On a system without locks nothing is refused."""
     try:
         with Path(path).open("rb") as file:
             lock(file, shared=True)
@@ -379,7 +380,10 @@ def _refuse_open(path: str) -> None:
 
 
 def _candidate(ledger: Ledger) -> str:
-    """Return the reason against a claim if the ledger has steps of a candidate for a private choice; else ""."""
+    """Return the reason against a claim if the ledger has steps of a candidate for a private choice; else "".
+
+    The choice depends on the data, too, so the chosen candidate costs more than its own steps.
+    """
     for name, spent in ledger.runs.items():
         plan = ledger.headers[name][-1].plan
         if plan.repetitions is not None and (spent.numbers or spent.torn):
@@ -575,7 +579,10 @@ def _refuse_other_batches(cells: dict[str, Any]) -> None:
 
 
 def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
-    """Return the recomputed claim, with the file's upper end if that is larger; claim nothing if they are disjoint."""
+    """Return the claim, computed again from the mechanism.  Its upper end is the larger of the old and the new one.
+
+    If the two brackets are disjoint, nothing may be claimed.
+    """
     assert claim.bounds is not None
     ask = account.delta if claim.quantity == "delta" else account.epsilon
     try:

@@ -27,7 +27,7 @@ UNIT = {
     "record": "One record of the data set: whatever the run sampled and clipped as one example.",
     "user": "One user: all examples of a user together, which the run sampled and clipped as one.",
 }
-"""The units in which neighbouring data sets differ."""
+"""Words for the units in which neighbouring data sets differ."""
 LIMITS = (
     "It says nothing about a person who counts as several records. Such a person has a weaker guarantee than one "
     "record has.",
@@ -40,7 +40,7 @@ LIMITS = (
     "file states.",
     "Epsilon and delta are upper bounds on what any attacker can do. They do not measure what a known attack achieves.",
 )
-"""What no claim says."""
+"""Sentences on what no claim says."""
 SECRECY = (
     "The random keys and the noise stay secret, and the noise has the stated law to anybody else. Whoever has the keys "
     "can take the noise away."

@@ -61,7 +61,10 @@ def main() -> int:
 
 
 def write(source: Path, run: bool = True) -> None:
-    """Write the sources of the site into a new folder with the repository's layout; `run` says to run tutorials."""
+    """Write the sources of the site into a new folder that has the layout of the repository.
+
+    `run` says whether to run the tutorials; otherwise they are copied unchanged.
+    """
     source.mkdir()
     for path in ROOT.iterdir():
         if path.is_file():

@@ -21,7 +21,7 @@ from typing import Any
 
 BLOCK = re.compile(r"^```(python|bash)( not run)?\n(.*?)^```$|^<!-- check: (.*?) -->\n?", re.MULTILINE | re.DOTALL)
 LIMIT_SECONDS = 300
-"""Time limit of a tutorial. A tutorial should take less than 20 seconds, or less than 40 if it trains a model."""
+"""Time limit of a tutorial.  It should take less than 20 seconds; if it trains a model, less than 40."""
 
 
 class TutorialError(Exception):
@@ -29,7 +29,10 @@ class TutorialError(Exception):
 
 
 def run(page: Path, pictures: Path, root: Path) -> str:
-    """Return the page with its outputs, run in a new process in an empty folder; figures go to `pictures`."""
+    """Return the page with the outputs of its code, which runs in a new process in an empty folder.
+
+    The figures go to the folder `pictures`.  `root` is the checkout.
+    """
     pictures.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         result, work = Path(folder) / "result.md", Path(folder) / "work"

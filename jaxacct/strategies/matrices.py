@@ -83,8 +83,8 @@ class ToeplitzStrategy(Strategy):
         monotone = bool(np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0))
         if not monotone and column.size > apart.separation:
             return super()._square(participation)
-        # With b the separation, the steps 0, b, 2b, ... are the worst (README.md, "Sensitivity"). Here either no entry
-        # is negative, or no two columns of the pattern overlap. So signs do not matter.
+        # The steps 0, b, 2b, ... are the worst, where b is the separation (README.md, "Sensitivity"). Here either no
+        # entry is negative, or no two columns of the pattern overlap. So signs do not matter.
         starts = range(0, self.steps, apart.separation)[: apart.most]
         total = np.zeros(self.steps + column.size)
         for start in starts:
@@ -189,7 +189,9 @@ class Banded(ToeplitzStrategy):
 
 @dataclass(frozen=True)
 class BLT(ToeplitzStrategy):
-    """A buffered linear Toeplitz matrix: c_0 = 1, c_j = sum_k scales_k decays_k^(j-1); its noise needs d buffers.
+    """A buffered linear Toeplitz matrix, whose noise needs d buffers.
+
+    Its first column is c_0 = 1, c_j = sum_k scales_k decays_k^(j-1).
 
     Parameters
     ----------
@@ -250,10 +252,10 @@ class BLT(ToeplitzStrategy):
 
 @dataclass(frozen=True)
 class BandedInverse(ToeplitzStrategy):
-    """The Toeplitz matrix whose inverse has p bands: a step's noise is a weighted sum of the last p independent noises.
+    """The Toeplitz matrix C whose inverse has p bands.
 
-    C itself is full, so no cyclic sampling amplifies its privacy. Its noise can be drawn again from the keys of the
-    last steps alone.
+    A step's noise is a weighted sum of the independent noises of the last p steps. So it can be drawn again from the
+    keys of these steps alone. C itself is full, so no cyclic sampling amplifies its privacy.
 
     Parameters
     ----------
@@ -432,7 +434,8 @@ class ColumnNormalised(Strategy):
 class PrefixSum(Strategy):
     """Tree aggregation: C has one row for each node of a binary tree over the steps of a block.
 
-    A prefix sum adds the nodes of its binary expansion to those of the whole blocks before it.
+    A node is the sum of the steps below it. A prefix sum adds up the nodes of the whole blocks before it, and the nodes
+    of its binary expansion in its own block.
 
     Parameters
     ----------
@@ -441,8 +444,8 @@ class PrefixSum(Strategy):
     epochs : int
         The number of fixed epochs for which errors are stated. It divides n.
     restarts : int
-        Number of blocks, each with trees of its own; it divides ``steps``. With as many restarts as epochs each pass is
-        one block.
+        The number of blocks. Each block has trees of its own. The number divides ``steps``. With as many restarts as
+        epochs, each pass is one block.
 
     References
     ----------

@@ -94,7 +94,7 @@ class Grid:
 
     Parameters
     ----------
-    name : array of str, shape (rows,); empty for a row without a name.
+    name : array of str, shape (rows,); the text is empty for a row without a name.
     quantity : array of str, shape (rows,); the quantity that the sweep solves for in each row.
     inputs : dict of arrays, each of shape (rows,)
         float64 with NaN for an absent number; `sampling` and `repetitions` are text, empty where absent.
@@ -123,7 +123,9 @@ class Grid:
 
 
 def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | None = None, name: str = "") -> Grid:
-    """Return the configurations of named fields: their product (the last field varies fastest), or the fields zipped.
+    """Return the configurations of named fields: every combination, or with mode "zip" the fields side by side.
+
+    In the product of the fields the last field varies fastest.
 
     A field is a number, an array, or a range `{"start": 0.5, "stop": 8, "num": 5, "scale": "log"}` with both ends
     included; a range of a count is rounded to whole numbers. `read_grid` says which fields there are.
@@ -273,7 +275,10 @@ def _require_rule(given: Mapping[str, Any]) -> None:
 
 
 def _derived(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray]:
-    """Add the rate, steps and groups that follow from other columns; NaN replaces numbers that a rule does not take."""
+    """Add the rate, steps and groups that follow from other columns.
+
+    Numbers that the batch rule of a row does not take become NaN.
+    """
     own = [name for name in OF_RULES if name in columns]
     if not own and not any(name in columns for name in (*RATES[1:], *LENGTHS[1:])):
         return columns

@@ -88,7 +88,10 @@ def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, s
 
 
 class Journal:
-    """A journal that is open for appending and locked; `hold` opens it, then `begin` or `catch_up` starts it."""
+    """A journal that is open for appending and locked, so that no other process runs the same sweep.
+
+    `hold` opens or creates the file.  Then `begin` starts the journal anew, or `catch_up` continues it.
+    """
 
     def __init__(self, path: Path, file: io.FileIO) -> None:
         self.path, self._file = path, file
@@ -284,7 +287,7 @@ def _decode(content: bytes) -> tuple[np.ndarray, Table]:
 
 
 def slice_of(shard: str | None) -> tuple[int, int]:
-    """Return (i, n) of a slice "i/n", and (1, 1) of None."""
+    """Return the numbers (i, n) of a slice "i/n"; for None return (1, 1)."""
     if shard is None:
         return 1, 1
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", str(shard))
@@ -326,8 +329,8 @@ def merge(
     Parameters
     ----------
     parts : the part files that `sweep(grid, out=..., shard="i/n")` leaves, for i from 1 to n.
-    out : path ending in .csv or .parquet; the file to write the table to.
-    overwrite : replace an earlier result.
+    out : the file to write the table to, a path ending in .csv or .parquet.
+    overwrite : whether to replace an earlier result.
 
     Returns
     -------

@@ -42,7 +42,7 @@ SETTLED_BY = {
     "sampling_probability": ("dataset_size", *SOURCES["sampling_probability"]),
     **{f"{prefix}{name}": (name, f"target_{name}") for name in ("epsilon", "delta") for prefix in ("", "target_")},
 }
-"""For each input, the other inputs that settle the same quantity: a grid that has the input needs none of them."""
+"""For each input, other inputs that settle the same quantity.  A grid that has the input needs none of the others."""
 
 
 def read_grid(path: str | os.PathLike[str]) -> Grid:
@@ -170,7 +170,10 @@ def _record(header: list[str], number: int, cells: list[str]) -> list[Any]:
 
 
 def as_grid(grid: Any, quantity: str | None = None) -> Grid:
-    """Return the grid of a DataFrame or a list of dicts, one configuration per row; None or NaN is a value left out."""
+    """Return the grid of a DataFrame or a list of dicts.  Every row is one configuration.
+
+    None or NaN stands for a value that is left out.
+    """
     if is_frame(grid):
         names = [str(name) for name in grid.columns]
         columns = {name: grid.iloc[:, place] for place, name in enumerate(names)}
@@ -198,7 +201,10 @@ def grid_of_records(
     places: Sequence[str],
     quantity: str | None = None,
 ) -> Grid:
-    """Make a grid from columns of cells, in which None marks a value left out; an error names the row by `places`."""
+    """Make a grid from columns of cells, in which None marks a value left out.
+
+    An error names the row by its text in `places`.
+    """
     for number, name in enumerate(names):
         if name in names[:number]:
             raise InputError(f"column {name!r} appears twice; leave one out")
@@ -247,7 +253,7 @@ def _refuse_misspelt(names: Sequence[str]) -> None:
 
 
 def _group(records: list[dict[str, Any]], places: list[str]) -> Grid:
-    """Make one grid from rows that give the same inputs. An error names its row."""
+    """Make one grid from rows that give the same inputs. An error names the bad row."""
     fields = [field for field in records[0] if field in INPUTS]
     quantity = records[0].get("quantity")
     try:

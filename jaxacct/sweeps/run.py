@@ -52,16 +52,19 @@ from jaxacct.sweeps.table import (
 )
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
-"""Limits of the default block: fewer rows would not fill the compiled programs; with more a kill would lose more."""
+"""Limits of the default number of rows between two writes.
+
+Fewer rows would not fill the compiled programs.  With more rows, a kill would lose more work.
+"""
 
 
 class SweepInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a sweep, with the number of finished rows and the journal that holds the rows.
+    """Error after Ctrl-C during a sweep.  It says how many rows are finished, and which journal holds them.
 
     Parameters
     ----------
-    done, total : finished rows, and all rows of this slice.
-    journal : None for a sweep without `out`, which keeps no rows.
+    done : number of finished rows.  total : number of rows of this slice.
+    journal : path of the journal; None for a sweep without `out`, which keeps no rows.
 
     >>> print(SweepInterrupted(512, 1024, None))
     interrupted after 512 of 1,024 rows
@@ -93,10 +96,10 @@ def sweep(
 ) -> Table | Foreign:
     """Solve every DP-SGD configuration of a grid: epsilon, delta, or a calibrated parameter.
 
-    All local devices share the work.  With `out`, solved blocks go to a journal beside the result (its name ends in
-    .journal), which survives any end of the process; the result appears when the table is complete.  A row on which the
-    engines raise has the status "failed" and a trivial bracket, which always holds (NaN for a calibration).  A warning
-    names the error, and the other rows are solved as usual.
+    All local devices share the work.  With `out`, solved blocks go to a journal, a file beside the result whose name
+    ends in .journal.  The journal survives any end of the process.  The result appears when the table is complete.
+    If the engines raise an error on a row, the row has the status "failed" and a trivial bracket, which always holds
+    (NaN for a calibration).  A warning then names the error, and all other rows are solved as usual.
 
     Parameters
     ----------
@@ -106,28 +109,30 @@ def sweep(
         epochs may replace sampling_probability and steps.  See `jaxacct.sweeps.read_grid` for files.  In a DataFrame or
         a list of dicts every row is one configuration.  Columns that are no inputs are kept beside the answers.
     mode : {"product", "zip"}
-        For a dict: every combination (the last field varies fastest), or the arrays broadcast together.
-    quantity : the quantity to solve for, as a check on the field that is left out; not for files.
-    out : path ending in .csv or .parquet; the file of the result, which must not exist yet (see overwrite).
+        For a dict: "product" makes every combination (the last field varies fastest), "zip" broadcasts the arrays
+        together.
+    quantity : the quantity to solve for.  It only checks which field is left out, and is not for files.
+    out : the file of the result, a path ending in .csv or .parquet.  The file must not exist yet (see overwrite).
     relation, engine, rtol, backend
         As in `jaxacct.epsilon` and `jaxacct.calibrate_noise_multiplier` (calibrations choose the engine).
-    progress : show a progress bar on standard error; by default only on a terminal.
-    block : rows solved between two writes; by default a sixteenth of the grid, rounded up to a power of 2, at least 512
-        and at most 4096.
-    resume : continue from the journal of an interrupted run, if there is one, with its block size.
-    overwrite : discard such a journal, and replace an earlier result when the new result is complete.
-    shard : "i/n"; solve the i-th of n slices into the part file OUT.i-of-n.part, for `jaxacct.sweeps.merge`.
-    distributed : after `jax.distributed.initialize()`: every process solves its slice, and the first process merges the
-        slices. `out` must be on a file system that all processes share.
+    progress : whether to show a progress bar on standard error; by default it is shown only on a terminal.
+    block : number of rows that are solved between two writes.  By default it is a sixteenth of the grid, rounded up to
+        a power of 2, at least 512 and at most 4096.
+    resume : whether to continue from the journal of an interrupted run, if there is one.  The block size is then that
+        of the journal.
+    overwrite : whether to discard such a journal, and to replace an earlier result when the new result is complete.
+    shard : "i/n" solves the i-th of n slices into the part file OUT.i-of-n.part, for `jaxacct.sweeps.merge`.
+    distributed : whether every process solves its slice, and the first process merges the slices.  Call
+        `jax.distributed.initialize()` before.  `out` must be on a file system that all processes share.
 
     Returns
     -------
     Table, or pandas.DataFrame if a DataFrame was swept whole
         Columns: name (if any), columns of the grid that are no inputs, quantity, the inputs, relation, lower, estimate,
-        upper, kind, status, engine.  A solved noise multiplier, sampling probability or steps has its own column, and
-        the bracket is that of the epsilon, or of the risk that was the target, at the solved value.  Rows are in the
-        order of the grid, or of this slice if the slices are not merged.  A DataFrame has the index and the types of
-        the one that was swept; columns with values to solve for are float64.
+        upper, kind, status, engine.  A noise multiplier, sampling probability or number of steps that was solved for
+        has its own column.  The bracket is then that of the epsilon, or of the risk that was the target, at this value.
+        Rows are in the order of the grid, or of this slice if the slices are not merged.  A DataFrame has the index and
+        the types of the one that was swept.  Its columns with values to solve for are float64.
 
     Raises
     ------
@@ -222,7 +227,10 @@ class _Run:
         return table
 
     def part(self, out: Path, head: Header, show: bool | None, resume: bool, overwrite: bool, *, merged: bool) -> Table:
-        """Solve a slice's blocks into its journal, and rename it to the part; a resumed run begins with the part."""
+        """Solve the blocks of a slice into its journal, and rename the journal to the part file.
+
+        A resumed run begins with the rows of an existing part.
+        """
         part = part_path(out, self.work.shard)
         if part.exists() and resume:
             with contextlib.closing(Journal.hold(journal_path(out, self.work.shard))) as journal:
@@ -241,7 +249,8 @@ class _Run:
     ) -> Iterator[Journal]:
         """Lock the journal of the slice, take the rows of an interrupted run from it, and close it in the end.
 
-        taken : files that must not exist when a sweep begins, each with the remedy; a continued sweep may replace them.
+        taken : files that must not exist when a sweep begins, each with the remedy.  A continued sweep may replace
+            them.
         """
         path = journal_path(out, self.work.shard)
         journal = Journal.hold(path)
@@ -280,9 +289,9 @@ class _Run:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A sweep laid out: configurations, settings, and the blocks of rows that this run solves.
+    """A sweep's configurations and settings, and the blocks of rows that this run solves.
 
-    A block holds rows of one quantity and is solved by itself. Slice i of n takes every n-th block, from the i-th.
+    A block holds rows of one quantity and is solved by itself. Slice i of n takes every n-th block, from the i-th on.
     """
 
     grid: Grid
@@ -308,19 +317,19 @@ class Work:
 
 @dataclass(frozen=True)
 class Plan:
-    """A preview of a sweep: counts, and the time that a sample took.  `jaxacct.sweeps.plan` makes one.
+    """A preview of a sweep: numbers of rows, and an estimate of the time.  `jaxacct.sweeps.plan` makes one.
 
     Parameters
     ----------
-    configurations : rows of the whole grid.
-    quantities : number of rows of the whole grid that are solved for each quantity.
-    shard : (i, n); the slice, i-th of n.
-    own : rows of this slice.
-    blocks, block : blocks of this slice, and rows in a block.
+    configurations : number of rows of the whole grid.
+    quantities : for each quantity, the number of rows of the whole grid that are solved for it.
+    shard : the numbers (i, n) of this slice, the i-th of n.
+    own : number of rows of this slice.
+    blocks : number of blocks of this slice.  block : number of rows in a block.
     backend : {"numpy", "xla"}
         The backend of the kernels; by default NumPy for up to 40,000 rows (2,400 with repetitions) on a CPU.
     devices : number and platform of the devices.
-    sample : configurations that were solved to measure the rate, spread over the slice.
+    sample : number of configurations, spread over the slice, that were solved to measure the speed.
     seconds : estimated time for the rows of this slice.
     first_seconds : time that compiling the programs took for the sample.
     memory_bytes : int
@@ -422,7 +431,7 @@ def plan(
         first += max(middle - begin - warm, 0.0)
         sampled += sample.size
     each, used = local(), 0
-    if os.name == "posix":  # other systems do not report the largest memory of this process so far
+    if os.name == "posix":  # other systems do not report the memory that was used
         import resource
 
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

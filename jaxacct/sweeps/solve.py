@@ -94,7 +94,7 @@ def _answer_or_failed(
     Raise the error if every row of a block, or the only row of a sweep, is refused as bad input.
     """
     failures: list[tuple[int, Exception]] = []
-    # a failed row has the trivial bracket of epsilon or delta, or NaN for a calibration
+    # a failed row has the trivial bracket of its epsilon or delta; a failed calibration has NaN
     ends = {"epsilon": (0.0, np.inf, np.inf), "delta": (0.0, 1.0, 1.0)}.get(quantity, (np.nan,) * 3)
     failed: dict[str, Any] = {name: np.array([end]) for name, end in zip(ANSWER, ends, strict=True)}
     failed |= {name: np.array([word], object) for name, word in zip(WORDS, ("certified", "failed", ""), strict=True)}
@@ -165,7 +165,10 @@ def _shared(words: np.ndarray) -> np.ndarray:
 
 
 def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield (batch rule and group size, rows that have both); rows with and without a number of steps come apart."""
+    """Yield a batch rule with a group size, and the rows that have them, for each such pair.
+
+    Rows with a number of steps and rows without one are yielded separately.
+    """
     size = next(iter(inputs.values())).size
     rules = inputs.get("sampling", np.full(size, "", object))
     group = np.nan_to_num(inputs.get("group", np.ones(size)), nan=1.0)
@@ -188,7 +191,7 @@ def run_of(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> Mechanism:
 
 
 def run_of_row(row: Mapping[str, Any]) -> Mechanism:
-    """Return the run of one row of a result, whose cells are numbers and text."""
+    """Return the run of one row of a result.  Cells of the row may be numbers or text."""
     word = str(row.get("sampling", "") or "poisson")
     rule_name(word, "sampling")
     cells = {name: float(row[name]) for name in NUMBERS if name in row}
@@ -209,7 +212,10 @@ def _calibrated(
     rule: Mapping[str, Any],
     **settings: Any,
 ) -> tuple[np.ndarray, np.ndarray, Bounds]:
-    """Return (value, status, bracket) of rows of one `rule`; the bracket is of epsilon or of the target risk."""
+    """Return the solved values, statuses and brackets of rows that share a batch rule and a group size (`rule`).
+
+    A bracket is that of epsilon, or of the risk that is the row's target.
+    """
     known = {name: column for name, column in _numbers(inputs, rule).items() if name != quantity}
     names = [name for name in ("target_epsilon", "target_delta", *RISK_RULES) if name in inputs]
     given = ~np.isnan(np.stack([inputs[name] for name in names]))
@@ -226,7 +232,7 @@ def _calibrated(
 
 
 def law_of_k(word: str, numbers: Mapping[str, Any]) -> Law:
-    """Return the law of K with this name."""
+    """Return the law of K that a grid calls `word`, with its parameters from `numbers`."""
     from jaxacct import selection  # a slow import that rows without repetitions do not need
 
     given = [numbers[field] for field in LAWS[word]]
@@ -244,7 +250,10 @@ def expected_repetitions(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _of_selections(inputs: Mapping[str, np.ndarray], relation: str, rtol: float, rule: Mapping[str, Any]) -> Bounds:
-    """Return the epsilon of each row: of its run or, if it has repetitions, of the selection with the worst score."""
+    """Return the epsilon of each row.
+
+    It is the epsilon of the row's run.  If the row has repetitions, it is that of the selection with the worst score.
+    """
     size = inputs["delta"].size
     numbers = tuple(_numbers(inputs, rule))
     ends, labels = np.full((3, size), np.nan), np.full((3, size), "", object)

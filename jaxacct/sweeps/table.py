@@ -39,13 +39,14 @@ ROWS_PER_PIECE = 8192
 class Table:
     """The result of a sweep: columns of equal length, one row per configuration in the order of the grid.
 
-    Numbers are float64, words are text.  `lower`, `estimate` and `upper` bracket the epsilon or delta of the row.  In
-    a calibration they bracket the epsilon, or the risk that was the target, at the solved value.  NaN marks an input
-    that does not apply, and the answer of an infeasible configuration, whose `status` gives the reason.
+    Columns of numbers are float64, all others hold text.  `lower`, `estimate` and `upper` bracket the epsilon or delta
+    of the row.  In a calibration they bracket the epsilon, or the risk that was the target, at the solved value.  An
+    input that does not apply is NaN.  The answer of an infeasible configuration is NaN, too; its `status` gives the
+    reason.
 
     Parameters
     ----------
-    columns : dict of arrays, each of shape (rows,); one column is `quantity`.
+    columns : dict of arrays, each of shape (rows,).  The column "quantity" names what was solved for.
 
     >>> from jaxacct.sweeps import sweep
     >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
@@ -101,7 +102,7 @@ class Table:
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write a Parquet file (needs pyarrow)."""
-        # float64 holds every cell of these columns exactly
+        # float64 holds every cell of the other columns exactly
         exact = lambda c: c.dtype.kind == "f" or (c.dtype.kind in "iu" and np.abs(c).max(initial=0) <= LARGEST_COUNT)
         numbers = {name for name, column in self.columns.items() if exact(column)}
         cells = lambda name, column: column if name in TEXT else np.array(list(map(str, _as_list(column))), object)
@@ -234,7 +235,10 @@ def measures(quantity: str) -> bool:
 
 
 def varying(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the inputs that differ between rows and do not follow from other inputs, with their values in order."""
+    """Return the inputs that differ between rows, with their values in order of appearance.
+
+    Inputs that follow from other inputs are left out.
+    """
     solved = set(columns.get("quantity", ()))
     found = {}
     for name in ("name", "quantity", *INPUTS):

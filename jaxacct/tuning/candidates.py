@@ -497,7 +497,10 @@ def key_words(roots: Sequence[bytes]) -> np.ndarray:
 
 
 def _room(plan: Plan) -> int:
-    """Return the number of examples in a micro-batch: nearly the largest batch is cut into equal parts of at most 96."""
+    """Return the number of examples in a micro-batch.
+
+    A batch of nearly the largest size is cut into equal parts of at most 96 examples.
+    """
     largest = max(plan.segments, key=lambda segment: segment.expected_batch_size)
     expected, q = largest.expected_batch_size, largest.sampling_probability
     spread = 0.0 if plan.sampling in OF_ONE_SIZE else 3.0 * np.sqrt(expected * (1.0 - q))
