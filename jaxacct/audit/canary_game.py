@@ -32,9 +32,9 @@ class Played(NamedTuple):
 
     Parameters
     ----------
-    scores : numpy.ndarray, shape (runs, canaries); a score tends to be larger if the canary took part.
-    outcome : pytree of arrays, first axis runs; what the argument ``outcome`` of `Game.play` returned for each run's
-        last parameters; by default these parameters.
+    scores : numpy.ndarray, shape (runs, canaries).  A score tends to be larger if the canary took part.
+    outcome : pytree of arrays; the first axis runs over the runs.  It is what the argument ``outcome`` of `Game.play`
+        returned for each run's last parameters, by default the parameters themselves.
 
     >>> Played(np.zeros((100, 1)), None).scores.shape
     (100, 1)
@@ -45,12 +45,12 @@ class Played(NamedTuple):
 
 
 class Game:
-    """A trainer's real step on data with canaries that are in or out; made by `input_canary` or `gradient_canaries`.
+    """A trainer's real step on data with canaries, each of which is in or out of a run.
 
-    The step has the trainer's own sampling, clipping, noise and optimizer.  Two things are added.  First, each example
-    carries a mark.  An example whose mark says that it is out has no gradient, but keeps its place in the data.  With
-    Poisson sampling the step then has the same law as without the example.  Second, the optimizer's state also holds
-    the last noisy mean that the optimizer was given.
+    `input_canary` and `gradient_canaries` make games.  The step has the trainer's own sampling, clipping, noise and
+    optimizer.  Two things are added.  First, each example carries a mark.  An example whose mark says that it is out
+    has no gradient, but keeps its place in the data.  With Poisson sampling the step then has the same law as without
+    the example.  Second, the optimizer's state also holds the last noisy mean that the optimizer was given.
 
     Parameters
     ----------
@@ -58,7 +58,8 @@ class Game:
     loss_fn : (params, (example, mark)) -> scalar loss.
     data : pytree of arrays; the canaries are the last examples.
     marks : numpy.ndarray of int32, shape (examples,)
-        Mark of each example if all canaries are in: `REAL_MARK`, or the number of a gradient canary.
+        The mark of each example if all canaries are in.  A gradient canary has its number, any other example has
+        `REAL_MARK`.
     observe : (parameters before a step, noisy sum of the step) -> one score for each canary.
     canaries : number of canaries.
 
@@ -128,12 +129,12 @@ class Game:
         ----------
         params : pytree
         present : bool or array_like of bool, shape (canaries,); whether each canary takes part.
-        runs : int
-        steps : number of the plan's steps, from the first; by default all.
-        seed : seed of the keys, 64 bits: for audits only.
-        hyperparameters : name -> one value for each run, shape (runs,): such as the learning rate of each candidate of
+        runs : number of runs.
+        steps : number of steps of the plan to take, from the first on; by default all.
+        seed : seed of 64 bits for all keys.  Keys from a seed are for audits only.
+        hyperparameters : name -> one value for each run, shape (runs,), such as the learning rate of each candidate of
             a tuning.  The optimizer must be made by `optax.inject_hyperparams`.
-        outcome : last parameters -> arrays, such as a validation loss; traceable.
+        outcome : a traceable function of a run's last parameters that returns arrays, such as a validation loss.
         progress : whether a line on standard error shows the progress; None shows it only on a terminal.
         """
         runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, SEED_RANGE))
@@ -234,7 +235,7 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
     In every step in which a canary takes part, it moves the clipped sum by C, minus the allowance for rounding that
     clipping takes off.  It moves the sum along its own coordinate, whatever the parameters are.  No example can move
     the sum by more than C.  The score of a canary is the sum over all steps of the noisy sums at its coordinate, in
-    units of C.  With planted gradients the trainer clips per-example gradients: to audit clipping by ghost norms, use
+    units of C.  The trainer clips planted gradients one example at a time.  To audit clipping by ghost norms, use
     `input_canary`.
 
     Parameters

@@ -41,9 +41,9 @@ exchanged."""
 
 
 def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
-    """Return Clopper and Pearson's one-sided upper limit of a probability, rounded up; arrays broadcast.
+    """Return Clopper and Pearson's one-sided upper limit of a probability p, rounded up; arrays broadcast.
 
-    If p exceeds the limit, the probability that at most `hits` of `trials` trials succeed is below `error`.
+    If p exceeds the limit, at most `hits` of `trials` trials succeed with a probability below `error`.
     """
     from scipy.special import betainccinv  # slow to import, and rarely needed
 
@@ -76,10 +76,11 @@ def clopper_pearson(
         Numbers of runs without and with the canary.  The rule of guessing must not depend on these runs.
     false_negatives : array_like of whole numbers
         Number of the ``present`` runs with the canary that were taken for runs without it.
-    delta : in [0, 1); it broadcasts with the counts, and each element of the result is a statement by itself.
-    confidence : in (0, 1); each limit fails with probability at most (1 - confidence)/2.
-    relation : {"add_or_remove_one", "zero_out", "remove_one", "add_one"}; "remove_one" is the first inequality alone,
-        "add_one" the second.  Under "zero_out" a run without the canary has a record in its place that contributes 0.
+    delta : in [0, 1).  It broadcasts with the counts, and each element of the result is a statement by itself.
+    confidence : in (0, 1).  Each limit fails with probability at most (1 - confidence)/2.
+    relation : {"add_or_remove_one", "zero_out", "remove_one", "add_one"}
+        "remove_one" uses the first inequality alone, and "add_one" uses the second alone.  Under "zero_out" a run
+        without the canary has a record in its place that contributes 0.
 
     Returns
     -------
@@ -115,19 +116,19 @@ def gaussian_fit(
     """Bound mu from below by max over thresholds of Phi^-1(1 - FPR) - Phi^-1(FNR); return mu and its epsilon at delta.
 
     **Conditional**: the epsilon holds only if the mechanism's trade-off curve is that of a Gaussian.  A step on all
-    data has such a curve; subsampled or tuned training has not.
+    data has such a curve.  Subsampled training has no such curve, nor has tuned training.
 
     Parameters
     ----------
     false_positives, absent, false_negatives, present : array_like of whole numbers
         As for `clopper_pearson`, with one element per threshold along the last axis.  All thresholds are applied to the
         same runs, and are chosen without looking at these runs.
-    delta : in (0, 1); it broadcasts with the axes of the counts before the last.
-    confidence : in (0, 1); every limit fails with probability at most (1 - confidence)/(2 thresholds).
+    delta : in (0, 1).  It broadcasts with all axes of the counts but the last.
+    confidence : in (0, 1).  With T thresholds every limit fails with probability at most (1 - confidence)/(2 T).
 
     Returns
     -------
-    LowerBound : kind "conditional: Gaussian DP", with mu.
+    LowerBound : its kind is "conditional: Gaussian DP", and it has mu.
 
     References
     ----------
@@ -195,13 +196,15 @@ class LowerBound:
 
     Parameters
     ----------
-    epsilon : 0 says nothing.
+    epsilon : the lower bound; 0 says nothing.
     delta : float or numpy.ndarray
     confidence : float
-    trials : number of runs, with and without the canary together; for an audit in one run, the number of canaries.
-    method : str
-    kind : "lower bound", or "conditional: Gaussian DP": true if the trade-off curve is that of a Gaussian.
-    mu : the Gaussian-DP parameter of a Gaussian fit.
+    trials : number of runs with the canary plus number of runs without; for an audit in one run, the number of
+        canaries.
+    method : name of the method that found the bound.
+    kind : "lower bound"; or "conditional: Gaussian DP" for a statement that holds if the trade-off curve is that of a
+        Gaussian.
+    mu : the Gaussian-DP parameter that a Gaussian fit found; otherwise None.
 
     References
     ----------
@@ -259,14 +262,16 @@ def from_scores(
 
     Parameters
     ----------
-    absent, present : array_like, shape (runs,); scores, in an order that does not depend on them (as simulated).
+    absent, present : array_like, shape (runs,)
+        Scores of the runs without and with the canary.  The order of scores must not depend on their values; the order
+        in which they were simulated is such an order.
     delta : float
     confidence : float in (0, 1)
     method : {"clopper_pearson", "gaussian_fit"}; "gaussian_fit" holds only for mechanisms that are Gaussian DP.
-    thresholds : array_like; numbers chosen without looking at these scores; the error is divided among them
-        (Bonferroni).  By default the first part of each sample chooses the threshold, and the bound comes from the
+    thresholds : array_like of numbers that were chosen without looking at these scores.  The error is divided among
+        them (Bonferroni).  By default the first part of each sample chooses the threshold, and the bound comes from the
         rest.  Then only the rest counts as trials.
-    held_out : in (0, 1); share of each sample in this first part.
+    held_out : in (0, 1); the share of a sample that is its first part.
 
     Returns
     -------

@@ -27,12 +27,13 @@ CURVE = "trade-off curve"
 
 @dataclass(frozen=True)
 class Claim:
-    """Claim of (epsilon, delta)-DP: its name, its numbers, and the kind of statement.
+    """Claim of (epsilon, delta)-DP.
 
     Parameters
     ----------
-    name : str
-    epsilon : if it is the Bounds of `ja.epsilon`, the claim takes their upper end, and their kind in place of ``kind``.
+    name : name of the claim, as the report shows it.
+    epsilon : a number, or the Bounds of `ja.epsilon`.  Of Bounds the claim takes the upper end, and the kind in place
+        of ``kind``.
     delta : float
     kind : kind of statement, such as "bound".
 

@@ -45,11 +45,11 @@ SEED_RANGE = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
 
 
 def gaussian(mean: float = 0.0) -> Partial:
-    """Return a function that draws candidates of a Gaussian base: outcomes N(mean, 1), float32, from 32 bits each.
+    """Return a function that draws outcomes of a Gaussian candidate, N(mean, 1), as float32 from 32 bits each.
 
     The relative error of a tail's mass is at most 1e-5 for masses of at least 1e-7, at most 1e-4 for masses of at least
-    1e-8, and 2 % for a mass of 1e-10.  No outcome is farther than 6.3 standard deviations from the mean, where the tail
-    has this last mass.
+    1e-8, and 2 % for a mass of 1e-10.  No outcome is farther than 6.3 standard deviations from the mean.  The tail
+    beyond that has a mass of about 1e-10.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def gaussian(mean: float = 0.0) -> Partial:
 def finite(probabilities: ArrayLike) -> Partial:
     """Return a function that draws outcomes of a candidate with n possible outcomes, the int32 numbers 0 to n - 1.
 
-    The outcomes may be the cells of a trade-off curve (`Cells`).
+    The outcomes may stand for the cells of a trade-off curve (`Cells`).
 
     Parameters
     ----------
@@ -106,8 +106,9 @@ def winners(
     ----------
     draw : (key, shape) -> outcomes of candidates, traceable: `gaussian`, `finite`, or any other.
     score : callable
-        outcomes -> numbers of equal shape, traceable.  The largest wins, among equals the first; NaN counts as -inf.
-    law : one law of K.
+        outcomes -> numbers of equal shape, traceable.  The largest number wins, and among equal numbers the first.  NaN
+        counts as -inf.
+    law : one law of K, the number of candidates of a selection.
     runs : int
     seed : a seed determines the winners, whatever the number of threads.
     progress : whether a line on standard error shows the progress; None shows it only on a terminal.
@@ -150,8 +151,9 @@ def count_winners(
     ----------
     draw, score, law, runs, seed, progress
         As for `winners`.
-    event : outcomes of n winners, shape (n,) -> whether each is in the event, bool of shape (n,); or of shape (events,
-        n) for several events.  Traceable.  An outcome of NaN stands for a selection with K = 0.
+    event : a traceable function of the outcomes of n winners, shape (n,).  It returns whether each is in the event, as
+        bool of shape (n,), or of shape (events, n) for several events.  An outcome of NaN stands for a selection with
+        K = 0.
 
     Returns
     -------
@@ -277,14 +279,16 @@ def _traced(function: Callable[..., Any]) -> Partial:
 
 
 class Cells(NamedTuple):
-    """Cells of a base's outcomes in ascending order of their score, and each cell's mass under two laws.
+    """Cells of a candidate's outcomes, in ascending order of their score, and the mass of each cell under two laws.
 
     Parameters
     ----------
-    numerator, denominator : numpy.ndarray, shape (cells,); masses of the cells under the two laws; each array sums to
-        1.  For the direction "remove" the numerator is the law with the record.
-    rank : numpy.ndarray, shape (cells, 2); the ends of each cell's interval of ranks.  The rank of an outcome is the
-        denominator's mass of the outcomes with larger likelihood ratios.
+    numerator, denominator : numpy.ndarray, shape (cells,)
+        Masses of the cells under the two laws.  Each array sums to 1.  For the direction "remove" the numerator is the
+        law with the record.
+    rank : numpy.ndarray, shape (cells, 2)
+        The ends of each cell's interval of ranks.  The rank of an outcome is the mass, under the denominator law, of
+        all outcomes with larger likelihood ratios.
 
     >>> Cells(np.array([0.75, 0.25]), np.array([0.25, 0.75]), np.zeros((2, 2))).numerator.tolist()
     [0.75, 0.25]
@@ -296,15 +300,15 @@ class Cells(NamedTuple):
 
 
 def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Cells:
-    """Return the order of `selection.attack` as cells: the outcomes between two jumps of its score.
+    """Return the outcomes as cells: a cell holds the outcomes between two jumps of the score of `selection.attack`.
 
-    The order within a cell does not change how often the cell as a whole wins.
+    The order of outcomes within a cell does not change how often the cell as a whole wins.
 
     Parameters
     ----------
     found : Attack
-    curve : T, for arrays: T(u) is the largest numerator mass of a set that has denominator mass u, in the attack's
-        direction.
+    curve : the function T for arrays: T(u) is the largest numerator mass of a set that has denominator mass u, in the
+        attack's direction.
 
     Returns
     -------
@@ -329,10 +333,10 @@ def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Ce
 
 
 def winning_ranks(law: Law, runs: int, *, seed: int = 0, progress: bool | None = False) -> np.ndarray:
-    """Simulate `runs` selections and return 1 - V of each winner, accurate near 0.
+    """Simulate `runs` selections and return 1 - V for each winner, accurate near 0.
 
-    1 - V is the probability that a fresh candidate scores above the winner.  For any score, the winner's score is the
-    quantile at V of a candidate's score.
+    1 - V is the probability that a fresh candidate scores above the winner.  So the winner's score is the quantile at V
+    of a candidate's score, whatever the score is.
 
     Parameters
     ----------
@@ -362,7 +366,7 @@ def winning_ranks(law: Law, runs: int, *, seed: int = 0, progress: bool | None =
 
 
 def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progress: bool | None = False) -> np.ndarray:
-    """Simulate `runs` selections and count how many each cell wins, cells in ascending order of their score.
+    """Simulate `runs` selections and count how many each cell wins.  The cells are in ascending order of their score.
 
     Parameters
     ----------
@@ -398,11 +402,12 @@ def cell_audit(
 ) -> LowerBound:
     """Bound from below, by simulation, the epsilon of a selection whose score orders `cells`.
 
-    The selection is simulated `runs` times with the base's numerator law, and `runs` times with its denominator law.
+    The selection is simulated `runs` times with the numerator law of a candidate, and `runs` times with the denominator
+    law.
 
-    The adversary's event is that the winner has one of the largest likelihood ratios.  It is chosen by the exact laws
-    of the cells (`selection.output_law`), not by the simulation.  So Clopper and Pearson's limits hold without held-out
-    runs.
+    The adversary's event is that the winner has one of the largest likelihood ratios.  The exact laws of the cells
+    (`selection.output_law`) choose the event, not the simulation.  So Clopper and Pearson's limits hold without
+    held-out runs.
 
     Parameters
     ----------

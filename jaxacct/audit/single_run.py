@@ -58,8 +58,9 @@ def one_run_p_value(
     Parameters
     ----------
     epsilon : array_like >= 0
-    correct, guesses, canaries : array_like of whole numbers; v, r and m: correct <= guesses <= canaries.
-    delta : in [0, 1); all arguments broadcast.
+    correct, guesses, canaries : array_like of whole numbers
+        The numbers v, r and m, with correct <= guesses <= canaries.
+    delta : in [0, 1).  All arguments broadcast.
 
     Returns
     -------
@@ -120,26 +121,28 @@ def one_run(
     The bound is the largest epsilon at which so many right guesses have probability below 1 - confidence.  A test of
     the whole trade-off curve of a ``claim`` refutes more: `CurveTest`.
 
-    Each of m ``canaries`` was put in or left out by a fair coin of its own, and the mechanism ran once.  ``guesses`` of
-    the coins were chosen by looking at the output alone, and ``correct`` of these were guessed right (`coin_guesses`).
-    The bound of epsilon at delta is about adding or removing one canary.
+    Each of m ``canaries`` was put in or left out by a fair coin of its own, and the mechanism ran once.  Looking at the
+    output alone, an auditor chose some of the coins and guessed them (`coin_guesses`).  ``guesses`` is the number of
+    guesses, and ``correct`` the number of right guesses.  The bound of epsilon at delta is about adding or removing one
+    canary.
 
-    With a claim, the number of guesses was fixed before the coins were tossed: the largest scores, not the scores above
-    a threshold.  Guesses depend on the output that the claim is about, and on randomness of their own, not on the
-    coins.  If several numbers of guesses or scores are tried, the caller must multiply each p-value by the number of
-    tries.
+    With a claim, the number of guesses must be fixed before the coins are tossed: guess the largest scores, not the
+    scores above a threshold.  Guesses may depend on the output that the claim is about, and on randomness of their own,
+    but not on the coins.  If several numbers of guesses, or several scores, are tried, the caller must multiply each
+    p-value by the number of tries.
 
     Parameters
     ----------
     correct, guesses, canaries : array_like of whole numbers; correct <= guesses <= canaries.
     delta : array_like in [0, 1)
-        The arrays broadcast.  If the claim is a Plan, delta may be left out: the plan's delta is then used.
+        All arrays broadcast.  If the claim is a Plan, delta may be left out; its own delta is then used.
     confidence : float in (0, 1)
     claim : the claim about adding or removing one canary: the curve of one run of a plan, the curve of a mechanism, or
         mu-Gaussian DP for a number mu > 0.  A plan or profile under replace_one or zero_out claims the curve of
         replacing a canary, or of zeroing it out.
     guessed : {"both", "in"}
-        "in" if every guess says that a canary was in, and some coins are not guessed: sharper against a claim.
+        Use "in" if every guess says that a canary was in, and some coins are not guessed.  It is sharper against a
+        claim.
 
     Returns
     -------
@@ -175,13 +178,14 @@ def one_run(
 
 
 def coin_guesses(scores: ArrayLike, included: ArrayLike, positive: int, negative: int) -> tuple[int, int]:
-    """Return (correct, guesses): the `positive` highest scores are guessed to be in, the `negative` lowest to be out.
+    """Guess that the canaries of the highest scores are in and those of the lowest are out; return (correct, guesses).
 
     Parameters
     ----------
     scores : array_like, shape (canaries,)
     included : array_like of bool, shape (canaries,); whether each canary was in.
-    positive, negative : numbers of guesses, which must be fixed before the scores are seen.
+    positive, negative : how many canaries to guess in, and how many to guess out.  Both numbers must be fixed before
+        the scores are seen.
 
     Returns
     -------
@@ -230,7 +234,7 @@ def _log_p(epsilon: Any, v: Any, r: Any, m: Any, delta: Any) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CurveTest(LowerBound):
-    """Test of a claimed trade-off curve, and the Gaussian-DP mu that the guesses refute; made by `one_run`.
+    """Test of a claimed trade-off curve, made by `one_run`.  It also has the mu of Gaussian DP that the guesses refute.
 
     If the claim is true, `p_value <= a` has probability at most a.  A small p-value refutes the claimed curve, and so
     every curve that promises more.  A p-value says nothing about any one (epsilon, delta).  The fields inherited from
@@ -241,9 +245,9 @@ class CurveTest(LowerBound):
     ----------
     epsilon, delta, confidence, trials, method, kind, mu
         As in `LowerBound`.
-    p_value : rounded up.
+    p_value : the p-value, rounded up.
     claim : the tested claim, in words.
-    guessed : {"both", "in"}
+    guessed : {"both", "in"}, as for `one_run`.
 
     References
     ----------
@@ -291,7 +295,7 @@ def known_curve_test(
         side = by_gaussian(mu) if guessed == "both" else halved(by_gaussian(mu))
         return ~refuted(np.full(mu.shape, error), right, made, coins, side)
 
-    # every mu below the largest refuted one is refuted too; at mu = 50 no guess is wrong, in float64
+    # Every mu below the largest refuted mu is refuted, too. In float64 no guess is wrong at mu = 50.
     mu = _sections(held, 0.0, 50.0, right.shape[0])[0].reshape(shape)
     at = np.broadcast_to(d, shape)
     epsilon = np.where(at > 0.0, epsilon_of_mu(mu, np.where(at > 0.0, at, 0.5)), np.where(mu > 0.0, np.inf, 0.0))
@@ -336,9 +340,10 @@ def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float,
 
 
 class Lines(NamedTuple):
-    """Lines above the claimed curve: y = Pr[S with the record] <= intercept + slope Pr[S without], for every event S.
+    """Lines above the claimed curve: Pr[S with the record] <= intercept + slope Pr[S without], for every event S.
 
-    They are sorted by slope; between two neighbouring `breaks` of y one line gives the largest lower bound.
+    The lines are sorted by slope.  Let y = Pr[S with the record].  Between two neighbouring `breaks` of y one line
+    gives a larger lower bound of Pr[S without] than all others.
     """
 
     intercept: np.ndarray
