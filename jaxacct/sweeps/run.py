@@ -63,7 +63,8 @@ class SweepInterrupted(KeyboardInterrupt):
 
     Parameters
     ----------
-    done : number of finished rows.  total : number of rows of this slice.
+    done : number of finished rows.
+    total : number of rows of this slice.
     journal : path of the journal; None for a sweep without `out`, which keeps no rows.
 
     >>> print(SweepInterrupted(512, 1024, None))
@@ -325,7 +326,8 @@ class Plan:
     quantities : for each quantity, the number of rows of the whole grid that are solved for it.
     shard : the numbers (i, n) of this slice, the i-th of n.
     own : number of rows of this slice.
-    blocks : number of blocks of this slice.  block : number of rows in a block.
+    blocks : number of blocks of this slice.
+    block : number of rows in a block.
     backend : {"numpy", "xla"}
         The backend of the kernels; by default NumPy for up to 40,000 rows (2,400 with repetitions) on a CPU.
     devices : number and platform of the devices.

@@ -48,12 +48,14 @@ from jaxacct.tuning.plans import (
 )
 
 FAMILIES = ("geometric", "poisson", "logarithmic", "truncated_negative_binomial")
-"""Families of laws of K, the number of candidates; the mean decides each family's one free number."""
+"""Families of laws of K, the number of candidates.  The mean of a law decides the one free number of its family."""
 FIXED = "fixed"
 """Name of the family of laws in which K is a fixed number; adaptive candidates have this family."""
 EPSILON_RTOL, MEAN_RTOL = 1e-4, 0.01
-"""Relative tolerances at which the search for the largest E[K] ends.  It ends at an E[K] that meets the target if
-epsilon is below the target by at most half of EPSILON_RTOL, or if an E[K] larger by at most MEAN_RTOL misses it.
+"""Relative tolerances at which the search for the largest E[K] ends.
+
+It ends at an E[K] that meets the target in two cases: epsilon is below the target by at most half of the first
+tolerance, or an E[K] that is larger by at most the second tolerance misses the target.
 """
 ONE_TARGET = "ask for one target at a time"
 """Remedy in errors about arguments that must be single numbers."""
@@ -242,17 +244,17 @@ def advise(
 
     Parameters
     ----------
-    target_epsilon, target_delta : > 0, in (0, 1).
+    target_epsilon, target_delta : the target; target_epsilon is > 0, target_delta in (0, 1).
     dataset_size : the number of records n.
     sampling_probability : the rate of DP-SGD, in (0, 1].
-    epochs, steps : one of the two.
-    candidates : expected numbers of candidates, E[K]; each gets the least noise that meets the target.
-    noise_multiplier : given in place of candidates: the largest E[K] that it allows is found.
-    shares : in (0, 1].  Share 1 has candidates on all data and no final run.  Below 1 the candidates are on a Poisson
-        sample, and a final run follows.
-    variants : data of the final run: "rest", the data outside the sample, or "all".
+    epochs, steps : the length of a run; give one of the two.
+    candidates : expected numbers of candidates, E[K].  Each gets the least noise that meets the target.
+    noise_multiplier : the noise of all options, in place of candidates.  The largest E[K] that it allows is found.
+    shares : shares of the data in (0, 1].  With share 1 the candidates are trained on all data, and there is no final
+        run.  With a smaller share they are trained on a Poisson sample, and a final run follows.
+    variants : "rest" or "all": the final run is on the data outside the sample, or on all data.
     families : families of laws of K: "geometric", "poisson", "logarithmic", "truncated_negative_binomial".
-    eta : > -1; needed for the family "truncated_negative_binomial", refused without this family.
+    eta : > -1.  The family "truncated_negative_binomial" needs it; without this family it is refused.
     rounds : numbers of rounds to compare (`tune_in_rounds`); 1 means i.i.d. candidates without rounds. `candidates` and
         the answers count the candidates of all rounds together.
     adaptive : whether to include a fixed number of candidates, each of which may follow all before it (`Adaptive`).
@@ -339,7 +341,7 @@ def law_of_mean(family: str, mean: float, eta: float | None = None) -> Law:
 
 @dataclass(frozen=True)
 class Way:
-    """Split of the data, family of laws of K, and number of rounds."""
+    """Way to tune: a split of the data, a family of laws of K, and a number of rounds."""
 
     split: str
     share: float

@@ -139,17 +139,17 @@ class MatchedPlan:
     a selection among such candidates: the exact worst case over scores.  The one epsilon of the plans is solved for, so
     that the whole tuning meets the target.
 
-    The solved plan has `plans`, with all lengths of the first sampling probability first, and the noise in
-    ``plans[i].noise_multiplier``; `epsilon`, Bounds for adding or removing one record, of kind "bound" with several
-    plans; and `mechanism`, one candidate that draws its plan.
+    The solved plan has `plans`, with all lengths of the first sampling probability first; ``plans[i].noise_multiplier``
+    is the noise of one.  Its `epsilon` is a Bounds for adding or removing one record; with several plans its kind is
+    "bound".  Its `mechanism` is one candidate that draws its plan.
 
     Parameters
     ----------
-    target_epsilon, target_delta : > 0, in (0, 1).
+    target_epsilon, target_delta : the target of the whole tuning; target_epsilon is > 0, target_delta in (0, 1).
     dataset_size : the number of records n, which is public.
-    repetitions : one law of K.
-    sampling_probability : in (0, 1], one or several.
-    epochs, steps : one of the two, one or several values.
+    repetitions : one law of K, the number of candidates.
+    sampling_probability : one or several rates in (0, 1].
+    epochs, steps : one or several lengths of a run, in epochs or in steps; give one of the two.
 
     References
     ----------

@@ -92,7 +92,7 @@ def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) 
 
 
 class Whole(NamedTuple):
-    """Cost of a tuning: its epsilon, the whole tuning as a mechanism for the ledger, one candidate as a mechanism."""
+    """Cost of a tuning: its epsilon, the mechanism of the whole tuning, and the mechanism of one candidate."""
 
     epsilon: Bounds
     mechanism: Mechanism

@@ -38,9 +38,10 @@ class SubsetTuned:
     Parameters
     ----------
     params : the parameters of the final run, a pytree.
-    config, tuned_config : the configuration of the final run, and the winner's before extrapolation.
-    setting : rate, steps and noise.
-    score : the winner's score, not the final model's; NaN with status "none".
+    config : the configuration of the final run.
+    tuned_config : the configuration of the winner, before extrapolation.
+    setting : the rate, the steps and the noise of the runs.
+    score : the score of the winner, not that of the final model; NaN with status "none".
     status : "tuned", or "none" if K was 0 or the candidate that ranks first raised an exception.  With "none" the
         configuration is one drawn at random.
     epsilon : epsilon of the whole tuning at the plan's delta.

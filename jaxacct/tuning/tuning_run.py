@@ -50,7 +50,8 @@ class Tuned:
 
     Parameters
     ----------
-    params, config : the winner's parameters, a pytree, and its hyper-parameters.
+    params : the winner's parameters, a pytree.
+    config : the winner's hyper-parameters.
     score : the score by which it won; NaN with status "none".
     status : "tuned", or "none" if K was 0 or every candidate to be released raised an exception.  An exception counts
         as the score NaN, which ranks last, so all other scores are then NaN too.  With "none", params are first
@@ -60,8 +61,8 @@ class Tuned:
     plan : the plan of the winner's training; None in `tune_with`.
     candidates : the assumption about the candidates on which the claim rests: "iid" for the library's spaces, "iid,
         declared" where the user says so, or "adaptive".
-    winners : all released candidates, as `Winner`: the best `top`, best first; in `tune_in_rounds` the winners of the
-        first round, then the winners of the second, and so on.  Empty with status "none".
+    winners : all released candidates, as `Winner`.  They are the best `top`, best first.  `tune_in_rounds` gives the
+        winners of the first round, then the winners of the second, and so on.  With status "none" there are none.
 
     >>> import jaxacct as ja
     >>> run = ja.Gaussian(2.0)

@@ -160,7 +160,10 @@ def scaled(segments: Sequence[Segment], scale: float) -> tuple[Segment, ...]:
 
 
 class Block(NamedTuple):
-    """Stretch of a run with one batch size: its first step, step after the last, steps per pass, and segments."""
+    """Stretch of a run with one batch size.
+
+    It has its first step, the step after its last, the number of steps in a pass, and its segments.
+    """
 
     start: int
     end: int

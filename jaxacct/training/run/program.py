@@ -134,7 +134,7 @@ class Program:
         """Do nothing: only a streamed program has threads to end."""
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Return whether to write a checkpoint after an error: no, a run from the last checkpoint repeats the steps."""
+        """Return False: no checkpoint is needed after an error, since the last one leads to the same steps."""
         return False
 
     @property
@@ -277,7 +277,7 @@ class Streamed(Program):
             self._ahead.close()
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Return whether to write a checkpoint after an error: yes, except after `OtherExamples`."""
+        """Return whether to write a checkpoint after an error, which is so for every error but `OtherExamples`."""
         return not isinstance(error, OtherExamples)
 
     @property

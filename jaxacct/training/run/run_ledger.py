@@ -51,7 +51,7 @@ class RunLedger:
     def __init__(self, processes: Processes, ledger: Ledger | None, own: bool, mark: Mark, most: int) -> None:
         self._processes, self._ledger, self._own, self._most = processes, ledger, own, most
         self._mark = mark
-        self._last = 0.0, 0.0, 1  # when the last note was written, the seconds that it took, and its steps
+        self._last = 0.0, 0.0, 1  # time, duration and steps of the last note
 
     @property
     def ledger(self) -> Ledger | None:
@@ -168,7 +168,10 @@ def _stopped_early(ledger: Ledger) -> bool:
 
 
 def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partition: str | None) -> int:
-    """Note the steps of all keys if the budget allows all, else the first if it allows one. Return the number noted."""
+    """Note the steps of all keys if the budget allows them; otherwise note the first step if the budget allows it.
+
+    Return the number of noted steps.
+    """
     require_same_rows(ledger, step, keys[0])
     entries = [
         (number, key.key_fingerprint, key.batch_fingerprint, *plan.at(number)[2:4])

@@ -24,7 +24,10 @@ _HOST_PIECE = 2**20
 
 
 class Selection(NamedTuple):
-    """Records of one logical batch: the first ``count`` of ``indices`` (int32, with places for the largest batch)."""
+    """Records of one logical batch.
+
+    The first ``count`` entries of ``indices`` are their numbers, as int32.  ``indices`` has room for the largest batch.
+    """
 
     indices: Any
     count: Any

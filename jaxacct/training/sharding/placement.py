@@ -125,7 +125,10 @@ ALONE = Processes(1, 0)
 
 
 class Placement:
-    """Arrays of a run on JAX's default device, or on a mesh: records over all devices, parameters as `shard` says."""
+    """Puts the arrays of a run on JAX's default device, or on a mesh.
+
+    On a mesh the records are divided among all devices, and `shard` says where the parameters are.
+    """
 
     def __init__(self, rule: StepRule, size: int, mesh: Any, shard: Any) -> None:
         if mesh is None and shard is not None:

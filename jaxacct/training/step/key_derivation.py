@@ -279,7 +279,10 @@ def _libraries() -> dict[str, str]:
 
 @functools.cache
 def _processor() -> list[Any]:
-    """Return kind, instruction sets and caches of the processors; libraries choose code and order of sums by these."""
+    """Return the kind, the instruction sets and the caches of the processors.
+
+    Libraries choose their code, and so the order of sums, by these.
+    """
     cores = set()
     try:
         for block in Path("/proc/cpuinfo").read_text().strip().split("\n\n"):

@@ -41,9 +41,11 @@ them.
 UNIT = 32
 """Number of draws of one unit: three blocks of 16 words make 16 pairs of draws."""
 _PIECE, _PIECE_ON_CPU = 16_368, 1_056
-"""Largest number of units drawn at a time: some 12 MB of scratch memory.  On a CPU a piece stays in one core's cache;
-larger ones are spread over threads, which takes twice the CPU time.  Neither number is a power of two, since the rows
-of a piece could otherwise compete for the same lines of the cache.
+"""Largest number of units drawn at a time, on other devices and on a CPU.
+
+Drawing the first number of units takes some 12 MB of memory.  On a CPU the second number of units stays in one core's
+cache; more units would be spread over threads, which takes twice the CPU time.  Neither number is a power of two, since
+the rows of a piece could otherwise compete for the same lines of the cache.
 """
 
 

@@ -74,7 +74,7 @@ def require_kept(fact: str, kept: bool) -> None:
 
 
 class Turn(NamedTuple):
-    """Step of a run: its number, the number of groups (0 if the batch rule has none), its noise multiplier."""
+    """Step of a run.  `groups` is the number of groups of records, or 0 if the batch rule has no groups."""
 
     step: int
     groups: int
