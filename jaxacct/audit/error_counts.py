@@ -36,8 +36,9 @@ COMPARED = {
     "remove_one": (True, False),
     "add_one": (False, True),
 }
-"""For each relation, which of two bounds hold: epsilon >= log((1 - delta - FNR)/FPR), and the same with FPR and FNR
-exchanged."""
+"""For each relation, whether epsilon >= log((1 - delta - FNR)/FPR) holds, and whether epsilon >= log((1 - delta -
+FPR)/FNR) holds.  FPR and FNR are upper limits of the false positive and the false negative rate.
+"""
 
 
 def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:

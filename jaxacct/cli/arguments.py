@@ -1,4 +1,4 @@
-"""The options of each command, and the parser of command lines."""
+"""Defines the options of each command, and parses command lines."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ Option = tuple[str, dict[str, Any]]
 
 
 class Command(NamedTuple):
-    """A command: description (the list of commands shows its first sentence), example, options."""
+    """A command of the command line.  The list of commands shows the first sentence of its `description`."""
 
     description: str
     example: str

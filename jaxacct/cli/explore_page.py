@@ -77,7 +77,7 @@ POINTS = 25
 FPR = np.unique(np.concatenate([[1e-4, 1e-3, 0.003, 0.01, 0.03], np.linspace(0.0, 1.0, 21)]))
 """False positive rates at which a trade-off curve is computed."""
 TICK, PATIENCE = 0.05, 0.4
-"""Seconds between two looks at a question that is being answered, and seconds until the page shows its progress."""
+"""Seconds between two looks at a question that is being answered; seconds until the page shows that it is at work."""
 PARTS = ("lower", "estimate", "upper", "kind", "status", "engine")
 """The parts of an answer."""
 KEPT = 200
@@ -85,7 +85,7 @@ KEPT = 200
 
 
 class Run(NamedTuple):
-    """A run, and what is asked about it: its name, the numbers given, the batch rule, and delta."""
+    """A run and the delta of the questions about it."""
 
     name: str
     numbers: dict[str, Any]

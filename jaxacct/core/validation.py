@@ -114,7 +114,7 @@ COUNT = Constraint("use a whole number of {name}", 1, LARGEST_COUNT, integral=Tr
 RECORDS = Constraint("use a whole number of records", 1, 1e9, integral=True)
 # no lattice of a large composition fits below 16 MiB
 MEMORY = Constraint("use a whole number of bytes, such as 2**30", 2**24, LARGEST_COUNT, integral=True)
-"""`POSITIVE` to `MEMORY` are the sets of allowed numbers; the remedy of each set says what to use instead."""
+"""Range of the memory limit.  The constraints above, from `POSITIVE` on, are for numbers of many functions."""
 
 
 def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float | np.ndarray:

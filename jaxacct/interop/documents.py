@@ -42,7 +42,7 @@ FORMAT = "jaxacct.mechanism"
 VERSION = 1
 """The version of the format that is written, and the only version that is read."""
 MAX_CHARACTERS = 2**23
-"""Largest number of characters of a document; this and the next limits protect memory and stack from hostile text."""
+"""Largest number of characters of a document.  This limit, like those below, protects the reader from hostile text."""
 MAX_DEPTH = 64
 """Largest number of mechanisms inside one another."""
 MAX_MECHANISMS = 2**15

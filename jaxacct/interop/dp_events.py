@@ -355,7 +355,8 @@ _AROUND = {
     "RepeatAndSelectDpEvent": _selected,
     "RandomAllocationDpEvent": _allocated,
 }
-"""Readers by the event's class name: (event, path, mechanism of the inner event or None) -> mechanism or None."""
+"""For each class of event, by name, its reader: a function (event, path, inner mechanism or None) -> mechanism or None.
+"""
 
 
 class EventError(InputError):

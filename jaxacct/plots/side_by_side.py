@@ -34,7 +34,7 @@ OTHER_NOISE = {
     "random_allocation": "random allocation, independent noise",
     "fixed_order": "not sampled, buffered noise",
 }
-"""For each option that has no number of bands to choose, its name in the legend."""
+"""Names in the legend of the options without a number of bands."""
 
 
 class Curve(NamedTuple):

@@ -55,9 +55,9 @@ _OF_RATES = "each {unit} has a public sampling rate that was chosen without the 
 _MOST_RELEASES = 500
 """Largest number of kinds of release on a page."""
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
-"""Default number of rows in the table; default number of rows in detail; largest number of rows to ask for.
+"""Numbers of rows: those in the table and those in detail by default, and the most that may be asked for in detail.
 
-Each row that is asked for takes a page.
+Each row in detail takes a page.
 """
 _SHOWN = (
     "name",

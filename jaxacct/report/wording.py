@@ -108,7 +108,7 @@ _OF_CLASS = {
 """The assumption that each class of mechanism adds."""
 FILTER_NOTE = "The second program checks the composition of the releases. It does not check the Renyi filter."
 CHOICE_NOTE = "The second program does not cover private choices. It leaves them undecided."
-"""Notes on what `jaxacct verify`, the second program, does not check; `FILTER_NOTE` is for a Renyi filter."""
+"""Note on a subject with private choices.  The note above is for a subject with a Renyi filter."""
 
 
 def about(unit: str, text: str) -> str:
@@ -196,9 +196,9 @@ _ACCUSES = (
     "a record to be used",
     "whether a record was used, which it was with probability {prior} beforehand,",
 )
-"""`_TELLS` has for each relation: the true-positive rate in words, the belief behind `prior`, and the attacker's guess.
+"""Three sentences for all relations that the table above does not list.
 
-`_ACCUSES` has them for the relations that `_TELLS` does not list.
+For each relation that table has the true-positive rate in words, the belief behind `prior`, and the attacker's guess.
 """
 
 

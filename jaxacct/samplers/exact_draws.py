@@ -88,7 +88,7 @@ class _Uniform:
         self._digits: list[int] = []
 
     def above(self) -> bool:
-        """Return True with probability x, the value of this number: tell whether a fresh uniform number is below x."""
+        """Return whether a fresh uniform number is below the value x of this number, which has probability x."""
         for place in itertools.count():
             if place == len(self._digits):
                 self._digits.append(self._rng.getrandbits(1))

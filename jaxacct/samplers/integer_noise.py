@@ -124,9 +124,9 @@ class SparseVector:
     """AboveThreshold: says for one integer query after another whether it is above a threshold, until the first yes.
 
     The whole sequence of answers is epsilon-DP, however many queries there are and however they depend on earlier
-    answers. The threshold gets discrete Laplace noise of scale 2 Delta / epsilon, each query noise of scale 4 Delta /
-    epsilon, where Delta is the sensitivity. A query that is a fraction of n people becomes a count when multiplied by
-    n. For c positive answers use c instances, which together have `ja.repeat(privacy, c)`.
+    answers. The threshold gets discrete Laplace noise of scale 2 Delta / epsilon, where Delta is the sensitivity. Each
+    query gets discrete Laplace noise of scale 4 Delta / epsilon. A query that is a fraction of n people becomes a count
+    when multiplied by n. For c positive answers use c instances, which together have `ja.repeat(privacy, c)`.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Tutorials: Markdown whose code is run; the output and the figures of a block are put below it.
 
 A block of Python is run; the page shows what the block prints, and the value of its last line.  The blocks of one page
-share their names.  A block of bash is run as well; `jaxacct` in it is the command of this checkout.  A block that
+share their names.  A block of bash is run as well; `jaxacct` is then the command of this checkout.  A block that
 begins with `python not run` or `bash not run` is only shown.  A comment `<!-- check: EXPRESSION -->` is evaluated in
 its place: it checks the numbers in the prose, and the page fails if the expression is false.
 """

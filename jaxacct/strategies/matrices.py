@@ -1,4 +1,7 @@
-"""The matrices C of strategies: Toeplitz, with shifts of one column; banded, with columns that differ; and trees."""
+"""The matrices C of strategies.
+
+A Toeplitz matrix has shifts of one column.  Other matrices are banded with columns that differ, or are made of trees.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _DECAY = Constraint("use numbers below 1", 0, 1, upper_open=True)
 
 
 class ToeplitzStrategy(Strategy):
-    """A strategy with C[i + l, i] = column[l]."""
+    """A strategy whose matrix C has the entries C[i + l, i] = column[l]."""
 
     coefficients: tuple[float, ...]
 

@@ -114,7 +114,7 @@ def banded_errors(diagonals: Any) -> Any:
 def _exponential_fit(buffers: int, steps: int, fastest: float) -> np.ndarray:
     """Return a start for `buffered`: exponentials whose sum is near the column of `_square_root`.
 
-    fastest : 1 - decay of the exponential that falls fastest.
+    `fastest` is 1 minus the decay of the exponential that falls fastest.
     """
     from scipy import optimize, special  # slow to import
 

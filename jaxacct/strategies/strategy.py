@@ -216,7 +216,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def overlap(self) -> int:
-        """Least distance of orthogonal columns: columns i and j of C are orthogonal if ``|i - j| >= overlap``."""
+        """Distance from which on columns are orthogonal: columns i and j of C are if ``|i - j| >= overlap``."""
 
     @property
     def entry_error(self) -> float:
@@ -319,8 +319,8 @@ class Strategy(ABC):
 class Taps(NamedTuple):
     """Weights by which step i turns an independent noise z_i and m buffers B_k into its noise w_i.
 
-    ``w_i = own z_i + sum_k past_k B_k``; afterwards ``B_k <- keep_k B_k + of_sum_k w_i + of_fresh_k z_i``. The buffers
-    begin at 0. own is a number, the others have shape (m,).
+    The noise is ``w_i = own z_i + sum_k past_k B_k``. Afterwards ``B_k <- keep_k B_k + of_sum_k w_i + of_fresh_k z_i``.
+    The buffers begin at 0. `own` is a number, and the other weights have the shape (m,).
     """
 
     own: float
@@ -346,7 +346,7 @@ def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
 class Lags(NamedTuple):
     """Bounds of the entries of C^T C by lag: ``lower[d, i] <= (C^T C)[i, i + d] <= upper[d, i]``, each (D, n).
 
-    Entries of a lag of D or more are 0, and so are those with i + d >= n.
+    The entries of C^T C at a lag of D or more are 0. Bounds with i + d >= n are 0, too.
     """
 
     lower: np.ndarray
@@ -384,7 +384,10 @@ def of_epochs(lags: Lags, period: int) -> Square:
 
 
 def _weights(lags: Lags, separation: int, most: int) -> np.ndarray:
-    """Bound |G_ii| + 2 sum |G_ij| over the later steps j of any pattern with step i, for each i, (n,); G = C^T C."""
+    """Bound |G_ii| + 2 sum_j |G_ij| for each step i, (n,), with G = C^T C.
+
+    The sum is over the later steps j of any pattern that has step i.
+    """
     magnitude = np.maximum(lags.upper, -lags.lower)
     count, steps = magnitude.shape
     possible = (count - 1) // separation  # largest number of later steps within the lags

@@ -307,7 +307,10 @@ def part_path(out: Path, shard: tuple[int, int]) -> Path:
 
 
 def traces(out: Path, shard: tuple[int, int]) -> Iterator[Path]:
-    """Yield the files that may hold this sweep's settings: journal and part file of this slice, then of all others."""
+    """Yield the files that may hold the settings of this sweep.
+
+    They are the journal and the part file of this slice, then those of all other slices.
+    """
     number, count = shard
     for i in (number, *(i for i in range(1, count + 1) if i != number)):
         yield journal_path(out, (i, count))

@@ -32,7 +32,7 @@ _CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
 BASES_AT_ONCE = 16
 """Largest number of base runs (the runs that selections repeat) that are solved together; each profile takes 2 MB."""
 USUAL = "usual"
-"""The `relation` in `Settings` of a sweep in which each row has the usual relation of its batch rule."""
+"""Word in place of a relation: each row has the usual relation of its batch rule."""
 
 
 class FailedRows(UserWarning):

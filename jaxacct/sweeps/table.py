@@ -1,4 +1,4 @@
-"""The result of a sweep: named columns, one row per configuration."""
+"""Tables of named columns, which hold the results of sweeps: one row for each configuration."""
 
 from __future__ import annotations
 

@@ -101,7 +101,8 @@ def _is_mapped(array: Any) -> bool:
 class Layout:
     """Layout of the examples of a dataset; its methods load examples.
 
-    size : number of examples.  example : a pytree of shapes and dtypes, as one example has them on the device.
+    size : the number of examples.
+    example : a pytree with the shapes and dtypes that one example has on the device.
     """
 
     def __init__(self, dataset: Any) -> None:

@@ -294,7 +294,7 @@ def several(
     init: Callable[[Any], Any],
     configs: Sequence[Mapping[str, Any]],
 ) -> Group:
-    """Return a function that trains candidates in one call of `train`; words and None in configs are left out."""
+    """Return a function that trains candidates in one call of `train`, without the words and None of their configs."""
 
     def run(numbers: Sequence[int]) -> list[Any]:
         firsts = [init(secret.key(b"init", number)) for number in numbers]
@@ -418,7 +418,7 @@ def side_by_side(
         rest: Untrained | None,
         drawn: tuple[Any, Any],
     ) -> Carried:
-        """Return the state of one candidate after steps start to stop - 1; ``drawn`` is noise on counts and losses."""
+        """Return the state of one candidate after steps `start` to `stop - 1`, with the noise on counts and losses."""
         rule = StepRule(loss_fn, make_optimizer(config), plan.sampling, size, method, adaptive, plan.cap)
         step = private_step(replace(rule, rngs=bool(rngs), private_loss=private_loss))
         root = jax.random.wrap_key_data(words, impl=CHACHA20)

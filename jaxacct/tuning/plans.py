@@ -363,7 +363,10 @@ class SubsetPlan:
 
     @property
     def growth(self) -> float:
-        """Expected number of records of the final run, divided by a candidate's: (1-q)/q or 1/q, with q the share."""
+        """Expected number of records of the final run, divided by that of a candidate.
+
+        With share q it is (1-q)/q for the variant "rest", and 1/q for the variant "all".
+        """
         return ((1.0 - self.share) if self.variant == "rest" else 1.0) / self.share
 
     @property
@@ -440,7 +443,10 @@ def _plan_of(plan: Any, rate: float, steps: float, noise: float) -> Plan:
 
 
 def _matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Return each candidate's noise: x if there is one candidate, else the least noise that gives (1/x, delta)-DP."""
+    """Return the noise of each way to train a candidate.
+
+    It is x if there is one way.  Otherwise each has the least noise that gives (1/x, delta)-DP.
+    """
     if rate.size == 1:
         return np.array([x])
     return np.asarray(calibrate_noise_multiplier(1.0 / x, delta, rate, steps).value)

@@ -28,7 +28,7 @@ METHODS = ("auto", "vmap", "ghost")
 
 
 class Clipped(NamedTuple):
-    """Sum of clipped gradients, and two counts that are *not* private: for the operator, never to be published.
+    """Sum of clipped gradients, and two counts that are *not* private and must never be published.
 
     Parameters
     ----------

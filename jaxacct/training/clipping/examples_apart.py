@@ -35,9 +35,9 @@ _ALL_BYTES = 2**28
 Of a larger array, and of any Source, only some blocks of rows are compared.
 """
 _BLOCKS, _BLOCK_ROWS = 32, 64
-"""Number of blocks that are compared if the data exceed `_ALL_BYTES` or are a Source; number of rows in a block."""
+"""Number of blocks that are compared if not all rows are, and number of rows in a block."""
 _OWN_BYTES = 12
-"""Number of bytes by which a row, compressed, must be longer than compressed zeros: simpler rows agree by chance."""
+"""Number of bytes by which a compressed row must be longer than compressed zeros.  Simpler rows may agree by chance."""
 _MOST_COLUMNS = 64
 """If the data, or a constant, have at most this many columns, the columns are also compared one by one."""
 _GROUPS = {
@@ -263,7 +263,7 @@ def _known_keys() -> tuple[Any, ...]:
 
 
 def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:
-    """Of the device axes that are bound outside the trace, return those along which an operation moves data."""
+    """Return the device axes that are bound outside the trace, and along which an operation moves data."""
     if eqn.primitive.name in ("pvary", "pcast"):  # these two name an axis but move no data along it
         return ()
     named = [eqn.params.get(key) for key in ("axes", "axis_name")]

@@ -25,7 +25,10 @@ BLOCK = 64
 The rounding error grows with the size of the blocks.
 """
 NOTHING = -(2**20)
-"""Exponent of an array without normal numbers: so low that its sum with any exponent is still below all exponents."""
+"""Exponent that stands for an array without normal numbers.
+
+It is so low that its sum with any exponent is below all exponents of numbers.
+"""
 HIGHEST = jax.lax.Precision.HIGHEST
 """Precision of products: the error bounds need full float32, and some devices would round the factors first."""
 
@@ -100,7 +103,10 @@ class Site:
         return self._each_group(jax.vmap(lambda one: self._norm_squared(*_normalised(_wide(one, dtype)))), rows)
 
     def total(self, rows: Rows, keep: Any, weights: Any, dtype: Any) -> Any:
-        """Return the sum of weight * g/2^E (`measured`) over the examples in ``keep``; weights : (groups, examples)."""
+        """Return the sum of weight * g/2^E over the examples in ``keep``, with the E that `measured` returns.
+
+        The weights have the shape (groups, examples).
+        """
 
         def one(rows: Rows, weights: Any) -> Any:
             rows = jax.vmap(lambda one: _normalised(_wide(one, dtype))[0])(rows)

@@ -152,7 +152,7 @@ FORMS = {"dot_general": _dense, "conv_general_dilated": _conv, "gather": _embedd
 
 @dataclass(frozen=True)
 class Use:
-    """Operation that uses a parameter.  place : the operation's place in the trace."""
+    """Operation that uses a parameter.  `place` says where the operation is in the trace."""
 
     place: tuple[int, ...]
     view: View
@@ -161,7 +161,10 @@ class Use:
 
 @dataclass(frozen=True)
 class Written:
-    """Trace without calls of jit.  inner : {index of a loop or checkpoint that a parameter enters: traced body}."""
+    """Trace without calls of jit.
+
+    `inner` maps the index of each loop or checkpoint that a parameter enters to the traced body.
+    """
 
     closed: ClosedJaxpr
     inner: dict[int, Written] = field(default_factory=dict)
@@ -186,7 +189,10 @@ def uses_of(closed: ClosedJaxpr, leaves: int) -> tuple[Written, list[Uses]]:
 def _follow(
     closed: ClosedJaxpr, views: dict[Any, tuple[int, View]], outputs: Any, place: tuple[int, ...], found: list[Uses]
 ) -> Written:
-    """Add the uses in a trace to ``found``; ``views`` : {input that is a view: (number of the parameter, view)}."""
+    """Add the uses in a trace to ``found``.
+
+    ``views`` maps each input of the trace that is a view to the number of its parameter and the view.
+    """
     live, inner = _live(closed.jaxpr, outputs), {}
     for number, eqn in enumerate(closed.jaxpr.eqns):
         if eqn.primitive.name == "stop_gradient" or not any(var in live for var in eqn.outvars):

@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 BODIES = ("scan", "checkpoint", "remat", "remat2")
-"""Loops and checkpoints: operations whose body is searched for uses of a parameter that enters the body."""
+"""Names of loops and checkpoints, whose bodies are searched for uses of a parameter that enters the body."""
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 """Operations that only call a trace, each with the name of the parameter that holds the trace."""
 

@@ -154,11 +154,11 @@ class Spent:
         self._release(entry)
 
     def leads_to(self, now: Turn) -> bool:
-        """Return whether the step `now` is step `shared`, or is noted already, or follows the last entry."""
+        """Return whether the step `now` begins the sharing of noise, is noted already, or follows the last entry."""
         return now.step == self.shared or now.step in self.numbers or now.follows(self.last and self.last.turn)
 
     def _release(self, entry: Step | Torn) -> None:
-        """Count an entry outside of partitions as one release, whose share is 1 if the batch rule has passes."""
+        """Count an entry outside of partitions as one release.  If the batch rule has passes, its rate is 1."""
         share = 1.0 if entry.sampling in rules.BY_PASS else entry.sampling_probability
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
@@ -206,7 +206,10 @@ def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
 
 
 def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counter[Release]] = Counter) -> Mechanism:
-    """Return all releases of some runs as one mechanism; releases_as = `at_most` or `at_least` groups similar steps."""
+    """Return all releases of some runs as one mechanism.
+
+    `releases_as` may be `at_most` or `at_least`, which join similar steps; by default no steps are joined.
+    """
     releases: Counter[Release] = Counter()
     others: Counter[Mechanism] = Counter()
     for spent in several:
@@ -249,7 +252,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
-    """Return epsilon of the composition.  If many releases differ, each bound first joins similar releases."""
+    """Return epsilon of the composition.  If many releases differ, similar releases are joined before each bound."""
     if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
         return account.epsilon(total(several), delta, relation=relation)
     most = account.epsilon(total(several, at_most), delta, relation=relation)

@@ -25,9 +25,9 @@ _MAX_LINE_BYTES = 2**24
 LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
 """Range of step numbers and counts: all whole numbers up to 2**53 are exact in float64."""
 _SUFFIX = ', "check": "00000000"}'
-"""Example of the end of a line, which holds its checksum; only the length of the end matters."""
+"""Example of the end of a line, which holds the line's checksum.  Only the length of this text is used."""
 _KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
-"""Beginnings of every line, of lines of steps, and of lines of torn steps."""
+"""Bytes with which all lines begin, lines of steps begin, and lines of torn steps begin."""
 
 
 class Run(NamedTuple):

@@ -91,7 +91,7 @@ _SEGMENT_NUMBERS = {
     "sampling_probability": PROBABILITY,
     "expected_batch_size": POSITIVE,
 }
-"""Names of a segment's numbers in a document, in this order, each with the values that it may have."""
+"""The names of the numbers of a segment, in the order of a document, each with the values that the number may have."""
 
 
 class Allowance(Protocol):
@@ -279,7 +279,7 @@ class Plan(PlanRequest):
 
     @property
     def truncation(self) -> tuple[int, int]:
-        """(cap, dataset_size) of truncated Poisson sampling, as a `Release` and a ledger hold them; else (0, 0)."""
+        """The cap and the dataset_size of truncated Poisson sampling; for other batch rules (0, 0)."""
         return (self.cap or 0, self.dataset_size if self.cap else 0)
 
     @functools.cached_property

@@ -56,7 +56,7 @@ class Segment(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Value for the steps from the previous piece's `until` to `until` - 1.  An `until` of None is the run's end."""
+    """Value for the steps from the end of the previous piece to step `until - 1`.  None stands for the run's end."""
 
     until: int | None
     value: float

@@ -101,7 +101,7 @@ class RunLog:
         return self._put is not None
 
     def begin(self, plan: Plan, state: State, ledger: Ledger | None) -> None:
-        """Begin the log of a plan's steps after a state; ledger : the ledger whose runs epsilon covers, or None."""
+        """Begin the log of a plan's steps after a state.  With a ledger, epsilon covers all runs of the ledger."""
         if self._put is None:
             return
         self._epsilon, self._last = EpsilonSoFar(plan, state.step, state.history.stretches, ledger), plan.steps
@@ -515,7 +515,10 @@ class EpsilonSoFar:
         return None
 
     def told(self, point: TablePoint | None) -> dict[str, Any]:
-        """Return a log record's entry on epsilon, given the result of `point`; `why` says why `upper` is None."""
+        """Return the entry on epsilon of a log record, given the result of `point`.
+
+        If the entry has no upper bound, its key "why" says why.
+        """
         upper, why = None, "more was released than a table has"
         if point is not None:
             upper, why = point.table.upper(point.step), "the table could not be computed, or not in time"

@@ -196,7 +196,7 @@ class Stretch(NamedTuple):
 
 
 class History(NamedTuple):
-    """Stretches of plans that led to a state; if a ledger holds all spending, a mark in this ledger instead."""
+    """Spending that led to a state: stretches of plans, or a mark of the ledger that holds all spending."""
 
     stretches: tuple[Stretch, ...] = ()
     ledger: Mark | None = None

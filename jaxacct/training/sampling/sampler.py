@@ -351,8 +351,9 @@ def _size(name: str, value: Any) -> int:
 class UserData(NamedTuple):
     """Examples of users, along the first axis.
 
-    order : places of the examples, user by user.  first : for each user the place in ``order`` of the first example.
-    count : for each user the number of examples.
+    order : the places of all examples, user by user.
+    first : for each user, where in ``order`` the examples of this user begin.
+    count : for each user, the number of examples.
     """
 
     examples: Any
@@ -368,7 +369,7 @@ def user_data(examples: Any, users: Any, number: int) -> UserData:
 
 
 def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the columns order, first and count of `UserData`; sizes : the lengths of the examples' first axes."""
+    """Return the fields order, first and count of `UserData`.  `sizes` are the lengths of the examples' first axes."""
     ids = np.asarray(users)
     if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or sizes != {ids.shape}:
         raise InputError(

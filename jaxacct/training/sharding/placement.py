@@ -35,7 +35,7 @@ from jaxacct.training.step.step_function import Carried, Correlated, StepRule, p
 from jaxacct.training.step.step_mechanisms import require_kept
 
 _FRAME = 256
-"""Number of bytes sent first: a message's length and its beginning.  The rest of a longer message is sent after it."""
+"""Number of bytes that are sent first: the length of a message, and its beginning.  The rest is sent after that."""
 _DONE, _REFUSED, _FAILED = b"D", b"R", b"F"
 
 

@@ -88,7 +88,10 @@ def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
 
 
 def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: Any) -> list[Any]:
-    """Draw standard normals for some of a pytree's `leaves` leaves.  shapes : {number of such a leaf: its shape}."""
+    """Draw standard normals for some of the `leaves` leaves of a pytree.
+
+    `shapes` maps the number of each such leaf to its shape.
+    """
     sizes = [math.prod(shape) for shape in shapes.values()]
     units = [-(-size // UNIT) for size in sizes]
     begins = np.cumsum([0, *units])

@@ -38,7 +38,10 @@ BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
 Every record is in at most one batch of a pass.  A round of random allocation is a pass, too.
 """
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
-"""Batch rules that draw each record's batch anew for every pass. Groups of CYCLIC are drawn once for a whole run."""
+"""Batch rules that draw the batch of each record anew for every pass.
+
+Cyclic Poisson sampling is not among them: its groups are drawn once for a whole run.
+"""
 WITH_NOISE = (CYCLIC, ORDER)
 """Batch rules whose steps may share noise: the steps of one record are as far apart as a strategy needs."""
 UNSAMPLED = (FIXED, ORDER)
