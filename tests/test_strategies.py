@@ -214,3 +214,17 @@ def test_sensitivities_of_computed_columns_hold_in_exact_arithmetic(n):
             found = strategy.sensitivity(SingleParticipation())
             assert mpmath.mpf(float(found.lower)) <= norm <= mpmath.mpf(float(found.upper)), strategy
             assert found.upper <= found.lower * (1 + 1e-8)
+
+
+@pytest.mark.parametrize("n, bands", [(16, 2), pytest.param(64, 4, marks=pytest.mark.slow)])
+def test_column_normalised_is_the_best_banded_matrix(n, bands):
+    """The dual bound of jaxacct/strategies/README.md, "Error": the error is convex in C^T C."""
+    strategy = ColumnNormalised(bands, n)
+    x, sums = dense(strategy).T @ dense(strategy), np.tri(n)
+    inverse = np.linalg.inv(x)
+    gradient = -inverse @ sums.T @ sums @ inverse / n
+    lag = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    assert np.all(np.diag(gradient) < 0.0)
+    gap = np.abs(gradient)[(lag > 0) & (lag < bands)] @ (1.0 + np.abs(x))[(lag > 0) & (lag < bands)]
+    assert strategy.error == pytest.approx(np.trace(sums @ inverse @ sums.T) / n, rel=1e-9)
+    assert 0.0 <= gap < 1e-5 * strategy.error

@@ -22,7 +22,6 @@ from jaxacct.strategies.strategy import (
     Lags,
     MinSeparation,
     Participation,
-    Square,
     Strategy,
     Taps,
     require_divisor,
@@ -74,7 +73,7 @@ class ToeplitzStrategy(Strategy):
         """Return the first column of C^-1, (n,)."""
         return _divided(self.column, self.steps)
 
-    def _square(self, participation: Participation) -> Square:
+    def _square(self, participation: Participation) -> tuple[float, float]:
         if isinstance(participation, FixedEpochs):
             period = require_divisor(participation.epochs, self.steps)
             apart = MinSeparation(period, participation.epochs)
@@ -94,7 +93,7 @@ class ToeplitzStrategy(Strategy):
             total[start : start + column.size] += np.abs(column)
         square = math.fsum(np.square(total[: self.steps]))
         rounding = 4.0 * (len(starts) + 2) * ROUNDOFF
-        return Square(square * (1.0 - rounding), square * (1.0 + rounding))
+        return square * (1.0 - rounding), square * (1.0 + rounding)
 
 
 @dataclass(frozen=True)
@@ -363,7 +362,7 @@ def _cut_sums(products: np.ndarray, count: int, side: float) -> np.ndarray:
 class ColumnNormalised(Strategy):
     """The banded matrix with columns of norm 1 whose prefix sums have the least mean squared error.
 
-    Its error is some 2 to 5 % below that of ``Banded``, since the last columns need not be cut.
+    Its error is some 2 to 5 % below that of ``Banded``, since the last columns need not be cut (README.md, "Error").
 
     Parameters
     ----------

@@ -7,9 +7,10 @@ The proof of the bounds of the sensitivity is in README.md, "Sensitivity".
 
 from __future__ import annotations
 
-import heapq
+import itertools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -21,11 +22,8 @@ from jaxacct.core.validation import PROBABILITY, Constraint, InputError, check_i
 
 TIGHT = 1e-13
 """A pattern counts as the worst one if its value is within this relative distance of the upper bound."""
-MOST_WORK = 200_000
-"""Largest number of steps, repeats included, that the search for the worst pattern looks at.
-
-It suffices for all patterns of a run of some dozen steps; the search in longer runs is given up after about a second.
-"""
+MOST_PATTERNS = 4000
+"""All patterns are compared if they are at most so many; this suffices for a dozen steps."""
 MOST_ENTRIES = 2**25
 """The worst pattern is searched for only if C^T C has at most this many entries, which take some 1 GB of memory."""
 STEPS = Constraint("use a number of steps that a run can take", 1, 10**6, integral=True)
@@ -263,22 +261,22 @@ class Strategy(ABC):
         """
         if not self.steps:
             raise InputError("steps is missing; give the number of steps of the run")
-        square = self._square(participation or FixedEpochs(self.epochs))
+        least, most = self._square(participation or FixedEpochs(self.epochs))
         # the error of a column has a norm of at most entry_error sqrt(n), and a pattern has at most n columns
         spread = self.entry_error * self.steps**1.5
-        lower, upper = max(np.sqrt(max(square.lower, 0.0)) - spread, 0.0), np.sqrt(square.upper) + spread
+        lower, upper = max(np.sqrt(max(least, 0.0)) - spread, 0.0), np.sqrt(most) + spread
         lower, upper = lower * (1.0 - 2.0 * ROUNDOFF), upper * (1.0 + 2.0 * ROUNDOFF)
         status = "ok" if upper <= lower * (1.0 + 1e-4) else "width"
         return Bounds(lower, 0.5 * (lower + upper), upper, "certified", status)
 
-    def _square(self, participation: Participation) -> Square:
+    def _square(self, participation: Participation) -> tuple[float, float]:
         match participation:
             case SingleParticipation():
                 lower, upper = self.squared_norms()
-                return Square(float(lower.max()), float(upper.max()))
+                return float(lower.max()), float(upper.max())
             case FixedEpochs(epochs=epochs):
                 period = require_divisor(epochs, self.steps)
-                return of_epochs(self._near(period), period)
+                return of_all(self._near(period), [range(first, self.steps, period) for first in range(period)])
             case MinSeparation(separation=separation, most=most):
                 return of_patterns(self._near(separation), separation, most or self.steps)
         raise InputError(
@@ -353,34 +351,36 @@ class Lags(NamedTuple):
     upper: np.ndarray
 
 
-class Square(NamedTuple):
-    """Bounds of the squared sensitivity."""
-
-    lower: float
-    upper: float
-
-
-def of_patterns(lags: Lags, separation: int, most: int) -> Square:
+def of_patterns(lags: Lags, separation: int, most: int) -> tuple[float, float]:
     """Bound the largest squared sensitivity over patterns of at most `most` steps, at least `separation` apart."""
     weights = _weights(lags, separation, most)
     upper, pattern = _heaviest(weights, separation, most)
     lower = max(_attained(lags, pattern), _attained(lags, [int(np.argmax(lags.lower[0]))]))
     if lower < upper * (1.0 - TIGHT):
-        upper, pattern = _search(lags, weights, separation, most)
-        lower = max(lower, _attained(lags, pattern))
+        found = list(itertools.islice(_longest((), weights.size, separation, most), MOST_PATTERNS + 1))
+        if len(found) <= MOST_PATTERNS:
+            return of_all(lags, found)
     rounding = 8.0 * (weights.size + 1) * ROUNDOFF
-    return Square(min(lower * (1.0 - rounding), upper), upper * (1.0 + rounding))
+    return min(lower * (1.0 - rounding), upper), upper * (1.0 + rounding)
 
 
-def of_epochs(lags: Lags, period: int) -> Square:
-    """Bound the largest squared sensitivity over the patterns j, j + period, j + 2 period, ..., for j < period."""
-    steps = lags.lower.shape[1]
-    patterns = [range(first, steps, period) for first in range(min(period, steps))]
+def of_all(lags: Lags, patterns: Sequence[Sequence[int]]) -> tuple[float, float]:
+    """Bound the largest squared sensitivity over these patterns."""
     magnitude = np.maximum(lags.upper, -lags.lower)
     upper = max(_total(magnitude, pattern) for pattern in patterns)
     lower = max(_attained(lags, pattern) for pattern in patterns)
-    rounding = 8.0 * (steps + 1) * ROUNDOFF
-    return Square(min(lower * (1.0 - rounding), upper), upper * (1.0 + rounding))
+    rounding = 8.0 * (magnitude.shape[1] + 1) * ROUNDOFF
+    return min(lower * (1.0 - rounding), upper), upper * (1.0 + rounding)
+
+
+def _longest(begun: tuple[int, ...], steps: int, separation: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Yield the patterns that begin so, but those to which a step can be added: it lowers no sum of |(C^T C)_ij|."""
+    later = range(begun[-1] + separation if begun else 0, steps)
+    if not later or len(begun) == most:
+        yield begun
+        return
+    for step in later[:separation] if most * separation >= steps else later:  # another step fits into longer gaps
+        yield from _longest((*begun, step), steps, separation, most)
 
 
 def _weights(lags: Lags, separation: int, most: int) -> np.ndarray:
@@ -406,34 +406,6 @@ def _weights(lags: Lags, separation: int, most: int) -> np.ndarray:
     return magnitude[0] + 2.0 * nearest[layers]
 
 
-def _search(lags: Lags, weights: np.ndarray, separation: int, most: int) -> tuple[float, list[int]]:
-    """Search by branch and bound for the largest sum of |(C^T C)_ij| over a pattern; return a bound and the pattern."""
-    magnitude = np.maximum(lags.upper, -lags.lower)
-    steps = weights.size
-    bound, _ = _heaviest(weights, separation, most)
-    best, best_pattern = 0.0, [0]
-    open_nodes: list[tuple[float, float, tuple[int, ...]]] = [(-bound, 0.0, ())]
-    work = 0
-    while open_nodes and -open_nodes[0][0] > best * (1.0 + TIGHT):
-        if work > MOST_WORK:
-            return -open_nodes[0][0], best_pattern
-        _, value, pattern = heapq.heappop(open_nodes)
-        for step in range(pattern[-1] + separation if pattern else 0, steps):
-            longer = (*pattern, step)
-            beside = np.zeros(steps)  # |(C^T C)_ij| of a later step j, summed over the pattern's i
-            for earlier in longer:
-                count = min(magnitude.shape[0], steps - earlier)
-                beside[earlier : earlier + count] += magnitude[:count, earlier]
-            total = value + magnitude[0, step] + 2.0 * (beside[step] - magnitude[0, step])
-            if total > best:
-                best, best_pattern = total, list(longer)
-            after = np.where(np.arange(steps) >= step + separation, weights + 2.0 * beside, 0.0)
-            bound = total + (_heaviest(after, separation, most - len(longer))[0] if len(longer) < most else 0.0)
-            heapq.heappush(open_nodes, (-bound, total, longer))
-            work += steps
-    return best * (1.0 + TIGHT), best_pattern
-
-
 def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, list[int]]:
     """Return the largest sum of weights over at most `most` steps, at least `separation` apart, and these steps."""
     steps = weights.size
@@ -455,7 +427,7 @@ def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, l
     return float(best[layers, 0]), pattern
 
 
-def _total(entries: np.ndarray, pattern: range | list[int]) -> float:
+def _total(entries: np.ndarray, pattern: Sequence[int]) -> float:
     """Sum the entries (C^T C)_ij over all steps i, j of a pattern."""
     steps = np.asarray(pattern)
     first, second = np.triu_indices(steps.size)
@@ -465,7 +437,7 @@ def _total(entries: np.ndarray, pattern: range | list[int]) -> float:
     return math.fsum(np.where(lag[kept] > 0, 2.0, 1.0) * values)
 
 
-def _attained(lags: Lags, pattern: range | list[int]) -> float:
+def _attained(lags: Lags, pattern: Sequence[int]) -> float:
     """Return a squared norm that is reached on a pattern: by gradients s_i e_1, with signs s_i chosen one by one."""
     steps = np.asarray(pattern)
     signs = np.ones(steps.size)
