@@ -40,6 +40,18 @@ LINES = {
     "allocation, 10,000 rounds": "ja.epsilon(ja.repeat(ja.RandomAllocation(ja.Gaussian(0.3), 2), 10_000), 1e-6)",
     "allocation, noise .1": "ja.epsilon(ja.repeat(ja.RandomAllocation(ja.Gaussian(0.1), 50), 3), 1e-6)",
     "with replacement": "ja.epsilon(ja.repeat(ja.SampledWithReplacement(ja.Gaussian(1.0), 16, 100_000), 8), 1e-6)",
+    "with replacement, a curve": (
+        'ja.profile(ja.dp_sgd(1.0, batch_size=10, dataset_size=1000, steps=100, sampling="with_replacement"))'
+        ".tradeoff([0.0, 1e-4, 1e-3, 0.01, 0.03, *(i / 20 for i in range(1, 21))])"
+    ),
+    "a replaced record, allocation": (
+        'ja.calibrate_noise_multiplier(8.0, 1e-5, slots=11, steps=23, sampling="random_allocation", '
+        'relation="replace_one")'
+    ),
+    "a replaced record, advice": (
+        "advise_strategy(target_epsilon=8.0, target_delta=1e-5, dataset_size=1050, batch_size=100.0, steps=23, "
+        'relation="replace_one")'
+    ),
     "delta 1e-300": "ja.calibrate_noise_multiplier(1.0, 1e-300, 0.01, 1000)",
     "a total of 10,000": "ja.epsilon(total(10_000, lambda i: ja.Gaussian(900.0 + i)), 1e-6)",
     "a total of 400 runs": "ja.epsilon(total(400, lambda i: ja.dp_sgd(900.0 + i, 0.01, 1 + i)), 1e-6)",
@@ -95,6 +107,10 @@ def answer(name: str) -> None:
         from dp_accounting import dp_event
 
         known["E"] = dp_event
+    if "advise" in LINES[name]:
+        from jaxacct.training import advise_strategy
+
+        known["advise_strategy"] = advise_strategy
     if "Geometric" in LINES[name]:
         from jaxacct.selection import Geometric
 

@@ -39,7 +39,7 @@ from jaxacct.mechanisms.sampled_releases import Several
 from jaxacct.mechanisms.shuffled_batches import ShuffledBatches, attacks_on
 
 if TYPE_CHECKING:
-    from jaxacct.engines.mixture import Ends, Known, Row
+    from jaxacct.engines.mixture import Ends, Row
 
 MEMORY_ALONE = 2**27
 """Limit, in bytes, on the lattice's memory where only the pair that dominates the mechanism is used. It allows 2^18
@@ -542,12 +542,11 @@ class MixtureContour(MechanismEngine):
         answers = Answer(*np.full((3, target.size), np.nan))
         # A progress bar shows for more than 8 configurations.
         bar = Progress(target.size, None if target.size > 8 else False)
-        place, known = -1, dict[float, mixture.Known]()
         with contextlib.closing(bar):
+            place, most = -1, np.inf
             for done, at in enumerate(np.lexsort((target, places)).tolist()):  # neighbouring targets share contours
-                if places[at] != place:
-                    place, known = int(places[at]), {}
-                ends = _larger(quantity, branches[place], float(target[at]), relation, known)
+                place, most = int(places[at]), (most if places[at] == place else np.inf)
+                ends, most = _larger(quantity, branches[place], float(target[at]), relation, rtol, most)
                 answers.lower[at], answers.estimate[at], answers.upper[at] = ends
                 bar.update(done + 1)
         engine = np.full(target.size, self.name, dtype="<U32")
@@ -584,21 +583,26 @@ def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, floa
     return lower, upper, word
 
 
-def _larger(quantity: str, row: Row, value: float, relation: str, known: dict[float, Known]) -> Ends:
-    """Return, end by end, the larger of the two directions' brackets; upper is inf if a direction has no bracket."""
+def _larger(quantity: str, row: Row, value: float, relation: str, rtol: float, most: float) -> tuple[Ends, float]:
+    """Return the larger of the directions' brackets, end by end, and an upper bound of the second direction's delta.
+
+    most : that bound at a smaller eps. As delta falls with eps, it may show that the second direction is the smaller
+    one. Where a direction has no bracket, upper is inf.
+    """
     from jaxacct.engines import mixture
 
     if quantity == "epsilon" and value == 0.0:
-        return mixture.UNKNOWN  # elsewhere delta = 0 is refused, or answered by the largest loss
+        return mixture.UNKNOWN, most  # elsewhere delta = 0 is refused, or answered by the largest loss
     signs = {"add_one": (-1.0,), "remove_one": (1.0,)}.get(relation, (1.0, -1.0))  # 1 remove, -1 add
-    if quantity == "epsilon":
-        found = np.array([mixture.one_epsilon(row, sign, value) for sign in signs])
-    else:
-        found = np.array([mixture.one_delta(row, sign, value, known.setdefault(sign, {})) for sign in signs])
-    if np.isnan(found[:, 1]).any():
-        return float(np.max(found[:, 0])), np.nan, np.inf
-    low, mid, high = (float(x) for x in found.max(axis=0))
-    return low, mid, high
+    known, found = mixture.contours_of(row), list[mixture.Ends]()
+    for sign in signs:
+        if quantity == "epsilon":
+            found.append(mixture.one_epsilon(row, sign, value, rtol))
+        elif not found or most > found[0][0]:
+            found.append(mixture.one_delta(row, sign, value, known.setdefault(sign, {})))
+            most = min(most, found[-1][2]) if len(found) == 2 else most
+    low, mid, high = (float(x) for x in np.max(found, axis=0))
+    return (low, mid, np.inf if np.isnan(mid) else high), most
 
 
 for _engine in (

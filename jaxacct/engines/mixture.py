@@ -10,6 +10,7 @@ another endpoint gives a lower bound of delta; an error d of the endpoint lowers
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -51,8 +52,8 @@ LARGEST_EPSILON = 1e7
 Row = list[tuple[float, list[Branch]]]
 """One configuration: for each part, how often it is composed, and the branches of one step."""
 Ends = tuple[float, float, float]
-Known = dict[float, list[Nodes]]
-"""Contours of one row in one direction. The keys are values of `LEFT_OUT`."""
+Known = dict[float, list[tuple[float, Nodes]]]
+"""Contours of one row in one direction, each with the eps that it was placed for. The keys are values of `LEFT_OUT`."""
 UNKNOWN: Ends = (-np.inf, np.nan, np.inf)
 LEFT_OUT = (1e-60, 1e-290)
 """Rare contributions to a mixture are left out. These limits on the probability that one of them occurs in any step are
@@ -61,8 +62,10 @@ PLACEMENTS = 4
 """Largest number of contours that are placed for one epsilon."""
 NARROW = 1e-6
 """Relative width at which a bracket is narrow enough, so that no other contour is placed."""
-CONTOURS_KEPT = 3
-"""Number of earlier contours of a row that are kept, and are read for another epsilon before a new one is placed."""
+CONTOURS_READ, CONTOURS_KEPT, ROWS_KEPT = 3, 100, 8
+"""Number of earlier contours of a row that are read for another eps before a new one is placed, and numbers of contours
+of a row and of rows that are kept. A curve is asked for in rounds, and later rounds ask near the eps of earlier ones.
+"""
 SHARE_LEFT_OUT = 1e-12
 """Largest share of delta by which leaving out contributions may change delta."""
 
@@ -118,8 +121,8 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
 
 
 @np.errstate(all="ignore")
-def one_epsilon(row: Row, sign: float, delta: float) -> Ends:
-    """Return (lower, estimate, upper) of epsilon at a delta > 0, in one direction."""
+def one_epsilon(row: Row, sign: float, delta: float, rtol: float = 1e-4) -> Ends:
+    """Return (lower, estimate, upper) of epsilon at a delta > 0, in one direction; at most rtol wide, if possible."""
     if not row:
         return 0.0, 0.0, 0.0
     if (mu := _gaussian(row)) is not None:
@@ -131,7 +134,7 @@ def one_epsilon(row: Row, sign: float, delta: float) -> Ends:
         if _is_one_step(parts):
             ends = epsilon_of_step(parts[0].shares, parts[0].doubt, parts[0].branches, low, high)
         else:
-            ends = _by_contour(parts, low, high)
+            ends = _by_contour(parts, low, high, max(NARROW, 0.01 * rtol))
         if _negligible(lost, sign, ends[2], delta):
             low, mid, high = _clipped(ends)
             top = _largest_loss(parts, sign)
@@ -165,7 +168,7 @@ def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None)
     return UNKNOWN
 
 
-def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
+def _by_contour(parts: list[Part], low: float, high: float, narrow: float) -> Ends:
     """Return the bracket of epsilon, not clipped at 0. Contours are placed at its estimate until the bracket is narrow.
 
     The first placement is poor where rare large losses give the tilted law a second mode.
@@ -189,7 +192,7 @@ def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
             return UNKNOWN
         stalled = attempt and not ends[1] - ends[0] < 0.5 * (best[2] - best[0])
         best = ends[0], float(np.clip(found[1], *ends)), ends[1]
-        if ends[1] - ends[0] <= NARROW * abs(ends[1]) or ends[1] <= 0.0:
+        if ends[1] - ends[0] <= narrow * abs(ends[1]) or ends[1] <= 0.0:
             return best
         if stalled:
             break
@@ -203,13 +206,24 @@ def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
     return best
 
 
-def _delta_by_contour(parts: list[Part], epsilon: float, known: list[Nodes]) -> Ends:
+def contours_of(row: Row) -> dict[float, Known]:
+    """Return the contours of a row that earlier questions have placed; the keys are the signs of the directions."""
+    numbers = [(n, b.share, b.doubt, b.shifts.tobytes(), b.weights.tobytes()) for n, some in row for b in some]
+    return _contours_of((tuple(len(some) for _, some in row), *numbers))
+
+
+@functools.lru_cache(maxsize=ROWS_KEPT)
+def _contours_of(_row: tuple[Any, ...]) -> dict[float, Known]:
+    return {}
+
+
+def _delta_by_contour(parts: list[Part], epsilon: float, known: list[tuple[float, Nodes]]) -> Ends:
     """Return the bracket of delta.
 
     A contour placed for another eps also gives a valid bracket, so earlier contours are read first. A second new
     contour is placed by the estimate of delta that the first gave, since the saddle point may be far off.
     """
-    for nodes in known:
+    for _, nodes in sorted(known, key=lambda one: abs(one[0] - epsilon))[:CONTOURS_READ]:
         low, mid, high = delta_bracket(nodes, epsilon)
         if low <= mid <= high < np.inf and high - low <= NARROW:
             return float(np.exp(low)), float(np.exp(mid)), float(np.exp(high))
@@ -217,7 +231,7 @@ def _delta_by_contour(parts: list[Part], epsilon: float, known: list[Nodes]) -> 
     try:
         for attempt in range(2):
             nodes = nodes_for_epsilon(parts, epsilon, None if attempt == 0 else min(mid, 0.0))
-            known[:] = [nodes, *known[: CONTOURS_KEPT - 1]]
+            known[:] = [(epsilon, nodes), *known[: CONTOURS_KEPT - 1]]
             found = delta_bracket(nodes, epsilon)
             low, high = float(np.fmax(low, found[0])), min(high, found[2])
             if not (low <= high and np.isfinite(found[1])):

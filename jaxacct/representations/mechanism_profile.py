@@ -494,15 +494,22 @@ def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
 def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
     """Bracket the trade-off function by tangents that matter at these rates; split cells with a high upper bound."""
     floor = _mass_at_infinity(profile)
-    roughly = replace(profile, rtol=max(rtol, 0.01)) if profile.engine == "lattice" else profile
-    farthest = float(roughly.epsilon(min(1.000001 * floor + 1e-10, 0.5)).upper)
-    farthest = min(farthest, 700.0) if np.isfinite(farthest) else FARTHEST_EPSILON  # e^700 does not overflow
-    with np.errstate(divide="ignore"):
-        # the best slope e^eps for a false positive rate has `e^eps * rate <= 1`
-        highest = min(farthest, -np.log(float(fpr.min())))
-        lowest = min(farthest, 20.0 - np.log1p(-float(fpr.max())))
+    roughly = replace(profile, rtol=max(rtol, 0.01))
+    if profile.relation in ("add_one", "remove_one"):  # negative eps are those of the other direction
+        roughly = replace(roughly, relation="add_or_remove_one")
+    inner = fpr[(fpr > 0.0) & (fpr < 1.0)]  # f(0) needs one large eps, and f(1) = 0
+    least, most = (float(inner.min()), float(inner.max())) if inner.size else (0.5, 0.5)
+    # The best slope e^x for a rate a has e^x a <= 1. The best slope e^-x has x <= log 2 + (the eps at which delta is
+    # (1 - a)/2); one more is added.
+    tails = np.minimum(1.000001 * floor + np.array([1e-10, 0.45 * (1.0 - most)]), 0.5)
+    reach = np.asarray(roughly.epsilon(tails).upper)
+    reach = np.where(np.isfinite(reach), np.minimum(reach, 700.0), FARTHEST_EPSILON)  # e^700 does not overflow
+    farthest, highest = float(reach[0]), min(float(reach[0]), -np.log(least))
+    lowest = min(farthest, float(reach[1]) + 1.7, 20.0 - np.log1p(-most))
     # the slope e^eps = 0, at which delta is 1, is added to this grid below
     epsilon = np.linspace(-max(lowest, 1e-6), max(highest, 1e-6), 65)
+    if inner.size < fpr.size:
+        epsilon = np.union1d(epsilon, farthest)
     if profile.engine == "lattice":  # the two directions meet at 0, where delta has a kink
         epsilon = np.union1d(epsilon, 0.0)
     values = profile.delta(epsilon)
@@ -514,6 +521,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
         found = conjugate(x, below, above, fpr, steepest=1.0, beyond=floor)
         low, high = np.maximum(low, found.low), np.minimum(high, found.high)
         wide = high - low > np.maximum(rtol * np.minimum(high, 1.0 - low), 1e-12)  # 1e-12 allows for errors of delta
+        wide &= (fpr > 0.0) & (fpr < 1.0)
         before, width = width, float(np.max(high - low))
         # where a finer grid no longer halves the width, the rest of the width comes from errors of delta
         if turn == TRADEOFF_ROUNDS or not wide.any() or (turn > 1 and width > 0.5 * before):
