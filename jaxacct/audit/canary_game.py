@@ -272,8 +272,8 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
         flat = ravel_pytree(params)[0]
         if flat.size < count:
             raise InputError(f"count = {count} must be <= {flat.size}, the number of parameters; plant fewer")
-        # the score reads the noisy sum of gradients, so the loss rises along the coordinate;
-        # the planted gradient is so long that every clipping gives it norm C
+        # The score reads the noisy sum of gradients, so the loss rises along the coordinate. The planted gradient is so
+        # long that every clipping gives it norm C.
         pull = jnp.where(mark > 0, 1e4 * norm * flat[jnp.maximum(mark - 1, 0)], 0.0)
         return pull if example is None else pull + jnp.where(mark == REAL_MARK, loss_fn(params, example), 0.0)
 

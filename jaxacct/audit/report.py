@@ -193,9 +193,11 @@ class Report:
         return json.dumps({"rows": clean, "refuted": sum(r["refuted"] for r in clean)}, indent=1, allow_nan=False)
 
     def plot(self, path: str | os.PathLike[str], *, title: str = "") -> None:
-        """Draw every audit as a line: a bar from 0 to the lower bound, claims as marks, a refuted claim crossed out.
+        """Draw every audit as a line, with a bar from 0 to the lower bound and a mark for each claim (needs matplotlib).
 
-        path : ends in .png, .svg or .pdf.  Needs matplotlib.
+        The mark of a refuted claim is crossed out.
+
+        path : ends in .png, .svg or .pdf.
         """
         from jaxacct.plots import style
 

@@ -79,7 +79,7 @@ FPR = np.unique(np.concatenate([[1e-4, 1e-3, 0.003, 0.01, 0.03], np.linspace(0.0
 TICK, PATIENCE = 0.05, 0.4
 """Seconds between two looks at a question that is being answered; seconds until the page shows that it is at work."""
 PARTS = ("lower", "estimate", "upper", "kind", "status", "engine")
-"""The parts of an answer."""
+"""Names of the fields of an answer."""
 KEPT = 200
 """Largest number of answers that a session keeps."""
 

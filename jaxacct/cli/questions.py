@@ -190,7 +190,10 @@ def select(options: argparse.Namespace) -> int:
 
 
 def _selected(grid: Grid, bound: str, relation: str, candidates: str, top: int) -> Table:
-    """Answer the selections: in one sweep for the usual bound and candidates, otherwise one law of K at a time."""
+    """Answer the selections.
+
+    With the usual bound and candidates this is one sweep.  Otherwise the laws of K are answered one after the other.
+    """
     from jaxacct import selection
 
     choice("bound", bound, ("worst_case", "auto", *selection.BOUNDS))

@@ -1,4 +1,4 @@
-"""Facts of float64 arithmetic, each written once: constants, and the exceptions of numerical code."""
+"""Constants of float64 arithmetic, and the exceptions that numerical code may raise."""
 
 ROUNDOFF = 2.0**-53
 """Unit roundoff: the largest relative error of one correctly rounded operation."""

@@ -15,7 +15,7 @@ BAR_WIDTH = 24
 NOTEBOOK_PAUSE = 0.2
 """Smallest number of seconds between two updates in a notebook, since each update is a message to the browser."""
 NOTEBOOK_WAIT = 0.5
-"""Seconds of work before a notebook shows a line if `show` is None; shorter work leaves no output behind."""
+"""Seconds of work after which a notebook shows a line if `show` is None.  Shorter work leaves no output behind."""
 WAIT, TICK = 1.0, 0.5
 """Seconds that work takes before `waiting` shows a line, and seconds between two updates of the line."""
 _open: deque[Progress] = deque(maxlen=1)

@@ -1,4 +1,4 @@
-"""Numbers as people and JSON read them: ends rounded outward, NaN and infinities written as words."""
+"""Writes numbers for people and for JSON: it rounds ends outward, and writes NaN and infinities as words."""
 
 from __future__ import annotations
 

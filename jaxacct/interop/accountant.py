@@ -223,7 +223,10 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
 @functools.lru_cache(maxsize=64)
 def _expand(step: Mechanism, count: int, relation: str) -> None:
-    """Raise if a repeated step has no parts in some direction. Cached, since each event is checked 3 times."""
+    """Raise an error if a repeated step has no parts in some direction.
+
+    The result is cached, since each event is checked three times.
+    """
     for direction in directions(step, relation):
         components(repeat(step, count), relation, direction)
 

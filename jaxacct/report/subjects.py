@@ -72,7 +72,7 @@ _SHOWN = (
 """Columns of a result that the page shows if the result has them."""
 
 Tick = Callable[[str], None]
-"""Shows progress; called with the name of each piece of work before the work begins."""
+"""Function that shows progress.  It is called with the name of each piece of work before the work begins."""
 
 
 @dataclass(frozen=True, eq=False)

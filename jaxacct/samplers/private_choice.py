@@ -6,7 +6,7 @@ Talwar 2007; Dwork and Roth 2014, Theorem 3.11]
     Pr[ u(choice) <= OPT - (2 Delta / epsilon) (log(k / r) + t) ] <= e^{-t}.
 
 Utilities are monotone if adding a record lowers none of them, or raises none. Monotone utilities need Delta where other
-utilities need 2 Delta. All arguments broadcast, and every answer is a theorem's bound.
+utilities need 2 Delta. All arguments broadcast. Every answer is the bound of a theorem.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ ROOMS = (
     "verification"
 )
 NAME = re.compile(rf"```.*?```|(?<![`\[}}])`((?:ja|jaxacct(?:\.\w+)?|{ROOMS})\.)(\w+)([^`<>|\n]*)`(?!`)", re.DOTALL)
-"""Matches a code block of a page, which stays unchanged, or a public name in a code span."""
+"""Pattern that matches a code block of a page, which stays unchanged, or a public name in a code span."""
 
 
 def setup(app: Any) -> None:
@@ -51,7 +51,7 @@ def setup(app: Any) -> None:
 
 
 def _begin_examples(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Put a title above the examples at the end of a docstring: otherwise they would belong to the section before."""
+    """Put a title above the examples at the end of a docstring.  Without it they would belong to the section before."""
     first = next((place for place, line in enumerate(lines) if line.startswith(">>>")), None)
     if first is not None:
         lines[first:first] = ["Examples", "--------", ""]

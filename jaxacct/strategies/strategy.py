@@ -100,15 +100,15 @@ class CyclicPoisson(_Counted):
     """Records are split into groups once; step i draws each record of group i mod ``groups`` independently.
 
     The group of a record must not depend on the content of other records: draw it from a hash of the record's own
-    identifier. An equal split of a shuffled list moves other records when one is added: the accounting then holds for
-    ``zero_out`` and ``replace_one`` only.
+    identifier. An equal split of a shuffled list moves other records when a record is added. With such a split the
+    accounting holds for ``zero_out`` and ``replace_one`` only.
 
     Parameters
     ----------
     groups : int
         b, at least the number of bands of the strategy.
     sampling_probability : float in [0, 1]
-        q, the chance of each record of a group to be drawn; a constant, not computed from the group's size.
+        q, the chance of each record of a group to be drawn. It must not be computed from the group's size.
 
     References
     ----------

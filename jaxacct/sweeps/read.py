@@ -277,7 +277,7 @@ def _with_none(cells: Any) -> list[Any]:
 
 
 def _kept(cells: Any) -> np.ndarray:
-    """Return a column of the user as an array: numbers as numbers, and cells of several types as they are."""
+    """Return a column of the user as an array.  Cells of several types stay as they are."""
     if hasattr(cells, "to_numpy"):
         return np.asarray(cells.to_numpy())
     kinds = {type(cell) for cell in cells}

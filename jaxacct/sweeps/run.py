@@ -1,4 +1,4 @@
-"""Planning and running a sweep: each block enters the table and the journal as soon as it is solved."""
+"""Plans and runs a sweep.  Each block enters the table and the journal as soon as it is solved."""
 
 from __future__ import annotations
 

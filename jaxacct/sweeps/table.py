@@ -88,7 +88,7 @@ class Table:
         return Table(name | dict(others) | self.columns)
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield the cells of each row as text: floats in full, absent inputs empty, absent answers as nan."""
+        """Yield the cells of each row as text, with all digits.  Absent inputs are empty, absent answers are "nan"."""
         for piece in self._pieces():
             lists = {name: _as_list(column) for name, column in piece.columns.items()}
             for name, column in lists.items():

@@ -1,4 +1,4 @@
-"""Budget advisor: compares splits of the data, laws of K (the number of candidates), and searches, at one target."""
+"""Compares ways to spend one budget: splits of the data, laws of K (the number of candidates), and kinds of search."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Advice:
-    """Options for one target, in the order of the grid; made by `advise`.
+    """Options for one target, in the order of the grid.  `advise` makes them.
 
     `print(advice)` shows a table; `to_csv`, `to_pandas` and `draw` write it.
 

@@ -95,8 +95,8 @@ class Adaptive:
 
     Parameters
     ----------
-    propose : (history, key) -> config: a tuple of `Tried`, in order, and a JAX key for random choices.  It must not
-        look at the data in any other way.  A config maps names to numbers and words.
+    propose : (history, key) -> config.  The history is a tuple of `Tried`, in order; the key is a JAX key for random
+        choices.  The function must not look at the data in any other way.  A config maps names to numbers and words.
 
     References
     ----------

@@ -139,9 +139,9 @@ class MatchedPlan:
     a selection among such candidates: the exact worst case over scores.  The one epsilon of the plans is solved for, so
     that the whole tuning meets the target.
 
-    The solved plan has `plans`, with all lengths of the first sampling probability first; ``plans[i].noise_multiplier``
-    is the noise of one.  Its `epsilon` is a Bounds for adding or removing one record; with several plans its kind is
-    "bound".  Its `mechanism` is one candidate that draws its plan.
+    The solved plan has `plans`: first those of all lengths at the first sampling probability, and so on.
+    ``plans[i].noise_multiplier`` is the noise of plan i.  The `epsilon` is a Bounds for adding or removing one record;
+    with several plans its kind is "bound".  The `mechanism` is that of one candidate, which draws its plan.
 
     Parameters
     ----------

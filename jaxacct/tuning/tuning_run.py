@@ -350,7 +350,7 @@ def _model(
 
 
 def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tuple[Winner, ...]], Any] | None) -> Tuned:
-    """Run `tune`, or `tune_in_rounds` if there is an `update`; given : the public arguments."""
+    """Run `tune` with its arguments `given`, or `tune_in_rounds` if there is an `update`."""
     make_optimizer, data, plan = (given[name] for name in ("make_optimizer", "data", "plan"))
     loss_fn, init = _model(given["loss_fn"], given["loss"], given["rngs"], given["init"], data)
     space, score, candidates, pad = (given[name] for name in ("space", "score", "candidates", "pad"))

@@ -39,7 +39,7 @@ _BLOCKS, _BLOCK_ROWS = 32, 64
 _OWN_BYTES = 12
 """Number of bytes by which a compressed row must be longer than compressed zeros.  Simpler rows may agree by chance."""
 _MOST_COLUMNS = 64
-"""If the data, or a constant, have at most this many columns, the columns are also compared one by one."""
+"""The columns of the data, or of a constant, are also compared one by one if there are at most this many."""
 _GROUPS = {
     "elementwise": """
         abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil

@@ -53,8 +53,9 @@ class Rows(NamedTuple):
 class Site:
     """Parameter whose uses are all products.  Its gradient has the form (groups, K, M), the same for all uses.
 
-    leaf : the number of the parameter among the leaves.  uses : its uses, each with whether x and dy change places.
-    steps : the steps, each (size, stride), through the parameter's entries along each of the axes groups, K and M.
+    leaf : the number of the parameter among the leaves.
+    uses : the uses of the parameter, each with a flag that says whether x and dy change places.
+    steps : for each of the axes groups, K and M, the steps (size, stride) through the parameter's entries.
     narrow : the dtype with the smallest range among those that the parameter is cast to.
     """
 

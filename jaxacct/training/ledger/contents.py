@@ -275,7 +275,7 @@ class Contents:
         self.runs: dict[str, Spent] = {}
         self.headers: dict[str, list[Run]] = {}
         self.run = ""
-        # what `leaves_room` certified last: a plan as JSON, the releases, and the number of other mechanisms
+        # `leaves_room` certified this last: a plan as JSON, the releases, and the number of other mechanisms
         self._certified: tuple[str, Counter[Release], int] | None = None
 
     @property

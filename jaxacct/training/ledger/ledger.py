@@ -156,20 +156,21 @@ class LedgerFile:
 
 
 class Ledger(Contents):
-    """Record of what one or several runs have spent: one JSON line per release, on the disk before `record` returns.
+    """Record of what one or several runs have spent.  It has one JSON line for each release.
 
-    Call `record` before the noisy sum is used.  Then a crash at any moment can only make the ledger say too much: a
-    line that was cut off counts as a step, at the least noise and the highest rate that its run has known.  An entry is
-    identified by its run, step, key, batch and noise: an exact replay counts once, any other entry counts again.  So
-    equal fingerprints must mean an equal output, to the last bit; a step repeated in any other way needs a new key.
+    Call `record` before the noisy sum is used; the line is on the disk when `record` returns.  Then a crash at any
+    moment can only make the ledger say too much: a line that was cut off counts as a step, at the least noise and the
+    highest rate that its run has known.  Two entries are exact replays if they have the same run, step, key, batch and
+    noise.  Exact replays count once, and any other entry counts again.  So equal fingerprints must mean an equal
+    output, to the last bit.  A step that is repeated in any other way needs a new key.
 
     Call `seen` before you look at outputs of a run that you may end because of them.  From then on `spent` and
     `epsilon` count the run to the end of its plan, whenever it ends.
 
     One process writes at a time.  Damage anywhere but in the last line is refused, with the number of the line.
 
-    Made by `create`, `open` or `read`.  Its attributes are `run`, the name of the current run; `runs`, the spending of
-    each run, by name; and `headers`, the `run` lines of each run, with its plans.
+    `create`, `open` and `read` make ledgers.  `run` is the name of the current run.  `runs` has the spending of each
+    run, by name.  `headers` has the `run` lines of each run, with its plans.
 
     Parameters
     ----------

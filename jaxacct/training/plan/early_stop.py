@@ -1,4 +1,4 @@
-"""EarlyStop: ends a run when a private score no longer rises, by the sparse vector technique."""
+"""Ends a run when a private score no longer rises, by the sparse vector technique."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class EarlyStop:
     """Rule of a `Plan`: the run ends once a score on private data no longer rises.  The plan pays for it in advance.
 
     The score is the sum over validation records of a value in [0, 1], such as the number of right predictions. It is
-    found after every `every` steps. Let m be the largest of the last `patience` scores, and b the largest score before
-    those. The run ends when
+    computed once in every `every` steps. Let m be the largest of the last `patience` scores, and b the largest score
+    before these. The run ends when
 
-        m - b + noise <= gain + noise of the threshold,
+        m - b + noise <= gain + noise of the threshold.
 
-    with Laplace noise of scale 4/epsilon, fresh for each score, and of scale 2/epsilon, drawn once. (Both are drawn
-    exactly, on a grid of 2^-20 records.) A record moves m - b by at most 1. So all answers together are epsilon-DP
-    under add or remove, and 2 epsilon-DP under replace_one, however many scores there are.
+    The noise on the left is fresh Laplace noise of scale 4/epsilon for each score. The noise of the threshold is
+    Laplace noise of scale 2/epsilon, drawn once. (All noise is drawn exactly, on a grid of 2^-20 records.) A record
+    moves m - b by at most 1. So all answers together are epsilon-DP under add or remove, and 2 epsilon-DP under
+    replace_one, however many scores there are.
 
     The plan's epsilon is that of all its steps composed with this rule.  So a validation record may be a training
     record as well; among the validation records it may be only once.  A run that ends early claims this whole epsilon:

@@ -493,10 +493,11 @@ class Plan(PlanRequest):
 
     @property
     def status(self) -> str:
-        """Whether the plan spends its target: "ok" if it leaves at most 0.1 % unspent, or has no target.
+        """Word that says whether the plan spends its target.
 
-        "not_binding": the plan spends less, at a limit of the search: a noise multiplier of 0.1, or every record in
-        every step.  "loose": it spends less for another reason, such as that one more step would exceed the target.
+        "ok": the plan leaves at most 0.1 % unspent, or has no target.  "not_binding": it leaves more, since the search
+        ended at its limit, a noise multiplier of 0.1 or every record in every step.  "loose": it leaves more for
+        another reason, such as that one more step would exceed the target.
 
         >>> Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4).status
         'ok'
@@ -690,9 +691,9 @@ class Plan(PlanRequest):
     def allows(self, ledger: Allowance, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
         """Return whether a ledger's entries and the next steps together surely meet the target; True without a target.
 
-        If the plan has a Renyi filter, entries and steps must stay within the filter's budget, too.  InputError if the
-        ledger has a filter that the plan does not share.  The answer needs no accounting while the ledger follows the
-        plan.  With repetitions only the current run of the ledger counts.
+        If the plan has a Renyi filter, entries and steps must stay within the filter's budget, too.  A ledger with a
+        filter that the plan does not share raises InputError.  The answer needs no accounting while the ledger follows
+        the plan.  With repetitions only the current run of the ledger counts.
 
         next_step : the step to be taken, the first of `steps` steps.
         partition : for a batch rule with passes or rounds, the fingerprint of the step's pass or round; by default the

@@ -229,7 +229,7 @@ def releases(
             if first >= last:
                 continue
             noise = segment.noise_multiplier
-            # Passes `own` to `other - 1` have all their counted steps in this segment, other passes only some.
+            # Passes `own` to `other - 1` have all their counted steps in this segment.  Other passes have only some.
             own = -(-(first - begin) // length) if first > low else (first - begin) // length
             other = (last - begin) // length if last < high else -(-(last - begin) // length)
             if own < other:

@@ -61,7 +61,7 @@ MOST_HELD = 32
 PAUSE_SECONDS = 1.0
 """Number of seconds that records are held back, so that several are handed over together."""
 WAIT_SECONDS = 5.0
-"""Longest time, in seconds, that a record waits for the table of epsilon; later records find it ready."""
+"""Longest time, in seconds, that a record waits for the table of epsilon."""
 
 
 @dataclass(slots=True)

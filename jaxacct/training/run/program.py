@@ -139,7 +139,7 @@ class Program:
 
     @property
     def goes_on_as(self) -> bytes:
-        """Session of a checkpoint after an error: runs that resume with this session repeat the steps after it."""
+        """Session to store in a checkpoint after an error: a run that resumes with it repeats the later steps."""
         return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:

@@ -333,7 +333,7 @@ def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
 
 
 def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: State, seen: bool) -> None:
-    """Raise InputError if a run may not go on with this plan.  seen : whether callbacks looked at its outputs."""
+    """Raise InputError if a run may not go on with this plan.  `seen` says whether callbacks looked at its outputs."""
     if not before or before[-1] == plan:
         return
     if before[-1].rates_digest != plan.rates_digest:

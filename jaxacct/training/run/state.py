@@ -45,14 +45,14 @@ class State:
     step : number of steps taken.
     not_finite : number of gradients so far with a NaN or an infinity, which counted as zero.  This number depends on
         the data without noise, so it is not private.
-    lineage : the origin of the randomness; holds the secret key of the run.
-    past : with correlated noise, the noise that later steps share; secret.
+    lineage : the origin of the randomness.  It holds the secret key of the run.
+    past : the correlated noise that later steps share.  It is secret.
     history : the spending so far, or a mark of the ledger that holds it.
     plan : the last plan.
-    stopped : why `fit` returned: "finished", "callback", "early_stop" (that of the plan), or "budget" (one more step
-        would exceed the target).
+    stopped : why `fit` returned: "finished", "callback", "early_stop" (the plan's early stop ended the run), or
+        "budget" (one more step would exceed the target).
     seen : whether callbacks have looked at outputs.
-    scores : with an early stop in the plan, the exact scores so far; secret.
+    scores : the exact scores so far of an early stop.  They are secret.
     evaluations : pairs (step, value) of the ``evaluate=`` of the last `fit`, up to this state.
 
     >>> import jax.numpy as jnp, optax

@@ -420,7 +420,10 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[b
 
 
 def streams(rngs: bool | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of a linen module's streams of random numbers: as given, "dropout" for True, none for False."""
+    """Return the names of a linen module's streams of random numbers.
+
+    True stands for "dropout" alone, and False for no stream.
+    """
     if isinstance(rngs, str):
         return (rngs,)
     return ("dropout",) * bool(rngs) if isinstance(rngs, bool) else tuple(rngs)
