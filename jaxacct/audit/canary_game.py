@@ -33,8 +33,8 @@ class Played(NamedTuple):
     Parameters
     ----------
     scores : numpy.ndarray, shape (runs, canaries).  A score tends to be larger if the canary took part.
-    outcome : pytree of arrays; the first axis runs over the runs.  It is what the argument ``outcome`` of `Game.play`
-        returned for each run's last parameters, by default the parameters themselves.
+    outcome : pytree of arrays, with the runs along the first axis.  It holds what the argument ``outcome`` of
+        `Game.play` returned for the last parameters of each run; by default it holds the parameters themselves.
 
     >>> Played(np.zeros((100, 1)), None).scores.shape
     (100, 1)

@@ -193,7 +193,7 @@ class Report:
         return json.dumps({"rows": clean, "refuted": sum(r["refuted"] for r in clean)}, indent=1, allow_nan=False)
 
     def plot(self, path: str | os.PathLike[str], *, title: str = "") -> None:
-        """Draw every audit as a line, with a bar from 0 to the lower bound and a mark for each claim (needs matplotlib).
+        """Draw each audit as a line, with a bar from 0 to the lower bound and a mark for each claim (needs matplotlib).
 
         The mark of a refuted claim is crossed out.
 

@@ -107,7 +107,7 @@ def _nonce(purpose: int, first: Any = 0, second: Any = 0) -> Any:
 
 @jax.jit
 def _seed(seed: Any) -> Any:
-    """Return the key of an integer of at most 64 bits. Such a key is for tests: only ``fresh_key`` has 256 random bits."""
+    """Return the key of an integer of at most 64 bits. It is for tests. A key of ``fresh_key`` has 256 random bits."""
     low = jax.lax.convert_element_type(seed, jnp.uint32)
     half = jax.lax.shift_right_logical(seed, jax.lax.full_like(seed, 32)) if seed.dtype.itemsize == 8 else 0
     high = jnp.asarray(half).astype(jnp.uint32)

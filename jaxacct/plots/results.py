@@ -192,7 +192,10 @@ def _levels(cells: np.ndarray) -> list[float]:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The rows to draw: input `x` along the horizontal axis, input `by` for families of curves or the vertical axis."""
+    """The rows to draw.  `x` is the input along the horizontal axis.
+
+    `by` is the input of a family of curves, or the input along the vertical axis of a heat map.
+    """
 
     table: Table
     quantity: str

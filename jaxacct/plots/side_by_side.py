@@ -28,7 +28,7 @@ SMALLEST_DELTA = 1e-10
 ENDS_TRIED = (SMALLEST_DELTA, 1e-6, 1e-3, 0.1)
 """Deltas at which a curve may end.  It ends at the smallest of these deltas that has a finite epsilon."""
 RATES = 81
-"""Number of false positive rates at which a trade-off function is computed."""
+"""Number of false positive rates at which a trade-off function is computed by default."""
 
 OTHER_NOISE = {
     "random_allocation": "random allocation, independent noise",

@@ -43,7 +43,7 @@ _RECORD_HEAD = struct.Struct("<4sQI")
 _FRONT_SIZE = struct.Struct("<I")
 """Layout of the first bytes of a record of rows: the length of the JSON text that follows them."""
 POLL_SECONDS = 0.2
-"""Pause between two looks for the files of other processes; it spares a shared file system."""
+"""Number of seconds between two looks for the files of other processes.  The pause spares a shared file system."""
 
 
 @dataclass(frozen=True)

@@ -252,7 +252,7 @@ def largest(dtype: Any) -> float:
 
 
 def _inside(eqn: Any, operand: int, view: View) -> View | None:
-    """Return a view as it is in the body of a loop or checkpoint; None for a loop's carry, which may change."""
+    """Return a view as the body of a loop or checkpoint sees it; None for a loop's carry, which may change."""
     if eqn.primitive.name != "scan":
         return view
     length, constants = eqn.params["length"], eqn.params["num_consts"]

@@ -75,9 +75,10 @@ class EarlyStop:
     def ends(self, scores: Sequence[int], key: bytes, chain: bytes) -> bool:
         """Return whether the run ends now.  In a loop of your own note `mechanism` in the ledger before the first step.
 
-        scores : all scores so far, in units (`UNITS`).  key : the secret key of the run, which gives the noise.
-        chain : 32 bytes that differ from step to step.  The noise of a score depends on these bytes and on the rise, so
-            that the same question has the same answer, and any other question has noise of its own.
+        scores : all scores so far, in units of 1/UNITS.
+        key : the secret key of the run, from which the noise follows.
+        chain : 32 bytes that differ from step to step.  The noise of a score depends on these bytes and on the rise of
+            the score.  So the same question has the same answer, and any other question has noise of its own.
         """
         _, _, patience, gain = self.numbers
         if len(scores) <= patience:

@@ -19,7 +19,7 @@ class Averaged(NamedTuple):
     Parameters
     ----------
     inner : the state of the optimizer itself.
-    average : the moving average of the parameters, in float32 or wider; it may be published, as the parameters may.
+    average : the moving average of the parameters, in float32 or wider.  Like the parameters it may be published.
     count : number of steps taken.
 
     References

@@ -157,7 +157,7 @@ def _thresholds(plan: Any) -> np.ndarray:
 
 
 def draws(segment: Any, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None, words: Any) -> tuple[Any, Any]:
-    """Return (noise on a step's count, noise on its loss), drawn from `words`; None for what is not released."""
+    """Return the noise on the count and on the loss of a step, drawn from `words`; None for what is not released."""
     expected = segment.expected_batch_size
     drawn = (None if one is None or words is None else one.draw(words, expected) for one in (adaptive, private_loss))
     count, loss = drawn
