@@ -1,4 +1,4 @@
-"""Names from other libraries that users try; an error says in one line which name to use here."""
+"""Names from other libraries that users may try.  An error says in one line which name to use here."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The matrices C of strategies.
 
-A Toeplitz matrix has shifts of one column.  Other matrices are banded with columns that differ, or are made of trees.
+The columns of a Toeplitz matrix are shifts of one column.  Other matrices have bands whose columns differ, or are made
+of trees.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def _log_square(column: Any, period: int) -> Any:
 
 
 def _traced(loss: Callable[[Any], Any]) -> Callable[[np.ndarray], tuple[Any, Any]]:
-    """Return a function that compiles the loss and returns its value and its gradient, by JAX."""
+    """Return a function that computes the loss and its gradient by a program of JAX, which is compiled once."""
     both = jax.jit(jax.value_and_grad(loss))
 
     def in_numpy(x: np.ndarray) -> tuple[Any, Any]:
@@ -166,7 +166,10 @@ def _traced(loss: Callable[[Any], Any]) -> Callable[[np.ndarray], tuple[Any, Any
 
 
 def _minimise(loss: Callable[[np.ndarray], tuple[Any, Any]], *starts: np.ndarray) -> np.ndarray:
-    """Return the best of the minimisers that L-BFGS finds from the starts; the loss comes with its gradient."""
+    """Return the best of the minimisers that L-BFGS finds from the starts.
+
+    `loss` returns the value of the loss and its gradient.
+    """
     if not starts[0].size:
         return starts[0]
     from scipy import optimize  # slow to import

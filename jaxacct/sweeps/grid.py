@@ -88,7 +88,7 @@ _RANGE_KEYS = ("start", "stop", "num", "scale")
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Configurations of a sweep, one per row: a name, the quantity to solve for, and the inputs.
+    """Configurations of a sweep.  Every row has a name, the quantity to solve for, and the inputs.
 
     `jaxacct.sweeps.read_grid` makes a grid from a file, `jaxacct.sweeps.grid.expand` makes one from a dict.
 
@@ -97,7 +97,8 @@ class Grid:
     name : array of str, shape (rows,); the text is empty for a row without a name.
     quantity : array of str, shape (rows,); the quantity that the sweep solves for in each row.
     inputs : dict of arrays, each of shape (rows,)
-        float64 with NaN for an absent number; `sampling` and `repetitions` are text, empty where absent.
+        Numbers are float64, and NaN stands for an absent number.  `sampling` and `repetitions` are text, which is empty
+        where there is none.
     beside : dict of arrays, each of shape (rows,); other columns of the user, which are kept beside the answers.
 
     >>> import jaxacct.sweeps.grid

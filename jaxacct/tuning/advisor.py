@@ -399,7 +399,7 @@ class Task:
         return self._option(way, mean, sigma, upper(sigma), sigma == LEAST_NOISE)
 
     def candidates(self, way: Way, sigma: float) -> Option:
-        """Return the option with the largest E[K] found for a noise: an E[K] that was tried and met the target."""
+        """Return the option with the largest E[K] that was tried for a noise multiplier and met the target."""
         upper = functools.cache(lambda mean: self.epsilon(way, mean, sigma))
         several = lambda means: np.array([upper(mean) for mean in means.tolist()])
         limits, start = (way.least, LARGEST_MEAN), max(4.0, 2.0 * way.least)

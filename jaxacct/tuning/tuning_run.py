@@ -284,8 +284,9 @@ def tune_with(
 
     Returns
     -------
-    Tuned : `params` is the winner's result, None with status "none".  The noise for a target is
-        `ja.calibrate_noise_multiplier(..., repetitions=law, candidates=...)`.
+    Tuned : `params` is the winner's result; with status "none" it is None.
+
+    To find the noise for a target, use `ja.calibrate_noise_multiplier(..., repetitions=law, candidates=...)`.
 
     References
     ----------

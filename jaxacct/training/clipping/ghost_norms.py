@@ -38,7 +38,7 @@ class Rows(NamedTuple):
 
     Rows whose x_t is a unit vector are kept apart from all others.  Fields of a kind without rows are None.
 
-    number : for each unit vector x_t the position of its 1, of shape (groups, rows).
+    number : the position of the 1 in each unit vector x_t, of shape (groups, rows).
     beside : the dy_t of the unit vectors, of shape (groups, rows, M).
     x, dy : the x_t and dy_t of all other rows, of shapes (groups, rows, K) and (groups, rows, M).
     """

@@ -199,7 +199,8 @@ class Ledger(Contents):
     def create(cls, path: str | os.PathLike[str], plan: Plan, run: str | None = None, by: str = "") -> Ledger:
         """Create a ledger for a run of a plan, readable by its owner alone; an existing file is refused.
 
-        run : the run's name, by default a random name.  by : the name of whoever trains.
+        run : the name of the run, by default a random name.
+        by : the name of whoever trains.
         """
         place = Path(path)
         taken = InputError(f"{place}: is there already; use Ledger.open to go on with it, or another name")

@@ -74,7 +74,8 @@ MANY_KINDS = 16
 If there are more, stand-ins that leak at least as much replace them.
 """
 _CURVE_RTOL = 0.02
-"""Relative width of the brackets of epsilon along a curve: wide, for speed.  Upper bounds hold at any width."""
+"""Relative width of the brackets of epsilon along a curve.  It is large to save time: upper bounds hold at any width.
+"""
 _FORMAT, _VERSION = "jaxacct.plan", 1
 """Format and version that a document states; no other version is read."""
 _MAX_SEGMENTS = 10**6

@@ -1,9 +1,9 @@
 """Logs a run's steps, with the epsilon so far, and shows a progress line, while the run goes on.
 
 Nothing waits for the device.  The numbers of a step are fetched once the step is done, as a rule while the next steps
-are being computed.  Records are put out together, once a second: a step's computation has driven the log's code and
-data out of the caches, so that a record put out alone takes several times as long as one of many.  No guarantee covers
-what a reader of the log learns or does, since most numbers are logged without noise.  Reasons:
+are being computed.  Records are put out together, once a second.  A record that is put out alone takes several times as
+long, since the computation of a step drives the code and data of the log out of the caches.  No guarantee covers what a
+reader of the log learns or does, since most numbers are logged without noise.  Reasons:
 jaxacct/training/run/README.md, "The log".
 """
 
@@ -447,7 +447,7 @@ class _Table:
             self._put(curve)
             if plan.filter is not None or plan.sampling in BY_PASS or len(plan.whole) > MANY_KINDS:
                 return
-            steps, step, apart = [], 1, plan.steps / 64  # early steps lie closer: each is 10 % later
+            steps, step, apart = [], 1, plan.steps / 64  # early steps grow by 10 % each
             while 0.1 * step < apart and apart > 1.0:
                 steps.append(step)
                 step = max(step + 1, int(1.1 * step))

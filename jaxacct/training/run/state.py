@@ -214,7 +214,10 @@ NOTHING = History()
 
 
 def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, partition: str) -> tuple[Stretch, ...]:
-    """Add steps `step` to `end - 1`: to the last stretch if its plan and pass go on, else as one more stretch."""
+    """Return the stretches with steps `step` to `end - 1` added.
+
+    If the plan and the pass of the last stretch go on, this stretch grows.  Otherwise one more stretch is added.
+    """
     if stretches:
         last = stretches[-1]
         goes_on = last.end == step and (last.plan is plan or last.plan == plan)
