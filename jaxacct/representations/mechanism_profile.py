@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxacct.accounting import account
+from jaxacct.accounting.account import REVERSED
 from jaxacct.accounting.dispatch import answered_by_parts, engine_of_mechanism
 from jaxacct.accounting.risk_readings import (
     Deltas,
@@ -494,18 +495,20 @@ def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
 def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
     """Bracket the trade-off function by tangents that matter at these rates; split cells with a high upper bound."""
     floor = _mass_at_infinity(profile)
-    roughly = replace(profile, rtol=max(rtol, 0.01))
-    if profile.relation in ("add_one", "remove_one"):  # negative eps are those of the other direction
-        roughly = replace(roughly, relation="add_or_remove_one")
+
+    def reached(relation: str, tail: float) -> float:
+        """Return about the eps at which delta is `tail`, at most 700: e^700 does not overflow."""
+        some = replace(profile, relation=relation, rtol=max(rtol, 0.01))
+        eps = float(some.epsilon(min(1.000001 * floor + tail, 0.5)).upper)
+        return min(eps, 700.0) if np.isfinite(eps) else FARTHEST_EPSILON
+
     inner = fpr[(fpr > 0.0) & (fpr < 1.0)]  # f(0) needs one large eps, and f(1) = 0
     least, most = (float(inner.min()), float(inner.max())) if inner.size else (0.5, 0.5)
-    # The best slope e^x for a rate a has e^x a <= 1. The best slope e^-x has x <= log 2 + (the eps at which delta is
-    # (1 - a)/2); one more is added.
-    tails = np.minimum(1.000001 * floor + np.array([1e-10, 0.45 * (1.0 - most)]), 0.5)
-    reach = np.asarray(roughly.epsilon(tails).upper)
-    reach = np.where(np.isfinite(reach), np.minimum(reach, 700.0), FARTHEST_EPSILON)  # e^700 does not overflow
-    farthest, highest = float(reach[0]), min(float(reach[0]), -np.log(least))
-    lowest = min(farthest, float(reach[1]) + 1.7, 20.0 - np.log1p(-most))
+    # The best slope e^x for a rate a has e^x a <= 1. The best slope e^-x has x <= log 2 + (the eps at which the reverse
+    # direction's delta is (1 - a)/2); one more is added.
+    farthest = reached(profile.relation, 1e-10)
+    back = reached(REVERSED.get(profile.relation, profile.relation), 0.45 * (1.0 - most)) + 1.7
+    highest, lowest = min(farthest, -np.log(least)), min(farthest, back, 20.0 - np.log1p(-most))
     # the slope e^eps = 0, at which delta is 1, is added to this grid below
     epsilon = np.linspace(-max(lowest, 1e-6), max(highest, 1e-6), 65)
     if inner.size < fpr.size:
