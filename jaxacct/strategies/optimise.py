@@ -1,4 +1,4 @@
-"""Search for the strategy of least mean squared error, by L-BFGS in float64, on JAX's gradients or on written ones."""
+"""Search for the strategy of least mean squared error, by L-BFGS in float64."""
 
 from __future__ import annotations
 
