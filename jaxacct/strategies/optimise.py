@@ -69,7 +69,11 @@ def buffered(buffers: int, steps: int, epochs: int) -> tuple[tuple[float, ...], 
         _, inverse = jax.lax.scan(step, jnp.zeros(buffers), jnp.zeros(steps).at[0].set(1.0))
         return _log_error(inverse) + _log_square(column, steps // epochs)
 
-    found = _minimise(_traced(loss), *(_exponential_fit(buffers, steps, fastest) for fastest in (0.9, 0.5)))
+    starts = []
+    for fastest in (0.9, 0.5):  # 1 minus the decay of the term that falls fastest
+        falls = np.geomspace(fastest, min(1.0 / steps, 0.5 * fastest), buffers)
+        starts.append(np.concatenate([np.full(buffers, -np.log(buffers)), np.log((1.0 - falls) / falls)]))
+    found = _minimise(_traced(loss), *starts)
     with jax.enable_x64():
         scales, decays = (np.asarray(part) for part in jax.jit(parts)(found))
     return tuple(scales.tolist()), tuple(decays.tolist())
@@ -109,20 +113,6 @@ def banded_errors(diagonals: Any) -> Any:
         return covariance, covariance[-1, -1]
 
     return jax.lax.scan(step, jnp.zeros((bands, bands)), row)[1]
-
-
-def _exponential_fit(buffers: int, steps: int, fastest: float) -> np.ndarray:
-    """Return a start for `buffered`: exponentials whose sum is near the column of `_square_root`.
-
-    `fastest` is 1 minus the decay of the exponential that falls fastest.
-    """
-    from scipy import optimize, special  # slow to import
-
-    decays = 1.0 - np.geomspace(fastest, min(1.0 / steps, 0.5 * fastest), buffers)
-    powers = decays[:, None] ** np.arange(steps - 1.0)
-    scales = np.maximum(optimize.nnls(powers.T, _square_root(steps)[1:])[0], 1e-3)
-    scales /= max(1.0, scales.sum() / 0.9)
-    return np.concatenate([np.log(scales / (1.0 - scales.sum())), special.logit(decays)])
 
 
 def _square_root(count: int) -> np.ndarray:
