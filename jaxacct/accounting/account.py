@@ -63,8 +63,8 @@ WIDE = 8e-4
 """A bracket of epsilon whose relative width exceeds this is computed again. The profiles of rounds of random
 allocation are then computed at more losses."""
 MOST_BY_LOSSES = 3e-3
-"""If a bracket of epsilon is relatively wider than this, profiles are not computed at more losses. It is then wide
-because the brackets of delta at each loss are wide, and more losses do not narrow the brackets of delta."""
+"""If the relative width of a bracket of epsilon is above this, profiles are not computed at more losses. The bracket is
+then wide because those of delta at each loss are wide, and more losses do not narrow these."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """Each relation with its directions exchanged. Relations that are not listed are symmetric."""
 _KERNEL = "jaxacct.kernels.contour"
@@ -216,7 +216,7 @@ def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: f
         reflected = np.clip((gap + scale * getattr(back, name)) * (1.0 + turn), 0.0, 1.0)
         ends.append(np.where(below, reflected, getattr(ahead, name)))
     low, high = ends[0], ends[2]
-    # Adding 1 - e^eps > 0 can make a wide bracket relatively narrow.
+    # Adding 1 - e^eps > 0 can make the relative width of a wide bracket small.
     narrow = np.isin(back.status, ("ok", "zero")) | (np.equal(back.status, "width") & (high - low <= rtol * high))
     status = np.where(narrow, "ok", back.status)
     choose = lambda one, other: np.where(below, one, other)

@@ -36,7 +36,7 @@ from jaxacct.mechanisms.loss_components import LEAST_SQUARE, Components
 COSTLY = 0.05
 """Seconds of CPU for one configuration. An engine that costs more is asked only after all theorems."""
 WIDE = {"epsilon": 0.1, "delta": 0.5}
-"""Rényi accounting is tried for brackets that are relatively wider than this. It does not improve narrower ones."""
+"""Rényi accounting is tried for brackets of a larger relative width than this. It does not improve narrower ones."""
 ATOMS_TOGETHER = 1_000_000
 """Largest number of atoms (losses with a mass) of all rows that are evaluated together. It limits the memory."""
 NARROWEST, REFINED_SHARE = 1e-6, 0.01

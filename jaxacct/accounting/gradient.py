@@ -164,8 +164,8 @@ def _differentiate(
 def _around(name: str, values: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the two values of a field for a difference quotient; a probability is not raised above 1."""
     if name in COUNT_FIELDS:
-        # Counts take whole numbers only, so they change by 1 at least. The law is linear in `steps`: for this field
-        # the quotient is the exact tangent.
+        # Counts take whole numbers only, so they change by 1 at least. The components of the loss law are linear in
+        # `steps`, so for this field the quotient is the exact derivative.
         width = 1.0 if step == FIELD_STEP else np.maximum(np.round(step * values), 1.0)
         return values, values + width
     width = step * np.maximum(np.abs(values), 1e-12)

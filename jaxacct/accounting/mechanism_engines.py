@@ -1,6 +1,7 @@
 """Engines that answer for a mechanism as a whole, in the order in which dispatch asks them.
 
-Most of them ask about other mechanisms. jaxacct/mechanisms/README.md has the proofs.
+Most of these engines derive their answer from the answers for other mechanisms. The proofs are in
+jaxacct/mechanisms/README.md.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ Deltas = Callable[[np.ndarray, np.ndarray], Bounds]
 """Maps (epsilons of shape (K, n), indices of n rows) to certified deltas of that shape, at any real epsilon."""
 
 NEAR = 2e-4
-"""An eps is near enough to the best eps if the normal quantiles of Q(loss > eps) and of the wanted false-positive rate
+"""The secant search ends at an eps if the normal quantiles of Q(loss > eps) and of the wanted false-positive rate
 differ by at most this."""
 WIDTH = 0.0015
 """Distance between neighbours of the three epsilons at which delta is evaluated, in standard deviations of the loss.
@@ -86,7 +86,7 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
 
 
 def start_at(advantage: np.ndarray, fpr: np.ndarray) -> Place:
-    """For the Gaussian whose delta(0) is `advantage`, return the best eps of `fpr` and the loss's deviation."""
+    """Return the place for a Gaussian whose delta(0) is `advantage`, at the false-positive rate `fpr`."""
     deviation = np.clip(2.0 * ndtri(0.5 * (1.0 + advantage)), LEAST_DEVIATION, LARGEST_DEVIATION)
     return Place(deviation * (-ndtri(fpr) - 0.5 * deviation), deviation)
 
@@ -184,7 +184,8 @@ class GaussianFit(NamedTuple):
     lines: np.ndarray
     """(3, K, n): eps, lower delta and upper delta of the tangents of the first round."""
     epsilon: np.ndarray
-    """(n,) the best eps for the least error rate, `floor`: the tangent there bounds the true-positive rate best."""
+    """(n,) the eps at which `delta + e^eps floor` is least. The tangent there gives the least bound of
+    the true-positive rate."""
 
 
 def gaussian_fit(
@@ -229,9 +230,10 @@ def gaussian_fit(
 
 
 def least_mu(rate: Answer, least_advantage: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Return a lower bound of mu from the true-positive rate at fpr = `floor` and a lower bound of delta(0).
+    """Return a lower bound of mu. It is NaN if `rate` or `least_advantage` is NaN.
 
-    It is NaN if either of the two is NaN.
+    rate : the largest true-positive rate at the false-positive rate `floor`.
+    least_advantage : a lower bound of delta(0).
     """
     low = np.maximum(_distance(rate.lower, floor, -1.0), _on_diagonal(0.5 * (1.0 - least_advantage), -1.0))
     # Where 1 - rate may be below the floor, the claim says nothing at the floor, and no mu is refuted.

@@ -168,8 +168,8 @@ def repetitions_allowed(
             (least, most),
             relation,
             Effort(1e-4),
-            # the search ends where epsilon is at most 0.01 rtol below the target, relatively. E[K] is then within rtol
-            # of its largest value, if epsilon grows, relatively, at least a hundredth as fast as E[K]
+            # The search ends where epsilon lies below the target by at most 0.01 rtol of the target. E[K] is then
+            # within rtol of its largest value, if log epsilon grows at least a hundredth as fast as log E[K].
             rtol=0.02 * rtol,
             whole=family == "point_mass",
             closest=rtol,

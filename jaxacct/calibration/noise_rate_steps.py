@@ -84,7 +84,7 @@ def calibrate_noise_multiplier(
     """Return the least noise multiplier for which DP-SGD meets (target_epsilon, target_delta), or a target for a risk.
 
     All arguments broadcast; thousands of configurations are solved in one call.  The noise multiplier is relative to
-    the clip norm.  The certified epsilon at the value lies within `rtol` (relatively) below the target.
+    the clip norm.  The certified epsilon at the value lies below the target by at most `rtol` times the target.
 
     Give exactly one target: epsilon with delta, or one risk with its settings.
 

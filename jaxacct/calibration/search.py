@@ -30,7 +30,7 @@ WIDE = 0.1
 """Relative width above which a bracket is wide. Then the search ends once epsilon is below the target by at most this
 share of the bracket's width, or x is known to within this share of rtol."""
 AT_LIMIT = 1e-12
-"""Distance in x up to which a value counts as a limit of the search."""
+"""A value counts as a limit of the search if their logarithms differ by less than this."""
 
 Evaluate = Callable[[np.ndarray, np.ndarray], Bounds]
 """Maps (rows, a value for each row) to certified Bounds of epsilon."""
@@ -50,7 +50,8 @@ class Search(NamedTuple):
     rtol: float
     """A row is finished once the upper end of its epsilon is at most 0.5 * rtol * scale below the target."""
     closest: float = 1e-12
-    """A row is also finished if the best value is closer than this, in x, to a value that does not hold."""
+    """A row is also finished if the logarithms of its best value and of a value that does not hold differ by less than
+    this."""
     whole: bool = False
     """Whether values are whole numbers."""
     infeasible: str = "infeasible"
@@ -310,7 +311,7 @@ def _secant(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarr
     usual = np.where(falls, USUAL_SLOPE_OF_NOISE, USUAL_SLOPE)
     measured = np.isfinite(first) & (first * usual > 0.0)
     slope = np.where(measured, first, usual)
-    # longest step in x; it doubles whenever a longer step is asked for
+    # longest step of x = log(value); it doubles whenever a longer step is asked for
     reach = np.full(size, 0.3)
     closeness = search.closeness(rows)
     aim = np.log1p(-0.2 * closeness)

@@ -38,8 +38,8 @@ CUT_OFF = 3e-3
 NEAR = 0.01
 """Newton's method on one contour ends when its step is at most this share of the width at which the search ends."""
 SIGNS = {"remove": 1.0, "add": -1.0}
-"""Sign of each direction. With S = dP/dQ and k = e^{sign eps}, delta is the call option E(S - k)_+ for sign 1, and
-e^eps times the put option E(k - S)_+ for sign -1."""
+"""Sign of each direction. With S = dP/dQ and k = e^{sign eps}, delta is E(S - k)_+ for sign 1, and e^eps E(k - S)_+ for
+sign -1."""
 LEAST_S, MOST_S = 1e-4, 20.0
 """The contour is used only for 1/sigma in this range."""
 ROUGH = 0.5
@@ -179,7 +179,7 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
     k = np.exp(sign * eps)
     floor, most = np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295))
     guess = np.clip(allocation_law.guess(sign, s, t, k) - min(sign, 0.0) * eps, floor, most)
-    shift = np.where(sign > 0, 0.0, -eps)  # the log of the option's value (`SIGNS`) minus log(delta)
+    shift = np.where(sign > 0, 0.0, -eps)  # log E(sign (S - k))_+ minus log(delta), with S as for `SIGNS`
     value: Value | None = None
     for _ in range(PLACEMENTS):
         ends = np.empty((4, len(s)))

@@ -305,7 +305,8 @@ class Atoms(NamedTuple):
 
     def delta(self, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return lower and upper bounds of `sum mass (1 - e^{eps - loss})_+` at eps, (..., B)."""
-        units = ROUNDOFF * (self.mass[0].shape[-1] + 16.0)  # positive terms, each off by a few ROUNDOFF relatively
+        # Each term is positive, and has a relative error of a few ROUNDOFF.
+        units = ROUNDOFF * (self.mass[0].shape[-1] + 16.0)
         ends = []
         for loss, mass, outward in zip(self.loss, self.mass, (-1.0, 1.0), strict=True):
             share = -np.expm1(np.minimum(eps[..., None] - loss, 0.0))

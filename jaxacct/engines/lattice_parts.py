@@ -310,7 +310,7 @@ class Laplace(LatticePart):
     sign: float
 
     def _ratio(self, v: np.ndarray | float) -> np.ndarray:
-        """Return log mix = log(1 - q + q e^v) at the base loss v, which is the loss without sampling."""
+        """Return log mix = log(1 - q + q e^v), where v is the loss without sampling."""
         v = np.asarray(v, np.float64)
         small = np.log1p(self.q * np.expm1(np.minimum(v, 1.0)))
         if self.q == 1.0:
@@ -318,7 +318,7 @@ class Laplace(LatticePart):
         return np.where(v < 1.0, small, np.logaddexp(np.log1p(-self.q), np.log(self.q) + v))
 
     def _log_mean(self, v: float) -> float:
-        """Return log(P/Q) for the event that the base loss is at most v.
+        """Return log(P/Q) for the event that the loss without sampling is at most v.
 
         Its masses are P = e^{(v - 1/b)/2}/2 and Q = 1 - e^{-(v + 1/b)/2}/2, with b the scale.
         """
@@ -398,8 +398,8 @@ class Laplace(LatticePart):
     def _contracted(self, step: float) -> tuple[float, float, float, float]:
         """Merge the outputs below node 1, as `SampledGaussian._contracted` does.
 
-        Return four numbers of the merged output at node 0: its log ratio, its base loss, its mass, and the error of the
-        log ratio.
+        Return four numbers of the merged output at node 0: its log mix (`_ratio`), its loss without sampling, its mass,
+        and the error of its log mix.
         """
         edge = 1.0 / self.scale
 

@@ -115,8 +115,8 @@ def _sampled(
     sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     s, root = 1.0 / sigma, np.sqrt(n)
-    # Tests on the sum of the outputs. The unit is the sum's standard deviation if no step samples the record. Chernoff
-    # bounds the mixture's lower tail.
+    # Tests on the sum of the outputs, in units of the standard deviation that this sum has if no step samples the
+    # record. Chernoff bounds the mixture's lower tail.
     spread = np.sqrt(1.0 + q * (1.0 - q) * s * s)
     x = np.where(removing, root * q * s - DEVIATIONS * spread, DEVIATIONS)
     v = np.maximum(root * q * s - x, 0.0) / root

@@ -19,13 +19,13 @@ from jaxacct.engines.quick_bounds import Chance, chance, largest_loss, log_tail_
 from jaxacct.mechanisms.loss_components import Components
 
 RARE_SHARES = (0.5, 0.9, 0.999, 1e-3)
-"""Limits that are tried on the probability of more than k hits (steps that sample the record), as shares of delta. The
-smallest bound of epsilon is used."""
+"""Shares of delta. For each share a number k is found, such that more than k steps sample the record with a probability
+of at most this share of delta. Each k gives a bound of epsilon, and the smallest bound is used."""
 RARE_LOG_MASSES = (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -10.0, -6.0, -3.0)
-"""Limits that are tried on the logarithm of the probability of more than k hits (steps that sample the record). The
-smallest bound of delta is used."""
+"""Logarithms of probabilities. For each a number k is found, such that more than k steps sample the record with at most
+this probability. Each k gives a bound of delta, and the smallest bound is used."""
 BISECTIONS = 60
-"""Largest number of bisection steps for the number of hits, which is whole and at most 2^53."""
+"""Largest number of bisection steps for a number of steps that sample the record. It is whole and at most 2^53."""
 LEAST_DELTA = 1e-307
 """Smallest delta for which the closed form of the Gaussian is used."""
 QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 36.0])
@@ -261,9 +261,9 @@ def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarra
 
 
 def laplace_counts(parts: Components, column: int) -> Tests:
-    """Return tests on how many base losses (losses without sampling) are at least v, for -1/b < v <= 1/b.
+    """Return tests on how many steps have a loss without sampling of at least v, for -1/b < v <= 1/b.
 
-    b is the scale of the noise. The probability of a base loss of at least v is 1 - e^{(v - 1/b)/2}/2 under P, and
+    b is the scale of the noise. A step has such a loss with probability 1 - e^{(v - 1/b)/2}/2 under P, and
     e^{-(v + 1/b)/2}/2 under Q.
     """
     scale, q, n = (x[:, column] for x in (parts.laplace_scale, parts.laplace_q, parts.laplace_n))

@@ -45,7 +45,7 @@ SPLIT_SECANT_STEPS = 3
 """Number of secant steps in a call. More steps would go too far from where the contour was placed, or change
 nothing."""
 LARGEST_SPLIT_STEP = 0.4
-"""Largest secant step in x, the logarithm of the parameter that is solved for."""
+"""Largest secant step of x, the logarithm of the parameter that is solved for."""
 SETTLED = 0.15
 """Largest distance of x from the x for which the windows were placed. Beyond it the windows must be placed anew."""
 SPLIT_SLOPE_CHANGE = 50.0
@@ -144,17 +144,18 @@ def _finite_change(law: LossLaw, tangent: LossLaw, c: Array, t: Array) -> Array:
 
 
 LARGEST_X_STEP, LARGEST_C_STEP = 0.2, 0.2
-"""Largest Newton step in x, and largest Newton step in log c, in `solve_rate`. They are small, since the loss changes
-fast with the noise."""
+"""Largest Newton steps of x, the logarithm of the noise, and of log c in `solve_rate`. They are small, since the loss
+changes fast with the noise."""
 LARGEST_EPSILON_STEP = 1.0
 """A step in eps of `solve_rate` is at most this over c."""
 LARGEST_SHARE = 0.999
 """Cap on e^eps a/b, so that delta = b - e^eps a stays positive. Here a is the false-positive rate, and b the bound of
 the true-positive rate."""
 LARGEST_NEWTON_STEP = 0.7
-"""Largest Newton step in log c and in x in `solve`: a factor of two."""
+"""Largest Newton step of log c and of x, the logarithm of the parameter, in `solve`: a factor of two."""
 LARGEST_SECANT_STEP = 0.3
-"""Largest secant step in x. It is small, since the contour was placed for the x at which the secant steps begin."""
+"""Largest secant step of x, the logarithm of the parameter. It is small, since the contour is placed only
+once, for the x at which the secant steps begin."""
 LEAST_SECANT = 1e-7
 """If x moves by less than this, the slope of a secant is mostly rounding error."""
 SLOPE_CHANGE = 10.0
@@ -291,9 +292,9 @@ def solve_rate(
     count: int,
     steps: int,
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """Return (eps, x, c times the last step in eps, last step in x, d log delta/dx, nodes needed).
+    """Return (eps, x, c times the last step of eps, last step of x, d log delta/dx, nodes needed).
 
-    The last step in x is made at the final eps, so that x belongs to that eps.
+    x is the logarithm of the noise. Its last step is made at the final eps, so that x belongs to that eps.
 
     sign : +1 for remove, -1 for add.
     log_rate, log_fpr : logarithms of the true- and of the false-positive rate.

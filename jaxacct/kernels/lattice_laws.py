@@ -138,10 +138,13 @@ def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
 
 
 class Cells(NamedTuple):
-    """P-masses of the cells between N nodes; every field has shape (N,).
+    """P-masses of the cells of a lattice with N nodes; every field has shape (N,).
 
-    low, high : hat masses of each cell, at its node of lower loss and at its node of higher loss.
-    eta : bound of the relative error of both hat masses, below 1/4.
+    Entry k belongs to the cell between node k and node k + 1. The last entry belongs to no cell.
+
+    low, high : the two hat masses of each cell: `low` at its node of lower loss, `high` at its node of higher loss.
+        Together they have the P-mass and the Q-mass of the cell.
+    eta : upper bound of the relative error of both hat masses, below 1/4.
     whole : mass of those panels of a cell whose quadrature error has no useful bound. It moves as a whole: to the node
         of higher loss in an upper law, and to the node of lower loss in a lower law.
     """
@@ -163,7 +166,7 @@ class Cells(NamedTuple):
         return Cells(*(xp.concatenate([xp.zeros(1), x[1:]]) for x in self))
 
     def with_atom(self, cell: Array, low: Array, high: Array, eta: Array) -> Cells:
-        """Return the cells with an atom's hat masses added to one cell, and `eta` added to that cell's error."""
+        """Return the cells with the hat masses `low` and `high` of an atom, and the error `eta`, added to one cell."""
         here = namespace(*self).arange(self.low.shape[0]) == cell
         low, high, eta = self.low + here * low, self.high + here * high, self.eta + here * eta
         return Cells(low, high, eta, self.whole)
@@ -190,7 +193,7 @@ def plain_gaussian_nodes(deviation: Array, origin: Array, step: Array, nodes: in
 
 
 def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, upper: Array) -> Cells:
-    """Return the hat masses of the cells between the u_k, ascending in u (engines/README.md, on Gaussian cells).
+    """Return the cells between the outputs u_k, ascending in u (engines/README.md, on Gaussian cells).
 
     u : (N,) increasing; u_0 may be -inf.
     last : index of the last node in use. Cells from there on are empty.
@@ -309,7 +312,7 @@ def _quadrature(
     lift_left: Array,
     lift_right: Array,
 ) -> tuple[Array, Array]:
-    """Return two Gauss-Legendre sums for each panel: for its hat mass at the left node, and for that at the right."""
+    """Return two Gauss-Legendre sums for each panel: what it adds to its cell's hat mass at the left and right node."""
     xp = namespace(start, half)
     low, high = xp.zeros_like(half), xp.zeros_like(half)
     for x, w in zip(*np.polynomial.legendre.leggauss(order), strict=True):
@@ -338,7 +341,7 @@ def _quadrature_error(centre: Array, half: Array, rate: Array, order: int) -> Ar
 def laplace_cells(
     scale: Array, first: Array, origin: Array, q: Array, step: Array, last: Array, lifted: Array, *, nodes: int
 ) -> Cells:
-    """Return hat masses of the Laplace law in closed form, ascending in the likelihood ratio (engines/README.md).
+    """Return the cells of the Laplace law in closed form, ascending in the likelihood ratio (engines/README.md).
 
     A cell without a useful bound is empty.
 
@@ -379,7 +382,7 @@ def upper_masses(cells: Cells, atoms: Array) -> Array:
 def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
     """Return signed masses, (N,), of a law on the nodes that the given law dominates; `cancelled` makes them positive.
 
-    cells : hat masses.
+    cells : the cells of the given law.
     atoms : (N,) masses exactly on nodes.
     first, last : indices of the nodes in use.
     """

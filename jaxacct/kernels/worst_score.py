@@ -7,10 +7,10 @@ at most
     U(E) = int_0^1 max_{u<=w<=1} (L(u) phi'(T(w) - T(u)) - E phi'(w - u))_+ du + phi(1) - phi(1 - T(0)).
 
 Rows are intervals of u, and columns are intervals of w. To serve a row at w is to take the integrand at this w for the
-whole row, in place of the maximum over w. A row is active if its integrand is positive. A sketch on few cells finds E,
-the active rows, and where the maxima lie. It decides only which tangents of the curve T are kept. Any choice gives a
-bound, since the polygon of any tangents lies above the curve. jaxacct/selection/README.md has the theorem and the
-proofs.
+whole row, in place of the maximum over w. A row is active if its integrand is positive. A sketch takes few rows and
+columns (`Sketch`). It finds E, the active rows, and where the maxima lie. It decides only which tangents of the curve T
+are kept. Any choice gives a bound, since the polygon of any tangents lies above the curve. jaxacct/selection/README.md
+has the theorem and the proofs.
 
 On a mesh of rows and columns the upper bound is a maximum of functions linear in E ("lines"). Cells of columns run
 along the first axis, and groups of rows along the last. These kernels take one configuration, without batch axes: its
@@ -29,7 +29,7 @@ from jaxacct.kernels.arrays import Array, Namespace, iterate, namespace, repeat
 CELLS = 16384
 """Number of cells of a trade-off curve."""
 SKETCH_SAMPLES = 384
-"""Number of cells at which phi' is sampled to place the sketch's rows and columns."""
+"""Number of cells of the curve at which phi' is evaluated to choose the rows and columns of the `Sketch`."""
 
 
 class Resolution(NamedTuple):
@@ -66,8 +66,8 @@ SHARE_OF_ALL = 1e-4
 """A column may overstate the value of a row by this share of the whole leak, besides a share of the row's best
 value."""
 LARGEST_FALL = 4.0
-"""Cap, in nats, on the change of a log slope from one sketched row to the next, and of log phi' from one sketched
-column to the next."""
+"""Cap, in nats, on the change of a log slope from one row of the sketch to the next, and of log phi' from one
+of its columns to the next."""
 BISECTIONS = 20
 """Number of bisection steps for eps on the sketch. They find eps to a millionth of its range, finer than the sketch
 does."""
@@ -523,7 +523,8 @@ def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
     a, b = index[:-1], index[1:]
     ratio, q, p, _ = curve
     fall = ratio[a] - ratio[b]
-    # The lines meet between the end of cell a and the start of cell b. In between both lie above the polygon.
+    # Line a leaves the polygon at the end of cell a, and line b reaches it at the start of cell b. The lines meet
+    # between these two points, where both lie above the polygon.
     gap = p[b] - p[a + 1] - ratio[b] * (q[b] - q[a + 1])
     ahead = xp.where(fall > 0.0, gap / xp.where(fall > 0.0, fall, 1.0), xp.inf)
     ahead = xp.clip(ahead, 0.0, xp.maximum(q[b] - q[a + 1], 0.0))

@@ -520,7 +520,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
     low, high = np.zeros(fpr.shape), np.ones(fpr.shape)
     width = np.inf
     for turn in range(TRADEOFF_ROUNDS + 1):
-        # the brackets of all grids hold; one of a finer grid may be wider, since its cells magnify errors of delta
+        # Every grid gives valid brackets. A finer grid may give wider ones, since small cells magnify errors of delta.
         found = conjugate(x, below, above, fpr, steepest=1.0, beyond=floor)
         low, high = np.maximum(low, found.low), np.minimum(high, found.high)
         wide = high - low > np.maximum(rtol * np.minimum(high, 1.0 - low), 1e-12)  # 1e-12 allows for errors of delta

@@ -158,7 +158,7 @@ def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, rela
 
 
 def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, float]:
-    """Return lower and upper bounds of epsilon at delta 0, or nearly 0, from the largest K, for a bounded base loss."""
+    """Return lower and upper bounds of epsilon at delta 0, or nearly 0; they follow from the largest K."""
     most = largest_k(law)
     if not np.isfinite(most):
         one = account.epsilon(run, 0.0, relation=relation)
@@ -399,7 +399,7 @@ class _Search:
         return below + share * (above - below), max((rise + fall) / max(above - below, 1e-300), 1e-300)
 
     def narrow(self, error: float) -> None:
-        """Move `left` and `right` together until their eps or their sums differ relatively by at most `error`."""
+        """Move `left` and `right` together until the relative difference of their eps, or sums, is at most `error`."""
         for _ in range(8):
             below, above = self.left[0], self.right[0]
             close = above - below <= error * above or self.left[1] <= self.right[1] * (1.0 + error)

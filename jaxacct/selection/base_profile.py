@@ -437,7 +437,7 @@ def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndar
 
 
 def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[np.ndarray, np.ndarray] | None) -> Curve:
-    """Return the two polygons of one direction, of CELLS cells each; `inside`, if given, has the lower one's knots."""
+    """Return the trade-off curve of one direction; `inside`, if given, has the knots of the polygon below the curve."""
     slopes, u, t = outer(ratio, high)
     below_u, below_t = inner(ratio, low, high) if inside is None else inside
     cell, place_u, place_t = _cut(u, t)

@@ -188,7 +188,7 @@ def certified(
     ends[1] = np.where(known, ends[1], most)
     if (wide := _loose(*ends)).any():
         ends = profile_ends.narrowed(quantity, run, law, values, relation, ends, wide)
-    # the envelope serves for deltas too small for the curve's polygon, the Rényi bound for many candidates
+    # the envelope serves for deltas below those that the trade-off curve resolves, the Rényi bound for many candidates
     for name in ("envelope", "renyi"):
         if isinstance(law, BOUNDS[name].laws) and (wide := _loose(*ends) & known).any():
             other = bound_epsilon if quantity == "epsilon" else bound_delta

@@ -483,7 +483,7 @@ def crossing(rows: Line, delta: np.ndarray) -> np.ndarray:
             first, second = _best_set(part, side, np.log(before))
             above = _next(first, second, delta[going], before)
             ratio[going] = above
-            # A row is done when its ratio E = e^eps grows relatively by less than 1e-13.
+            # A row is done when its ratio E = e^eps grows by less than 1e-13 of itself.
             going = going[(above > before * (1.0 + 1e-13)) & (above < largest)]
             if not going.size:
                 break

@@ -35,7 +35,7 @@ _keeping = threading.Lock()
 PER_CALL = 16
 """Number of configurations in one call of a compiled program.  The calls run on all cores."""
 WIDTH = 1e-4
-"""A finer resolution is used for a bracket that is wider than this: in absolute terms for eps, relatively for delta."""
+"""A finer resolution is used for a bracket wider than this. The width is absolute for eps, and relative for delta."""
 
 
 def known_curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:

@@ -334,7 +334,10 @@ def _check_bands(strategy: Banded | ColumnNormalised) -> None:
 
 
 def _store_column(strategy: Strategy, name: str, column: tuple[float, ...], size: int | None = None) -> None:
-    """Check the first column of a matrix, of `size` entries or at most n, and store it as a tuple of floats."""
+    """Check the first column of a matrix, and store it in the field `name` as a tuple of floats.
+
+    The column must have `size` entries. If `size` is None, it may have 1 to `strategy.steps` entries.
+    """
     values = np.atleast_1d(check(name, column, REAL))
     if values.ndim != 1 or not 1 <= values.size <= strategy.steps or size not in (None, values.size):
         wanted = f"1 to steps = {strategy.steps}" if size is None else str(size)

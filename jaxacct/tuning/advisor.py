@@ -239,8 +239,9 @@ def advise(
     """Find which split of data and budget buys the most candidates at one target (epsilon, delta).
 
     Options are the product of `shares`, `variants` (for shares below 1), `families` and `candidates`.  All runs have
-    one rate and number of steps, so the batches of a run on a share of the data are smaller by that share.  Candidates
-    on all data may come in rounds, where each round's winner is public, or be adaptive.  An option takes some seconds.
+    one rate and number of steps.  So the expected batch of a run on a share of the data is that share of a batch on all
+    data.  Candidates on all data may come in rounds, where each round's winner is public, or be adaptive.  An option
+    takes some seconds.
 
     Parameters
     ----------
@@ -257,7 +258,8 @@ def advise(
     eta : > -1.  The family "truncated_negative_binomial" needs it; without this family it is refused.
     rounds : numbers of rounds to compare (`tune_in_rounds`); 1 means i.i.d. candidates without rounds. `candidates` and
         the answers count the candidates of all rounds together.
-    adaptive : whether to include a fixed number of candidates, each of which may follow all before it (`Adaptive`).
+    adaptive : whether to include a fixed number of candidates, where the choice of each may depend on the results of
+        all candidates before it (`Adaptive`).
     progress : whether to show a line on standard error; None shows it only on a terminal.
 
     Returns

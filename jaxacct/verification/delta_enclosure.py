@@ -424,7 +424,8 @@ def _end(step: _Step, cut: Any, inner: Callable[[Any], Any], tolerance: Any) -> 
 def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, wide: Any) -> Any:
     """Enclose the integral from any member of `low` to any member of `high`.
 
-    wide : relative width of the number on which the integral depends. The relative tolerance is at least this.
+    wide : relative width of the ball m (`_Two`) on which `function` depends; 0 without such a ball. The relative
+        tolerance is the sum of `wide` and `aims.share`, or 0.1 if that is less.
     """
     way = high - low
 

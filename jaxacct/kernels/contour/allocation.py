@@ -66,14 +66,14 @@ LOW_BLUR = 0.08
 """Width, in log X, of the smooth window between the bulk (slots with a smaller X) and the jumps (slots with a larger
 X)."""
 LOW_SHARE = 0.5
-"""In a call E(S - k)_+ with a bulk, the bulk ends at X/t = LOW_SHARE (k - 1); k - 1 is the distance of k from the mean
-of S.
+"""If E(S - k)_+ is integrated with a bulk, the bulk ends at X/t = LOW_SHARE (k - 1).  Here k - 1 is the distance of k
+from the mean of S.
 
 A slot with a larger X/t is a jump.  A jump leaves less than half of that distance to the other slots.  Then neither the
 contour of the bulk nor the contour of the jumps loses many digits."""
 BULK_END = 9.0
-"""If the bulk has a contour of its own, its law ends this many widths of the window `Windows.low` above the centre of
-that window."""
+"""If the bulk has a contour of its own, the law of a slot's u ends there at `low + BULK_END * low_blur`, with the `low`
+and `low_blur` of `Windows`."""
 
 
 class Place(NamedTuple):
@@ -746,7 +746,7 @@ def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array
 
 
 def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, slope in k) of the part not integrated: some slot is far, or all are bulk."""
+    """Return (lower, estimate, upper, slope in k) of what is not integrated: a slot is far, or all slots are bulk."""
     sign, s, t, where = found.sign, found.s, found.t, found.place
     windows = where.windows
     whole: Array = np.isneginf(windows.low)
@@ -791,7 +791,10 @@ def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
 
 
 def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -> Array:
-    """Bound E[(k - S)_+; some slot is far]; `far` is the chance that a given slot is far (README.md, section 1)."""
+    """Bound from above the part of E(k - S)_+ where at least one slot is far (`Windows`).
+
+    `far` is the probability that a given slot is far. README.md, section 1, has the proof.
+    """
     d, blur = ROOM, windows.high_blur
     edge = windows.high - d * blur
     log_below = log_ndtr(-d) - d * edge / blur + 0.5 * (d / blur) ** 2 + log_ndtr(edge - d / blur)
@@ -897,7 +900,7 @@ class _Asked(NamedTuple):
 
 def falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
     """Return the bounds made to fall with eps, and widened by the effect of the rounding of e^eps."""
-    # e^eps is off, relatively, by a few roundoffs times 1 + eps. Over that distance delta, which is convex in e^eps,
+    # The relative error of e^eps is a few roundoffs times 1 + eps. Over that distance delta, which is convex in e^eps,
     # falls by at most `wrong`.
     off = 4.0 * ROUNDOFF * (1.0 + eps[1:])
     wrong = np.concatenate([[0.0], off * high[:-1] / -np.expm1(-np.diff(eps))])

@@ -37,7 +37,9 @@ SLACK = 1e-11
 
 
 class Windows(NamedTuple):
-    """The smooth cuts of one slot's law into a bulk below `low`, jumps between `low` and `high`, and far slots above.
+    """The smooth cuts of one slot's law, by the slot's output u.
+
+    The slot belongs to the bulk below `low`, is a jump between `low` and `high`, and is far above `high`.
 
     For E(S - k)_+ the law ends sharply at `end`. For E(k - S)_+ it goes on, and is bounded beyond `end`.
     """

@@ -143,7 +143,10 @@ def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
 
 
 def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: float) -> tuple[Array, Array, Array]:
-    """Bound three rounding errors: of r = `M(c+it)/M(c) - 1` over t, of r for every t <= t_max, and of log M(c).
+    """Return upper bounds of three rounding errors, with r = `M(c+it)/M(c) - 1`.
+
+    The first bounds the error of r divided by t, the second the error of r, both for every t <= t_max. The third bounds
+    the error of log M(c).
 
     A term of r is a weight times `e^{it loss} - 1`, and both factors have rounding errors. The second factor is at most
     `min(2, t |loss|)`, so small losses and a small t leave small errors.

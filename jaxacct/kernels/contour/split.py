@@ -6,7 +6,7 @@ delta.  Compositions of bulk steps alone are left out if they form a near-atom, 
 near-atom does not decay.  A near-atom is likely where few of many steps sample the record.
 
 With A and B the transforms of a step's bulk and jumps, and n the number of equal steps, delta is the contour integral
-of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the part of delta that comes from compositions with a far step. For
+of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the part of delta from compositions with a step in the far tail. For
 keep_bulk = 0 the part that comes from compositions of bulk steps alone is added (split_remainder.py). The bounds hold
 for any windows, abscissa, period and number of nodes; a bad choice only makes the bracket wide.  A sum over nodes also
 holds images, weighted values of delta at other eps (core.py).
@@ -96,7 +96,8 @@ class Placement(NamedTuple):
 def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: Array | None = None) -> Grid:
     """Return grids in u for the J sampled Gaussians of the law.
 
-    Without `frequency` they are evenly spaced; with it they are close enough to follow e^{itL} for t <= `frequency`.
+    Without `frequency` the points are evenly spaced in u. With it they are close where L is steep, so that they resolve
+    e^{itL}, with L the loss, for every t <= `frequency`.
     """
     turns = None if frequency is None else frequency[..., None]
     return grid(steps_of(law, windows.low, windows.high), c[..., None], points, turns)

@@ -7,9 +7,10 @@ The bulk lies below `low`, the far tail above `high`, and the jumps between them
 
 P is the density of u, and L its privacy loss.  The likelihood ratio is mix = 1 - q + q e^y, with y = u/sigma -
 1/(2 sigma^2).  The contour integrates `prod (A+B)^n - (1 - keep_bulk) prod A^n`:
-compositions without a far step, and for keep_bulk = 0 only such compositions with at least one jump.  The windows are
-entire functions, so that the trapezoid rule stays exponentially accurate.  The nodes of the rule are equidistant in
-`v = u + warp L(u)`.  So they are close in u where the loss is steep, and one point per turn suffices to follow e^{itL}.
+compositions without a step in the far tail, and for keep_bulk = 0 only such compositions with at least one jump.  The
+windows are entire functions, so that the trapezoid rule stays exponentially accurate.  The nodes of the rule are
+equidistant in `v = u + warp L(u)`.  So they are close in u where the loss is steep, and one point per turn suffices to
+follow e^{itL}.
 
 Bounds of the errors of A and B follow: quadrature, the terms beyond the cut-off in t, and periodic images.  Each is
 relative to the part's own value on the real axis (kernels/README.md, sections 1, 2 and 6).
@@ -129,7 +130,8 @@ def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
 def grid(steps: Steps, c: Array, nodes: int, frequency: Array | None = None, stop: Array = np.inf) -> Grid:
     """Place `nodes` points up to u = `stop`.
 
-    Without `frequency` they are evenly spaced in u; with it they follow e^{itL} for t <= `frequency`.
+    Without `frequency` the points are evenly spaced in u. With it they resolve e^{itL}, with L the loss, for every t <=
+    `frequency`.
     """
     sigma, q, _, low, high = steps
     xp = namespace(sigma, low, high, c)

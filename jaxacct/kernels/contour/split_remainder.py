@@ -1,5 +1,6 @@
 """The remainder, which the split contour does not integrate: compositions with a far step, or of bulk steps alone.
 
+A step is far if its outcome is in the far tail of split_parts.py, and a bulk step if its outcome is in the bulk.
 Compositions with a far step contribute a closed form to delta, plus an excess, which is bounded.  The contribution of
 compositions of bulk steps alone (bulk compositions) is bounded by Chernoff (kernels/README.md, section 6).  The
 likelihood ratio mix and the windows w1 and w2 are those of split_parts.py.
@@ -50,7 +51,7 @@ OUTWARD = 1.000001
 
 
 class FarMasses(NamedTuple):
-    """The probability, under P and under Q, that some step of the composition is far."""
+    """The probability, under P and under Q, that the outcome of at least one step is in the far tail."""
 
     p: Array  # 1 - prod m^n, where m is the P-mass of one step's outcomes that are not far
     q: Array  # 1 - prod m'^n, where m' is the Q-mass of these outcomes
@@ -170,7 +171,7 @@ def _composed_pairs(n: Array, x: Array) -> Array:
 
 
 def far_masses(law: LossLaw, high: Array) -> FarMasses:
-    """Return the masses, under P and under Q, of the compositions with a far step."""
+    """Return the probabilities, under P and under Q, that at least one step has an outcome in the far tail."""
     xp = namespace(law.gauss_n, high)
     sigma, q = law.gauss_sigma, law.gauss_q
     spread = xp.sqrt(1.0 + high_blur(sigma) ** 2)
@@ -242,7 +243,7 @@ def _far_moment(sigma: Array, q: Array, high: Array, c: Array, points: int) -> A
 
 
 def far(masses: FarMasses, epsilon: Array) -> tuple[Array, Array]:
-    """Return a lower bound of what compositions with a far step add to delta, and the bound's derivative in eps."""
+    """Return a lower bound of the part of delta where a step is in the far tail, and the bound's derivative in eps."""
     xp = namespace(masses.p, epsilon)
     scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * masses.q
     linear = masses.p * (1.0 - FAR_ROUNDING) - scaled * (1.0 + FAR_ROUNDING)
@@ -252,7 +253,7 @@ def far(masses: FarMasses, epsilon: Array) -> tuple[Array, Array]:
 
 
 def far_above(bounds: Remainder, epsilon: Array) -> Array:
-    """Return an upper bound of what compositions with a far step add to delta."""
+    """Return an upper bound of the part of delta where at least one step is in the far tail."""
     xp = namespace(bounds.excess_log, epsilon)
     least = xp.min(bounds.excess_log + bounds.excess_at * epsilon[..., None], axis=-1)
     scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * bounds.far.q
@@ -263,7 +264,7 @@ def far_above(bounds: Remainder, epsilon: Array) -> Array:
 
 
 def bulk(bounds: Remainder, epsilon: Array) -> Array:
-    """Return an upper bound of what compositions of bulk steps alone add to delta."""
+    """Return an upper bound of the part of delta where all steps are in the bulk."""
     xp = namespace(bounds.bulk_log, epsilon)
     least = xp.min(bounds.bulk_log - bounds.bulk_at * epsilon[..., None], axis=-1)
     return OUTWARD * xp.exp(xp.minimum(least, 0.0)) + bounds.bulk_mass

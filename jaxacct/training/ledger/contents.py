@@ -75,7 +75,7 @@ class _Partition:
         """
         if self.sampling != rules.ALLOCATION:
             return [release_of_pass(self.sampling, sigma, self.share) for sigma in self.dearest]
-        # Rounding a sum of 1000 terms errs by less than 2^-40, relatively, so `noise` never exceeds the exact noise.
+        # The relative rounding error of a sum of 1000 terms is below 2^-40, so `noise` never exceeds the exact noise.
         noise = self.dearest if len(self.dearest) < 2 else [cost(self.dearest) ** -0.5 * (1.0 - 2.0**-40)]
         return [Release(rules.ALLOCATION, sigma, self.share) for sigma in noise]
 

@@ -69,7 +69,7 @@ class EarlyStop:
 
     @property
     def numbers(self) -> tuple[float, int, int, float]:
-        """Epsilon, every, patience and gain as plain numbers, as a document holds them."""
+        """The fields `epsilon`, `every`, `patience` and `gain` as Python numbers, as a document holds them."""
         return float(self.epsilon), int(self.every), int(self.patience), float(self.gain)
 
     def ends(self, scores: Sequence[int], key: bytes, chain: bytes) -> bool:

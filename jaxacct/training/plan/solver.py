@@ -61,7 +61,7 @@ from jaxacct.training.step.step_mechanisms import Release, composed, prefixes, s
 DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
 """Relations that fixed batches refuse: a record added or removed moves another record to another batch."""
 SIZE = Constraint("use a whole number of records or of slots", 1, 10**9, integral=True)
-"""Range of the number of slots of a round, of groups, and of the cap on a batch: the sampler counts in 32 bits."""
+"""Range of `slots`, `cap` and `groups`. It is finite because the sampler counts in 32 bits."""
 _RULES: dict[str, Constraint] = {
     "target_epsilon": POSITIVE,
     "target_delta": DELTA,
@@ -77,7 +77,7 @@ _RULES: dict[str, Constraint] = {
 }
 """Names of the numbers that a caller may give, each with the values that it may have."""
 _RATE = Constraint("use a rate above 0 and at most 1", 0, 1, lower_open=True)
-"""Range of the sampling rate of one record."""
+"""Range of the rate at which one record is sampled."""
 _OPEN = {
     "noise_multiplier": ("noise_multiplier",),
     "steps": ("steps", "epochs"),
@@ -286,7 +286,7 @@ def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
     """Return epsilon at the target delta of one run, or of each run of a batch, by exact composition."""
     rtol = 0.2 * _tolerance(terms.target_epsilon or 1.0)  # well below the search's tolerance
     if terms.sampling == rules.ALLOCATION:
-        rtol = max(rtol, 1e-4)  # even fine lattices give a round a bracket some 4e-4 wide, relatively
+        rtol = max(rtol, 1e-4)  # for a round, even a fine lattice leaves a relative width of some 4e-4
     return account.epsilon(mechanism, terms.target_delta, relation=terms.relation, rtol=rtol)
 
 

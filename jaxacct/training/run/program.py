@@ -116,7 +116,10 @@ class Program:
         return self._later.popleft() if self._later else self._anew(line, step)
 
     def later(self, line: Lineage, step: int, count: int) -> list[StepKey]:
-        """Return the keys of `count` steps from `step` on, after `line`; `prepared` will return the same keys."""
+        """Return the keys of the steps `step` to `step + count - 1`. `prepared` will return the same keys.
+
+        `line` is the lineage before `step`.
+        """
         for number in range(step + len(self._later), step + count):
             self._later.append(self._anew(self._later[-1].line if self._later else line, number))
         return [each.key for each in islice(self._later, count)]
@@ -198,7 +201,8 @@ class Streamed(Program):
     ever used twice.
     """
 
-    overwrites = False  # after an interrupt within a step, a checkpoint of the state before the step is written
+    # A step keeps the arrays that it is given. So an interrupt within the step can save the state before it.
+    overwrites = False
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
-"""Chooses the records that take part in a step, by each batch rule; for users, also the examples that each gives.
+"""Chooses the records that take part in a step, by each batch rule.
 
+If the records are users, the sampler also chooses which examples of a user take part.
 No record that was drawn is left out unless the rule says so.  A selection has room for every record.  One compiled
 program loops over the selection's micro-batches, as many times as the draw needs.  The functions `host_...` draw the
 same records in NumPy, from the same random words, for data that the host loads.
@@ -459,7 +460,10 @@ def host_permutation(key: Any, size: int) -> np.ndarray:
 def host_of_users(
     key: Any, order: np.ndarray, first: np.ndarray, count: np.ndarray, users: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (numbers, weights), (users, most) each, of the examples that `of_users` draws; each user must have one."""
+    """Return the numbers and the weights of the examples that `of_users` draws, each of shape (users.size, most).
+
+    Each of the `users` must have at least one example.
+    """
     count, first = count[users], first[users]
     kept = np.minimum(count, most)
     blocks = -(-most // 16)
