@@ -105,7 +105,7 @@ def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH)
     """Return a certified bracket of the largest true-positive rate `T(fpr)` from three values of delta around any eps.
 
     width : distance between the three epsilons, in standard deviations of the loss. The lower end is useful if `place`
-        is within this distance of the best eps.
+        is within this distance of the eps at which `delta + e^eps fpr` is least.
     """
     at = three_places(place, width)
     found = deltas(at, np.arange(fpr.size))
@@ -169,8 +169,8 @@ OK_WIDTH = 1e-4
 ADDED = 3
 """Number of tangents that each of the first ROUNDS rounds adds to a row."""
 KNOWN_WIDTH = 0.004
-"""Distance between neighbours of three epsilons around a known best eps, in standard deviations of the loss. It is
-twice the error of the best eps."""
+"""Distance between neighbours of three epsilons, in standard deviations of the loss. The middle one estimates the best
+eps (top of this file) with an error of half this distance."""
 NARROW = 2e-7
 """Relative width of a bracket of mu at which a row is finished."""
 ROUNDING = 1e-13

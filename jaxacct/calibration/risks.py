@@ -232,8 +232,8 @@ def _rates_at_least(
 ) -> np.ndarray:
     """Return each row's lower bound of the true-positive rate at `fpr`. `values` has the unknown's value for each row.
 
-    The bound uses delta at three eps near `epsilon`, and is tight if `epsilon` is near the best eps.  Rows whose bound
-    is below `enough` are repeated, with larger distances between the three eps.
+    The bound uses delta at three eps near `epsilon`.  It is tight if `epsilon` is near the best eps for `fpr`.  Rows
+    whose bound is below `enough` are repeated, with larger distances between the three eps.
     """
     low, left = fpr.copy(), np.isfinite(values)
     for about, rtol in LOWER_ENDS:
@@ -328,7 +328,10 @@ def _by_contour(
 ) -> tuple[RateSolve, np.ndarray]:
     """Solve for the noise and the best eps together, for rows with q > 0; return them, and whether they were found.
 
-    mu, epsilon : mu and the best eps of Gaussian DP with the same rate; the best eps found is written to `epsilon`.
+    The best eps is the eps at which `delta(eps) + e^eps fpr` is least.
+
+    mu : the mu of mu-Gaussian DP with the same true-positive rate.
+    epsilon : the best eps of mu-Gaussian DP. It is overwritten by the best eps that is found.
     guess : whether the first attempt's result is kept in place of the last attempt's, where the first attempt had
         nearly enough nodes.  There the first result is usually closer, since the last attempt is cut short.
     """
@@ -394,7 +397,7 @@ ROUNDS = ((0.5, 5), (0.2, 3), (0.1, 3))
 The rounds search for the best eps of a true-positive rate where `_by_contour` finds none.
 """
 LARGEST_MOVE = 2.0
-"""Longest move of eps from the best epsilon of a round, in units of the distance between neighbouring epsilons."""
+"""Largest distance of the next eps from the best eps of a round, in units of the distance of neighbouring epsilons."""
 
 
 def _by_rounds(
@@ -529,7 +532,7 @@ def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[St
 
 
 class Shown(NamedTuple):
-    """Brackets of mu row by row, whether each is narrow, and an estimate of the best eps for the rate `floor`."""
+    """Brackets of mu row by row, whether each is narrow, and the eps where `delta + e^eps floor` is about least."""
 
     lower: np.ndarray
     upper: np.ndarray
@@ -546,7 +549,7 @@ def shown_on_one_contour(
     The relation must have both directions, so that delta is the same if the two data sets are exchanged.
 
     floor : the smallest false-positive rate at which mu must hold.
-    place : estimate of the best eps for this rate.
+    place : estimate of the eps at which `delta(eps) + e^eps floor` is least.
     width : relative width at which a bracket of mu is narrow enough.
     rungs : as in `deltas_along`.
     """

@@ -523,8 +523,9 @@ def _contracted(
 def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
     """Return the indices of the first and the last atom with enough mass to pay for the rounding of those between them.
 
-    The atoms between are put on nodes, which raises their profile. Subtracting a polygon makes up for this, and either
-    end of the polygon takes mass from one of the two atoms returned (engines/README.md).
+    The atoms between are put on nodes, which raises their profile. To make up for this, a polygon (a piecewise linear
+    function) is subtracted from the profile. Either end of the polygon takes mass from one of the two atoms returned
+    (engines/README.md).
     """
     gap = np.maximum(np.diff(cell), 1) * step
     from_right = step * np.append(mass[1:] / -np.expm1(-gap), 0.0)
@@ -534,10 +535,10 @@ def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
 
 
 def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, step: float) -> np.ndarray:
-    """Return the masses `total` at the nodes, lowered by a polygon c so that the atoms' law dominates the result.
+    """Return the masses `total` at the nodes, changed so that the atoms' law dominates the result.
 
-    engines/README.md has the polygon. a[j] and b[j] are the masses that the atoms between the nodes j and
-    j + 1 give to the left and to the right node.
+    A polygon c (a piecewise linear function) is subtracted from their profile (engines/README.md). a[j] and b[j] are
+    the masses that the atoms between the nodes j and j + 1 give to the left and to the right node.
     """
     growth = np.expm1(step)
     # `g` is c/alpha at each node, with alpha = e^-loss. At both nodes of a cell c is at least the amount by which the

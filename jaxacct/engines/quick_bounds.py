@@ -22,7 +22,7 @@ _BELOW = np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in DEVIATIONS])
 _HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - LOG_ERROR)
 """Pr[N(0, 1) > -1], rounded down."""
 TAIL_TERMS = 16
-"""Number of terms that a lower bound of a binomial tail adds up: nearly the whole tail where few hits are expected."""
+"""Number of terms that a lower bound of a binomial tail adds up: nearly the whole tail if the mean is small."""
 
 
 class LargestLoss(NamedTuple):
@@ -151,7 +151,10 @@ def _sampled(
 
 
 def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bound log P and log Q of the event that a given step has the largest Laplace loss (README.md has the masses)."""
+    """Return the bounds of `_tests` for the event that a given step has its largest Laplace loss.
+
+    README.md has the masses.
+    """
     near, far = np.full_like(edge, -math.log(2.0)), -math.log(2.0) - edge
     mixed = log_mixture(np.where(removing, edge, -edge), q) + np.where(removing, far, near)
     log_p, log_q = np.where(removing, mixed, near), np.where(removing, far, mixed)
@@ -175,7 +178,7 @@ def _finite(loss: np.ndarray, mass: np.ndarray, n: np.ndarray) -> tuple[np.ndarr
 
 
 class Chance(NamedTuple):
-    """The chance p of a hit as log p and log(1 - p), with the error of each logarithm."""
+    """The probability p of an event in one step, as log p and log(1 - p), with the error of each logarithm."""
 
     log_p: np.ndarray
     log_rest: np.ndarray
@@ -208,7 +211,7 @@ def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_r
 def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return D = n kl(k/n, p), `log sqrt(n/(2 pi k (n-k))) - D`, and a bound on the error of each of the two.
 
-    kl(x, p) is the Kullback-Leibler divergence of a coin of chance x from a coin with the chance p of `hit`.
+    kl(x, p) is the Kullback-Leibler divergence of an event of probability x from one of probability p, that of `hit`.
     """
     x = k / n
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -224,7 +227,10 @@ def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, 
 
 
 def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
-    """Return an upper bound of log Pr[N >= k] for the number N of hits in n steps; k is whole and at least 1."""
+    """Return an upper bound of log Pr[N >= k], where N of n independent steps have the event of probability `hit`.
+
+    k is whole and at least 1.
+    """
     divergence, log_term, error = _divergence(n, k, hit)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         most = hit.log_p + hit.error_p
@@ -239,7 +245,7 @@ def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
 
 
 def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
-    """Return a lower bound of log Pr[N >= k] for the number N of hits in n steps; k is whole and at least 1.
+    """Return a lower bound of log Pr[N >= k], with N and k as in `log_tail_above`.
 
     It is the larger of log(sum of the tail's first terms) and log(1 - b), where b is an upper bound of Pr[N < k].
     """

@@ -181,12 +181,16 @@ def plain(parts: Components) -> Tests:
 
 
 def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
-    """Return tests "at least k of n steps are hits", for several k and for C chances of a hit in each row, (B, C)."""
+    """Return tests "an event occurs in at least k of n steps", for several k and for C events in each row, (B, C).
+
+    under_p, under_q : the chance of each event in one step, under P and under Q.
+    """
     n = n[:, None, None]
     under_p, under_q = (Chance(*(x[:, :, None] for x in hit)) for hit in (under_p, under_q))
     expected = n * np.exp(under_p.log_p)
     k = np.ceil(expected - DEVIATIONS * np.sqrt(expected * np.exp(under_p.log_rest)))
-    # Where few hits are expected, such k do not reach into the tail. A rough formula for Poisson's tail gives more k.
+    # If the event is expected in few steps, such k do not reach into the tail. A rough formula for Poisson's tail gives
+    # more k.
     few = np.ceil(TAIL_NATS / np.maximum(1.0 - np.log(expected), 1.0))
     k = np.concatenate([k, few, np.ones_like(expected), np.broadcast_to(n, expected.shape)], axis=2)
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)

@@ -91,9 +91,9 @@ def _table() -> dict[str, np.ndarray]:
 
 
 def _is_inaccurate(name: str, function: Callable[..., np.ndarray]) -> bool:
-    """Return whether any value of a function is off by more than the allowed error less one unit.
+    """Return whether any value of a function has a larger error than the allowed one minus 2^-53 times the value.
 
-    One unit is the error of the table itself.
+    The difference covers the error of the table itself.
     """
     *arguments, value = _table()[name].T
     with np.errstate(all="ignore"):

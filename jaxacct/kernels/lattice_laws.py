@@ -184,9 +184,9 @@ def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int
 
 
 def plain_gaussian_nodes(deviation: Array, origin: Array, step: Array, nodes: int) -> Array:
-    """Return u_k = (origin + k step)/s + s/2, (nodes,): how far the loss origin + k step is from the mean -s^2/2.
+    """Return u_k = (origin + k step)/s + s/2, (nodes,), where s is `deviation`.
 
-    The loss is N(-s^2/2, s^2), the unit is s, and s is `deviation`.
+    The loss is N(-s^2/2, s^2), and u_k is the distance of the loss origin + k step from its mean, in units of s.
     """
     xp = namespace(deviation, origin, step)
     return (origin + step * xp.arange(nodes)) / deviation + 0.5 * deviation

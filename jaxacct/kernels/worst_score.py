@@ -247,7 +247,7 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
 
 
 def _placed(density: Array, pieces: Array, first: Array, last: Array, count: int) -> Array:
-    """Return `count` ascending cells from `first` on and below `last`, as close together as the density says.
+    """Return `count` ascending cells, at least `first` and below `last`, as close together as the density says.
 
     density : one number for each interval between neighbouring `pieces`.
     """

@@ -214,7 +214,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def overlap(self) -> int:
-        """Distance from which on columns are orthogonal: columns i and j of C are if ``|i - j| >= overlap``."""
+        """Columns i and j of C are orthogonal if ``|i - j| >= overlap``."""
 
     @property
     def entry_error(self) -> float:

@@ -952,7 +952,8 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
         if wide.size == 0:
             break
         groups = list(_in_groups(wide, owner, together, apart, distance))
-        # a call's contour is placed for the row after the group, whose loss is larger: slots far for it are far for all
+        # A contour for E(S - k)_+ is placed for the row after the group. The loss of this row is larger, so a slot that
+        # is far for this row is far for all rows of the group.
         place = lambda rows: min(int(rows[-1]) + 1, int(last[rows[0]])) if sign > 0 else int(rows[rows.size // 2])
         placed = np.array([place(rows) for rows in groups])
         hopeless[wide] = True  # it stays True for losses whose contour is not evaluated

@@ -442,7 +442,7 @@ class Errors:
 
 
 def _boxed(path: Path, edges: np.ndarray, side: int) -> Boxed:
-    """Bound each path on the boxes: unmoved if side = 0, moved up by its strip if side = 1, and down if side = -1."""
+    """Return bounds of each path on the boxes. The path is moved by `side` times its strip; side is 0, 1 or -1."""
     turn, shift, inside = abs(side) * path.strip / path.width, path.shift[:, None], path.start[:, None]
     inside = (edges[:-1] < inside) & (inside < edges[1:])
     windows, imaginary, slopes = path.window(edges, abs(side) * path.strip)

@@ -5,12 +5,12 @@ The bulk lies below `low`, the far tail above `high`, and the jumps between them
     bulk   A(z) = int w1 w2 P e^{zL} du          w1(u) = Phi((low - u)/low_blur)
     jump   B(z) = int (1 - w1) w2 P e^{zL} du    w2(u) = Phi((high - u)/high_blur)
 
-P is the density of u, and L its privacy loss.  The likelihood ratio is mix = 1 - q + q e^y, with y = u/sigma -
-1/(2 sigma^2).  The contour integrates `prod (A+B)^n - (1 - keep_bulk) prod A^n`:
-compositions without a step in the far tail, and for keep_bulk = 0 only such compositions with at least one jump.  The
-windows are entire functions, so that the trapezoid rule stays exponentially accurate.  The nodes of the rule are
-equidistant in `v = u + warp L(u)`.  So they are close in u where the loss is steep, and one point per turn suffices to
-follow e^{itL}.
+w1 is called the low window, and w2 the far window.  P is the density of u, and L its privacy loss.  The likelihood
+ratio is mix = 1 - q + q e^y, with y = u/sigma - 1/(2 sigma^2).  The contour integrates
+`prod (A+B)^n - (1 - keep_bulk) prod A^n`: compositions without a step in the far tail, and for keep_bulk = 0 only such
+compositions with at least one jump.  The windows are entire functions, so that the trapezoid rule stays exponentially
+accurate.  The nodes of the rule are equidistant in `v = u + warp L(u)`.  So they are close in u where the loss is
+steep, and one point per turn suffices to follow e^{itL}.
 
 Bounds of the errors of A and B follow: quadrature, the terms beyond the cut-off in t, and periodic images.  Each is
 relative to the part's own value on the real axis (kernels/README.md, sections 1, 2 and 6).

@@ -407,7 +407,7 @@ class Contents:
 
 
 def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None) -> Counter[Release]:
-    """Return the releases that `steps` steps under a plan, from `step` on, add to what a run has spent."""
+    """Return the releases that the steps `step` to `step + steps - 1` of a plan add to what a run has spent."""
     if steps < 1:
         return Counter()
     end = step + steps
@@ -432,7 +432,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None
 
 
 def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, run: str | None = None) -> int:
-    """Return how many steps of a plan, from `step` on, fit the plan's target and filter beside the ledger's entries."""
+    """Return how many steps, beginning with `step`, the plan's target and filter allow beside the ledger's entries."""
     name = ledger.run if run is None else run
     own, left = ledger.runs.get(name, Spent()), plan.steps - step
     if plan.target_epsilon is None and plan.filter is None:

@@ -87,7 +87,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
 
 
 def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
-    """Return the selected records among the `rows` records from `first` on, numbered from 0 at `first`."""
+    """Return the selected records from `first` to `first + rows - 1`, numbered from 0 at `first`."""
     places = drawn.indices.shape[0]
     at = drawn.indices - first
     mine = (jnp.arange(places, dtype=jnp.int32) < drawn.count) & (at >= 0) & (at < rows)
