@@ -498,7 +498,9 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
 
     def reached(relation: str, tail: float) -> float:
         """Return about the eps at which delta is `tail`, at most 700: e^700 does not overflow."""
-        some = replace(profile, relation=relation, rtol=max(rtol, 0.01))
+        some = replace(
+            profile, relation=relation, rtol=max(rtol, 0.01) if profile.engine == "lattice" else profile.rtol
+        )
         eps = float(some.epsilon(min(1.000001 * floor + tail, 0.5)).upper)
         return min(eps, 700.0) if np.isfinite(eps) else FARTHEST_EPSILON
 
@@ -507,8 +509,10 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
     # The best slope e^x for a rate a has e^x a <= 1. The best slope e^-x has x <= log 2 + (the eps at which the reverse
     # direction's delta is (1 - a)/2); one more is added.
     farthest = reached(profile.relation, 1e-10)
-    back = reached(REVERSED.get(profile.relation, profile.relation), 0.45 * (1.0 - most)) + 1.7
-    highest, lowest = min(farthest, -np.log(least)), min(farthest, back, 20.0 - np.log1p(-most))
+    highest, lowest = min(farthest, -np.log(least)), min(farthest, 20.0 - np.log1p(-most))
+    if inner.size > 1:  # for one rate the reverse direction's eps costs more than it saves
+        back = reached(REVERSED.get(profile.relation, profile.relation), 0.45 * (1.0 - most)) + 1.7
+        lowest = min(lowest, back)
     # the slope e^eps = 0, at which delta is 1, is added to this grid below
     epsilon = np.linspace(-max(lowest, 1e-6), max(highest, 1e-6), 65)
     if inner.size < fpr.size:
