@@ -14,7 +14,7 @@ import jaxacct as ja
 from jaxacct import selection
 from jaxacct.mechanisms import directions
 from jaxacct.mechanisms.base import register
-from jaxacct.mechanisms.profile import pair_of_profile
+from jaxacct.mechanisms.profile import BracketedProfile, pair_above, pair_below, pair_of_profile
 
 
 def profile_of(pair, eps):
@@ -58,6 +58,23 @@ def test_pair_of_random_points_has_their_hull_as_its_profile(chosen):
     expected = hull(eps, delta, reverse, alphas)
     assert np.all(got >= expected - 1e-12)
     np.testing.assert_allclose(got, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("unknown", [slice(None), slice(0, 1), slice(10, 20), slice(39, None)])
+def test_a_delta_that_is_nan_is_anything_from_0_to_1(unknown):
+    eps = np.linspace(0.0, 6.0, 40)
+    delta = np.asarray(ja.delta(ja.Gaussian(1.0), eps).estimate)
+    known = BracketedProfile(eps, delta * (1 - 1e-9), delta * (1 + 1e-9))
+    ends = known.lower.copy(), known.upper.copy()
+    for end in ends:
+        end[unknown] = np.nan
+    some = BracketedProfile(eps, *ends)
+    at = np.linspace(-6.0, 6.0, 241)
+    truth = np.asarray(ja.delta(ja.Gaussian(1.0), np.abs(at)).estimate)
+    truth = np.where(at < 0.0, 1.0 - np.exp(at) * (1.0 - truth), truth)
+    for given_profiles in ((known, some), (some, known), (some, some)):
+        assert np.all(profile_of(pair_above(*given_profiles), at) >= truth * (1 - 1e-12))
+        assert np.all(profile_of(pair_below(*given_profiles), at) <= truth * (1 + 1e-8))
 
 
 def test_points_are_met_and_all_between_stays_above():

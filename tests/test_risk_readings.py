@@ -111,7 +111,7 @@ def test_any_place_gives_a_sound_bracket():
         best = best_epsilon(deltas, fpr)
         for width in (1e-3, 0.1, 1.0):
             found = rate_at(deltas, Place(best.epsilon + shift, best.deviation), fpr, width)
-            assert np.all(found.low <= truth * (1 + 1e-12)) and np.all(found.high >= truth * (1 - 1e-12)), shift
+            assert np.all(found.lower <= truth * (1 + 1e-12)) and np.all(found.upper >= truth * (1 - 1e-12)), shift
     assert np.all(np.abs(best.epsilon - (norm.isf(fpr) - 0.5)) < 1e-3)
 
 

@@ -128,8 +128,10 @@ def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray)
         p_k = (f_{k-1} - f_k)/(1 - e^{-(eps_k - eps_{k-1})}) - (f_k - f_{k+1})/(e^{eps_{k+1} - eps_k} - 1),
 
     which is e^{eps_k} times the change of slope at the vertex. Atoms of loss -eps_k follow in the same way from the
-    reverse points, with the two laws exchanged. A negative p_k marks a point above the hull. Masses are rounded up.
+    reverse points, with the two laws exchanged. A negative p_k marks a point above the hull. Masses are rounded up. A
+    delta that is NaN is unknown, and counts as 1.
     """
+    delta, reverse = (np.where(np.isnan(x), 1.0, x) for x in (delta, reverse))
     # H_a(P || Q) falls as `a` grows: its value 1 - a + a * reverse at a = e^-eps <= 1 bounds f at every a >= 1
     fall = np.minimum.accumulate
     across_f, across_r = (np.min(-np.expm1(-epsilon) + x * np.exp(-epsilon)) for x in (reverse, delta))
@@ -293,7 +295,10 @@ def pair_above(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePa
 
 def pair_below(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePair:
     """Return a pair that the two profiles dominate, except for rounding, which `direction_of` allows for."""
-    corners = (_corners(*forward), _corners(*reverse))
+    known = (
+        BracketedProfile(eps, np.nan_to_num(low), np.nan_to_num(high, nan=1.0)) for eps, low, high in (forward, reverse)
+    )
+    corners = tuple(_corners(*profile) for profile in known)  # a delta that is NaN is unknown: from 0 to 1
     centre = min(values[0] for _, values in corners)
     for _, values in corners:
         values[0] = centre

@@ -108,7 +108,7 @@ class Law(ABC):
         """
         return _steepness(*evaluated(self, y)[1:])
 
-    def rise(self, x: ArrayLike, y: ArrayLike, d: ArrayLike) -> Numbers:
+    def rise(self, x: np.ndarray, y: np.ndarray, d: np.ndarray) -> Numbers:
         """Return `phi(x) - phi(x - d)`, in NumPy, where y is 1 - x.
 
         Its relative error is small if those of x, y and d are.
@@ -262,7 +262,7 @@ class TruncatedNegativeBinomial(Law):
         odds, more = (1.0 - self.gamma) / self.gamma, self.eta + 1.0  # phi' = mean (1 + odds y)^-(eta+1)
         return np.log(self.mean) - more * np.log1p(odds * y), more * odds / (1.0 + odds * y)
 
-    def rise(self, x: Any, y: Any, d: Any) -> Numbers:
+    def rise(self, x: np.ndarray, y: np.ndarray, d: np.ndarray) -> Numbers:
         # mean/odds b^-eta (1 - (1 + odds d/b)^-eta)/eta with b = 1 + odds y
         odds, flat = (1.0 - self.gamma) / self.gamma, np.abs(self.eta) < 1e-290
         grown = np.log1p(odds * d / (1.0 + odds * y))
@@ -398,7 +398,7 @@ class Poisson(Law):
     def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
         return np.log(self.mean) - self.mean * y, self.mean + 0.0 * y
 
-    def rise(self, x: Any, y: Any, d: Any) -> Numbers:
+    def rise(self, x: np.ndarray, y: np.ndarray, d: np.ndarray) -> Numbers:
         return np.exp(-self.mean * y) * -np.expm1(-self.mean * d)
 
     def probability(self, k: ArrayLike) -> np.ndarray:
@@ -431,7 +431,7 @@ class _Trials(Law):
         log_base, base = generating.binomial_base(p, x, y)
         return np.log(n * p) + (n - 1.0) * log_base, (n - 1.0) * p / base
 
-    def rise(self, x: Any, y: Any, d: Any) -> Numbers:
+    def rise(self, x: np.ndarray, y: np.ndarray, d: np.ndarray) -> Numbers:
         n, p = self._trials
         log_base, base = generating.binomial_base(p, x, y)
         with np.errstate(divide="ignore"):
@@ -569,7 +569,7 @@ class Categorical(Law):
     def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
         return _steepness(*generating.polynomial(np.moveaxis(self.probabilities, -1, 0), x)[1:])
 
-    def rise(self, x: ArrayLike, y: ArrayLike, d: ArrayLike) -> Numbers:
+    def rise(self, x: np.ndarray, y: np.ndarray, d: np.ndarray) -> Numbers:
         return generating.categorical_rise(np.moveaxis(self.probabilities, -1, 0), x, d)
 
     def probability(self, k: ArrayLike) -> np.ndarray:

@@ -39,29 +39,25 @@ CELLS = 200
 BOX, MOST_BOXES = 0.6, 50
 """The nodes of a normal are grouped into boxes. log X grows by BOX over one box, or by more where that would take more
 than MOST_BOXES boxes."""
-WINDOWS = ((1.0, 8.0), (0.75, 0.0), (0.0, 1.0), (0.8, 60.0), (1.0, 60.0), (0.8, 8.0), (0.5, 0.0), (0.3, 0.0))
+WINDOWS = ((0.0, 1.0), (0.8, 8.0), (0.8, 60.0), (1.0, 8.0), (1.0, 60.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0))
 """Two numbers for each path that is tried: its shift as a share of the largest shift, and the value of |z| X/b where
 its window begins. If the second number is 0, the path has no window: the shift is the same everywhere."""
 GROUPS = 16
 """Approximate number of wedges into which the nodes of a line are divided."""
-RANK = 36
-"""Number of rows and columns of the two matrices whose product is a bin's factor, but for rounding."""
 REACH = 9.0
 """Approximate largest node of a lattice, in standard deviations of a normal."""
-BLOCK = 7
+BLOCK = 9
 """Number of nodes over which a matrix product is summed at a time."""
 LEAST = -200.0
 """Exponents with a smaller real part are raised to this, so that no product is subnormal."""
 MOST_WORK = 3e10
-"""Largest number of multiplications for one contour. All contours of one question may take 1.5 times as many."""
+"""Largest number of multiplications for one contour. All contours of one call may take four times as many."""
 PLACING = 5e8
 """Choosing a contour counts as this many multiplications."""
 MOST_HALF, MOST_NODES = 400, 1500
 """MOST_HALF is the largest `half` of a `Lattice`, and MOST_NODES the largest number of nodes on a line."""
 SIZES = 1e-6, 20.0
 """Smallest and largest standard deviation of a bin's normal for which contours are tried."""
-ROUNDED = 40.0 * ROUNDOFF
-"""Guess of the relative rounding error of sums, for each bin."""
 MOST_TURN = 3.0
 """Largest shift of a normal that is tried, in standard deviations of the normal."""
 ABSOLUTE = 3e-15
@@ -133,8 +129,8 @@ class Bins:
             yield Kind(first, second, variance, len(alike))
 
     def runs(self) -> Iterator[tuple[float, float, int]]:
-        """Yield (first, second, count) of equal neighbours among the bins 0 to b - 2."""
-        for pair, some in itertools.groupby(zip(self.first[:-1].tolist(), self.second[:-1].tolist(), strict=True)):
+        """Yield (first, second, count) of equal neighbours among the bins 1 to b - 2."""
+        for pair, some in itertools.groupby(zip(self.first[1:-1].tolist(), self.second[1:-1].tolist(), strict=True)):
             yield *pair, len(list(some))
 
 
@@ -184,102 +180,56 @@ def lattice_for(bins: Bins, nats: float) -> Lattice:
     return Lattice(step, BLOCK * int(np.ceil(REACH / step / BLOCK - 0.5)) + BLOCK // 2)
 
 
-class Factor(NamedTuple):
-    """A matrix, its Frobenius norm, and a bound of the norm of its rounding error in units of `ROUNDOFF`."""
-
-    entries: np.ndarray
-    norm: float
-    off: float
-
-    @classmethod
-    def of(cls, entries: np.ndarray, off: float = 0.0) -> Factor:
-        return cls(entries, float(np.linalg.norm(entries)), off)
-
-    def times(self, other: Factor) -> Factor:
-        """Multiply block by block: this rounds less, and the linear algebra library starts hardly any threads."""
-        one, two = self.entries, other.entries
-        blocks = np.matmul(one.reshape(len(one), -1, BLOCK).swapaxes(0, 1), two.reshape(-1, BLOCK, two.shape[1]))
-        units = 2.83 * BLOCK + len(blocks).bit_length()
-        while len(blocks) > 1:  # in pairs, so that each block is in few sums
-            half = len(blocks) // 2
-            blocks[:half] += blocks[-half:]
-            blocks = blocks[:-half]
-        off = self.off * other.norm + (self.norm + ROUNDOFF * self.off) * other.off + units * self.norm * other.norm
-        return Factor.of(blocks[0], off)
-
-    def thin(self) -> tuple[Factor, Factor, float]:
-        """Return B and Q with few rows and columns, and a bound of the norm of self - QB in units."""
-        some = np.random.default_rng(0).standard_normal((len(self.entries), RANK))
-        q = np.linalg.qr(self.entries @ some)[0]
-        b = q.conj().T @ self.entries
-        scale = np.maximum(np.linalg.norm(b, axis=1), 1e-100) ** 0.5
-        pair = b / scale[:, None], q * scale  # Frobenius norms whose product is near that of QB
-        rest = float(np.linalg.norm(self.entries - pair[1] @ pair[0])) / ROUNDOFF + self.norm + self.off
-        rest += 2.83 * (RANK + 1.0) * float(np.linalg.norm(np.abs(pair[1]) @ np.abs(pair[0])))
-        return Factor.of(pair[0]), Factor.of(pair[1]), rest
-
-    def then(self, other: Factor, count: int) -> Factor:
-        """Multiply by a power of another matrix, by squaring where that is less work."""
-        found = self
-        while count:
-            one_by_one = len(found.entries) * count <= len(other.entries) * count.bit_length()
-            for _ in range(count if one_by_one else count & 1):
-                found = found.times(other)
-            count = 0 if one_by_one else count >> 1
-            other = other.times(other) if count else other
-        return found
-
-
 def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.ndarray:
-    """Return Psi at each z by sums over the lattice on the path of this z, and a bound of their rounding, (2, N)."""
-    s, ring = lattice.nodes, bins.second[-1] > 0.0
+    """Return Psi at each z, (N,), by sums over the lattice on the path of this z."""
+    s = lattice.nodes
     real = not (np.any(z.imag) or np.any(path.shift))
     windows, _, slopes = path.window(s)
 
-    def at(one: complex, shift: float, window: np.ndarray, slope: np.ndarray) -> tuple[complex, float]:
-        turn, far = shift * window, np.abs(s) + shift
+    def at(one: complex, shift: float, window: np.ndarray, slope: np.ndarray) -> complex:
+        turn = shift * window
         y = s if real else s - 1j * turn
         weight = lattice.step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * s * s)  # s * s is exact, the square of y is not
-        weight = weight if shift == 0.0 else weight * np.exp(turn * (0.5 * turn + 1j * s)) * (1.0 - 1j * shift * slope)
+        weight = weight if real else weight * np.exp(turn * (0.5 * turn + 1j * s)) * (1.0 - 1j * shift * slope)
         scale = -(one.real if real else one) / bins.count
-        lean = [np.exp(coefficient * y - 0.5 * coefficient**2) for coefficient in (bins.first[0], bins.second[0])]
-        moduli = np.exp(np.maximum(np.multiply.outer(scale * lean[0], lean[1]).real, LEAST)) * np.abs(weight)
-        before = after = np.ones(s.size)
-        for _ in range(6):  # with positive eigenvectors of the moduli, no other root gives a smaller norm
-            before, after = before @ moduli, moduli @ after
-            before, after = before / np.max(before), after / np.max(after)
-        root = np.sqrt(np.abs(weight) * np.clip(before / after / np.abs(weight), 1e-6, 1e6))
-        right = weight / root
-        own = 15.0 + (25.0 + 16.0 * shift * np.sqrt(window) * far if shift > 0.0 else 0.0 * s)  # units of weights
 
-        made = lambda entries, units: Factor.of(entries, float(np.linalg.norm(np.abs(entries) * units + 1e-60)))
+        def kernel(a: float, b: float) -> np.ndarray:
+            grown = [np.exp(coefficient * y - 0.5 * coefficient**2) for coefficient in (a, b)]
+            exponent = np.multiply.outer(scale * grown[0], grown[1])
+            np.maximum(exponent.real, LEAST, out=exponent.real)
+            return np.exp(exponent, out=exponent)
 
-        def factor(a: float, b: float, to: np.ndarray) -> Factor:
-            """Return the factor of a bin times the weight of its second normal, which has the nodes `to`."""
-            grown, also = np.exp(a * y - 0.5 * a * a), np.exp(b * y[: to.size] - 0.5 * b * b)
-            exponent = np.multiply.outer(scale * grown, also)
-            exponent[exponent.real < LEAST] = LEAST
-            units = 24.0 * np.add.outer(a * far, b * far[: to.size] + a * a + b * b) + 30.0
-            units = np.abs(exponent) * units + own[: to.size]
-            return made(root[:, None] * np.exp(exponent, out=exponent) * to, units)
-
-        # the trace of a product that ends with the last bin's factor; of a ring this is `close` start + a small rest
-        last, rest = factor(bins.first[-1], bins.second[-1], right if ring else np.ones(1)), 0.0
-        start, close = made(right[None], own), last
-        if ring:
-            start, close, rest = last.thin()
-        found, norms = start, 1.0
+        product = weight[:, None] * kernel(bins.first[0], bins.second[0]) * weight
+        if bins.second[-1] == 0.0:
+            product = np.sum(product, axis=0, keepdims=True)
         for a, b, many in bins.runs():
-            each = factor(a, b, right)
-            found, norms = found.then(each, many), norms * (each.norm + ROUNDOFF * each.off) ** many
-        off = found.off * close.norm + (found.norm + ROUNDOFF * found.off) * close.off + rest * norms
-        parts = found.entries * close.entries.T
-        off += 2.0 * (lattice.half + len(parts) + 5.0) * float(np.sum(np.abs(parts)))
-        return complex(np.sum(parts)), 1.01 * ROUNDOFF * off
+            product = _times_power(product, kernel(a, b) * weight, many)
+        last = kernel(bins.first[-1], bins.second[-1])
+        return np.sum(np.sum(product * last.T[: len(product)], axis=1))
 
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite narrow no bracket
-        found = [at(*each) for each in zip(z.tolist(), path.shift.tolist(), windows, slopes, strict=True)]
-        return np.array(found).reshape(-1, 2).T
+        return np.array([at(*each) for each in zip(z.tolist(), path.shift.tolist(), windows, slopes, strict=True)])
+
+
+def _times_power(product: np.ndarray, kernel: np.ndarray, count: int) -> np.ndarray:
+    """Return product kernel^count, by squaring where that is less work."""
+    while count:
+        one_by_one = len(product) * count <= len(kernel) * count.bit_length()
+        for _ in range(count if one_by_one else count & 1):
+            product = _times(product, kernel)
+        count = 0 if one_by_one else count >> 1
+        kernel = _times(kernel, kernel) if count else kernel
+    return product
+
+
+def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Multiply matrices block by block: this rounds less, and the linear algebra library starts hardly any threads."""
+    blocks = np.matmul(a.reshape(len(a), -1, BLOCK).swapaxes(0, 1), b.reshape(-1, BLOCK, b.shape[1]))
+    while len(blocks) > 1:  # in pairs, so that each block is in few sums
+        half = len(blocks) // 2
+        blocks[:half] += blocks[-half:]
+        blocks = blocks[:-half]
+    return blocks[0]
 
 
 class Decay(NamedTuple):
@@ -325,7 +275,7 @@ class Boxed(NamedTuple):
 
 
 class Errors:
-    """Bounds of the error of sums over a lattice, without their rounding."""
+    """Bounds of the error of `transform` on a lattice."""
 
     def __init__(self, bins: Bins, lattice: Lattice) -> None:
         self.bins, self.lattice, self.kinds = bins, lattice, list(bins.kinds())
@@ -343,6 +293,7 @@ class Errors:
         self.mass = np.concatenate([tail, np.maximum(sums, integrals) * (1.0 + 1e-12), tail])
         strips = np.linspace(0.25, 0.98, 8) * min(RIGHT / bins.largest, 2.0 * np.pi / step)
         self.straight = (bins.count + 3.0) * 2.0 * (float(np.min(_geometric(strips, step))) + tail[0])
+        self.units = bins.count * (2.83 * BLOCK + (nodes // BLOCK).bit_length() + 40.0) + 4.0 * half + 100.0
 
     def freed(self, x: Array) -> Array:
         """Bound log E e^{-x rest} - log E e^{-xS} from above; `rest` is S without the two bins that share one y_j."""
@@ -353,43 +304,45 @@ class Errors:
         return np.minimum(2.0 * np.minimum(np.min(each, axis=-1), x[..., 0]) + 1e-9, 600.0)
 
     def log_error(self, decay: Decay, z: Wedge, path: Path) -> np.ndarray:
-        """Bound the log of the error for every z of each wedge: without rounding, and with a guess of it, (2, N)."""
+        """Bound the log of the error of the transform from above, (N,), for every z of each wedge."""
         bins, edges, step = self.bins, self.edges, self.lattice.step
         turned = np.maximum(z.high - path.shift * bins.angles[0], path.shift * bins.angles[1] - z.low)
         away = np.where(np.isinf(path.start), turned, z.high)
         x = np.where(path.shift == 0.0, z.real, z.least * np.cos(np.minimum(away, RIGHT)))
         x = np.maximum(x, 0.0) * (1.0 - 1e-9)
-        log_total, pair = np.zeros(x.size), np.zeros((2, 3, x.size))
+        log_total, units = np.zeros((2, x.size))
+        pair = np.zeros((2, 3, x.size))
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             sides = [_boxed(path, edges, side) for side in (0, 1, -1)]
             plain = self.mass * np.maximum.accumulate(sides[0].density, axis=1)
             beyond = np.where(np.isinf(np.diff(edges)), plain, 0.0)
             weights = plain, sides[1].density, sides[2].density, beyond
             for kind in self.kinds:
-                total, missed = self._bin(kind, z, x, path, sides, weights)
+                total, rounded, missed = self._bin(kind, z, x, path, sides, weights)
                 log_total += 0.5 * kind.many * np.log(total)
+                units += kind.many * np.sqrt(rounded / total)
                 pair = np.maximum(pair, np.sqrt(missed / total))
             lost = _geometric(path.strip, step, False)
             both = np.sum(pair[0] * pair[1] * [lost, lost, np.ones(x.size)], axis=0)
             freed = np.exp(self.freed(x))
-            both = np.array([freed * both, freed * both + ROUNDED])
-            found = np.log(1.05 * bins.count * both) + log_total + decay(x)
+            units += self.units + 16.0 * bins.count * path.shift * (step * self.lattice.half + path.shift)
+            found = np.log(1.05 * (freed * bins.count * both + ROUNDOFF * units)) + log_total + decay(x)
         return np.where((self.straight * freed < 0.01) & ~np.isnan(found), found, np.inf)
 
     def _bin(
         self, kind: Kind, z: Wedge, x: np.ndarray, path: Path, sides: list[Boxed], weights: tuple[np.ndarray, ...]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Bound squared norms of a bin's factor, (N,), and of errors of lattice sums, (place, cause, N).
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Bound squared norms of a bin's factor, of the factor times its rounding error, and of errors of lattice sums.
 
-        place : the place of the normal in the bin. In the three causes the normal is shifted up, is shifted down, or
-        lies beyond the lattice.
+        The last bounds have shape (place of the normal in the bin, cause, N). In the three causes the normal is shifted
+        up, is shifted down, or lies beyond the lattice.
         """
         both, most = (kind.first, kind.second), z.size / self.bins.count
         along = lambda place, values: values[:, None, :] if place else values[:, :, None]
         each = lambda values: values[:, None, None]
 
-        def rise(used: tuple[Boxed, Boxed], x: np.ndarray) -> Array:
-            """For each box return an upper bound, at least 0, of log(the bin's factor/e^{-x X/b})."""
+        def rise(used: tuple[Boxed, Boxed], x: np.ndarray) -> tuple[Array, Array]:
+            """For each box return an upper bound of X, and one, at least 0, of log(the bin's factor/e^{-x X/b})."""
             log, low, high = -0.5 * kind.variance[0], each(z.low), each(z.high)
             for place, ((least, largest), boxed) in enumerate(zip(both, used, strict=True)):
                 if largest > 0.0:
@@ -401,48 +354,40 @@ class Errors:
             if used[0] is used[1]:  # on the real line the factor is e^{-Re z X/b}
                 least = np.where(each(path.shift) == 0.0, each(z.real / self.bins.count), least)
             size, rate = np.exp(log) * (1.0 + 1e-12), each(x / self.bins.count) - least
-            return np.where(rate > 0.0, size * rate, 0.0)
+            return size, np.where(rate > 0.0, size * rate, 0.0)
 
         norm = lambda values, one, two: np.einsum("nij,ni,nj->n", values, one, two)
         ordered = lambda place, one, two: (two, one) if place else (one, two)
         grow = np.maximum.accumulate
         shape = x.size, *(self.mass.size,) * 2
-        log = np.broadcast_to(rise((sides[0], sides[0]), x), shape)
+        size, log = (np.broadcast_to(part, shape) for part in rise((sides[0], sides[0]), x))
         square = np.exp(2.0 * grow(grow(log, axis=1), axis=2))
+        far = np.maximum(np.abs(self.edges[1:]), np.abs(self.edges[:-1])) + path.shift[:, None]
+        far = np.where(np.isinf(far), 0.0, far)  # the two infinite boxes have no nodes
+        spread = 24.0 * (kind.variance[1] + sum(along(p, both[p][1] * far) for p in (0, 1))) + 30.0
+        nodes = np.isfinite(np.diff(self.edges))
+        units = np.where(nodes[:, None] & nodes, square * np.square(each(most) * size * spread), 0.0)
         plain, missed = weights[0], np.empty((2, 3, x.size))
         for place, (kind_of, side) in itertools.product((0, 1), enumerate(sides[1:])):
-            shifted = np.broadcast_to(rise(ordered(place, side, sides[0]), np.zeros(x.size)), shape)
+            shifted = np.broadcast_to(rise(ordered(place, side, sides[0]), np.zeros(x.size))[1], shape)
             moved = np.exp(2.0 * grow(shifted, axis=2 - place))
             missed[place, kind_of] = norm(moved, *ordered(place, weights[1 + kind_of], plain))
         missed[:, 2] = [norm(square, *ordered(place, weights[3], plain)) for place in (0, 1)]
-        return norm(square, plain, plain), missed
+        return norm(square, plain, plain), norm(units, plain, plain), missed
 
-    def best_paths(
-        self, decay: Decay, z: np.ndarray, log_scale: Array = 0.0, log_goal: float = -np.inf
-    ) -> tuple[Path, np.ndarray]:
-        """Return a path for each z, and the log of a bound of its error; stop where all errors meet a common goal.
-
-        log_scale : log of the factor of each error in the sum of errors whose log may be `log_goal`.
-        """
+    def best_paths(self, decay: Decay, z: np.ndarray) -> tuple[Path, np.ndarray]:
+        """Return a path for each z, and the log of a bound of the error on this path."""
         groups = np.arange(0, z.size, max(1, z.size // GROUPS))
-        wedge, enough = Wedge.around(z, groups), log_goal - np.log(groups.size)
-        enough = enough - np.logaddexp.reduceat(log_scale + np.zeros(z.size), groups)
+        wedge = Wedge.around(z, groups)
         tried = paths(self, wedge)
-        found, best = Path(*(each.copy() for each in tried[0])), np.full((2, groups.size), np.inf)
-        for path in tried:
-            left = np.flatnonzero(best[1] > enough)
-            logs = self.log_error(decay, Wedge(*(each[left] for each in wedge)), Path(*(each[left] for each in path)))
-            better = logs[1] < best[1, left]
-            left = left[better]
-            best[:, left] = logs[:, better]
-            for mine, theirs in zip(found, path, strict=True):
-                mine[left] = theirs[left]
-        many = np.diff(np.append(groups, z.size))
-        return Path(*(np.repeat(each, many) for each in found)), np.repeat(best[0], many)
+        logs = np.array([self.log_error(decay, wedge, path) for path in tried])
+        best, many = np.argmin(logs, axis=0), np.diff(np.append(groups, z.size))
+        chosen = Path(*(np.repeat(np.choose(best, each), many) for each in zip(*tried, strict=True)))
+        return chosen, np.repeat(np.min(logs, axis=0), many)
 
 
 def _boxed(path: Path, edges: np.ndarray, side: int) -> Boxed:
-    """Return bounds of each path on the boxes. The path is moved by `side` times its strip; side is 0, 1 or -1."""
+    """Bound each path on the boxes: unmoved if side = 0, moved up by its strip if side = 1, and down if side = -1."""
     turn, shift, inside = abs(side) * path.strip / path.width, path.shift[:, None], path.start[:, None]
     inside = (edges[:-1] < inside) & (inside < edges[1:])
     windows, imaginary, slopes = path.window(edges, abs(side) * path.strip)
@@ -489,10 +434,8 @@ def decay_of(bins: Bins, x: np.ndarray) -> Decay:
     """Bound Psi from above at ascending x > 0. An x where sums over the lattice may be off by over 1 % is left out."""
     errors = Errors(bins, lattice_for(bins, 45.0 + np.log(bins.count)))
     x = x[errors.straight * np.exp(errors.freed(x)) < 0.01]
-    value, off = transform(
-        bins, errors.lattice, x + 0j, Path(*np.outer([0.0, -np.inf, 1.0, 1.0], np.ones(x.size)))
-    ).real
-    return Decay(np.append(0.0, x), np.append(0.0, np.log(np.maximum(value + off, 1e-290)) + 0.02))
+    value = transform(bins, errors.lattice, x + 0j, Path(*np.outer([0.0, -np.inf, 1.0, 1.0], np.ones(x.size)))).real
+    return Decay(np.append(0.0, x), np.append(0.0, np.log(np.maximum(value, 1e-290)) + 0.02))
 
 
 def log_modulus(bins: Bins, decay: Decay, size: Array, low: Array, high: Array) -> Array:
@@ -632,26 +575,25 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float
         work = (nodes + 3.0) * _work(bins, lattice)
         if work < most and lattice.half < MOST_HALF and log_most > log_goal:
             errors = Errors(bins, lattice)
-            log_scale = np.log(np.abs(factor)) + k * z.real
-            path, logs = errors.best_paths(decay, z, log_scale, log_goal)
-            log_error = float(np.logaddexp.reduce(logs + log_scale))
+            path, logs = errors.best_paths(decay, z)
+            log_error = float(np.logaddexp.reduce(logs + np.log(np.abs(factor)) + k * z.real))
             if log_error < log_most:  # a finer lattice is used only if its error is smaller by a factor e
                 found, log_most = (lattice, work, path, logs), max(log_error - 1.0, log_goal)
     if found is None:
         raise ArithmeticError("a contour for these bins takes too long, or its error is too large")
     lattice, work, path, logs = found
-    value, off = transform(bins, lattice, z, path)
+    value = factor * transform(bins, lattice, z, path)
     last, turns = step * np.array([count]), 2.0 * np.pi * width / step
     beyond = Cells(line.at(last)[0].real, log_beyond(bins, decay, line, 0.0, last))
     cut = -turns - np.log(-np.expm1(-turns))
-    return Contour(z, factor * value, (np.exp(logs) + off.real) * np.abs(factor), strips, cut, beyond), work
+    return Contour(z, value, np.exp(logs) * np.abs(factor), strips, cut, beyond), work
 
 
 def _work(bins: Bins, lattice: Lattice) -> float:
     """Estimate the number of multiplications for one z; an exponential counts as 60."""
     points, rows = 2.0 * lattice.half + 1.0, 3.0 if bins.second[-1] == 0.0 else 2.0 * lattice.half + 1.0
     steps = [60.0 + min(many * rows, 2.0 * points * np.log2(many + 1)) for _, _, many in bins.runs()]
-    return points**2 * (60.0 * (rows > 3.0) + sum(steps))
+    return points**2 * (120.0 + sum(steps))
 
 
 def theorems(bins: Bins, sign: float, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
