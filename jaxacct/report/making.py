@@ -88,7 +88,7 @@ def report(
     relation : the neighbouring relation of a mechanism, by default "add_or_remove_one".  Every other subject has its
         own.
     model, organisation, contact : str
-        The model that the page is about, who releases it, and whom to ask.  The page shows at its top what is given.
+        The model's name, who releases the model, and whom to ask.  The page shows them at its top.
 
     Returns
     -------

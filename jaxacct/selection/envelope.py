@@ -195,7 +195,7 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table, weight: float = 1.0) -> Points:
     """Return, as Points, the integral of the maximum of lines `r gain - cost`; the gains ascend.
 
-    There is a point for each r_j at which another line becomes the highest.  The sum over these points is at least
+    At each r_j another line becomes the highest, and the answer has a point there.  The sum over the points is at least
     every line that is kept, even where rounding puts some r_j out of order, since `(r - r_j)_+` is at least r - r_j and
     at least 0.
     """

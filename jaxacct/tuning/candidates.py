@@ -27,6 +27,7 @@ from jaxacct.selection import Categorical, Law
 from jaxacct.training.clipping.clipped_sum import CLIP_NORM, METHODS, sensitivity
 from jaxacct.training.clipping.examples_apart import refuse_closed_over
 from jaxacct.training.plan import Plan
+from jaxacct.training.plan.plan import UNUSUAL
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
 from jaxacct.training.step.models import Untrained, join_model, split_model
@@ -42,6 +43,8 @@ STEPS_PER_CALL = 128
 """Number of training steps in one call of the compiled program; training can be interrupted between two calls."""
 CANDIDATES_PER_CALL = 16
 """Number of candidates in one call of the compiled program; it is fixed, so that shapes do not depend on K."""
+_SUPPORTED = ("candidates", "cap")
+"""Settings from `UNUSUAL` that the plan of candidates side by side may have; all others are refused."""
 
 
 @dataclass(frozen=True)
@@ -397,14 +400,12 @@ def side_by_side(
     adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
     first_clip = adaptive.initial if adaptive else clip_norm
     sensitivity(first_clip)  # refuses anything but a clip norm
-    if plan.unit != "record":
-        raise InputError(f"unit = {plan.unit!r} is not supported side by side; train each candidate by a Trainer")
-    for name in ("early_stop", "rates_digest"):
-        if getattr(plan, name) is not None:
-            word = name.replace("rates_digest", "sampling_rates")
-            raise InputError(f"{word} is not supported side by side; train each candidate by a Trainer")
     if plan.sampling in WITH_NOISE:
         raise InputError(f"sampling = {plan.sampling!r} is not supported side by side; train by a Trainer each")
+    for name, usual in UNUSUAL.items():
+        if name not in _SUPPORTED and getattr(plan, name) != usual:
+            word = name.replace("rates_digest", "sampling_rates")
+            raise InputError(f"{word} is not supported side by side; train each candidate by a Trainer")
     size = _room(plan) if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
     schedule = _schedule(plan, adaptive, private_loss)
 

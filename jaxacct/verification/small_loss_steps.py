@@ -146,7 +146,7 @@ def plan_split(
 
 
 def where_it_falls_to(function: Any, low: float, high: float, wanted: float) -> float:
-    """Return the least point in [low, high] where a falling function is at most `wanted`, to 2 %; inf if none is."""
+    """Return, to 2 %, the least point in [low, high] where a falling function is at most `wanted`, or inf."""
     if not function(high) <= wanted:
         return float("inf")
     while high > 1.02 * low:

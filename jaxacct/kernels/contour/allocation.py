@@ -522,7 +522,7 @@ round's loss.
 
 The best density is proportional to the cube root of that law's density, hence sqrt(3) times as wide."""
 NATS, FAR_NATS = 0.4, 1.5
-"""log delta falls by NATS from one loss to the next before the far tail, and by FAR_NATS in the far tail.
+"""From one loss of the grid to the next, log delta falls by the first number, and by the second in the far tail.
 
 Losses that are placed by this rule matter only in compositions of few rounds."""
 MOST_GAP = 0.06

@@ -668,7 +668,7 @@ def _of_weights(units: _Units, weight: Array, log_part: Array) -> Array:
 
 
 def weight_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Return bounds of the rounding of log A(c) and of log B(c), (2,)."""
+    """Return an array of two bounds: of the rounding of log A(c), and of that of log B(c)."""
     of_bulk, of_jump = _units(steps, c, nodes, parts)
     bulk = _of_weights(of_bulk, parts.bulk, parts.log_bulk)
     return stack(namespace(bulk), [bulk, _of_weights(of_jump, parts.jump, parts.log_jump)])

@@ -41,7 +41,7 @@ BULK_END = 13.0
 """The law of a bulk step is cut off this many window widths above the low window's centre. Bounds include the mass that
 is cut off."""
 LARGEST_EXPONENT = 600.0
-"""Largest eps that is exponentiated: e^600 is far from the largest float64."""
+"""Largest eps whose exponential is computed: e^600 is far below the largest float64."""
 LARGEST_MOMENT = 1e200
 """If a moment is larger than this, no useful bound follows from it, and the bound is inf."""
 FAR_ROUNDING = 1e-11

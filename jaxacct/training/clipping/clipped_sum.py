@@ -233,7 +233,7 @@ class _Scales(NamedTuple):
 def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
     """Compute the factors from the exponents E and the squares (|g|/2^E)^2, both of shape (parts, examples).
 
-    For a gradient with a NaN `fits` and `usable` are False.
+    If a gradient contains a NaN, `fits` and `usable` are False.
     """
     top = jnp.max(exponents, axis=0, initial=ghost.NOTHING)
     apart = exponents - top[None]

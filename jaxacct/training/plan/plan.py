@@ -82,7 +82,7 @@ _MAX_SEGMENTS = 10**6
 """Largest number of segments in a document, enough for a million steps that differ; a longer list is refused unread."""
 _TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation")
 """Settings of a plan that the plan's document holds as they are."""
-_UNUSUAL = {"candidates": "iid", "unit": "record"} | dict.fromkeys(
+UNUSUAL = {"candidates": "iid", "unit": "record"} | dict.fromkeys(
     ("cap", "noise", "groups", "early_stop", "rates_digest")
 )
 """Usual values of some settings.  A document holds such a setting only if its value differs."""
@@ -236,7 +236,7 @@ class Plan(PlanRequest):
         changed : settings by name, which replace the settings of ``like`` and the defaults.  They may include
             noise_multiplier and filter.
         """
-        names = (*_TERMS, *_UNUSUAL, "sampling_rates", "repetitions", "filter")
+        names = (*_TERMS, *UNUSUAL, "sampling_rates", "repetitions", "filter")
         kept = {} if like is None else {name: getattr(like, name) for name in names}
         known = DEFAULTS | {"filter": None}
         unknown = sorted(changed.keys() - known.keys())
@@ -528,8 +528,8 @@ class Plan(PlanRequest):
         The plan's epsilon is computed anew.
         """
         wanted = ("format", "version", *_TERMS, "noise_multiplier", "segments", "filter", "repetitions")
-        # a setting of `_UNUSUAL` that is missing has its usual value
-        if not isinstance(node, dict) or set(node) - set(_UNUSUAL) != set(wanted):
+        # a setting of `UNUSUAL` that is missing has its usual value
+        if not isinstance(node, dict) or set(node) - set(UNUSUAL) != set(wanted):
             raise InputError(f"plan must be an object with the keys {', '.join(wanted)}")
         if node["format"] != _FORMAT or node["version"] != _VERSION or type(node["version"]) is not int:
             raise InputError(f"plan: format and version must be {_FORMAT!r} and {_VERSION}, which this release reads")
@@ -545,7 +545,7 @@ class Plan(PlanRequest):
         free = {"type": "PureDP", "epsilon": 0.0}
         settings["repetitions"] = _read("law", node["repetitions"], "Selection", mechanism=free, bound="worst_case")
         settings["filter"] = _filter(node["filter"])
-        settings |= {name: node.get(name, usual) for name, usual in _UNUSUAL.items()}
+        settings |= {name: node.get(name, usual) for name, usual in UNUSUAL.items()}
         once = {"type": "SingleParticipation"}
         around = {"noise_multiplier": 1.0, "participation": once}
         settings["noise"] = _read("strategy", settings["noise"], "MatrixMechanism", **around)
@@ -721,7 +721,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             else list(value.numbers)
             if isinstance(value, EarlyStop)
             else value
-            for name, usual in _UNUSUAL.items()
+            for name, usual in UNUSUAL.items()
             if (value := getattr(plan, name)) != usual
         },
     }
