@@ -64,7 +64,7 @@ WIDE = 8e-4
 allocation are then computed at more losses."""
 MOST_BY_LOSSES = 3e-3
 """If the relative width of a bracket of epsilon is above this, profiles are not computed at more losses. The bracket is
-then wide because those of delta at each loss are wide, and more losses do not narrow these."""
+then wide because the brackets of delta at the losses are wide, and more losses do not make them narrower."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """Each relation with its directions exchanged. Relations that are not listed are symmetric."""
 _KERNEL = "jaxacct.kernels.contour"
@@ -587,7 +587,7 @@ def _epsilon_of_pairs(
 
 
 def _delta_of_pairs(above: Components, below: Components, eps: np.ndarray, effort: Effort) -> Answer:
-    """Return delta, with the mass at infinity, for a mechanism between two pairs; NaN in rows without an answer."""
+    """Return delta, the mass at infinity included, of a mechanism between two pairs; NaN in rows without an answer."""
     from jaxacct.engines import lattice
 
     ends = np.full((3, eps.size), np.nan)

@@ -236,10 +236,9 @@ def _outer(loss: np.ndarray, q: np.ndarray) -> np.ndarray:
 # A replaced record as a removed record and an added record
 
 WALK = 4
-"""The given eps or delta is split between the removal and the addition. The search for the best split takes at most
-this many steps up or down from the middle. The removal's shares of eps are evenly spaced, and its shares of delta are
-evenly
-spaced in log odds."""
+"""The given eps or delta is split between the removal and the addition. The search for the best split begins at equal
+shares, and moves the removal's share at most this many steps up or down. The steps are even in the share of eps, and
+even in the log odds of the share of delta."""
 WIDEST_LOG_ODDS = 12.0
 """Largest log odds of a share of delta that is given to the removal: shares range from e^-12 to 1 - e^-12."""
 

@@ -236,7 +236,8 @@ def least_mu(rate: Answer, least_advantage: np.ndarray, floor: np.ndarray) -> np
     least_advantage : a lower bound of delta(0).
     """
     low = np.maximum(_distance(rate.lower, floor, -1.0), _on_diagonal(0.5 * (1.0 - least_advantage), -1.0))
-    # Where 1 - rate may be below the floor, the claim says nothing at the floor, and no mu is refuted.
+    # mu-GDP is claimed only where both error rates are at least `floor`. At the false-positive rate `floor` the other
+    # error rate is 1 - rate. Where it may be below `floor`, nothing is claimed there, so no mu is refuted.
     return np.where(1.0 - rate.upper >= floor * (1.0 + 4.0 * ROUNDOFF), low, 0.0)
 
 
@@ -297,7 +298,7 @@ def _lines(deltas: Deltas, epsilon: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.stack([epsilon, found.lower, found.upper])
 
 
-# The regret of f_mu, the least kappa with `f(a + kappa) - kappa <= f_mu(a)` for all a
+# The regret of f_mu, the least kappa with `f(a + kappa) - kappa <= f_mu(a)` for all a; f is the mechanism's curve
 #
 # The regret is at most `sup over eps >= 0 of (delta_mu(eps) - delta(eps))/(1 + e^eps)`. At eps = 0 this
 # quotient is a lower bound of the regret.
@@ -313,7 +314,7 @@ NARROW_ABSOLUTE = 1e-7
 
 
 def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str) -> Bounds:
-    """Return brackets of the regret of f_mu, row by row.
+    """Return brackets of the regret of f_mu (defined above), row by row.
 
     deltas : deltas under a symmetric relation.
     lines : (3, K, n), as `GaussianFit.lines`: ascending eps from 0, and lower and upper delta there. The bracket starts

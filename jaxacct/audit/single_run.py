@@ -178,7 +178,9 @@ def one_run(
 
 
 def coin_guesses(scores: ArrayLike, included: ArrayLike, positive: int, negative: int) -> tuple[int, int]:
-    """Guess that the canaries of the highest scores are in and those of the lowest are out; return (correct, guesses).
+    """Guess that the canaries with the highest scores are in, and the canaries with the lowest scores out.
+
+    Return (number of right guesses, number of guesses).
 
     Parameters
     ----------
@@ -313,7 +315,7 @@ def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, invers
     for i in range(int(c.max()) - 1, -1, -1):
         active = i < c
         more = np.where(active, np.maximum(h, inverse(r)), h)
-        # an infinite `more` stays infinite and alone refutes tau, so that r need not change
+        # an infinite `more` refutes tau, whatever r is, so r is kept there
         step = np.subtract(more, h, out=np.zeros_like(r), where=np.isfinite(more))
         r = np.where(active, DOWN * (r + i / np.maximum(g - i, 1.0) * step), r)
         h = more

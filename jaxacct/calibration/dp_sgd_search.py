@@ -49,7 +49,8 @@ PLAIN_FOR_DELTA = contour.LADDER[:3]
 """Contour sizes tried in turn where delta is the target. Near eps = 0 the integrand decays slowly, and more nodes
 are needed."""
 NEARLY = 1.5
-"""A solution is accepted if it needs at most this many times the nodes of its contour. It is only an estimate."""
+"""A solution is accepted if it needs at most this many times the nodes of its contour. The number that it needs is only
+an estimate."""
 RATE_RANGE = (1e-12, 1.0)
 """Smallest and largest sampling probability that are searched."""
 MAX_STEPS = 10**9

@@ -290,7 +290,8 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
     numbers = numbers_of_rule(sampling, run, group)  # the run's numbers, all but the unknown
     relation = usual_relation(sampling) if given["relation"] is None else given["relation"]
     choice("relation", relation, RELATIONS)
-    if rule_of(sampling).in_turns and group == 1 and "steps" in numbers:  # the run equals fewer Poisson samples
+    # where groups take turns, the run equals a Poisson sampled run of fewer steps
+    if rule_of(sampling).in_turns and group == 1 and "steps" in numbers:
         fewer = {"steps": rounds_of(numbers["steps"], numbers["groups"])}
         numbers, sampling = {name: numbers[name] for name in ORDER if name in numbers} | fewer, "poisson"
     settings = relation, limits, given["rtol"], backend
@@ -361,7 +362,8 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
     usual = {name: goal.known[name] for name in ORDER if name in goal.known}
     if "epochs" in goal.known:
         usual["steps"] = np.ceil(goal.known["epochs"] / 0.01)  # the start assumes a sampling probability of 0.01
-    share = 0.6 if goal.relation == "replace_one" else 1.0  # a replaced record is some twice as conspicuous
+    share = 0.6 if goal.relation == "replace_one" else 1.0
+    # a replacement meets epsilon with about the noise with which add-or-remove meets 0.6 epsilon
     near = goal._replace(known=usual, relation="add_or_remove_one", epsilon=share * goal.epsilon)
     with job(goal.epsilon.size, backend):
         return certified_search(search, started)

@@ -296,9 +296,10 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
         by_rounds(left)
     found = _value_for(_at_rate(goal, epsilon, rate, fpr)._replace(near=near), solved)
     with np.errstate(all="ignore"):  # where the noise is NaN, the row is solved again
-        # a solve with too few nodes counts only if its noise is within 3e-4 of the certified noise, in the logarithm
+        # a solve with too few nodes is kept only if the logarithms of its noise and of the certified noise differ by at
+        # most 3e-4
         again = np.flatnonzero(~(np.abs(np.log(found.value / near)) <= 3e-4) & settled & ~sure)
-    if again.size:  # the guess of eps that needs less noise is better
+    if again.size:  # of the eps of the two solves, the one that needs less noise is kept
         first = epsilon[again].copy()
         by_rounds(again)
         some = _at_rate(goal.take(again), epsilon[again], rate[again], fpr[again])
@@ -591,7 +592,8 @@ def _bracket(
     size, near = floor.size, three_places(place, KNOWN_WIDTH)
     above = ABOVE * blocks
     below = BLOCK * blocks - 3 - above
-    # mu falls as the rate rises, so tangents lie closer near the floor: distances from the best eps grow as squares
+    # the false-positive rate `floor` needs the largest mu, so tangents are closest near the best eps of this rate: they
+    # are apart from it by the squares of evenly spaced numbers
     shares = 1.0 - np.linspace(1.0, 0.0, below + 1)[:-1] ** 2
     shares = np.append(shares, 1.0 + FARTHEST * np.linspace(0.0, 1.0, above + 1)[1:] ** 2)
     epsilon = np.concatenate([place.epsilon * shares[:, None], near])

@@ -28,7 +28,7 @@ LARGEST_EXCESS = 8.0
 """Largest magnitude of log(epsilon/target) that is used. Where epsilon is unknown, the logarithm counts as this."""
 WIDE = 0.1
 """Relative width above which a bracket is wide. Then the search ends once epsilon is below the target by at most this
-share of the bracket's width, or x is known to within this share of rtol."""
+share of the bracket's width, or x = log(value) is known to within this share of rtol."""
 AT_LIMIT = 1e-12
 """A value counts as a limit of the search if their logarithms differ by less than this."""
 
@@ -206,7 +206,7 @@ def least_apart(rtol: float) -> float:
 
 
 def start_at(values: np.ndarray) -> Callable[[np.ndarray], Start]:
-    """Return a function that gives the start at `values`, one for each row; the slopes are unknown."""
+    """Return a function from rows to their `Start` at log(values), with unknown slopes; `values` has one per row."""
     x = np.log(values)
     return lambda rows: Start(x[rows], np.zeros(rows.size), np.zeros(rows.size, bool))
 

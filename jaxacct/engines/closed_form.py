@@ -32,8 +32,8 @@ from jaxacct.engines.protocol import Answer
 from jaxacct.kernels.contour.gaussian_errors import FINITE_LOSS_ERROR
 
 LEAST_GAP = 1e-300
-"""Differences of Mills ratios, deltas at which `a` is at most 0, and slopes are raised to this if they are smaller, so
-that their logarithms and quotients are finite."""
+"""Differences of Mills ratios, values of delta and slopes below this are raised to it, so that their logarithms and
+quotients are finite."""
 LARGEST_FLOAT = np.finfo(np.float64).max
 """Largest float64. It replaces a lower bound of epsilon that exceeds it, and so is a lower bound as well."""
 LEAST_EPSILON = 2.0**-1060

@@ -151,8 +151,8 @@ def epsilon(
     parts : components of one direction.
     delta_lower, delta_upper : a bracket of d > 0, the target for the finite part of delta. The upper bound of the
         answer holds for delta_lower, the lower bound for delta_upper.
-    below : components of the lower pair, if `parts` are those of an upper pair. Then delta_lower is d minus the upper
-        pair's mass at infinity, and delta_upper is d minus the lower pair's.
+    below : components of the lower pair, if `parts` are the components of an upper pair. Then delta_lower is d minus
+        the upper pair's mass at infinity, and delta_upper is d minus the lower pair's mass at infinity.
     ceiling : an upper bound that is good enough: if epsilon is shown to be at most this, the answer is [0, ceiling].
     rtol : wanted (upper - lower)/upper.
     enough : a relative width, at least rtol. Lattices longer than QUICK are made only while the bracket is wider.

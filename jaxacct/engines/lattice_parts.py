@@ -23,8 +23,8 @@ from jaxacct.kernels.lattice_laws import Cells
 MOST_PAIRS = 2**17
 """Largest number of sums of two atoms when finite laws are convolved. Sorting them takes some ten milliseconds."""
 CUT_SHARE = 1e-6
-"""At either end of a finite law, light losses are cut off. Their mass is at most this share of the mass that may be
-left out. So small a share costs only a few more atoms."""
+"""The lowest and the highest losses of a finite law are cut off while their mass is at most this share of the mass that
+may be left out. So small a share costs only a few more atoms."""
 UNDERFLOW = 1e-307
 """Upper bound of what a product of masses loses by underflow."""
 LOSS_UNITS = 128.0
@@ -269,7 +269,7 @@ class SampledGaussian(LatticePart):
         return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity, run)
 
     def _contracted(self, step: float) -> tuple[float, bool]:
-        """Return (log(mix/(1 - q)) at node 0, whether the mass below node 1 is kept); mix is that of `_rise`.
+        """Return (log(mix/(1 - q)) at node 0, whether the mass below node 1 is kept), with mix as in `_rise`.
 
         Node 1 lies one step above node 0. All outputs below node 1 are merged into one, which is post-processing. Node
         0 is at the mean ratio of these outputs. It cannot be at the infimum of the ratio, since no mass can be merged

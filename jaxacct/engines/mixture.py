@@ -71,12 +71,12 @@ SHARE_LEFT_OUT = 1e-12
 
 
 def attained(mechanism: Mechanism, relation: str) -> bool:
-    """Return whether the branches of every mechanism are exact under the relation, and not only an upper bound."""
+    """Return whether the branches of every mixture in a mechanism give its delta exactly, not only an upper bound."""
     return all(leaf.attained(relation) for _, leaf in flat(mechanism) if isinstance(leaf, OfGaussianMixtures))
 
 
 def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
-    """Return the branches of every flat configuration; None if some mechanism has no branches under `relation`."""
+    """Return a `Row` for every configuration of the flat batch; None if a step has no branches under `relation`."""
     shape = batch_shape(mechanism)
     size = int(np.prod(shape))
     rows: list[Row] = [[] for _ in range(size)]

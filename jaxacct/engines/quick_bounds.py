@@ -211,7 +211,8 @@ def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_r
 def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return D = n kl(k/n, p), `log sqrt(n/(2 pi k (n-k))) - D`, and a bound on the error of each of the two.
 
-    kl(x, p) is the Kullback-Leibler divergence of an event of probability x from one of probability p, that of `hit`.
+    kl(x, p) is the Kullback-Leibler divergence of an event of probability x from an event of probability p, where p is
+    the probability of `hit`.
     """
     x = k / n
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -25,7 +25,8 @@ RARE_LOG_MASSES = (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -
 """Logarithms of probabilities. For each a number k is found, such that more than k steps sample the record with at most
 this probability. Each k gives a bound of delta, and the smallest bound is used."""
 BISECTIONS = 60
-"""Largest number of bisection steps for a number of steps that sample the record. It is whole and at most 2^53."""
+"""Largest number of bisection steps in the search for a number of steps that sample the record: a whole number up to
+2^53."""
 LEAST_DELTA = 1e-307
 """Smallest delta for which the closed form of the Gaussian is used."""
 QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 36.0])
@@ -130,7 +131,7 @@ def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndar
         s = 1.0 / sigma
         odds = np.where(eps > 1.0, eps - np.log(q), np.log1p(np.expm1(np.minimum(eps, 1.0)) / q))
         u = (odds * sigma + 0.5 * s) * (1.0 - 64.0 * ROUNDOFF)
-        # u is rounded down and the tails are rounded up, so that p and d are at least those of the best test.
+        # u is rounded down and the tails are rounded up, so that p and d are at least the p and d of the best test.
         (far, wrong), (near, off) = log_tail(u, 0.0 * s), log_tail(u, s)
         d = np.exp(np.log(q) + near + off) * (1.0 + EXP_ERROR)
         p = (np.exp(far + wrong) + d) * (1.0 + EXP_ERROR)
@@ -313,8 +314,8 @@ def finite_counts(parts: Components, column: int) -> Tests:
     error_q = error + 8.0 * ROUNDOFF * (loss + np.where(np.isfinite(other), np.abs(other), 0.0))
     p, other = np.minimum(p, 0.0), np.minimum(other, 0.0)
     p_rest, other_rest = (np.log1p(-np.exp(np.minimum(x, -1e-18))) for x in (p, other))
-    # The mass below a threshold and the mass at or above it have one absolute error. Relative to the mass below, this
-    # error is `spread`.
+    # The mass below a threshold and the mass at or above it have the same absolute error. `spread` is this error
+    # relative to the mass below.
     spread, spread_q = (
         _grown(x * (1.0 + np.exp(-rest))) for x, rest in ((error, p_rest), (error_q * np.exp(other), other_rest))
     )

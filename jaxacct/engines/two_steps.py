@@ -400,7 +400,8 @@ def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
     # Where the rounding error of the second step's profile is large, both arrays may fail to be monotone along the
     # points. They are made monotone.
     left, right = np.maximum.accumulate(left, axis=1), np.maximum.accumulate(right[:, ::-1], axis=1)[:, ::-1]
-    # In the add direction the profile may be 0 beyond a point that moves with eps, so cells reach farther.
+    # In the add direction the profile may be 0 beyond a point that moves with eps, so the cells reach farther, by
+    # POINTS_BEYOND points.
     right[:, POINTS_BEYOND:] |= right[:, :-POINTS_BEYOND]
     return left, right
 

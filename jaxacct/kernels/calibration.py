@@ -49,7 +49,7 @@ LARGEST_SPLIT_STEP = 0.4
 SETTLED = 0.15
 """Largest distance of x from the x for which the windows were placed. Beyond it the windows must be placed anew."""
 SPLIT_SLOPE_CHANGE = 50.0
-"""Factor by which the slope may change in a step. A larger change counts as rounding error."""
+"""The same factor as SLOPE_CHANGE, for secant steps on the split contour."""
 CURVATURE = 3.0
 """`|f''/(2 f')|` is about this for log delta = f(x).
 
@@ -159,7 +159,8 @@ once, for the x at which the secant steps begin."""
 LEAST_SECANT = 1e-7
 """If x moves by less than this, the slope of a secant is mostly rounding error."""
 SLOPE_CHANGE = 10.0
-"""Factor by which the slope may change in a step. A larger change counts as rounding error."""
+"""Largest factor by which a slope, the derivative of a residual, may change in a secant step. A larger change counts as
+rounding error."""
 LARGEST_Q = 1.0 - 1e-12
 """Largest sampling probability that is used, since the kernels take 0 < q < 1."""
 

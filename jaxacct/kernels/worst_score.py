@@ -63,8 +63,8 @@ SLOPE_ERROR = 4e-12
 LEAST_SLOPE = 1e-300
 """phi' rounded up is at least this, since a smaller phi' may have underflowed in float64."""
 SHARE_OF_ALL = 1e-4
-"""A column may overstate the value of a row by this share of the whole leak, besides a share of the row's best
-value."""
+"""Columns are placed so that a column overstates a row's value by at most this share of the whole leak, plus a share of
+the row's best value."""
 LARGEST_FALL = 4.0
 """Cap, in nats, on the change of a log slope from one row of the sketch to the next, and of log phi' from one
 of its columns to the next."""
@@ -217,9 +217,9 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     best = xp.maximum(xp.max(value, axis=1), 0.0)
     total = xp.sum(best) + 1e-300
     size = xp.arange(best.size)
-    # Chords overstate the value of a row in proportion to the square of its height, and that of a group in proportion
-    # to the square of the change of phi' over the group. Rows count as active up to the row after the last row whose
-    # best value is over 3e-5 of the leak.
+    # Chords overstate the value of a row in proportion to the square of the row's height, and the value of a group in
+    # proportion to the square of the change of phi' over the group. Rows count as active up to the row after the last
+    # row whose best value is over 3e-5 of the leak.
     last = xp.max(xp.where(best > 3e-5 * total, size, 0))
     end = xp.minimum(last + 2, best.size)
     at = xp.argmax(value[xp.minimum(size, last)], axis=1)
@@ -268,14 +268,15 @@ def _between(x: Array, at: Array, values: Array) -> Array:
 
 
 SUM_ROUNDING = 1e-9
-"""A sum of positive terms is taken to have at most this relative error, which is far above that of thousands of
-terms."""
+"""A sum of positive terms is taken to have at most this relative error. The error of a sum of thousands of terms is far
+below it."""
 WINDOW_MARGIN = 2
 """A window reaches this many shared columns beyond the w at which the rows of its group have their maximum."""
 LEAST_LINE = -1e300
 """Stands for the value -inf of a line of infinite cost. It is finite, so that its product with a weight of 0 is 0."""
 PLACES_BETWEEN_COLUMNS = 32
-"""The search for a better w takes this many steps from the column before the best column to the column after it."""
+"""From the column before the best column to the column after it, the search for a better w takes this many even
+steps."""
 MOST_ORDERS = 5
 """Largest number of orders of scores that `epsilon` tries for its lower bound."""
 MOST_PASSES = 3
@@ -289,14 +290,15 @@ OUTWARD = 1e-12
 class Order(NamedTuple):
     """An order of scores for an inner polygon, in R rows. The row from Q-mass q_k to q_{k+1} is served at w = w_k.
 
-    That is, the row takes the value of the integrand at w_k in place of the maximum over w.
+    That is, the row takes the value of the integrand at w_k in place of the maximum over w. A row is active if that
+    value is counted: from the first row on which the value is not positive, the rows are inactive and add nothing.
     """
 
     row_q: Array  # (R + 1,) Q-masses at the ends of the rows
     row_p: Array  # (R + 1,) P-masses at the ends of the rows
     served_q: Array  # (R,) Q-mass up to w_k, not increasing, and not below the end of the active rows
     served_p: Array  # (R,) P-mass up to w_k
-    active: Array  # (R,) whether a row is active; the active rows come first
+    active: Array  # (R,) whether a row is active
     places: Array  # (G + 1,) for each end of the G groups, the best w there
 
 
@@ -488,7 +490,7 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
 
     def wide(carry: tuple[Array, ...]) -> Array:
         i, left, at_left, right, at_right = carry
-        # Over 2e-3 the chord of a convex function is near the function.
+        # On an interval of this length, the chord of a convex function is near the function.
         return (i < MOST_REGULA_FALSI) & (right - left > 2e-3) & (at_left > delta) & (at_right <= delta)
 
     _, left, at_left, right, at_right = iterate(xp, wide, step, (0, left, at_left, right, at_right))
@@ -567,7 +569,7 @@ def _costs(law: Repetitions, u: Array, w: Array) -> Array:
 def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution: Resolution) -> Lines:
     """Return the lines of a mesh.
 
-    served : (G + 1,) for each end of the groups, about the w at which it is served.
+    served : (G + 1,) `Order.places`: for each end of the G groups, an estimate of the best w there.
     """
     xp = namespace(curve.q)
     groups, each = resolution.groups, resolution.lines

@@ -102,7 +102,7 @@ def delta_of_bins(
 ) -> np.ndarray:
     """Return (lower, estimate, upper) of delta at K eps, (3, K): the largest over the directions `signs`.
 
-    width : relative width at which a bracket is narrow enough. It is not sought for a delta below `least`.
+    width : relative width at which a bracket is narrow enough. A bracket of a delta below `least` may be wider.
     """
     profile = contours_of(strategy, bins, noise)
     at, back = np.unique(epsilon, return_inverse=True)
@@ -123,7 +123,7 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
     """Bracket delta of a run at some hundred losses, in both directions."""
     profile = contours_of(strategy, bins, noise)
     mu, found = _largest(profile), []
-    # the likelihood ratio of random allocation with so many slots has the same deviation
+    # with so many slots, random allocation has a likelihood ratio of the same standard deviation as these bins
     slots = max(np.expm1(min(mu * mu, 600.0)) / profile.bins.deviation**2, 1.0)
     with waiting(2, "directions of a round") as work:
         for sign, least in ((1.0, 3e-10), (-1.0, 1e-16)):

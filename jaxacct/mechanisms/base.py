@@ -121,7 +121,7 @@ class Mechanism(ABC):
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         """Return parts that the mechanism dominates; only lower ends of answers may be computed from these parts.
 
-        Unless `has_bracket` is true, the parts are those of `expand`.
+        Unless `has_bracket` is true, they are the parts that `expand` returns.
         """
         return self.expand(relation, direction)
 

@@ -137,7 +137,7 @@ class MatrixMechanism(Combinator):
 def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float]]:
     """Return (lower, upper) bounds of a group's column norms, largest first.
 
-    The lower bounds are those of one group. The upper bounds hold for every group.
+    The lower bounds hold for one group, and the upper bounds hold for every group.
     """
     require_groups(strategy, groups)
     lower, upper = strategy.squared_norms()

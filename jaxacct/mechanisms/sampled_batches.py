@@ -715,9 +715,10 @@ class SampledWithoutReplacement(OfGaussianMixtures):
 
 
 def _replaced(pair: FinitePair, ratio: np.ndarray) -> FinitePair:
-    """Return the pair of Zhu, Dong, Wang 2022, Corollary 31.
+    """Return the pair of Zhu, Dong, Wang 2022, Corollary 31, for the sampling ratio g.
 
-    Where the loss is positive, P is mixed with Q. Where it is negative, Q is mixed with P. The rest has loss 0.
+    Where the loss is positive, P becomes (1 - g) Q + g P. Where it is negative, Q becomes (1 - g) P + g Q. All the mass
+    that is left goes to loss 0.
     """
     g = ratio[..., None]
     above, below = pair.loss > 0.0, pair.loss < 0.0
@@ -726,7 +727,7 @@ def _replaced(pair: FinitePair, ratio: np.ndarray) -> FinitePair:
     p = np.where(above, mixed_p, np.where(below, pair.p, 0.0))
     q = np.where(above, pair.q, np.where(below, mixed_q, 0.0))
     p_infinity, q_infinity = ratio * pair.p_infinity, ratio * pair.q_infinity
-    # at loss 0 each mixed law has P's mass at loss 0, and (1-g) times the total variation of P and Q
+    # the mass left for loss 0 is P's mass at loss 0 plus (1 - g) times the total variation of P and Q
     apart = np.where(above, pair.p - pair.q, 0.0).sum(-1) + pair.p_infinity
     centre = np.where(above | below, 0.0, pair.p).sum(-1) + (1.0 - ratio) * np.maximum(apart, 0.0)
     shape = np.broadcast_shapes(loss.shape[:-1], centre.shape)

@@ -148,8 +148,8 @@ class Profile:
         """Compute distribution functions of the privacy loss log dP/dQ under P and Q, in one direction, certified.
 
         Let E = e^loss and H(E) = delta(loss). `Q(L > loss) = -dH/dE` lies between difference quotients of the convex H,
-        and `P(L > loss) = H(E) + E Q(L > loss)`. The brackets narrow with those of delta; at an atom of the loss
-        they stay as wide as the atom.
+        and `P(L > loss) = H(E) + E Q(L > loss)`. The brackets become narrow as the brackets of delta do; at an atom of
+        the loss they stay as wide as the atom.
         """
         choice("direction", direction, DIRECTIONS)
         loss = np.asarray(check("loss", loss, REAL))
@@ -438,7 +438,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     """Bracket f(fpr) by three values of delta, or by a grid of slopes where the bracket of the three is not narrow."""
     mine, rtol = batch_shape(profile.mechanism), profile.rtol
     shape, rows, wanted = on_batch(profile.mechanism, "fpr", fpr)
-    low, high = np.zeros(rows.size), 1.0 - wanted + 1e-16  # a guess that ignores the output has 1 - fpr
+    low, high = np.zeros(rows.size), 1.0 - wanted + 1e-16  # f <= 1 - fpr, by a guess that ignores the output
     quick = np.flatnonzero(_smooth(profile)[rows] & (wanted >= 1e-14) & (wanted <= 1.0 - 1e-9))
     by_lattice = np.zeros(rows.size, bool)
     if quick.size:

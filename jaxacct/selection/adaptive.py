@@ -113,7 +113,7 @@ class AdaptiveSelection(AnySelection):
 
 
 def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float) -> tuple[float, float]:
-    """Return lower and upper bounds of one selection's epsilon, which is the larger of those of its directions."""
+    """Return lower and upper bounds of one selection's epsilon, the larger of the epsilons of its directions."""
     if delta < LEAST_DELTA:
         bounded = bool(bounded_loss(components(run, "add_or_remove_one", "remove")).all())
         low, high = _without_delta(run, law, relation) if bounded else (0.0, np.inf)
@@ -285,7 +285,7 @@ class Mixture:
         return search.low, search.high
 
     def _guess(self, target: float) -> float:
-        """Return the eps at which the search begins: that of m composed runs, where m is the mean of the listed k."""
+        """Return the eps at which the search begins: the eps of m composed runs, with m the mean of the listed k."""
         k, mass = self.weights.k, self.weights.high
         mean = max(round(float(np.sum(k * mass) / np.sum(mass))), 1) if k.size else 1
         level = min(target, 1.0 - ROUNDOFF)
@@ -422,7 +422,11 @@ class _Search:
                 return
 
     def tighten(self) -> None:
-        """Move `low` and `high` towards the solution, by eps near it at which bounds of the sum may pass the target."""
+        """Move `low` and `high` towards the solution.
+
+        The sum is bracketed at the estimate of the solution, and then at eps where an end of the bracket may cross the
+        target.
+        """
         if not (self.left[0] < self.right[0] < math.inf):
             return
         x, slope = self.root()

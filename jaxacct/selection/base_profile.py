@@ -83,8 +83,9 @@ class _Under(Mechanism):
         return self.mechanism.symmetric()
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        # for a sample without replacement the pair of laws joins those of several data sets, each the worst at some
-        # eps; a selection uses the whole curve, which no two data sets have, so that its answer is only a bound
+        # for a sample without replacement, the pair of laws joins the worst pairs of several data sets, each the worst
+        # at some eps; a selection uses the whole curve, which no two neighbouring data sets have, so that its answer is
+        # only a bound
         sampled = lambda x: isinstance(x, SampledWithoutReplacement)
         found = filter(sampled, jax.tree.leaves(self.mechanism, is_leaf=sampled))
         joined = any(np.any((np.asarray(x.sampling_ratio) > 0.0) & (np.asarray(x.sampling_ratio) < 1.0)) for x in found)
@@ -202,7 +203,7 @@ def each_pair(
 ) -> Iterator[tuple[np.ndarray, Mechanism, Law]]:
     """Yield (flat indices, base, law) for each pair of a base and a law.
 
-    The flat indices are those of the elements of an array of `shape` that belong to the pair.
+    The pair belongs to the elements of an array of `shape` that have these flat indices.
 
     asked : array of `shape`. Elements where it is False are left out, and so are pairs without any other element.
     """
@@ -427,8 +428,8 @@ def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndar
     ratio = np.concatenate([shrink[keep][::-1], np.exp(eps)])
     lower = np.concatenate([reverse[0][keep][::-1], low[0]]) * (1.0 - VALUE_ERROR)
     upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + VALUE_ERROR)
-    # delta is convex in e^eps, so it falls no faster than the chord before it, and at a rate of at most 1.  So the
-    # rounding of e^eps moves delta by at most the rounding error times the smaller of these two rates
+    # as a function of e^eps, delta is convex and falls at a rate of at most 1.  So beyond a point it falls no faster
+    # than the chord before the point, and the rounding of e^eps moves delta by at most `moved`
     steepest = np.minimum(upper[:-1] / np.diff(ratio), 1.0)
     moved = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(ratio[1:]))) * ratio[1:] * steepest
     upper[1:] += moved

@@ -111,7 +111,7 @@ class Law(ABC):
     def rise(self, x: np.ndarray, y: np.ndarray, d: np.ndarray) -> Numbers:
         """Return `phi(x) - phi(x - d)`, in NumPy, where y is 1 - x.
 
-        Its relative error is small if those of x, y and d are.
+        The relative error of the result is small if the relative errors of x, y and d are small.
         A law without a closed form uses Gauss-Legendre quadrature with ten points.
         """
         at = np.asarray(d) * (0.5 - 0.5 * _GAUSS_POINTS.reshape(-1, *(1,) * np.ndim(d)))

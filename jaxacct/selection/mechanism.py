@@ -181,7 +181,8 @@ def certified(
 ) -> np.ndarray:
     """Return lower and upper bounds (2, *shape) for the worst score. Other bounds narrow the brackets that are wide."""
     most = SAYS_NOTHING[quantity]
-    # at a delta below LEAST_DELTA, of the bounds at LEAST_DELTA the lower still holds, and the upper is dropped
+    # for an epsilon at a delta below LEAST_DELTA, the bounds at LEAST_DELTA are computed: the lower bound holds for the
+    # smaller delta, too, and the upper bound is dropped
     found = bracket(quantity, run, law, np.maximum(values, LEAST_DELTA), relation, width)
     ends = meet(found, found, most)
     known = np.broadcast_to((values >= LEAST_DELTA) | (quantity == "delta"), ends.shape[1:])

@@ -104,7 +104,8 @@ def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
     if isinstance(law, Binomial):
         return _binomial(run, law, side.forward)
     if isinstance(law, Poisson):
-        # e^{eps_1} + delta(eps_1) does not decrease, so that eps_1 = 0 is best, where delta is the same both ways
+        # the theorem holds for every eps_1 >= 0. e^{eps_1} + delta(eps_1) does not decrease, so eps_1 = 0 gives the
+        # least bound; delta(0) is the same in both directions
         return np.asarray(law.mean) * upper_delta(run, np.zeros(()), side.forward) * ROUNDED_UP
     names = ", ".join(kind.__name__ for kind in PROFILE_LAWS)
     raise InputError(f"no profile bound is published for k = {type(law).__name__}; use {names}, or bound='envelope'")
@@ -329,9 +330,7 @@ class Line(NamedTuple):
     laws: Law  # (R,) laws of K
     mu: np.ndarray  # (R,)
     x: np.ndarray  # (R, X) nodes, from -inf to inf
-    log_ratio: (
-        np.ndarray
-    )  # (R, X) log ratio of the densities, best of N(mu, 1) over best of N(0, 1); nan if both underflow
+    log_ratio: np.ndarray  # (R, X) log(density of the best of N(mu, 1)/that of N(0, 1)); NaN if both underflow
     present: np.ndarray  # (R, X - 1) masses of the best of N(mu, 1)
     without: np.ndarray  # (R, X - 1) masses of the best of N(0, 1)
 
@@ -470,7 +469,10 @@ def divergence(rows: Line, eps: np.ndarray) -> np.ndarray:
 
 
 def crossing(rows: Line, delta: np.ndarray) -> np.ndarray:
-    """Return the least eps >= 0 at which both divergences are at most delta, (R,); inf beyond LARGEST_EPS."""
+    """Return the least eps >= 0 at which the divergences of both directions are at most delta, (R,).
+
+    The result is inf if it would be beyond LARGEST_EPS.
+    """
     largest = np.exp(LARGEST_EPS)
     found = np.ones(rows.mu.size)
     for side in (1.0, -1.0):

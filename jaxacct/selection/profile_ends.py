@@ -133,7 +133,7 @@ class Direction(NamedTuple):
     back: Components  # losses in the reverse direction
     loss: float  # largest finite loss; inf if unbounded
     reverse_loss: float  # largest finite loss of the reverse direction
-    distance: float  # delta_base(0); T(v) - p - v is at most this for every v
+    distance: float  # delta_base(0), an upper bound of T(v) - p - v at every v, where p is the mass at infinity
 
 
 def _direction(run: Mechanism, side: Sides) -> Direction:

@@ -197,10 +197,12 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
     level : a delta. The profiles end where their delta is a certain share of it.
     """
     parts = components(run, "add_or_remove_one", side.direction)
-    # the mass at infinity counts by itself only if it is certain; that of a pair that dominates the base is not certain
+    # `apart`: the base's mass at infinity, which is taken out of the profiles and the curve, and added as
+    # `Envelope.infinite`. This is sound only where the mass is known: a pair that merely dominates the base may have
+    # more mass at infinity than the base
     certain = run.kind_under("add_or_remove_one", composed=True) == "certified"
     apart = float(np.abs(parts.delta_infinity[0])) * (1.0 - RELATIVE_ERROR) if certain else 0.0
-    apart = apart if apart >= LEAST_DELTA else 0.0  # a smaller mass may come from cutting off a table
+    apart = apart if apart >= LEAST_DELTA else 0.0  # so small a mass may be the cut-off tail of a table
     scale, other = derivative(law, top)
     most = scale * float(evaluated(other, np.zeros(()))[1]) if scale > 0.0 else 1.0
     share = envelope.TAIL_SHARE / max(most, 1.0) if np.isfinite(most) else 0.0
@@ -210,7 +212,7 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
         table, knots = envelope.table_of(eps, high)
         if k == 1:
             u, t = knots
-        lost = -math.expm1(k * math.log1p(-min(apart, 1.0 - ROUNDOFF))) * (1.0 - RELATIVE_ERROR)  # 1 - (1 - p)^k
+        lost = -math.expm1(k * math.log1p(-min(apart, 1.0 - ROUNDOFF))) * (1.0 - RELATIVE_ERROR)  # 1 - (1 - apart)^k
         table = envelope.Table(table.ratio, np.maximum(table.delta - lost, 0.0))
         if k < top:
             sums.append(envelope.points_of(one, one, table, probability_of(law, k)))

@@ -100,9 +100,9 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
 def _solved(
     quantity: str, stacked: Any, rows: tuple[np.ndarray, Law, np.ndarray], width: float, plain: bool, other: np.ndarray
 ) -> np.ndarray:
-    """Return the larger of this direction's brackets and those of the `other` direction, (2, B).
+    """Return brackets, (2, B): each end is the larger of this direction's end and the end in `other`.
 
-    Wide brackets of this direction are refined.
+    other : (2, B) brackets of the other direction. Only this direction's brackets are refined where they are wide.
     """
     (base, laws, values), once = rows, width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK

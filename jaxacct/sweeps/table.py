@@ -129,7 +129,7 @@ class Table:
             asked = name in ("name", "quantity", *INPUTS)  # a column of the question, perhaps with values left out
             if name in found and not (asked and given.isna().any()):
                 found[name] = given.array
-        found.to_pandas = found.copy  # a sweep of a DataFrame returned a Table before
+        found.to_pandas = found.copy  # older code calls it: a sweep of a DataFrame used to return a Table
         return found
 
     def to_xarray(self) -> Foreign:

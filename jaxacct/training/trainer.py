@@ -300,7 +300,7 @@ class Trainer:
         if state.step:
             self.plan.require_noise_of(state.plan)
         elif state.past is not None:
-            state = replace(state, past=None)  # the buffers are another trainer's, and still 0
+            state = replace(state, past=None)  # another trainer made these noise buffers, which are still 0
         where, private = self.placement, data
         if where.mesh is None:  # on a mesh each device reads its own rows
             data = source_of_mapped(data)

@@ -225,9 +225,9 @@ def selected(
 
     The first configuration depends on no data.
 
-    kind_of : (config, number) -> a kind.  Candidates of one kind are trained together.
-    group : (kind, configs) -> a function that trains some candidates of this kind.
-    value : (result, number) -> score.
+    kind_of : (config, number) -> a kind, any hashable value.  Candidates of equal kinds are trained together.
+    group : (kind, configs) -> a `Group`, the function that trains some candidates of this kind.
+    value : (result, number) -> the score of candidate `number`.
     """
     require_pad(law, space, pad)
     count = law.sample()

@@ -139,9 +139,9 @@ class MatchedPlan:
     a selection among such candidates: the exact worst case over scores.  The one epsilon of the plans is solved for, so
     that the whole tuning meets the target.
 
-    The solved plan has `plans`: first those of all lengths at the first sampling probability, and so on.
+    The solved plan has `plans`: first the plans of all lengths at the first sampling probability, and so on.
     ``plans[i].noise_multiplier`` is the noise of plan i.  The `epsilon` is a Bounds for adding or removing one record;
-    with several plans its kind is "bound".  The `mechanism` is that of one candidate, which draws its plan.
+    with several plans its kind is "bound".  The `mechanism` is the training of one candidate, which draws its plan.
 
     Parameters
     ----------
@@ -207,8 +207,8 @@ class SearchPlan:
     """Plan of a whole search with the least noise: rounds with public winners, adaptive candidates, or several winners.
 
     The solved plan has `plans`, with the one Plan that every candidate runs; its noise is
-    ``plans[0].noise_multiplier``.  It has `epsilon`, the Bounds of the whole search, and `mechanism`, that of one
-    candidate.
+    ``plans[0].noise_multiplier``.  It has `epsilon`, the Bounds of the whole search, and `mechanism`, the training of
+    one candidate.
 
     Parameters
     ----------
@@ -424,7 +424,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float) -
         (LEAST_NOISE, LARGEST_NOISE),
         falls=True,
         rtol=2e-3,
-        margin=1e-5,  # a second evaluation of the profile of the whole may differ by this much
+        margin=1e-5,  # two evaluations of `epsilon` at the same noise may differ by this share
     )
     if math.isnan(found):
         raise InputError(f"target_epsilon = {target!r} is met by no noise up to {LARGEST_NOISE:g}; raise the target")

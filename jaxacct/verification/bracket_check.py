@@ -347,7 +347,7 @@ class _Configuration:
         return found
 
     def _larger(self, found: dict[Any, Any], epsilon: float, bits: int) -> tuple[Any, Any]:
-        """Return lower and upper bounds of delta, the larger of the directions', as balls.
+        """Return a lower and an upper bound, as balls, of delta: the larger of the deltas of the directions.
 
         Proof: README.md, "What is verified".
         """

@@ -156,7 +156,7 @@ def output_masses(p: list[float], q: list[float]) -> Masses:
 
 
 def in_either_order(p: list[float], q: list[float]) -> Masses:
-    """Return the masses of one pair of laws whose delta(epsilon) is the larger of those of (p, q) and (q, p).
+    """Return the masses of one pair of laws whose delta(epsilon) is the larger of the deltas of (p, q) and of (q, p).
 
     The masses follow from the knots of this profile, in exact fractions.
     """

@@ -32,7 +32,8 @@ LONG_SUM_PRODUCTS = 400_000
 """A sum of at least this many products counts as long. Then plans with cuts are tried as well. Each node of the sum
 takes as many products as M(z) has nodes."""
 REUSE_SHARE = 1e-3
-"""A kept sum is used again if epsilon differs by at most this share of it, and log_scale by at most this number."""
+"""A kept sum is used again if the new epsilon differs from the old one by at most this share of epsilon, and the new
+log_scale from the old one by at most this number."""
 _kept: list[tuple[Any, float, float, LineSum]] = []
 """(key, epsilon, log_scale, sum) of the latest sums. A sum serves for every epsilon near its own."""
 

@@ -59,7 +59,7 @@ EITHER = "either"
 class Asked:
     """What a definition is asked for: the losses in one direction of a neighbouring relation.
 
-    relation, direction : the relation, and "remove", "add" or EITHER.
+    relation, direction : the relation, and "remove", "add" or EITHER (both orders at once).
     rate : probability that the record takes part.
     alone : whether the mechanism is a single step and no part of a composition.
     """
@@ -431,7 +431,8 @@ def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
 def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_size: Any, group: int) -> list[Part]:
     """Define draws with replacement: Binomial(batch_size, group/dataset_size) of them take a record of the group.
 
-    Each of these records is in the place of another record.
+    Each record of the group that is taken stands where an ordinary record would, so it moves the sum by up to twice the
+    clip norm.
     """
     _refuse(asked, "SampledWithReplacement", "replace_one", "zero_out")
     weights = binomial_weights(int(batch_size), ball(float(group)) / ball(float(dataset_size)))
@@ -441,7 +442,7 @@ def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_siz
 def drawn_group(asked: Asked, mechanism: Any, ratio: Any, group: int, dataset_size: Any) -> list[Part]:
     """Define draws without replacement: a hypergeometric number of the group's records is in the batch.
 
-    Each of these records is in the place of another record.
+    Each of these records stands where an ordinary record would, so it moves the sum by up to twice the clip norm.
     """
     _refuse(asked, "a group of records sampled without replacement", "replace_one", "zero_out")
     size = int(dataset_size)

@@ -196,7 +196,10 @@ class _Plan:
         return float(grid[10])
 
     def _cut(self, k: float, goal: float, step: float) -> tuple[float, float]:
-        """Return the least y = Im z found where the bound of `_beyond` is small enough, and the angle of that bound."""
+        """Return the least y = Im z, to 2 %, at which the log of a bound of the rest of the integral is at most `goal`.
+
+        The bound depends on the angle of a path (`_beyond`); the best angle is returned, too.
+        """
         angles = np.geomspace(1e-6, 1.0, 200) * (np.pi / 2 * 0.999)
 
         def bounds(y: float) -> np.ndarray:

@@ -202,19 +202,22 @@ class SampledGaussian:
         return (stretch * angle**2 / 2).exp()
 
     def _grown(self, c: Any, angle: Any) -> Any:
-        """Return an upper bound of the integrand N(u) mix^e on the line at this angle, over that on the real line."""
+        """Bound the ratio of |N(u) mix^e|, the integrand, on the line at this angle to its value on the real line."""
         risen = self._risen(angle)
         return risen if self.direction == "remove" else risen * (angle / 2).cos() ** -c
 
     def _apart(self, c: Any, angle: Any, strip: Any) -> Any:
-        """Return the bound of `_grown` with the mean of log mix at angle + strip and at angle - strip for log mix."""
+        """Return the geometric mean of `_grown` at angle + strip and of `_grown` at angle - strip."""
         risen = self._risen(angle) * self._risen(strip)
         if self.direction == "remove":
             return risen
         return risen * (((angle + strip) / 2).cos() * ((angle - strip) / 2).cos()) ** (-c / 2)
 
     def _trapezoid(self, c: Any, strip: Any, angle: Any, h: Any) -> Any:
-        """Bound the trapezoid rule's error relative to M(c), by two lines, `strip` away, at angles up to `angle`."""
+        """Bound the trapezoid rule's error relative to M(c).
+
+        The integral is shifted up and down by `strip`, to lines whose angles are at most `angle`.
+        """
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
@@ -245,9 +248,9 @@ class SampledGaussian:
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """Return the least rate at which the normal density, times the shares that fall, decays beyond `end`.
+        """Return the least rate at which the normal density, times the shares of some cuts, decays beyond `end`.
 
-        The shares are those of cuts that keep less and less towards `side`.
+        These cuts keep less and less of the outputs towards `side`.
         """
         fall = side * end
         for cut in self.cuts:

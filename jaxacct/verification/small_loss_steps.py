@@ -39,7 +39,10 @@ class SmallLossSteps:
     order: float
 
     def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
-        """Enclose each step's B, the part of M from large losses, along the line. Its error is about that of M."""
+        """Enclose B, the part of each step's M that comes from large losses, at the points of the line.
+
+        The absolute error of B is about the one that M itself would have with `bits` bits.
+        """
         at, found = np.array([float(c.mid())]), []
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             less = float((part.log_mgf(at) - law.log_mgf(at))[0])

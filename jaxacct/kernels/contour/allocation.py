@@ -252,7 +252,9 @@ def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) ->
 
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
-    """Return the smallest u above which a slot may be called far: together with such a slot, S < k is negligible.
+    """Return the smallest u such that, if a slot's output is above u, S < k has a negligible probability.
+
+    A slot may be called far only above this u.
 
     If S < k, a slot with X/t > x leaves less than k - x to the other slots. Their sum is then m standard deviations
     below its mean, which has about the chance e^{-m^2/2}.
@@ -505,7 +507,7 @@ dense evaluates only the first MOST_LONG[sign] such contours of a round."""
 LEAST_BY_PARITY = 1e-6
 """If a bracket of a delta_remove above this stays wide, delta_remove is computed as 1 - k + E(k - S)_+ as well.
 
-The error of E(k - S)_+ is an absolute one, so that only a large delta_remove gains."""
+The absolute error of the result is that of E(k - S)_+, so the relative error is small only for a large delta_remove."""
 LEAST_OF_CONTOURS = 1e-30
 """Delta below which the bounds by theorems suffice. At a profile's last loss delta is about this."""
 KNOWN = 0.3

@@ -64,7 +64,7 @@ class Cells(NamedTuple):
     mass: Array
     """(B, J) probability of each cell."""
     share: Array
-    """(B, J) the mean of X in a cell, less X at the lower edge, over the rise of X from the lower to the upper edge."""
+    """(B, J) where the mean of X in a cell lies between X at the lower edge (0) and X at the upper edge (1)."""
     doubt: Array
     """(B, J) bound of the error of `share`; 1 if underflow destroys its digits."""
 
@@ -229,7 +229,7 @@ def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: f
 def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
     """Return lower and upper bounds, by theorems, of E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,) each.
 
-    E(S - k)_+ is called a call, and E(k - S)_+ a put.
+    S = (X_1 + ... + X_t)/t is the likelihood ratio of a round.  E(S - k)_+ is called a call, and E(k - S)_+ a put.
     Upper: `(sqrt(v + (k-1)^2) -+ (k-1))/2` (Scarf), with - for the call and + for the put.  S has the mean 1 and the
         variance v = (e^{s^2} - 1)/t.  The bound is capped at 1 for the call, and at k for the put.
     Lower, call: E[S - k; some X_i > tk], since S > k there; or (1 - k)_+ if that is larger.

@@ -129,7 +129,7 @@ class Bins:
             yield Kind(first, second, variance, len(alike))
 
     def runs(self) -> Iterator[tuple[float, float, int]]:
-        """Yield (first, second, count) of equal neighbours among the bins 1 to b - 2."""
+        """Yield (first, second, count) for each run of neighbouring bins with equal coefficients, among 1 to b - 2."""
         for pair, some in itertools.groupby(zip(self.first[1:-1].tolist(), self.second[1:-1].tolist(), strict=True)):
             yield *pair, len(list(some))
 

@@ -43,7 +43,10 @@ ROUNDED_UP = 1.001
 
 
 def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
-    """Bound the tilted mass outside the grid plus the integrals over both sides of `_step_error`'s path, over M(c)."""
+    """Bound the tilted mass outside the grid plus the integrals over both sides of `_step_error`'s path.
+
+    The bound is relative to M(c).
+    """
     xp = namespace(t.u)
     lo, hi, a = t.u[..., 0], t.u[..., -1], t.power
     second = xp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
@@ -210,8 +213,9 @@ def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> A
     xp = namespace(sigma, c)
     t = tilted_gaussian(sigma, q, sign, c, nodes)
     edge = xp.maximum(xp.abs(t.u[..., 0]), xp.abs(t.u[..., -1]))
-    # log sum exp moves by at most the largest error of its terms, and if the errors are small, by about their mean.
-    # `units` takes means or maxima of the quantities in `per_term`, and bounds the mean error or the largest error.
+    # log M(c) is the logarithm of a sum of exponentials. It moves by at most the largest error of an exponent, and if
+    # the errors are small, by about their mean. `units` bounds the largest error, in roundoffs, if it gets the largest
+    # |loss|, u^2 and posterior, and the mean error if it gets their means.
     z, through_y = xp.abs(t.power) + 1.0, 4.0 * (edge / sigma + 0.5 / sigma**2) - 3.0 * xp.log(q)
 
     def units(loss: Array, square: Array, posterior: Array) -> Array:

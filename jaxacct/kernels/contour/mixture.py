@@ -465,7 +465,7 @@ def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f:
 def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[float, float]:
     """Return two bounds of log int_{u < low} phi mix^-c: by the tangent of log mix at `low`, and by one term of mix.
 
-    The term is that of the smallest shift.
+    This term of mix has the smallest shift.
     """
     y = np.log(law.weight) + law.shift * low - 0.5 * law.shift**2
     posterior = np.exp(y - logsumexp(y))

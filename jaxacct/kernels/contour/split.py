@@ -452,9 +452,9 @@ def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, c
 def delta_about(
     law: LossLaw, eps: Array, around: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
 ) -> Bracketed:
-    """Bracket log delta at several eps, `around`: (K,), from one contour that is placed for `eps`.
+    """Bracket log delta at K eps, the array `around`, from one contour that is placed for `eps`.
 
-    Bounds hold at every eps. They are narrow near `eps`.
+    The bounds hold at every eps, and are narrow near `eps`.
     """
     xp = namespace(law.gauss_n, eps)
     found, _ = _placed(law, eps, start, log_tol, points, count, rounds)
@@ -668,7 +668,7 @@ def _of_weights(units: _Units, weight: Array, log_part: Array) -> Array:
 
 
 def weight_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Return an array of two bounds: of the rounding of log A(c), and of that of log B(c)."""
+    """Return an array of two bounds: of the rounding error of log A(c), and of the rounding error of log B(c)."""
     of_bulk, of_jump = _units(steps, c, nodes, parts)
     bulk = _of_weights(of_bulk, parts.bulk, parts.log_bulk)
     return stack(namespace(bulk), [bulk, _of_weights(of_jump, parts.jump, parts.log_jump)])

@@ -224,7 +224,10 @@ def shares(grids: Grid) -> Shares:
 
 
 def _weights(law: LossLaw, parts: Shares, c: Array) -> tuple[Array, Array]:
-    """Return the weights of bulk plus jumps under the tilt c: the log of the largest, (J,), and all over it, (J, X)."""
+    """Return the log of the largest weight under the tilt c, (J,), and all weights divided by the largest, (J, X).
+
+    The weight of a node is the weight of the bulk there plus the weight of the jumps.
+    """
     xp = namespace(law.gauss_n, parts.loss, c)
     exponent = xp.where(law.sign > 0, c + 1.0, -c)[..., None, None] * parts.loss + parts.log_both
     top = xp.max(exponent, axis=-1)
@@ -248,7 +251,8 @@ def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
 def cumulants(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> tuple[Array, Array, Array]:
     """Return `log_size` and its first two derivatives in c.
 
-    These numbers place the contour, and enter no bound: of bulk and jumps, a part below e^-600 of the other is lost.
+    These numbers place the contour, and enter no bound: where bulk or jumps are below e^-600 of the other, they are
+    lost.
     """
     xp = namespace(law.gauss_n, parts.loss, c)
     n, loss = law.gauss_n, law.sign[..., None, None] * parts.loss
@@ -429,8 +433,8 @@ def _least(
 ) -> Array:
     """Return the smallest error over several heights of the line, or USELESS where the grid cannot resolve the law.
 
-    like : an array with the batch axes.
-    error : function from heights, with one more axis in front, to errors.
+    like : an array with the axes of the batch; only the number of its axes is used.
+    error : a function from heights to bounds of the error; both arrays have one more axis in front, for the heights.
     exponents : the heights, as in `SHIFT_EXPONENTS`.
     """
     xp = namespace(nodes.step, like)
@@ -459,7 +463,9 @@ def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turn
 
 
 def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array) -> Array:
-    """Bound the errors of A and B at c + it, |t| <= t_max, from the step and ends of the grid, over A(c) and B(c).
+    """Bound the errors of A and B at c + it, |t| <= t_max, that the step and the ends of the grid cause.
+
+    The bounds are relative to A(c) and B(c).
 
     The line of integration is moved to height alpha in u.  On it `Im v = alpha + warp arg mix`, so that the warp
     compensates the phase `t arg mix`.
@@ -506,7 +512,8 @@ def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Arra
 
 
 DECAY_ROUNDING = 1e-9
-"""Relative rounding error of a decay, and of the two logarithms whose difference is taken in `_by_jumps`."""
+"""Relative rounding error of a decay -log(|integrand|/e^{K(c)}), and of the two logarithms that `_by_jumps` subtracts.
+"""
 FIRST_ORDER = 1.01
 """Factor that covers the terms of second and higher order in a small error."""
 

@@ -163,7 +163,10 @@ class Spent:
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
     def _within(self, partition: _Partition, entry: Step) -> None:
-        """Count one more entry of a step in a partition.  Entries of one step share records; two steps share none."""
+        """Count one more entry in a partition, where entries of one step share records and two steps share none.
+
+        So the partition costs as much as its costliest step, and changes its releases only if that step changes.
+        """
         before = partition.releases()
         mine = partition.steps.setdefault(entry.step, [])
         mine.append(entry.noise_multiplier)
@@ -252,7 +255,11 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
-    """Return epsilon of the composition.  If many releases differ, similar releases are joined before each bound."""
+    """Return epsilon of the composition.
+
+    More than MANY_RELEASES different releases are joined into fewer: `at_most` for the upper end, `at_least` for the
+    lower end.
+    """
     if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
         return account.epsilon(total(several), delta, relation=relation)
     most = account.epsilon(total(several, at_most), delta, relation=relation)

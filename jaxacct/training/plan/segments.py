@@ -229,7 +229,8 @@ def releases(
             if first >= last:
                 continue
             noise = segment.noise_multiplier
-            # Passes `own` to `other - 1` have all their counted steps in this segment.  Other passes have only some.
+            # Of passes `own` to `other - 1`, every counted step is in this segment.  Of the passes before and after
+            # them, counted steps may be in several segments.
             own = -(-(first - begin) // length) if first > low else (first - begin) // length
             other = (last - begin) // length if last < high else -(-(last - begin) // length)
             if own < other:
