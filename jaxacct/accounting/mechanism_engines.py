@@ -221,7 +221,7 @@ class _Releases:
 
 
 def _inner(eps: np.ndarray, risen: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """Return `log(1 + (e^eps - 1)/factor)`, the epsilon at which the releases are evaluated."""
+    """Return `log(1 + risen/factor)`, the epsilon at which the releases are evaluated; `risen` is e^eps - 1."""
     safe = np.where(factor > 0.0, factor, 1.0)
     ratio = risen / safe
     return np.where(np.isfinite(ratio), np.log1p(ratio), eps - np.log(safe))

@@ -258,8 +258,9 @@ def _on_diagonal(rate: np.ndarray, turn: float) -> np.ndarray:
 def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (an upper bound of mu from all cells, the largest mu at each edge between two cells).
 
-    Cell k is where tangent k is used. Any division of [floor, c] into cells is sound if some tangent meets the diagonal
-    at c or above. The upper bound is at least the mu whose curve meets the diagonal at c.
+    The cells divide the false-positive rates from `floor` to c. In cell k tangent k bounds the true-positive rate. On
+    the diagonal both error rates are equal, and c is the rate at which the first tangent (eps = 0) meets it. Any
+    division is sound. The upper bound is at least the mu whose curve meets the diagonal at c.
     """
     epsilon, _, delta = lines
     with np.errstate(over="ignore"):  # a tangent whose slope overflows bounds nothing
@@ -448,7 +449,7 @@ def deltas_along(
                     # part cut off is a larger share of delta, so `cut_off` is small.
                     at, cut_off = 0.28 * np.minimum(at, reach(some).largest_loss), 1e-9
                     asked = np.zeros(asked.shape, bool)
-                # Where no width of rtol is asked for, an upper end within 3e-3 of the estimate is enough.
+                # Where rtol is not asked for, an upper end that exceeds the estimate by at most 0.3 % is enough.
                 widths = np.where(asked, DIRECTION_WIDTH * rtol, 3e-3)
                 rung = begin[rows]
                 found = delta_along(some, at, epsilon[:, rows].T, low[:, rows].T, widths, asked, cut_off, rung)

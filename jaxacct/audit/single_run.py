@@ -419,7 +419,10 @@ def by_gaussian(mu: np.ndarray) -> Inverse:
 
 
 def halved(inverse: Inverse) -> Inverse:
-    """Return the inverse of the curve F(2x)/2, for guesses "in", since a fair coin puts each canary in or out."""
+    """Return the inverse of the curve F(2x)/2 from that of F.
+
+    It is for guesses "in", since a fair coin puts each canary in or out.
+    """
     return lambda y: 0.5 * inverse(2.0 * y)
 
 

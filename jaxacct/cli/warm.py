@@ -28,7 +28,7 @@ Large sweeps take XLA.  Plans and ledgers ask few questions, for which a CPU com
 NOISE, RATE, STEPS = (0.3, 1.0, 100.0), (1e-5, 1e-3, 0.1), (10_000, 10_000_000)
 """Noise multipliers, sampling probabilities and steps of the questions for epsilon and delta.
 
-A record takes part in few to many batches, so that the questions need programs of every size.
+In some questions a record takes part in few batches, in others in many.  So together they need programs of every size.
 """
 DELTA, EPSILON = (1e-3, 1e-20), (0.1, 3.0)
 """Deltas at which epsilon is asked for, and epsilons at which delta is asked for."""

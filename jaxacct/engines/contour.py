@@ -252,7 +252,7 @@ def delta(
     tolerance: float = TOLERANCE,
     hint: Hint | None = None,
 ) -> Answer:
-    """Return brackets of the finite part of delta at eps, row by row.
+    """Return brackets of delta at eps, row by row, without the mass at infinity.
 
     A row whose upper bound is at most `floor` is not refined.
     """
@@ -284,7 +284,7 @@ def delta(
 
 
 def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width: float, tolerance: float) -> Answer:
-    """Return brackets of the finite part of delta, from one contour for each row; [0, 1] where nothing is known.
+    """Return brackets of delta without the mass at infinity, by one contour for each row; [0, 1] if nothing is known.
 
     epsilon : (B, K), at least 0. A row's values should differ by at most about one standard deviation of the loss.
     floor : (B, K). A bracket whose upper bound is at most this is not refined.
@@ -308,7 +308,7 @@ def delta_along(
     first: np.ndarray,
     along: bool = True,
 ) -> Answer:
-    """Return brackets of the finite part of delta at many ascending eps of a row, from one contour for each row.
+    """Return brackets of delta without the mass at infinity at many ascending eps, by one contour for each row.
 
     An eps may be several standard deviations of the loss away from `place`. Far away, aliases leave no useful lower
     bound.

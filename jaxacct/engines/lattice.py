@@ -56,12 +56,12 @@ composition, and ARRAYS_PER_LAW more for each law."""
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
 """Lengths of lattices for a mechanism between two pairs of distributions."""
 LONGER = 2
-"""A lattice that is followed by a longer one is followed by the length this many places further on in PAIR_LENGTHS."""
+"""If a lattice is too short, the next length is this many places further on in PAIR_LENGTHS: 4 times the length."""
 ENOUGH = 4e-4
 """For a mechanism between two pairs of distributions, a bracket of epsilon of this relative width is narrow enough."""
 MOST_PAIRS_OF_ROUNDS = 2**14
-"""Largest number of sums of two atoms if the mechanism lies between two pairs of distributions, whose laws have only
-hundreds of atoms. For other mechanisms the largest number is `MOST_PAIRS`."""
+"""Largest number of pairs of atoms when finite laws are convolved, if the mechanism lies between two pairs of
+distributions. Their laws have only hundreds of atoms. For other mechanisms the largest number is `MOST_PAIRS`."""
 SHARE_OF_LATTICE = 0.1
 """For a mechanism between two pairs of distributions, a longer lattice is made if discretisation makes up more than
 this share of the bracket's width."""
@@ -149,7 +149,7 @@ def epsilon(
     Call it inside `with devices.double_precision():`.
 
     parts : components of one direction.
-    delta_lower, delta_upper : a bracket of d > 0, the target for the finite part of delta. The upper bound of the
+    delta_lower, delta_upper : a bracket of d > 0, the target delta minus the mass at infinity. The upper bound of the
         answer holds for delta_lower, the lower bound for delta_upper.
     below : components of the lower pair, if `parts` are the components of an upper pair. Then delta_lower is d minus
         the upper pair's mass at infinity, and delta_upper is d minus the lower pair's mass at infinity.
@@ -494,7 +494,11 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
 
 
 def unresolved(laws: list[LatticePart], plan: LatticePlan, length: int) -> bool:
-    """Return whether a lattice of this length is too coarse: rounding up all steps' losses would add more than eps."""
+    """Return whether a lattice of this length is too coarse.
+
+    It is if rounding up the losses of all laws that are narrow beside the spacing would add more than the expected eps,
+    or more than the spacing if that is larger.
+    """
     step = (plan.top - plan.bottom) / length
     moved = 0.0
     for law in laws:

@@ -21,7 +21,8 @@ from jaxacct.kernels.contour.gaussian_errors import FINITE_LOSS_ERROR
 from jaxacct.kernels.lattice_laws import Cells
 
 MOST_PAIRS = 2**17
-"""Largest number of sums of two atoms when finite laws are convolved. Sorting them takes some ten milliseconds."""
+"""Largest number of pairs of atoms, one of either law, when two finite laws are convolved. Sorting the sums of their
+losses takes some ten milliseconds."""
 CUT_SHARE = 1e-6
 """The lowest and the highest losses of a finite law are cut off while their mass is at most this share of the mass that
 may be left out. So small a share costs only a few more atoms."""
@@ -116,7 +117,7 @@ def placed_from(
     infinity: float,
     run: Runner,
 ) -> Placed:
-    """Return a law on the ratio coordinate, made from the masses of cells and from atoms on nodes.
+    """Return a law placed by its ratio coordinate log mix, made from the masses of cells and from atoms on nodes.
 
     For remove the loss rises with the coordinate. For add it falls: the masses are computed in ascending order of the
     loss, node k as node N - 1 - k, and then reversed. The true law has mass 1. An upper law puts the mass missing from

@@ -67,8 +67,8 @@ class Kinds(NamedTuple):
     gaussian: np.ndarray
     """(B,) whether all parts are Gaussians without sampling."""
     beyond_kernels: np.ndarray
-    """(B,) whether there are other parts besides unsampled Gaussians whose mu^2 is too small or large for the kernels.
-    """
+    """(B,) whether the unsampled Gaussians have a mu^2 that is too small or too large for the kernels, and there are
+    other parts as well."""
     nearly_always_sampled: np.ndarray
     """(B,) whether a sampling rate is so high that sampling may change the answer by less than the bracket's width."""
     answered_by: dict[str, np.ndarray]
@@ -114,7 +114,7 @@ class Engine(ABC):
 
     @abstractmethod
     def delta(self, question: Question) -> Answer:
-        """Return brackets of the finite part of delta at an epsilon."""
+        """Return brackets of delta at an epsilon, without the mass at infinity."""
 
 
 class MechanismEngine(ABC):

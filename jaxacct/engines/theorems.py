@@ -67,7 +67,10 @@ def tests_of(parts: Components) -> Tests:
 
 
 def best_epsilon(tests: Tests, delta: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest of the tests' lower bounds of epsilon at the finite part's delta; at least 0."""
+    """Return (B,) the largest of the tests' lower bounds of epsilon, at least 0.
+
+    delta : the target without the mass at infinity.
+    """
     left = np.exp(tests.log_p) * (1.0 - EXP_ERROR) - delta[:, None] * (1.0 + 4.0 * ROUNDOFF) - SUBNORMAL
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         gain = np.log(left) - tests.log_q
@@ -121,7 +124,7 @@ def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """Return the lower bound `n (delta_1(eps) - (n - 1) p d)` of delta for remove; 0 if it is negative.
+    """Return the lower bound `n (delta_1(eps) - (n - 1) p d)` of delta for remove; 0 for add, and if it is negative.
 
     delta_1 is the delta of one step. The best test on one step accepts with probability p under P, and p - d under Q
     (README.md).
@@ -266,17 +269,18 @@ def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarra
 
 
 def laplace_counts(parts: Components, column: int) -> Tests:
-    """Return tests on how many steps have a loss without sampling of at least v, for -1/b < v <= 1/b.
+    """Return tests on the number of steps whose base loss is at least v, for several v with -1/b < v <= 1/b.
 
-    b is the scale of the noise. A step has such a loss with probability 1 - e^{(v - 1/b)/2}/2 under P, and
-    e^{-(v + 1/b)/2}/2 under Q.
+    The base loss is the loss that the step's output would have without sampling, and b is the scale of the noise.
+    Without sampling it is at least v with probability 1 - e^{(v - 1/b)/2}/2 under P, and e^{-(v + 1/b)/2}/2 under Q.
     """
     scale, q, n = (x[:, column] for x in (parts.laplace_scale, parts.laplace_q, parts.laplace_n))
     edge, rate = 1.0 / scale[:, None], q[:, None]
     removing = parts.sign[:, None] > 0
     # Base losses v are counted if v >= edge - drop (remove), or if v <= -(edge - drop) (add), for drop < 2 edge.
     drop = np.minimum(LAPLACE_DROPS, 1.999 * edge)
-    # `near` is their log mass under the law whose mode is on this side, `far` is their log mass under the other law.
+    # Their log mass is `near` under the Laplace law whose mode has a counted loss, and `far` under the other law. The
+    # log masses of all other losses are `near_rest` and `far_rest`.
     near = np.log1p(-0.5 * np.exp(-0.5 * drop))
     near_rest = -np.log(2.0) - 0.5 * drop
     far = -np.log(2.0) - edge + 0.5 * drop
@@ -340,7 +344,10 @@ def _bounded(parts: Components) -> np.ndarray:
 
 
 def total_variation(parts: Components) -> np.ndarray:
-    """Return the sum over parts of n times their total variation, rounded up: at least the finite part of delta(0)."""
+    """Return the sum of n times the total variation of each part, rounded up.
+
+    The sum is at least delta(0) without the mass at infinity.
+    """
     mu, s = parts.mu / np.sqrt(8.0), 1.0 / parts.gauss_sigma / np.sqrt(8.0)
     total = erf(mu) + np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * erf(s), 0.0), axis=1)
     laplace = parts.laplace_q * -np.expm1(-0.5 / parts.laplace_scale)
@@ -419,7 +426,10 @@ def _basic_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np.ndarray:
-    """Return (B,) the smallest upper bound of epsilon; the finite part's delta is known up to a relative `slack`."""
+    """Return (B,) the smallest of several upper bounds of epsilon.
+
+    delta : the target without the mass at infinity, known up to a relative error of `slack`.
+    """
     safe = delta * (1.0 - slack) * (1.0 - 4.0 * ROUNDOFF)
     bounded = largest_loss(parts).above
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -444,7 +454,7 @@ def _with(bounded: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
 
 
 def least_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
-    """Return (B,) the smallest upper bound of the finite part's delta at eps."""
+    """Return (B,) the smallest of several upper bounds of delta at eps, without the mass at infinity."""
     left = epsilon - largest_loss(parts).above
     left = left - 4.0 * ROUNDOFF * np.abs(epsilon)
     best = np.fmin(total_variation(parts), 1.0)

@@ -276,8 +276,8 @@ class Survey(NamedTuple):
 
     u: np.ndarray  # (B, S) the outputs, ascending
     loss: np.ndarray  # (B, S) log of the first step's likelihood ratio
-    left: np.ndarray  # (B, S) largest difference of the second step's profile between this point and any left of it
-    right: np.ndarray  # (B, S) largest difference of the second step's profile between this point and any right of it
+    left: np.ndarray  # (B, S) largest difference of the second step's profile between a point and any point left of it
+    right: np.ndarray  # (B, S) largest difference of this profile between a point and any point right of it
     delta: np.ndarray  # (B,) estimate of delta
 
 

@@ -39,9 +39,10 @@ from jax import lax
 SIMPLE_UNITS = 4.0
 """Error allowed for exp, log, sin, cos and arctan2, in units of 2^-53 times the value: twice the measured error."""
 COMPOUND_UNITS = 6.0
-"""Error allowed for log1p, expm1, hypot and logistic, in these units: 1.5 times the measured error (README.md)."""
+"""Error allowed for log1p, expm1, hypot and logistic, in units of 2^-53 times the value: 1.5 times the measured error
+(README.md)."""
 LARGEST_ANGLE = 1e8
-"""Largest angle whose sine and cosine are off by at most SIMPLE_UNITS of their value, in glibc too."""
+"""Largest angle at which the errors of sin and cos are at most SIMPLE_UNITS * 2^-53 times their value, in glibc too."""
 SMALLEST_NORMAL = 2.0**-1022
 BLOCK_SIZE = 64
 """Number of terms in a block of a sum. The error bound is least if that is about the square root of the sum's

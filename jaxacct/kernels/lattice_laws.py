@@ -30,8 +30,8 @@ NARROW_ORDER = 2
 LONG = 2**18
 """On lattices of at least this many nodes, NumPy uses NARROW_ORDER for narrow panels, which halves the time."""
 LOG_NOTHING = -34.0
-"""Logarithm of a share of a panel's mass. If the quadrature is inaccurate and the right node has a smaller share, its
-mass gets a crude bound. The left node still gets the quadrature sum."""
+"""Logarithm of a share of a panel's mass. If the quadrature is inaccurate, and the right node has a smaller share, then
+the right node gets a crude bound of its share. The left node still gets the quadrature sum."""
 LARGEST_ETA = 0.1
 """If a panel's quadrature may have this relative error or more, the panel's mass is bounded, and goes whole to one
 node."""
@@ -371,7 +371,7 @@ def laplace_cells(
 
 
 def upper_masses(cells: Cells, atoms: Array) -> Array:
-    """Return the masses, (N,), of a law on the nodes that dominates the given law ("connect the dots"), rounded up.
+    """Return the masses, (N,), at the nodes of a law that dominates the given law, rounded up ("connect the dots").
 
     The loss ascends.
     """
@@ -380,7 +380,9 @@ def upper_masses(cells: Cells, atoms: Array) -> Array:
 
 
 def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
-    """Return signed masses, (N,), of a law on the nodes that the given law dominates; `cancelled` makes them positive.
+    """Return signed masses, (N,), at the nodes of a law below the given law; `cancelled` makes them positive.
+
+    The given law dominates the law that is returned.
 
     cells : the cells of the given law.
     atoms : (N,) masses exactly on nodes.

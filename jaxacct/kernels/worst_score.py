@@ -514,8 +514,8 @@ class Lines(NamedTuple):
     height: Array  # (S, G) Q-mass of a line's rows
     share: Array  # (2, S, G) where the line's rows begin and end, as shares of their group
     weight: Array  # (2, S, G) weights of the group's two slopes in the line's slope
-    own_gain: Array  # (S, G) gain of the best w between a row and the first cell of w
-    own_cost: Array  # (S, G) cost of this w
+    own_gain: Array  # (S, G) gain at the best of those w that lie between a row and the first of the C cells (`_own`)
+    own_cost: Array  # (S, G) cost at this w
     after: Array  # Q-mass from the last group to the point where the curve's slope is one
 
 
@@ -536,7 +536,7 @@ def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
 
 
 def _own(law: Repetitions, slope: Array, reach: Array) -> tuple[Array, Array]:
-    """Return (gain, cost) of the best w with w - u <= reach, where T(w) - T(u) is at most slope (w - u).
+    """Return (gain, cost) at the w with w - u <= reach where gain - E cost is largest, if T(w) - T(u) <= slope (w - u).
 
     `phi'(slope x)/phi'(x)` is non-decreasing, since phi is a power series with terms >= 0. So a positive gain - E cost
     is largest where w - u is `reach`, or where slope (w - u) reaches 1 if that is earlier.

@@ -143,7 +143,10 @@ class Mechanism(ABC):
         """Return whether the remove and add directions coincide for every element of the batch."""
 
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
-        """Return each Gaussian's noise, and factors whose product is its count; None if any release is no Gaussian."""
+        """Return (noise multiplier, factors) for each Gaussian that is released; the factors' product is its count.
+
+        Return None if any release is no Gaussian.
+        """
         return None
 
     def displaces(self) -> bool:

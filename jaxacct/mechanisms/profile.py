@@ -384,7 +384,7 @@ def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple
         if heights[k] <= 0.0 or values[-1] <= 0.0:
             break
         slope = steep[k - 1]
-        zero = heights[k] / -slope if slope < 0.0 else math.inf  # distance from the point to where the line is 0
+        zero = heights[k] / -slope if slope < 0.0 else math.inf  # e^eps at which a line of this slope is 0, minus a[k]
         end = points[k] + math.log1p(zero / a[k])
         reach = zero
         if k + 2 < size:

@@ -48,7 +48,8 @@ from jaxacct.mechanisms.profile import (
 POINTS = 480
 """Number of intervals between the losses at which a profile is bracketed.
 
-The number has many divisors, so that the losses of equal releases are ends of intervals.
+The profile of n equal releases may bend at multiples of one release's largest loss.  If n divides this number, these
+multiples are ends of intervals.
 """
 BEYOND = 1e5
 """Largest loss at which a profile is bracketed; delta at this loss counts as the mass at infinity."""

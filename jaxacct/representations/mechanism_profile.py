@@ -493,7 +493,10 @@ def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
 
 
 def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
-    """Bracket the trade-off function by tangents that matter at these rates; split cells with a high upper bound."""
+    """Bracket the trade-off function at the rates `fpr`, from delta at a grid of eps; a line of slope e^eps is tangent.
+
+    The grid holds the slopes that may be best at one of these rates.  Cells that leave a wide bracket are divided.
+    """
     floor = _mass_at_infinity(profile)
 
     def reached(relation: str, tail: float) -> float:

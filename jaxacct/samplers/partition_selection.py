@@ -91,8 +91,11 @@ class PartitionChoice(_ByKey):
         return sorted(kept, key=repr)
 
     def _table(self, most: int) -> list[int]:
-        """Return the probabilities of counts 0, 1, ..., up to `most` or to the first that is 1, times 2^128."""
-        # at most e^epsilon, so that the rule is (epsilon, delta)-DP
+        """Return, in units of 2^-128, the probabilities that a key with the count 0, 1, ... is released.
+
+        The list ends with the count `most`, or with the first probability that is 1.
+        """
+        # `power` is at most e^epsilon, so that the rule is (epsilon, delta)-DP
         power = max(Fraction(math.exp(min(float(self.epsilon), 700.0) * (1 - 2.0**-50)) * (1 - 2.0**-50)), Fraction(1))
         found, one = [0], 2**_BITS
         while len(found) <= most and found[-1] < one:

@@ -170,7 +170,7 @@ def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, floa
 
 
 def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return several eps, and upper bounds of one selection's delta there: in one direction, and in the reverse one."""
+    """Return COMPOSED_POINTS values of eps, and upper bounds of the selection's delta there in either direction."""
     listed = weights(law, 1e-3 * LAST_DELTA)
     both = sides(run, "add_or_remove_one")
     each = {name: Mixture(run, listed, name, 1e-3) for name in dict.fromkeys((both[0].forward, both[-1].forward))}

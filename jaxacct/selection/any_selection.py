@@ -25,7 +25,7 @@ OK_WIDTH = 2e-4
 COMPOSED_POINTS = 160
 """The profile of a selection that is composed is evaluated at this many eps, evenly spaced from 0."""
 LAST_DELTA = 1e-13
-"""The last of the COMPOSED_POINTS eps is where delta is this, if no mass is at infinity."""
+"""Delta at the last of the COMPOSED_POINTS eps, if no mass is at infinity."""
 
 
 @dataclass(frozen=True, eq=False)

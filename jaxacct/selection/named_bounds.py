@@ -264,7 +264,7 @@ def bound_delta(
 
 
 def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound: str, relation: str) -> Bounds:
-    """Return upper bounds by `bound`, or if it is "auto" the smallest of the bounds that hold for every score."""
+    """Return upper bounds of the `quantity` by a named bound; "auto" takes the least that holds for every score."""
     require_mechanism("run", run)
     refuse_tracers(f"selection.bound_{quantity}", "the kernels", run=run, k=k)
     choice("relation", relation, RELATIONS)
@@ -290,8 +290,8 @@ def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound:
 def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
     """Return eps at delta, or delta at eps, of a selection with a monotone score, for a base of unsampled Gaussians.
 
-    The best of K draws of N(mu, 1) is compared with the best of K draws of N(0, 1), in both directions.  Rows whose
-    nodes extend equally far are computed together.  The error of eps is about 1e-9.
+    The largest of K draws of N(mu, 1) is compared with the largest of K draws of N(0, 1), in both directions.  Rows
+    whose nodes extend equally far are computed together.  The error of eps is about 1e-9.
     """
     if (mu := gaussian_mu(run)) is None:
         raise InputError("bound = 'monotone_score' needs a base of unsampled Gaussians; use bound='worst_case'")
@@ -315,24 +315,25 @@ def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray
     return found.reshape(shape)
 
 
-# The best of K draws of N(0, 1) against the best of K draws of N(mu, 1)
+# The winner is the largest of K draws: its law if draws are from N(0, 1), against its law if they are from N(mu, 1)
 
 # Let F, G be the distribution functions of the two normal laws, f, g their densities, and phi the generating function
-# of K.  The best has the densities phi'(F) f and phi'(G) g.  An interval (a, b] has the mass phi(F(b)) - phi(F(a)).
-# The mass phi(0) of K = 0 is common to both.  With P and Q the two laws of the best, the divergence at ratio E = e^eps
-# is P(A) - E Q(A).  Here A is the set on which l, the log ratio of the densities, is above eps.  A is a union of few
-# intervals, whose ends are solved for (README.md of this folder, "Computing monotone_score", has the errors).
+# of K.  The winner has the density phi'(F) f or phi'(G) g.  An interval (a, b] has the mass phi(F(b)) - phi(F(a)) or
+# phi(G(b)) - phi(G(a)).  The mass phi(0) of K = 0 is common to both.  With P and Q the winner's two laws, the
+# divergence at ratio E = e^eps is P(A) - E Q(A).  Here A is the set on which l, the log ratio of the densities, is
+# above eps.  A is a union of few intervals, whose ends are solved for (README.md of this folder, "Computing
+# monotone_score", has the errors).
 
 
 class Line(NamedTuple):
-    """X nodes for each of R configurations, with log ratios there, and with masses of the cells between the nodes."""
+    """X nodes for each of R configurations, with log ratios there, and with masses between neighbouring nodes."""
 
     laws: Law  # (R,) laws of K
     mu: np.ndarray  # (R,)
     x: np.ndarray  # (R, X) nodes, from -inf to inf
-    log_ratio: np.ndarray  # (R, X) log(density of the best of N(mu, 1)/that of N(0, 1)); NaN if both underflow
-    present: np.ndarray  # (R, X - 1) masses of the best of N(mu, 1)
-    without: np.ndarray  # (R, X - 1) masses of the best of N(0, 1)
+    log_ratio: np.ndarray  # (R, X) log(winner's density for N(mu, 1) / that for N(0, 1)); nan if both underflow
+    present: np.ndarray  # (R, X - 1) masses of the winner's law for N(mu, 1) between neighbouring nodes
+    without: np.ndarray  # (R, X - 1) masses of the winner's law for N(0, 1) between neighbouring nodes
 
     def rows(self, index: np.ndarray) -> Line:
         return Line(self.laws.taken(index), *(each[index] for each in self[1:]))
@@ -359,7 +360,10 @@ def line(laws: Law, mu: np.ndarray, reach: float) -> Line:
 
 
 def _log_ratio(laws: Law, mu: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the log ratio l of the densities and its derivative, nan where phi' leaves float64; infinite at +-inf."""
+    """Return l, the log of (density at x of the winner's law for mean mu)/(for mean 0), and the derivative of l in x.
+
+    Both are NaN where phi' overflows or underflows.  At x = +-inf l is x.
+    """
     logs, slopes = [], []
     for z in (x - mu, x):
         steep, ratio = laws.steepness(ndtr(z), ndtr(-z))
@@ -372,7 +376,7 @@ def _log_ratio(laws: Law, mu: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np
 
 
 def _masses(laws: Law, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return the probabilities that the best draw from N(0, 1) lies in the intervals (low, high]."""
+    """Return the probabilities that the largest of K draws from N(0, 1) lies in the intervals (low, high]."""
     upper = low > 0.0  # differences are taken in the nearer tail
     x, y = ndtr(high), ndtr(-high)
     return laws.rise(x, y, np.maximum(np.where(upper, ndtr(-low) - y, x - ndtr(low)), 0.0))

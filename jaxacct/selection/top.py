@@ -148,7 +148,7 @@ def _of_one(
 
 
 def _above(quantity: str, run: Mechanism, law: Law, values: np.ndarray, found: np.ndarray, relation: str) -> np.ndarray:
-    """Return where the average over K surely exceeds the bound `found`, so that it need not be computed."""
+    """Return whether the average over K surely exceeds the bound `found`; then the average need not be computed."""
     at, target = (found, values) if quantity == "epsilon" else (values, found)
     above = np.zeros(values.shape, bool)
     for share in (0.7, 2.0, 4.0, 8.0):

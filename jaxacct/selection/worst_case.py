@@ -223,8 +223,8 @@ class Attack(float):
         """
         u = np.asarray(rank, np.float64)
         active = u < self.rank[-1]
-        # a score is the Q-mass of all outcomes that score lower; for an active outcome of rank u, these have the active
-        # ranks above u and the inactive ranks up to `served`
+        # a score is the Q-mass of all outcomes that score lower: for an active outcome of rank u these are the outcomes
+        # of the ranks in (u, served]
         row = np.clip(np.searchsorted(self.rank, u, side="right") - 1, 0, self.served.size - 1)
         below = self.served[row] - u
         # an inactive outcome of rank u scores above the active outcomes whose `served` is below u

@@ -16,7 +16,7 @@ from jaxacct.core.progress import waiting
 
 @functools.lru_cache(maxsize=256)
 def banded(bands: int, steps: int) -> tuple[float, ...]:
-    """Return the first column, scaled to norm 1, of the best banded Toeplitz matrix."""
+    """Return the first column, scaled to norm 1, of the banded Toeplitz matrix of least mean squared error."""
     from scipy import signal  # slow to import
 
     unit, left = np.eye(1, steps)[0], np.arange(steps, 0.0, -1.0)
@@ -37,7 +37,10 @@ def banded(bands: int, steps: int) -> tuple[float, ...]:
 
 @functools.lru_cache(maxsize=256)
 def banded_inverse(bands: int, steps: int, epochs: int) -> tuple[float, ...]:
-    """Return the first column of C^-1, which begins with 1, for the best Toeplitz C whose inverse has `bands` bands."""
+    """Return the first column of C^-1, which begins with 1, for the Toeplitz matrix C of least mean squared error.
+
+    Only matrices C whose inverse has at most `bands` bands are searched.
+    """
 
     def loss(rest: Any) -> Any:
         inverse = jnp.concatenate([jnp.ones(1), rest])
@@ -50,7 +53,7 @@ def banded_inverse(bands: int, steps: int, epochs: int) -> tuple[float, ...]:
 
 @functools.lru_cache(maxsize=256)
 def buffered(buffers: int, steps: int, epochs: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return scales and decays of the best buffered linear Toeplitz matrix."""
+    """Return scales and decays of the buffered linear Toeplitz matrix of least mean squared error."""
 
     def parts(values: Any) -> tuple[Any, Any]:
         # these scales sum to less than 1, and these decays are below 1, so the column falls
@@ -81,7 +84,7 @@ def buffered(buffers: int, steps: int, epochs: int) -> tuple[tuple[float, ...], 
 
 @functools.lru_cache(maxsize=64)
 def column_normalised(bands: int, steps: int) -> np.ndarray:
-    """Return the diagonals of the best banded matrix whose columns have norm 1, (bands, n)."""
+    """Return the diagonals, (bands, n), of the banded matrix of least mean squared error whose columns have norm 1."""
     lengths = np.minimum(bands, steps - np.arange(steps))
     inside = np.arange(bands)[:, None] < lengths
 
@@ -156,7 +159,7 @@ def _traced(loss: Callable[[Any], Any]) -> Callable[[np.ndarray], tuple[Any, Any
 
 
 def _minimise(loss: Callable[[np.ndarray], tuple[Any, Any]], *starts: np.ndarray) -> np.ndarray:
-    """Return the best of the minimisers that L-BFGS finds from the starts.
+    """Run L-BFGS from each start, and return the point of least loss that it finds.
 
     `loss` returns the value of the loss and its gradient.
     """

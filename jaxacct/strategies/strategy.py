@@ -199,7 +199,7 @@ class Strategy(ABC):
         """Check and store the fields beside steps and epochs; search for a matrix that is not given."""
 
     def for_steps(self, steps: int) -> Self:
-        """Return the strategy for a run of `steps` steps; a matrix that is known keeps its coefficients.
+        """Return the strategy for a run of `steps` steps; coefficients that are given or found already stay.
 
         >>> from jaxacct.strategies import Banded
         >>> Banded(2).for_steps(64) == Banded(2, steps=64)

@@ -125,7 +125,7 @@ def _answer_or_failed(
 
 
 def _answer(quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings) -> dict[str, Any]:
-    """Return the columns that the rows gain; rows of one batch rule are answered together."""
+    """Return the table's columns of answers for rows that ask for one quantity; rows of one batch rule share a call."""
     pieces, places = [], []
     for given, rows in alike(inputs):
         pieces.append(_of_one_rule(quantity, {name: column[rows] for name, column in inputs.items()}, chosen, given))
@@ -137,7 +137,7 @@ def _answer(quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings) -
 def _of_one_rule(
     quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings, given: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the new columns of rows with one batch rule and group size; `given` has both as arguments of `dp_sgd`."""
+    """Return the columns of answers for rows with one batch rule and group size, which `given` has for `dp_sgd`."""
     relation = chosen.relation_of(given["sampling"])
     if quantity in _CALIBRATIONS:
         solver = _CALIBRATIONS[quantity]

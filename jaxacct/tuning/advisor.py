@@ -65,7 +65,7 @@ MEAN = Constraint("use an expected number of candidates above 0", 0, LARGEST_MEA
 
 @dataclass(frozen=True)
 class Option:
-    """Way to spend the budget.
+    """One way to spend the budget of a tuning: how candidates are drawn and trained, and what this costs.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class Option:
     noise_multiplier : the noise multiplier of the candidates and of the final run.
     released_noise : the noise on a mean gradient of the released model: its standard deviation in units of the clip
         norm, which is the noise multiplier divided by the expected batch size.
-    candidate_noise : the same number for a candidate.
+    candidate_noise : the noise on a mean gradient of a candidate, in the same units.
     epsilon : certified upper end for the whole tuning, at most the target.  It is NaN with status "infeasible".
     gradients, gradients_95 : the expected number of gradient evaluations, and the 95 % quantile of this number, under
         the law of K.

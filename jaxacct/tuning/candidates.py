@@ -297,7 +297,10 @@ def several(
     init: Callable[[Any], Any],
     configs: Sequence[Mapping[str, Any]],
 ) -> Group:
-    """Return a function that trains candidates in one call of `train`, without the words and None of their configs."""
+    """Return a function that trains the candidates with given numbers in one call of `train`.
+
+    `train` gets the numbers in their configs.  It gets no words and no None, which are the same in all these configs.
+    """
 
     def run(numbers: Sequence[int]) -> list[Any]:
         firsts = [init(secret.key(b"init", number)) for number in numbers]

@@ -443,9 +443,10 @@ def _plan_of(plan: Any, rate: float, steps: float, noise: float) -> Plan:
 
 
 def _matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Return the noise of each way to train a candidate.
+    """Return the noise multiplier of each way to train a candidate, from the number x over which the plan searches.
 
-    It is x if there is one way.  Otherwise each has the least noise that gives (1/x, delta)-DP.
+    If there is one way, its noise multiplier is x.  If there are several, each has the least noise multiplier with
+    which one run is (1/x, delta)-DP.
     """
     if rate.size == 1:
         return np.array([x])

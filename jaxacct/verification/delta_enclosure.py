@@ -303,7 +303,10 @@ class _Step:
 
 
 def _payoff(steps: list[_Step], places: list[Any], grown: Any) -> Any:
-    """Return E[sign * (product of the ratios - grown); every output is beyond its limit in `places`]."""
+    """Return E[sign (m_1 ... m_n - grown); every u_i is beyond `places[i]`], m_i the ratio of step i at its output u_i.
+
+    `_Step.beyond` says on which side of its place an output is beyond it.
+    """
     p, q = acb(1), acb(1)
     for step, u in zip(steps, places, strict=True):
         one, two = step.beyond(u)

@@ -71,7 +71,7 @@ class GaussianMixture(SampledGaussian):
 
     @property
     def largest(self) -> Any:
-        """The largest loss, or None if losses are unbounded. They are for remove, and for add if weights[0] is 0."""
+        """The largest loss; None for remove, and for add if weights[0] is 0, where losses are unbounded."""
         return None if self.direction == "remove" or not self.weights[0] > 0 else -self.weights[0].log()
 
     @property
@@ -99,7 +99,7 @@ class GaussianMixture(SampledGaussian):
         return self._terms_of(u)[0]
 
     def _share_of_slope(self, u: Any) -> Any:
-        """Return the mean of the shares given the output u; the mean rises with u."""
+        """Return the mean of `shares` over the components of the mixture, given the output u; it rises with u."""
         total, mean = self._terms_of(u)
         return mean / total
 
@@ -125,7 +125,7 @@ class GaussianMixture(SampledGaussian):
     def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return one window around all peaks of N(u) mix^e, with the symbols of `SampledGaussian`.
 
-        At a peak, u is e/sigma times the mean of the shares given u.
+        At a peak, u is e/sigma times `_share_of_slope(u)`.
         """
         scale = self._exponent(c) / float(self.sigma.mid())
         shares = np.array([float(x.mid()) for x in self.shares])

@@ -376,7 +376,7 @@ class SampledGaussian:
         return np.where(np.isnan(values), np.inf, values)
 
     def _moved_terms(self, c: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return, for each angle and at points u, the log of the integrand's size at t = 0, and its rate of decay."""
+        """Return two arrays, (angles, points u): the log of the integrand's size at t = 0, and its decay in t."""
         if c not in self._terms:
             exponent, angles = float(self._exponent(c)), ANGLES[self._steepest > ANGLES]
             sizes, turns = [], []
@@ -449,7 +449,10 @@ class SampledGaussian:
         return arb(min(float(kept.min()) - 0.1, first)), arb(max(float(kept.max()) + 0.1, last))
 
     def _steep(self, slope: float, side: int) -> float:
-        """Return the u at which -log(N(u) times the shares that fall towards `side`) has the given slope."""
+        """Return the u at which -log(N(u) * share(u)) has the given slope in u.
+
+        share(u) is the product of `Cut.share` over the cuts that remove outputs towards `side`.
+        """
         rise, total = 1.0, slope
         for cut in self.cuts:
             if cut.side != side and side * (slope - cut.place) > 0:

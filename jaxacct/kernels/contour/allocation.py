@@ -2,10 +2,10 @@
 
 S is the likelihood ratio of a round of t slots with the noise multiplier 1/s, and k a threshold.  S is the mean of the
 slots' own ratios X = e^{s u - s^2/2}, each at a normal output u.  E(S - k)_+ is called a call, and E(k - S)_+ a put, as
-if S were the price of a share.  The bounds hold for any windows, abscissa, period and number of nodes.  The trapezoid
-rule adds images: weighted values of the integral at k + j period, j != 0.  In a profile, neighbouring losses share a
-contour, since one more loss on an evaluated contour costs little.  A loss whose bracket stays wide gets a contour of
-its own.
+if S were the price of a share.  Windows are smooth cuts of a slot's law into bulk, jumps and far outputs
+(allocation_law.py).  The bounds hold for any windows, abscissa, period and number of nodes.  The trapezoid rule adds
+images: weighted values of the integral at k + j period, j != 0.  In a profile, neighbouring losses share a contour,
+since one more loss on an evaluated contour costs little.  A loss whose bracket stays wide gets a contour of its own.
 """
 
 from __future__ import annotations
@@ -748,7 +748,10 @@ def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array
 
 
 def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, slope in k) of what is not integrated: a slot is far, or all slots are bulk."""
+    """Return (lower, estimate, upper, slope in k) of the part of the mean that is not integrated along the line.
+
+    It is the part where a slot is far, or where all slots are bulk (`Windows`).
+    """
     sign, s, t, where = found.sign, found.s, found.t, found.place
     windows = where.windows
     whole: Array = np.isneginf(windows.low)

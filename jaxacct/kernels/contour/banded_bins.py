@@ -120,7 +120,7 @@ class Bins:
         self.deviation = float(np.sqrt(np.sum(risen(self.variances) + 2.0 * risen(self.shared)))) / self.count
 
     def kinds(self) -> Iterator[Kind]:
-        """Yield groups of bins that are alike."""
+        """Yield a `Kind` for each group of bins with similar coefficients (`ALIKE`)."""
         pairs, groups = np.stack([self.first, self.second]), collections.defaultdict[tuple[float, ...], list[int]](list)
         for at, cell in enumerate(np.ceil(pairs * (ALIKE / self.largest)).T.tolist()):
             groups[tuple(cell)].append(at)

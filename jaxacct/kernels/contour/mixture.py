@@ -477,7 +477,7 @@ def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[
 
 
 class Line(NamedTuple):
-    """Bounds of |phi mix^a|/M(c) for real a on the line u + iv, and arg mix on this line, which grows with u."""
+    """Bounds of |phi mix^a|/M(c) for real a on the line u + iv, and arg mix on this line; arg mix grows with u."""
 
     v: float  # height of the line
     log_cells: Array  # (X - 1,) integrals over the cells of the grid

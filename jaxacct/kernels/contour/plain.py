@@ -295,8 +295,8 @@ def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, poi
 def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, points: int, count: int) -> Bracketed:
     """Bracket log delta at many eps, `along`: (K,), as values of one polynomial on a contour placed for `epsilon`.
 
-    The images at larger eps count most at the smallest eps, so the period is made long enough for that eps.  Rounding
-    errors are somewhat larger than in `delta_about`.
+    The images, weighted values of delta at eps + j period with j > 0, are largest for the smallest eps.  So the period
+    is made long enough for that eps.  Rounding errors are somewhat larger than in `delta_about`.
     """
     xp = namespace(law.sign, along)
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
@@ -313,7 +313,7 @@ def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, poin
 
 
 def _in_front(found: Bracketed) -> Bracketed:
-    """Move the first axis of every array, which is for several eps, behind the batch axes."""
+    """Move the first axis of every array, along which eps varies, behind the batch axes."""
     xp = namespace(found.lower)
     lower, estimate, upper, ok = (xp.moveaxis(end, 0, -1) for end in found[:4])
     return Bracketed(lower, estimate, upper, ok, found.needs)

@@ -85,7 +85,10 @@ def _phi(x: Array) -> Array:
 
 
 def far_by_mass(law: LossLaw, log_goal: Array) -> Array:
-    """Return one u for each sampled Gaussian, (J,); that some step exceeds its u has a chance below e^log_goal."""
+    """Return a limit in u for each sampled Gaussian, (J,).
+
+    The probability that the outcome of any step exceeds its limit is below e^log_goal.
+    """
     xp = namespace(law.gauss_n, log_goal)
     spread = xp.sqrt(1.0 + high_blur(law.gauss_sigma) ** 2)
     room = xp.log(2.0 * law.gauss_n * law.gauss_n.shape[-1]) - log_goal[..., None]

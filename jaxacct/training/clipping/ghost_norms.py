@@ -90,7 +90,7 @@ class Site:
             for column, values in zip(columns[:2] if use.product.indexed else columns[2:], (x, dy), strict=True):
                 column.append(values)
         together = [jnp.concatenate(column, axis=1) if column else None for column in columns]
-        # Widening is exact but takes memory.  So rows are widened only after the branch that computes them once.
+        # Rows of a narrower dtype stay so until `computed_once` has computed them: wide rows take more memory.
         return Rows(
             together[0],
             *(a if a is None or a.dtype.itemsize <= dtype.itemsize else a.astype(dtype) for a in together[1:]),
@@ -139,7 +139,10 @@ class Site:
         return jax.tree.map(lambda a: a[None], function(jax.tree.map(lambda a: a[:, 0], rows), *(a[0] for a in more)))
 
     def _norm_squared(self, rows: Rows, top: Any, most: Any) -> tuple[Any, Any, Any]:
-        """Return what `measured` says of one group and example; the arguments are the result of `_normalised`."""
+        """Return the exponent E, the upper bound on (|g|/2^E)^2 and the flag of `measured`, for one group and example.
+
+        The arguments are the result of `_normalised`.
+        """
         number, beside, x, dy = rows
         right = jnp.concatenate([a for a in (beside, dy) if a is not None])
         unit = jnp.finfo(right.dtype).eps / 2
@@ -289,7 +292,10 @@ def power(exponents: Any, dtype: Any) -> Any:
 
 
 def scaled(values: Any, exponents: Any) -> Any:
-    """Return values * 2^e, for e of at most twice the dtype's largest exponent; 0 below twice the smallest exponent."""
+    """Return values * 2^e, where e is at most twice the dtype's largest exponent.
+
+    The result is 0 where e is below twice the dtype's smallest exponent.
+    """
     half = exponents >> 1
     return values * power(half, values.dtype) * power(exponents - half, values.dtype)
 

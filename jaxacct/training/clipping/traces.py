@@ -71,7 +71,7 @@ def computed_once(true: Any, function: Callable[[], Any]) -> Any:
 
 
 def as_data(true: Any, places: Sequence[int]) -> list[Any]:
-    """Return whole numbers that the compiler takes for data, so that slices at these places share one compiled code."""
+    """Return the places as numbers that the compiler does not know, so that slices at them share one compiled code."""
     return computed_once(true, lambda: [np.int32(place) for place in places])
 
 

@@ -204,7 +204,7 @@ def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
 
 
 def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Join similar releases at their most noise and lowest rate; the result costs at most as much."""
+    """Join similar releases, with the most noise and the lowest rate among them; the result costs at most as much."""
     return gathered(counts, stand_ins(counts, MANY_RELEASES, dearer=False))
 
 

@@ -266,10 +266,13 @@ def gathered(counts: Mapping[Release, int], known: Mapping[Release, Release]) ->
 
 
 def _near(counts: Mapping[Release, int], most: int) -> list[list[Release]]:
-    """Divide releases into about `most` groups, each of one kind; the group whose merging costs most is split first."""
+    """Divide releases into about `most` groups; the group whose merging costs most is split first.
+
+    The releases of a group differ only in their noise and, with Poisson sampling, in their rate.
+    """
 
     def group(members: list[Release]) -> tuple[float, Release, int, list[Release]]:
-        """Return (minus the cost of merging the members, first member, field that differs most, members)."""
+        """Return (minus the cost of merging the members, first member, index of the field to split along, members)."""
         noise = [release.noise_multiplier for release in members]
         rates = [max(release.sampling_probability, _TINY) for release in members]
         least, most, low, high = min(noise), max(noise), min(rates), max(rates)

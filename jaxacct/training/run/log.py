@@ -447,7 +447,7 @@ class _Table:
             self._put(curve)
             if plan.filter is not None or plan.sampling in BY_PASS or len(plan.whole) > MANY_KINDS:
                 return
-            steps, step, apart = [], 1, plan.steps / 64  # early steps grow by 10 % each
+            steps, step, apart = [], 1, plan.steps / 64  # the first steps of the table are only 10 % apart
             while 0.1 * step < apart and apart > 1.0:
                 steps.append(step)
                 step = max(step + 1, int(1.1 * step))

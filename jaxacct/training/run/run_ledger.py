@@ -146,7 +146,8 @@ def open_run_ledger(
     note_ahead: int | None,
 ) -> RunLedger | None:
     """Return the ledger, in which the run of a state is now the current run.  The first process opens the ledger."""
-    # a step that is noted counts even if it is not taken; within a pass it could make the whole pass dearer
+    # A noted step counts even if it is not taken.  Within a pass, a step noted too early could raise the cost of the
+    # whole pass, so steps of passes are noted one at a time.
     share = 1 if plan.sampling in BY_PASS else max(plan.steps // 100, 1)
     most = share if note_ahead is None else min(share, note_ahead)
     opened: Ledger | None = None

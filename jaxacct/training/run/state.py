@@ -176,7 +176,7 @@ class _Shown(State):
 
 
 def shown(state: State, looks: Looks) -> State:
-    """Return the state that is about to be given to callbacks."""
+    """Return a view of the state for callbacks; `looks` then notes when a callback reads an output from the view."""
     view = object.__new__(_Shown)
     vars(view).update(vars(state), looks=looks)
     looks.now, looks.at_this = view, False

@@ -345,7 +345,11 @@ class Untrained:
 
 
 def split_model(model: Any, trainable: Any = None) -> tuple[Any, Untrained | None]:
-    """Return a model's trained part, with None for other leaves, and the rest, if any; `trainable` as for `Trainer`."""
+    """Return a model's trained part, and the rest of the model as an `Untrained`.
+
+    The trained part has None in place of every leaf that is not trained.  The rest is None if all leaves are trained
+    and the model is no nnx module.  `trainable` is as for `Trainer`.
+    """
     tree, outer = model_as_pytree(model)
     leaves, structure = jax.tree_util.tree_flatten(tree)
     arrays = arrays_of(tree)

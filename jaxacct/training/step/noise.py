@@ -39,13 +39,13 @@ private loss.  The candidates of `jaxacct.tuning` have 5 and 6.  The values are 
 them.
 """
 UNIT = 32
-"""Number of draws of one unit: three blocks of 16 words make 16 pairs of draws."""
+"""Number of normal draws in a unit, in which noise is drawn: three ChaCha20 blocks of 16 words make 16 pairs."""
 _PIECE, _PIECE_ON_CPU = 16_368, 1_056
-"""Largest number of units drawn at a time, on other devices and on a CPU.
+"""Largest number of units drawn at a time: _PIECE on other devices than a CPU, and _PIECE_ON_CPU on a CPU.
 
-Drawing the first number of units takes some 12 MB of memory.  On a CPU the second number of units stays in one core's
-cache; more units would be spread over threads, which takes twice the CPU time.  Neither number is a power of two, since
-the rows of a piece could otherwise compete for the same lines of the cache.
+Drawing _PIECE units takes some 12 MB of memory.  _PIECE_ON_CPU units stay in one core's cache; more units would be
+spread over threads, which takes twice the CPU time.  Neither number is a power of two, since the rows of a piece could
+otherwise compete for the same lines of the cache.
 """
 
 
