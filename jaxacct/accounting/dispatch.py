@@ -143,7 +143,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     # The `wide` rows go to the costly engines. If the user chose an engine, all rows of `left` are `wide`.
     wide = left & (wanting if engine == "auto" else True)
     if engine == "auto" and wide.any():
-        # A bracket that the theorems make narrower than this share of rtol needs no costly engine.
+        # A bracket that the theorems make narrower than 0.01 rtol needs no costly engine.
         wide &= is_open(answer, 0.01 * rtol, floor)
     for one in known:
         rows = np.flatnonzero(wide)

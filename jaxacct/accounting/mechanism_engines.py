@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from jaxacct.engines.mixture import Ends, Row
 
 MEMORY_ALONE = 2**27
-"""Limit, in bytes, on the lattice's memory where only the pair that dominates the mechanism is used. It allows 2^18
-nodes."""
+"""Limit, in bytes, on the memory of a lattice for the upper end alone, from the pair that dominates the mechanism. It
+allows 2^18 nodes."""
 
 
 class Attacked(MechanismEngine):
@@ -184,8 +184,8 @@ class _Releases:
             return self._searched(delta, known)
         share = np.where(delta < q, delta / np.where(q > 0.0, q, 1.0), 0.5)
         more, less = share * (1.0 + wrong), share * (1.0 - wrong)
-        low = _outer(self.ask("epsilon", np.minimum(more, 0.5 + 0.5 * less), side).lower, q) * (1.0 - wrong)
-        high = _outer(self.ask("epsilon", less, side).upper, q) * (1.0 + wrong)
+        low = _after_sampling(self.ask("epsilon", np.minimum(more, 0.5 + 0.5 * less), side).lower, q) * (1.0 - wrong)
+        high = _after_sampling(self.ask("epsilon", less, side).upper, q) * (1.0 + wrong)
         return np.where((delta < q) & (more < 1.0), low, 0.0), np.where(delta < q, high, 0.0)
 
     def _searched(self, delta: np.ndarray, known: np.ndarray) -> _Ends:
@@ -227,10 +227,13 @@ def _inner(eps: np.ndarray, risen: np.ndarray, factor: np.ndarray) -> np.ndarray
     return np.where(np.isfinite(ratio), np.log1p(ratio), eps - np.log(safe))
 
 
-def _outer(loss: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Return `log(1 - q + q e^loss)`, infinite where the loss is infinite and q > 0."""
-    mixed = log_mixture(np.where(np.isfinite(loss), loss, 0.0), q)
-    return np.where(np.isfinite(loss), np.maximum(mixed, 0.0), np.where(q > 0.0, np.inf, 0.0))
+def _after_sampling(eps: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Return `max(log(1 - q + q e^eps), 0)`, the epsilon with Poisson sampling at q if it is eps without sampling.
+
+    It is inf if eps is inf and q > 0, and 0 if q = 0.
+    """
+    mixed = log_mixture(np.where(np.isfinite(eps), eps, 0.0), q)
+    return np.where(np.isfinite(eps), np.maximum(mixed, 0.0), np.where(q > 0.0, np.inf, 0.0))
 
 
 # A replaced record as a removed record and an added record

@@ -92,7 +92,7 @@ def start_at(advantage: np.ndarray, fpr: np.ndarray) -> Place:
 
 
 def _quantile(deltas: Deltas, epsilon: np.ndarray, deviation: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Estimate the normal quantile of `Q(L > eps) = -d delta/d(e^eps)`, by a difference quotient."""
+    """Estimate -Phi^-1(Q(L > eps)), with `Q(L > eps) = -d delta/d(e^eps)` from a difference quotient."""
     # half the distance between the two epsilons of the difference quotient
     half = 0.005 * deviation
     values = np.asarray(deltas(np.stack([epsilon - half, epsilon + half]), rows).estimate)
@@ -265,7 +265,8 @@ def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nda
     epsilon, _, delta = lines
     with np.errstate(over="ignore"):  # a tangent whose slope overflows bounds nothing
         ratio = np.exp(epsilon) * (1.0 + 4.0 * ROUNDOFF)
-    fixed = 0.5 * (1.0 - delta[0])  # where the first tangent (eps = 0) meets the diagonal; symmetry gives the rest
+    # the first tangent (eps = 0) meets the diagonal here; beyond the diagonal the curve is a mirror image
+    fixed = 0.5 * (1.0 - delta[0])
     floor = np.minimum(floor, np.maximum(fixed, 0.0))
     with np.errstate(all="ignore"):
         ends = (delta[:-1] - delta[1:]) / np.diff(ratio, axis=0)

@@ -48,7 +48,8 @@ class Search(NamedTuple):
     falls: np.ndarray
     """Whether epsilon falls as the value grows."""
     rtol: float
-    """A row is finished once the upper end of its epsilon is at most 0.5 * rtol * scale below the target."""
+    """A row is finished once the upper end of its epsilon is at most 0.5 * rtol * scale below the target. `scale` is
+    the target itself unless it is given."""
     closest: float = 1e-12
     """A row is also finished if the logarithms of its best value and of a value that does not hold differ by less than
     this."""
@@ -59,14 +60,14 @@ class Search(NamedTuple):
     privates_first: np.ndarray | None = None
     """Rows whose least private value is tried first; none by default."""
     scale: np.ndarray | None = None
-    """The unit of distances from the target; by default the target itself, which suits epsilon."""
+    """The unit of distances from the target, row by row. None stands for the target itself, which suits epsilon."""
     says_best: bool = True
     """Whether one more value may be evaluated to show that the found value is the best."""
     all_there_is: bool = False
     """Whether the least private value searched is the least private one possible, as a sampling probability of 1 is."""
 
     def closeness(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Return rtol times `scale`, in units of the target."""
+        """Return `rtol * scale / target` for some rows: twice the relative distance below the target that is enough."""
         target = self.target[rows]
         return self.rtol * (target if self.scale is None else self.scale[rows]) / target
 

@@ -130,12 +130,12 @@ class _Question(NamedTuple):
     split: Callable[..., Any]  # the split contour's kernel
     values: tuple[np.ndarray, ...]  # arguments of both kernels that say what is asked
     start: Start  # where the split contour begins; `_step` writes what it learns into these arrays
-    floor: np.ndarray  # a row whose upper bound is at most this is not refined
+    floor: np.ndarray  # a known lower bound of the final answer, or -inf; a row with such a bound tries every rung
     width: float  # relative width of a bracket that is narrow enough
     in_logs: bool  # whether answers are logarithms, whose difference is the relative width
     log_tol: float  # log of the tolerance: size of aliases and cut-off terms, relative to delta
-    ceiling: np.ndarray  # an upper bound of the answer, known before any rung is tried
-    enough: np.ndarray  # a row whose upper bound is at most this is finished
+    ceiling: np.ndarray  # an upper bound of the row's answer, known before any rung is tried
+    enough: np.ndarray  # a row is finished once its upper bound is at most this
     hint: Hint | None = None
 
     def ask(self, rung: Rung, rows: np.ndarray) -> list[np.ndarray]:

@@ -110,7 +110,7 @@ class Case(NamedTuple):
     """The laws of the lower pair, which the mechanism dominates; the list `above` itself if there is only one pair."""
     rtol: float
     enough: float
-    """Relative width that is narrow enough, at least rtol. Lattices longer than QUICK are only for wider brackets."""
+    """Relative width, at least rtol. Lattices longer than QUICK are made only while the bracket is wider than this."""
     memory_bytes: int
     run: Runner
 
@@ -688,7 +688,7 @@ def crossing(
         return 0.0, 0.0
     at = min(max(guess, tolerance), high)
     width, slope, last = tolerance, -side.theta, None
-    # `known` says whether the lower bound of delta is positive at `high`. `blind` is a smaller eps where it is not.
+    # `known`: whether a lower side's bound of delta is positive at `high`. `blind`: a smaller eps where the bound is 0.
     wide, blind, known = 0.0, 0.0, False
     moves = [np.inf, np.inf]  # sizes of the last two moves by secants
     for _ in range(CROSSING_STEPS):

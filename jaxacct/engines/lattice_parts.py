@@ -431,9 +431,9 @@ class Finite(LatticePart):
     away: float = 0.0
     """P-mass of the losses that were left out. An upper law puts this mass at infinity, a lower law drops it."""
     blur: float = 0.0
-    """Error of each loss."""
+    """Bound of the absolute error of each loss."""
     wrong: np.ndarray | None = None
-    """Error of each mass; None for masses that were computed by exp(x)."""
+    """Bound of the absolute error of each mass; None if the masses were computed by exp(x), so that `inexact` holds."""
 
     def pieces(self, cut: float, most_pairs: int = MOST_PAIRS) -> list[Finite]:
         """Return the composition as fewer steps of laws with more atoms. Losses of mass at most e^cut are left out."""
@@ -522,7 +522,7 @@ def _contracted(
 
 
 def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
-    """Return the indices of the first and the last atom with enough mass to pay for the rounding of those between them.
+    """Return the indices of two atoms, the first and the last one that can pay for the rounding of the atoms between.
 
     The atoms between are put on nodes, which raises their profile. To make up for this, a polygon (a piecewise linear
     function) is subtracted from the profile. Either end of the polygon takes mass from one of the two atoms returned
@@ -612,7 +612,7 @@ class Atoms(NamedTuple):
     mass: np.ndarray  # (A,) P-masses
     wrong: np.ndarray  # (A,) bound of the error of each mass
     away: float  # P-mass of the outcomes that were left out
-    blur: float  # error of each loss
+    blur: float  # bound of the error of each loss
 
 
 def inexact(mass: np.ndarray) -> np.ndarray:

@@ -147,7 +147,7 @@ LARGEST_X_STEP, LARGEST_C_STEP = 0.2, 0.2
 """Largest Newton steps of x, the logarithm of the noise, and of log c in `solve_rate`. They are small, since the loss
 changes fast with the noise."""
 LARGEST_EPSILON_STEP = 1.0
-"""A step in eps of `solve_rate` is at most this over c."""
+"""A Newton step of `solve_rate` in eps is at most this number divided by c, the abscissa of the contour."""
 LARGEST_SHARE = 0.999
 """Cap on e^eps a/b, so that delta = b - e^eps a stays positive. Here a is the false-positive rate, and b the bound of
 the true-positive rate."""
@@ -365,8 +365,8 @@ class Solved(NamedTuple):
     x: Array  # the solution
     slope: Array  # d log delta / dx
     epsilon_slope: Array  # d eps / dx at fixed delta
-    residual: Array  # log(delta/target) before the last step
-    off: Array  # estimated error of x after the last step
+    residual: Array  # log(delta/target) before the last Newton step
+    off: Array  # estimated error of x after the last Newton step
     moved: Array  # distance between x0 and x
     needs: Array  # (points, nodes) that the contour needs
 

@@ -312,7 +312,7 @@ def _quadrature(
     lift_left: Array,
     lift_right: Array,
 ) -> tuple[Array, Array]:
-    """Return two Gauss-Legendre sums for each panel: what it adds to its cell's hat mass at the left and right node."""
+    """Return two Gauss-Legendre sums for each panel: what it adds to `low` and to `high` of its cell in `Cells`."""
     xp = namespace(start, half)
     low, high = xp.zeros_like(half), xp.zeros_like(half)
     for x, w in zip(*np.polynomial.legendre.leggauss(order), strict=True):

@@ -33,10 +33,10 @@ SKETCH_SAMPLES = 384
 
 
 class Resolution(NamedTuple):
-    """The sizes of a mesh. They decide how wide the bracket is and what it costs. It holds for any sizes."""
+    """The sizes of a mesh. They decide how wide the bracket is, and what it costs. The bracket holds for any sizes."""
 
     groups: int  # groups of active rows
-    lines: int  # lines of the curve in each group
+    lines: int  # tangents of the curve T in each group; each gives one active row
     columns: int  # columns beyond the active rows, shared by all groups
     window: int  # columns that each group has for itself, around the w at which its rows have their maximum
     sketch: tuple[int, int]  # rows and columns of the sketch that places the mesh
@@ -55,7 +55,8 @@ FINE = Resolution(256, 6, 768, 192, (36, 96))
 """The resolution for brackets that MIDDLE leaves too wide. If brackets are to be as narrow as possible, it is used
 right after QUICK."""
 FINEST = FINE._replace(sketch=(144, 192))
-"""The resolution for very narrow brackets. Its finer sketch shows changes of the best order that FINE misses."""
+"""The resolution for very narrow brackets. Its finer sketch shows changes of the best order of scores that FINE
+misses."""
 MASS_ERROR = 16.0 * ROUNDOFF
 """Upper bound of the absolute error of a difference of two masses."""
 SLOPE_ERROR = 4e-12
@@ -66,8 +67,8 @@ SHARE_OF_ALL = 1e-4
 """Columns are placed so that a column overstates a row's value by at most this share of the whole leak, plus a share of
 the row's best value."""
 LARGEST_FALL = 4.0
-"""Cap, in nats, on the change of a log slope from one row of the sketch to the next, and of log phi' from one
-of its columns to the next."""
+"""Cap, in nats, on two changes: of the log of the curve's slope from one row of the sketch to the next, and of log phi'
+from one column of the sketch to the next."""
 BISECTIONS = 20
 """Number of bisection steps for eps on the sketch. They find eps to a millionth of its range, finer than the sketch
 does."""
@@ -119,7 +120,7 @@ class Mesh(NamedTuple):
 
     rows: Array  # (groups * lines + 1,) ascending from 0
     columns: Array  # (columns,) ascending
-    above: Array  # the first cell whose slope is not above one
+    above: Array  # the first cell whose slope dP/dQ is at most 1; all cells before it have a slope above 1
 
 
 def steep(law: Repetitions, mass: Array, side: float = 0.0) -> Array:
@@ -284,7 +285,8 @@ MOST_PASSES = 3
 MOST_REGULA_FALSI = 30
 """Largest number of steps of regula falsi. Its upper end is certified wherever it stops."""
 OUTWARD = 1e-12
-"""Few operations are taken to move a target by at most this share, and an eps by at most this number."""
+"""Bound of the rounding of a few operations: relative for a target delta, absolute for an eps. Targets and eps are
+moved outwards by it."""
 
 
 class Order(NamedTuple):
@@ -296,10 +298,10 @@ class Order(NamedTuple):
 
     row_q: Array  # (R + 1,) Q-masses at the ends of the rows
     row_p: Array  # (R + 1,) P-masses at the ends of the rows
-    served_q: Array  # (R,) Q-mass up to w_k, not increasing, and not below the end of the active rows
-    served_p: Array  # (R,) P-mass up to w_k
+    served_q: Array  # (R,) w_k, a Q-mass: it does not rise with k, and is at least row_q[-1]
+    served_p: Array  # (R,) the P-mass that the curve has at the Q-mass w_k
     active: Array  # (R,) whether a row is active
-    places: Array  # (G + 1,) for each end of the G groups, the best w there
+    places: Array  # (G + 1,) at the end of each group of rows, the w at which the rows around it leak most
 
 
 def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution: Resolution) -> Order:
@@ -511,10 +513,10 @@ class Lines(NamedTuple):
     slope: Array  # (2, G) largest and smallest slope of a group
     gain: Array  # (2, 2, C, G) at both ends of a group and of a cell
     cost: Array  # (2, 2, C, G) as for `gain`
-    height: Array  # (S, G) Q-mass of a line's rows
-    share: Array  # (2, S, G) where the line's rows begin and end, as shares of their group
-    weight: Array  # (2, S, G) weights of the group's two slopes in the line's slope
-    own_gain: Array  # (S, G) gain at the best of those w that lie between a row and the first of the C cells (`_own`)
+    height: Array  # (S, G) Q-mass of the line's row, on which the polygon follows the line's tangent
+    share: Array  # (2, S, G) where this row begins and ends, as shares of the Q-mass of its group
+    weight: Array  # (2, S, G) the line's slope is weight[0] slope[0] + weight[1] slope[1]
+    own_gain: Array  # (S, G) gain at the best w between the row's beginning and the group's first cell of w
     own_cost: Array  # (S, G) cost at this w
     after: Array  # Q-mass from the last group to the point where the curve's slope is one
 

@@ -98,7 +98,10 @@ def _read(mechanism: Mechanism, relation: str, prior: float, tick: Callable[[str
 
 
 def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
-    """Return a mechanism that leaks at least what the points allow, in both directions; None if no point is usable."""
+    """Return a mechanism that leaks at least as much, in both directions, as any mechanism with these (epsilon, delta).
+
+    Return None if no point is usable.
+    """
     kept: list[tuple[float, float]] = []
     for epsilon, delta in sorted(points):
         if not (np.isfinite(epsilon) and 0.0 <= delta < 1.0):

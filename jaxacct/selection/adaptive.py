@@ -33,8 +33,8 @@ from jaxacct.selection.law_of_k import (
 )
 
 TAIL_SHARE = 1e-7
-"""The values of K that are not listed have at most this share of delta as probability. They widen the bracket by at
-most this share."""
+"""The values of K that are not listed have a probability of at most this number times delta. They widen the relative
+bracket of delta by at most this number."""
 LEAST_DELTA = 1e-290
 """Smallest positive delta for which epsilon is searched. For a smaller delta the upper end is the largest loss."""
 ROUNDINGS_PER_TERM = 8.0

@@ -51,11 +51,11 @@ RENYI_ORDERS = 1.0 + np.geomspace(1e-2, 1e4, 241)
 ROUNDED_UP = 1.0 + 1e-12
 """Factor by which the published bounds are rounded up. It covers the rounding error of each formula."""
 REACHES = (9.0, 13.0, 37.5)
-"""How many standard deviations the nodes go beyond the means. A row takes the first of these numbers at which the nodes
-hold all but 1e-9 of delta. Beyond the last number masses underflow in float64."""
+"""How many standard deviations the nodes go beyond the means 0 and mu of the two normal laws. A row takes the first of
+these numbers at which the nodes hold all but 1e-9 of delta. Beyond the last number masses underflow in float64."""
 NODE_STEP = 0.32
-"""Distance between the nodes around a mean. If the two means are near, the nodes around one lie between the nodes
-around the other."""
+"""Distance between the nodes around the mean of a normal law. If the two means are near, the nodes around one lie
+between the nodes around the other."""
 CROSSING_STEPS = 40
 """Largest number of Newton steps for an end of an interval. Three are usual. More are needed near an extremum of the
 log ratio."""

@@ -23,7 +23,7 @@ from jaxacct.core.validation import PROBABILITY, Constraint, InputError, check_i
 TIGHT = 1e-13
 """A pattern counts as the worst one if its value is within this relative distance of the upper bound."""
 MOST_PATTERNS = 4000
-"""All patterns are compared if they are at most so many; this suffices for a dozen steps."""
+"""Participation patterns are all compared if there are at most this many of them, as in runs of a dozen steps."""
 MOST_ENTRIES = 2**25
 """The worst pattern is searched for only if C^T C has at most this many entries, which take some 1 GB of memory."""
 STEPS = Constraint("use a number of steps that a run can take", 1, 10**6, integral=True)
@@ -374,12 +374,16 @@ def of_all(lags: Lags, patterns: Sequence[Sequence[int]]) -> tuple[float, float]
 
 
 def _longest(begun: tuple[int, ...], steps: int, separation: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yield the patterns that begin so, but those to which a step can be added: it lowers no sum of |(C^T C)_ij|."""
+    """Yield the patterns that begin with the steps `begun`, and to which no step can be added.
+
+    A pattern with room for one more step is not needed, since a further step lowers no sum of |(C^T C)_ij|.
+    """
     later = range(begun[-1] + separation if begun else 0, steps)
     if not later or len(begun) == most:
         yield begun
         return
-    for step in later[:separation] if most * separation >= steps else later:  # another step fits into longer gaps
+    # where `most` does not limit the steps, a gap of 2 separation or more has room for one more step
+    for step in later[:separation] if most * separation >= steps else later:
         yield from _longest((*begun, step), steps, separation, most)
 
 
@@ -390,16 +394,16 @@ def _weights(lags: Lags, separation: int, most: int) -> np.ndarray:
     """
     magnitude = np.maximum(lags.upper, -lags.lower)
     count, steps = magnitude.shape
-    possible = (count - 1) // separation  # largest number of later steps within the lags
+    possible = (count - 1) // separation  # largest number of later steps at a lag below `count`
     later = min(most - 1, possible)
     if later <= 0:
         return magnitude[0]
-    free = later == possible  # the gaps alone limit the number of later steps
-    layers = 1 if free else later  # layer m: at most m later steps
-    best = np.zeros((separation, layers + 1, steps))  # a ring buffer of the last lags
+    free = later == possible  # whether the gaps alone limit the number of later steps
+    layers = 1 if free else later  # layer m has the largest sums over at most m later steps
+    best = np.zeros((separation, layers + 1, steps))  # the sums from the last `separation` lags on, by lag % separation
     nearest = np.zeros((layers + 1, steps))
     for lag in range(count - 1, separation - 1, -1):
-        after = best[lag % separation]  # the values for lag + separation
+        after = best[lag % separation]  # the sums from lag + separation on
         nearest = nearest.copy()
         nearest[1:] = np.maximum(nearest[1:], magnitude[lag] + (after[1:] if free else after[:-1]))
         best[lag % separation] = nearest

@@ -389,7 +389,8 @@ class Trainer:
             if ledger is not None:
                 ledger.seen(plan, step, looked)
 
-        # One of several processes may look alone, but cannot write the entry alone, so all write it before one looks.
+        # One of several processes may look at outputs that the others do not look at. It cannot write the entry alone,
+        # so all processes write the entry before any of them looks.
         alone = processes.count == 1
         looks, noted, noted_until = Looks(state.seen, see if alone else lambda: None), alone, step
 

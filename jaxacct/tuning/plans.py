@@ -432,7 +432,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float) -
 
 
 def guessed_noise(epsilon: float, delta: float, rate: float, steps: float) -> float:
-    """Guess where to begin a search: at the noise with which, by the central limit theorem, a run has 0.6 `epsilon`."""
+    """Guess the noise at which a search begins. By the central limit theorem a run with it has about 0.6 `epsilon`."""
     mu = 0.6 * epsilon / math.sqrt(2.0 * math.log(1.0 / delta) + epsilon)
     return 1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))
 

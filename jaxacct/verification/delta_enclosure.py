@@ -320,7 +320,10 @@ def _last(step: _Step, grown: Any) -> Any:
 
 
 def _cuts(steps: list[_Step], grown: Any) -> list[Any]:
-    """Return an output for each step. The product of their ratios is `grown`, and ratio/(1 - q) is the same for all."""
+    """Return an output of each step, at which the step's likelihood ratio m has the same m/(1 - q) in all steps.
+
+    The product of these ratios is `grown`.
+    """
     floors = [1 - step.law.rate for step in steps]
     share = grown
     for floor in floors:

@@ -286,7 +286,7 @@ def _windows_of_put(s: Array, t: Array, k: Array, split: bool) -> tuple[Windows,
 def _saddle(
     cells: Cells, cuts: Cuts, t: Array, k: Array, sign: float, power: float, low: Array, high: Array
 ) -> tuple[Array, Array, Array]:
-    """Return the abscissas tried, the log of the transform at each, and the one where the integrand is smallest."""
+    """Return the abscissas tried, the log of the transform at each, and the abscissa of the smallest integrand."""
     seen, logs = [], []
     rows = np.arange(len(k))
     for size in (24, 9):
@@ -511,7 +511,8 @@ The absolute error of the result is that of E(k - S)_+, so the relative error is
 LEAST_OF_CONTOURS = 1e-30
 """Delta below which the bounds by theorems suffice. At a profile's last loss delta is about this."""
 KNOWN = 0.3
-"""The estimate of a bracket replaces the guess of delta if the bracket's relative width is at most this."""
+"""A contour is placed by a guess of delta. If a bracket of delta has at most this relative width, its estimate is the
+guess."""
 LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
 """Contours are placed for 1/sigma from LEAST_S to MOST_S and for at most MOST_SLOTS slots."""
 LAST_LOG_DELTA = -69.0
@@ -566,7 +567,8 @@ class Contour(NamedTuple):
     powers: Powers
     """The integrand at the nodes."""
     bulk: Contour | None
-    """The separate contour of A^t; None if there is no bulk, or if Chernoff's bound suffices for the bulk."""
+    """The separate contour of A^t, with the transform A of a slot's bulk; None if there is no bulk, or if Chernoff's
+    bound suffices for A^t."""
 
 
 def contours_at(
@@ -722,7 +724,10 @@ def _integrated(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _outside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
-    """Return (value, slope in k, bound of the rounding) of the part outside the contour integral, by a closed form."""
+    """Return (value, |slope in k|, bound of the rounding) of the part of E(S - k)_+ or E(k - S)_+ with a closed form.
+
+    This part is not integrated.
+    """
     sign, s, t, windows = found.sign, found.s, found.t, found.place.windows
     whole: Array = np.isneginf(windows.low)
     if sign > 0:
@@ -748,7 +753,7 @@ def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array
 
 
 def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, slope in k) of the part of the mean that is not integrated along the line.
+    """Return (lower, estimate, upper, |slope in k|) of the part of E(S - k)_+ or E(k - S)_+ that is not integrated.
 
     It is the part where a slot is far, or where all slots are bulk (`Windows`).
     """

@@ -74,9 +74,9 @@ class Cuts(NamedTuple):
 
     windows: Windows
     low: tuple[Array, Array] | None
-    """log Phi(-x), log Phi(x) for the window at `windows.low`, (B, J + 1) each; None if no configuration has a bulk."""
+    """log Phi(-x) and log Phi(x) of the window at `windows.low`, (B, J + 1) each; None if no row has a bulk."""
     high: tuple[Array, Array] | None
-    """log Phi(-x), log Phi(x) for the window at `windows.high`, (B, J + 1) each; None if no row has far outputs."""
+    """log Phi(-x) and log Phi(x) of the window at `windows.high`, (B, J + 1) each; None if no row has far outputs."""
 
 
 def ratio(u: Array, s: Array, t: Array) -> Array:
@@ -298,7 +298,8 @@ def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
         edge = np.log(strike) / s + 0.5 * s
         first, second = log_ndtr(s - edge), np.log(k - 1.0) + np.log(t) + log_ndtr(-edge)
         large = first + np.log(-np.expm1(np.minimum(second - first, -1e-12)))
-        return np.fmax(np.fmax(found, low), np.where(t * tail(edge) < 0.1, large, -np.inf))  # large slots are rare
+        # the second guess is used only where fewer than 0.1 slots, on average, bring S to the threshold by themselves
+        return np.fmax(np.fmax(found, low), np.where(t * tail(edge) < 0.1, large, -np.inf))
 
 
 class Nodes(NamedTuple):
@@ -361,8 +362,7 @@ def panel_errors(
     size rho about the panel.  sup |f| is bounded over the rectangle around the ellipse, factor by factor.
 
     less_one : (B,) whether the "- 1" stands in the integrand of the base. The base is the bulk, or the jumps if there
-    is
-        no bulk. The integrand of jumps beside a bulk never has the "- 1".
+        is no bulk. The integrand of jumps beside a bulk never has the "- 1".
     """
     middle, half = 0.5 * (ends[:, 1:] + ends[:, :-1])[..., None], 0.5 * (ends[:, 1:] - ends[:, :-1])[..., None]
     real, imag = half * (_ELLIPSES + 1.0 / _ELLIPSES) * 0.5, half * (_ELLIPSES - 1.0 / _ELLIPSES) * 0.5
@@ -430,7 +430,7 @@ class Powers(NamedTuple):
     log_scale: Array
     """(B,) t log(A(c) + B(c)), the real part of the exponent at z = c."""
     value: Array
-    """(B, N) the integrand, complex, without the factors of the threshold; 0 beyond the last node that is used."""
+    """(B, N) the integrand, complex, without the factors that depend on k; 0 beyond the last node that is used."""
     error: Array
     """(B, N) bound of the error of `value`."""
     turn: Array

@@ -59,7 +59,7 @@ MOST_HALF, MOST_NODES = 400, 1500
 SIZES = 1e-6, 20.0
 """Smallest and largest standard deviation of a bin's normal for which contours are tried."""
 MOST_TURN = 3.0
-"""Largest shift of a normal that is tried, in standard deviations of the normal."""
+"""Largest shift of the path of a normal variable into the complex plane that is tried, in standard deviations."""
 ABSOLUTE = 3e-15
 """Float64 leaves an error of about this times k in E(k - S)_+, for k >= 1. Contours do not aim far below that error."""
 
@@ -342,7 +342,7 @@ class Errors:
         each = lambda values: values[:, None, None]
 
         def rise(used: tuple[Boxed, Boxed], x: np.ndarray) -> tuple[Array, Array]:
-            """For each box return an upper bound of X, and one, at least 0, of log(the bin's factor/e^{-x X/b})."""
+            """Bound X, and log(|the bin's factor|/e^{-x X/b}), from above in each box; the second bound is >= 0."""
             log, low, high = -0.5 * kind.variance[0], each(z.low), each(z.high)
             for place, ((least, largest), boxed) in enumerate(zip(both, used, strict=True)):
                 if largest > 0.0:
@@ -524,7 +524,7 @@ class Contour(NamedTuple):
     error: np.ndarray
     """(N,) bounds of the errors of `value`."""
     strips: tuple[Cells, ...]
-    """Bounds on the two edges of the strip about the line."""
+    """Bounds of the integral along each of the two edges of the strip about the line."""
     log_strip: float
     """log of 1/(e^{2 pi d/h} - 1), with the distance d of an edge of the strip from the line, and the step h."""
     beyond: Cells
@@ -722,7 +722,7 @@ class Profile:
 
 
 def _read(one: Contour, sign: float, k: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """Narrow the brackets `found` of delta by a contour. Where the contour contradicts a bracket, it is not used."""
+    """Narrow the brackets `found` of delta by a contour. A bracket that the contour contradicts is left as it is."""
     low, middle, high = found
     put, error = one.put(k)
     value = (put - k) + 1.0 if sign > 0 else put / k

@@ -125,8 +125,8 @@ class Rounding(NamedTuple):
 
     weight: Array  # error of the logarithm of a weight
     loss: Array  # absolute error of the loss
-    y: Array  # () largest error of any y, not in units of 2^-53
-    doubt: Array  # () largest error of any y or of any logarithm of a weight, not in units of 2^-53
+    y: Array  # () largest error of y = u/sigma - 1/(2 sigma^2) at any node, not in units of 2^-53
+    doubt: Array  # () largest error of any such y or of any logarithm of a weight, not in units of 2^-53
 
 
 def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:

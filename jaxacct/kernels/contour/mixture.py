@@ -480,7 +480,7 @@ class Line(NamedTuple):
     """Bounds of |phi mix^a|/M(c) for real a on the line u + iv, and arg mix on this line; arg mix grows with u."""
 
     v: float  # height of the line
-    log_cells: Array  # (X - 1,) integrals over the cells of the grid
+    log_cells: Array  # (X - 1,) log of a bound of the integral over each cell of the grid
     angle: Array  # (X,) arg mix at the nodes u + iv
     log_left: float  # log of a bound of the integral to the left of the grid
     log_right: float  # log of a bound of the integral to the right of the grid

@@ -506,9 +506,9 @@ class Certificate(NamedTuple):
 class _OnAxis(NamedTuple):
     """Values at t = 0, on the real axis, where the grids are evenly spaced in u."""
 
-    even: Grid  # the grid for the tilt by the contour's abscissa
-    parts: TiltedParts
-    errors: Array  # (J, 2) bounds of the errors of log A and log B
+    even: Grid  # evenly spaced grids of the J sampled Gaussians, for the tilt by the contour's abscissa c
+    parts: TiltedParts  # bulk and jumps on these grids
+    errors: Array  # (J, 2) bounds of the errors of log A(c) and log B(c), A being the bulk and B the jumps
     images_log: Array  # logarithm at eps = 0 of the Chernoff bound for the images
     bulk_at: Array  # abscissae of the Chernoff bounds for compositions of bulk steps alone
     bulk_log: Array  # logarithms of these bounds at eps = 0

@@ -86,8 +86,8 @@ class Grid(NamedTuple):
     slack: Array  # (X,) bound of the error of u as the solution of u + warp L(u) = v
     loss: Array  # (X,) log mix, the loss of the remove direction
     posterior: Array  # (X,) q e^y / mix at each node, with y = u/sigma - 1/(2 sigma^2)
-    log_bulk: Array  # (X,) log of w1 w2 phi gap, phi the normal density
-    log_jump: Array  # (X,) log of (1 - w1) w2 phi gap
+    log_bulk: Array  # (X,) log(w1 w2 phi gap): w1 is the low window, w2 the far window, phi the normal density
+    log_jump: Array  # (X,) log((1 - w1) w2 phi gap)
 
 
 class TiltedParts(NamedTuple):
@@ -547,7 +547,7 @@ def _rounded_down(law: LossLaw, sampled: Array, frequency: Array) -> Array:
 
 
 def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Return the sampled Gaussians' part of a lower bound of the decay, for keep_bulk = 1, by their level sets."""
+    """Bound the sampled Gaussians' part of the decay (`decay_of_both`) from below for keep_bulk 1, by level sets."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     whole = _whole(grids, parts, law.sign[..., None], c[..., None])
     slabs, lengths = gaussian_errors.level_sets(law.gauss_sigma, law.gauss_q, whole)
@@ -556,7 +556,7 @@ def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequenc
 
 
 def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Return the sampled Gaussians' part of a lower bound of the decay, for keep_bulk = 0, by the fall of |B|."""
+    """Bound the sampled Gaussians' part of the decay (`decay_of_both`) from below for keep_bulk 0, by the fall of B."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     ceilings = _jump_ceiling(law, windows, c[..., None], grids, parts.log_jump, frequency[..., None])
     odds = parts.log_jump - parts.log_bulk

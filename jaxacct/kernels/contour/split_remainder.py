@@ -29,11 +29,13 @@ from jaxacct.kernels.contour.split_parts import (
 from jaxacct.kernels.law import LossLaw, log_mix
 
 FAR_LOSSES = np.geomspace(0.05, 100.0, 24)
-"""Centres that are tried for the far window, each given by its loss less eps, in units of `scale_of`."""
+"""Losses above max(eps, 0), in units of `scale_of`, each of which gives a far window to try. The window's centre lies
+two window widths above the u that has this loss."""
 LOW_LOSSES = np.geomspace(0.005, 0.8, 14)
-"""Centres that are tried for the low window, each given by its loss in units of `scale_of`.
+"""Losses, in units of `scale_of`, each of which gives a low window to try.
 
-At the lowest centre nearly all outcomes are jumps; at the highest the bulk reaches nearly to eps.
+The window's centre lies two window widths below the u that has this loss. For the smallest loss nearly all outcomes are
+jumps; for the largest loss the bulk reaches up to losses near eps.
 """
 TRIED_ABSCISSAE = np.geomspace(1.5, 150.0, 14)
 """Abscissae of the Chernoff bounds that choose windows, in units of 1/`scale_of`."""

@@ -37,7 +37,10 @@ Of a larger array, and of any Source, only some blocks of rows are compared.
 _BLOCKS, _BLOCK_ROWS = 32, 64
 """Number of blocks that are compared if not all rows are, and number of rows in a block."""
 _OWN_BYTES = 12
-"""Number of bytes by which a compressed row must be longer than compressed zeros.  Simpler rows may agree by chance."""
+"""A row shows that a constant holds data only if, compressed, it is this many bytes longer than as many zeros.
+
+Simpler rows may agree by chance.
+"""
 _MOST_COLUMNS = 64
 """The columns of the data, or of a constant, are also compared one by one if there are at most this many."""
 _GROUPS = {

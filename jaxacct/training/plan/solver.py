@@ -315,7 +315,10 @@ def spent_renyi(mechanism: Mechanism, chosen: Filter, relation: str) -> np.ndarr
 
 
 def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.ndarray]:
-    """Return the budget of each run at each order, and the epsilon of this budget; both have shape (orders, runs)."""
+    """Return the Rényi divergence of each run at each of `ORDERS`, and the epsilon that it gives at the target delta.
+
+    Both arrays have shape (orders, runs).
+    """
     # the factor covers rounding: the same steps summed in another order give another sum
     used = np.asarray(renyi_curve(mechanism, ORDERS, terms.relation).values) * (1.0 + 1e-10)
     pairs = zip(ORDERS, used, strict=True)

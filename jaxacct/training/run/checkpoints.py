@@ -150,7 +150,9 @@ class Store:
         leaves = jax.tree_util.tree_leaves(found.arrays["carried"])
         carried = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), leaves)
         if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(leaves, jax.tree.leaves(like), strict=True)):
-            raise InputError(f"checkpoint {number} has other shapes than this model and optimizer; use those it is of")
+            raise InputError(
+                f"checkpoint {number} has other shapes than this model and optimizer; use those that it was saved with"
+            )
         known = Lineage._field_defaults | run["lineage"]  # earlier versions wrote fewer fields
         values: dict[str, Any] = {name: known[name] for name in Lineage._fields}
         values = {name: bytes.fromhex(v) if isinstance(v, str) else v for name, v in values.items()}

@@ -59,9 +59,9 @@ MOST_PENDING = 8
 MOST_HELD = 32
 """Largest number of finished steps with numbers still on the device; with more, the numbers are fetched and put out."""
 PAUSE_SECONDS = 1.0
-"""Number of seconds that records are held back, so that several are handed over together."""
+"""Number of seconds that log records are held back, so that several are handed over together."""
 WAIT_SECONDS = 5.0
-"""Longest time, in seconds, that a record waits for the table of epsilon."""
+"""Longest time, in seconds, that a log record waits for the table of epsilon."""
 
 
 @dataclass(slots=True)

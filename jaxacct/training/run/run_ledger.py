@@ -97,7 +97,7 @@ class RunLedger:
         return answer or 0
 
     def stopped_early(self, plan: Plan, step: int) -> None:
-        """Note that the plan's early stop has ended the run: the plan counts, and no later step may ask again."""
+        """Note that the early stop has ended the run: the whole plan counts, and no later step may test for a stop."""
         self.seen(plan, step, looked=True)
 
         def write() -> None:

@@ -258,7 +258,8 @@ def repeats(primitives: set[str]) -> bool:
         return False
     if jax.devices()[0].platform in ("cpu", "tpu"):
         return True
-    if primitives & {"psum", "psum_invariant", "reduce_scatter", "psum_scatter"}:  # sums over devices, in any order
+    # these operations sum over devices, in an order that may change from call to call
+    if primitives & {"psum", "psum_invariant", "reduce_scatter", "psum_scatter"}:
         return False
     asked = _DETERMINISTIC.findall(os.environ.get("XLA_FLAGS", ""))
     return bool(asked) and asked[-1].lower() in ("", "true", "1")
