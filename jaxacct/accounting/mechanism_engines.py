@@ -329,7 +329,7 @@ def _least(values: Callable[[np.ndarray], np.ndarray], middle: np.ndarray, reach
     """Return the least value that is found at points up to `reach` from `middle`.
 
     Three points are tried first, or all points that a walk can reach if the values at all three are infinite for some
-    element. Then a walk goes downhill from the best point. At last two points near the walk's end are tried.
+    element. Then a walk goes downhill from the point of least value. At last two points near the walk's end are tried.
 
     values : maps points, stacked along a leading axis, to their values.
     """

@@ -114,7 +114,7 @@ def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH)
 
 
 def three_places(place: Place, width: float) -> np.ndarray:
-    """Return three epsilons about each row of `place.epsilon`, (3, n)."""
+    """Return `place.epsilon`, and the epsilons `width` standard deviations of the loss below and above it, (3, n)."""
     return place.epsilon + width * place.deviation * np.array([-1.0, 0.0, 1.0])[:, None]
 
 

@@ -417,7 +417,10 @@ def _by_rounds(
 def _better(
     goal: Goal, epsilon: np.ndarray, value: np.ndarray, rate: np.ndarray, fpr: np.ndarray, step: np.ndarray, places: int
 ) -> np.ndarray:
-    """Return the eps that minimises `delta + e^eps fpr`, by a parabola through the best point and its neighbours."""
+    """Estimate the eps that minimises `delta + e^eps fpr`, by a parabola.
+
+    The parabola goes through the least of several values and its two neighbours.
+    """
     half = places // 2
     at = np.maximum(epsilon, half * step) + step * np.arange(-half, half + 1.0)[:, None]
     # an rtol of 1e-3 suffices for the deltas: their estimates are more accurate
@@ -533,7 +536,10 @@ def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[St
 
 
 class Shown(NamedTuple):
-    """Brackets of mu row by row, whether each is narrow, and the eps where `delta + e^eps floor` is about least."""
+    """Brackets of mu row by row, whether each is narrow, and estimates of the eps where `delta + e^eps floor` is least.
+
+    If a bracket is wide, the eps is the estimate that was given.
+    """
 
     lower: np.ndarray
     upper: np.ndarray
@@ -588,7 +594,7 @@ def _bracket(
     tolerance: float,
     rungs: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return bounds (lower, upper) of mu by `blocks` blocks of tangents, and an estimated best eps for `floor`."""
+    """Return bounds (lower, upper) of mu by `blocks` blocks of tangents, and the eps of `_lowest` for `floor`."""
     size, near = floor.size, three_places(place, KNOWN_WIDTH)
     above = ABOVE * blocks
     below = BLOCK * blocks - 3 - above

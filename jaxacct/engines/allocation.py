@@ -366,7 +366,7 @@ def _newton(
 
     value = value_of(contour, eps)
     usable, low, high = read(value, eps)
-    # `middle` is the next eps where the bracket of delta at eps is too wide for Newton's method to start
+    # where the bracket of delta at `eps` is too wide to begin Newton's method there, the method begins at `middle`
     middle = 0.5 * (low + high)
     middle = np.where(np.abs(middle - eps) > 1e-3 * eps, middle, 0.5 * (eps + high))
     new, mid, slope = np.where(usable, eps, middle), value.estimate, value.slope

@@ -436,7 +436,10 @@ class Finite(LatticePart):
     """Bound of the absolute error of each mass; None if the masses were computed by exp(x), so that `inexact` holds."""
 
     def pieces(self, cut: float, most_pairs: int = MOST_PAIRS) -> list[Finite]:
-        """Return the composition as fewer steps of laws with more atoms. Losses of mass at most e^cut are left out."""
+        """Return the composition as fewer steps of laws with more atoms.
+
+        The lowest and highest losses are left out. In all steps together their mass is far below e^cut.
+        """
         laws = powers(trimmed(self.loss, self.mass, self.count, cut), self.count, most_pairs)
         return [Finite(x.loss, x.mass, count, self.sign, x.away, x.blur, x.wrong) for x, count in laws]
 

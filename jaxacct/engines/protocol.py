@@ -70,7 +70,8 @@ class Kinds(NamedTuple):
     """(B,) whether the unsampled Gaussians have a mu^2 that is too small or too large for the kernels, and there are
     other parts as well."""
     nearly_always_sampled: np.ndarray
-    """(B,) whether a sampling rate is so high that sampling may change the answer by less than the bracket's width."""
+    """(B,) whether a Gaussian's sampling rate is above 0.9, so that sampling may change the answer by less than the
+    bracket's width."""
     answered_by: dict[str, np.ndarray]
     """For each engine that does not override `supports`, under its name: (B,) whether that engine can answer."""
 

@@ -36,7 +36,7 @@ DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.
 TAIL_NATS = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
 """Minus logarithms of probabilities: a threshold is tried where the tail of the count has about this probability."""
 CHERNOFF_SHARES = (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1)
-"""Exponents tried in Chernoff's bound of a mixture's tail, relative to the best exponent for a normal law."""
+"""Exponents tried in Chernoff's bound of a mixture's tail, divided by the best exponent for a normal law."""
 LAPLACE_DROPS = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
 """Thresholds of Laplace losses, as distances below the largest loss."""
 LOG_ERROR = 1e-12
@@ -253,7 +253,7 @@ def gaussian_means(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.nd
 
 
 def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Bound log Pr[sum of n mixtures <= x sqrt n] from above, by Chernoff's bound at the best of several exponents."""
+    """Bound log Pr[sum of n mixtures <= x sqrt n] from above, by the least Chernoff bound of several exponents."""
     root = np.sqrt(n)
     drift = root * q * s
     gap = np.maximum(drift - x, 0.0)

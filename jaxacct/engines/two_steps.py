@@ -2,8 +2,9 @@
 
 delta is the second step's profile h, which has a closed form, averaged over the first step's output u, cell by cell.
 README.md ("Two steps") has the proof and defines G, h, C and mix. The step with the smaller total variation is taken
-first, which makes the integrand G smoother. An epsilon becomes an end of its bracket only if the bound of delta there
-is on the right side of the target.
+first, which makes the integrand G smoother. Apart from 0 and the largest loss, a number is an upper bound of epsilon
+only if the upper bound of delta there is at most the target, and a lower bound only if the lower bound of delta there
+is at least the target.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def _delta(steps: Steps, count: int, eps: np.ndarray) -> Answer:
 
 
 class _Found:
-    """The bracket of epsilon so far. Each bound is proved by a bound of delta that was evaluated at it."""
+    """The bracket of epsilon so far: at first [0, largest loss]. Bounds of delta at later ends prove these ends."""
 
     def __init__(self, steps: Steps, delta: np.ndarray, slack: np.ndarray) -> None:
         self.steps = steps

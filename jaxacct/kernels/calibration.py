@@ -47,9 +47,10 @@ nothing."""
 LARGEST_SPLIT_STEP = 0.4
 """Largest secant step of x, the logarithm of the parameter that is solved for."""
 SETTLED = 0.15
-"""Largest distance of x from the x for which the windows were placed. Beyond it the windows must be placed anew."""
+"""Largest distance of x, the logarithm of the parameter, from the x for which the windows were placed. Beyond it the
+windows must be placed anew."""
 SPLIT_SLOPE_CHANGE = 50.0
-"""The same factor as SLOPE_CHANGE, for secant steps on the split contour."""
+"""As SLOPE_CHANGE, but for secant steps on the split contour."""
 CURVATURE = 3.0
 """`|f''/(2 f')|` is about this for log delta = f(x).
 
@@ -115,7 +116,9 @@ def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array
 
 
 def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
-    """Return `n' log M + n M'/M`, as `gaussian_change` does, for Laplace parts. Im log M is between -pi and pi.
+    """Return `n' log M + n M'/M`, the derivative of n log M along the tangent, of Laplace parts.
+
+    Im log M is taken between -pi and pi.
 
     `M = e^{z/s} (1 + h)/2` with `h = (1 + 2z e^{-(1 + 2z)/s})/(1 + 2z)` and the scale s.
     """
@@ -130,7 +133,10 @@ def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
 
 
 def _finite_change(law: LossLaw, tangent: LossLaw, c: Array, t: Array) -> Array:
-    """Return `n' log M + n M'/M` for finite parts, with losses l_j and probabilities p_j: `M = sum p_j e^{z l_j}`."""
+    """Return `n' log M + n M'/M`, the derivative of n log M along the tangent, of finite parts.
+
+    With losses l_j and probabilities p_j, `M = sum p_j e^{z l_j}`.
+    """
     xp = namespace(law.sign, c, t)
     loss, mass = law.finite_loss, law.finite_mass
     top, weight = finite_weights(loss, mass, c)
@@ -203,9 +209,9 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
 
 
 def _secant_slope(moved: Array, risen: Array, slope: Array, change: float = SLOPE_CHANGE) -> Array:
-    """Return the slope risen/moved of a secant, or `slope` if that is not to be trusted.
+    """Return the slope risen/moved of a secant.
 
-    It is not if `moved` is tiny, or if the two slopes differ by more than the factor `change`.
+    If `moved` is tiny, or if risen/moved and `slope` differ by more than the factor `change`, return `slope`.
     """
     xp = namespace(moved, risen)
     fresh = risen / xp.where(moved == 0, 1.0, moved)

@@ -288,7 +288,7 @@ def _put(xp: Namespace, x: Array, index: Array, values: Array) -> Array:
 
 
 def _sums(xp: Namespace, x: Array, index: Array, size: int) -> Array:
-    """Return, for each number below `size`, the sum of the entries of x with this number as `index`, which ascends."""
+    """Return for each i < `size` the sum of the entries of x whose `index` is i. The indices ascend."""
     if xp is not np:
         return jax.ops.segment_sum(x, index, num_segments=size, indices_are_sorted=True)
     return np.bincount(index, weights=x, minlength=size)

@@ -248,9 +248,10 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
 
 
 def _placed(density: Array, pieces: Array, first: Array, last: Array, count: int) -> Array:
-    """Return `count` ascending cells, at least `first` and below `last`, as close together as the density says.
+    """Return ascending indices of `count` cells, all of them at least `first` and below `last`.
 
-    density : one number for each interval between neighbouring `pieces`.
+    density : for each interval between neighbouring `pieces`, a weight. The number of indices in an interval is about
+        proportional to its weight.
     """
     xp = namespace(density)
     ends = xp.clip(pieces, first, last).astype(xp.float64)

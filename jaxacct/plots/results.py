@@ -296,7 +296,7 @@ def choose(
 
 
 def _open_axes(table: Table, value: str, x: str, by: str | None) -> list[str]:
-    """Return the inputs that vary, are along no axis, and do not follow from the inputs along the axes."""
+    """Return the inputs that vary, are neither `x` nor `by`, and do not follow from `x` and `by`."""
     used = [column for column in (x, by) if column is not None]
     cells = lambda names: len(set(zip(*(table[name].tolist() for name in names), strict=True)))
     free = (name for name in varying(table.columns) if name not in (value, *used))

@@ -48,7 +48,8 @@ from jaxacct.representations.renyi_divergences import renyi_divergence, zero_con
 FARTHEST_EPSILON = 50.0
 """Largest epsilon whose slope e^epsilon is tried, if no epsilon is found where delta is near the mass at infinity."""
 TRADEOFF_ROUNDS = 4
-"""A grid of slopes is refined at most this many times, by splitting its cells with a high upper bound.
+"""A grid of slopes is refined at most this many times. For each rate with a wide bracket, the cell with the largest
+upper bound and the two cells beside it are split.
 
 The width of the bracket of the trade-off function falls with the square of the width of these cells.
 """
@@ -495,12 +496,16 @@ def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
 def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
     """Bracket the trade-off function at the rates `fpr`, from delta at a grid of eps; a line of slope e^eps is tangent.
 
-    The grid holds the slopes that may be best at one of these rates.  Cells that leave a wide bracket are divided.
+    The slope of a rate is the one whose line is highest there.  The grid reaches from the least to the largest slope
+    that one of the rates may have.  Cells that leave a wide bracket are divided.
     """
     floor = _mass_at_infinity(profile)
 
     def reached(relation: str, tail: float) -> float:
-        """Return about the eps at which delta is `tail`, at most 700: e^700 does not overflow."""
+        """Return about the eps at which delta is `tail` above the mass at infinity, or 700 if that is smaller.
+
+        e^700 does not overflow.
+        """
         some = replace(
             profile, relation=relation, rtol=max(rtol, 0.01) if profile.engine == "lattice" else profile.rtol
         )
@@ -509,7 +514,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
 
     inner = fpr[(fpr > 0.0) & (fpr < 1.0)]  # f(0) needs one large eps, and f(1) = 0
     least, most = (float(inner.min()), float(inner.max())) if inner.size else (0.5, 0.5)
-    # The best slope e^x for a rate a has e^x a <= 1. The best slope e^-x has x <= log 2 + (the eps at which the reverse
+    # If the slope of a rate a is e^x, then e^x a <= 1. If it is e^-x, then x <= log 2 + (the eps at which the reverse
     # direction's delta is (1 - a)/2); one more is added.
     farthest = reached(profile.relation, 1e-10)
     highest, lowest = min(farthest, -np.log(least)), min(farthest, 20.0 - np.log1p(-most))

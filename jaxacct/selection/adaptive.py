@@ -365,7 +365,9 @@ class _Search:
 
     def __init__(self, mixture: Mixture, target: float) -> None:
         self.mixture, self.target, self.low, self.high = mixture, target, 0.0, math.inf
-        self.left, self.right = (0.0, 1.0), (math.inf, 0.0)  # (eps, estimate of the sum) left and right of the solution
+        # (eps, estimate of the sum) for the largest eps found where the estimate exceeds the target, and for the
+        # smallest eps found where it does not
+        self.left, self.right = (0.0, 1.0), (math.inf, 0.0)
 
     def fan(self, eps: np.ndarray) -> list[Sum]:
         """Return the brackets of the sum at several eps, and narrow the interval of the search by them."""
@@ -382,7 +384,10 @@ class _Search:
         return found
 
     def bracketed(self, guess: float) -> bool:
-        """Return whether an eps was found at which the sum's estimate is at most the target; set `right` to it."""
+        """Search for `right`, an eps at which the sum's estimate is at most the target; return whether one was found.
+
+        guess : the search begins at eps around this number.
+        """
         while math.isinf(self.right[0]) and guess <= LAST_EPS:
             self.fan(np.minimum(guess * np.array([0.06, 0.25, 0.5, 0.9, 1.2, 2.0, 4.0, 16.0, 256.0]), LAST_EPS))
             guess *= 4096.0

@@ -145,7 +145,7 @@ def pair_of(
 def _pair_of_points(epsilon: np.ndarray, *deltas: np.ndarray) -> FinitePair:
     """Return `pair_of_profile` for points in any order.
 
-    Of two eps that are less than LEAST_GAP apart, the larger is kept, but 0 is kept in any case.
+    Of two eps that are less than LEAST_GAP apart, the larger is kept. The smallest of all eps, 0, is always kept.
     """
     order = np.argsort(epsilon, kind="stable")
     order = order[np.isfinite(epsilon[order])]

@@ -386,7 +386,7 @@ def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarra
 
 
 def _last(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
-    """Return the eps at which delta has fallen to `level`, or ASKED_EPS if that is smaller."""
+    """Return the eps at which delta has fallen to `level`, moved to 1e-6 or ASKED_EPS if it is not between them."""
     found = epsilon(run, np.minimum(level, 1.0 - ROUNDOFF), relation=relation, rtol=PROFILE_RTOL).upper
     return np.minimum(np.maximum(found, 1e-6), ASKED_EPS)
 
@@ -448,7 +448,10 @@ def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[n
 
 
 def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (slopes, Q-masses, P-masses) of a polygon above the curve, from upper bounds of delta at rising e^eps."""
+    """Return (slopes, Q-masses, P-masses) of a polygon above the trade-off curve.
+
+    upper : upper bounds of delta at the ascending e^eps of `ratio`.
+    """
     # every line is above the curve, so that any of the lines together give a bound
     keep = np.linspace(0, ratio.size - 1, min(ratio.size, CELLS - 1)).round().astype(int)
     r, d = np.concatenate([[0.0], ratio[keep]])[::-1], np.concatenate([[1.0], upper[keep]])[::-1]
@@ -456,7 +459,10 @@ def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 
 def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the knots (Q-mass, P-mass) of a polygon below the curve, from brackets of delta at rising e^eps."""
+    """Return the knots (Q-mass, P-mass) of a polygon below the trade-off curve.
+
+    lower, upper : bounds of delta at the ascending e^eps of `ratio`.
+    """
     # wide brackets are left out, since the polygon would be lower there than the chord between narrow neighbours
     ratio, lower, upper = (x[lower >= 0.5 * upper] for x in (ratio, lower, upper))
     lower = np.maximum(lower, 1.0 - ratio)

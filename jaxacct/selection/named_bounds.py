@@ -60,7 +60,8 @@ CROSSING_STEPS = 40
 """Largest number of Newton steps for an end of an interval. Three are usual. More are needed near an extremum of the
 log ratio."""
 CLOSE = 1e-6
-"""Newton's method stops after a step of at most this. If an end is off by e, the divergence is off by about e^2."""
+"""Newton's method for an end of an interval stops after a step of at most this. If the end is off by e, the divergence
+is off by about e^2."""
 MOST_ROUNDS = 60
 """Largest number of rounds that solve for eps. Five are usual, since the error falls faster than geometrically."""
 LARGEST_EPS = 700.0

@@ -71,8 +71,8 @@ profile")."""
 LARGEST_LOSS = 650.0
 """`largest_ratio` and orders of scores are tried only if the base's loss is at most this, so that e^loss is finite."""
 LEAST_SLOPE = 1e-290
-"""A smaller phi' is rounded up to this, and an order with a smaller cost is not used, since float64 loses digits
-there."""
+"""A smaller phi' is rounded up to this, and an order of scores with a smaller cost is not used, since float64 loses
+digits there."""
 
 
 class Limits(NamedTuple):
@@ -190,9 +190,9 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Return (gain, cost) of `Limits` for orders of scores that put part of one outcome above all ranks up to v.
+    """Return (gain, cost) of `Limits` for several orders of scores.
 
-    It is the outcome with the largest finite loss.
+    Each order puts part of the outcome with the largest finite loss above all ranks up to some v.
     """
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:

@@ -19,7 +19,8 @@ Masses = tuple[Any, ...]
 """(p, q, loss, grid, cut, unbounded) of a `FiniteLosses`; a loss is None where log p/q is to be computed."""
 
 MOST_OUTCOMES = 20_000
-"""Largest number of outcomes of integer noise. It limits the memory, since every outcome has several balls."""
+"""Largest number of outcomes of integer noise. It limits the memory, since several numbers, each with a bound of its
+error, are kept for every outcome."""
 
 
 @dataclass(frozen=True)

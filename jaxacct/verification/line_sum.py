@@ -192,7 +192,7 @@ def _aliases(parts: Any, plan: Plan, epsilon: Any) -> Any:
 
 
 def _end(parts: Any, name: str) -> Any:
-    """Return the "least" or the "largest" loss of the composition, as `name` says."""
+    """Return the least or the largest loss of the composition, for the name "least" or "largest"."""
     return sum((count * getattr(part, name) for part, count in parts), arb(0))
 
 
@@ -216,7 +216,7 @@ def _reverse(parts: Any, b: Any, epsilon: Any) -> Any:
 
 
 def _moment(parts: Any, a: Any, epsilon: Any) -> Any:
-    """Return M(a) e^{-a eps}."""
+    """Return M(a) e^{-a eps}, with the composition's moment generating function M of the loss."""
     total = (-a * epsilon).exp()
     for part, count in parts:
         total *= part.mgf(acb(a)).real ** count

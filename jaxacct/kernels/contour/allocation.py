@@ -466,10 +466,10 @@ def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: 
 
 
 def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, sign: float) -> Array:
-    """Bound log sum_{j >= 1} e^{jcp} V(k + sign j p) from above, (B,), for the period p, by the best c' in `far`.
+    """Bound log sum_{j >= 1} e^{jcp} V(k + sign j p) from above, (B,): the least bound of all c' in `far`.
 
-    V(y) is the value of the contour integral at the threshold y, and F the transform that is integrated. For every
-    c' > c, (x)_+ <= e^{c'x}/(e c'), so that V(y) <= F(c') e^{-sign c' y}/(e c').
+    p is the period, V(y) the value of the contour integral at the threshold y, and F the transform that is integrated.
+    For every c' > c, (x)_+ <= e^{c'x}/(e c'), so that V(y) <= F(c') e^{-sign c' y}/(e c').
     """
     gap = (far - c[:, None]) * period[:, None]
     each = log_far - sign * far * k[:, None] - 1.0 - np.log(far) + log_geometric(gap)
@@ -622,7 +622,7 @@ def contours_at(
 def _evaluated(sign: float, s: Array, t: Array, where: Place, bulk: Place | None = None) -> list[tuple[Array, Contour]]:
     """Evaluate the contours placed at `where`, in groups of similar length.
 
-    bulk : if given, the places of the contours of the bulk.
+    bulk : if given, the places of `Contour.bulk`, the separate contours of A^t.
     """
     longest = where.line.count if bulk is None else np.maximum(where.line.count, bulk.line.count)
     length = np.ceil(np.log2(longest + 1.0))
@@ -688,14 +688,17 @@ def _scale(found: Contour, k: Array) -> Array:
 
 
 def _turned(found: Contour, k: Array) -> Array:
-    """Return the integrand at the nodes, (B, N), over `_scale` and without its factor 1/z^2; the first is halved."""
+    """Return the integrand at the nodes, (B, N), divided by `_scale` and without its factor 1/z^2.
+
+    The value at the first node is halved.
+    """
     turned = found.powers.value * (1.0 + turned_by(-found.sign * found.powers.turn * k[:, None]))
     turned[:, 0] *= 0.5
     return turned
 
 
 def _sums(found: Contour, turned: Array) -> tuple[Array, Array]:
-    """Return the integrals of `turned`/z^2 and of `turned`/z along the line, (B,) each, relative to `_scale`."""
+    """Return the integrals of `turned`/z^2 and of `turned`/z along the line, (B,) each, divided by `_scale`."""
     line = found.place.line
     over = turned / (line.c[:, None] + 1j * found.powers.turn)
     plain = np.sum((over / (line.c[:, None] + 1j * found.powers.turn)).real, axis=1)

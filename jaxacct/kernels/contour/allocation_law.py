@@ -64,7 +64,7 @@ class Cells(NamedTuple):
     mass: Array
     """(B, J) probability of each cell."""
     share: Array
-    """(B, J) where the mean of X in a cell lies between X at the lower edge (0) and X at the upper edge (1)."""
+    """(B, J) (mean of X in the cell - X at the lower edge)/(X at the upper edge - X at the lower edge)."""
     doubt: Array
     """(B, J) bound of the error of `share`; 1 if underflow destroys its digits."""
 

@@ -53,7 +53,7 @@ LEAST = -200.0
 MOST_WORK = 3e10
 """Largest number of multiplications for one contour. All contours of one call may take four times as many."""
 PLACING = 5e8
-"""Choosing a contour counts as this many multiplications."""
+"""This many multiplications are taken off the work limit of a call for choosing a contour."""
 MOST_HALF, MOST_NODES = 400, 1500
 """MOST_HALF is the largest `half` of a `Lattice`, and MOST_NODES the largest number of nodes on a line."""
 SIZES = 1e-6, 20.0
@@ -441,7 +441,7 @@ def decay_of(bins: Bins, x: np.ndarray) -> Decay:
 def log_modulus(bins: Bins, decay: Decay, size: Array, low: Array, high: Array) -> Array:
     """Bound log |Psi(z)| from above for all z with |z| >= size and low <= arg z <= high.
 
-    Every y_j is shifted by the same imaginary number; the best of several is used.
+    Every y_j is shifted by the same imaginary number. The least of the bounds for several such numbers is returned.
     """
     shift = np.linspace(0.0, 1.0, 13) * np.minimum(high[..., None] / bins.angles[1], MOST_TURN)
     ends = (high[..., None] - bins.angles[0] * shift, bins.angles[1] * shift - low[..., None])
@@ -518,7 +518,7 @@ class Contour(NamedTuple):
     """A line of integration and the transform on it, used for every k near the k for which the line was placed."""
 
     z: np.ndarray
-    """(N,) nodes."""
+    """(N,) points of the line, at which the sum takes its terms."""
     value: np.ndarray
     """(N,) terms of the sum, without their factor e^{zk}."""
     error: np.ndarray
@@ -637,7 +637,7 @@ class Profile:
             self.decay = decay_of(bins, np.geomspace(0.1, 500.0, 40) / min(bins.deviation, 3.0))
 
     def known(self, sign: float, eps: np.ndarray) -> np.ndarray:
-        """Return low, middle, high of delta_remove (sign 1) or delta_add (sign -1), (3, K), by the contours known."""
+        """Return low, middle, high of delta_remove (sign 1) or delta_add (sign -1), (3, K), by the contours so far."""
         low, high = theorems(self.bins, sign, eps)
         if sign < 0 and self.decay.x.size > 1:
             k, x = np.exp(-eps), self.decay.x[1:]

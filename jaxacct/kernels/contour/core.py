@@ -192,7 +192,9 @@ def certified(
     log_delta_low: Array,
     log_delta_high: Array,
 ) -> tuple[Array, Array, Array, Array]:
-    """Check a candidate for either bound of eps; return (lower, whether it holds, upper, whether it holds).
+    """Check a candidate for either bound of eps; return (lower, whether it is proved, upper, whether it is proved).
+
+    A candidate that is not proved is replaced by -inf or inf.
 
     ends_at : function from values of eps, on a new first axis, to lower and upper bounds of log delta there.
     below, above : the candidates for the lower and the upper bound.

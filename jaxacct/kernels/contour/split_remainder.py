@@ -72,7 +72,7 @@ class Remainder(NamedTuple):
 
 
 class WindowChoice(NamedTuple):
-    """Centres of the windows of J sampled Gaussians, and the best abscissae for bounding the remainder."""
+    """Centres of the windows of J sampled Gaussians, and abscissae at which the remainder is bounded."""
 
     low: Array  # (J,) centre of the low window in u
     high: Array  # (J,) centre of the far window in u
@@ -186,7 +186,10 @@ def far_masses(law: LossLaw, high: Array) -> FarMasses:
 
 
 def bulk_grids(law: LossLaw, choice: WindowChoice, points: int) -> tuple[Grid, Array]:
-    """Return grids of bulk steps, cut off BULK_END window widths above `choice.low`, and two abscissae for Chernoff."""
+    """Return grids of bulk steps, and two abscissae for Chernoff's bound.
+
+    The grids end BULK_END window widths above `choice.low`.
+    """
     xp = namespace(law.gauss_n, choice.low)
     sigma, one = law.gauss_sigma, xp.ones_like(choice.bulk_at)
     stop = choice.low + BULK_END * low_blur(sigma)

@@ -72,7 +72,7 @@ class Step(NamedTuple):
 
     @property
     def turn(self) -> Turn:
-        """`Turn` of the step, whose number of groups is 0 if the batch rule has no groups."""
+        """The step as a `Turn`. The number of groups is 0 if the batch rule has no groups."""
         return Turn(self.step, self.groups, self.noise_multiplier)
 
 

@@ -299,7 +299,7 @@ class Plan(PlanRequest):
         return self.sampling == rules.CYCLIC and self.noise is not None and self.noise.overlap > 1
 
     def turn(self, step: int) -> Turn:
-        """Return a step as a `Turn`, whose number of groups is 0 if the batch rule has no groups."""
+        """Return a step as a `Turn`. The number of groups is 0 if the batch rule has no groups."""
         return Turn(step, self.groups or 0, self.at(step).noise_multiplier)
 
     def taps(self, step: int) -> Taps | None:

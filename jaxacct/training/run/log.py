@@ -317,7 +317,7 @@ class LogFile:
         self._file.close()
 
     def _last_step(self, run: str) -> int:
-        """Return the number of the last step that the file has of a run; 0 if it has none."""
+        """Return the largest step number in the file's lines on steps of a run; 0 if there are none."""
         pattern = re.compile(rb'\{"event": "step", "run": "' + re.escape(run.encode()) + rb'", "step": (\d+)[,}]')
         self._file.seek(0)
         with open(os.dup(self._file.fileno()), "rb") as lines:
