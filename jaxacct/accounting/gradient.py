@@ -1,7 +1,7 @@
 """Derivatives of epsilon in every numeric field of a mechanism.
 
 By the implicit function theorem `d eps/d field = (d log delta/d field) / (-d log delta/d eps)`. Both derivatives are
-those of the contour integral, with the contour held fixed.
+derivatives of the contour integral for delta, with the contour held fixed.
 """
 
 from __future__ import annotations

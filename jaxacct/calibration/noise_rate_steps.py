@@ -392,7 +392,7 @@ def _noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates
         return account.epsilon(chosen, goal.delta[rows], relation=goal.relation, rtol=rtol)
 
     search = search_for(goal, certify)._replace(rtol=rtol, closest=0.25 * rtol)
-    # the search for the noise begins where a single run takes 0.65 of the target
+    # the search for the noise begins where the epsilon of a single run is 0.65 times the target
     near = goal._replace(epsilon=0.65 * goal.epsilon)
     with job(goal.epsilon.size, backend):
         return certified_search(

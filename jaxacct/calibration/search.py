@@ -404,10 +404,10 @@ def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: n
         bracketed = np.isfinite(fails_at) & np.isfinite(holds_at)
         outwards = np.where(np.isfinite(holds_at), holds_at + bolder * stride, fails_at - bolder * stride)
         n = np.where(bracketed, np.floor(0.5 * (holds_at + fails_at)), np.clip(outwards, low, high))
-        # interpolation is used only where the two numbers differ by more than a factor of 2
+        # log(epsilon) is interpolated only where `holds_at` and `fails_at` differ by more than a factor of 2
         far = np.maximum(holds_at, fails_at) > 2.0 * np.minimum(holds_at, fails_at)
-        # two turns of three interpolate log(epsilon) linearly in log(n). The third turn bisects, since interpolation
-        # may make little progress.
+        # of three turns, two interpolate log(epsilon) linearly in log(n), and one bisects, since interpolation may make
+        # little progress.
         if turn % 3:
             with np.errstate(divide="ignore", invalid="ignore"):
                 share = holds_excess / (holds_excess - fails_excess)

@@ -65,7 +65,10 @@ class LatticePart(ABC):
 
     @abstractmethod
     def sketch(self, cut: float) -> ApproximateLaw:
-        """Return an approximate loss law under P. It may lack high losses of mass e^cut in all steps together."""
+        """Return an approximate loss law under P.
+
+        High losses may be left out, whose mass is at most e^cut in all steps together.
+        """
 
     @abstractmethod
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
@@ -84,7 +87,10 @@ class LatticePart(ABC):
         return np.inf
 
     def gaps(self) -> list[tuple[float, float]]:
-        """Return pairs (distance between atoms, weight); the distances should be multiples of the lattice spacing."""
+        """Return pairs (distance between atoms, weight); the distances should be multiples of the lattice spacing.
+
+        The larger the weight, the more it matters that the distance is a multiple.
+        """
         return []
 
     def step(self, step: float, upper: bool) -> float:

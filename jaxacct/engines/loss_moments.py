@@ -219,7 +219,8 @@ def _plan(sigma: np.ndarray, q: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, 
     """For each row, return five numbers that plan the trapezoid rule.
 
     They are the lower and the upper end in u; the height of the line in the complex plane to which the integral is
-    shifted; the logarithm of the growth of the integrand's modulus on that line; and the step that leaves out e^-NATS.
+    shifted; the logarithm of the growth of the integrand's modulus on that line; and the step for which the error is
+    about e^-NATS.
     """
     above = np.maximum(p, 1.0)
     excess = above * (above - 1.0) / (2.0 * sigma**2)

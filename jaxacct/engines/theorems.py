@@ -34,7 +34,8 @@ QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0,
 DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -9.0, -12.0])
 """Thresholds of counts and means, as numbers of standard deviations below the mean under P."""
 TAIL_NATS = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
-"""Minus logarithms of probabilities: a threshold is tried where the tail of the count has about this probability."""
+"""Minus logarithms of probabilities. A test counts the steps in which some event occurs; thresholds are tried that the
+count exceeds with about these probabilities."""
 CHERNOFF_SHARES = (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1)
 """Exponents tried in Chernoff's bound of a mixture's tail, divided by the best exponent for a normal law."""
 LAPLACE_DROPS = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
@@ -193,8 +194,8 @@ def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
     under_p, under_q = (Chance(*(x[:, :, None] for x in hit)) for hit in (under_p, under_q))
     expected = n * np.exp(under_p.log_p)
     k = np.ceil(expected - DEVIATIONS * np.sqrt(expected * np.exp(under_p.log_rest)))
-    # If the event is expected in few steps, such k do not reach into the tail. A rough formula for Poisson's tail gives
-    # more k.
+    # If the event is expected in few steps, these k do not reach into the tail of the count. A rough formula for the
+    # tail of a Poisson law gives more k.
     few = np.ceil(TAIL_NATS / np.maximum(1.0 - np.log(expected), 1.0))
     k = np.concatenate([k, few, np.ones_like(expected), np.broadcast_to(n, expected.shape)], axis=2)
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)

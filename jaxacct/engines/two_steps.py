@@ -23,8 +23,8 @@ from jaxacct.mechanisms.loss_components import Components
 LONGEST_CELL = 0.25
 """Largest length of a cell (an interval of the first step's output), in standard deviations of that step's noise."""
 LARGEST_TURN = 2.0
-"""Largest value of w (|u| + 2 s), where w is a cell's length, u an output in the cell, and s = 1/sigma of the first
-step."""
+"""Cells are placed so short that w (|u| + 2 s) is at most this, since the quadrature over a longer cell would be
+inaccurate. w is the length of a cell, u an output in it, and s = 1/sigma of the first step."""
 WEIGHT_ERROR = 2e-14
 """Relative error of a cell's weights: the error of the quadrature, and the rounding of its ten terms and of their sum.
 """
@@ -385,7 +385,7 @@ def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
     logs = -0.5 * survey.u**2 + 2.0 * y + bend + np.log(np.maximum(rate, 1e-300))
     logs = 0.25 * np.where(np.isnan(logs), -np.inf, logs)
     top = np.max(logs, axis=1, keepdims=True)
-    # The share is at least e^-20, so that no stretch is without cells.
+    # The share is at least e^-20, so that cells are placed everywhere.
     return np.exp(np.maximum(logs - np.where(np.isfinite(top), top, 0.0), -20.0))
 
 

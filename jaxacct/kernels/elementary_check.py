@@ -71,9 +71,8 @@ def failure(special: bool = False) -> str | None:
     impulse = np.eye(1, ROTATION, 1)[0]
     transform = np.fft.rfft(impulse)
     angle = 2.0 * np.pi / ROTATION * np.arange(transform.size)
-    allowed = ROUNDOFF * (
-        FFT_CONSTANT * np.log2(ROTATION) + 4.0 * np.pi + 8.0
-    )  # the errors of the FFT, of the angle, which is at most pi, and of cosine and sine
+    # the three terms allow for the errors of the FFT, of the angle, which is at most pi, and of cosine and sine
+    allowed = ROUNDOFF * (FFT_CONSTANT * np.log2(ROTATION) + 4.0 * np.pi + 8.0)
     wrong = np.abs(transform - (np.cos(angle) - 1j * np.sin(angle)))
     if not (np.all(wrong <= allowed) and np.all(np.abs(np.fft.irfft(transform, n=ROTATION) - impulse) <= allowed)):
         return "NumPy's fft is less accurate than certificates assume"
@@ -91,9 +90,9 @@ def _table() -> dict[str, np.ndarray]:
 
 
 def _is_inaccurate(name: str, function: Callable[..., np.ndarray]) -> bool:
-    """Return whether any value of a function has a larger error than the allowed one minus 2^-53 times the value.
+    """Return whether any value of a function has an error above the allowed error minus 2^-53 times the value.
 
-    The difference covers the error of the table itself.
+    The 2^-53 times the value leave room for the error of the table itself.
     """
     *arguments, value = _table()[name].T
     with np.errstate(all="ignore"):

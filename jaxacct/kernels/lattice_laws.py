@@ -21,8 +21,8 @@ REACH = 38.0
 """The quadrature grid extends this many standard deviations from each mode of the P-density. The mass beyond the grid,
 2.9e-316, is less than the mass that underflow may lose."""
 PANELS = 4096
-"""Number of quadrature panels about the modes. The lattice's nodes divide these further, and errors are below
-rounding."""
+"""Number of quadrature panels about the modes. The lattice's nodes divide the panels further, so the errors of the
+quadrature are below rounding."""
 QUADRATURE_ORDER = 5
 """Number of Gauss-Legendre points on each panel."""
 NARROW_ORDER = 2
@@ -186,7 +186,8 @@ def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int
 def plain_gaussian_nodes(deviation: Array, origin: Array, step: Array, nodes: int) -> Array:
     """Return u_k = (origin + k step)/s + s/2, (nodes,), where s is `deviation`.
 
-    The loss is N(-s^2/2, s^2), and u_k is the distance of the loss origin + k step from its mean, in units of s.
+    Under Q the loss is N(-s^2/2, s^2), and u_k is the distance of the loss origin + k step from this mean, in units of
+    s.
     """
     xp = namespace(deviation, origin, step)
     return (origin + step * xp.arange(nodes)) / deviation + 0.5 * deviation
@@ -335,7 +336,7 @@ def _quadrature_error(centre: Array, half: Array, rate: Array, order: int) -> Ar
     inverse = 1.0 / xp.square(rho)
     geometric = xp.square(inverse) * (inverse * xp.square(inverse) if order == 5 else 1.0) / (1.0 - inverse)
     error = 64.0 / 15.0 * geometric * (1.0 + rho) * xp.exp(xp.minimum(exponent, 700.0))
-    return xp.where(rho > 1.0, error, xp.inf)  # no ellipse fits the widest panels
+    return xp.where(rho > 1.0, error, xp.inf)  # for the widest panels no ellipse gives a bound
 
 
 def laplace_cells(

@@ -431,7 +431,7 @@ def _mu_of_gaussians(profile: Profile) -> np.ndarray:
         parts = components(profile.mechanism, profile.relation, direction)
         other |= sum(np.sum(n, axis=1) for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)) > 0
         other |= parts.delta_infinity > 0
-        mu = np.maximum(mu, parts.mu)  # not the root of mu2, which may under- or overflow
+        mu = np.maximum(mu, parts.mu)  # not sqrt(mu2), since mu2 may under- or overflow
     return np.where(other, np.nan, mu)
 
 

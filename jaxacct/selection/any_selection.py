@@ -1,4 +1,4 @@
-"""The base class of all selections, which run a mechanism K times, and the pairs of laws that compose them."""
+"""The base class of all selections, which run a mechanism K times, and the pairs of laws by which they are composed."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, floa
 def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> tuple[envelope.Envelope, float]:
     """Return the envelope of one direction, and the last eps of the profile of `top` runs.
 
-    level : a delta. The profiles end where their delta is a certain share of it.
+    level : a delta. The profiles end where their delta is so small a share of `level` that their tails hardly count.
     """
     parts = components(run, "add_or_remove_one", side.direction)
     # `apart`: the base's mass at infinity, which is taken out of the profiles and the curve, and added as

@@ -47,7 +47,8 @@ def banded_inverse(bands: int, steps: int, epochs: int) -> tuple[float, ...]:
         column = _inverse(inverse, steps)
         return _log_error(jnp.pad(inverse, (0, steps - bands))) + _log_square(column, steps // epochs)
 
-    start = np.diff(_square_root(bands), prepend=0.0)  # the inverse of the square root, cut to `bands`
+    # the first `bands` entries of the inverse of the square root of the prefix-sum matrix
+    start = np.diff(_square_root(bands), prepend=0.0)
     return tuple([1.0, *_minimise(_traced(loss), start[1:]).tolist()])
 
 

@@ -422,7 +422,8 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
         here = np.exp(s * at - 0.5 * s * s) * _one_over_t(cells)
         most = np.minimum(STEEPEST, y[:, None] * s * here * blur[:, None])
         away = np.abs(u - at) / blur[:, None]
-        # `near`: least distance within the two cells at an edge, since a cell's bound takes its edges' larger shift
+        # `near`: for each edge, the least distance from the window within its two cells. A cell's bound takes the
+        # larger Im u of the cell's two edges, so Im u must be small at an edge if either of its cells is near the window
         near = away.copy()
         near[:, 1:], near[:, :-1] = np.minimum(near[:, 1:], away[:, :-1]), np.minimum(near[:, :-1], away[:, 1:])
         far = np.sqrt(np.maximum(near * near - CLEAR, most * most))
@@ -439,8 +440,8 @@ def _one_over_t(cells: Cells) -> Array:
 def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tuple[Array, Array]:
     """Bound the logarithms of (A + B)^t - A^t and of A^t from above at real r, (B, R) each.
 
-    A is the transform of the bulk and B that of the jumps. (A + B)^t - A^t <= t B (A + B)^{t-1}. Without a bulk the
-    results are a bound of log B^t, and -inf.
+    A is the transform of the bulk, and B the transform of the jumps. (A + B)^t - A^t <= t B (A + B)^{t-1}. Without a
+    bulk the results are a bound of log B^t, and -inf.
     """
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = shares(cuts, np.zeros((len(t), 1)))
@@ -912,7 +913,7 @@ class _Asked(NamedTuple):
 
 
 def falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
-    """Return the bounds made to fall with eps, and widened by the effect of the rounding of e^eps."""
+    """Return the profile with these bounds of delta, made to fall with eps and widened by the rounding of e^eps."""
     # The relative error of e^eps is a few roundoffs times 1 + eps. Over that distance delta, which is convex in e^eps,
     # falls by at most `wrong`.
     off = 4.0 * ROUNDOFF * (1.0 + eps[1:])

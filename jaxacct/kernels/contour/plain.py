@@ -156,7 +156,7 @@ def nodes_at(
     log_modulus = -law.mu2[..., None] * t**2 / 2.0
     angle = law.mu2[..., None] * t * (c + 0.5)[..., None]
     log_ceiling, relative, common = log_modulus, 0.0 * t, 0.0 * c
-    sizes, turns, terms = k0, xp.abs(angle), 1.0  # `sizes`, `turns`: sums of |terms| of K(c) and `angle`
+    sizes, turns, terms = k0, xp.abs(angle), 1.0  # `sizes`, `turns`: sums of the |terms| of K(c) and of `angle`
     for part in parts:
         n = part.n[..., None]
         k0 = k0 + xp.sum(part.n * part.log_m, axis=-1)
@@ -280,7 +280,7 @@ def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int)
 
 
 def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """Bracket log delta at several eps, `around`: (K,), from one contour that is placed for `epsilon`.
+    """Bracket log delta at K eps, the array `around`, from one contour that is placed for `epsilon`.
 
     Bounds hold at every eps.  Brackets are narrow where eps differs from `epsilon` by at most about a standard
     deviation of the loss.
