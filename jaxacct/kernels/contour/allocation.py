@@ -423,7 +423,8 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
         most = np.minimum(STEEPEST, y[:, None] * s * here * blur[:, None])
         away = np.abs(u - at) / blur[:, None]
         # `near`: for each edge, the least distance from the window within its two cells. A cell's bound takes the
-        # larger Im u of the cell's two edges, so Im u must be small at an edge if either of its cells is near the window
+        # larger Im u of its two edges, so Im u must be small at an edge if either of the edge's cells is near the
+        # window
         near = away.copy()
         near[:, 1:], near[:, :-1] = np.minimum(near[:, 1:], away[:, :-1]), np.minimum(near[:, :-1], away[:, 1:])
         far = np.sqrt(np.maximum(near * near - CLEAR, most * most))
