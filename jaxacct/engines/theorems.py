@@ -34,8 +34,8 @@ QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0,
 DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -9.0, -12.0])
 """Thresholds of counts and means, as numbers of standard deviations below the mean under P."""
 TAIL_NATS = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
-"""Minus logarithms of probabilities. A test counts the steps in which some event occurs; thresholds are tried that the
-count exceeds with about these probabilities."""
+"""A test counts the steps in which some event occurs. For each of these x, a threshold is tried that the count exceeds
+with a probability of about e^-x."""
 CHERNOFF_SHARES = (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1)
 """Exponents tried in Chernoff's bound of a mixture's tail, divided by the best exponent for a normal law."""
 LAPLACE_DROPS = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])

@@ -92,7 +92,7 @@ def _table() -> dict[str, np.ndarray]:
 def _is_inaccurate(name: str, function: Callable[..., np.ndarray]) -> bool:
     """Return whether any value of a function has an error above the allowed error minus 2^-53 times the value.
 
-    The 2^-53 times the value leave room for the error of the table itself.
+    This margin of 2^-53 times the value leaves room for the error of the table itself.
     """
     *arguments, value = _table()[name].T
     with np.errstate(all="ignore"):

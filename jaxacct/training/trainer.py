@@ -373,7 +373,7 @@ class Trainer:
         told: RunLog,
     ) -> State:
         plan, step, scores = self.plan, state.step, state.scores.values
-        # why the run stops, unless something else stops it first; after an early stop a run takes no further steps
+        # why the run stops, unless it stops for another reason first; after an early stop it takes no further step
         stopped = state.stopped if state.stopped == "early_stop" and judge is not None else "finished"
         carried, line, stretches = program.carried, program.line, state.history.stretches
         partition = program.advance(line, step)[2] if step < plan.steps else ""
