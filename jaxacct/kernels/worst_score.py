@@ -517,7 +517,7 @@ class Lines(NamedTuple):
     height: Array  # (S, G) Q-mass of the line's row, on which the polygon follows the line's tangent
     share: Array  # (2, S, G) where this row begins and ends, as shares of the Q-mass of its group
     weight: Array  # (2, S, G) the line's slope is weight[0] slope[0] + weight[1] slope[1]
-    own_gain: Array  # (S, G) gain at the best w between the row's beginning and the group's first cell of w
+    own_gain: Array  # (S, G) gain at the w of `_own` between the row's beginning and the group's first cell of w
     own_cost: Array  # (S, G) cost at this w
     after: Array  # Q-mass from the last group to the point where the curve's slope is one
 
@@ -572,7 +572,7 @@ def _costs(law: Repetitions, u: Array, w: Array) -> Array:
 def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution: Resolution) -> Lines:
     """Return the lines of a mesh.
 
-    served : (G + 1,) `Order.places`: for each end of the G groups, an estimate of the best w there.
+    served : (G + 1,) `Order.places`: at each end of the G groups, about the w at which the rows around it leak most.
     """
     xp = namespace(curve.q)
     groups, each = resolution.groups, resolution.lines

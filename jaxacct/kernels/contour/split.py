@@ -104,7 +104,9 @@ def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: A
 
 
 def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Contour:
-    """Return the best contour for each of two choices of windows, which are on an axis in front.
+    """Return a contour for each of two choices of windows, which are on an axis in front.
+
+    The abscissa is the one, of those tried, that allows the shortest period (`period_for`).
 
     The first choice integrates the compositions of bulk steps alone, and the second choice leaves them out.
     """
