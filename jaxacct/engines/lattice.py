@@ -548,7 +548,9 @@ class Side(NamedTuple):
     shift: float  # bound of the error of the losses
     above: float  # bound of the tilted mass that wraps around from above the lattice
     below: float  # bound of the tilted mass that wraps around from below the lattice
-    extra: float  # if `upper`, delta of the mass at infinity, to be added; else an excess of delta, to be subtracted
+    extra: float
+    """If `upper`, the mass at infinity, which is added to delta; otherwise a bound of the excess of the rounded-down
+    laws' delta over the true delta, which is subtracted."""
     upper: bool  # whether the composition is rounded up
     run: Runner  # calls the kernels
 

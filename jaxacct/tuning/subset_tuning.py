@@ -88,10 +88,10 @@ def tune_on_subset(
 ) -> SubsetTuned:
     """Tune on a Poisson sample of the data, then train the winner's configuration on the rest or on all of the data.
 
-    The whole has the guarantee of the plan, (plan.epsilon.upper, plan.target_delta) for adding or removing a record.
-    The configuration and the trained model are released; the sample, K, the losers and their scores stay in this
-    function.  The running time reveals K and the size of the sample.  One ledger entry for everything is on the disk
-    before the sample is drawn.
+    Tuning and training together have the guarantee of the plan: (plan.epsilon.upper, plan.target_delta) for adding or
+    removing a record.  The configuration and the trained model are released; the sample, K, the losers and their scores
+    stay in this function.  The running time reveals K and the size of the sample.  One ledger entry for everything is
+    on the disk before the sample is drawn.
 
     Parameters
     ----------

@@ -109,7 +109,7 @@ def tune(
     The plan, ``Plan(target_epsilon=..., repetitions=law, ...)``, gives the noise with which all K runs together meet
     the target, in the exact worst case over scores and for the plan's neighbouring relation.  K is random.  K, the
     losers and their scores stay secret in this function: no log, checkpoint or ledger entry is about any one candidate.
-    One ledger entry for the whole is on the disk before the first candidate is trained.
+    One ledger entry for the whole tuning is on the disk before the first candidate is trained.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def tune(
 
     Raises
     ------
-    InputError : before anything is spent, if the whole, alone or with the ledger's entries, exceeds the plan's target.
+    InputError : before anything is spent, if the tuning, alone or with the ledger's entries, exceeds the plan's target.
 
     References
     ----------

@@ -60,7 +60,11 @@ class FarMasses(NamedTuple):
 
 
 class Remainder(NamedTuple):
-    """Bounds, as functions of eps, of the part of delta that the contour does not integrate."""
+    """Bounds, as functions of eps, of the part of delta that the contour does not integrate.
+
+    Compositions with a far step contribute a closed form, from `far`, plus an excess. Bulk compositions, in which all
+    steps are bulk steps, contribute at most Chernoff's bound.
+    """
 
     far: FarMasses
     excess_at: Array  # (E,) exponents theta: the excess is at most e^{excess_log + theta eps}
@@ -77,7 +81,7 @@ class WindowChoice(NamedTuple):
     low: Array  # (J,) centre of the low window in u
     high: Array  # (J,) centre of the far window in u
     bulk_at: Array  # abscissa of the Chernoff bound of bulk compositions
-    excess_at: Array  # abscissa of the bound of the excess
+    excess_at: Array  # abscissa of the bound of the excess (`Remainder`)
     separable: Array  # whether compositions of bulk steps alone are negligible at eps
 
 

@@ -631,7 +631,7 @@ class Plan(PlanRequest):
         expected_batch_size: float | None = None,
         data_dependent: bool = False,
     ) -> Self:
-        """Return the plan with its first `step` steps and new noise for the rest, so that the whole meets the target.
+        """Return the plan with its first `step` steps, and the later steps with new noise, so that it meets the target.
 
         Parameters
         ----------
