@@ -12,6 +12,7 @@ of one y, and E(k - S)_+ = (1/2 pi i) int e^{zk} Psi(z) z^-2 dz.
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ SHAPES = ((0.0, 1.0), (0.1, 4.0), (0.25, 2.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.
 """Pairs (bend, scale/c) of the lines that are tried; `Line` defines bend, scale and c."""
 CELLS = 200
 """Number of cells on a line."""
-BOX, MOST_BOXES = 0.6, 50
+BOX, MOST_BOXES = 0.6, 36
 """The nodes of a normal are grouped into boxes. log X grows by BOX over one box, or by more where that would take more
 than MOST_BOXES boxes."""
 WINDOWS = ((0.0, 1.0), (0.8, 8.0), (0.8, 60.0), (1.0, 8.0), (1.0, 60.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0))
@@ -193,19 +194,20 @@ def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.nda
         weight = weight if real else weight * np.exp(turn * (0.5 * turn + 1j * s)) * (1.0 - 1j * shift * slope)
         scale = -(one.real if real else one) / bins.count
 
-        def kernel(a: float, b: float) -> np.ndarray:
+        @functools.lru_cache(maxsize=1)  # the first bin is often one of the run after it
+        def kernel(a: float, b: float, columns: int) -> np.ndarray:
             grown = [np.exp(coefficient * y - 0.5 * coefficient**2) for coefficient in (a, b)]
-            exponent = np.multiply.outer(scale * grown[0], grown[1])
+            exponent = np.multiply.outer(scale * grown[0], grown[1][:columns])
             np.maximum(exponent.real, LEAST, out=exponent.real)
             return np.exp(exponent, out=exponent)
 
-        product = weight[:, None] * kernel(bins.first[0], bins.second[0]) * weight
+        product = weight[:, None] * kernel(bins.first[0], bins.second[0], s.size) * weight
         if bins.second[-1] == 0.0:
             product = np.sum(product, axis=0, keepdims=True)
         for a, b, many in bins.runs():
-            product = _times_power(product, kernel(a, b) * weight, many)
-        last = kernel(bins.first[-1], bins.second[-1])
-        return np.sum(np.sum(product * last.T[: len(product)], axis=1))
+            product = _times_power(product, kernel(a, b, s.size) * weight, many)
+        last = kernel(bins.first[-1], bins.second[-1], len(product))  # in a chain all its columns are equal
+        return np.sum(np.sum(product * last.T, axis=1))
 
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite narrow no bracket
         return np.array([at(*each) for each in zip(z.tolist(), path.shift.tolist(), windows, slopes, strict=True)])
