@@ -454,10 +454,10 @@ these eps is 1 + FARTHEST times the estimate."""
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    """Return the least private value whose mu above the error rate `above_fpr` meets the target, and the best eps.
+    """Return the least private value whose mu meets the target, and the best eps.
 
-    The search begins at the value whose true-positive rate at `above_fpr` is that of mu-Gaussian DP.  This value is
-    nearly always the answer.
+    mu is claimed where both error rates are at least `above_fpr`.  The search begins at the value whose true-positive
+    rate at `above_fpr` is the rate of mu-Gaussian DP.  This value is nearly always the answer.
     """
     goal = goal._replace(relation="add_or_remove_one")  # mu is defined under add-or-remove
     wanted, floor = flat[name], flat["above_fpr"]

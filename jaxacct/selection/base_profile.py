@@ -344,7 +344,7 @@ def _by_engine(
                     for i in due:
                         ends[i][:, wide[i]] = rest.lower[asked == i], rest.upper[asked == i]
             known[name] = [_filled(low, high, eps.size) for (low, high), eps in zip(ends, at, strict=True)]
-    # if half of the mass has losses beyond the engines' range, the curve says nothing, and `by_base` answers instead
+    # if half of the mass has losses beyond the engines' range, the curve says nothing; `profile_ends.by_base` answers
     nothing = np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS]), np.zeros((2, 3)), np.ones((2, 3))
     of = lambda row, end: np.stack([known[name][row][end] for name in names])
     return [nothing if beyond[row] else (at[row], of(row, 0), of(row, 1)) for row in range(size)]

@@ -133,7 +133,7 @@ def with_rates(
         return merged([s._replace(sampling_probability=1.0 / k, expected_batch_size=dataset_size / k) for s, k in each])
     if sampling == rules.CYCLIC:
         assert groups is not None
-        # the quotient exceeds 1 by rounding only, since `_batches` refuses larger batches
+        # the quotient exceeds 1 by rounding only, since solver.py refuses larger batches
         rate = lambda size: min(groups * size / dataset_size, 1.0)
         return tuple(s._replace(sampling_probability=rate(s.expected_batch_size)) for s in segments)
     return tuple(segments)
