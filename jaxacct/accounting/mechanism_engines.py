@@ -589,8 +589,8 @@ def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, floa
 def _larger(quantity: str, row: Row, value: float, relation: str, rtol: float, most: float) -> tuple[Ends, float]:
     """Return the larger of the directions' brackets, end by end, and an upper bound of the second direction's delta.
 
-    most : that bound at a smaller eps. As delta falls with eps, it may show that the second direction is the smaller
-    one. Where a direction has no bracket, upper is inf.
+    most : an upper bound of the second direction's delta at a smaller eps. As delta falls with eps, the bound may show
+    that the second direction is the smaller one. Where a direction has no bracket, upper is inf.
     """
     from jaxacct.engines import mixture
 

@@ -55,8 +55,8 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
     """Estimate the eps with `Q(L > eps) = fpr`, at which `delta + e^eps fpr` is least.
 
     The normal quantile of `Q(L > eps)` is linear in eps for Gaussians and nearly so for compositions, so that a secant
-    needs few steps. Without `start` the first deviation is that of the loss of the Gaussian with the same
-    delta(0).
+    needs few steps. Without `start` the search begins with the standard deviation of the loss of the Gaussian
+    mechanism that has the same delta(0).
     """
     everywhere, wanted = np.arange(fpr.size), -ndtri(fpr)
     if start is None:

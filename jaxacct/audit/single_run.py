@@ -118,8 +118,8 @@ def one_run(
 ) -> LowerBound:
     """Bound epsilon from below, from the number of right guesses in one run, or test the curve of a ``claim``.
 
-    The bound is the largest epsilon at which so many right guesses have probability below 1 - confidence.  A test of
-    the whole trade-off curve of a ``claim`` refutes more: `CurveTest`.
+    The bound is the largest epsilon at which the probability of at least ``correct`` right guesses is below
+    1 - confidence.  A test of the whole trade-off curve of a ``claim`` refutes more claims: `CurveTest`.
 
     Each of m ``canaries`` was put in or left out by a fair coin of its own, and the mechanism ran once.  Looking at the
     output alone, an auditor chose some of the coins and guessed them (`coin_guesses`).  ``guesses`` is the number of
@@ -419,7 +419,7 @@ def by_gaussian(mu: np.ndarray) -> Inverse:
 
 
 def halved(inverse: Inverse) -> Inverse:
-    """Return the inverse of the curve F(2x)/2 from that of F.
+    """Return the inverse of the curve F(2x)/2, given the inverse of F.
 
     It is for guesses "in", since a fair coin puts each canary in or out.
     """

@@ -31,7 +31,7 @@ FAMILIES = ("geometric", "truncated_negative_binomial", "logarithmic", "poisson"
 LARGEST_GAMMA = 1.0 - 1e-6
 """Largest parameter gamma of a law of K that is searched. There E[K] is about 1 + 5e-7 (1 + eta), eta as in the law."""
 LARGEST_MEAN = 1e6
-"""Largest E[K] that is searched, in every family. Nobody trains so many candidates."""
+"""Largest E[K] that is searched, in every family of laws. Nobody trains that many candidates."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -443,10 +443,11 @@ def _better(
 BLOCK = 64
 """Number of tangents in a block. The tangents of a block share a contour."""
 TRIES = ((1, 1e-2), (1, 1e-2), (1, 1e-5), (4, 1e-8))
-"""For each try: number of blocks of tangents, and the contour's tolerance as a share of the bracket's width.
+"""For each try: number of blocks of tangents, and the contour's tolerance divided by the bracket's width.
 
 A nearly Gaussian run needs many tangents, since its mu hardly falls as the rate rises.  If losses are rare and large,
-the contour cuts off many times as much as the saddle point approximation shows; a smaller tolerance then helps.
+the terms that the contour cuts off are far larger than the saddle point approximation shows.  A smaller tolerance then
+helps.
 """
 ABOVE, FARTHEST = 8, 0.12
 """Number of a block's tangents at eps above the estimated best eps, since the estimate may be too low. The largest of

@@ -27,8 +27,8 @@ USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
 LARGEST_EXCESS = 8.0
 """Largest magnitude of log(epsilon/target) that is used. Where epsilon is unknown, the logarithm counts as this."""
 WIDE = 0.1
-"""Relative width above which a bracket is wide. Then the search ends once epsilon is below the target by at most this
-share of the bracket's width, or x = log(value) is known to within this share of rtol."""
+"""Relative width above which a bracket is wide. Then the search ends once epsilon is below the target by at most a
+tenth of the bracket's width, or x = log(value) is known to within a tenth of rtol."""
 AT_LIMIT = 1e-12
 """A value counts as a limit of the search if their logarithms differ by less than this."""
 

@@ -190,9 +190,10 @@ def select(options: argparse.Namespace) -> int:
 
 
 def _selected(grid: Grid, bound: str, relation: str, candidates: str, top: int) -> Table:
-    """Answer the selections.
+    """Return a table of the selections' epsilons.
 
-    With the usual bound and candidates this is one sweep.  Otherwise the laws of K are answered one after the other.
+    For the bound "worst_case", iid candidates and one winner, one sweep answers all rows.  Otherwise the laws of K are
+    answered one after the other.
     """
     from jaxacct import selection
 

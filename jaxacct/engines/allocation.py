@@ -32,11 +32,12 @@ from jaxacct.kernels.contour.allocation import (
 ROUNDS = 14
 """Largest number of placements of the contour in one search for epsilon."""
 NARROW = 1e-2
-"""A search ends when the relative width of its bracket is at most this share of the wanted width."""
+"""A search ends when the relative width of its bracket is at most this number times the wanted relative width."""
 CUT_OFF = 3e-3
-"""The first contour of a search leaves out terms of the size (this share) * (wanted relative width) * delta."""
+"""The first contour of a search leaves out terms of the size (this number) * (wanted relative width) * delta."""
 NEAR = 0.01
-"""Newton's method on one contour ends when its step is at most this share of the width at which the search ends."""
+"""Newton's method on one contour ends when its relative step is at most this number times the relative width at which
+the search ends."""
 SIGNS = {"remove": 1.0, "add": -1.0}
 """Sign of each direction. With S = dP/dQ and k = e^{sign eps}, delta is E(S - k)_+ for sign 1, and e^eps E(k - S)_+ for
 sign -1."""
@@ -47,7 +48,7 @@ ROUGH = 0.5
 PLACEMENTS = 3
 """Largest number of placements of the contour for one delta."""
 SMALL = 1e-8
-"""Tolerance of a contour that is placed for delta: size of the terms left out, relative to delta."""
+"""Size, relative to delta, of the terms that a contour for delta may leave out."""
 MOST_SLOTS = 1e9
 """The contour is used only up to this many slots."""
 

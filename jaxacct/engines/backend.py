@@ -61,7 +61,8 @@ _path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", def
 def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[None]:
     """Let every batch inside take one path, NumPy or XLA.
 
-    The path is the user's choice if there is one, else that of the enclosing job if there is one, else the cheaper one.
+    The path is the user's choice if there is one, else the path of the enclosing job if there is one, else the cheaper
+    path.
 
     size : number of configurations of the whole job.
     backend : the user's choice for this job and the jobs inside it.

@@ -39,8 +39,8 @@ NARROW = 2e-4
 SAYS_NOTHING = 0.9
 """A bracket of at least this relative width has a useless lower bound, or no upper bound."""
 STALLED = 0.5
-"""If a bracket is wider than this share of the previous lattice's bracket, the spacing of the lattice does not cause
-its width. Then longer lattices are not tried."""
+"""If a bracket is more than this number times as wide as the previous lattice's bracket, the spacing of the lattice
+does not cause its width. Then longer lattices are not tried."""
 UNSURE = 0.01
 """Widths should fall as length^-2. If a bracket's relative width exceeds this number, a lattice of QUICK nodes first
 tests that prediction."""
@@ -63,8 +63,8 @@ MOST_PAIRS_OF_ROUNDS = 2**14
 """Largest number of pairs of atoms when finite laws are convolved, if the mechanism lies between two pairs of
 distributions. Their laws have only hundreds of atoms. For other mechanisms the largest number is `MOST_PAIRS`."""
 SHARE_OF_LATTICE = 0.1
-"""For a mechanism between two pairs of distributions, a longer lattice is made if discretisation makes up more than
-this share of the bracket's width."""
+"""For a mechanism between two pairs of distributions, a longer lattice is made if discretisation causes more than a
+tenth of the bracket's width."""
 UNDERFLOW = 1e-300
 """Upper bound of what the sum for delta loses by underflow: at most 2^22 terms of 2.3e-308.
 
@@ -438,7 +438,7 @@ def _cumulants(sketches: list[ApproximateLaw], theta: float) -> tuple[float, flo
 
 
 def share_of(rtol: float) -> float:
-    """Return the log of the share of delta that truncated mass may carry."""
+    """Return the log of the largest truncated mass that is allowed, as a share of delta."""
     return float(np.log(rtol)) - 4.0
 
 

@@ -24,8 +24,8 @@ MOST_PAIRS = 2**17
 """Largest number of pairs of atoms, one of either law, when two finite laws are convolved. Sorting the sums of their
 losses takes some ten milliseconds."""
 CUT_SHARE = 1e-6
-"""The lowest and the highest losses of a finite law are cut off while their mass is at most this share of the mass that
-may be left out. So small a share costs only a few more atoms."""
+"""The lowest and the highest losses of a finite law are cut off while their mass is at most this number times the mass
+that may be left out. The number is so small because keeping more costs only a few atoms."""
 UNDERFLOW = 1e-307
 """Upper bound of what a product of masses loses by underflow."""
 LOSS_UNITS = 128.0

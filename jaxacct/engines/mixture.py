@@ -44,7 +44,7 @@ squares in the term's exponents."""
 MOST_STEPS = 200
 """Largest number of Newton steps. Few are needed, since the logarithm of a mixture is nearly piecewise linear."""
 HALVINGS = 60
-"""Number of halvings of an interval of eps. After so many, its ends are neighbouring float64 numbers."""
+"""Number of halvings of an interval of eps. After them the interval's ends are neighbouring float64 numbers."""
 MOVES = (1e-15, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1)
 """Relative amounts by which a bound of eps is moved outward, tried in turn until delta there proves the bound."""
 LARGEST_EPSILON = 1e7

@@ -169,7 +169,7 @@ class Tests(NamedTuple):
 
 
 def log_tail(u: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return log Pr[N(mean, 1) > u], and its error."""
+    """Return log Pr[N(mean, 1) > u], and a bound of its error."""
     x = mean - u
     value = log_ndtr(x)
     size = np.square(np.minimum(x, 0.0)) + (1.0 + np.minimum(np.abs(x), -np.minimum(x, -40.0))) * np.abs(mean)
@@ -238,7 +238,10 @@ def gaussian_counts(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.n
 
 
 def gaussian_means(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.ndarray) -> Tests:
-    """Return tests on the sum of the outputs, in units of its standard deviation if no step samples the record."""
+    """Return tests on the sum of the outputs of the n steps.
+
+    Thresholds are in units of the standard deviation that the sum has if no step samples the record.
+    """
     sigma, q, n = (x[:, None] for x in (sigma, q, n))
     s, root = 1.0 / sigma, np.sqrt(n)
     removing = parts.sign[:, None] > 0
@@ -444,7 +447,7 @@ def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np
 
 
 def _upper_epsilon(mu: np.ndarray, delta: np.ndarray) -> np.ndarray:
-    """Bound the Gaussian's epsilon from above; 0 where mu is 0."""
+    """Return an upper bound of the epsilon at delta of mu-Gaussian DP; 0 where mu is 0."""
     present = mu > 0
     upper = closed_form.epsilon(np.where(present, mu, 1.0), np.maximum(delta, LEAST_DELTA), np.zeros_like(mu)).upper
     return np.where(present, np.where(delta > LEAST_DELTA, upper, np.inf), 0.0)

@@ -38,7 +38,7 @@ _NODES, _WEIGHTS = 0.5 * (_ABSCISSAE + 1.0), 0.5 * _HALVES
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
 TAIL_SHARE = 1e-10
-"""The cells end where the tail beyond them adds at most this share of delta to the error of delta."""
+"""The cells end where the tail beyond them adds at most this number times delta to the error of delta."""
 SHORTER = 1.02
 """Cells are planned shorter than needed by this factor, since a cell that lies in two intervals of the survey grid gets
 the mean of the widths that are planned for the two intervals."""
@@ -425,12 +425,12 @@ class Cells(NamedTuple):
 
     nodes: np.ndarray  # (B, N + 1) outputs u at the ends of the cells
     loss: np.ndarray  # (B, N + 1) log of the first step's likelihood ratio at the nodes
-    off: np.ndarray  # (B, N + 1) error of these losses
+    off: np.ndarray  # (B, N + 1) bound of the error of these losses
     first: np.ndarray  # (B, N) weight of the second step's profile at a cell's left end: a mass under P
     last: np.ndarray  # (B, N) weight of the second step's profile at a cell's right end: a mass under P
-    wrong: np.ndarray  # (B, N) relative error of these weights
+    wrong: np.ndarray  # (B, N) bound of the relative error of the weights `first` and `last`
     log_bend: np.ndarray  # (B, N) log of C/2 (README.md defines C under "A cell.")
-    bend_wrong: np.ndarray  # (B, N) error of that logarithm
+    bend_wrong: np.ndarray  # (B, N) bound of the error of `log_bend`
     below: np.ndarray  # (B, 2) bounds of P(u < first node)
     above: np.ndarray  # (B, 2) bounds of P(u > last node)
     sound: np.ndarray  # (B,) whether every cell is short enough for the quadrature

@@ -173,7 +173,7 @@ class Cells(NamedTuple):
 
 
 def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int) -> Array:
-    """Return the outputs u_k, over sigma, at which log mix = log(1 - q) + shift + k step, (nodes,); 0 < q < 1.
+    """Return the outputs u_k, divided by sigma, at which log mix = log(1 - q) + shift + k step, (nodes,); 0 < q < 1.
 
     If shift is 0, u_0 = -inf, where log mix has its infimum log(1 - q).
     """

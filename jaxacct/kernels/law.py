@@ -94,8 +94,8 @@ def quadrature_range(sigma: Array, q: Array, sign: Array, c: Array) -> tuple[Arr
     a = c + 1.0
     grown = a * (a - 1.0) / (2.0 * sigma**2)
     below = a * xp.log(q) + grown
-    # `second` is the log of the second Gaussian's size over max(1, e^below), which is a lower bound of M(c). In this
-    # form nothing cancels.
+    # max(1, e^below) is a lower bound of M(c). `second` is log(size of the second Gaussian / this bound), in a form in
+    # which nothing cancels.
     second = xp.where(below > 0.0, -c * xp.log(q), xp.log(q) + grown)
     below = xp.maximum(0.0, below)
     first_reach = xp.sqrt(2.0 * xp.maximum(TAIL_NATS - below, 0.0))
@@ -176,7 +176,7 @@ def _laplace_cumulants(scale: Array, c: Array) -> tuple[Array, Array, Array]:
 
 
 def finite_weights(loss: Array, mass: Array, c: Array) -> tuple[Array, Array]:
-    """Return the log of the largest weight `mass e^{c loss}`, and all weights over it, (A,). Mass 0 has weight 0."""
+    """Return log w and the weights divided by w, (A,), where w is the largest weight `mass e^{c loss}`."""
     xp = namespace(loss, mass, c)
     log_mass = xp.log(xp.where(mass > 0, mass, 1.0))
     exponent = xp.where(mass > 0, c[..., None] * loss + log_mass, -xp.inf)

@@ -64,8 +64,8 @@ SLOPE_ERROR = 4e-12
 LEAST_SLOPE = 1e-300
 """phi' rounded up is at least this, since a smaller phi' may have underflowed in float64."""
 SHARE_OF_ALL = 1e-4
-"""Columns are placed so that a column overstates a row's value by at most this share of the whole leak, plus a share of
-the row's best value."""
+"""Columns are placed so that the value with which a column overstates a row is at most 1.3 times the row's best value,
+plus this number times the whole leak."""
 LARGEST_FALL = 4.0
 """Cap, in nats, on two changes: of the log of the curve's slope from one row of the sketch to the next, and of log phi'
 from one column of the sketch to the next."""

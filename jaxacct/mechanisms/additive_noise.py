@@ -41,7 +41,7 @@ LOSS_CELLS = 2048
 PROFILE_POINTS = (2000, 500)
 """Numbers of points of a profile: 2000 until delta is e^-72, and 500 more until e^-684, near the smallest float64.
 
-With so many points, the chords between them add about 1e-5 to epsilon.
+With this number of points, the chords between them add about 1e-5 to epsilon.
 """
 
 
@@ -321,7 +321,7 @@ def _grouped(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Split each outcome between the two nodes around it, so that the profile is made of chords (README.md)."""
     low, high = -9.0 * sigma, shift + 9.0 * sigma
-    # grouping with so many nodes adds about 1e-5 to epsilon
+    # grouping with this number of nodes adds about 1e-5 to epsilon
     ends = (np.linspace(at[0], low, 250), np.linspace(low, high, 3400), np.linspace(high, at[-1], 250))
     nodes = np.unique(np.rint(np.concatenate(ends)))
     cell = np.minimum(np.searchsorted(nodes, at, side="right") - 1, nodes.size - 2)
@@ -352,14 +352,14 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
     (proof in README.md, "Smooth sensitivity"). The loss has no moment generating function beyond 1/(R^2 - 1), so
     Rényi divergences of orders above 1 + 1/(R^2 - 1) are infinite, although delta is small. The answers are for
-    one pair with 2900 losses, whose profile is at least this maximum. This adds about 1e-5 to epsilon if b is small;
-    ``kind`` is "bound".
+    one pair with 2900 losses, whose profile is at least the largest of the three deltas. The difference adds about 1e-5
+    to epsilon if b is small; ``kind`` is "bound".
     The loss has the same law in both directions.
 
     Parameters
     ----------
     noise_multiplier : array_like > 0, finite
-        Standard deviation of the noise over S(X).
+        Standard deviation of the noise, divided by S(X).
     smoothness : array_like in [0, 10]
         b, which broadcasts with the noise multiplier; 0 is the Gaussian mechanism.
 
@@ -388,10 +388,10 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
 
 def _pair(m: float, smoothness: float) -> FinitePair:
-    """Return the pair whose profile is the largest of the three profiles, at points that are quantiles of N(m, R^2)."""
+    """Return a pair whose profile is the largest of the three profiles, at the losses of quantiles of N(m, R^2)."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
-    # the tail is 6e-300 at 37 standard deviations; with so many quantiles the chords add about 1e-5 to epsilon
+    # the tail is 6e-300 at 37 standard deviations; with this number of quantiles the chords add about 1e-5 to epsilon
     z = np.append(np.linspace(first, 9.0, 2500), np.linspace(9.0, 37.0, 400)[1:])
     loss = 0.5 * (m * m + 2.0 * m * ratio * z + more * z * z) - smoothness
     epsilon = np.append(0.0, loss[loss > 1e-9 * loss[-1]])

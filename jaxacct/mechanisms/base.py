@@ -249,7 +249,10 @@ class Combinator(Mechanism):
 
 
 class AdditiveNoise(BaseMechanism):
-    """Noise added to a statistic. Its only field is its standard deviation or scale over the add/remove sensitivity."""
+    """Noise added to a statistic. The only field is its standard deviation or scale, divided by the sensitivity.
+
+    The sensitivity is the largest move of the statistic if one record is added or removed.
+    """
 
     finite: ClassVar[bool] = False
     law: ClassVar[type[GaussianPart] | type[LaplacePart]]

@@ -31,7 +31,7 @@ LEAST = Decimal("1e-300")
 CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
 """Numbers of quantiles within 9 sigma of the range of the means, and in each tail from 9 to 37 sigma.
 
-With so many quantiles the pairs add about 1e-4 to epsilon; at 37 sigma the normal tail is 6e-300.
+With this number of quantiles the pairs add about 1e-4 to epsilon. At 37 sigma the normal tail is 6e-300.
 """
 LEAST_RELATIVE_GAP = 1e-7
 """Smallest distance of two points of a profile, divided by the largest shift in standard deviations. The slope between
@@ -150,7 +150,7 @@ def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | No
         order = np.argsort(shift[some])
         shift, weight = shift[some][order], weight[some][order]
         laws.append((shift, weight, reach))
-        # the grids of at most 12 Gaussians are joined
+        # for each bound, the grids of at most 12 of its Gaussians are joined
         for one in shift[np.unique(np.linspace(0, shift.size - 1, 12).astype(int))]:
             inner = np.concatenate([np.linspace(0.0, one, 100), one * (0.5 * one + z)])
             inner = inner[inner > 0.0]

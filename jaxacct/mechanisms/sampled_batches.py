@@ -544,7 +544,8 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     mechanism : Mechanism
         Step or composition that runs on one sample.
     sampling_ratio : array_like in [0, 1]
-        Sample size over the size of the larger data set under add/remove, which broadcasts with the base's fields.
+        Sample size divided by the size of the data set (under add/remove, of the larger data set). It broadcasts with
+        the base's fields.
     group : int from 1 to 1000
         k, the same for all configurations; above 1 the base must be Gaussian, or a composition of Gaussians.
     dataset_size : int from 2 to 1e9

@@ -28,7 +28,7 @@ from jaxacct.sweeps.table import TEXT, Table, measures, place, read_table, solve
 KINDS = ("curve", "heatmap", "profile", "tradeoff")
 """The kinds of pictures."""
 MOST_ROWS = 6
-"""Largest number of rows that are drawn by default: a legend of so many rows still fits."""
+"""Largest number of rows that are drawn by default: a legend with this number of rows still fits."""
 _PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
 
 

@@ -76,8 +76,8 @@ def report(
     Parameters
     ----------
     subject : path, Ledger, Plan, Table, Mechanism, or the DataFrame that a sweep returned
-        A path is that of a ledger, of the result of a sweep (.csv or .parquet), or of a plan or a mechanism as JSON.
-        The epsilon of a ledger is derived again from its entries, and that of a row from its parameters.
+        A path leads to a ledger, to the result of a sweep (.csv or .parquet), or to a plan or a mechanism as JSON.
+        The epsilon of a ledger is derived again from its entries, and the epsilon of a row from its parameters.
     out : the file to write the page to, a path ending in .html or .md.  An existing file is replaced.
     delta : float in (0, 1), optional
         The delta of the claim.  A mechanism needs it.  For a ledger the default is the delta of its last plan.  Other

@@ -61,7 +61,7 @@ class Readings(NamedTuple):
 
 
 def readings_of(claim: Claim, prior: float, tick: Callable[[str], None]) -> Readings | None:
-    """Return the risks of a claim; None if nothing may be claimed, or if the profile is known in one direction only.
+    """Return the risks of a claim; None if nothing may be claimed, or if no finite risks follow from the claim.
 
     If the claim states points of the privacy profile, the risks follow from these points.  For a selection, whose
     profile is slow to compute, they follow from a few points as well.

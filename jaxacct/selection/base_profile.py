@@ -40,7 +40,7 @@ from jaxacct.selection.law_of_k import Law
 LEAST_DELTA = 1e-300
 """Smallest delta for which engines are asked. A smaller float64 loses relative accuracy."""
 LOSS_ERROR = 2.0**-50
-"""`eps - loss` is taken to be off by at most this share of |eps| + |loss|, which is eight units of 2^-53."""
+"""`eps - loss` is taken to be off by at most this number times |eps| + |loss|. It is eight units of 2^-53."""
 SAYS_NOTHING = {"epsilon": np.inf, "delta": 1.0}
 """For each quantity, the upper bound that says nothing: the largest value that the quantity can have."""
 _RELATION_OF = {"remove": "remove_one", "add": "add_one"}
@@ -520,7 +520,10 @@ def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (original cell, u, t) for exactly CELLS cells. Fewer cells are divided; of more, knots are left out."""
+    """Return (original cell, u, t) for exactly CELLS cells.
+
+    If there are fewer cells, some are divided. If there are more, some knots are left out.
+    """
     if u.size - 1 > CELLS:
         keep = np.linspace(0, u.size - 1, CELLS + 1).round().astype(int)
         return keep[:-1], u[keep], t[keep]

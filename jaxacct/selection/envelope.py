@@ -38,7 +38,7 @@ LARGEST_EPS = 700.0
 POINTS = 2000
 """A table holds the profile at this many eps > 0 and at as many eps < 0."""
 TAIL_SHARE = 1e-6
-"""The base's tail beyond the table may add at most this share of delta to the answer."""
+"""The base's tail beyond the table may add at most this number times delta to the answer."""
 
 
 class Table(NamedTuple):

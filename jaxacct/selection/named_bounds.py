@@ -154,7 +154,10 @@ def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> tuple
 
 
 def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds from the selection's Rényi divergences at the best order; the larger of both directions'."""
+    """Return upper bounds from the selection's Rényi divergences at the best order.
+
+    They are for both directions at once: the larger of the two bounds is returned.
+    """
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     convert = epsilon_from_renyi if quantity == "epsilon" else delta_from_renyi
     value = np.zeros(())
@@ -405,7 +408,8 @@ def _extremum(laws: Law, mu: np.ndarray, low: np.ndarray, high: np.ndarray) -> t
 def _best_set(rows: Line, side: float, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (P(A), Q(A)) for the set `A = {side * l > eps}`, with the log ratio l.
 
-    For side 1, P is the law of the best draw from N(mu, 1), and Q that from N(0, 1). For side -1 it is the reverse.
+    For side 1, P is the law of the best draw from N(mu, 1), and Q the law of the best draw from N(0, 1). For side -1, P
+    and Q are exchanged.
     """
     active = side * rows.log_ratio > eps[:, None]
     full = active[:, 1:] & active[:, :-1]

@@ -299,7 +299,7 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
     """
 
     def bounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return upper bounds of the ratio on the cells with `ends` (2, C), and estimates of it at their left ends."""
+        """Return upper bounds of the ratio on cells with `ends` (2, C), and estimates of it at the cells' left ends."""
         gain = np.maximum(slopes(law, most(ends)) * (1.0 + 2.0 * RELATIVE_ERROR), LEAST_SLOPE)
         cost = slopes(law, expit(-ends) * (1.0 + 4.0 * ROUNDOFF)) * (1.0 - 2.0 * RELATIVE_ERROR)
         with np.errstate(divide="ignore", over="ignore"):

@@ -25,8 +25,7 @@ from jaxacct.selection.base_profile import SAYS_NOTHING, Curve, curves, meet, si
 from jaxacct.selection.law_of_k import Law, evaluated, require_law
 
 LARGEST_EPS = 600.0
-"""Largest eps that is searched, far from the overflow of exp.  At a larger eps, delta is at most that at
-LARGEST_EPS."""
+"""Largest eps that is searched, far from the overflow of exp.  At a larger eps, delta is at most delta(LARGEST_EPS)."""
 MOST_KEPT = 128
 """Number of bases whose curves are kept. The curves of a base take up to 2 MB."""
 _kept: dict[tuple[Mechanism, bool, bool], dict[str, Curve]] = {}
@@ -319,7 +318,7 @@ def output_law(probabilities: ArrayLike, k: Law) -> np.ndarray:
     Returns
     -------
     numpy.ndarray, shape (..., n + 1)
-        First the probability that K = 0 and nothing is released, then that of each outcome.
+        First the probability that K = 0 and nothing is released, then the probability of each outcome.
 
     References
     ----------

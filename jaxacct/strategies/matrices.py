@@ -86,8 +86,8 @@ class ToeplitzStrategy(Strategy):
         monotone = bool(np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0))
         if not monotone and column.size > apart.separation:
             return super()._square(participation)
-        # The steps 0, b, 2b, ... are the worst, where b is the separation (README.md, "Sensitivity"). Here either no
-        # entry is negative, or no two columns of the pattern overlap. So signs do not matter.
+        # The pattern of steps 0, b, 2b, ... is the worst, where b is the separation (README.md, "Sensitivity"). Here
+        # either no entry is negative, or no two columns of the pattern overlap. So signs do not matter.
         starts = range(0, self.steps, apart.separation)[: apart.most]
         total = np.zeros(self.steps + column.size)
         for start in starts:

@@ -277,7 +277,10 @@ def _with_none(cells: Any) -> list[Any]:
 
 
 def _kept(cells: Any) -> np.ndarray:
-    """Return a column of the user as an array.  Cells of several types stay as they are."""
+    """Return a column of the user as an array.
+
+    A list of ints, floats and None becomes numbers, with NaN for None.  Other cells stay as they are, with "" for None.
+    """
     if hasattr(cells, "to_numpy"):
         return np.asarray(cells.to_numpy())
     kinds = {type(cell) for cell in cells}

@@ -131,7 +131,7 @@ def sweep(
     Table, or pandas.DataFrame if a DataFrame was swept whole
         Columns: name (if any), columns of the grid that are no inputs, quantity, the inputs, relation, lower, estimate,
         upper, kind, status, engine.  A noise multiplier, sampling probability or number of steps that was solved for
-        has its own column.  The bracket is then that of the epsilon, or of the risk that was the target, at this value.
+        has its own column.  The bracket then encloses the epsilon, or the risk that was the target, at this value.
         Rows are in the order of the grid, or of this slice if the slices are not merged.  A DataFrame has the index and
         the types of the one that was swept.  Its columns with values to solve for are float64.
 

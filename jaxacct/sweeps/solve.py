@@ -214,7 +214,7 @@ def _calibrated(
 ) -> tuple[np.ndarray, np.ndarray, Bounds]:
     """Return the solved values, statuses and brackets of rows that share a batch rule and a group size (`rule`).
 
-    A bracket is that of epsilon, or of the risk that is the row's target.
+    The brackets are of epsilon, or of the risk that is the row's target.
     """
     known = {name: column for name, column in _numbers(inputs, rule).items() if name != quantity}
     names = [name for name in ("target_epsilon", "target_delta", *RISK_RULES) if name in inputs]
@@ -252,7 +252,8 @@ def expected_repetitions(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
 def _of_selections(inputs: Mapping[str, np.ndarray], relation: str, rtol: float, rule: Mapping[str, Any]) -> Bounds:
     """Return the epsilon of each row.
 
-    It is the epsilon of the row's run.  If the row has repetitions, it is that of the selection with the worst score.
+    It is the epsilon of the row's run.  If the row has repetitions, it is the epsilon of the selection with the worst
+    score.
     """
     size = inputs["delta"].size
     numbers = tuple(_numbers(inputs, rule))
@@ -287,7 +288,10 @@ def _solved(
 def _by_base(
     inputs: Mapping[str, np.ndarray], rows: np.ndarray, selected: bool, numbers: tuple[str, ...]
 ) -> Iterator[np.ndarray]:
-    """Yield row numbers in arrays of shape (base runs, rows of each), so that each base run is evaluated once."""
+    """Yield row numbers in arrays of shape (base runs, rows of each), so that each base run is evaluated once.
+
+    Rows that are not `selected` are yielded as they are, in one array.
+    """
     if not selected:
         yield rows
         return

@@ -46,7 +46,7 @@ from jaxacct.tuning.private_score import Whole, whole
 TUNING_POINTS = 112
 """Number of points of a selection's profile (epsilon, delta): twice as many would lower epsilon by less than 0.1 %."""
 LAST_DELTA_SHARE = 1e-4
-"""Profiles end where delta is this share of the target.  The delta there counts as the chance of an infinite loss."""
+"""Profiles end where delta is this number times the target.  That delta counts as the chance of an infinite loss."""
 LEAST_NOISE, LARGEST_NOISE = 1e-2, 1e5
 """Range of the noise multipliers that are searched."""
 _SHARE = Constraint("use a share above 0 and at most 1", 0, 1, lower_open=True)
@@ -424,7 +424,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float) -
         (LEAST_NOISE, LARGEST_NOISE),
         falls=True,
         rtol=2e-3,
-        margin=1e-5,  # two evaluations of `epsilon` at the same noise may differ by this share
+        margin=1e-5,  # relative difference that two evaluations of `epsilon` at the same noise may have
     )
     if math.isnan(found):
         raise InputError(f"target_epsilon = {target!r} is met by no noise up to {LARGEST_NOISE:g}; raise the target")

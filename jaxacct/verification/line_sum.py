@@ -24,7 +24,7 @@ from jaxacct.verification.closed_form_losses import GaussianLoss
 from jaxacct.verification.sampled_gaussian import Cut
 
 LINE_SHARES = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
-"""Positions Re z that are tried for the line of integration, as shares of the saddle point.
+"""Positions Re z that are tried for the line of integration, divided by the saddle point.
 
 At a share below 1 the aliases, which are the terms in delta(eps + j period) with j != 0, may fall faster.
 """
@@ -32,8 +32,8 @@ LONG_SUM_PRODUCTS = 400_000
 """A sum of at least this many products counts as long. Then plans with cuts are tried as well. Each node of the sum
 takes as many products as M(z) has nodes."""
 REUSE_SHARE = 1e-3
-"""A kept sum is used again if the new epsilon differs from the old one by at most this share of epsilon, and the new
-log_scale from the old one by at most this number."""
+"""A kept sum is used again if the new epsilon differs from the sum's own epsilon by at most this number times epsilon,
+and the new log_scale differs from the sum's own log_scale by at most this number."""
 _kept: list[tuple[Any, float, float, LineSum]] = []
 """(key, epsilon, log_scale, sum) of the latest sums. A sum serves for every epsilon near its own."""
 
@@ -244,7 +244,7 @@ class Plan:
     line : the line and the period of the sum along it.
     count : number of nodes of the sum.
     smoothing : standard deviation of the extra Gaussian loss, 0 where there is none; see "Smoothing" in README.md.
-    bits : accuracy of the values of M, in natural digits (factors of e).
+    bits : accuracy of the values of M, in nats (factors of e).
     cost : number of products that the sum takes: its nodes times the nodes of one M(z).
     small_loss : the cuts that separate steps with small loss from other steps; None if nothing is separated.
     cuts : for each part, the cuts above which its largest outputs are left out; empty if none are left out.
@@ -323,7 +323,7 @@ def _plan(parts: Any, epsilon: float, aim: float, most: int, apart: bool) -> Pla
 
 
 def saddle(parts: Any, epsilon: float) -> float:
-    """Return the c > 0 at which M(c) e^{-c eps}/(c (c + 1)) is least, in floats."""
+    """Return a c > 0, in floats, near the one at which M(c) e^{-c eps}/(c (c + 1)) is least."""
     grid = np.geomspace(1e-4, 1e7, 100)
     for _ in range(3):
         values = sum(count * part.log_mgf(grid) for part, count in parts) - grid * epsilon

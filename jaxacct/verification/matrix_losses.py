@@ -81,8 +81,9 @@ def _squared_move(columns: list[Column], patterns: list[Sequence[int]]) -> Moves
     """Enclose the largest || sum_{i in pi} C e_i x_i^T ||^2 over the patterns pi and contributions |x_i| <= 1.
 
     With the Gram matrix G of the columns, the square is sum_ij G_ij <x_i, x_j>, at most sum_ij |G_ij|.  The lower end
-    comes from contributions x_i = +x or -x: it is the largest square over all signs, or the mean square over all signs,
-    which is the trace of G, where there are too many (`MOST_SIGNS`).
+    comes from contributions x_i = +x or -x in one pattern: it is the largest square over all signs.  Where there are
+    too many signs (`MOST_SIGNS`), it is the larger of the square for equal signs and the mean square over all signs,
+    which is the trace of G.
     """
     gram = functools.lru_cache(None)(lambda i, j: _product(columns[i], columns[j]))
 

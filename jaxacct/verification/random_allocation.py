@@ -20,7 +20,7 @@ ANGLES = np.geomspace(1e-5, 1.0, 60)
 MOST_NODES = 1_000_000
 """Largest number of nodes of one sum over Im z."""
 MARGIN = 14.0
-"""The quadrature is more accurate than needed by this many natural digits (factors of e)."""
+"""The quadrature is more accurate than needed by this many nats (factors of e)."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class _Plan:
         self.width = max(1, int(np.sqrt(self.count)))
         self.rows = range(-(-self.count // self.width))
         self.count = len(self.rows) * self.width
-        # natural digits wanted of phi: an error relative to phi(c) is multiplied by t and by the number of terms
+        # the nats of accuracy wanted of phi: an error relative to phi(c) is multiplied by t and by the number of terms
         small = float(self._log_phi(np.array([self.c]))[0])
         self.digits = max(start - goal, 1.0) - small + np.log(t) + np.log(self.count) + MARGIN
         self.angle, nodes = self._angle(s)

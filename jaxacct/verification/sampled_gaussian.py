@@ -366,7 +366,10 @@ class SampledGaussian:
         return float(values[best]), float(ANGLES[best])
 
     def log_moved(self, c: float, t: float) -> np.ndarray:
-        """Return the log of the bound of |M(c + it)| on the line at each of ANGLES, in floats; inf if too steep."""
+        """Return the log of the bound of |M(c + it)| on the line at each of ANGLES, in floats.
+
+        It is inf for an angle of `_steepest` or more.
+        """
         values = np.full(ANGLES.shape, np.inf)
         allowed = self._steepest > ANGLES
         logs, turns = self._moved_terms(c)
@@ -391,7 +394,7 @@ class SampledGaussian:
         return self._terms[c]
 
     def _strip(self, c: float, angle: float, wanted: float) -> tuple[Any, float, float]:
-        """Return three numbers: half the width of a strip about the line, 2 pi over the step, and the digits wanted."""
+        """Return three numbers: half the width of a strip about the line, 2 pi/step, and the accuracy wanted (nats)."""
         farthest = 3.0 if self.direction == "remove" else 2.0
         widest = max(1.57 - angle, min(angle, farthest - angle))
         best = None
@@ -461,7 +464,7 @@ class SampledGaussian:
         return total / rise
 
     def line(self, c: float, bits: float, farthest: float = 2.0) -> tuple[float, float, float, int]:
-        """Return (angle, 2 pi/step, natural digits, number of nodes) of the line that takes the fewest nodes.
+        """Return (angle, 2 pi/step, nats of accuracy, number of nodes) of the line that takes the fewest nodes.
 
         The integrand is bounded on the line at `farthest` times the angle.
         """

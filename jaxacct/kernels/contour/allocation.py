@@ -384,7 +384,7 @@ def last_node(
         fresh = (fall - seen[rows]) / (here - before[rows])
         power[rows] = steep = np.where((fresh > 0.1) & (fresh < 4.0), fresh, power[rows])
         before[rows], seen[rows] = here, fall
-        # far out the bound may lie above the scale; then the secant has no direction, and log(index) moves by `stride`
+        # where `bound` exceeds `scale`, the secant has no direction, and log(index) moves by `stride`
         new = here + np.where(fall > 0.0, (wanted[rows] - fall) / steep, np.where(fine, -stride, stride))
         middle = 0.5 * (less + np.where(more < most, more, np.minimum(more, less + 2.0 * stride)))
         at[rows] = np.where((new > less) & (new < more), new, middle)
@@ -791,7 +791,7 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _bulk_chance(where: Place, k: Array) -> Array:
-    """Return log of Chernoff's bound of E[(S - k)_+; all slots are bulk], (B,); -inf without a bulk."""
+    """Return the log of Chernoff's bound of E[(S - k)_+; all slots are in the bulk], (B,); -inf without a bulk."""
     each = where.log_bulk - where.far * k[:, None] - 1.0 - np.log(where.far)
     return np.where(np.isneginf(where.windows.low), -np.inf, np.min(np.where(np.isnan(each), np.inf, each), axis=1))
 

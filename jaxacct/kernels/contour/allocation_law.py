@@ -15,7 +15,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, log1p_complex, log_ndtr, log_ndtr_sides
 
 NEGLIGIBLE = 1e-24
-"""Nodes at both ends of a sum are left out if their terms are below this share of the sum."""
+"""Nodes at both ends of a sum are left out if their terms are below this number times the sum."""
 POINTS = 24
 """Number of Gauss-Legendre nodes on each panel."""
 _PLACES, _WEIGHTS = np.polynomial.legendre.leggauss(POINTS)
@@ -32,8 +32,8 @@ LEAST_S_OF_ONE_SLOT = 3.0
 LEFT_TO_OTHERS = np.geomspace(1e-12, 0.3, 24)
 """Shares of the threshold k. `one_slot_above` tries each as the most that all slots but one add to S."""
 SLACK = 1e-11
-"""A sum over cells is taken to be off by at most this share, since the mass of a cell is off by some hundred roundoffs
-(README.md, section 5)."""
+"""Bound of the relative error of a sum over cells. The mass of a cell is off by some hundred roundoffs (README.md,
+section 5)."""
 
 
 class Windows(NamedTuple):

@@ -27,7 +27,7 @@ RIGHT = 0.5 * np.pi
 SAME = 4.0 * ROUNDOFF
 """Relative difference up to which the squares of two coefficients become equal."""
 RAISED = 8.0 * ROUNDOFF
-"""The variances are raised by this share, so that coefficients exist in spite of rounding."""
+"""The variances are multiplied by 1 + this number, so that coefficients exist in spite of rounding."""
 ALIKE = 64
 """Bins share bounds of errors if their coefficients differ by at most 1/ALIKE of the largest coefficient."""
 QUANTILES = np.linspace(-6.0, 3.0, 28)
@@ -36,10 +36,10 @@ where log X lies u standard deviations above its mean."""
 SHAPES = ((0.0, 1.0), (0.1, 4.0), (0.25, 2.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.0))
 """Pairs (bend, scale/c) of the lines that are tried; `Line` defines bend, scale and c."""
 CELLS = 200
-"""Number of cells on a line."""
+"""Number of cells into which a line is divided, to bound an integral along it."""
 BOX, MOST_BOXES = 0.6, 36
-"""The nodes of a normal are grouped into boxes. log X grows by BOX over one box, or by more where that would take more
-than MOST_BOXES boxes."""
+"""The nodes of a normal are grouped into at most MOST_BOXES boxes. log X grows by BOX over one box, or by more if boxes
+of this size would be too many."""
 WINDOWS = ((0.0, 1.0), (0.8, 8.0), (0.8, 60.0), (1.0, 8.0), (1.0, 60.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0))
 """Two numbers for each path that is tried: its shift as a share of the largest shift, and the value of |z| X/b where
 its window begins. If the second number is 0, the path has no window: the shift is the same everywhere."""

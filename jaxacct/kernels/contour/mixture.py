@@ -365,7 +365,7 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
     least, most = float(shift[0]), float(shift[-1])
     spread = most - least
     need = -log_goal
-    # `reach`: the grid extends so many standard deviations beyond any place where the mode of the tilted law can lie
+    # standard deviations by which the grid extends beyond all points where the mode of the tilted law can lie
     reach = max(12.0, float(np.sqrt(2.0 * (need + 5.0))))
     if law.sign > 0:
         left, right = -reach, power * most + reach
@@ -489,7 +489,7 @@ class Line(NamedTuple):
 def line(
     law: BranchLaw, power: float, u: Array, step: float, v: float, log_m: float, log_mix: Array, posterior: Array
 ) -> Line:
-    """Bound |phi mix^a|/M(c) on the line u + iv, cell by cell. v is at most pi/2 over the spread of the shifts."""
+    """Bound |phi mix^a|/M(c) on the line u + iv, cell by cell. v times the spread of the shifts is at most pi/2."""
     shift, middle = law.shift, 0.5 * float(law.shift[0] + law.shift[-1])
     log_phi = -0.5 * u**2 - 0.5 * np.log(2.0 * np.pi)
     turned = posterior @ np.exp(1j * (shift - middle) * v)

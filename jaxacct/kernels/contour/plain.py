@@ -260,7 +260,7 @@ def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int
     xp = namespace(law.sign, point.c)
     at = point.c[..., None] * xp.asarray(ABSCISSA_MULTIPLES)
     log_bound = gaussian_errors.chernoff(lifted(law), at, axis)
-    # With 128 points or more, less cancellation is allowed. A law that needs so many may have a hidden hump, which
+    # With 128 points or more, less cancellation is allowed. A law that needs 128 may have a hidden hump, which
     # makes terms cancel more than Chernoff's bound shows.
     allowed = LARGEST_CANCELLATION if axis < 128 else 1.5
     return *period_for(point.c, at, log_bound, epsilon, point.log_delta, log_tol, allowed), at, log_bound

@@ -49,7 +49,7 @@ At the end of the grid the far window is below 1e-60.  So less than e^-45 is lef
 if this law grows by a factor e^60 between `high` and the end.
 """
 LARGEST_TURN_SHARE = 0.85
-"""At most this share of a grid's points serves to follow the turns of e^{itL}. The other points resolve the windows."""
+"""Largest share of a grid's points that serves to follow the turns of e^{itL}. The other points resolve the windows."""
 NO_WINDOW = 1e9
 """Centre, in u, of a window that is to cut nothing off: every outcome lies below it."""
 

@@ -330,7 +330,7 @@ def find_ways(loss_fn: Any, params: Any, example: Any, method: str) -> tuple[Wri
 
 
 def _way(leaf: int, value: Any, uses: Uses, method: str) -> Any:
-    """Return the `Site` of a parameter, or a `Way` with the reason why the parameter has none."""
+    """Return the `Site` of a parameter, or a `Way` with the reason why ghost norms are not used for it."""
     if not uses.known and not uses.others:
         return Way("none", "the loss has no gradient with respect to it")
     if method == "vmap":

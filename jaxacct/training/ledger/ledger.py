@@ -426,7 +426,7 @@ class Ledger(Contents):
                 raise
 
     def _catch_up(self, mend: bool) -> None:
-        """Count every line.  If the last line was cut off and is that of a step, count it as a `Torn` step.
+        """Count every line.  If the last line was cut off and belongs to a step, count it as a `Torn` step.
 
         With `mend` the file is mended: a `Torn` line replaces the step's line, and any other cut-off line is removed.
         """

@@ -33,9 +33,9 @@ class EarlyStop:
     moves m - b by at most 1. So all answers together are epsilon-DP under add or remove, and 2 epsilon-DP under
     replace_one, however many scores there are.
 
-    The plan's epsilon is that of all its steps composed with this rule.  So a validation record may be a training
-    record as well; among the validation records it may be only once.  A run that ends early claims this whole epsilon:
-    it saves steps, not epsilon (training/README.md, "A private early stop").
+    The plan's epsilon is the epsilon of all its steps composed with this rule.  So a validation record may be a
+    training record as well; among the validation records it may be only once.  A run that ends early claims this whole
+    epsilon: it saves steps, not epsilon (training/README.md, "A private early stop").
 
     Parameters
     ----------

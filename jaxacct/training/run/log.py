@@ -181,7 +181,7 @@ class RunLog:
             look.when = now
 
     def _fetch(self) -> None:
-        """Fetch the numbers of all steps that are done, with one request."""
+        """Fetch the numbers of all steps that are done. All copies to the host start before one is awaited."""
         done = [look for look in self._unread() if look.when is not None]
         for leaf in jax.tree_util.tree_leaves([look.observed for look in done]):
             leaf.copy_to_host_async()

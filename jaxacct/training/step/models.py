@@ -324,7 +324,7 @@ class _Stream:
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class Untrained:
-    """Untrained rest of a model.
+    """Everything in a model that is not trained.
 
     frozen : the arrays, in the order of the model's leaves.
     form : all that is no array: the structure of the model, whether each leaf is trained, the other leaves, and the
@@ -491,7 +491,10 @@ def initialised(module: Any, key: Any, example: Any, rngs: bool | Sequence[str],
 
 
 def refuse_state(module: Any, trained: Any) -> None:
-    """Raise InputError if collections of a linen module other than its parameters would be trained."""
+    """Raise InputError if more than parameters would be trained: other collections of a linen module, or batch_stats.
+
+    For a linen module the parameters are the collection "params".
+    """
     linen = module is not None and not is_nnx(module) and not is_equinox(module)
     named = [*paths(trained.base), *trained.adapters] if isinstance(trained, LoRA) else paths(trained)
     tops = {path.partition("/")[0] for path in named}
