@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from jaxacct.engines.mixture import Ends, Row
 
 MEMORY_ALONE = 2**27
-"""Limit, in bytes, on the memory of a lattice for the upper end alone, from the pair that dominates the mechanism. It
-allows 2^18 nodes."""
+"""Limit on the memory of a lattice, in bytes, where only the upper end is computed. It allows 2^18 nodes. The lattice
+holds the pair that dominates the mechanism."""
 
 
 class Attacked(MechanismEngine):

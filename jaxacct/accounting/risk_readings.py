@@ -36,8 +36,8 @@ NEAR = 2e-4
 differ by at most this."""
 WIDTH = 0.0015
 """Distance between neighbours of the three epsilons at which delta is evaluated, in standard deviations of the loss.
-The error of the middle epsilon (`NEAR`) is far smaller. The lower end of the true-positive rate is too low by about the
-square of this distance."""
+The error of the middle epsilon (`NEAR`) is far smaller than WIDTH. The lower end of the true-positive rate is too low
+by about WIDTH^2."""
 LONGEST = 2.0
 """Longest step of the secant search, in standard deviations of the loss."""
 LEAST_DEVIATION, LARGEST_DEVIATION = 1e-9, 50.0

@@ -189,8 +189,8 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     missed = np.exp(-epsilon) * (1.0 - fpr - found.upper) * (1.0 - 8.0 * ROUNDOFF)
     high = np.minimum(np.where(mirrored, 1.0 - missed, high), 1.0)
     epsilon[mirrored] *= -1.0
-    # a value is shown to be the best if its rate is at least `enough`: the target minus 0.2 % of its distance from fpr
-    # or from 1, whichever is nearer
+    # A value is shown to be the best if its rate is at least `enough`. That is `wanted` less 0.2 % of the distance from
+    # `wanted` to fpr or to 1, whichever is nearer.
     enough = wanted - 2e-3 * np.minimum(wanted - fpr, 1.0 - wanted)
     low = _rates_at_least(goal, found.value, epsilon, wanted, fpr, enough)
     rows = np.flatnonzero((found.status == "ok") & asked)

@@ -362,7 +362,9 @@ def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
 
 
 def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
-    """Return whether discretisation adds little to the last bracket of a mechanism between two pairs of distributions.
+    """Return whether discretisation adds little to the last bracket.
+
+    The mechanism has two pairs of distributions, one for each end of its bracket.
 
     The previous bracket was wider only because of discretisation. So the difference of the two widths shows how much
     discretisation still contributes. Widths are compared as log(upper/lower), since relative widths never exceed 1.

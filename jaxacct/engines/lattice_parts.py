@@ -551,9 +551,9 @@ def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, s
     the masses that the atoms between the nodes j and j + 1 give to the left and to the right node.
     """
     growth = np.expm1(step)
-    # `g` is c/alpha at each node, with alpha = e^-loss. At both nodes of a cell c is at least the amount by which the
-    # chord exceeds the profile there; `excess` is this amount divided by the left node's alpha. At the first and last
-    # node of the law c is 0. In the first and the last cell the slope of c makes up for this.
+    # `g` is c/alpha at each node, with alpha = e^-loss. Inside a cell the chord lies above the profile. At both
+    # nodes of the cell c is at least the largest height of the chord above the profile; `excess` is this height divided
+    # by the left node's alpha. At the first and last node of the law c is 0, so c is raised at the next node instead.
     excess = growth * a * (b / np.where(b > 0.0, a + b, 1.0))
     g = excess.copy()
     g[1:] = np.maximum(g[1:], excess[:-1] * np.exp(-step))

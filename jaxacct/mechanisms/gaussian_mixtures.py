@@ -27,7 +27,7 @@ LARGEST_GROUP = 1000
 MOST_TERMS = 20_000
 """Largest number of values that the law of a count may have, such as the number of group records in a batch."""
 LEAST = Decimal("1e-300")
-"""Largest probability of all the values of a count that are left out together. Bounds of delta include it."""
+"""Values of a count may be left out if their probabilities sum to at most this. Bounds of delta include it."""
 CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
 """Numbers of quantiles within 9 sigma of the range of the means, and in each tail from 9 to 37 sigma.
 

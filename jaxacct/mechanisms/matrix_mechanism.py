@@ -92,7 +92,7 @@ class MatrixMechanism(Combinator):
         return [self.equivalent()]
 
     def equivalent(self, below: bool = False) -> Mechanism:
-        """Return the mechanism without a matrix that equals this one; `below` rounds its noise up, not down.
+        """Return an equal mechanism that has no matrix. Its noise is rounded up if `below` is true, else down.
 
         >>> from jaxacct import strategies
         >>> run = MatrixMechanism(strategies.Toeplitz((3.0, 4.0), steps=8), 10.0)

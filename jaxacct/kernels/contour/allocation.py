@@ -983,7 +983,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
             known = good & (upper - lower <= KNOWN * upper) & (estimate > 0.0)
             logs[at] = np.where(known, np.log(np.where(known, estimate, 1.0)), logs[at])
         wide = ~(high - low <= _wanted(logs) * high)
-        # below delta = e^-42 a contour of its own hardly narrows the bracket of a loss
+        # where delta is below e^-42, a contour that is placed for this loss alone would hardly narrow its bracket
         wide = np.flatnonzero(wide & (logs > -42.0) & ~hopeless)
     return low, high
 

@@ -381,7 +381,8 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
 
 def side_bounds(steps: Steps, c: Array, alpha: Array, nodes: Grid) -> Array:
     """Bound the log densities of bulk and of jumps from above, (2, 2), at both ends of the grid, for Im u <= alpha."""
-    # the sides of the path lie up to half a step outside the grid, where the density is at most that at the last nodes
+    # The path's two upright ends stand up to half a step outside the grid. Outside the grid the density is at most the
+    # density at the nearest node.
     sigma, _, sign, low, high = steps
     xp = namespace(nodes.u, c, alpha)
     u, loss, posterior = (x[..., [0, -1]] for x in (nodes.u, nodes.loss, nodes.posterior))
