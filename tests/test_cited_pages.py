@@ -13,7 +13,7 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FOLDERS = ("jaxacct", "tests", "examples", "benchmarks")
+FOLDERS = ("jaxacct", "tests", "examples", "benchmarks", ".github/site")
 NOT_YET: dict[str, str] = {}
 """Where a citation may still lead nowhere, by the first part of the path, and why."""
 

@@ -40,7 +40,6 @@ ARROWS: dict[str, set[str]] = {
     "report": {"accounting", "interop", "mechanisms", "representations", "selection", "sweeps", "training"},
     "cli": {"accounting", "calibration", "engines", "interop", "mechanisms", "plots", "report", "representations"}
     | {"selection", "sweeps", "training", "verification"},
-    "site": set(),  # loads what it documents by name, as a user does
 }
 """Each room with the rooms that it may import beside the foundations; a room only imports rooms above it."""
 

@@ -10,7 +10,7 @@ author = "The jaxacct maintainers"
 copyright = "The jaxacct maintainers, Apache-2.0"
 version = release = jaxacct.__version__
 extensions = ["myst_parser", *(f"sphinx.ext.{name}" for name in ("autodoc", "autosummary", "napoleon", "viewcode"))]
-exclude_patterns = ["jaxacct/site/pages", "tests"]
+exclude_patterns = [".github/site/pages", "tests"]
 suppress_warnings = ["myst.header", "misc.highlighting_failure", "ref.python", "docutils"]
 """Kinds of warnings to ignore, such as those of docutils about docstrings, which are written as plain text."""
 smartquotes = False
@@ -76,4 +76,4 @@ def _link(app: Any, page: str, source: list[str]) -> None:
         return f"{{py:obj}}`{match[1]}{match[2]}{match[3]} <jaxacct.{room}{match[2]}>`"
 
     # in the site the pages of this folder lie at the top
-    source[0] = NAME.sub(linked, source[0]).replace("](jaxacct/site/pages/", "](")
+    source[0] = NAME.sub(linked, source[0]).replace("](.github/site/pages/", "](")

@@ -40,7 +40,7 @@ def run(page: Path, pictures: Path, root: Path) -> str:
         path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
         settings: dict[str, Any] = {"cwd": work, "timeout": LIMIT_SECONDS, "capture_output": True, "text": True}
         settings["env"] = os.environ | {"PYTHONPATH": path, "MPLBACKEND": "Agg", "JAXACCT_QUIET": "1"}
-        command = [sys.executable, "-m", "jaxacct.site.tutorials", str(page), str(pictures), str(result)]
+        command = [sys.executable, __file__, str(page), str(pictures), str(result)]
         try:
             done = subprocess.run(command, check=False, **settings)
         except subprocess.TimeoutExpired:

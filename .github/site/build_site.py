@@ -1,4 +1,7 @@
-"""`python -m jaxacct.site` builds the pages of the repository and the reference with Sphinx."""
+"""Build the site with Sphinx: reference, tutorials, proofs and glossary of this repository in HTML.
+
+`python .github/site/build_site.py --out FOLDER` runs in a checkout.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,24 @@ import tempfile
 import time
 from pathlib import Path
 
-import jaxacct
-from jaxacct.core.progress import say
-from jaxacct.site import tutorials
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+"""The root folder of the checkout, whose package is documented, whatever is installed."""
+sys.path.insert(0, str(ROOT))
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-"""The root folder of the checkout."""
-FOLDERS = ("jaxacct", "examples", "benchmarks", "tests")
+import tutorials  # noqa: E402
+
+import jaxacct  # noqa: E402
+from jaxacct.core.progress import say  # noqa: E402
+
+FOLDERS = ("jaxacct", "examples", "benchmarks", "tests", ".github/site")
 """Folders that are copied along with the files at the top, so that links between pages and files hold unchanged."""
 
 
 def main() -> int:
     """Build the site and return the exit status, which is not 0 if Sphinx has warned or a tutorial has raised."""
     parser = argparse.ArgumentParser(
-        prog="python -m jaxacct.site",
+        prog="python .github/site/build_site.py",
         description="Build the site: reference, tutorials (which are run), proofs, glossary. Fails on a link that "
         'leads nowhere and a tutorial that raises. Needs pip install ".[docs]".',
     )
@@ -50,8 +57,7 @@ def main() -> int:
         except tutorials.TutorialError as error:
             print(error, file=sys.stderr)
             return 1
-        conf = str(source / "jaxacct" / "site")
-        words = ["-b", options.builder, "-q", "-W", "--keep-going", "-c", conf, str(source), str(site)]
+        words = ["-b", options.builder, "-q", "-W", "--keep-going", "-c", str(HERE), str(source), str(site)]
         status = build_main(words)
         if status == 0:
             shutil.rmtree(out, ignore_errors=True)
@@ -71,7 +77,7 @@ def write(source: Path, run: bool = True) -> None:
             shutil.copy(path, source)
     for name in FOLDERS:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(Path(__file__).parent / "pages", source, dirs_exist_ok=True)
+    shutil.copytree(HERE / "pages", source, dirs_exist_ok=True)
     for page in sorted((source / "examples" / "tutorials").glob("*.md")) if run else ():
         begin = time.monotonic()
         say(f"tutorial: {page.name}")
