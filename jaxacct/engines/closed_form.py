@@ -82,7 +82,9 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Return the bracket of `inf {eps >= 0 : delta(eps) <= delta}`; the given log delta is known up to `slack`.
+    """Return the bracket of the least eps >= 0 whose delta is at most the given `delta`.
+
+    The logarithm of the given delta is known up to `slack`.
 
     Newton's method starts above the solution and stays above it, since log delta(eps) is concave in eps.
     """

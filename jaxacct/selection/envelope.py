@@ -164,7 +164,10 @@ def profile_points(run: Mechanism, last: float, relation: str) -> tuple[np.ndarr
 
 
 def table_of(eps: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarray, np.ndarray]]:
-    """Return the Table of the upper bounds `high` at eps, and the knots (u, t) of a polygon above the curve T."""
+    """Return the Table of the upper bounds `high` at eps, and the knots of a polygon above the trade-off curve T.
+
+    The knots are arrays u and t of the two coordinates.
+    """
     ratio, high = np.exp(eps) * (1.0 + 4.0 * ROUNDOFF), np.where(high <= 1.0, high, 1.0)
     _, u, t = outer(ratio, high)
     return Table(np.append(0.0, ratio), np.minimum.accumulate(np.append(1.0, high))), (u, t)

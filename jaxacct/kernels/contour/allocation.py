@@ -760,7 +760,7 @@ def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array
 def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
     """Return (lower, estimate, upper, |slope in k|) of the part of E(S - k)_+ or E(k - S)_+ that is not integrated.
 
-    It is the part where a slot is far, or where all slots are bulk (`Windows`).
+    It is the part where a slot's output is far, or where the outputs of all slots are in the bulk (`Windows`).
     """
     sign, s, t, where = found.sign, found.s, found.t, found.place
     windows = where.windows

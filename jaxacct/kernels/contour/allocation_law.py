@@ -70,7 +70,10 @@ class Cells(NamedTuple):
 
 
 class Cuts(NamedTuple):
-    """log Phi(-x) and log Phi(x) at the edges of a grid, with the distance x from a window's centre, in its widths."""
+    """log Phi(-x) and log Phi(x) at the edges of a grid, at the distance x from a window's centre.
+
+    The unit of x is the width of the window.
+    """
 
     windows: Windows
     low: tuple[Array, Array] | None

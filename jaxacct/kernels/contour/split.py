@@ -625,11 +625,11 @@ def _window_rounding(distance: Array, blur: Array) -> tuple[Array, Array]:
 
 
 class _Units(NamedTuple):
-    """Rounding errors of the X terms of the sum of one part (bulk or jumps)."""
+    """Bounds of the rounding errors of the X terms of the sum of one part (bulk or jumps)."""
 
-    own: Array  # (X,) errors of the logarithms of the weights, in units of 2^-53
-    turned: Array  # (X,) errors of the losses L, in units of 2^-53; times t, they are errors of the angle of e^{itL}
-    doubt: Array  # largest error of the logarithm of a weight
+    own: Array  # (X,) of the logarithms of the weights, in units of 2^-53
+    turned: Array  # (X,) of the losses L, in units of 2^-53; times t, they bound the errors of the angle of e^{itL}
+    doubt: Array  # the largest bound of the error of the logarithm of a weight, not in units
 
 
 def _units(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> tuple[_Units, _Units]:
