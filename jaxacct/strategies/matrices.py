@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
@@ -19,13 +18,9 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import POSITIVE, REAL, Constraint, InputError, check, refuse_where
 from jaxacct.strategies import optimise
 from jaxacct.strategies.strategy import (
-    FixedEpochs,
     Lags,
-    MinSeparation,
-    Participation,
     Strategy,
     Taps,
-    require_divisor,
     ring,
     store_whole,
 )
@@ -50,18 +45,16 @@ class ToeplitzStrategy(Strategy):
     def overlap(self) -> int:
         return int(self.column.size)
 
-    def lags(self) -> Lags:
-        column, count = self.column, self.overlap
-        lower, upper = np.zeros((2, count, self.steps))
+    def lags(self, count: int) -> Lags:
+        column, steps = self.column, np.arange(self.steps)
+        found = Lags(*np.zeros((2, count, self.steps)))
         for lag in range(count):
-            products = column[: count - lag] * column[lag:]
-            for bound, side in ((lower, -1.0), (upper, 1.0)):
-                bound[lag, : self.steps - lag] = _cut_sums(products, self.steps - lag, side)
-        return Lags(lower, upper)
-
-    def squared_norms(self) -> tuple[np.ndarray, np.ndarray]:
-        squares = np.square(self.column)
-        return _cut_sums(squares, self.steps, -1.0), _cut_sums(squares, self.steps, 1.0)
+            products = column[: column.size - lag] * column[lag:]
+            last = np.minimum(self.steps - lag - steps[: self.steps - lag], products.size) - 1  # the end cuts a column
+            found.entries[lag, : last.size] = np.cumsum(products)[last]
+            off = 2.0 * (products.size + 2) * ROUNDOFF * np.cumsum(np.abs(products))
+            found.error[lag, : last.size] = off[last]
+        return found
 
     def squared_errors(self) -> np.ndarray:
         return np.cumsum(np.square(np.cumsum(self.inverse_column())))
@@ -72,23 +65,16 @@ class ToeplitzStrategy(Strategy):
 
     def inverse_column(self) -> np.ndarray:
         """Return the first column of C^-1, (n,)."""
-        return _divided(self.column, self.steps)
+        return optimise.reciprocal(self.column, self.steps)
 
-    def _square(self, participation: Participation) -> tuple[float, float]:
-        if isinstance(participation, FixedEpochs):
-            period = require_divisor(participation.epochs, self.steps)
-            apart = MinSeparation(period, participation.epochs)
-        elif isinstance(participation, MinSeparation):
-            apart = participation
-        else:
-            return super()._square(participation)
+    def _square(self, separation: int, most: int, periodic: bool) -> tuple[float, float]:
         column = self.column
-        monotone = bool(np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0))
-        if not monotone and column.size > apart.separation:
-            return super()._square(participation)
+        falls = bool(np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0))
+        if not falls and column.size > separation:
+            return super()._square(separation, most, periodic)
         # The pattern of steps 0, b, 2b, ... is the worst, where b is the separation (README.md, "Sensitivity"). Here
         # either no entry is negative, or no two columns of the pattern overlap. So signs do not matter.
-        starts = range(0, self.steps, apart.separation)[: apart.most]
+        starts = range(0, self.steps, separation)[:most]
         total = np.zeros(self.steps + column.size)
         for start in starts:
             total[start : start + column.size] += np.abs(column)
@@ -236,13 +222,10 @@ class BLT(ToeplitzStrategy):
 
     @functools.cached_property
     def column(self) -> np.ndarray:
-        return _buffered(np.array(self.scales), np.array(self.decays), self.steps)
+        return optimise.buffered_column(np.array(self.scales), np.array(self.decays), self.steps)
 
     def inverse_column(self) -> np.ndarray:
-        # C^-1 is buffered, too (README.md, "Error")
-        root = np.sqrt(self.scales)
-        decays, vectors = np.linalg.eigh(np.diag(self.decays) - np.outer(root, root))
-        return _buffered(-np.square(root @ vectors), decays, self.steps)
+        return optimise.buffered_inverse(np.array(self.scales), np.array(self.decays), self.steps)
 
     def taps(self, step: int) -> Taps:
         # before step i buffer k holds sum_{j < i} decays_k^(i-1-j) w_j, with w_j the noise of step j
@@ -296,7 +279,7 @@ class BandedInverse(ToeplitzStrategy):
 
     @functools.cached_property
     def column(self) -> np.ndarray:
-        return _divided(self.inverse, self.steps)
+        return optimise.reciprocal(self.inverse, self.steps)
 
     def taps(self, step: int) -> Taps:
         return ring(step, self.inverse[0], np.array(self.inverse[1:]), of_sum=False)
@@ -309,18 +292,6 @@ class BandedInverse(ToeplitzStrategy):
 
     def inverse_column(self) -> np.ndarray:
         return np.pad(np.array(self.inverse), (0, self.steps - len(self.inverse)))
-
-
-def _divided(column: Sequence[float] | np.ndarray, steps: int) -> np.ndarray:
-    """Return the first column of the inverse of a lower triangular Toeplitz matrix, (n,)."""
-    from scipy import signal  # slow to import
-
-    return np.asarray(signal.lfilter([1.0], column, np.eye(1, steps)[0]))
-
-
-def _buffered(scales: np.ndarray, decays: np.ndarray, steps: int) -> np.ndarray:
-    """Return 1, followed by `sum_k scales_k decays_k^j` for j < n - 1, (n,)."""
-    return np.append(1.0, scales @ decays[:, None] ** np.arange(steps - 1))
 
 
 def _check_bands(strategy: Banded | ColumnNormalised) -> None:
@@ -352,14 +323,6 @@ def require_range(name: str, values: np.ndarray) -> None:
     size = np.abs(values)
     bad = (values != 0.0) & ~((size >= 1e-100) & (size <= 1e100))
     refuse_where(bad, name, values, "must be 0 or of size 1e-100 to 1e100; scale the matrix and the noise alike")
-
-
-def _cut_sums(products: np.ndarray, count: int, side: float) -> np.ndarray:
-    """Bound sum_{l < count - i} products_l for i < count, from below (side -1) or above (side 1), (count,)."""
-    sums, sizes = np.cumsum(products), np.cumsum(np.abs(products))
-    sums += side * 2.0 * (products.size + 2) * ROUNDOFF * sizes
-    ends = np.minimum(count - np.arange(count), products.size) - 1
-    return np.asarray(sums[ends])
 
 
 @dataclass(frozen=True)
@@ -417,19 +380,14 @@ class ColumnNormalised(Strategy):
         inside = np.arange(self.bands)[:, None] < self.steps - np.arange(self.steps)
         return np.where(inside, np.asarray(self.diagonals), 0.0)
 
-    def lags(self) -> Lags:
+    def lags(self, count: int) -> Lags:
         entries = self.entries
-        middle, off = np.zeros((2, self.bands, self.steps))
-        for lag in range(self.bands):
+        found = Lags(*np.zeros((2, count, self.steps)))
+        for lag in range(count):
             products = entries[lag:, : self.steps - lag] * entries[: self.bands - lag, lag:]
-            middle[lag, : self.steps - lag] = products.sum(0)
-            off[lag, : self.steps - lag] = 2.0 * (self.bands + 2) * ROUNDOFF * np.abs(products).sum(0)
-        return Lags(middle - off, middle + off)
-
-    def squared_norms(self) -> tuple[np.ndarray, np.ndarray]:
-        squares = np.square(self.entries).sum(0)
-        off = 2.0 * (self.bands + 2) * ROUNDOFF * squares
-        return squares - off, squares + off
+            found.entries[lag, : self.steps - lag] = products.sum(0)
+            found.error[lag, : self.steps - lag] = 2.0 * (self.bands + 2) * ROUNDOFF * np.abs(products).sum(0)
+        return found
 
     def squared_errors(self) -> np.ndarray:
         with jax.enable_x64():
@@ -495,21 +453,15 @@ class PrefixSum(Strategy):
     def overlap(self) -> int:
         return 1 << (self.block.bit_length() - 1)  # leaves of the largest node
 
-    def lags(self) -> Lags:
+    def lags(self, count: int) -> Lags:
         leaf = np.arange(self.steps) % self.block
-        shared = np.zeros((self.overlap, self.steps))
+        shared = np.zeros((count, self.steps))
         for level in range(self.block.bit_length()):
             node = leaf >> level
             whole = (node + 1) << level <= self.block  # the tree has no node that ends after the block
-            for lag in range(1 << level):
+            for lag in range(min(1 << level, count)):
                 shared[lag] += whole & (node == (leaf + lag) >> level)
-        return Lags(shared, shared)
-
-    def squared_norms(self) -> tuple[np.ndarray, np.ndarray]:
-        leaf = np.arange(self.steps) % self.block
-        levels = np.arange(self.block.bit_length())[:, None]
-        nodes = np.sum(((leaf >> levels) + 1) << levels <= self.block, 0).astype(np.float64)
-        return nodes, nodes
+        return Lags(shared, np.zeros_like(shared))
 
     def squared_errors(self) -> np.ndarray:
         blocks, leaves = np.divmod(np.arange(self.steps) + 1, self.block)

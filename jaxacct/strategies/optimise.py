@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,19 +17,12 @@ from jaxacct.core.progress import waiting
 @functools.lru_cache(maxsize=256)
 def banded(bands: int, steps: int) -> tuple[float, ...]:
     """Return the first column, scaled to norm 1, of the banded Toeplitz matrix of least mean squared error."""
-    from scipy import signal  # slow to import
-
-    unit, left = np.eye(1, steps)[0], np.arange(steps, 0.0, -1.0)
 
     def loss(rest: np.ndarray) -> tuple[float, np.ndarray]:
         column = np.append(1.0, rest)
-        inverse = signal.lfilter([1.0], column, unit)
-        twice = signal.lfilter([1.0], column, inverse)  # d inverse_j / d column_k = -twice_(j - k)
-        sums = np.cumsum(inverse)
-        error, square = (left * sums) @ sums, column @ column
-        later = np.cumsum((left * sums)[::-1])[::-1]
-        slope = np.array([later[lag:] @ twice[: steps - lag] for lag in range(1, bands)])
-        return math.log(error * square), 2.0 * (rest / square - slope / error)
+        inverse = reciprocal(column, steps)
+        value, of_column, of_inverse = _log_error(column, inverse, steps)
+        return value, (of_column + _through(inverse, of_inverse))[1:bands]
 
     column = np.append(1.0, _minimise(loss, _square_root(bands)[1:]))
     return tuple((column / np.linalg.norm(column)).tolist())
@@ -42,44 +35,43 @@ def banded_inverse(bands: int, steps: int, epochs: int) -> tuple[float, ...]:
     Only matrices C whose inverse has at most `bands` bands are searched.
     """
 
-    def loss(rest: Any) -> Any:
-        inverse = jnp.concatenate([jnp.ones(1), rest])
-        column = _inverse(inverse, steps)
-        return _log_error(jnp.pad(inverse, (0, steps - bands))) + _log_square(column, steps // epochs)
+    def loss(rest: np.ndarray) -> tuple[float, np.ndarray]:
+        inverse = np.pad(np.append(1.0, rest), (0, steps - bands))
+        column = reciprocal(inverse[:bands], steps)
+        value, of_column, of_inverse = _log_error(column, inverse, steps // epochs)
+        return value, (of_inverse + _through(column, of_column))[1:bands]
 
     # the first `bands` entries of the inverse of the square root of the prefix-sum matrix
     start = np.diff(_square_root(bands), prepend=0.0)
-    return tuple([1.0, *_minimise(_traced(loss), start[1:]).tolist()])
+    return tuple([1.0, *_minimise(loss, start[1:]).tolist()])
 
 
 @functools.lru_cache(maxsize=256)
 def buffered(buffers: int, steps: int, epochs: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return scales and decays of the buffered linear Toeplitz matrix of least mean squared error."""
 
-    def parts(values: Any) -> tuple[Any, Any]:
+    def parts(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         # these scales sum to less than 1, and these decays are below 1, so the column falls
-        logits, places = jnp.split(values, 2)
-        scales = jax.nn.softmax(jnp.append(logits, 0.0))[:-1]
-        return scales, jax.nn.sigmoid(places)
+        logits, places = np.split(values, 2)
+        weights = np.exp(np.append(logits, 0.0) - max(logits.max(), 0.0))
+        return weights[:-1] / weights.sum(), 1.0 / (1.0 + np.exp(-places))
 
-    def loss(values: Any) -> Any:
+    def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
         scales, decays = parts(values)
-        column = jnp.append(jnp.ones(1), scales @ decays[:, None] ** jnp.arange(steps - 1.0))
-
-        def step(state: Any, unit: Any) -> tuple[Any, Any]:
-            noise = unit - scales @ state
-            return decays * state + noise, noise
-
-        _, inverse = jax.lax.scan(step, jnp.zeros(buffers), jnp.zeros(steps).at[0].set(1.0))
-        return _log_error(inverse) + _log_square(column, steps // epochs)
+        inverse = buffered_inverse(scales, decays, steps)
+        value, slope, of_inverse = _log_error(buffered_column(scales, decays, steps), inverse, steps // epochs)
+        slope += _through(inverse, of_inverse)
+        lags = np.arange(steps - 1)
+        powers = decays[:, None] ** lags
+        of_scales, of_decays = powers @ slope[1:], scales * (powers[:, :-1] @ (lags[1:] * slope[2:]))
+        of_logits = scales * (of_scales - scales @ of_scales)
+        return value, np.append(of_logits, of_decays * decays * (1.0 - decays))
 
     starts = []
     for fastest in (0.9, 0.5):  # 1 minus the decay of the term that falls fastest
         falls = np.geomspace(fastest, min(1.0 / steps, 0.5 * fastest), buffers)
         starts.append(np.concatenate([np.full(buffers, -np.log(buffers)), np.log((1.0 - falls) / falls)]))
-    found = _minimise(_traced(loss), *starts)
-    with jax.enable_x64():
-        scales, decays = (np.asarray(part) for part in jax.jit(parts)(found))
+    scales, decays = parts(_minimise(loss, *starts))
     return tuple(scales.tolist()), tuple(decays.tolist())
 
 
@@ -93,11 +85,10 @@ def column_normalised(bands: int, steps: int) -> np.ndarray:
         entries = jnp.where(inside, jnp.reshape(values, (bands, steps)), 0.0)
         return entries / jnp.sqrt(jnp.sum(entries**2, 0))
 
-    loss = lambda values: jnp.log(jnp.mean(banded_errors(diagonals(values))))
+    loss = jax.jit(jax.value_and_grad(lambda values: jnp.log(jnp.mean(banded_errors(diagonals(values))))))
     start = np.broadcast_to(np.array(banded(bands, steps))[:, None], inside.shape)
-    found = _minimise(_traced(loss), start.ravel())
     with jax.enable_x64():
-        return np.asarray(diagonals(found))
+        return np.asarray(diagonals(_minimise(loss, start.ravel())))
 
 
 @jax.jit
@@ -125,38 +116,49 @@ def _square_root(count: int) -> np.ndarray:
     return np.concatenate([[1.0], np.cumprod(1.0 - 0.5 / index)])
 
 
-def _inverse(column: Any, steps: int) -> Any:
-    """Return the first column of the inverse of a Toeplitz matrix with 1 on its diagonal, (n,)."""
+def reciprocal(column: Sequence[float] | np.ndarray, steps: int) -> np.ndarray:
+    """Return the first column of the inverse of a lower triangular Toeplitz matrix, (n,)."""
+    from scipy import signal  # slow to import
 
-    def step(recent: Any, unit: Any) -> tuple[Any, Any]:
-        entry = unit - recent @ column[1:]
-        return jnp.append(entry, recent)[: recent.size], entry
-
-    return jax.lax.scan(step, jnp.zeros(column.size - 1), jnp.zeros(steps).at[0].set(1.0))[1]
+    return np.asarray(signal.lfilter([1.0], column, np.eye(1, steps)[0]))
 
 
-def _log_error(inverse: Any) -> Any:
-    """Return the log of the mean variance of the prefix sums, from the first column of C^-1."""
-    squares = jnp.cumsum(inverse) ** 2
-    return jnp.log(jnp.mean(squares * jnp.arange(inverse.size, 0.0, -1.0)))
+def buffered_column(scales: np.ndarray, decays: np.ndarray, steps: int) -> np.ndarray:
+    """Return 1, followed by `sum_k scales_k decays_k^j` for j < n - 1, (n,)."""
+    return np.append(1.0, scales @ decays[:, None] ** np.arange(steps - 1))
 
 
-def _log_square(column: Any, period: int) -> Any:
-    """Return log(squared norm of the sum of columns 0, period, ... of |C|), a bound of log(squared sensitivity)."""
-    steps = column.size
-    total = sum(jnp.pad(jnp.abs(column), (start, 0))[:steps] for start in range(0, steps, period))
-    return jnp.log(jnp.sum(jnp.asarray(total) ** 2))
+def buffered_inverse(scales: np.ndarray, decays: np.ndarray, steps: int) -> np.ndarray:
+    """Return the first column of the inverse, which is buffered, too (README.md, "Error"), (n,)."""
+    root = np.sqrt(scales)
+    decays, vectors = np.linalg.eigh(np.diag(decays) - np.outer(root, root))
+    return buffered_column(-np.square(root @ vectors), decays, steps)
 
 
-def _traced(loss: Callable[[Any], Any]) -> Callable[[np.ndarray], tuple[Any, Any]]:
-    """Return a function that computes the loss and its gradient by a program of JAX, which is compiled once."""
-    both = jax.jit(jax.value_and_grad(loss))
+def _log_error(column: np.ndarray, inverse: np.ndarray, period: int) -> tuple[float, np.ndarray, np.ndarray]:
+    """Return log(mean variance of the prefix sums times squared sensitivity), and its gradients, (n,) each.
 
-    def in_numpy(x: np.ndarray) -> tuple[Any, Any]:
-        value, gradient = both(x)
-        return np.asarray(value), np.asarray(gradient)
+    The gradients are by the first columns of C and of C^-1. The squared sensitivity is bounded by the squared norm of
+    the sum of columns 0, period, 2 period, ... of |C|.
+    """
+    steps = inverse.size
+    column = np.pad(column, (0, steps - column.size))
+    passes = lambda values: np.cumsum(np.pad(values, (0, -steps % period)).reshape(-1, period), 0).ravel()
+    total, sums = passes(np.abs(column))[:steps], np.cumsum(inverse)
+    weighted = np.arange(steps, 0.0, -1.0) * sums
+    square, error = total @ total, weighted @ sums
+    of_column = passes(total[::-1])[:steps][::-1] * np.sign(column)
+    return math.log(error * square), 2.0 / square * of_column, 2.0 / error * np.cumsum(weighted[::-1])[::-1]
 
-    return in_numpy
+
+def _through(inverse: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    """Return the gradient by the first column of a Toeplitz matrix, from that by the inverse's first column."""
+    # d inverse_j / d column_k = -(inverse * inverse)_(j - k), where * is a convolution
+    size = inverse.size
+    reflected = np.conj(np.fft.rfft(inverse, 2 * size))
+    for _ in range(2):
+        slope = np.fft.irfft(np.fft.rfft(slope, 2 * size) * reflected)[:size]
+    return -slope
 
 
 def _minimise(loss: Callable[[np.ndarray], tuple[Any, Any]], *starts: np.ndarray) -> np.ndarray:
@@ -168,7 +170,7 @@ def _minimise(loss: Callable[[np.ndarray], tuple[Any, Any]], *starts: np.ndarray
         return starts[0]
     from scipy import optimize  # slow to import
 
-    with jax.enable_x64(), waiting(None, "steps of the search for a strategy") as work:
+    with np.errstate(all="ignore"), waiting(None, "steps of the search for a strategy") as work:
         found = [
             optimize.minimize(
                 loss,

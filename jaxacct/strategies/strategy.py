@@ -8,9 +8,9 @@ The proof of the bounds of the sensitivity is in README.md, "Sensitivity".
 from __future__ import annotations
 
 import itertools
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -222,16 +222,17 @@ class Strategy(ABC):
         return 0.0
 
     @abstractmethod
-    def lags(self) -> Lags:
-        """Return bounds of the entries of C^T C."""
+    def lags(self, count: int) -> Lags:
+        """Return the entries of C^T C at the lags below `count`, which is at most `overlap`."""
 
     @abstractmethod
     def squared_errors(self) -> np.ndarray:
         """Return the variance of each noisy prefix sum where every entry of Z has variance 1, (n,)."""
 
-    @abstractmethod
     def squared_norms(self) -> tuple[np.ndarray, np.ndarray]:
         """Return lower and upper bounds of the squared norm of each column, (n,) each."""
+        (entries,), (error,) = self.lags(1)
+        return entries - error, entries + error
 
     def sensitivity(self, participation: Participation | None = None) -> Bounds:
         """Bound the sensitivity of C X under add or remove of one record, in clip norms.
@@ -261,7 +262,7 @@ class Strategy(ABC):
         """
         if not self.steps:
             raise InputError("steps is missing; give the number of steps of the run")
-        least, most = self._square(participation or FixedEpochs(self.epochs))
+        least, most = self._square(*self._apart(participation or FixedEpochs(self.epochs)))
         # the error of a column has a norm of at most entry_error sqrt(n), and a pattern has at most n columns
         spread = self.entry_error * self.steps**1.5
         lower, upper = max(np.sqrt(max(least, 0.0)) - spread, 0.0), np.sqrt(most) + spread
@@ -269,32 +270,35 @@ class Strategy(ABC):
         status = "ok" if upper <= lower * (1.0 + 1e-4) else "width"
         return Bounds(lower, 0.5 * (lower + upper), upper, "certified", status)
 
-    def _square(self, participation: Participation) -> tuple[float, float]:
+    def _apart(self, participation: Participation) -> tuple[int, int, bool]:
+        """Return the least gap between steps of one record, their largest number, and whether all gaps are equal."""
         match participation:
             case SingleParticipation():
-                lower, upper = self.squared_norms()
-                return float(lower.max()), float(upper.max())
+                return self.steps, 1, True
             case FixedEpochs(epochs=epochs):
-                period = require_divisor(epochs, self.steps)
-                return of_all(self._near(period), [range(first, self.steps, period) for first in range(period)])
+                return require_divisor(epochs, self.steps), epochs, True
             case MinSeparation(separation=separation, most=most):
-                return of_patterns(self._near(separation), separation, most or self.steps)
+                return separation, most or self.steps, False
         raise InputError(
             f"{type(participation).__name__} has no single sensitivity, since records are sampled; "
             "ask ja.epsilon(ja.MatrixMechanism(strategy, noise_multiplier, participation), delta)"
         )
 
-    def _near(self, separation: int) -> Lags:
-        """Return bounds of the entries of C^T C for steps of one record, which lie at least `separation` apart."""
-        if self.overlap <= separation:
-            lower, upper = self.squared_norms()
-            return Lags(lower[None], upper[None])
-        if self.overlap * self.steps > MOST_ENTRIES:
+    def _square(self, separation: int, most: int, periodic: bool) -> tuple[float, float]:
+        """Bound the squared sensitivity for the patterns that `_apart` describes."""
+        count = 1 if self.overlap <= separation else self.overlap
+        if count > 1 and count * self.steps > MOST_ENTRIES:
             raise InputError(
-                f"steps = {self.steps} of a strategy with {self.overlap} overlapping columns must be <= "
-                f"{MOST_ENTRIES // self.overlap}; claim nothing, or train for fewer steps"
+                f"steps = {self.steps} of a strategy with {count} overlapping columns must be <= "
+                f"{MOST_ENTRIES // count}; claim nothing, or train for fewer steps"
             )
-        return self.lags()
+        lags, longest = self.lags(count), min(most, -(-self.steps // separation))
+        if periodic:
+            lower, upper = of_all(lags, np.arange(self.steps).reshape(most, separation))
+        else:
+            lower, upper = of_patterns(lags, separation, most)
+        rounding = 8.0 * (longest + 1) * ROUNDOFF * upper  # the ends are sums of sums of `longest` numbers
+        return lower - rounding, upper + rounding
 
     @property
     def error(self) -> float:
@@ -342,35 +346,51 @@ def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
 
 
 class Lags(NamedTuple):
-    """Bounds of the entries of C^T C by lag: ``lower[d, i] <= (C^T C)[i, i + d] <= upper[d, i]``, each (D, n).
+    """Entries of C^T C by lag: ``(C^T C)[i, i + d]`` is ``entries[d, i]`` up to ``error[d, i]``, each (D, n).
 
-    The entries of C^T C at a lag of D or more are 0. Bounds with i + d >= n are 0, too.
+    The entries of C^T C at a lag of D or more are 0, or no record takes part in two steps so near each other. Entries
+    with i + d >= n are 0, too.
     """
 
-    lower: np.ndarray
-    upper: np.ndarray
+    entries: np.ndarray
+    error: np.ndarray
 
 
 def of_patterns(lags: Lags, separation: int, most: int) -> tuple[float, float]:
-    """Bound the largest squared sensitivity over patterns of at most `most` steps, at least `separation` apart."""
+    """Bound the largest squared sensitivity over patterns of at most `most` steps, at least `separation` apart.
+
+    The rounding of the sums is left out.
+    """
     weights = _weights(lags, separation, most)
     upper, pattern = _heaviest(weights, separation, most)
-    lower = max(_attained(lags, pattern), _attained(lags, [int(np.argmax(lags.lower[0]))]))
+    single = [int(np.argmax(lags.entries[0] - lags.error[0]))]
+    lower = max(of_all(lags, np.array(each)[:, None])[0] for each in (pattern, single))
     if lower < upper * (1.0 - TIGHT):
         found = list(itertools.islice(_longest((), weights.size, separation, most), MOST_PATTERNS + 1))
         if len(found) <= MOST_PATTERNS:
-            return of_all(lags, found)
-    rounding = 8.0 * (weights.size + 1) * ROUNDOFF
-    return min(lower * (1.0 - rounding), upper), upper * (1.0 + rounding)
+            return of_all(lags, np.array([*itertools.zip_longest(*found, fillvalue=-1)]))
+    return min(lower, upper), upper
 
 
-def of_all(lags: Lags, patterns: Sequence[Sequence[int]]) -> tuple[float, float]:
-    """Bound the largest squared sensitivity over these patterns."""
-    magnitude = np.maximum(lags.upper, -lags.lower)
-    upper = max(_total(magnitude, pattern) for pattern in patterns)
-    lower = max(_attained(lags, pattern) for pattern in patterns)
-    rounding = 8.0 * (magnitude.shape[1] + 1) * ROUNDOFF
-    return min(lower * (1.0 - rounding), upper), upper * (1.0 + rounding)
+def of_all(lags: Lags, patterns: np.ndarray) -> tuple[float, float]:
+    """Bound the largest squared sensitivity over patterns, the columns of an array of steps; -1 is no step.
+
+    The lower end is reached by gradients s_i e_1, with signs s_i chosen one by one. The rounding of the sums is left
+    out.
+    """
+    signs = np.ones(patterns.shape)
+    lower, upper = np.zeros((2, patterns.shape[1]))
+    for place, step in enumerate(patterns):
+        earlier = patterns[: place + 1]
+        lag = step - earlier
+        known = (step >= 0) & (lag < len(lags.entries))
+        at = np.where(known, lag, 0), np.where(known, earlier, 0)
+        entries, error = (np.where(known, each[at], 0.0) * np.where(lag > 0, 2.0, 1.0) for each in lags)
+        others = (signs[:place] * entries[:place]).sum(0)
+        signs[place] = np.where(others >= 0.0, 1.0, -1.0)
+        lower += entries[place] + np.abs(others) - error.sum(0)
+        upper += (np.abs(entries) + error).sum(0)
+    return float(lower.max()), float(upper.max())
 
 
 def _longest(begun: tuple[int, ...], steps: int, separation: int, most: int) -> Iterator[tuple[int, ...]]:
@@ -392,67 +412,34 @@ def _weights(lags: Lags, separation: int, most: int) -> np.ndarray:
 
     The sum is over the later steps j of any pattern that has step i.
     """
-    magnitude = np.maximum(lags.upper, -lags.lower)
-    count, steps = magnitude.shape
-    possible = (count - 1) // separation  # largest number of later steps at a lag below `count`
-    later = min(most - 1, possible)
-    if later <= 0:
-        return magnitude[0]
-    free = later == possible  # whether the gaps alone limit the number of later steps
-    layers = 1 if free else later  # layer m has the largest sums over at most m later steps
-    best = np.zeros((separation, layers + 1, steps))  # the sums from the last `separation` lags on, by lag % separation
-    nearest = np.zeros((layers + 1, steps))
-    for lag in range(count - 1, separation - 1, -1):
-        after = best[lag % separation]  # the sums from lag + separation on
-        nearest = nearest.copy()
-        nearest[1:] = np.maximum(nearest[1:], magnitude[lag] + (after[1:] if free else after[:-1]))
-        best[lag % separation] = nearest
-    return magnitude[0] + 2.0 * nearest[layers]
+    magnitude = np.abs(lags.entries) + lags.error
+    last = deque(_sums(magnitude[separation:], separation, most - 1), 1)
+    return np.asarray(magnitude[0] + 2.0 * last.pop()[-1]) if last else magnitude[0]
 
 
 def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, list[int]]:
     """Return the largest sum of weights over at most `most` steps, at least `separation` apart, and these steps."""
-    steps = weights.size
-    most = min(most, -(-steps // separation))
-    free = most * separation >= steps  # no pattern has more steps than `most`
-    layers = 1 if free else most
-    best = np.zeros((layers + 1, steps + separation))
-    for step in range(steps - 1, -1, -1):
-        after = best[1:, step + separation] if free else best[:-1, step + separation]
-        best[1:, step] = np.maximum(best[1:, step + 1], weights[step] + after)
-    pattern, layer, step = [], layers, 0
-    while step < steps and layer > 0:
-        if best[layer, step] > best[layer, step + 1]:
+    sums = [*_sums(weights, separation, most)][::-1]
+    pattern, step, layer = list[int](), 0, sums[0].size - 1
+    free = layer < most
+    while step < len(sums) and layer > 0:
+        if step + 1 == len(sums) or sums[step][layer] > sums[step + 1][layer]:
             pattern.append(step)
-            layer -= 0 if free else 1
+            layer -= not free
             step += separation
         else:
             step += 1
-    return float(best[layers, 0]), pattern
+    return float(sums[0][-1]), pattern
 
 
-def _total(entries: np.ndarray, pattern: Sequence[int]) -> float:
-    """Sum the entries (C^T C)_ij over all steps i, j of a pattern."""
-    steps = np.asarray(pattern)
-    first, second = np.triu_indices(steps.size)
-    lag = steps[second] - steps[first]
-    kept = lag < entries.shape[0]
-    values = entries[lag[kept], steps[first][kept]]
-    return math.fsum(np.where(lag[kept] > 0, 2.0, 1.0) * values)
+def _sums(rows: np.ndarray, separation: int, most: int) -> Iterator[np.ndarray]:
+    """Yield, for each row from the last one on, the largest sums of later rows and itself, `separation` apart.
 
-
-def _attained(lags: Lags, pattern: Sequence[int]) -> float:
-    """Return a squared norm that is reached on a pattern: by gradients s_i e_1, with signs s_i chosen one by one."""
-    steps = np.asarray(pattern)
-    signs = np.ones(steps.size)
-    total = 0.0
-    for place, step in enumerate(steps):
-        lag = step - steps[:place]
-        kept = lag < lags.lower.shape[0]
-        earlier, sign = (lag[kept], steps[:place][kept]), signs[:place][kept]
-        lower, upper = lags.lower[earlier], lags.upper[earlier]
-        same = math.fsum(np.where(sign > 0, lower, -upper))
-        opposite = math.fsum(np.where(sign > 0, -upper, lower))
-        signs[place] = 1.0 if same >= opposite else -1.0
-        total += float(lags.lower[0, step]) + 2.0 * max(same, opposite)
-    return max(total, 0.0)
+    Layer m has the sums of at most m rows. If the gaps alone limit the number of rows, layer 1 has all sums.
+    """
+    free = most * separation >= len(rows)
+    later = deque([np.zeros(((1 if free else most) + 1, *rows.shape[1:]))] * separation, separation)
+    for row in rows[::-1]:
+        before = later[0][1:] if free else later[0][:-1]  # the sums from `separation` rows later on
+        later.append(np.concatenate([later[-1][:1], np.maximum(later[-1][1:], row + before)]))
+        yield later[-1]
