@@ -13,7 +13,7 @@ from helpers import refusal
 from jaxacct.training import Plan, Source, Trainer
 from jaxacct.training.clipping.clipped_sum import clipped_sum
 from jaxacct.training.clipping.examples_apart import refuse_closed_over
-from jaxacct.training.step.exact_count import units
+from jaxacct.training.run.evaluations import units
 from jaxacct.tuning import PrivateScore, key_words, side_by_side
 
 RNG, SIZE = np.random.default_rng(0), 200

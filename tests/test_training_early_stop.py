@@ -20,7 +20,7 @@ from jaxacct.training import EarlyStop, Ledger, Plan, Trainer
 from jaxacct.training.plan.early_stop import UNITS
 from jaxacct.training.plan.solver import PlanRequest
 from jaxacct.training.run.checkpoints import Store
-from jaxacct.training.step.exact_count import UNIT_BITS
+from jaxacct.training.run.evaluations import UNIT_BITS
 
 DATA = np.eye(20, 2, dtype=np.float32)
 VALIDATION = np.linspace(0.0, 1.0, 400, dtype=np.float32)
@@ -311,7 +311,7 @@ def test_no_false_claim_in_two_thousand_runs():
 
 
 def test_scores_are_counted_in_the_same_units_everywhere():
-    assert UNITS == 2**UNIT_BITS  # a larger value of one record would overflow the sums of `exact_count.units`
+    assert UNITS == 2**UNIT_BITS  # a larger value of one record would overflow the sums of `evaluations.units`
 
 
 def test_every_setting_of_a_plan_is_known_to_go_with_an_early_stop_or_is_refused():

@@ -13,7 +13,7 @@ from layers_and_operations import centred
 from jaxacct.training import fresh_key
 from jaxacct.training.clipping.clipped_sum import clipped_sum
 from jaxacct.training.clipping.examples_apart import _KNOWN_TO_MIX, LANE_BY_LANE
-from jaxacct.training.step.exact_count import units
+from jaxacct.training.run.evaluations import units
 
 BATCH = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
 FLOAT = jax.ShapeDtypeStruct((3,), jnp.float32)

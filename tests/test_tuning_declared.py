@@ -16,7 +16,7 @@ from jaxacct import selection, tuning
 from jaxacct.core.progress import Progress
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan
-from jaxacct.training.step.exact_count import units
+from jaxacct.training.run.evaluations import units
 from jaxacct.tuning.candidates import best_few, rank
 from jaxacct.tuning.search_spaces import draws_alike
 

@@ -18,7 +18,7 @@ from jaxacct import selection, tuning
 from jaxacct.core.chacha import CHACHA20
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan, PrivateLoss
-from jaxacct.training.step.exact_count import units
+from jaxacct.training.run.evaluations import units
 from jaxacct.tuning.candidates import selected
 from jaxacct.tuning.private_score import noise_for_score, noisy, whole
 

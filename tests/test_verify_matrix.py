@@ -15,8 +15,7 @@ from jaxacct.strategies import Banded, CyclicPoisson, FixedEpochs, MinSeparation
 pytest.importorskip("flint")
 
 from jaxacct.verification.ball_arithmetic import NotCovered, outward, precision
-from jaxacct.verification.loss_definition import _moves
-from jaxacct.verification.matrix_losses import MATRICES, WAYS
+from jaxacct.verification.loss_definition import MATRICES, WAYS, _moves
 
 KNOWN = {"scales": (0.35, 0.2), "decays": (0.9, 0.3)}
 """Given, so that nothing is searched for while tests are collected."""

@@ -20,8 +20,7 @@ from jaxacct.mechanisms.dp_sgd_run import SOURCES
 from jaxacct.plots import style
 from jaxacct.plots.side_by_side import MOST_CURVES, Curve, draw_profiles, draw_tradeoffs
 from jaxacct.representations.mechanism_profile import profile
-from jaxacct.sweeps.grid import ANSWER, WORDS, suggest
-from jaxacct.sweeps.read import SETTLED_BY
+from jaxacct.sweeps.grid import ANSWER, SETTLED_BY, WORDS, suggest
 from jaxacct.sweeps.solve import run_of_row
 from jaxacct.sweeps.table import TEXT, Table, measures, place, read_table, solved_for, varying
 

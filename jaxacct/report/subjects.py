@@ -27,8 +27,7 @@ from jaxacct.report.page import Rows
 from jaxacct.report.wording import CHOICE_NOTE, CYCLIC, FILTER_NOTE, GENERAL, TRAINING, USERS, about, mechanisms_in
 from jaxacct.selection import AdaptiveSelection, Selection, select
 from jaxacct.sweeps import Table, read_table
-from jaxacct.sweeps.grid import INPUTS, LAWS
-from jaxacct.sweeps.read import is_frame
+from jaxacct.sweeps.grid import INPUTS, LAWS, is_frame
 from jaxacct.sweeps.solve import law_of_k, run_of_row
 from jaxacct.sweeps.table import ENDINGS, WHOLE
 from jaxacct.training import Ledger, Plan

@@ -1,11 +1,12 @@
 """Samplers with their guarantees: integer noise, private choices with bounds of their utility, partition selection."""
 
 from jaxacct.samplers.integer_noise import DiscreteGaussianNoise, DiscreteLaplaceNoise, SparseVector
-from jaxacct.samplers.partition_selection import PartitionChoice, ThresholdedCounts
 from jaxacct.samplers.private_choice import (
     ExponentialChoice,
     GaussianNoisyMaxChoice,
     NoisyMaxChoice,
+    PartitionChoice,
+    ThresholdedCounts,
     exponential_error,
 )
 

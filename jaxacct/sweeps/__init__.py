@@ -3,9 +3,8 @@
 `jaxacct.sweep` is the function `sweep` of this package.
 """
 
-from jaxacct.sweeps.grid import Grid
+from jaxacct.sweeps.grid import Grid, read_grid
 from jaxacct.sweeps.journal import merge
-from jaxacct.sweeps.read import read_grid
 from jaxacct.sweeps.run import Plan, SweepInterrupted, plan, sweep
 from jaxacct.sweeps.solve import FailedRows
 from jaxacct.sweeps.table import Table, read_table

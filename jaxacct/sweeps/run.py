@@ -23,7 +23,7 @@ from jaxacct.core.validation import COUNT, GIBIBYTE, InputError, check_flag, che
 from jaxacct.engines import programs
 from jaxacct.engines.backend import fixed
 from jaxacct.engines.devices import local
-from jaxacct.sweeps.grid import QUANTITIES, Grid, expand
+from jaxacct.sweeps.grid import QUANTITIES, Grid, as_grid, expand, is_frame, read_grid
 from jaxacct.sweeps.journal import (
     Header,
     Journal,
@@ -36,7 +36,6 @@ from jaxacct.sweeps.journal import (
     wait_and_merge,
     wait_for_merge,
 )
-from jaxacct.sweeps.read import as_grid, is_frame, read_grid
 from jaxacct.sweeps.solve import Settings, settings, solve
 from jaxacct.sweeps.table import (
     REPLACE,

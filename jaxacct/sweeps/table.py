@@ -20,8 +20,7 @@ from jaxacct.core.text import outward
 from jaxacct.core.types import Foreign, Index
 from jaxacct.core.validation import LARGEST_COUNT, InputError, shown
 from jaxacct.mechanisms.dp_sgd_run import SOURCES
-from jaxacct.sweeps.grid import ANSWER, COUNTS, INPUTS, QUANTITIES, WORDS, Grid
-from jaxacct.sweeps.read import is_frame
+from jaxacct.sweeps.grid import ANSWER, COUNTS, INPUTS, QUANTITIES, WORDS, Grid, is_frame
 
 TEXT = ("name", "quantity", "sampling", "repetitions", "relation", *WORDS)
 """Columns of text; all other columns are float64."""

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from jaxacct.training.source import Source
     from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
     from jaxacct.training.step.models import LoRA, lora
-    from jaxacct.training.step.moving_average import Averaged, averaged
     from jaxacct.training.step.noise import noisy_mean
+    from jaxacct.training.step.step_function import Averaged, averaged
     from jaxacct.training.trainer import Trainer
 
 __all__ = [
@@ -69,7 +69,7 @@ __all__ = [
 
 _HOMES = {
     "AdaptiveClip": "step.counts_and_losses",
-    "Averaged": "step.moving_average",
+    "Averaged": "step.step_function",
     "CHACHA20": "jaxacct.core.chacha",
     "Clipped": "clipping.clipped_sum",
     "EarlyStop": "plan.early_stop",
@@ -82,7 +82,7 @@ _HOMES = {
     "State": "run.state",
     "Trainer": "trainer",
     "advise_strategy": "plan.strategy_advice",
-    "averaged": "step.moving_average",
+    "averaged": "step.step_function",
     "clipped_sum": "clipping.clipped_sum",
     "cyclic_poisson": "sampling.sampler",
     "fixed_batches": "sampling.sampler",

@@ -19,7 +19,7 @@ from jaxacct.core.validation import Constraint, InputError, check, choice
 from jaxacct.mechanisms import Gaussian, Mechanism, compose, repeat
 from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.selection import Law, candidates_profile, rounds, select
-from jaxacct.training.step.exact_count import LOWER_BITS, MOST_EXAMPLES, UNIT_BITS
+from jaxacct.training.run.evaluations import LOWER_BITS, MOST_EXAMPLES, UNIT_BITS
 
 _NOISE = Constraint("use an ordinary {name}, such as 30.0", 0, 1e100, lower_open=True)
 """Allowed noise, far below the largest float, so that a noisy count is finite."""
@@ -81,7 +81,7 @@ class PrivateScore:
 
 
 def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) -> float:
-    """Return a count from `exact_count.units` with noise that the host draws from the key.
+    """Return a count from `evaluations.units` with noise that the host draws from the key.
 
     Count and noise are whole numbers of units; only their sum is rounded, to a float.
     """

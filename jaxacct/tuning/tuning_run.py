@@ -24,8 +24,8 @@ from jaxacct.training.ledger import Ledger
 from jaxacct.training.ledger.contents import Spent, claim
 from jaxacct.training.ledger.format import Run
 from jaxacct.training.plan import Plan
+from jaxacct.training.run.evaluations import units
 from jaxacct.training.step.counts_and_losses import PrivateLoss
-from jaxacct.training.step.exact_count import units
 from jaxacct.training.step.models import initialised, is_equinox, is_nnx, loss_of, refuse_state
 from jaxacct.tuning.candidates import (
     Adaptive,
