@@ -506,7 +506,8 @@ def _between(quantity: str, low: np.ndarray, high: np.ndarray) -> tuple[Answer, 
 def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below: list[Components]) -> Side:
     """Answer as `_larger` does, from two pairs: `above` dominates the mechanism, and the mechanism dominates `below`.
 
-    The lattice takes both pairs together. Rows that the lattice does not answer are asked about each pair by itself.
+    The lattice takes both pairs together. A row that the lattice does not answer gets its upper end from `above` and
+    its lower end from `below`; the engines are asked about each of these pairs separately.
     """
     given, quantity = question.given, question.quantity
     low, high = np.full(given.shape, np.nan), np.full(given.shape, np.nan)

@@ -287,7 +287,7 @@ def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def with_more(deltas: Deltas, lines: np.ndarray, cells: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return the tangents of some rows, with a new one between tangents c and c + 1 for each c in `cells`, (R, n)."""
+    """Return the tangents of n rows with R more in each row: one between c and c + 1 for each c in `cells`, (R, n)."""
     left, right = (np.take_along_axis(lines[0], cells + more, axis=0) for more in (0, 1))
     together = np.concatenate([lines, _lines(deltas, 0.5 * (left + right), rows)], axis=1)
     order = np.argsort(together[0], axis=0, kind="stable")

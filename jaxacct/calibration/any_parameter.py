@@ -204,7 +204,7 @@ def search_mechanisms(
     whole: bool,
     closest: float = 1e-12,
 ) -> BestValues:
-    """Search for each element's least private value that meets the target. Arrays have one shape; the result is flat.
+    """Search for each element: of the values that meet the target, for the one that protects least. The result is flat.
 
     `make` is called for all elements, since it may hold arrays of the shape of the batch; finished elements keep the
     value tried last.  Where an evaluation is costly, only unfinished elements are evaluated.  At both ends of the

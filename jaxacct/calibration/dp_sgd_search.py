@@ -249,7 +249,7 @@ def found_for(goal: Goal, backend: str) -> BestValues:
 
 
 def search_for(goal: Goal, evaluate: Any) -> Search:
-    """Return the search for a goal; the least private value is tried first where this value may meet the target."""
+    """Return the search for a goal; the limit that protects least is tried first where it may meet the target."""
     size = goal.epsilon.size
     first = np.full(size, True) if goal.unknown == "sampling_probability" else goal.known["sampling_probability"] == 0
     return Search(

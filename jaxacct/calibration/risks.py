@@ -1,4 +1,4 @@
-"""Calibration to a risk: the least private parameter of DP-SGD for which no attack succeeds more often than allowed.
+"""Calibration to a risk: the parameter of DP-SGD that protects just enough for no attack to succeed too often.
 
 Every target except mu (of Gaussian DP) holds if the privacy profile is small enough at one eps*: `delta(eps*) <= d*`.
 The parameter is searched for at that eps*.  For a true-positive rate any eps* is valid, and the search is
@@ -72,7 +72,7 @@ which the risk follows."""
 def calibrated_to_risk(
     name: str, goal: Goal, flat: dict[str, np.ndarray], shape: tuple[int, ...], backend: str
 ) -> Calibration:
-    """Return the least private value of the unknown that keeps the named risk at its target."""
+    """Return the value of the unknown that protects least, of those that keep the named risk at or below its target."""
     by_name = {"target_advantage": _to_advantage, "target_bayes_success": _to_bayes_success, "target_mu": _to_mu}
     with job(goal.epsilon.size, backend):
         found, ends, epsilon = by_name.get(name, _to_rate)(goal, name, flat, shape)
@@ -89,7 +89,7 @@ def calibrated_to_risk(
 
 
 def _value_for(goal: Goal, solved: RateSolve | None = None) -> BestValues:
-    """Return the least private value whose certified delta at the goal's epsilon is at most the goal's delta.
+    """Return the value that protects least, of those whose certified delta at the goal's epsilon is the goal's or less.
 
     solved : noise multipliers found earlier; the search starts from the `close` ones.
     """
@@ -270,9 +270,9 @@ class RateSolve(NamedTuple):
 
 
 def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[BestValues, np.ndarray]:
-    """Return the least private value whose true-positive rate at `fpr` is shown to be at most `rate`, and the eps used.
+    """Return a value with a certified true-positive rate of at most `rate` at `fpr`, and the eps that shows this.
 
-    Any eps gives a certified value; the choice of eps decides how near the value is to the least private one.
+    Every eps gives such a value. At the best eps the value protects least, so the best eps is searched for.
     """
     # the best eps of mu-Gaussian DP is the loss at the threshold of the best test
     mu = ndtri(rate) - ndtri(fpr)
@@ -455,7 +455,7 @@ these eps is 1 + FARTHEST times the estimate."""
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    """Return the least private value whose mu meets the target, and the best eps.
+    """Return the value that protects least, of those whose mu meets the target, and the best eps.
 
     mu is claimed where both error rates are at least `above_fpr`.  The search begins at the value whose true-positive
     rate at `above_fpr` is the rate of mu-Gaussian DP.  This value is nearly always the answer.
@@ -599,8 +599,8 @@ def _bracket(
     size, near = floor.size, three_places(place, KNOWN_WIDTH)
     above = ABOVE * blocks
     below = BLOCK * blocks - 3 - above
-    # the false-positive rate `floor` needs the largest mu, so tangents are closest near the best eps of this rate: they
-    # are apart from it by the squares of evenly spaced numbers
+    # the false-positive rate `floor` needs the largest mu, so tangents are closest near the best eps of this rate: on
+    # either side their distances from it are proportional to the squares of evenly spaced numbers
     shares = 1.0 - np.linspace(1.0, 0.0, below + 1)[:-1] ** 2
     shares = np.append(shares, 1.0 + FARTHEST * np.linspace(0.0, 1.0, above + 1)[1:] ** 2)
     epsilon = np.concatenate([place.epsilon * shares[:, None], near])

@@ -1,9 +1,10 @@
-"""One search for every calibration: the least private value whose certified epsilon still meets a target.
+"""One search for every calibration: of all values whose certified epsilon meets a target, the one that protects least.
 
-A batch of rows is searched together, in x = log(value).  "Least private" is the smallest noise, the largest sampling
-rate, the most steps or candidates.  A value *holds* where the certified upper end of epsilon, evaluated at that very
-value, is at most the target; only values that hold are returned.  The quality of the guesses decides only the time of
-the search.  The value found is certain to be the least private value that holds only if epsilon is monotone in it.
+A batch of rows is searched together, in x = log(value).  The value that protects least is the smallest noise, the
+largest sampling rate, or the largest number of steps or candidates.  A value *holds* where the certified upper end of
+epsilon, evaluated at that very value, is at most the target; only values that hold are returned.  The quality of the
+guesses decides only the time of the search.  Only if epsilon is monotone in the value is it certain that no value that
+protects less holds as well.
 
 For every calibration, `_judged` and `conclude` give each value its status and say whether it is shown to be the best.
 """
@@ -58,13 +59,13 @@ class Search(NamedTuple):
     infeasible: str = "infeasible"
     """Status of a row in which no value holds."""
     privates_first: np.ndarray | None = None
-    """Rows whose least private value is tried first; none by default."""
+    """Rows in which the limit that protects least is tried first; none by default."""
     scale: np.ndarray | None = None
     """The unit of distances from the target, row by row. None stands for the target itself, which suits epsilon."""
     says_best: bool = True
     """Whether one more value may be evaluated to show that the found value is the best."""
     all_there_is: bool = False
-    """Whether the least private value searched is the least private one possible, as a sampling probability of 1 is."""
+    """Whether the limit that protects least does so among all possible values, as a sampling probability of 1 does."""
 
     def closeness(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Return `rtol * scale / target` for some rows: twice the relative distance below the target that is enough."""
@@ -87,8 +88,8 @@ class BestValues(NamedTuple):
 
     value: np.ndarray
     status: np.ndarray
-    """One of "ok" (shown to be the best), "not_binding" (the least private value searched holds), "loose" (holds, but
-    is not shown to be the best), or a status that begins with "infeasible"."""
+    """One of "ok" (shown to be the best), "not_binding" (the limit that protects least holds), "loose" (holds, but is
+    not shown to be the best), or a status that begins with "infeasible"."""
     lower: np.ndarray
     estimate: np.ndarray
     upper: np.ndarray
@@ -120,7 +121,7 @@ class BestValues(NamedTuple):
 
 
 def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> BestValues:
-    """Return, for every row, the least private value that holds, with its certified epsilon.
+    """Return, for every row, the value that protects least, of those that hold, with its certified epsilon.
 
     start : function from rows to their `Start`. It is called once, with the rows that are not settled by their limits.
     """
@@ -143,7 +144,8 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Be
 def _told(search: Search, found: BestValues, missed: np.ndarray, work: Waiting) -> Evaluate:
     """Return `search.evaluate`, which now also reports progress to `work` and writes values that miss to `missed`.
 
-    missed : the most private value of each row that is shown to miss the target; NaN where there is none yet.
+    missed : for each row, of the values that are shown to miss the target, the one that protects most; NaN where there
+        is none yet.
     """
 
     def telling(rows: np.ndarray, values: np.ndarray) -> Bounds:
@@ -215,7 +217,8 @@ def start_at(values: np.ndarray) -> Callable[[np.ndarray], Start]:
 def status_of_upper_end(upper: float, target: float, share: float, at_limit: bool) -> str:
     """Return the status of a value if only the upper end of epsilon is known.
 
-    "ok" if at most `share` of the target stays unspent; else "not_binding" at a limit of the search, or "loose".
+    "ok" if at most `share` of the target stays unspent. Otherwise "not_binding" if the value is a limit of the search,
+    and "loose" if it is not.
 
     >>> status_of_upper_end(1.9999, 2.0, 1e-3, False), status_of_upper_end(1.5, 2.0, 1e-3, True)
     ('ok', 'not_binding')
@@ -237,7 +240,7 @@ def least_private(
     whole: bool = False,
     margin: float = 0.0,
 ) -> float:
-    """Search for the least private value that holds, given only upper bounds of epsilon; return NaN if none holds.
+    """Search by upper bounds of epsilon for the value that protects least, of those that hold; NaN if none holds.
 
     upper : function from an array of values to the upper bounds of epsilon at these values.
     margin : share of the target that stays unspent, since another evaluation may differ by rounding.
@@ -275,7 +278,7 @@ def _nothing(size: int) -> BestValues:
 
 
 def _settled_by_limits(search: Search, found: BestValues) -> np.ndarray:
-    """Settle the rows whose least private value is tried first and holds; return the other rows."""
+    """Settle the rows of `privates_first` in which the limit that protects least holds; return all other rows."""
     rows = np.arange(search.target.size)
     tried = rows[:0] if search.privates_first is None else rows[search.privates_first]
     if tried.size == 0:
@@ -366,7 +369,7 @@ def _secant(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarr
 
 
 def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray) -> None:
-    """Search for the least private whole number that holds.
+    """Search for the whole number that protects least, of those that hold.
 
     The search goes outwards from the start in growing strides. Once a number holds and a less private one does not, the
     search goes on between these two.

@@ -1,4 +1,4 @@
-"""The parts of a composition, which the lattice engine sketches to plan a lattice, and places on nodes to bracket.
+"""The parts of a composition. The lattice engine sketches them to plan a lattice, and places them on its nodes.
 
 A sketch, an approximate law, is used only to choose the tilt and the range of the lattice. Gaussian and Laplace parts
 are placed by their ratio coordinate log mix, where mix = 1 - q + q dP/dQ for the sampling rate q and the pair (P, Q)

@@ -63,9 +63,8 @@ PLACEMENTS = 4
 NARROW = 1e-6
 """Relative width at which a bracket is narrow enough, so that no other contour is placed."""
 CONTOURS_READ, CONTOURS_KEPT, ROWS_KEPT = 3, 100, 8
-"""Number of earlier contours of a row that are read for another eps before a new one is placed, and numbers of contours
-of a row and of rows that are kept. A curve is asked for in rounds, and later rounds ask near the eps of earlier ones.
-"""
+"""Number of a row's contours that are tried for another eps before a new contour is placed; number of contours that are
+kept for a row; number of rows that are kept. A curve is asked for in rounds, and later rounds ask near earlier eps."""
 SHARE_LEFT_OUT = 1e-12
 """Largest share of delta by which leaving out contributions may change delta."""
 

@@ -542,8 +542,8 @@ def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.n
     value, mu2 = shifted(steps, t), np.square(1.0 / steps.second_sigma)
     off = made.off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(made.loss))
     with np.errstate(over="ignore", invalid="ignore"):
-        # Per unit of t, lambda moves by e^t/(q_2 + e^t - 1) = 1 + (1 - q_2) e^-lambda/q_2, a rate that is at most
-        # 10 % larger where lambda is up to .09 lower.
+        # The derivative of lambda (`value`) in t is e^t/(q_2 + e^t - 1) = 1 + (1 - q_2) e^-lambda/q_2. If lambda is
+        # lower by up to .09, the derivative is larger by at most 10 %: hence the factor 1.1.
         inverse = np.exp(-value)
         moved = 1.1 * off * (1.0 + (1.0 - steps.second_q) / steps.second_q * inverse)
         moved += 16.0 * ROUNDOFF * (np.abs(value) + np.where(t < 0.0, inverse, 0.0))

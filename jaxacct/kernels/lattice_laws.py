@@ -459,7 +459,7 @@ def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
         size += abs(mass[k + 1])
         here = total - discounted
         slack = 64.0 * ROUNDOFF * (some[-1] - k + 2.0) * (size + abs(mass[k]))
-        if here > slack:  # otherwise c_k may be at most 0, and the chord to 0 not below the profile
+        if here > slack:  # otherwise c_k may be at most 0, and then the chord to 0 may lie above c
             before = (total + mass[k]) - back * (discounted + mass[k])
             whole = -np.expm1(-step)
             mass[k + 1 :] = 0.0

@@ -236,7 +236,8 @@ def _safeguarded(
     first : the starting value of w, or a function that computes it from the `Saddle` at a small abscissa.
     """
     xp = namespace(like)
-    # At this abscissa the tilt hardly changes the loss's mean and variance, so they are used as those without the tilt.
+    # At this abscissa the tilt hardly changes the mean and the variance of the loss. So `first` takes them for the mean
+    # and the variance without a tilt.
     start = xp.log(1e-3) * xp.ones_like(like) if callable(first) else first
     guessing = callable(first)
 

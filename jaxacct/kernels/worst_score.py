@@ -64,14 +64,14 @@ SLOPE_ERROR = 4e-12
 LEAST_SLOPE = 1e-300
 """phi' rounded up is at least this, since a smaller phi' may have underflowed in float64."""
 SHARE_OF_ALL = 1e-4
-"""Columns are placed so that the value with which a column overstates a row is at most 1.3 times the row's best value,
-plus this number times the whole leak."""
+"""A column gives an upper bound of a row's value. Columns are so narrow that this bound is at most 1.3 times the row's
+best value, plus SHARE_OF_ALL times the whole leak."""
 LARGEST_FALL = 4.0
 """Cap, in nats, on two changes: of the log of the curve's slope from one row of the sketch to the next, and of log phi'
 from one column of the sketch to the next."""
 BISECTIONS = 20
-"""Number of bisection steps for eps on the sketch. They find eps to a millionth of its range, finer than the sketch
-does."""
+"""Number of bisection steps for eps on the sketch. They find eps to a millionth of its range. The error of the sketch
+is larger than that."""
 
 
 class Repetitions(Protocol):
@@ -408,8 +408,8 @@ def epsilon(
 ) -> tuple[Array, Array]:
     """Return lower and upper bounds of the eps in [0, highest] at which the worst leak is e^log_delta.
 
-    The upper bound is inf if the leak at `highest` is larger. The answer is (0, inf) if the two bounds contradict each
-    other.
+    The upper bound is inf if the leak at `highest` exceeds e^log_delta. The answer is (0, inf) if the two bounds
+    contradict each other.
     """
     xp = namespace(above.q)
     seen = sketch(law, above.q, above.p, xp.sum(above.ratio > 1.0), resolution)
@@ -518,8 +518,8 @@ class Lines(NamedTuple):
     height: Array  # (S, G) Q-mass of the line's row, on which the polygon follows the line's tangent
     share: Array  # (2, S, G) where this row begins and ends, as shares of the Q-mass of its group
     weight: Array  # (2, S, G) the line's slope is weight[0] slope[0] + weight[1] slope[1]
-    own_gain: Array  # (S, G) gain at the w of `_own` between the row's beginning and the group's first cell of w
-    own_cost: Array  # (S, G) cost at this w
+    own_gain: Array  # (S, G) gain that `_own` finds for w between the row's beginning and the group's first cell of w
+    own_cost: Array  # (S, G) cost that `_own` finds there
     after: Array  # Q-mass from the last group to the point where the curve's slope is one
 
 

@@ -203,9 +203,9 @@ class DiscreteGaussian(_IntegerNoise):
     """Discrete Gaussian noise: Pr[x] proportional to e^{-x^2/(2 sigma^2)} on the integers.
 
     The pair is the noise shifted by ``sensitivity`` D, and the noise. The loss at x is D (2x - D)/(2 sigma^2). The mass
-    beyond 37.5 sigma, less than 1e-303, counts as mass at infinity. Under ``replace_one`` the sensitivity is 2 D. More
-    than 4096 outcomes (about 75 sigma + 2 D) are grouped so that the pair dominates, which adds about 1e-5 to epsilon;
-    ``kind`` is then "bound" for the whole batch.
+    beyond 37.5 sigma, less than 1e-303, counts as mass at infinity. Under ``replace_one`` the sensitivity is 2 D. There
+    are about 75 sigma + 2 D outcomes. If these are more than 4096, they are grouped, and the pair of the groups
+    dominates. The grouping adds about 1e-5 to epsilon, and ``kind`` is then "bound" for the whole batch.
 
     Parameters
     ----------
@@ -388,7 +388,10 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
 
 def _pair(m: float, smoothness: float) -> FinitePair:
-    """Return a pair whose profile is the largest of the three profiles, at the losses of quantiles of N(m, R^2)."""
+    """Return a pair whose profile is nowhere below any of the three profiles.
+
+    At the losses of certain quantiles of N(m, R^2), its profile is the largest of the three.
+    """
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
     # the tail is 6e-300 at 37 standard deviations; with this number of quantiles the chords add about 1e-5 to epsilon

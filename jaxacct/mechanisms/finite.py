@@ -181,9 +181,10 @@ class ApproximateDP(FiniteMechanism):
 def sample_pair(pair: FinitePair, rate: np.ndarray, direction: str) -> FinitePart:
     """Return the finite law of the loss of a pair Poisson sampled at ``rate`` q, in one direction.
 
-    For "remove" the laws are ((1-q) Q + q P, Q) and the loss is log(1 - q + q e^loss), which is log(1-q) where dP = 0.
-    The mass at infinity is q p_infinity. For "add" the laws are (Q, (1-q) Q + q P), and the losses are negated and
-    taken under Q. Where dP = 0 the loss is -log(1-q), or infinite if q = 1. Source: Zhu, Dong, Wang 2022, Theorem 11.
+    For "remove" the laws are ((1-q) Q + q P, Q). A loss L of the pair becomes log(1 - q + q e^L), which is log(1-q)
+    where dP = 0. The mass at infinity is q p_infinity. For "add" the laws are (Q, (1-q) Q + q P), and the losses are
+    negated and taken under Q. Where dP = 0 the loss is -log(1-q), or infinite if q = 1. Source: Zhu, Dong, Wang 2022,
+    Theorem 11.
     """
     q = np.asarray(rate, np.float64)
     atoms = log_mixture(pair.loss, q[..., None], pair.excess)
@@ -317,8 +318,9 @@ class FiniteOutput(FiniteMechanism):
         above_p, above_q = (sums(np.concatenate([x, -np.ones_like(x[..., :1])], -1))[..., None] for x in given)
         p, q = (x / (1.0 + above) for x, above in zip(given, (above_p, above_q), strict=True))
         common = (p > 0.0) & (q > 0.0)
-        # p/q - 1 and log p/q are computed from the numbers before the division by their sums. The difference of two
-        # near numbers is exact, and `above_p` and `above_q`, by which the sums exceed 1, have all their digits.
+        # p/q - 1 and log p/q are computed from `one` and `two`, which are not divided by their sums yet: the difference
+        # of two close numbers is exact. The sums then enter through `above_p` and `above_q`. These two numbers, by
+        # which the sums exceed 1, have all their digits.
         one, two = (np.where(common, x, 1.0) for x in given)
         with np.errstate(over="ignore"):
             excess = (one - two) / two

@@ -257,7 +257,10 @@ def _upper(base: Mechanism, epsilon: np.ndarray, relation: str) -> np.ndarray:
 
 
 def _finite_part(base: BaseMechanism, relation: str, direction: str) -> Part | None:
-    """Return a base's only part, or the law of its finite pair if that part is a zCDP guarantee; None for several."""
+    """Return a base's only part, or the law of its finite pair if that part is a zCDP guarantee.
+
+    Return None if the base has several parts.
+    """
     parts = [part for part, _ in base.expand(relation, direction)]
     if isinstance(parts[0], ConcentratedPart):
         return direction_of(base.finite_pair(relation), direction)

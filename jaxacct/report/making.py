@@ -70,8 +70,8 @@ def report(
 
     The page states the claim (epsilon <= upper) at a delta, in words.  It states the neighbouring relation and the
     assumptions, the largest success of an attacker, every mechanism, how to verify the claim, and what the claim does
-    not say.  Every figure of a claim is the upper end of a bracket.  The page says of an answer that is not ok that it
-    must not be claimed.
+    not say.  Every figure of a claim is the upper end of a bracket.  If an answer is not ok, the page says that it must
+    not be claimed.
 
     Parameters
     ----------

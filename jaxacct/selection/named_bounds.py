@@ -125,7 +125,7 @@ def least_growth(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) 
 
 
 def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
-    """Return the shift of the theorem for binomial K at the least eps_1 that it allows, where the shift is smallest."""
+    """Return the smallest shift that the theorem for binomial K gives: the one at the least eps_1 that it allows."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     n, p = np.broadcast_to(law.trials, shape), np.broadcast_to(law.probability_of_run, shape)
 

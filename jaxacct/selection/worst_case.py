@@ -177,7 +177,7 @@ def _of_one(quantity: str, effort: Resolution, curve: Curve, law: Law, value: An
 
 
 class Attack(float):
-    """The epsilon that an order of scores reaches, together with the order: a lower bound on every honest answer.
+    """The epsilon that an order of scores reaches, together with the order. No valid claim is below this epsilon.
 
     Outcomes of the base are ranked by likelihood ratio: the rank u of an outcome is the Q-mass of the outcomes with a
     larger ratio.  Outcomes of a rank below ``rank[-1]`` are active.  An active outcome of rank u scores above the ranks
@@ -237,7 +237,7 @@ class Attack(float):
 def attack(
     run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remove_one", candidates: str = "iid"
 ) -> Attack:
-    """Return the worst score at `delta` with the epsilon that it reaches: a lower bound on every honest answer.
+    """Return the epsilon that the worst score reaches at `delta`, with this score. No valid claim is below it.
 
     The curve T(u) of a base is the largest P-mass of a set of Q-mass u.  The score is the worst one for a base whose
     curve is just below the curve of `run`.  Every base whose curve is nowhere below that of `run` reaches this epsilon.

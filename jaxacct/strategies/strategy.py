@@ -80,7 +80,7 @@ class MinSeparation(_Counted):
     separation : int
         b: steps i < j of one record have j - i >= b.
     most : int, optional
-        Largest number of steps of one record; ceil(n/b), which no pattern exceeds, by default.
+        Largest number of steps of one record. The default is ceil(n/b) for n steps, which no pattern exceeds.
 
     References
     ----------
@@ -199,7 +199,7 @@ class Strategy(ABC):
         """Check and store the fields beside steps and epochs; search for a matrix that is not given."""
 
     def for_steps(self, steps: int) -> Self:
-        """Return the strategy for a run of `steps` steps; coefficients that are given or found already stay.
+        """Return the strategy for a run of `steps` steps; coefficients that were given, or found before, are kept.
 
         >>> from jaxacct.strategies import Banded
         >>> Banded(2).for_steps(64) == Banded(2, steps=64)
@@ -348,8 +348,8 @@ def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
 class Lags(NamedTuple):
     """Entries of C^T C by lag: ``(C^T C)[i, i + d]`` is ``entries[d, i]`` up to ``error[d, i]``, each (D, n).
 
-    The entries of C^T C at a lag of D or more are 0, or no record takes part in two steps so near each other. Entries
-    with i + d >= n are 0, too.
+    At each lag of D or more, either the entries of C^T C are 0, or no record takes part in two steps at this lag.
+    Entries with i + d >= n are 0, too.
     """
 
     entries: np.ndarray

@@ -34,8 +34,8 @@ NODES = (20_000, 100_000, 400_000, 1_000_000)
 """Largest number of nodes of a sum over a line at each level. The last number bounds the time and memory of a
 question."""
 GAUSSIAN_DIGITS = (12, 15, 19, 25)
-"""Decimal digits wanted, in place of DIGITS, if all steps are sampled Gaussians. Their brackets are narrow, so fewer
-digits seldom decide."""
+"""Decimal digits wanted, in place of DIGITS, if all steps are sampled Gaussians. Their brackets are narrow, so that an
+enclosure of fewer digits seldom decides whether a bracket holds."""
 MOST_TOTALS = (300_000, 300_000, 300_000, 2_000_000)
 """Largest number of total losses that are added up one by one, at each level. With more, a sum over a line is taken."""
 
@@ -320,9 +320,9 @@ def _last(step: _Step, grown: Any) -> Any:
 
 
 def _cuts(steps: list[_Step], grown: Any) -> list[Any]:
-    """Return an output of each step, at which the step's likelihood ratio m has the same m/(1 - q) in all steps.
+    """Return one output of each step. The likelihood ratios m of the steps at these outputs have the product `grown`.
 
-    The product of these ratios is `grown`.
+    All steps have the same quotient m/(1 - q), where q is the rate of the step.
     """
     floors = [1 - step.law.rate for step in steps]
     share = grown

@@ -538,8 +538,8 @@ DENSE = 4.0
 """Factor on the number of losses beyond the bulk in a dense profile. There the losses of the far tail are as close as
 the losses before it."""
 LEAST_GAP = 1e-7
-"""Smallest distance of neighbouring losses, in units of the standard deviation of one round's loss, or of 1e-3 if that
-is larger."""
+"""Smallest distance of neighbouring losses, in units of the standard deviation of one round's loss or of 1e-3,
+whichever is larger."""
 LEAST_DEVIATION = 1e-300
 """Smallest standard deviation assumed for one round's loss, whose variance may underflow."""
 SCAN = 600

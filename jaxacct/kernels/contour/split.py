@@ -2,14 +2,15 @@
 
 The outcomes of a step are split into a bulk of small losses, jumps with larger losses, and a far tail.  Two things are
 not integrated.  Far outcomes are cut off, since under the tilt their losses would outweigh all losses that decide
-delta.  Compositions of bulk steps alone are left out if they form a near-atom, since the characteristic function of a
-near-atom does not decay.  A near-atom is likely where few of many steps sample the record.
+delta.  Bulk compositions, in which the outcome of every step is in the bulk, are left out if they form a near-atom,
+since the characteristic function of a near-atom does not decay.  A near-atom is likely where few of many steps sample
+the record.
 
 With A and B the transforms of a step's bulk and jumps, and n the number of equal steps, delta is the contour integral
-of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the part of delta from compositions with a step in the far tail. For
-keep_bulk = 0 the part that comes from compositions of bulk steps alone is added (split_remainder.py). The bounds hold
-for any windows, abscissa, period and number of nodes; a bad choice only makes the bracket wide.  A sum over nodes also
-holds images, weighted values of delta at other eps (core.py).
+of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the part of delta from compositions with a step in the far tail.  For
+keep_bulk = 0 the part from bulk compositions is added (split_remainder.py).  The bounds hold for any windows, abscissa,
+period and number of nodes; a bad choice only makes the bracket wide.  A sum over nodes also holds images, weighted
+values of delta at other eps (core.py).
 """
 
 from collections.abc import Callable
@@ -108,7 +109,7 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
 
     The abscissa is the one, of those tried, that allows the shortest period (`period_for`).
 
-    The first choice integrates the compositions of bulk steps alone, and the second choice leaves them out.
+    The first choice integrates the bulk compositions, and the second choice leaves them out.
     """
     xp = namespace(law.gauss_n, windows.low, epsilon)
     start = xp.maximum(-log_delta, 1.0) / split_remainder.scale_of(law, epsilon)
@@ -158,7 +159,7 @@ def _pick_in_front(x: Array, index: Array) -> Array:
 
 
 def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Placement:
-    """Place windows and contour. Compositions of bulk steps alone are left out if that saves nodes."""
+    """Place windows and contour. Bulk compositions are left out if that saves nodes."""
     xp = namespace(law.gauss_n, epsilon)
     choice = split_remainder.choose(law, epsilon, log_delta, log_tol)
     low, high, one = choice.low, choice.high, xp.ones_like(choice.bulk_at)
@@ -512,15 +513,15 @@ class _OnAxis(NamedTuple):
     parts: TiltedParts  # bulk and jumps on these grids
     errors: Array  # (J, 2) bounds of the errors of log A(c) and log B(c), A being the bulk and B the jumps
     images_log: Array  # logarithm at eps = 0 of the Chernoff bound for the images
-    bulk_at: Array  # abscissae of the Chernoff bounds for compositions of bulk steps alone
+    bulk_at: Array  # abscissae of the Chernoff bounds for bulk compositions
     bulk_log: Array  # logarithms of these bounds at eps = 0
 
 
 def _on_the_axis(law: LossLaw, placed: Placement, points: int) -> _OnAxis:
-    """Bound the periodic images, and the compositions of bulk steps alone, by Chernoff's bound.
+    """Bound the periodic images, and the contribution of bulk compositions, by Chernoff's bound.
 
     All grids go through the function of error bounds together, so that JAX traces it once.  The first axis is for two
-    kinds of grids: for the contour, and for bulk steps alone.  The second axis is for two abscissae of each kind.
+    kinds of grids: for the contour, and for bulk compositions.  The second axis is for two abscissae of each kind.
     """
     xp = namespace(law.gauss_n, placed.contour.c)
     contour, choice = placed

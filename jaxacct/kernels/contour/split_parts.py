@@ -7,10 +7,10 @@ The bulk lies below `low`, the far tail above `high`, and the jumps between them
 
 w1 is called the low window, and w2 the far window.  P is the density of u, and L its privacy loss.  The likelihood
 ratio is mix = 1 - q + q e^y, with y = u/sigma - 1/(2 sigma^2).  The contour integrates
-`prod (A+B)^n - (1 - keep_bulk) prod A^n`: compositions without a step in the far tail, and for keep_bulk = 0 only such
-compositions with at least one jump.  The windows are entire functions, so that the trapezoid rule stays exponentially
-accurate.  The nodes of the rule are equidistant in `v = u + warp L(u)`.  So they are close in u where the loss is
-steep, and one point per turn suffices to follow e^{itL}.
+`prod (A+B)^n - (1 - keep_bulk) prod A^n`: the compositions without a step in the far tail.  If keep_bulk is 0, the bulk
+compositions, which have no jump either, are left out.  The windows are entire functions, so that the trapezoid rule
+stays exponentially accurate.  The nodes of the rule are equidistant in `v = u + warp L(u)`.  So they are close in u
+where the loss is steep, and one point per turn suffices to follow e^{itL}.
 
 Bounds of the errors of A and B follow: quadrature, the terms beyond the cut-off in t, and periodic images.  Each is
 relative to the part's own value on the real axis (kernels/README.md, sections 1, 2 and 6).
@@ -45,8 +45,8 @@ from jaxacct.kernels.law import TAIL_NATS, LossLaw, Tilted, log_mix, quadrature_
 GRID_BEYOND_FAR_WINDOW = 17.0
 """The grid reaches this many widths of the far window beyond `high`.
 
-At the end of the grid the far window is below 1e-60.  So less than e^-45 is left of a tilted law beyond the grid, even
-if this law grows by a factor e^60 between `high` and the end.
+At the end of the grid the far window is below 1e-60.  So a tilted law, times the far window, has a mass of less than
+e^-45 beyond the grid, even if the law grows by a factor e^60 between `high` and the end.
 """
 LARGEST_TURN_SHARE = 0.85
 """Largest share of a grid's points that serves to follow the turns of e^{itL}. The other points resolve the windows."""
@@ -55,11 +55,11 @@ NO_WINDOW = 1e9
 
 
 class Windows(NamedTuple):
-    """Centres of the windows that split outcomes, and whether compositions of bulk steps alone are integrated."""
+    """Centres of the windows that split outcomes, and whether bulk compositions (split.py) are integrated."""
 
     low: Array  # (J,) centres of the windows between bulk and jumps, in u
     high: Array  # (J,) centres of the windows between jumps and far tail, in u
-    keep_bulk: Array  # 1: compositions of bulk steps alone are integrated; 0: they are left out
+    keep_bulk: Array  # 1: bulk compositions are integrated; 0: they are left out
 
 
 class Steps(NamedTuple):
@@ -647,7 +647,7 @@ def decay_beyond(
 
 
 def bulk_chernoff(law: LossLaw, parts: TiltedParts, errors: Array, c: Array) -> Array:
-    """Bound `K(c) + log kappa(c)` from above, for compositions of bulk steps alone."""
+    """Bound `K(c) + log kappa(c)` of the bulk compositions from above."""
     xp = namespace(law.gauss_n, parts.log_bulk, c)
     bulk = xp.sum(law.gauss_n * (parts.log_bulk + FIRST_ORDER * errors[..., 0]), axis=-1)
     value = law.mu2 * c * (c + 1.0) / 2.0 + bulk + log_kappa(c)

@@ -1,9 +1,9 @@
-"""The remainder, which the split contour does not integrate: compositions with a far step, or of bulk steps alone.
+"""The remainder, which the split contour does not integrate: compositions with a far step, and bulk compositions.
 
 A step is far if its outcome is in the far tail of split_parts.py, and a bulk step if its outcome is in the bulk.
-Compositions with a far step contribute a closed form to delta, plus an excess, which is bounded.  The contribution of
-compositions of bulk steps alone (bulk compositions) is bounded by Chernoff (kernels/README.md, section 6).  The
-likelihood ratio mix and the windows w1 and w2 are those of split_parts.py.
+Compositions with a far step contribute a closed form to delta, plus an excess, which is bounded.  In a bulk composition
+all steps are bulk steps; Chernoff's bound is used for its contribution (kernels/README.md, section 6).  The likelihood
+ratio mix and the windows w1 and w2 are those of split_parts.py.
 """
 
 import math
@@ -82,7 +82,7 @@ class WindowChoice(NamedTuple):
     high: Array  # (J,) centre of the far window in u
     bulk_at: Array  # abscissa of the Chernoff bound of bulk compositions
     excess_at: Array  # abscissa of the bound of the excess (`Remainder`)
-    separable: Array  # whether compositions of bulk steps alone are negligible at eps
+    separable: Array  # whether bulk compositions are negligible at eps
 
 
 def _phi(x: Array) -> Array:
@@ -154,7 +154,7 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
     high = xp.where(found[..., None], pick(xp, highs, first[..., None]), widest)
     excess_at = pick(xp, c, xp.argmin(pick(xp, bounds, first[..., None]), axis=-1))
 
-    # the low window goes to the highest centre at which compositions of bulk steps alone are negligible at eps
+    # the low window goes to the highest centre at which bulk compositions are negligible at eps
     lows = place_of(sigma, q, (scale * LOW_LOSSES)[..., None, :]) - 2.0 * low_blur(sigma)
     place = (lows[..., None] - u) / low_blur(sigma)[..., None]
     inside = xp.where(place > -BULK_END, _phi(place), 0.0)

@@ -35,7 +35,7 @@ _ALL_BYTES = 2**28
 Of a larger array, and of any Source, only some blocks of rows are compared.
 """
 _BLOCKS, _BLOCK_ROWS = 32, 64
-"""Number of blocks that are compared if not all rows are, and number of rows in a block."""
+"""Number of blocks of rows that are compared if there are too many rows to compare all; number of rows in a block."""
 _OWN_BYTES = 12
 """A row shows that a constant holds data only if, compressed, it is this many bytes longer than as many zeros.
 
@@ -423,8 +423,8 @@ def _meet(ours: np.ndarray, rows: np.ndarray) -> bool:
             return True
     share = counts / len(rows)
     entropy = -float(np.sum(share * np.log2(share)))
-    # Consecutive rows that agree are evidence only if they have at least 96 bits of entropy, judged by how often each
-    # row of the data occurs.
+    # A run of consecutive rows that the constant and the data have in common shows that the constant holds data, if the
+    # run has at least 96 bits of entropy. The entropy of a row follows from how often each row occurs in the data.
     length = max(math.ceil(96.0 / entropy), _LEAST_RUN) if entropy > 0.01 else len(rows) + 1
     if length > min(len(rows), len(ours)):
         return False

@@ -290,7 +290,10 @@ def _require_room(folder: Path, carried: list[Any]) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder of checkpoints private; refuse another owner's folder, and an open folder with other files."""
+    """Make a folder of checkpoints private to its owner.
+
+    Refuse a folder of another owner, and a folder that others may open and that holds other files.
+    """
     status = folder.stat()
     if os.name == "posix" and status.st_uid != os.geteuid():
         raise InputError(f"{folder}: belongs to another user, who could read the secret key of the run; use your own")

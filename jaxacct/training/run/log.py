@@ -395,7 +395,8 @@ class ProgressLine:
 class _Table:
     """Upper bounds of epsilon along a plan; a thread computes them on the first request.
 
-    They cover the releases that are `held` from before step `first` as well; with None they cover the plan alone.
+    If `held` is given, they also cover the releases in `held`, which were made before step `first`. If `held` is None,
+    they cover only the plan.
     """
 
     def __init__(self, plan: Plan, first: int = 0, held: Held | None = None) -> None:

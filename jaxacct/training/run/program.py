@@ -196,9 +196,9 @@ class Batch(NamedTuple):
 class Streamed(Program):
     """Program for one plan, state and source; `begin` compiles it and starts the threads, `close` ends them.
 
-    If the last checkpoint has the same session, the steps after the checkpoint repeat their draws.  The ledger then
-    tells whether the examples are the same, too.  In all other cases the lineage gets fresh random bits, and no draw is
-    ever used twice.
+    If the session of the last checkpoint is the session of this program, the steps after the checkpoint draw the same
+    records as before.  The ledger then tells whether the source gave the same examples, too.  In all other cases the
+    lineage gets fresh random bits, so every step makes draws that were never made before.
     """
 
     # A step keeps the arrays that it is given. So an interrupt within the step can save the state before it.
