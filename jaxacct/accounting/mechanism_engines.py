@@ -328,8 +328,9 @@ def epsilon_replaced(question: MechanismQuestion) -> Bounds:
 def _least(values: Callable[[np.ndarray], np.ndarray], middle: np.ndarray, reach: float) -> np.ndarray:
     """Return the least value that is found at points up to `reach` from `middle`.
 
-    Three points are tried first, or all points that a walk can reach if the values at all three are infinite for some
-    element. Then a walk goes downhill from the point of least value. At last two points near the walk's end are tried.
+    Three points are tried first. If the values at all three are infinite for some element, all points that a walk can
+    reach are tried instead. Then a walk goes downhill from the point of least value. At last two points near the walk's
+    end are tried.
 
     values : maps points, stacked along a leading axis, to their values.
     """
@@ -595,7 +596,7 @@ def _larger(quantity: str, row: Row, value: float, relation: str, rtol: float, m
     from jaxacct.engines import mixture
 
     if quantity == "epsilon" and value == 0.0:
-        return mixture.UNKNOWN, most  # elsewhere delta = 0 is refused, or answered by the largest loss
+        return mixture.UNKNOWN, most  # for delta = 0 other code raises an error, or answers by the largest loss
     signs = {"add_one": (-1.0,), "remove_one": (1.0,)}.get(relation, (1.0, -1.0))  # 1 remove, -1 add
     known, found = mixture.contours_of(row), list[mixture.Ends]()
     for sign in signs:

@@ -384,7 +384,8 @@ def claimed_lines(claim: Any, guessed: str) -> Lines:
 def _deltas(side: Profile) -> tuple[np.ndarray, np.ndarray]:
     """Return epsilons, and upper bounds of a profile's delta at these epsilons."""
     farthest = float(np.asarray(side.epsilon(1e-15).upper))  # in float64 a smaller delta vanishes beside 1
-    # the error of the lines is of second order in the distance between their epsilons
+    # between two epsilons the lines of `claimed_lines` lie above the claimed curve, by an error that is of second order
+    # in the distance between the two
     epsilon = np.linspace(0.0, min(farthest, FARTHEST_EPSILON) if np.isfinite(farthest) else FARTHEST_EPSILON, 257)
     return epsilon, np.asarray(side.delta(epsilon).upper)
 

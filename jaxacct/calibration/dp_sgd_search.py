@@ -178,7 +178,7 @@ class Calibration:
         return plain_record(self)
 
     def _repr_html_(self) -> str:
-        """Show values in full, since a rounded value need not meet the target, with the ends of epsilon or risk."""
+        """Show the brackets, and the values in full, since a rounded value need not meet the target."""
         name, bounds = ("epsilon", self.epsilon) if self.risk is None else ("risk", self.risk)
 
         def cells(index: tuple[int, ...]) -> list[str]:
@@ -400,7 +400,7 @@ def by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -
 def _plainly(
     goal: Goal, rows: np.ndarray, equation: _Equation, found: Start, hint: contour.Hint, mu: np.ndarray
 ) -> None:
-    """Solve on plain contours, the smallest first; unsolved rows go to a size ("rung") with as many nodes as needed."""
+    """Solve on plain contours, few nodes first; an unsolved row goes to a size ("rung") that has the nodes it needs."""
     rungs, spare = (PLAIN_FOR_DELTA, NEARLY) if goal.on_delta else (PLAIN, 1.0)
     low, high = np.log(goal.limits)
     variance = mu**2
@@ -438,7 +438,8 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
     sign = -1.0 if goal.unknown == "noise_multiplier" else 1.0
     slope = sign * -2.0 * equation.log_delta
     rows = np.flatnonzero(left)
-    if not goal.on_delta:  # not at an eps near 0, where the deltas of single steps add up to more than the true delta
+    # a target delta may be for an eps near 0, where the deltas of single steps add up to more than the true delta
+    if not goal.on_delta:
         found.x[rows], slope[rows] = _one_hit(equation.take(rows), found.x[rows], slope[rows], sign)
     for place, rung in enumerate(contour.LADDER):
         if not rung.split or rung.chunk == 1:

@@ -42,8 +42,8 @@ CHUNK_POINTS = 2**14
 """Number of quadrature points in a chunk on NumPy, over all its configurations. With smaller chunks there are more
 calls. Larger chunks do not fit into a cache."""
 NODES_A_POINT = 16
-"""A finite part has a term for each node and atom. So many terms count as one quadrature point, since they take about
-as much memory."""
+"""A finite part has a term for each pair of a node and an atom. This number of such terms counts as one quadrature
+point, since it takes about as much memory."""
 
 
 class _Path(NamedTuple):

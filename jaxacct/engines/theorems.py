@@ -162,7 +162,7 @@ def _gaussians(parts: Components) -> Iterable[tuple[np.ndarray, np.ndarray, np.n
 
 
 class Tests(NamedTuple):
-    """Bounds for M tests S of each row, events that are likelier under P than under Q."""
+    """Bounds for M tests of each row. A test is an event S that is likelier under P than under Q."""
 
     log_p: np.ndarray  # (B, M) lower bounds of log P(S); -inf where there is no test
     log_q: np.ndarray  # (B, M) upper bounds of log Q(S); 0 where there is no test

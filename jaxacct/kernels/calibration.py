@@ -116,7 +116,7 @@ def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array
 
 
 def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
-    """Return `n' log M + n M'/M`, the derivative of n log M along the tangent, of Laplace parts.
+    """Return `n' log M + n M'/M` of the Laplace parts: the derivative of n log M along the tangent.
 
     Im log M is taken between -pi and pi.
 
@@ -133,7 +133,7 @@ def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
 
 
 def _finite_change(law: LossLaw, tangent: LossLaw, c: Array, t: Array) -> Array:
-    """Return `n' log M + n M'/M`, the derivative of n log M along the tangent, of finite parts.
+    """Return `n' log M + n M'/M` of the finite parts: the derivative of n log M along the tangent.
 
     With losses l_j and probabilities p_j, `M = sum p_j e^{z l_j}`.
     """
@@ -158,7 +158,8 @@ LARGEST_SHARE = 0.999
 """Cap on e^eps a/b, so that delta = b - e^eps a stays positive. Here a is the false-positive rate, and b the bound of
 the true-positive rate."""
 LARGEST_NEWTON_STEP = 0.7
-"""Largest Newton step of log c and of x, the logarithm of the parameter, in `solve`: a factor of two."""
+"""Largest Newton step of log c, and of x, the logarithm of the parameter, in `solve`. Such a step doubles or halves c
+or the parameter."""
 LARGEST_SECANT_STEP = 0.3
 """Largest secant step of x, the logarithm of the parameter. It is small, since the contour is placed only
 once, for the x at which the secant steps begin."""

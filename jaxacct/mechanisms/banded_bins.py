@@ -123,7 +123,7 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
     """Bracket delta of a run at some hundred losses, in both directions."""
     profile = contours_of(strategy, bins, noise)
     mu, found = _largest(profile), []
-    # with this number of slots, the likelihood ratio of random allocation has the same standard deviation
+    # with this number of slots, the likelihood ratio of random allocation has the standard deviation of the bins' ratio
     slots = max(np.expm1(min(mu * mu, 600.0)) / profile.bins.deviation**2, 1.0)
     with waiting(2, "directions of a round") as work:
         for sign, least in ((1.0, 3e-10), (-1.0, 1e-16)):

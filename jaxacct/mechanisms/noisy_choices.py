@@ -306,9 +306,10 @@ class PartitionSelection(Mechanism):
     A record adds at most 1 to the count of a key, and does so for at most ``contributions`` keys. Whether a key is
     released, and with which noisy count, is decided for each key by itself and is (epsilon, delta)-DP for one record
     more or less; a key with count 0 is never released. The optimal rule and thresholded Laplace noise, both in
-    `jaxacct.samplers`, are of this kind. Under add or remove all keys together are ``contributions`` times (epsilon,
-    delta)-DP, composed; under ``replace_one`` twice as often, since the record leaves some keys and enters others.
-    ``kind`` is "bound". With k composed keys, epsilon is infinite at deltas below 1 - (1 - delta)^k.
+    `jaxacct.samplers`, are of this kind. If one record is added or removed, the release of all keys counts as a
+    composition of ``contributions`` mechanisms, each of which is (epsilon, delta)-DP. Under ``replace_one`` it counts
+    as a composition of twice as many, since the record leaves some keys and enters others. ``kind`` is "bound". With k
+    composed mechanisms, epsilon is infinite at deltas below 1 - (1 - delta)^k.
 
     Parameters
     ----------

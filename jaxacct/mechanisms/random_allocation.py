@@ -576,7 +576,7 @@ def allocated_law(base: FiniteMechanism, slots: int, taken: int) -> AllocatedLaw
                 found.append((float(ratio.ln()), _up(weight * ratio), _up(weight)))
             else:
                 never += weight
-        # 1 - (1 - alone)^taken, as a sum that does not cancel if alone is small
+        # `1 - (1 - alone)^taken`, written as a sum, which does not cancel if `alone` is near 0
         infinite = alone * sum(_powers(1 - alone, taken - 1), Decimal(0))
     loss, p, q = np.array(found or [(0.0, 0.0, 0.0)]).T
     return AllocatedLaw(loss, p, q, _up(infinite), _up(never))

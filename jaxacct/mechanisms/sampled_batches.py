@@ -504,7 +504,7 @@ def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
                 return np.inf, 0.0
             last, k, terms = float(product[-1]), k + way * step.size, terms + step.size
             at = (n - k) / (k + 1.0) * odds if way > 0 else k / (n - k + 1.0) / odds
-            # a geometric series bounds the rest, since the ratios fall
+            # `rest` bounds the sum of all further terms by a geometric series, since the ratios of the terms fall
             rest = last * at / (1.0 - at) if at < 1.0 else np.inf
             if rest <= NEGLIGIBLE * max(total, 1e-300):
                 break

@@ -97,7 +97,10 @@ class ShuffledBatches(Mechanism):
 
 
 def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism]:
-    """Return attacks on a composition of shuffled batches: compositions with certified pairs that it dominates.
+    """Return attacks on a composition of shuffled batches.
+
+    An attack replaces each pass by what an attacker sees of it. So the composition dominates the attack. Only attacks
+    with certified brackets are returned.
 
     `size` is the number of answers asked for; with more than MOST_ROWS no attack is computed. A pass with a single
     batch has no attack, since the trainer also records `batches` = 1 where it does not know their number.

@@ -1,4 +1,4 @@
-"""The page on a claim, which `report` makes, in the order in which the person who signs the page reads it."""
+"""Makes the page on a claim. Its parts stand in the order in which the person who signs the page reads them."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ def _of_plan(plan: Plan, tick: Tick, path: str) -> Subject:
     if plan.early_stop is not None:
         releases.append([f"{safe(repr(plan.early_stop.mechanism))} all answers of the early stop", "", "", "1"])
     code = f"p = Plan.from_json(open({path or 'plan.json'!r}).read()); print(p.epsilon)"
-    if plan.filter is None and plan.repetitions is None:  # `ja.verify` covers no others
+    if plan.filter is None and plan.repetitions is None:  # `ja.verify` covers no other plans
         code += f'; print(ja.verify(p.mechanism, p.epsilon, delta=p.target_delta, relation="{plan.relation}"))'
     python = f"python -c {shlex.quote(f'import jaxacct as ja; from jaxacct.training import Plan; {code}')}"
     return Subject(

@@ -494,10 +494,12 @@ def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
 
 
 def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
-    """Bracket the trade-off function at the rates `fpr`, from delta at a grid of eps; a line of slope e^eps is tangent.
+    """Bracket the trade-off function at the rates `fpr`, from delta at a grid of eps.
 
-    The slope of a rate is the one whose line is highest there.  The grid reaches from the least to the largest slope
-    that one of the rates may have.  Cells that leave a wide bracket are divided.
+    Each eps gives the line 1 - delta(eps) - e^eps a, which is nowhere above the trade-off function of the rate a.  The
+    slope of the line is e^eps, without the sign.  The slope of a rate is the slope of the line that is highest there.
+    The grid reaches from the least to the largest slope that one of the rates may have.  Cells that leave a wide
+    bracket are divided.
     """
     floor = _mass_at_infinity(profile)
 

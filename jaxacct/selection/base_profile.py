@@ -452,7 +452,7 @@ def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
     upper : upper bounds of delta at the ascending e^eps of `ratio`.
     """
-    # every line is above the curve, so that any of the lines together give a bound
+    # every line is above the curve, so any subset of the lines gives a bound
     keep = np.linspace(0, ratio.size - 1, min(ratio.size, CELLS - 1)).round().astype(int)
     r, d = np.concatenate([[0.0], ratio[keep]])[::-1], np.concatenate([[1.0], upper[keep]])[::-1]
     return _envelope(r, np.minimum(d, 1.0), 1.0 + 4.0 * ROUNDOFF)

@@ -256,7 +256,8 @@ class TruncatedNegativeBinomial(Law):
         return generating.truncated_negative_binomial(self.eta, self.gamma, y)
 
     def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
-        return generating.grown_base(self.eta, self.gamma, y)[-2:]  # on NumPy in less than half the time of all three
+        # phi is left out, which on NumPy takes more than half of the time
+        return generating.grown_base(self.eta, self.gamma, y)[-2:]
 
     def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
         odds, more = (1.0 - self.gamma) / self.gamma, self.eta + 1.0  # phi' = mean (1 + odds y)^-(eta+1)

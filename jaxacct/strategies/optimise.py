@@ -138,8 +138,8 @@ def buffered_inverse(scales: np.ndarray, decays: np.ndarray, steps: int) -> np.n
 def _log_error(column: np.ndarray, inverse: np.ndarray, period: int) -> tuple[float, np.ndarray, np.ndarray]:
     """Return log(mean variance of the prefix sums times squared sensitivity), and its gradients, (n,) each.
 
-    The gradients are by the first columns of C and of C^-1. The squared sensitivity is bounded by the squared norm of
-    the sum of columns 0, period, 2 period, ... of |C|.
+    The gradients are with respect to the first columns of C and of C^-1. The squared sensitivity is bounded by the
+    squared norm of the sum of columns 0, period, 2 period, ... of |C|.
     """
     steps = inverse.size
     column = np.pad(column, (0, steps - column.size))
@@ -152,7 +152,10 @@ def _log_error(column: np.ndarray, inverse: np.ndarray, period: int) -> tuple[fl
 
 
 def _through(inverse: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """Return the gradient by the first column of a Toeplitz matrix, from that by the inverse's first column."""
+    """Return the gradient of a function with respect to the first column of a Toeplitz matrix.
+
+    inverse : the first column of the matrix's inverse.  slope : the gradient with respect to `inverse`.
+    """
     # d inverse_j / d column_k = -(inverse * inverse)_(j - k), where * is a convolution
     size = inverse.size
     reflected = np.conj(np.fft.rfft(inverse, 2 * size))

@@ -515,7 +515,7 @@ def _room(plan: Plan) -> int:
 def _schedule(
     plan: Plan, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> tuple[Numbers, np.ndarray]:
-    """Return each step's numbers for the compiled step, and the first step of its pass or round, 0 without passes."""
+    """Return the `Numbers` of every step, and the first step of its pass or round (0 if the rule has neither)."""
     begins, rows = np.zeros(plan.steps, np.int32), []
     if plan.sampling in BY_PASS:
         for first, last in plan.passes:

@@ -214,7 +214,7 @@ def response(epsilon: Any, delta: Any) -> Masses:
 
 
 def discrete_laplace(scale: Any, shift: int) -> Masses:
-    """Return the masses of noise with Pr[x] = (1-r)/(1+r) r^|x|, r = e^{-1/scale}, shifted and not shifted.
+    """Return the masses of noise plus `shift`, and of noise alone. With r = e^{-1/scale}, Pr[x] = (1-r)/(1+r) r^|x|.
 
     All outcomes x <= 0 have the same loss and are merged into one. All outcomes x >= shift are merged likewise.
     """
@@ -233,7 +233,7 @@ def discrete_laplace(scale: Any, shift: int) -> Masses:
 
 
 def discrete_gaussian(sigma: float, shift: int) -> Masses:
-    """Return the masses of noise with Pr[x] proportional to e^{-x^2/(2 sigma^2)}, shifted and not shifted.
+    """Return the masses of noise plus `shift`, and of noise alone. Pr[x] is proportional to e^{-x^2/(2 sigma^2)}.
 
     Each tail has Pr[X >= m] = Pr[X <= -m] <= e^{-m^2/(2 sigma^2)}.
     """

@@ -194,7 +194,7 @@ def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.nda
         weight = weight if real else weight * np.exp(turn * (0.5 * turn + 1j * s)) * (1.0 - 1j * shift * slope)
         scale = -(one.real if real else one) / bins.count
 
-        @functools.lru_cache(maxsize=1)  # the first bin is often one of the run after it
+        @functools.lru_cache(maxsize=1)  # the first bin often has the coefficients of the bins after it
         def kernel(a: float, b: float, columns: int) -> np.ndarray:
             grown = [np.exp(coefficient * y - 0.5 * coefficient**2) for coefficient in (a, b)]
             exponent = np.multiply.outer(scale * grown[0], grown[1][:columns])

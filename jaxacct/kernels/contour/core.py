@@ -50,7 +50,7 @@ class Nodes(NamedTuple):
 
     c: Array  # the abscissa
     k0: Array  # K(c)
-    common: Array  # bound of the error of K(c), which all nodes share
+    common: Array  # bound of the error of K(c); the factor e^{K(c)} is common to all nodes
     h: Array  # the step
     t: Array  # (count,) t_k, the imaginary part of z_k
     weight: tuple[Array, Array]  # (count,) real and imaginary part of h / (pi z (z + 1)), halved at t = 0

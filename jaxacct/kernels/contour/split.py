@@ -497,7 +497,7 @@ def _at(law: LossLaw, found: _Round, eps: Array, middle: Array, points: int) -> 
 class Certificate(NamedTuple):
     """Bounds of the errors of an integrand, and of the remainder, the part of delta that is not integrated."""
 
-    common: Array  # bound on the error of K(c), a factor common to all nodes
+    common: Array  # bound on the error of K(c); the factor e^{K(c)} is common to all nodes
     slack: Array  # (count,) bound on the error of the integrand at each node, relative to e^{K(c)}
     tail: Array  # bound on the sum of the terms that were cut off, divided by Z = e^{K(c) - c eps}
     images_at: Array  # abscissa of the Chernoff bound for images to the right

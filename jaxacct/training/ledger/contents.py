@@ -282,7 +282,7 @@ class Contents:
         self.runs: dict[str, Spent] = {}
         self.headers: dict[str, list[Run]] = {}
         self.run = ""
-        # `leaves_room` certified this last: a plan as JSON, the releases, and the number of other mechanisms
+        # what `leaves_room` certified last: (the plan as JSON, the releases, the number of other mechanisms)
         self._certified: tuple[str, Counter[Release], int] | None = None
 
     @property

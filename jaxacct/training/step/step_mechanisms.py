@@ -100,7 +100,7 @@ class Release(NamedTuple):
     sampling_probability : the rate of a step.  For a pass over fixed batches it is 1.  For a round of random allocation
         it is 1 divided by the number of slots.  For a pass of cyclic Poisson sampling it is the rate within a group, or
         1 if the pass of a step is not known.  Such a pass covers the noise that later steps share with it.
-    cap, dataset_size : the largest batch and the number of records of truncated Poisson sampling; elsewhere 0.
+    cap, dataset_size : for truncated Poisson sampling, the largest batch and the number of records; else 0.
     """
 
     sampling: str
