@@ -246,8 +246,8 @@ def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
     kind = "bound" if above_only else mechanism.kind_of_bracket(relation)
     with job(target.size):
         two = mechanism.has_bracket() and not above_only
-        # False stands for the pairs that dominate the mechanism, True for the pairs that the mechanism dominates. Pairs
-        # of the second kind are needed only if they differ from the first and can certify a lower end.
+        # False stands for the pairs that dominate the mechanism, True for the pairs that the mechanism dominates. The
+        # pairs for True are needed only if they differ from the pairs for False and can certify a lower end.
         which = (False, True) if kind == "certified" and two else (False,)
         if two:
             _prepare_pairs(mechanism)

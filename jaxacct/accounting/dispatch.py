@@ -40,8 +40,8 @@ WIDE = {"epsilon": 0.1, "delta": 0.5}
 ATOMS_TOGETHER = 1_000_000
 """Largest number of atoms (losses with a mass) of all rows that are evaluated together. It limits the memory."""
 NARROWEST, REFINED_SHARE = 1e-6, 0.01
-"""Outside of searches the contour engine refines a bracket to a relative width of half of rtol, or of half of
-max(NARROWEST, REFINED_SHARE rtol) if this is smaller."""
+"""Outside of searches the contour engine refines a bracket until its relative width is at most
+min(rtol, max(NARROWEST, REFINED_SHARE rtol))/2."""
 NO_RELATIVE_ACCURACY = 1e-300
 """A bracket whose upper end is at most this counts as narrow: so small a delta has no relative accuracy in float64."""
 

@@ -165,8 +165,8 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     fpr = flat["baseline" if name == "target_reconstruction" else "at_fpr"]
     wanted = _rate_of_posterior(flat[name], flat["prior"], fpr) if name == "target_posterior" else flat[name]
     asked = (wanted < 1.0) & (wanted > fpr)
-    # the best eps is about -mu (ndtri(fpr) + ndtri(wanted))/2, as for mu-Gaussian DP. It is negative where
-    # fpr + wanted > 1; these rows are solved in the reverse direction
+    # the best eps is about `-mu (ndtri(fpr) + ndtri(wanted))/2`, as for mu-Gaussian DP. It is negative where
+    # `fpr + wanted > 1`; these rows are solved in the reverse direction
     mirrored = asked & (wanted - 0.5 > 0.5 - fpr)
     # every delta meets a wanted rate of 1, and no delta meets a rate of at most fpr
     epsilon, delta, pieces = np.zeros(wanted.shape), np.where(wanted >= 1.0, 1.0, -1.0), []
@@ -247,7 +247,8 @@ def _rates_at_least(
             place = Place(sign * np.maximum(np.abs(epsilon[rows]), about * mu), mu)
             relation = goal.relation if goal.relation in account.REVERSED else leading
             run = goal.run(rows, values[rows])
-            deltas = lambda at, _, run=run, asked=(relation, rtol): deltas_about(run, at, *asked)  # `_` is all rows
+            # `_` stands for the indices of rows: `run` has exactly these rows
+            deltas = lambda at, _, run=run, asked=(relation, rtol): deltas_about(run, at, *asked)
             low[rows] = np.maximum(rate_at(deltas, place, fpr[rows], about).lower, low[rows])
         left &= low < enough
     return low

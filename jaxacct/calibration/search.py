@@ -68,7 +68,10 @@ class Search(NamedTuple):
     """Whether the limit that protects least does so among all possible values, as a sampling probability of 1 does."""
 
     def closeness(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Return `rtol * scale / target` for some rows: twice the relative distance below the target that is enough."""
+        """Return `rtol * scale / target` for some rows.
+
+        A value is close enough if its epsilon is below the target by at most half of this share of the target.
+        """
         target = self.target[rows]
         return self.rtol * (target if self.scale is None else self.scale[rows]) / target
 

@@ -43,7 +43,7 @@ def report(content: dict[str, Any], as_text: Callable[[dict[str, Any]], str], op
 
 
 def failed(table: Table) -> int:
-    """Return exit status 1 where the engines failed on a row, which a warning has named; otherwise 0."""
+    """Return exit status 1 if the engines failed on a row, otherwise 0. A warning has named the row."""
     return int((table["status"] == "failed").any())
 
 

@@ -201,8 +201,8 @@ def _most_of_one_step(
     """Bound delta from above where the error of eps or of k = 1 - (1 - q) e^eps is large.
 
     Delta is taken at the least possible eps, and with the largest k that is possible there. This is a bound, since
-    `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+` rises with k. G is the delta of the Gaussian without sampling,
-    whose pair is (P, Q).
+    `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+` rises with k. Here (P, Q) is the pair of the Gaussian without
+    sampling, and G is its delta.
     """
     eps = np.maximum(eps - off - 2.0 * ROUNDOFF * eps, 0.0)
     k, mu = np.maximum(np.sum(_factor(q, eps), axis=0), 0.0), 1.0 / sigma
@@ -293,7 +293,7 @@ def _by_bisection(
         before = low, high
         low, high = np.where(met, low, at), np.where(met, at, high)
         if np.array_equal(before, (low, high)):
-            break  # low and high are neighbours in float64 in every row
+            break  # `low` and `high` are neighbours in float64 in every row
     low = np.where(high == 0.0, 0.0, low)
     lower, upper = np.where(low[1] <= high[0], low[1], 0.0), high[0]
     return Answer(lower, 0.5 * (lower + upper), upper)

@@ -252,7 +252,7 @@ def delta(
     tolerance: float = TOLERANCE,
     hint: Hint | None = None,
 ) -> Answer:
-    """Return brackets of delta at eps, row by row, without the mass at infinity.
+    """Return brackets of delta, without the mass at infinity, at one eps for each row.
 
     A row whose upper bound is at most `floor` is not refined.
     """

@@ -115,7 +115,7 @@ class Engine(ABC):
 
     @abstractmethod
     def delta(self, question: Question) -> Answer:
-        """Return brackets of delta at an epsilon, without the mass at infinity."""
+        """Return brackets of delta, without the mass at infinity, at an epsilon."""
 
 
 class MechanismEngine(ABC):

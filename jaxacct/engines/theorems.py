@@ -283,8 +283,8 @@ def laplace_counts(parts: Components, column: int) -> Tests:
     removing = parts.sign[:, None] > 0
     # Base losses v are counted if v >= edge - drop (remove), or if v <= -(edge - drop) (add), for drop < 2 edge.
     drop = np.minimum(LAPLACE_DROPS, 1.999 * edge)
-    # Their log mass is `near` under the Laplace law whose mode has a counted loss, and `far` under the other law. The
-    # log masses of all other losses are `near_rest` and `far_rest`.
+    # One of the two Laplace laws has its mode among the counted losses. `near` is the log mass of the counted losses
+    # under this law, and `far` under the other law. `near_rest` and `far_rest` are the log masses of all other losses.
     near = np.log1p(-0.5 * np.exp(-0.5 * drop))
     near_rest = -np.log(2.0) - 0.5 * drop
     far = -np.log(2.0) - edge + 0.5 * drop
@@ -386,7 +386,7 @@ def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
         n = np.where(present_here, n, 1.0)
         error = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(q)))
         hit = chance(np.log(q), np.log1p(-q), error, error)
-        low, high = np.zeros_like(n), n.copy()  # Pr[N > high] is always small enough, since Pr[N > n] = 0
+        low, high = np.zeros_like(n), n.copy()  # Pr[N > `high`] is always small enough, since Pr[N > n] = 0
         for _ in range(BISECTIONS):
             middle = np.floor(0.5 * (low + high))
             enough = (middle < high) & (log_tail_above(n, middle + 1.0, hit) <= each)
@@ -458,7 +458,7 @@ def _with(bounded: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
 
 
 def least_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
-    """Return (B,) the smallest of several upper bounds of delta at eps, without the mass at infinity."""
+    """Return (B,) the smallest of several upper bounds of delta, without the mass at infinity, at eps."""
     left = epsilon - largest_loss(parts).above
     left = left - 4.0 * ROUNDOFF * np.abs(epsilon)
     best = np.fmin(total_variation(parts), 1.0)

@@ -396,7 +396,7 @@ def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Ar
     crossing = (index == first) | (last < first + 2)
     low, high = low + xp.where(crossing, high, 0.0), xp.where(crossing, 0.0, high)
     back = xp.exp(-step)
-    # low high/(low + high e^-h) is at most high. It is computed so that no product or quotient leaves float64's range.
+    # `low * high/(low + high e^-h)` is at most `high`. It is computed so that nothing leaves the range of float64.
     larger = low >= high
     ratio = xp.where(larger, high, low) / xp.where(low + high > 0, xp.maximum(low, high), 1.0)
     denominator = xp.where(larger, 1.0 + ratio * back, ratio + back)

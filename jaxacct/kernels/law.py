@@ -73,7 +73,7 @@ def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
     y = u / sigma - 0.5 / sigma**2
     # log1p(q expm1(y)) is off by a few roundoffs, except where e^y may overflow (`high`) or 1 + q expm1(y) cancels
     # (`low`). In both cases log((1 - q) + q e^y) is taken, with two positive terms. A y with q e^y < 1 does not count
-    # as high, since y + log q would cancel.
+    # as `high`, since y + log q would cancel.
     high, low = (y > 30.0) & (y > -xp.log(q)), (q > 0.5) & (y < -1.0)
     small = xp.exp(-xp.abs(y))
     grown = xp.expm1(xp.where(high, 0.0, xp.minimum(y, 709.0)))
@@ -138,7 +138,7 @@ def tilted_gaussian(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -
 
 
 def lifted(law: LossLaw) -> LossLaw:
-    """Return the law with one more batch axis, the last, of size 1, which broadcasts with several abscissae a law."""
+    """Return the law with a last batch axis of size 1, which broadcasts with several abscissae for each law."""
     xp = namespace(law.sign)
     return LossLaw(*(xp.expand_dims(x, -1 - own) for x, own in zip(law, OWN_AXES, strict=True)))
 

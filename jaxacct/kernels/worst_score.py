@@ -359,7 +359,7 @@ def _latest(served: Array) -> Array:
 
 
 def attained(law: Repetitions, curve: Inner, found: Order) -> tuple[Array, Array]:
-    """Return (gain, cost) of an order of scores, which leaks at least gain - E cost at every E = e^eps.
+    """Return (gain, cost): the order of scores `found` leaks at least gain - E cost at every E = e^eps.
 
     phi' is convex. So phi(x + h) - phi(x) is at least h times phi' in the middle, and at most h times the mean of phi'
     at the two ends.

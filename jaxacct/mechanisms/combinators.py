@@ -294,7 +294,7 @@ class ProposeTestRelease(Combinator):
     mechanism : Mechanism
         Mechanism that is released.
     test_scale : array_like > 0, finite
-        Scale of the Laplace noise on the distance, which broadcasts with the mechanism's fields.
+        Scale of the Laplace noise on the distance. It broadcasts with the mechanism's fields.
     threshold : array_like >= 0, finite
         Noisy distance above which the mechanism is run.
 

@@ -35,7 +35,7 @@ class ZCDP(BaseMechanism):
     ----------
     rho : array_like >= 0, finite
     xi : array_like >= 0, finite
-        Constant part of the bound, which broadcasts with rho.
+        Constant part of the bound. It broadcasts with rho.
 
     References
     ----------

@@ -152,7 +152,7 @@ class ApproximateDP(FiniteMechanism):
     ----------
     epsilon : array_like >= 0, finite
     delta : array_like in [0, 1)
-        Mass at infinite loss, which broadcasts with epsilon.
+        Mass at infinite loss. It broadcasts with epsilon.
 
     References
     ----------

@@ -151,7 +151,7 @@ def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float
 
 
 def _runs(divisors: list[float], below: bool) -> list[tuple[float, int]]:
-    """Return falling divisors as (divisor, count); of nearly equal ones keep the least if `below`, else the largest."""
+    """Return falling divisors as (divisor, count). Nearly equal ones become the least (if `below`) or the largest."""
     runs: list[tuple[float, int]] = []
     for divisor in divisors:
         if runs and divisor >= runs[-1][0] * (1.0 - SAME):

@@ -171,7 +171,7 @@ class _SeenBatches(Mechanism):
 
 
 def _largest(with_record: float, without: float, batches: float, direction: str) -> FinitePart:
-    """Return the law of the loss of the largest of `batches` outputs, if an attack sees only its cell in a grid.
+    """Return the loss law for an attack that sees in which cell of a grid the largest of `batches` outputs lies.
 
     One output has mean `with_record` under P and `without` under Q, in units of sigma; the others have mean 0.
     """

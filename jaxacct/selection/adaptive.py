@@ -126,7 +126,7 @@ def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float)
 def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> tuple[float, float]:
     """Return lower and upper bounds of one selection's delta.
 
-    So many values of K are listed that the others have a probability far below delta.
+    So many values of K are listed that all other values together have a probability far below delta.
     """
     ends = (0.0, 1.0)
     for tail in (1e-12, 1e-40, 1e-150, LEAST_DELTA):

@@ -212,7 +212,7 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
         table, knots = envelope.table_of(eps, high)
         if k == 1:
             u, t = knots
-        lost = -math.expm1(k * math.log1p(-min(apart, 1.0 - ROUNDOFF))) * (1.0 - RELATIVE_ERROR)  # 1 - (1 - apart)^k
+        lost = -math.expm1(k * math.log1p(-min(apart, 1.0 - ROUNDOFF))) * (1.0 - RELATIVE_ERROR)  # `1 - (1 - apart)^k`
         table = envelope.Table(table.ratio, np.maximum(table.delta - lost, 0.0))
         if k < top:
             sums.append(envelope.points_of(one, one, table, probability_of(law, k)))

@@ -129,7 +129,7 @@ def buffered_column(scales: np.ndarray, decays: np.ndarray, steps: int) -> np.nd
 
 
 def buffered_inverse(scales: np.ndarray, decays: np.ndarray, steps: int) -> np.ndarray:
-    """Return the first column of the inverse, which is buffered, too (README.md, "Error"), (n,)."""
+    """Return the first column of the inverse matrix, (n,). The inverse is buffered, too (README.md, "Error")."""
     root = np.sqrt(scales)
     decays, vectors = np.linalg.eigh(np.diag(decays) - np.outer(root, root))
     return buffered_column(-np.square(root @ vectors), decays, steps)

@@ -137,7 +137,10 @@ def _answer(quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings) -
 def _of_one_rule(
     quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings, given: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the columns of answers for rows with one batch rule and group size, which `given` has for `dp_sgd`."""
+    """Return the columns of answers for rows with one batch rule and one group size.
+
+    given : the batch rule and the group size, as arguments of `dp_sgd`.
+    """
     relation = chosen.relation_of(given["sampling"])
     if quantity in _CALIBRATIONS:
         solver = _CALIBRATIONS[quantity]

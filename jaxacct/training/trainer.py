@@ -261,11 +261,11 @@ class Trainer:
         progress : whether to show a line with rate, time left and an upper bound of epsilon; None shows it only on a
             terminal.
         by : the name of whoever runs the training, for the ledger.
-        log : the receiver of a record of every step: a function of one record, which is a dict, or the path of a file
-            of JSON lines, to which a resumed run appends.  A record holds an upper bound of epsilon so far.  Most of a
-            record is *not* private, and says so.  Records are put out together, once a second, and all of them by the
-            end of the fit.  The function's result is ignored, and a function that raises is not called again: values
-            that are not private must not end a run (jaxacct/training/run/README.md, "The log").
+        log : the receiver of a record of every step: a function, which is called with the record, a dict; or the path
+            of a file of JSON lines.  A resumed run appends to this file.  A record holds an upper bound of epsilon so
+            far.  Most of a record is *not* private, and says so.  Records are put out together, once a second, and all
+            of them by the end of the fit.  The function's result is ignored, and a function that raises is not called
+            again: values that are not private must not end a run (jaxacct/training/run/README.md, "The log").
         log_every : number of steps from one record to the next.
         note_ahead : the largest number of steps that are noted in the ledger at once; 1 notes each by itself.  By
             default a hundredth of the plan's steps.  No more steps are noted at once than needed to keep the notes

@@ -74,8 +74,8 @@ class Option:
     parameter : the law's gamma; for a law without gamma, its mean.
     candidates : the expected number of candidates, E[K], of all rounds together.
     noise_multiplier : the noise multiplier of the candidates and of the final run.
-    released_noise : the noise on a mean gradient of the released model: its standard deviation in units of the clip
-        norm, which is the noise multiplier divided by the expected batch size.
+    released_noise : the noise on a mean gradient of the released model: the noise multiplier divided by the expected
+        batch size.  It is a standard deviation in units of the clip norm.
     candidate_noise : the noise on a mean gradient of a candidate, in the same units.
     epsilon : certified upper end for the whole tuning, at most the target.  It is NaN with status "infeasible".
     gradients, gradients_95 : the expected number of gradient evaluations, and the 95 % quantile of this number, under

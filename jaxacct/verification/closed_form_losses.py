@@ -155,7 +155,7 @@ class SampledLaplace:
 
 
 def sampled_hockey_stick(base: Any, rate: Any, direction: str, epsilon: Any) -> Any:
-    """Return delta of one sampled step of a pair of laws whose loss has the same law in both directions.
+    """Return delta of one sampled step. The loss of `base`, the step without sampling, has one law for both directions.
 
     Proof: README.md, "One step, and enumeration".
     """

@@ -94,7 +94,7 @@ class FiniteLosses:
         return float(self.log_mgf(np.array([c]))[0])
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """Return the sum of (p - e^eps q)_+ over the outcomes with a finite loss, which is their part of delta."""
+        """Return the finite losses' part of delta: the sum of (p - e^eps q)_+ over the outcomes with a finite loss."""
         total, grown = arb(0), epsilon.exp()
         for loss, p, q in zip(self.loss, self.p, self.q, strict=True):
             if not loss <= epsilon:
@@ -244,7 +244,7 @@ def discrete_gaussian(sigma: float, shift: int) -> Masses:
     beyond = 2 * (-(ball(reach) ** 2) / square).exp()
     noise = {x: (-(ball(x) ** 2) / square).exp() for x in range(reach + shift + 1)}
     inside = 2 * sum((noise[x] for x in range(1, reach + 1)), arb(0)) + 1
-    # the sum over all outcomes is inside/(1 - tail); the mass `tail` of the outcomes left out lies in [0, beyond]
+    # the sum over all outcomes is `inside/(1 - tail)`: the outcomes left out have a mass `tail` in `[0, beyond]`
     whole = inside * (1 / (1 - beyond)).union(arb(1))
     at = range(-reach, reach + shift + 1)
     far = reach + shift

@@ -154,7 +154,7 @@ class LineSum:
         if not plan.smoothing:
             whole = first - _aliases(self.parts, plan, epsilon)
             return whole + plan.small_loss.delta(self.parts, epsilon) if plan.small_loss else whole
-        # the second sum is smoothed with 4 times the variance, so its terms have rise^4 where the first sum has rise
+        # the second sum is smoothed with 4 times the variance: its terms have `rise^4` where the first sum has `rise`
         most = arb(4)
         aliases = _aliases([*self.parts, (GaussianLoss(most * square), 1)], plan, epsilon)
         first -= aliases

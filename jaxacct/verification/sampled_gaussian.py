@@ -248,9 +248,9 @@ class SampledGaussian:
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """Return the least rate at which the normal density, times the shares of some cuts, decays beyond `end`.
+        """Return the least rate at which the normal density, times the shares that some cuts keep, decays beyond `end`.
 
-        These cuts keep less and less of the outputs towards `side`.
+        Only those cuts count whose share falls towards `side`.
         """
         fall = side * end
         for cut in self.cuts:

@@ -414,7 +414,7 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
     local : (B,) whether Im u is proportional to X(u); if not, Im u is proportional to the mean of X.
     """
     u, s = cells.edges, cells.s
-    # Im u = alpha lowers the integrand by about s y (X/t) alpha - alpha^2/2 nats, which is most at alpha = s y X/t
+    # Im u = alpha lowers the integrand by about s y (X/t) alpha - alpha^2/2 nats, which is largest at alpha = s y X/t
     size = np.minimum(1.45 / s, y[:, None] * s * np.where(local[:, None], cells.x, _one_over_t(cells)))
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
         there = np.abs(place[:, None]) < np.inf

@@ -213,7 +213,7 @@ def epsilon_of(
 ) -> tuple[Array, Array, Array, Array]:
     """Return `certified` bounds of eps about an estimate, at distances that follow from the errors of delta.
 
-    margin : factor on these distances, which covers the change of the slope between the estimate and a bound.
+    margin : factor on these distances.  It covers the change of the slope between the estimate and a bound.
     """
     xp = namespace(nodes.t, estimate)
     value, slope = trapezoid(nodes, estimate)

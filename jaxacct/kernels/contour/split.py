@@ -105,7 +105,7 @@ def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: A
 
 
 def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Contour:
-    """Return a contour for each of two choices of windows, which are on an axis in front.
+    """Return a contour for each of two choices of windows. The first axis of the result is for the two choices.
 
     The abscissa is the one, of those tried, that allows the shortest period (`period_for`).
 
@@ -630,7 +630,7 @@ class _Units(NamedTuple):
 
     own: Array  # (X,) of the logarithms of the weights, in units of 2^-53
     turned: Array  # (X,) of the losses L, in units of 2^-53; times t, they bound the errors of the angle of e^{itL}
-    doubt: Array  # the largest bound of the error of the logarithm of a weight, not in units
+    doubt: Array  # largest bound of the error of a weight's logarithm, in full and not in units of 2^-53
 
 
 def _units(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> tuple[_Units, _Units]:

@@ -352,8 +352,8 @@ class Ledger(Contents):
     def another_way(self, step: int, partition: str | None) -> int | None:
         """Return the new end (step after the last) of a run whose outputs were seen; None if the old end still holds.
 
-        Noting `step` moves the end if `step` is not the run's next step, or if the pass or round of `step`, which has
-        the fingerprint `partition`, changes the cost of the steps ahead.
+        Noting `step` moves the end if `step` is not the run's next step.  It also moves the end if the pass or round
+        of `step` changes the cost of the steps ahead.  `partition` is the fingerprint of this pass or round.
         """
         spent, plan = self.runs[self.run], self.plan
         if spent.looks is None:

@@ -43,8 +43,8 @@ class State:
     opt_state : the optimizer's state, of the trained part; it may be published.
     clip_norm : the present clip norm.
     step : number of steps taken.
-    not_finite : number of gradients so far with a NaN or an infinity, which counted as zero.  This number depends on
-        the data without noise, so it is not private.
+    not_finite : number of gradients so far with a NaN or an infinity.  Such a gradient counts as zero.  This number
+        depends on the data without noise, so it is not private.
     lineage : the origin of the randomness.  It holds the secret key of the run.
     past : the correlated noise that later steps share.  It is secret.
     history : the spending so far, or a mark of the ledger that holds it.
