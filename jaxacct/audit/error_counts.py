@@ -44,7 +44,7 @@ FPR)/FNR) holds.  FPR and FNR are upper limits of the false positive and the fal
 def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
     """Return Clopper and Pearson's one-sided upper limit of a probability p, rounded up; arrays broadcast.
 
-    If p exceeds the limit, at most `hits` of `trials` trials succeed with a probability below `error`.
+    If p exceeds the limit, the probability that at most `hits` of `trials` trials succeed is below `error`.
     """
     from scipy.special import betainccinv  # slow to import, and rarely needed
 

@@ -70,8 +70,10 @@ def calibrate(
         Delta at which epsilon is taken.  At 0 no value of a mechanism with an unbounded loss meets the target; the
         status says so.
     bracket : (lowest, highest), array_likes > 0, optional
-        Ends of the search.  All arguments broadcast, with one search for each element.  By default the powers of 10
-        next to 1 that enclose the target, from 1e-9 (whole numbers: 1) to 1e9, as far as the function takes them.
+        Ends of the search.  All arguments broadcast, with one search for each element.  By default powers of 10 are
+        tried from 1 outwards, up to 1e9 and down to 1e-9 (whole numbers: 1), as far as the function takes them.  The
+        ends, a little widened, are the first two neighbouring powers of which only one meets the target.  If there are
+        none, they are the outermost powers that were tried.
     whole : bool
         Whether the parameter is a whole number, such as a number of steps.
     monotone : bool

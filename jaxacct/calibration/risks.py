@@ -334,8 +334,8 @@ def _by_contour(
 
     mu : the mu of mu-Gaussian DP with the same true-positive rate.
     epsilon : the best eps of mu-Gaussian DP. It is overwritten by the best eps that is found.
-    guess : whether the first attempt's result is kept in place of the last attempt's, where the first attempt had
-        nearly enough nodes.  There the first result is usually closer, since the last attempt is cut short.
+    guess : if True, the first attempt's result is kept in rows where this attempt had nearly enough nodes.  There it is
+        usually closer than the last attempt's result, since the last attempt is cut short.
     """
     q, steps = goal.known["sampling_probability"], goal.known["steps"]
     settled = np.zeros(q.size, bool)
@@ -466,7 +466,7 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
     first, place = _start_for_mu(goal, wanted, floor)
     epsilon, width = np.full(wanted.shape, np.nan), 0.5 * goal.rtol
     made = first.x.copy()  # logarithm of the value for which `place` was found
-    rungs = np.zeros((2, wanted.size), int)  # contour sizes; each evaluation starts from the sizes of the last
+    rungs = np.zeros((2, wanted.size), int)  # contour sizes, from which the next evaluation starts
 
     def deltas_at(mine: np.ndarray, values: np.ndarray) -> Deltas:
         def deltas(at: np.ndarray, some: np.ndarray) -> Bounds:

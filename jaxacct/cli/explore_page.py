@@ -170,7 +170,7 @@ class Stopped(Exception):
 
 
 class Desk:
-    """The place where questions are asked. It shows how many are answered, and a button that stops the rest."""
+    """The place where questions are asked. It shows how many were answered, and a button that skips the open ones."""
 
     def __init__(self, slot: Any, total: int) -> None:
         self.slot, self.total, self.done, self.open = slot, total, 0, 0

@@ -498,8 +498,8 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
 def unresolved(laws: list[LatticePart], plan: LatticePlan, length: int) -> bool:
     """Return whether a lattice of this length is too coarse.
 
-    It is if rounding up the losses of all laws that are narrow beside the spacing would add more than the expected eps,
-    or more than the spacing if that is larger.
+    On it the losses of laws that are narrow beside the spacing are rounded up. The lattice is too coarse if this adds
+    more to the loss than the expected eps, or than the spacing if the spacing is larger.
     """
     step = (plan.top - plan.bottom) / length
     moved = 0.0

@@ -67,7 +67,7 @@ class LatticePart(ABC):
     def sketch(self, cut: float) -> ApproximateLaw:
         """Return an approximate loss law under P.
 
-        High losses may be left out, whose mass is at most e^cut in all steps together.
+        High losses may be left out. In all steps together their mass is at most e^cut.
         """
 
     @abstractmethod

@@ -182,7 +182,7 @@ def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Int
 def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float]:
     """Return a lower and an upper bound of log E_Q[mix^p], with mix = 1 - q + q dP/dQ and p = `power`.
 
-    Both follow from the atom where mix^p is largest: its own term, and log mix^p there.
+    The lower bound is the term of the atom where mix^p is largest. The upper bound is log mix^p at this atom.
     """
     at, log_mass = (1.0, -np.log(2.0) - 1.0 / scale) if power > 0 else (-1.0, -np.log(2.0))
     largest = power * float(log_mixture(np.asarray(at / scale), np.asarray(q)))

@@ -219,8 +219,8 @@ def _contours_of(_row: tuple[Any, ...]) -> dict[float, Known]:
 def _delta_by_contour(parts: list[Part], epsilon: float, known: list[tuple[float, Nodes]]) -> Ends:
     """Return the bracket of delta.
 
-    A contour placed for another eps also gives a valid bracket, so earlier contours are read first. A second new
-    contour is placed by the estimate of delta that the first gave, since the saddle point may be far off.
+    A contour placed for another eps also gives a valid bracket, so earlier contours are read first. The first new
+    contour may be far from the saddle point. The second one is placed by the estimate of delta from the first.
     """
     for _, nodes in sorted(known, key=lambda one: abs(one[0] - epsilon))[:CONTOURS_READ]:
         low, mid, high = delta_bracket(nodes, epsilon)

@@ -228,9 +228,9 @@ def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, 
 
 
 def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
-    """Return an upper bound of log Pr[N >= k], where N of n independent steps have the event of probability `hit`.
+    """Return an upper bound of log Pr[N >= k], with N the number of n steps in which an event of chance `hit` occurs.
 
-    k is whole and at least 1.
+    The steps are independent. k is whole and at least 1.
     """
     divergence, log_term, error = _divergence(n, k, hit)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):

@@ -125,7 +125,7 @@ def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """Return the lower bound `n (delta_1(eps) - (n - 1) p d)` of delta for remove; 0 for add, and if it is negative.
+    """Return the lower bound `n (delta_1(eps) - (n - 1) p d)` of delta for remove, or 0 if it is negative; 0 for add.
 
     delta_1 is the delta of one step. The best test on one step accepts with probability p under P, and p - d under Q
     (README.md).

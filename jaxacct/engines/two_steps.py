@@ -129,7 +129,7 @@ def _delta(steps: Steps, count: int, eps: np.ndarray) -> Answer:
 
 
 class _Found:
-    """The bracket of epsilon so far: at first [0, largest loss]. Bounds of delta at later ends prove these ends."""
+    """The bracket of epsilon so far: at first [0, largest loss]. A bound of delta at each later end proves that end."""
 
     def __init__(self, steps: Steps, delta: np.ndarray, slack: np.ndarray) -> None:
         self.steps = steps

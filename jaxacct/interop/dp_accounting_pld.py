@@ -119,7 +119,7 @@ def _law(forward: Part, reverse: Part, step: float, pessimistic: bool) -> Privac
 
 
 def _rounded(part: FinitePart, step: float, pessimistic: bool) -> pld_pmf.PLDPmf:
-    """Round the losses of a finite law to whole multiples of the interval."""
+    """Round the losses of a finite law to whole multiples of `step`: up if `pessimistic`, else down."""
     present = part.mass > 0.0
     loss, mass = part.loss[present], part.mass[present]
     place = loss / step

@@ -45,7 +45,7 @@ LARGEST_ANGLE = 1e8
 """Largest angle at which the errors of sin and cos are at most SIMPLE_UNITS * 2^-53 times their value, in glibc too."""
 SMALLEST_NORMAL = 2.0**-1022
 BLOCK_SIZE = 64
-"""Number of terms in a block of a sum. The error bound is least if that is about the square root of the sum's
+"""Number of terms in a block of a sum. The error bound is least for blocks of about the square root of the sum's
 length."""
 _ROOT_HALF_BITS = 0x3FE6A09E667F3BCD
 """The bits of sqrt(1/2)."""

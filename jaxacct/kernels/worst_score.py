@@ -118,7 +118,7 @@ class Sketch(NamedTuple):
 class Mesh(NamedTuple):
     """Indices of cells of a curve: where the active rows begin and end, and the columns after these rows."""
 
-    rows: Array  # (groups * lines + 1,) cells at which active rows begin, and the end of the last one; from 0 upwards
+    rows: Array  # (groups * lines + 1,) ascending from 0: where each active row begins, and where the last one ends
     columns: Array  # (columns,) cells at which the columns begin, ascending
     above: Array  # the first cell whose slope dP/dQ is at most 1; all cells before it have a slope above 1
 

@@ -88,7 +88,7 @@ def largest_epsilon(mu: float, delta: float) -> float:
 
 
 def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[float], delta: float) -> np.ndarray:
-    """Return (lower, estimate, upper) of the larger eps of the directions `signs` (1 remove, -1 add)."""
+    """Return (lower, estimate, upper) of eps at `delta`: the largest over the directions `signs` (1 remove, -1 add)."""
     profile, found = contours_of(strategy, bins, noise), np.zeros(3)
     most = largest_epsilon(_largest(profile), delta)
     for sign in signs:

@@ -241,7 +241,7 @@ def log_of_ratio(difference: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.nda
 
     Exchanging p and q only changes the sign of the answer. `difference` is p - q, known to a few
     roundoffs, and is used where p and q are near. Otherwise the ratio is known to a few roundoffs, and its logarithm is
-    at least .4. The difference of logarithms is used only beyond 690, where it does not cancel.
+    at least .4. The difference of logarithms is used only for logarithms beyond 690, where it does not cancel.
     """
     large, small = np.maximum(p, q), np.minimum(p, q)
     near = np.abs(difference) <= 0.5 * small

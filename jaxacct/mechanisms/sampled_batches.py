@@ -68,7 +68,7 @@ from jaxacct.mechanisms.sampled_releases import (
 )
 
 NEGLIGIBLE = 1e-25
-"""Share of a sum below which the rest of a falling series is bounded and no longer summed."""
+"""Once the rest of a falling series is below this share of its sum, the rest is bounded and no longer summed."""
 
 
 @register
@@ -697,7 +697,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return size
 
     def _pair(self, row: tuple[float, ...], relation: str) -> FinitePair:
-        """Return a pair that dominates a step for a group under the relation, or for one record under zero_out."""
+        """Return a pair that dominates one step: under the relation if `group` > 1, under zero_out if `group` is 1."""
         sigma, ratio, batch = row
         if self.group == 1:
             return profile_of_points(*zero_out_points(ratio, 1.0 / sigma), 2.0 / sigma)

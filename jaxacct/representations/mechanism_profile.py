@@ -46,7 +46,7 @@ from jaxacct.representations.profile_conversions import best_cells, conjugate, c
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
 FARTHEST_EPSILON = 50.0
-"""Largest epsilon whose slope e^epsilon is tried, if no epsilon is found where delta is near the mass at infinity."""
+"""The tried slopes e^epsilon end where delta is near the mass at infinity, or here if no such epsilon is found."""
 TRADEOFF_ROUNDS = 4
 """A grid of slopes is refined at most this many times. For each rate with a wide bracket, the cell with the largest
 upper bound and the two cells beside it are split.

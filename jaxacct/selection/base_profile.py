@@ -205,7 +205,7 @@ def each_pair(
 
     The pair belongs to the elements of an array of `shape` that have these flat indices.
 
-    asked : array of `shape`. Elements where it is False are left out, and so are pairs without any other element.
+    asked : array of `shape`. Elements where it is False are left out, and so are pairs that have only such elements.
     """
     mine = batch_shape(run)
     pairs = np.broadcast_shapes(mine, law.shape)

@@ -238,7 +238,7 @@ def _most_revealing(parts: Components) -> tuple[float, float]:
 
 
 def _ranks_tried(curve: Curve, law: Law, apart: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return several v, and T(v) - p there, rounded down; at one v, a knot, phi'(T(v) - p)/phi'(v) is largest.
+    """Return several v, and T(v) - p there, rounded down. One v is the knot where phi'(T(v) - p)/phi'(v) is largest.
 
     T, p and phi are those of the text at the top of this file.
     """

@@ -231,8 +231,7 @@ def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: 
         runs = repeat(run, count)
         last = float(envelope.last_eps(runs, np.asarray(level), side.forward))
         return envelope.profile_points(runs, last, side.forward)
-    # the law of the runs is computed outcome by outcome, and the profile taken at the losses of this law, where it
-    # bends
+    # the law of the runs is computed outcome by outcome; the profile bends at the law's losses, and is evaluated there
     loss, mass = parts.finite_loss[0, 0][seen], parts.finite_mass[0, 0][seen]
     total, product = np.zeros(1), np.ones(1)
     for _ in range(count):

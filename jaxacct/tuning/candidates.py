@@ -339,7 +339,7 @@ def _results(run: Group, some: list[int], filled: list[int]) -> list[Any]:
 
 
 def _scored(number: int, result: Any, value: Callable[[Any, int], float]) -> Found:
-    """Return a candidate with its score; if the training or the score raised, the score is NaN, the result Raised."""
+    """Return a candidate with its score; after an exception in training or scoring, NaN and the result `Raised()`."""
     score = result if isinstance(result, Raised) else _attempt(value, result, number)
     return Found(number, Raised(), math.nan) if isinstance(score, Raised) else Found(number, result, score)
 

@@ -53,9 +53,9 @@ class Tuned:
     params : the winner's parameters, a pytree.
     config : the winner's hyper-parameters.
     score : the score by which it won; NaN with status "none".
-    status : "tuned", or "none" if K was 0 or every candidate to be released raised an exception.  An exception counts
-        as the score NaN, which ranks last, so all other scores are then NaN too.  With "none", params are first
-        parameters, and no data enter the configuration.
+    status : "tuned" or "none".  It is "none" if K was 0, or if every candidate to be released raised an exception.
+        Such a candidate has the score NaN, which ranks last, so no candidate has a better score.  With "none", params
+        are initial parameters, and the configuration does not depend on the data.
     epsilon : epsilon of the whole tuning at the plan's delta.
     mechanism : the whole tuning as one mechanism, as in the ledger.
     plan : the plan of the winner's training; None in `tune_with`.

@@ -121,7 +121,7 @@ class Composition:
 
     @property
     def infinity(self) -> Any:
-        """The probability, under P, of an infinite loss: 1 less the product of the parts' chances of a finite loss."""
+        """The probability, under P, of an infinite loss: 1 minus the product of the parts' chances of a finite loss."""
         kept = arb(1)
         for part, count in self.parts:
             if isinstance(part, FiniteLosses) and not part.infinity.is_zero():
@@ -523,7 +523,7 @@ def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _mixture(noise: Any, weights: Any, lost: Any, direction: str) -> list[Part]:
-    """Return the loss of Gaussian noise on a sum of j records with probability weights[j]; none if j is always 0."""
+    """Return the loss of Gaussian noise on a sum of j records, with Pr[j] = weights[j]; nothing if j is always 0."""
     some = [j for j, w in enumerate(weights) if not w.is_zero()]
     if some == [0]:
         return []

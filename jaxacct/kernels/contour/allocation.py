@@ -989,9 +989,9 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
 
 
 def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow wide brackets of large delta_remove = 1 - k + E(k - S)_+ by brackets of E(k - S)_+.
+    """Narrow wide brackets of a large delta_remove by brackets of E(k - S)_+, whose absolute errors are small.
 
-    The absolute errors of E(k - S)_+ are small.
+    With k = e^eps, delta_remove = 1 - k + E(k - S)_+.
     """
     width = _wanted(np.log(np.maximum(0.5 * (low + high), 1e-295)))
     rows = np.flatnonzero(~(high - low <= width * high) & (high > LEAST_BY_PARITY) & (asked.eps < 30.0))

@@ -25,7 +25,7 @@ from jaxacct.kernels.arrays import Array, log_ndtr
 RIGHT = 0.5 * np.pi
 """A right angle, in radians."""
 SAME = 4.0 * ROUNDOFF
-"""Relative difference up to which the squares of two coefficients become equal."""
+"""If the squares of two coefficients differ by at most this relative amount, they are made equal."""
 RAISED = 8.0 * ROUNDOFF
 """The variances are multiplied by 1 + this number, so that coefficients exist in spite of rounding."""
 ALIKE = 64

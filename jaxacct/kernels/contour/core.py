@@ -54,7 +54,7 @@ class Nodes(NamedTuple):
     h: Array  # the step
     t: Array  # (count,) t_k, the imaginary part of z_k
     weight: tuple[Array, Array]  # (count,) real and imaginary part of h / (pi z (z + 1)), halved at t = 0
-    log_modulus: Array  # (count,) Re K(z_k) - K(c), never above 0 but for rounding
+    log_modulus: Array  # (count,) Re K(z_k) - K(c), at most 0 apart from rounding
     angle: Array  # (count,) Im K(z_k)
     slack: Array  # (count,) bound on the error of e^{K(z_k) - K(c)}
     tail: Array  # bound on the sum of the terms that were cut off, divided by Z = e^{K(c) - c eps}

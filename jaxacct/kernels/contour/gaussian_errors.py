@@ -67,7 +67,7 @@ def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
 def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) -> Array:
     """Bound the trapezoid error, relative to M(c), for every |t| <= t_max, by moving the line of integration to x + ia.
 
-    `|mix(x + ia)|` and the argument of mix are monotone in x, so each cell is bounded by its worse end.  The path
+    `|mix(x + ia)|` and the argument of mix are monotone in x, so the worse of its two ends bounds a cell.  The path
     returns to the real axis half a step outside the grid, along two sides; `_range_error` bounds the integrals there.
     """
     xp = namespace(t.u, t_max)

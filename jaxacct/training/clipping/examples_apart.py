@@ -37,9 +37,9 @@ Of a larger array, and of any Source, only some blocks of rows are compared.
 _BLOCKS, _BLOCK_ROWS = 32, 64
 """Number of blocks of rows that are compared if there are too many rows to compare all; number of rows in a block."""
 _OWN_BYTES = 12
-"""A row shows that a constant holds data only if, compressed, it is this many bytes longer than as many zeros.
+"""A row that a constant shares with the data is evidence only if it is not simple, since simple rows agree by chance.
 
-Simpler rows may agree by chance.
+Compressed, the row must be at least this many bytes longer than a compressed row of zeros of the same length.
 """
 _MOST_COLUMNS = 64
 """The columns of the data, or of a constant, are also compared one by one if there are at most this many."""

@@ -27,7 +27,7 @@ LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
 _SUFFIX = ', "check": "00000000"}'
 """Example of the end of a line, which holds the line's checksum.  Only the length of this text is used."""
 _KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
-"""Bytes with which all lines begin, lines of steps begin, and lines of torn steps begin."""
+"""The bytes at the beginning of every line, of the line of a step, and of the line of a torn step."""
 
 
 class Run(NamedTuple):

@@ -123,7 +123,8 @@ class Plan(PlanRequest):
     dataset_size : a whole number, always needed.  It is assumed to be public.
     sampling_probability, expected_batch_size : the rate in (0, 1], or that rate times dataset_size.  `batch_size`, the
         word of `jaxacct.dp_sgd`, is another name of expected_batch_size.
-    noise_multiplier : > 0, relative to the clip norm C for adding or removing a record.
+    noise_multiplier : > 0, the standard deviation of the noise divided by the clip norm C.  C is the most by which
+        adding or removing a record changes the sum.
     steps, epochs : the length of the run.
     sampling : the batch rule, as for `jaxacct.dp_sgd`; "fixed_batches" is another name of "shuffled".  Besides,
         "fixed_order" takes every record once in every pass, always at the same place.  A round of random allocation
@@ -644,7 +645,7 @@ class Plan(PlanRequest):
             For any other plan the composition is exact, and holds only for changes that depend on neither data nor
             outputs (jaxacct/training/plan/README.md).
 
-        Settings that are not given stay; relative noise keeps its schedule.
+        Settings that are not given stay.  A `noise_schedule` keeps the factor of every step.
 
         Raises
         ------

@@ -281,7 +281,7 @@ class Streamed(Program):
             self._ahead.close()
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Return whether to write a checkpoint after an error, which is so for every error but `OtherExamples`."""
+        """Return whether to write a checkpoint after an error: True for every error but `OtherExamples`."""
         return not isinstance(error, OtherExamples)
 
     @property

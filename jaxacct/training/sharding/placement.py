@@ -50,7 +50,7 @@ class Processes:
 
     @classmethod
     def of(cls, mesh: Any) -> Processes:
-        """Return the processes that have devices in a mesh.  Refuse a mesh unless they are all, or this one alone."""
+        """Return the processes that have devices in a mesh: all of them, or this one alone.  Refuse any other mesh."""
         own, there = jax.process_index(), sorted({device.process_index for device in mesh.devices.flat})
         if there == [own]:
             return ALONE
