@@ -232,8 +232,8 @@ def _recorded(optimizer: Any) -> Any:
 def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
     """Make canaries with planted gradients: canary j has a gradient of norm C, the clip norm, along flat parameter j.
 
-    In every step in which a canary takes part, it moves the clipped sum by C, minus the allowance for rounding that
-    clipping takes off.  It moves the sum along its own coordinate, whatever the parameters are.  No example can move
+    In every step in which a canary takes part, it moves the clipped sum by slightly less than C, since clipping leaves
+    room for rounding errors.  It moves the sum along its own coordinate, whatever the parameters are.  No example moves
     the sum by more than C.  The score of a canary is the sum over all steps of the noisy sums at its coordinate, in
     units of C.  The trainer clips planted gradients one example at a time.  To audit clipping by ghost norms, use
     `input_canary`.

@@ -32,8 +32,8 @@ class Claim:
     Parameters
     ----------
     name : name of the claim, as the report shows it.
-    epsilon : a number, or the Bounds of `ja.epsilon`.  Of Bounds the claim takes the upper end, and the kind in place
-        of ``kind``.
+    epsilon : a number, or the Bounds of `ja.epsilon`.  The upper end of the Bounds is then the claimed epsilon, and
+        their kind replaces ``kind``.
     delta : float
     kind : kind of statement, such as "bound".
 

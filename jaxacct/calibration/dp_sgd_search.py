@@ -138,7 +138,7 @@ class Calibration:
     status : str or array of str
         "ok" (the value meets the target, and either a slightly less private one is shown to miss it, or epsilon is
         within rtol of the target), "not_binding" (every searched value meets the target; the value is the end of the
-        search range), "loose" (the value meets the target, but neither fact of "ok" is shown), or "infeasible_..."
+        search range), "loose" (the value meets the target, but neither fact for "ok" is shown), or "infeasible_..."
         (`jaxacct.explain(status)` says what would help).
     ok : bool or array of bool
         Whether a value meets the target.

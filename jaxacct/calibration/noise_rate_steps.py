@@ -323,7 +323,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
         )
     rate = {name: value for name, value in run.items() if name == "sampling_probability"}  # empty if not given
     goal, _, shape = checked(unknown, target, numbers | rate, *settings)
-    # epsilon need not grow with the rate if a cap then binds more often, or if fixed epochs then have fewer steps
+    # a larger rate need not give a larger epsilon: a cap then binds more often, and fixed epochs then have fewer steps
     monotone = unknown != "sampling_probability" or not {"cap", "epochs"} & set(goal.known)
     return result(_by_rule(goal, tuple(numbers), sampling, group, backend), shape, relation, monotone)
 

@@ -4,8 +4,8 @@ Every target except mu (of Gaussian DP) holds if the privacy profile is small en
 The parameter is searched for at that eps*.  For a true-positive rate any eps* is valid, and the search is
 for the best eps, at which the bound of the rate, `delta(eps) + e^eps fpr`, is least.
 mu has a certified bracket, which follows from tangents that are chosen beforehand and evaluated on one contour.  They
-lie close together near the best eps for the rate `above_fpr` (the floor of the error rates at which mu must
-hold), where mu is usually attained, and far apart elsewhere.
+lie close together near the best eps for the rate `above_fpr`, where mu is usually attained.  Elsewhere they lie far
+apart.  `above_fpr` is the floor of the error rates at which mu must hold.
 `gaussian_fit` decides the rows whose bracket these tangents leave too wide.
 Derivations: jaxacct/representations/README.md.
 """
@@ -320,8 +320,9 @@ def _at_rate(goal: Goal, epsilon: np.ndarray, rate: np.ndarray, fpr: np.ndarray)
 
 
 ATTEMPTS = ((0, 4, TOLERANCE), (0, 14, TOLERANCE), (1, 7, TOLERANCE), (2, 14, 1e-11))
-"""For each attempt: index of the contour size (in PLAIN_FOR_DELTA), number of the kernel's steps on the contour
-integral, and the share of an approximate delta that may be cut off. Later attempts are for poor approximations."""
+"""For each attempt: the index of the contour size (in PLAIN_FOR_DELTA), the number of the kernel's steps on the contour
+integral, and the size of terms that may be cut off, relative to an approximate delta. Later attempts are for rows in
+which this approximation is poor."""
 
 
 @np.errstate(all="ignore")  # a guess that is NaN is not used

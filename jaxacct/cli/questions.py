@@ -52,7 +52,7 @@ def _batch(fields: dict[str, Any]) -> bool:
 
 
 def _run(inputs: dict[str, np.ndarray]) -> tuple[Mechanism, str]:
-    """Return the runs of all rows, which must have one group size, and their batch rule."""
+    """Return the runs of all rows and their batch rule. All rows must have the same group size."""
     kinds = list(alike(inputs))
     if len(kinds) > 1:
         raise InputError("group must be one number, not a list; ask for one size at a time")

@@ -120,7 +120,7 @@ def reach(s: np.ndarray, t: np.ndarray) -> np.ndarray:
 def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of delta by theorems, which are closed forms and need no contour.
 
-    `sign` is the direction's (`SIGNS`), s is 1/sigma, and t is the number of slots. One of the theorems: the Gaussian
+    `sign` stands for the direction (`SIGNS`), s is 1/sigma, and t is the number of slots. By one theorem the Gaussian
     mechanism that also reveals the slot has a delta at least as large.
     """
     k = np.exp(sign * eps)

@@ -132,7 +132,7 @@ class _Question(NamedTuple):
     start: Start  # where the split contour begins; `_step` writes what it learns into these arrays
     floor: np.ndarray  # a known lower bound of the final answer, or -inf; a row with such a bound tries every rung
     width: float  # relative width of a bracket that is narrow enough
-    in_logs: bool  # whether answers are logarithms, whose difference is the relative width
+    in_logs: bool  # whether answers are logarithms; the relative width is then the difference of the ends
     log_tol: float  # log of the tolerance: size of aliases and cut-off terms, relative to delta
     ceiling: np.ndarray  # an upper bound of the row's answer, known before any rung is tried
     enough: np.ndarray  # a row is finished once its upper bound is at most this

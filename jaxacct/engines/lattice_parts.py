@@ -52,7 +52,7 @@ class Placed(NamedTuple):
     repeats: float  # how often the part is composed
     shift: float  # bound of the error of the losses
     infinity: float  # upper law: P-mass that was moved to an infinite loss
-    deficit: float  # lower law: bound on the excess of its delta over the true delta; its P-mass is <= 1 + deficit
+    deficit: float  # lower law: its delta exceeds the true delta by at most this; its P-mass is <= 1 + deficit
 
 
 class LatticePart(ABC):

@@ -25,7 +25,7 @@ from jaxacct.mechanisms.loss_components import Components
 START = np.geomspace(1e-3, 1e5, 33)
 """Values of alpha - 1 for the Rényi orders alpha with which the search for the best order starts."""
 NATS = 75.0
-"""The step and the ends of the trapezoid rule are planned to leave out a share e^-75 of the moment."""
+"""The step and the ends of the trapezoid rule are chosen so that about a share e^-75 of the moment is left out."""
 MOST_NODES = 2**16
 """Largest number of nodes of one quadrature. Where more are needed, the bracket is wide or infinite."""
 NODES_AT_ONCE = 2**21

@@ -145,7 +145,7 @@ def kept(folder: Path) -> list[tuple[Path, os.stat_result]]:
 
 
 def trim(folder: Path, limit: int | None = None) -> None:
-    """Remove the programs unused for longest until the rest fit, and files that other processes left unfinished."""
+    """Remove the programs unused for longest until the others fit, and all files that processes left unfinished."""
     files = kept(folder)
     excess = sum(status.st_size for _, status in files) - (LIMIT_BYTES if limit is None else limit)
     for path, status in files:

@@ -140,7 +140,7 @@ def _sampled(
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
     above = log_tail_below(n, k, under_p), log_tail_above(n, k, under_q)
     # For add: the test that all outputs lie at least four standard deviations below the mean output of a step that
-    # samples the record. Under Q, the mixture, this hardly happens unless no step samples the record.
+    # samples the record. Under Q, the mixture, this happens almost only if no step samples the record.
     none = n * np.log1p(-np.exp(np.minimum(_crude_tail(s - 4.0), -math.log(2.0)))) * (1.0 + LOG_ERROR)
     never = n * np.log1p(-q * (1.0 - 4e-5)) * (1.0 - LOG_ERROR)
     counts = [np.where(removing, above[0], none), np.where(removing, above[1], np.minimum(never, 0.0))]

@@ -257,7 +257,7 @@ def gaussian_means(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.nd
 
 
 def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Bound log Pr[sum of n mixtures <= x sqrt n] from above, by the least Chernoff bound of several exponents."""
+    """Bound log Pr[sum of n mixtures <= x sqrt n] from above, by Chernoff's bound, the least over several exponents."""
     root = np.sqrt(n)
     drift = root * q * s
     gap = np.maximum(drift - x, 0.0)

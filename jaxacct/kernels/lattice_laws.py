@@ -276,7 +276,7 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
 
 
 def _grid(xp: Namespace, start: Array, stop: Array) -> Array:
-    """Return the ends of half of the panels, equidistant, and ascending even if start and stop nearly coincide."""
+    """Return equidistant ends of half of the panels. They ascend even if start and stop nearly coincide."""
     return xp.minimum(start + (stop - start) * (xp.arange(PANELS // 2) / (PANELS // 2 - 1)), stop)
 
 

@@ -219,8 +219,8 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     total = xp.sum(best) + 1e-300
     size = xp.arange(best.size)
     # Chords overstate the value of a row in proportion to the square of the row's height, and the value of a group in
-    # proportion to the square of the change of phi' over the group. Rows count as active up to the row after the last
-    # row whose best value is over 3e-5 of the leak.
+    # proportion to the square of the change of phi' over the group. The active rows end one row after the last row
+    # whose best value is over 3e-5 of the leak.
     last = xp.max(xp.where(best > 3e-5 * total, size, 0))
     end = xp.minimum(last + 2, best.size)
     at = xp.argmax(value[xp.minimum(size, last)], axis=1)
@@ -236,7 +236,7 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0)) + 0.02 * xp.max(rows) + 1e-6
     # A column over which log gain grows by g overstates the gain by a share of g^2/8. This excess must stay below
     # `ahead`, by which the column's value falls short of the row's best value. `ahead` includes 0.3 of the best value,
-    # since columns so near it are left to the windows.
+    # since the windows (`Resolution.window`) serve columns whose values are that near to it.
     ahead = best[:, None] - value + (0.3 * best + SHARE_OF_ALL * total)[:, None]
     share = xp.where(found.gain > 0.0, found.gain / ahead, 0.0)
     columns = xp.max(found.growth * xp.sqrt(share), axis=0)
@@ -513,8 +513,8 @@ class Lines(NamedTuple):
 
     infinite: Array  # leak of the outcomes with dQ = 0
     slope: Array  # (2, G) largest and smallest slope of a group
-    gain: Array  # (2, 2, C, G) at both ends of a group and of a cell
-    cost: Array  # (2, 2, C, G) as for `gain`
+    gain: Array  # (2, 2, C, G) gain for each end of a group, and for each end of a cell of w
+    cost: Array  # (2, 2, C, G) cost for the same ends
     height: Array  # (S, G) Q-mass of the line's row, on which the polygon follows the line's tangent
     share: Array  # (2, S, G) where this row begins and ends, as shares of the Q-mass of its group
     weight: Array  # (2, S, G) the line's slope is weight[0] slope[0] + weight[1] slope[1]
@@ -573,7 +573,8 @@ def _costs(law: Repetitions, u: Array, w: Array) -> Array:
 def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution: Resolution) -> Lines:
     """Return the lines of a mesh.
 
-    served : (G + 1,) `Order.places`: at each end of the G groups, about the w at which the rows around it leak most.
+    served : (G + 1,) `Order.places`: at each end of the G groups, an estimate of the w at which the rows around this
+        end leak most.
     """
     xp = namespace(curve.q)
     groups, each = resolution.groups, resolution.lines

@@ -45,8 +45,8 @@ class ShuffledBatches(Mechanism):
     The lower ends of ``ja.epsilon`` and ``ja.delta`` are those of the best known attack, with fresh shuffles. The
     attack sees the largest output of a pass in which all other records contribute -1, or all outputs of a pass in which
     they contribute 0 (``zero_out``) or -1 (``replace_one``). How private a pass is between the two ends is not known.
-    The lower ends are 0 for a single batch, for more than 1,000 passes or 16 answers at once, and in profiles and
-    risks.
+    The lower ends are 0 for a single batch, for more than 1,000 passes, and for more than 16 answers at once. They are
+    also 0 in profiles and risks.
 
     Add and remove are refused. With one record less the batches have another total size, and a record that moves into
     the free slot changes two sums, so that the sensitivity is not 1 but sqrt(5). Use ``zero_out``, under which the slot

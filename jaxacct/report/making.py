@@ -224,7 +224,7 @@ def _refuse_same(subject: Any, out: Path) -> None:
 def _blocks(
     subject: Subject, readings: Sequence[Readings | None], when: datetime, named: Sequence[tuple[str, str]]
 ) -> Iterator[Block]:
-    """Yield the pieces of the page.  `named` is what the caller says of model, organisation and contact."""
+    """Yield the pieces of the page.  `named` has the caller's words on model, organisation and contact."""
     path = safe(subject.path)
     yield Heading("Privacy report", 1)
     of = f"{subject.what}, {path}" if path else subject.what

@@ -33,8 +33,8 @@ from jaxacct.selection.law_of_k import (
 )
 
 TAIL_SHARE = 1e-7
-"""The values of K that are not listed have a probability of at most this number times delta. They widen the relative
-bracket of delta by at most this number."""
+"""The values of K that are not listed have a probability of at most this number times delta. They widen the bracket of
+delta by at most this share of delta."""
 LEAST_DELTA = 1e-290
 """Smallest positive delta for which epsilon is searched. For a smaller delta the upper end is the largest loss."""
 ROUNDINGS_PER_TERM = 8.0
@@ -170,7 +170,7 @@ def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, floa
 
 
 def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return COMPOSED_POINTS values of eps, and upper bounds of the selection's delta there in either direction."""
+    """Return COMPOSED_POINTS values of eps, and two arrays: upper bounds of the selection's delta in each direction."""
     listed = weights(law, 1e-3 * LAST_DELTA)
     both = sides(run, "add_or_remove_one")
     each = {name: Mixture(run, listed, name, 1e-3) for name in dict.fromkeys((both[0].forward, both[-1].forward))}

@@ -263,7 +263,8 @@ class Curve(NamedTuple):
 def curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
     """Return, for each configuration, the curves of its directions. If `coarse`, they have half as many points."""
     size, parts = math.prod(batch_shape(run)), _both(run)
-    # many Gaussian bases in one call cost little more than one; for other bases the last bits may depend on the batch
+    # a call for many Gaussian bases takes little longer than a call for one; the last bits of the profile of another
+    # base may depend on the bases that share its call
     together = not any(np.any(part.laplace_n > 0.0) or np.any(part.finite_n > 0.0) for part in parts)
     if batch_shape(run) and not (together and size):
         return [_curves_of(element(run, index), coarse)[0] for index in np.ndindex(batch_shape(run))]

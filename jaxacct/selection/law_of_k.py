@@ -32,7 +32,7 @@ from jaxacct.samplers.exact_draws import generator
 
 ETA_RANGE = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
 LARGEST_K = 2**53
-"""Largest number of candidates. Float64 holds all whole numbers up to this exactly.  Larger quantiles are refused."""
+"""Largest number of candidates. Float64 holds every whole number up to it exactly.  Larger quantiles are refused."""
 WHOLE_K = Constraint("use whole numbers of {name}", 0, LARGEST_K, integral=True)
 """Allowed values of a number k of candidates."""
 LEAST = 1e-290
@@ -273,7 +273,7 @@ class TruncatedNegativeBinomial(Law):
     def probability(self, k: ArrayLike) -> np.ndarray:
         k = np.asarray(check("k", k, WHOLE_K))
         at = np.maximum(k, 1.0)
-        # logarithms are added, since for large eta factors overflow or underflow whose product does neither
+        # logarithms are added: for large eta the factors overflow or underflow, while their product does neither
         grown = np.asarray(self.eta) * np.log(self.gamma) + at * np.log1p(-self.gamma) + self._log_rising(at - 1.0)
         return np.where(k >= 1.0, self._scale() / at * np.exp(grown), 0.0)
 

@@ -264,9 +264,9 @@ def log_ratio_at_knots(above: Outer, law: Law, apart: float) -> float:
 
 
 def log_slopes(law: Law, y: np.ndarray, side: float) -> np.ndarray:
-    """Return log phi' at 1 - y up to a constant, rounded up for side 1 and down for side -1; NaN or -inf if unknown.
+    """Return log phi' at 1 - y, rounded up for side 1 and down for side -1; NaN or -inf if unknown.
 
-    phi is the generating function of K.
+    phi is the generating function of K. An unknown constant, the same for all y, is added to every result.
     """
     y = np.clip(y, 0.0, 1.0)
     known = type(law) in KNOTS_DECIDE  # a subclass may have another formula

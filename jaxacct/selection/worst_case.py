@@ -119,8 +119,8 @@ def _solved(
             ends = _run(quantity, effort, stacked, base[wide], laws.taken(wide), values[wide], plain)
             low[wide], high[wide] = meet((low[wide], high[wide]), ends, SAYS_NOTHING[quantity])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
-            # a rather narrow bracket that this effort hardly narrowed is not refined again: it is the base's curve that
-            # makes it wide
+            # a rather narrow bracket that this effort hardly narrowed is not refined again, since its width comes from
+            # the base's curve
             due[wide] = ~((after > 0.8 * before) & (after <= 1e-3 * scale))
     return np.maximum(np.stack([low, high]), other)
 

@@ -1,4 +1,4 @@
-"""Trainer: DP-SGD that stops before a step would exceed the budget."""
+"""Trainer: DP-SGD that stops before a step that would exceed the budget."""
 
 from __future__ import annotations
 
@@ -500,7 +500,7 @@ class Trainer:
         return State(join_model(trained, frozen), own_state(opt_state), clip_norm, *after)
 
     def _check_data(self, data: Any, users: Any) -> None:
-        """Raise InputError unless the data have the plan's size, and ``users`` goes with the plan's unit."""
+        """Raise InputError if the data do not have the plan's size, or if ``users`` does not fit the plan's unit."""
         if (self.plan.unit == "user") != (users is not None):
             told = "missing" if users is None else "given"
             raise InputError(f"users is {told}, and the plan's unit is {self.plan.unit!r}; give users if it is 'user'")

@@ -363,7 +363,7 @@ class SubsetPlan:
 
     @property
     def growth(self) -> float:
-        """Expected number of records of the final run, divided by that of a candidate.
+        """Expected number of records of the final run, divided by the expected number of records of a candidate.
 
         With share q it is (1-q)/q for the variant "rest", and 1/q for the variant "all".
         """

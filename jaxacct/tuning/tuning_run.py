@@ -330,7 +330,7 @@ def tune_with(
 def _model(
     loss_fn: Any, loss: Callable[[Any, Any], Any] | None, rngs: bool, init: Callable[[Any], Any] | None, data: Any
 ) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
-    """Return the loss of (params, example) and `init`, made from a linen module if there is one."""
+    """Return the loss as a function of (params, example), and `init`. A linen module gives both if there is one."""
     if loss is None:
         if init is None:
             raise InputError("init is missing; give a function of a JAX key, or a linen module with loss")

@@ -164,7 +164,7 @@ class PairOfMixtures:
         return ("PairOfMixtures", numbers, len(self.p))
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """Return the integral of (p - e^eps q)_+, which is over a half line found by bisection.
+        """Return the integral of (p - e^eps q)_+. Bisection finds the half line on which p - e^eps q is positive.
 
         Return nan if the coefficients of the terms change sign twice.
         """

@@ -170,7 +170,7 @@ class _Plan:
         self.width = max(1, int(np.sqrt(self.count)))
         self.rows = range(-(-self.count // self.width))
         self.count = len(self.rows) * self.width
-        # the nats of accuracy wanted of phi: an error relative to phi(c) is multiplied by t and by the number of terms
+        # the wanted accuracy of phi, in nats: an error relative to phi(c) is multiplied by t and by the number of terms
         small = float(self._log_phi(np.array([self.c]))[0])
         self.digits = max(start - goal, 1.0) - small + np.log(t) + np.log(self.count) + MARGIN
         self.angle, nodes = self._angle(s)

@@ -84,7 +84,8 @@ class SampledGaussian:
     def _mass(self, shift: Any) -> Any:
         """Enclose the mass of N(shift, 1) that all cuts keep.
 
-        The upper end is what the first cut alone keeps. The lower end is this less what each further cut alone removes.
+        The upper end is the mass that the first cut keeps. The lower end is this mass minus the masses that the further
+        cuts remove, each by itself.
         """
         found = []
         for cut in self.cuts:

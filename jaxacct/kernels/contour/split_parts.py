@@ -635,7 +635,7 @@ def decay_beyond(
 ) -> Array:
     """Return a lower bound of -log(|integrand|/e^{k0}) that holds at every t >= frequency.
 
-    It includes the quadrature errors of bulk and jumps.
+    The bound allows for the quadrature errors of bulk and jumps.
     """
     xp = namespace(law.gauss_n, windows.low, frequency)
     own, rise = _log_total(law, windows.keep_bulk, parts, c)

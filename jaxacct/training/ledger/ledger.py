@@ -334,11 +334,11 @@ class Ledger(Contents):
     def seen(self, step: int, looked: bool = True) -> None:
         """Note that outputs of the current run are about to be seen, after `step` steps of its plan.
 
-        The entry is on the disk when this returns.  From then on the run counts with all steps that its plan and
-        target allow, even if it ends earlier, until it continues with another plan.
+        The entry is on the disk when this returns.  Then the run counts with all steps that its plan and target allow,
+        even if it ends earlier.  This holds until the run continues with another plan.
 
-        looked : False if whatever ends the run has not asked for outputs.  Then the rest of this plan no longer counts
-        once the run continues with another plan.
+        looked : False if the run was cut off, as by an error, and no callback asked for its outputs.  Then the steps
+        that are left of this plan no longer count once the run continues with another plan.
         """
         with self.lock:
             spent = self.runs[self.run]

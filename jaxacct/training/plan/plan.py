@@ -640,8 +640,8 @@ class Plan(PlanRequest):
         steps, epochs : the new total, counted from the beginning.
         expected_batch_size : the new expected batch size of the steps after the first `step`.
         data_dependent : True if the change, or its moment, may depend on the data or on any output of the run.  This is
-            refused unless the plan declared it from its first step, Plan(..., data_dependent=True), since a run without
-            any change must cost the filter's epsilon as well.  Every change of such a plan goes through its filter.
+            refused unless the plan declared it from its first step, Plan(..., data_dependent=True), since such a plan
+            costs the filter's epsilon even if it never changes.  Every change of such a plan goes through its filter.
             For any other plan the composition is exact, and holds only for changes that depend on neither data nor
             outputs (jaxacct/training/plan/README.md).
 

@@ -56,7 +56,7 @@ class Segment(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Value for the steps from the end of the previous piece to step `until - 1`.  None stands for the run's end."""
+    """Value for the steps from the end of the previous piece to step `until - 1`, or to the last step if it is None."""
 
     until: int | None
     value: float

@@ -89,7 +89,7 @@ _OPEN = {
         "slots",
     ),
 }
-"""Settings that a plan can be solved for, each with the arguments that would give it instead."""
+"""For each setting that a plan can be solved for, the arguments that give it when it is not solved for."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -248,7 +248,10 @@ def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
 def open_ledger(
     ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
 ) -> tuple[Ledger | None, bool]:
-    """Return the ledger, with the state's run current and all its spending noted, and whether it was opened here."""
+    """Return the ledger, and whether it was opened here.
+
+    The run of the state is then the ledger's current run, and all its spending is noted.
+    """
     require_ledger(state.history, ledger)
     if ledger is None:
         return None, False

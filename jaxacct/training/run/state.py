@@ -33,9 +33,9 @@ class State:
     """Run between two steps.
 
     `epsilon` is the privacy claim, as Bounds at the plan's delta.  It covers all steps that led here, under any plan,
-    or all spending in the ledger.  If an early stop or a callback ended the run, or a callback looked at outputs of a
-    run that did not end by itself, the remaining steps of the plan count as well.  Within a callback only the steps
-    taken count.  (With repetitions `epsilon` covers only this one of the K runs.)
+    or all spending in the ledger.  The remaining steps of the plan count as well in two cases: an early stop or a
+    callback ended the run, or a callback looked at outputs and the run did not end by itself.  Within a callback only
+    the steps taken count.  (With repetitions `epsilon` covers only this one of the K runs.)
 
     Parameters
     ----------

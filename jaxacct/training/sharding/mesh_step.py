@@ -373,7 +373,10 @@ def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Untrained | None) -
 
 
 def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
-    """Return a PartitionSpec that cuts the first axis that the number of devices divides; a small array stays whole."""
+    """Return a PartitionSpec that cuts the first axis whose length is a multiple of the number of devices.
+
+    A small array stays whole.
+    """
     if mesh.size == 1 or math.prod(shape) < 1024:  # a small array is cheaper whole
         return P()
     for axis, size in enumerate(shape):

@@ -342,7 +342,7 @@ def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
 
 
 def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Processes) -> UserData:
-    """Return `UserData` on a mesh: each device has all examples of its own users, and all devices have equal shapes."""
+    """Return `UserData` on a mesh: a device has all examples of its users. Arrays have one shape on all devices."""
     ids = np.asarray(users)
     if any(_spread(leaf) for leaf in jax.tree_util.tree_leaves(data)):
         raise InputError("data of users must be arrays of all examples in every process; give those")

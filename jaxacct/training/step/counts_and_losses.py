@@ -89,7 +89,10 @@ class PrivateLoss:
 def gradient_noise(
     noise_multiplier: float, expected_batch_size: float, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> float:
-    """Return the gradients' noise multiplier: all releases of a step then cost one Gaussian of `noise_multiplier`."""
+    """Return the noise multiplier of the gradients.
+
+    With it, all releases of a step together cost as much as one Gaussian of `noise_multiplier`.
+    """
     check("noise_multiplier", noise_multiplier, DEVIATION)
     if private_loss is not None and not expected_batch_size <= _MOST_MEMBERS:
         raise InputError(

@@ -161,7 +161,7 @@ def advance(
 
 
 def loaded(lineage: Lineage, key: StepKey, rows: bytes) -> tuple[Lineage, StepKey]:
-    """Return the lineage extended by a keyed digest of the loaded batch, and the key of all draws after the batch's."""
+    """Return the lineage extended by a keyed digest of the loaded batch, and the key of all later draws of the step."""
     own = hmac.digest(lineage.root.key, b"rows" + digest(lineage.chain, rows), "sha256")
     chain = digest(lineage.chain, b"loaded", own)
     secret = hmac.digest(lineage.root.key, b"loaded" + chain, "sha256")
