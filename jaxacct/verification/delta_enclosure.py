@@ -246,7 +246,7 @@ def fits_direct_integration(parts: Any) -> bool:
 def by_direct_integration(build: Callable[[], Any], epsilon: float, log_scale: float, digits: int) -> Any:
     """Enclose delta(epsilon) of two or three sampled Gaussian steps.
 
-    Every integral is computed to the absolute tolerance 10^-digits e^log_scale, or the relative one 10^-digits.
+    The integrals aim at an absolute error of 10^-digits e^log_scale in delta, or at a relative error of 10^-digits.
 
     The mean over the last step is a closed form.  Step i of n has rate q_i and noise sigma_i.  At its output
     u_i ~ N(0, 1) its likelihood ratio is m_i = 1 - q_i + q_i e^{y_i}, with y_i = u_i/sigma_i - 1/(2 sigma_i^2).  With
