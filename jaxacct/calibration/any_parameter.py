@@ -55,9 +55,10 @@ def calibrate(
     """Return the value of one parameter, of any mechanism, at which the mechanism meets (target_epsilon, target_delta).
 
     The search takes `x` in `bracket` with `epsilon(mechanism(x), target_delta) <= target_epsilon`, as near as possible
-    to the less private end of the bracket.  It evaluates both ends to find out which end is less private.  The returned
-    value was itself evaluated, so it meets the target.  If epsilon is monotone in the parameter, every less private
-    value misses the target. The library cannot see this from a function: say so by `monotone=True`.
+    to the end of the bracket that protects less.  Which end this is, the search finds by evaluating both.  The returned
+    value was itself evaluated, so it meets the target.  If epsilon is monotone in the parameter, every value that
+    protects less misses the target.  The library cannot see from a function whether epsilon is monotone: say so by
+    `monotone=True`.
 
     Parameters
     ----------
@@ -90,7 +91,7 @@ def calibrate(
     Returns
     -------
     Calibration
-        status "not_binding" where both ends of the bracket meet the target (the value is the less private end),
+        status "not_binding" where both ends of the bracket meet the target (the value is the end that protects less),
         "infeasible" where neither does.
 
     Raises

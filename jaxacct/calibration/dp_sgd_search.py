@@ -485,7 +485,7 @@ def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float)
         value, _ = closed_form.log_delta_of_one_step(sigma, q, equation.sign > 0, equation.epsilon)
         return np.log(n) + value - equation.log_delta
 
-    safe, bold = x + 3.0 * -sign, x + 3.0 * sign  # more private, and less private
+    safe, bold = x + 3.0 * -sign, x + 3.0 * sign  # `safe` protects more than the solution, and `bold` less
     for _ in range(14):
         middle = 0.5 * (safe + bold)
         above = residual(middle) > 0

@@ -196,7 +196,7 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     rows = np.flatnonzero((found.status == "ok") & asked)
     best = low[rows] >= enough[rows]
     doubtful = rows[~best]
-    if doubtful.size:  # a value is also shown to be the best if a slightly less private value misses the target
+    if doubtful.size:  # a value is also shown to be the best if a value that protects slightly less misses it
         falls = np.full(doubtful.size, goal.unknown == "noise_multiplier")
         others = beside(found.value[doubtful], falls, least_apart(goal.rtol), goal.unknown == "steps")
         columns = (column[doubtful] for column in (epsilon, wanted, fpr, wanted))

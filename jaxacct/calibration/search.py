@@ -170,9 +170,10 @@ def _lower_end(kind: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.nda
 def _judged(search: Search, found: BestValues, missed: np.ndarray, steep: np.ndarray) -> None:
     """Write the status of each value that holds, and whether it is shown to be the best one, from the brackets alone.
 
-    A value is shown to be the best one in two cases.  Epsilon's lower end exceeds the target at a slightly less private
-    value.  Or both ends of epsilon are within rtol of the target, and epsilon changes fast enough with the value
-    (`steep`).  If neither is known yet, a slightly less private value is evaluated.
+    A value is shown to be the best one in two cases.  In the first case a value that protects slightly less has an
+    epsilon whose lower end exceeds the target.  In the second case both ends of the value's own epsilon are within rtol
+    of the target, and epsilon changes fast enough with the value (`steep`).  If neither is known yet, a value that
+    protects slightly less is evaluated.
     """
     apart = max(least_apart(search.rtol), search.closest)
     bolder = np.where(search.falls, -1.0, 1.0)
@@ -200,14 +201,14 @@ def conclude(found: BestValues, rows: np.ndarray, best: np.ndarray) -> None:
 
 
 def beside(values: np.ndarray, falls: np.ndarray, apart: float, whole: bool) -> np.ndarray:
-    """Return values less private by the relative distance `apart`; with `whole`, at least the next whole number."""
+    """Return values that protect less by the relative distance `apart`; if `whole`, at least the next whole number."""
     bolder = np.where(falls, -1.0, 1.0)
     others = values * np.exp(bolder * apart)
     return np.where(np.abs(others - values) < 1.0, values + bolder, np.rint(others)) if whole else others
 
 
 def least_apart(rtol: float) -> float:
-    """Return d: a value is the best if a less private value, at a relative distance of at most d, misses the target."""
+    """Return d: a value is the best if one that protects less, by a relative distance up to d, misses the target."""
     return min(10.0 * rtol, max(0.01, rtol))
 
 
@@ -374,11 +375,11 @@ def _secant(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarr
 def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray) -> None:
     """Search for the whole number that protects least, of those that hold.
 
-    The search goes outwards from the start in growing strides. Once a number holds and a less private one does not, the
-    search goes on between these two.
+    The search goes outwards from the start in growing strides. Once one number holds, and another that protects less
+    does not, the search goes on between these two.
     """
     low, high = search.lowest[rows], search.highest[rows]
-    # the direction in which values grow less private ("bolder")
+    # the direction in which values protect less ("bolder")
     bolder = np.where(search.falls[rows], -1.0, 1.0)
     bold_limit, private_limit = np.where(bolder > 0, high, low), np.where(bolder > 0, low, high)
     with np.errstate(over="ignore"):

@@ -106,8 +106,8 @@ def _where(n: np.ndarray, moment: Callable[..., Interval], *columns: np.ndarray)
 def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarray) -> Interval:
     """Return the bracket of log sum_atoms mass e^{c loss}, for atoms (B, A).
 
-    Where the sum is near 1 and the masses add up to 1, log(1 + sum_atoms mass (e^{c loss} - 1)) is more accurate. The
-    masses add up to less in the rows `leaking`, which have mass at infinity.
+    Where the sum is near 1 and the masses add up to 1, log(1 + sum_atoms mass (e^{c loss} - 1)) is more accurate. In
+    the rows `leaking`, which have mass at infinity, the masses add up to less than 1.
     Every mass may have a relative error of 32 + 8 |log mass| unit roundoffs, as the lattice engine allows.
     """
     atoms = mass.shape[1] + 8.0
@@ -301,7 +301,7 @@ def _difference(
     added = rise - p * line
     wrong = (64.0 + nodes.weight_rounding) * np.abs(added) + 8.0 * (np.abs(rise) + np.abs(p * line))
     wrong += 4.0 * np.abs(exponent) * lifted + np.abs(p) * np.abs(lifted - mixed) * nodes.loss_rounding
-    # Where |exponent| >= 1, the rounding errors of the logarithms `raised` and `log_weight` count, which may be large.
+    # Where |exponent| >= 1, the logarithms `raised` and `log_weight` may be large, and their rounding errors count.
     steep = np.abs(raised) * lifted + np.abs(nodes.log_weight) * base
     wrong += 8.0 * np.where(gentle, 0.0, steep)
     wrong += 8.0 * np.abs(p) * np.where(np.abs(nodes.loss) < 1.0, 0.0, np.abs(nodes.log_weight + nodes.loss) * mixed)

@@ -56,8 +56,9 @@ Known = dict[float, list[tuple[float, Nodes]]]
 """Contours of one row in one direction, each with the eps that it was placed for. The keys are values of `LEFT_OUT`."""
 UNKNOWN: Ends = (-np.inf, np.nan, np.inf)
 LEFT_OUT = (1e-60, 1e-290)
-"""Rare contributions to a mixture are left out. These limits on the probability that one of them occurs in any step are
-tried in turn, until the effect on delta is negligible. For epsilon, the limits are multiplied by delta."""
+"""Rare contributions to a mixture are left out. Each number here limits the probability that one of them occurs in any
+step. The second limit is used if the first one has too large an effect on delta. For epsilon, the limits are multiplied
+by delta."""
 PLACEMENTS = 4
 """Largest number of contours that are placed for one epsilon."""
 NARROW = 1e-6

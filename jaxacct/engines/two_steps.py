@@ -392,7 +392,7 @@ def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
 def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
     """Return, for each point (B, S) of the survey, whether delta needs cells left of it, and whether right of it.
 
-    It does not where the tail beyond the point adds at most TAIL_SHARE of delta to the error of delta.
+    On a side, no cells are needed if all outputs there add at most TAIL_SHARE of delta to the error of delta.
     """
     s, q = 1.0 / steps.sigma, np.where(steps.removing, steps.q, 0.0)
     u, enough = survey.u, TAIL_SHARE * survey.delta[:, None]

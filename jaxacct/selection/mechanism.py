@@ -129,11 +129,11 @@ def select(
 ) -> Selection | AdaptiveSelection | TopSelection:
     """Make the mechanism that runs `run` K times, K from the law `k`, and releases the best candidate or candidates.
 
-    With candidates="iid" the profile is the worst case over all scores (`Selection`).  Candidates must then be
-    i.i.d. given the data: each is drawn afresh from one law of configurations and run with fresh randomness.  A list
-    tried in order, a shuffled list, a sampler that keeps state, pruning and warm starts are not i.i.d., and leak more.
-    With candidates="adaptive" a candidate may depend on all outputs before it in any way, and all outputs may be
-    released (`AdaptiveSelection`).  That costs more privacy, and more still where K varies more.
+    With candidates="iid" the profile is the worst case over all scores (`Selection`).  Candidates must then be i.i.d.
+    given the data: each is drawn afresh from one law of configurations and run with fresh randomness.  A list tried in
+    order, a shuffled list, a sampler that keeps state, pruning and warm starts are not i.i.d., and leak more. With
+    candidates="adaptive" a candidate may depend on all outputs before it in any way, and all outputs may be released
+    (`AdaptiveSelection`).  Adaptive candidates cost more privacy than i.i.d. ones, above all if K varies a lot.
 
     Parameters
     ----------

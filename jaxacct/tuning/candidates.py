@@ -299,7 +299,8 @@ def several(
 ) -> Group:
     """Return a function that trains the candidates with given numbers in one call of `train`.
 
-    `train` gets the numbers in their configs.  It gets no words and no None, which are the same in all these configs.
+    `train` gets only the numbers of the configs.  Words and None are the same in all configs of the call, so `train`
+    does not get them.
     """
 
     def run(numbers: Sequence[int]) -> list[Any]:

@@ -186,7 +186,7 @@ def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
 def mixes_orders(mechanism: Any, relation: str) -> bool:
     """Return whether two or more FiniteOutput mechanisms may exchange their p and q independently of each other.
 
-    They may under replace_one. A mechanism that an exchange leaves as it is does not count.
+    Only replace_one allows such exchanges. A mechanism whose law does not change by the exchange does not count.
     """
     return relation == "replace_one" and _unlike(mechanism) > 1
 

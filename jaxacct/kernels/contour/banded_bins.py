@@ -54,7 +54,7 @@ LEAST = -200.0
 MOST_WORK = 3e10
 """Largest number of multiplications for one contour. All contours of one call may take four times as many."""
 PLACING = 5e8
-"""This many multiplications are taken off the work limit of a call for choosing a contour."""
+"""Number of multiplications by which each choice of a contour reduces the work limit of a call."""
 MOST_HALF, MOST_NODES = 400, 1500
 """MOST_HALF is the largest `half` of a `Lattice`, and MOST_NODES the largest number of nodes on a line."""
 SIZES = 1e-6, 20.0

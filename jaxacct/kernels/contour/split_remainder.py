@@ -106,8 +106,8 @@ def far_by_mass(law: LossLaw, log_goal: Array) -> Array:
 def scale_of(law: LossLaw, epsilon: Array) -> Array:
     """Return the size of the losses that decide delta(eps).
 
-    It is eps, or a quarter of the smaller of two numbers if that is larger. The numbers are `-sum n log(1 - q)`, the
-    loss if no step samples the record, and the standard deviation of the loss.
+    It is the larger of eps and m/4, where m is the smaller of two numbers: the standard deviation of the loss, and
+    `-sum n log(1 - q)`, which is the loss if no step samples the record.
     """
     xp = namespace(law.gauss_n, epsilon)
     q, n, exponent = law.gauss_q, law.gauss_n, xp.minimum(law.gauss_sigma**-2.0, LARGEST_EXPONENT)

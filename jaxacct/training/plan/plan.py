@@ -306,8 +306,8 @@ class Plan(PlanRequest):
     def taps(self, step: int) -> Taps | None:
         """Return the weights that make the noise of a step from independent noise.
 
-        None if the steps share no noise, unless the order is fixed.  The independent noise has standard deviation
-        `noise_multiplier` times the clip norm.
+        Return None if the steps share no noise, except for a fixed order, which always has weights.  The independent
+        noise has standard deviation `noise_multiplier` times the clip norm.
         """
         if self.noise is None or not (self.shared or self.sampling == rules.ORDER):
             return None

@@ -673,7 +673,7 @@ def rest_of_run(
     epochs: float | None,
     expected_batch_size: float | None,
 ) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
-    """Return the segments already run, and the coming ones, which start at step 0 and whose noise is not scaled yet."""
+    """Return the segments already run and the coming ones; the coming ones start at step 0, and have unscaled noise."""
     n, sampling = terms.dataset_size, terms.sampling
     if steps is not None and epochs is not None:
         raise InputError("steps and epochs are both given; give one of them")

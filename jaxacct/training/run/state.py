@@ -229,8 +229,8 @@ def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, pa
 def released(stretches: Sequence[Stretch]) -> Counter[Release]:
     """Count the releases of some stretches.  A pass that two stretches share counts in both.
 
-    Where steps share noise, the first step of a stretch also counts as a release of all records (`Turn.alone`).  It
-    does not if the sharing begins with this step, or if it goes on from the step before (`Turn.follows`).
+    Where steps share noise, the first step of a stretch also counts as a release of all records (`Turn.alone`), with
+    two exceptions: the sharing begins with this step, or it goes on from the step before (`Turn.follows`).
     """
     counts: Counter[Release] = Counter()
     last: Turn | None = None
