@@ -28,7 +28,7 @@ of the unit roundoff, rounding and curvature cause errors of the same size."""
 COUNT_FIELDS = ("steps", "candidates", "answers", "slots", "participations", "epochs", "group")
 """Names of the fields that hold whole numbers."""
 MOST_FIELDS = 400
-"""Largest number of fields of a mechanism whose gradient is asked for. The time is proportional to their number."""
+"""Largest number of fields for which a gradient is computed. The time is proportional to their number."""
 
 
 @with_hints

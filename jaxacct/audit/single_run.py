@@ -141,8 +141,8 @@ def one_run(
         mu-Gaussian DP for a number mu > 0.  A plan or profile under replace_one or zero_out claims the curve of
         replacing a canary, or of zeroing it out.
     guessed : {"both", "in"}
-        Use "in" if every guess says that a canary was in, and some coins are not guessed.  It is sharper against a
-        claim.
+        Use "in" if every guess says that a canary was in, and some coins are not guessed.  With a claim, "in" refutes
+        more than "both".
 
     Returns
     -------

@@ -363,7 +363,7 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
     if "epochs" in goal.known:
         usual["steps"] = np.ceil(goal.known["epochs"] / 0.01)  # the start assumes a sampling probability of 0.01
     share = 0.6 if goal.relation == "replace_one" else 1.0
-    # a replacement meets epsilon with about the noise with which add-or-remove meets 0.6 epsilon
+    # the noise that meets epsilon under replace_one is about the noise that meets 0.6 epsilon under add_or_remove_one
     near = goal._replace(known=usual, relation="add_or_remove_one", epsilon=share * goal.epsilon)
     with job(goal.epsilon.size, backend):
         return certified_search(search, started)

@@ -35,7 +35,7 @@ LEAST_GAP = 1e-300
 """Differences of Mills ratios, values of delta and slopes below this are raised to it, so that their logarithms and
 quotients are finite."""
 LARGEST_FLOAT = np.finfo(np.float64).max
-"""Largest float64. It replaces a lower bound of epsilon that exceeds it, and so is a lower bound as well."""
+"""Largest float64. A lower bound of epsilon that exceeds this number is lowered to it."""
 LEAST_EPSILON = 2.0**-1060
 """Bisection halves the exponent of epsilon down to this (subnormal) value. Below it, epsilon itself is halved."""
 BISECTIONS = 78

@@ -477,7 +477,7 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
     if log_delta == 0.0:
         log_delta = min(k - theta * centre + np.log(peak(theta)), 0.0)
     # delta/e^{K - theta eps} is small if the tilted law has two modes. This happens where a record is rarely sampled.
-    # The mass that may be left out is lowered by as much.
+    # The mass that may be left out is therefore lowered by the factor `delta/e^{K - theta eps}`.
     left_out = share - 3.0 + min(log_delta - (k - theta * centre), -3.0)
     grid = np.geomspace(1e-2, 1e3, 41) * max(1.0 / spread, 0.1 * theta)
     up = np.array([(_cumulants(sketches, theta + t)[0] - k - left_out) / t for t in grid])

@@ -120,7 +120,7 @@ def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carr
 
 
 def powers(xp: Namespace, turn: Callable[[Carry], Carry], carry: Carry, count: int) -> Carry:
-    """Return the carry before each of `count` calls of `turn`, every array of it stacked along a new axis -2."""
+    """Return the carry before each of `count` calls of `turn`. In each array of it, the calls are on axis -2."""
     if xp is jnp:
         _, kept = lax.scan(lambda carry, _: (turn(carry), carry), carry, None, length=count)
         return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), kept)

@@ -527,7 +527,7 @@ round's loss.
 
 The best density is proportional to the cube root of that law's density, hence sqrt(3) times as wide."""
 NATS, FAR_NATS = 0.4, 1.5
-"""From one loss of the grid to the next, log delta falls by the first number, and by the second in the far tail.
+"""From one loss of the grid to the next, log delta falls by NATS nats, and in the far tail by FAR_NATS nats.
 
 Losses that are placed by this rule matter only in compositions of few rounds."""
 MOST_GAP = 0.06
@@ -1009,7 +1009,7 @@ def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) ->
 def _in_groups(
     rows: np.ndarray, owner: np.ndarray, together: int, apart: np.ndarray, distance: float
 ) -> Iterator[np.ndarray]:
-    """Yield groups of rows of one round: at most `together` rows, with `apart` values at most `distance` apart."""
+    """Yield groups of rows of one round: at most `together` rows, whose values in `apart` lie within `distance`."""
     for some in np.split(rows, np.flatnonzero(np.diff(owner[rows])) + 1):
         first = 0
         while first < some.size:

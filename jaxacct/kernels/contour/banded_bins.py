@@ -66,7 +66,7 @@ ABSOLUTE = 3e-15
 
 
 class Kind(NamedTuple):
-    """A group of bins j that are alike, by the smallest and largest of their coefficients and variances."""
+    """The smallest and the largest coefficients and variances in a group of bins j that are alike."""
 
     first: tuple[float, float]
     """(smallest, largest) coefficient of y_j in G_j."""
