@@ -57,8 +57,8 @@ BETWEEN_PAIRS = 7.0 / 9.0
 f that is known at points h apart, the upper pair's profile consists of chords, on average f'' h^2/12 above f. The lower
 pair's profile consists of continuations of the chords, on average 7 f'' h^2/24 below f."""
 OK_WIDTH = {"epsilon": 1e-3, "delta": 5e-2}
-"""Relative width up to which a bracket is "ok", even where rtol is smaller, if its ends come from two pairs of
-distributions, one above and one below the mechanism. Such brackets are rarely narrower than this."""
+"""If the ends of a bracket come from two pairs of distributions, one above and one below the mechanism, the bracket is
+"ok" up to this relative width, even where rtol is smaller. Such brackets are rarely narrower than this."""
 WIDE = 8e-4
 """A bracket of epsilon whose relative width exceeds this is computed again. The profiles of rounds of random
 allocation are then computed at more losses."""

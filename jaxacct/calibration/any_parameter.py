@@ -221,7 +221,7 @@ def search_mechanisms(
         return take_rows(made, rows_in(made, epsilon.shape)[rows]) if batch_shape(made) else made
 
     def at(rows: np.ndarray, some: np.ndarray) -> tuple[Mechanism, MechanismEngine | None]:
-        """Return the mechanism at the values of some rows, and its engine if that can answer for these rows alone."""
+        """Return the mechanism at the values of some rows, and its engine if one can answer for these rows alone."""
         values[rows] = some
         made = make(values.reshape(epsilon.shape))
         known = engine_of_mechanism(MechanismQuestion("epsilon", made, relation=relation))

@@ -191,8 +191,8 @@ def key_from_bytes(data: bytes) -> jax.Array:
 def secret(key: Any) -> Any:
     """Return the key if its generator has keys of at least 256 bits; raise InputError otherwise.
 
-    The function cannot tell how many of the bits are random: ``jax.random.key(0, impl=CHACHA20)`` passes, which is a
-    key for tests.
+    The function cannot tell how many of the bits are random. It accepts ``jax.random.key(0, impl=CHACHA20)``, which is
+    a key for tests.
     """
     if not jnp.issubdtype(getattr(key, "dtype", np.dtype(object)), jax.dtypes.prng_key):
         raise InputError(f"key = {key!r:.40} must be a typed JAX key of 256 bits; use jaxacct.training.fresh_key()")

@@ -210,7 +210,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return parts[0] if isinstance(mechanism, Composed) and len(parts) == 1 else mechanism
 
     def _refuse_by_relation(self, event: Any) -> None:
-        """Refuse tree aggregation if records are added or removed, and discrete Gaussian vectors if one is replaced."""
+        """Refuse tree aggregation for adding or removing a record, and discrete Gaussian vectors for replacing one."""
         for each in events_inside(event):
             name = type(each).__name__
             if name == "SingleEpochTreeAggregationDpEvent" and self._relation == "add_or_remove_one":

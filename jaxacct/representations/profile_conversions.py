@@ -128,7 +128,7 @@ def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyon
     """Bracket `sup_x {1 - g(x) - slope x}` for a convex non-increasing g known to lie in [low, high] at x.
 
     `x`, `low` and `high` have shape (G,), and x increases from the left end of the domain. `slope` >= 0 has any shape,
-    which is the shape of the answer. On the first cell g(x) >= g(x_0) - steepest (x - x_0); `steepest` is inf if
+    and the answer has the same shape. On the first cell g(x) >= g(x_0) - steepest (x - x_0); `steepest` is inf if
     nothing is known. `beyond` is a lower bound of g to the right of the grid, or None if the domain ends with the grid.
 
     The lower end is the best grid point, and needs no convexity. For the upper end, g lies on each cell above the

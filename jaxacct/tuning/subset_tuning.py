@@ -100,7 +100,7 @@ def tune_on_subset(
     space : has ``sample(key) -> config``, a dict of numbers; draws must not depend on the data.
     data : pytree of arrays, plan.dataset_size records along the first axis.
     plan : a `SubsetPlan`.
-    init : JAX key -> first parameters, of equal shapes for all keys.
+    init : JAX key -> initial parameters, of equal shapes for all keys.
     score : as for `tune`, of public data only.
     candidates : "iid" declares that all draws of a space of your own are independent and from one law.  Draws of `Grid`
         and `Random` are.  Other draws have no guarantee here.

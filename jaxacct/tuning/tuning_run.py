@@ -123,7 +123,7 @@ def tune(
     data : pytree of arrays, the plan's dataset_size examples along the first axis.
     plan : a Plan with repetitions; a `MatchedPlan` for candidates that also differ in sampling probability and length;
         a `SearchPlan` for several winners.
-    init : JAX key -> first parameters, of equal shapes for all keys.  May be left out for a linen module.
+    init : JAX key -> initial parameters, of equal shapes for all keys.  May be left out for a linen module.
     loss : (output, target) -> scalar, for a module, as for the Trainer.
     score : params -> a number that depends on public data only; or a PrivateScore.  The largest score wins.  NaN ranks
         below -inf, and among equal scores the candidate drawn first wins.  An exception in training or scoring a

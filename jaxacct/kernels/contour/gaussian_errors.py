@@ -214,8 +214,8 @@ def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> A
     t = tilted_gaussian(sigma, q, sign, c, nodes)
     edge = xp.maximum(xp.abs(t.u[..., 0]), xp.abs(t.u[..., -1]))
     # log M(c) is the logarithm of a sum of exponentials. It moves by at most the largest error of an exponent, and if
-    # the errors are small, by about their mean. `units` bounds the largest error, in roundoffs, if it gets the largest
-    # |loss|, u^2 and posterior, and the mean error if it gets their means.
+    # the errors are small, by about their mean. Given the largest |loss|, u^2 and posterior, `units` bounds the largest
+    # error, in roundoffs. Given their means, it bounds the mean error.
     z, through_y = xp.abs(t.power) + 1.0, 4.0 * (edge / sigma + 0.5 / sigma**2) - 3.0 * xp.log(q)
 
     def units(loss: Array, square: Array, posterior: Array) -> Array:

@@ -237,7 +237,7 @@ class Logs(NamedTuple):
     plain_turn: Array  # arg prod A^n
     rise: Array  # log |prod (1 + B/A)^n|
     rise_turn: Array  # arg prod (1 + B/A)^n
-    turned: Array  # sum of the magnitudes of all terms of the angles, which may cancel
+    turned: Array  # sum of the magnitudes of all terms of the angles (the terms themselves may cancel)
 
 
 def logs_of(
@@ -626,7 +626,7 @@ def _window_rounding(distance: Array, blur: Array) -> tuple[Array, Array]:
 
 
 class _Units(NamedTuple):
-    """Bounds of the rounding errors of the X terms of the sum of one part (bulk or jumps)."""
+    """Bounds of rounding errors, for each of the X terms in the sum of one part (bulk or jumps)."""
 
     own: Array  # (X,) of the logarithms of the weights, in units of 2^-53
     turned: Array  # (X,) of the losses L, in units of 2^-53; times t, they bound the errors of the angle of e^{itL}

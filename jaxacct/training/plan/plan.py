@@ -498,7 +498,7 @@ class Plan(PlanRequest):
         """Word that says whether the plan spends its target.
 
         "ok": the plan leaves at most 0.1 % unspent, or has no target.  "not_binding": it leaves more, since the search
-        ended at its limit, a noise multiplier of 0.1 or every record in every step.  "loose": it leaves more for
+        ended at its limit: a noise multiplier of 0.1, or all records in every step.  "loose": it leaves more for
         another reason, such as that one more step would exceed the target.
 
         >>> Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4).status

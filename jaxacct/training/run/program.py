@@ -146,7 +146,7 @@ class Program:
         return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
-        """Return whether the checkpoint `found` is of this session, and notes a ledger exactly if `ledger` is True."""
+        """Return whether the checkpoint `found` is of this session, and whether it notes a ledger just if `ledger`."""
         if found is None or found.session != self.session:
             return False
         return (found.history.ledger is not None) == ledger

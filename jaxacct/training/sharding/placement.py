@@ -179,7 +179,7 @@ class Placement:
         return rest
 
     def begin(self, init: Callable[[Any], Any], params: Any) -> tuple[Any, Any]:
-        """Make the first parameters and optimizer state, on the devices on which they will stay."""
+        """Make the initial parameters and optimizer state, on the devices on which they will stay."""
         if self.mesh is None:
             return params, init(params)
         params = self._put(params, self._where(Carried(params, (), (), ())).params)

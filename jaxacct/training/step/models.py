@@ -478,7 +478,7 @@ def loss_of(
 
 
 def initialised(module: Any, key: Any, example: Any, rngs: bool | Sequence[str], apply_kwargs: Any) -> Any:
-    """Return the first parameters of a linen module, for the shape of `example`; return any other module itself."""
+    """Return the initial parameters of a linen module, for the shape of `example`; return any other module itself."""
     if is_nnx(module) or is_equinox(module):
         return module
     if module is None or example is None:

@@ -33,10 +33,10 @@ INITIALISATION, SAMPLING, NOISE, QUANTILE = range(1, 5)
 EXAMPLES, MODEL, LOSS = range(7, 10)
 """Purposes of a run's streams of random numbers.
 
-1 to 4 are the first parameters, the batches, the gradient noise, and the noise on the count for the adaptive clip norm.
-7 is the choice of a user's examples, 8 the model's own numbers for each example (dropout), and 9 the noise on the
-private loss.  The candidates of `jaxacct.tuning` have 5 and 6.  The values are part of the keys: saved runs depend on
-them.
+1 to 4 are the initial parameters, the batches, the gradient noise, and the noise on the count for the adaptive clip
+norm.  7 is the choice of a user's examples, 8 the model's own numbers for each example (dropout), and 9 the noise on
+the private loss.  The candidates of `jaxacct.tuning` have 5 and 6.  The values are part of the keys: saved runs depend
+on them.
 """
 UNIT = 32
 """Number of normal draws in a unit, in which noise is drawn: three ChaCha20 blocks of 16 words make 16 pairs."""

@@ -543,7 +543,7 @@ def averaged(optimizer: Foreign, decay: float = 0.9999) -> Foreign:
     """Return the optimizer, with a moving average of the parameters in its state; its updates do not change.
 
     After step t the average is d a + (1 - d) p, with a the previous average, p the new parameters, and
-    d = min(decay, (1 + t)/(10 + t)), which soon forgets the first parameters.  The average depends on released
+    d = min(decay, (1 + t)/(10 + t)), which soon forgets the initial parameters.  The average depends on released
     parameters alone, so it costs no privacy.  `state.opt_state.average` holds the average;
     `params_of(folder, average=True)` reads it from a checkpoint.
 
