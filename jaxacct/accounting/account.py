@@ -98,8 +98,8 @@ def epsilon(
     engine : {"auto", "contour", "lattice"}
     rtol : float in (0, 1)
         Wanted relative width (upper - lower)/upper. A wider bracket still holds, and its status is "width". Some
-        brackets are "ok" whatever rtol is: composed rounds of `RandomAllocation` and composed samples of several
-        releases up to a width of 1e-3 in epsilon and .05 in delta, selections up to 2e-4.
+        brackets are "ok" even if they are wider than rtol. For composed rounds of `RandomAllocation`, and for composed
+        samples of several releases, the limit is then 1e-3 for epsilon and .05 for delta. For selections it is 2e-4.
     memory_bytes : int of 2**24 or more
         Limit on the lattice engine's memory.
     backend : {"auto", "numpy", "xla"}

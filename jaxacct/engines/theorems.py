@@ -46,7 +46,7 @@ SHARE_MARGINS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)
 """Values m that are tried: one step's delta is taken to be (1 + m) delta/n. The margin m makes up for what `_any_step`
 subtracts from one step's delta. The largest bound is used."""
 EXP_ERROR = 1024.0 * ROUNDOFF
-"""Relative error of e^x where e^x exceeds SUBNORMAL, for x with |x| < 745 and a relative error of ROUNDOFF."""
+"""Relative error of e^x if |x| < 745, e^x exceeds SUBNORMAL, and x has a relative error of ROUNDOFF."""
 SUBNORMAL = 1e-307
 """Upper bound of the rounding error of numbers below float64's normal range."""
 

@@ -94,7 +94,7 @@ def loss_change(sigma: Array, q: Array, t: Tilted, sigma_moved: Array, q_moved: 
 
 
 def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array, points: int, count: int) -> Array:
-    """Return `n' log M + n M'/M`, the derivative of n log M along the tangent, of every sampled Gaussian, (J, count).
+    """Return `n' log M + n M'/M` of every sampled Gaussian, (J, count): the derivative of n log M along the tangent.
 
     It is complex, at the nodes z_k = c + i t_k.
     """

@@ -75,8 +75,8 @@ class ExponentialMechanism(FiniteMechanism):
 class ReportNoisyMax(FiniteMechanism):
     """Report which candidate has the largest score after adding noise to each.
 
-    The noise has the scale 2D/epsilon, where D is the most by which a score moves under the neighbouring relation, or
-    D/epsilon if all scores move the same way. For "laplace" noise and for "exponential" noise (permute and flip), the
+    The noise has the scale 2D/epsilon, or D/epsilon if all scores move the same way. D is the most by which a score
+    moves under the neighbouring relation. For "laplace" noise and for "exponential" noise (permute and flip), the
     pair of Laplace noise of scale 1/epsilon dominates, for any number of candidates (README.md, "Noisy maxima").
     "gumbel" noise gives the law of ExponentialMechanism. The values of the scores are not released. For Gaussian noise
     see GaussianNoisyMax. ``kind`` is "bound".

@@ -523,8 +523,8 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     ``replace_one`` has the profile H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. If the
     base's pair is not symmetric, either order of replacing counts, and (P, Q) has the larger of the two profiles
     (README.md, "Two orders of a replaced record"). A pair that joins several pairs is a bound when it is repeated or
-    composed, and so are its Renyi divergences. For Gaussian and Laplace bases the pair of ``replace_one`` is replaced
-    by one with finitely many losses that dominates it, which adds about 1e-5 to epsilon, and
+    composed, and so are its Renyi divergences. For Gaussian and Laplace bases a pair with finitely many losses, which
+    dominates the pair of ``replace_one``, takes its place. This adds about 1e-5 to epsilon, and
     ``kind_under("replace_one")`` is "bound". A composition inside runs on one sample, as in PoissonSampled. The
     guarantee differs from that of Poisson sampling.
 

@@ -83,9 +83,9 @@ class _Under(Mechanism):
         return self.mechanism.symmetric()
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        # for a sample without replacement, the pair of laws joins the worst pairs of several data sets, each the worst
-        # at some eps; a selection uses the whole curve, which no two neighbouring data sets have, so that its answer is
-        # only a bound
+        # A sample without replacement has a pair of laws that joins the worst pairs of several data sets. Each of these
+        # is the worst at some eps. A selection uses the whole curve of the joined pair. No two neighbouring data sets
+        # have this curve, so the answer for the selection is only a bound.
         sampled = lambda x: isinstance(x, SampledWithoutReplacement)
         found = filter(sampled, jax.tree.leaves(self.mechanism, is_leaf=sampled))
         joined = any(np.any((np.asarray(x.sampling_ratio) > 0.0) & (np.asarray(x.sampling_ratio) < 1.0)) for x in found)
@@ -157,7 +157,7 @@ def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> np.ndarr
 
 
 def _finite_laws(run: Mechanism, relation: str) -> list[Components]:
-    """Return one configuration's losses in each direction of a relation, or an empty list if any is no finite law."""
+    """Return one configuration's losses in each direction of a relation, or [] if a direction has no finite law."""
     if batch_shape(run):
         return []
     each = [components(run, "add_or_remove_one", direction) for direction in _named(relation)]
@@ -387,7 +387,7 @@ def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarra
 
 
 def _last(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
-    """Return the eps at which delta has fallen to `level`, moved to 1e-6 or ASKED_EPS if it is not between them."""
+    """Return the eps at which delta has fallen to `level`, clipped to the interval from 1e-6 to ASKED_EPS."""
     found = epsilon(run, np.minimum(level, 1.0 - ROUNDOFF), relation=relation, rtol=PROFILE_RTOL).upper
     return np.minimum(np.maximum(found, 1e-6), ASKED_EPS)
 

@@ -235,8 +235,8 @@ def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
     S = (X_1 + ... + X_t)/t is the likelihood ratio of a round.  E(S - k)_+ is called a call, and E(k - S)_+ a put.
     Upper: `(sqrt(v + (k-1)^2) -+ (k-1))/2` (Scarf), with - for the call and + for the put.  S has the mean 1 and the
         variance v = (e^{s^2} - 1)/t.  The bound is capped at 1 for the call, and at k for the put.
-    Lower, call: E[S - k; some X_i > tk], since S > k there; or (1 - k)_+ if that is larger.
-    Lower, put: E[k - S; all X_i <= k], since S <= k there; or (k - 1)_+ if that is larger.
+    Lower, call: the larger of E[S - k; some X_i > tk] and (1 - k)_+.  If some X_i > tk, then S > k.
+    Lower, put: the larger of E[k - S; all X_i <= k] and (k - 1)_+.  If all X_i <= k, then S <= k.
     """
     with np.errstate(all="ignore"):
         # 1e-300 is added to the variance of S, since s^2 may underflow
