@@ -115,7 +115,11 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
 
 
 def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest lower bound of delta by tests on one sampled Gaussian step, or on any of n steps."""
+    """Return (B,) the largest lower bound of delta by two tests of each sampled Gaussian.
+
+    The first test looks at one of the n steps. The second accepts if the best test on one step accepts any of the n
+    steps (`_any_step`).
+    """
     best, removing = np.zeros(epsilon.size), parts.sign > 0
     for sigma, q, n in _gaussians(parts):
         found = closed_form.delta_of_one_step(sigma, q, removing, epsilon).lower

@@ -567,7 +567,7 @@ def _require_call(loss_fn: Callable[..., Any], keys: bool) -> None:
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of an nnx module: the key begins the random streams, and changes of the state are refused."""
+    """Wrap a function of an nnx module: a key begins the random streams, and changes of any other state are refused."""
 
     @functools.wraps(function)
     def run(model: Any, example: Any, *key: Any) -> Any:
