@@ -19,11 +19,11 @@ from jaxacct.engines.quick_bounds import Chance, chance, largest_loss, log_tail_
 from jaxacct.mechanisms.loss_components import Components
 
 RARE_SHARES = (0.5, 0.9, 0.999, 1e-3)
-"""Shares of delta. For each share a number k is found, such that more than k steps sample the record with a probability
-of at most this share of delta. Each k gives a bound of epsilon, and the smallest bound is used."""
+"""Shares of delta. For each share a number k is found. The probability that more than k steps sample the record is at
+most this share of delta. Each k gives a bound of epsilon, and the smallest bound is used."""
 RARE_LOG_MASSES = (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -10.0, -6.0, -3.0)
-"""Logarithms of probabilities. For each a number k is found, such that more than k steps sample the record with at most
-this probability. Each k gives a bound of delta, and the smallest bound is used."""
+"""Logarithms of probabilities. For each a number k is found. More than k steps sample the record with at most this
+probability. Each k gives a bound of delta, and the smallest bound is used."""
 BISECTIONS = 60
 """Largest number of bisection steps in the search for a number of steps that sample the record: a whole number up to
 2^53."""
