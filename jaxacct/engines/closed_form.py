@@ -43,7 +43,7 @@ BISECTIONS = 78
 ROUNDOFF_OF_LOG = 4096.0 * ROUNDOFF
 """Largest error of the logarithm of a delta of at least 1e-308, and of the logarithm of the target."""
 NEWTON_STEPS = 40
-"""Number of Newton steps for epsilon, the same in all rows. The bounds are certified wherever Newton ends."""
+"""Largest number of Newton steps for epsilon. The bounds are certified wherever Newton ends."""
 _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(6))
 """Nodes and weights of the Gauss-Legendre rule of order 6 on [-1/2, 1/2]."""
 
@@ -94,7 +94,10 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         for _ in range(NEWTON_STEPS):
             value, slope, _ = log_delta(mu, eps)
-            eps = np.maximum(eps + (value - target) / np.maximum(slope, LEAST_GAP), 0.0)
+            lower = np.maximum(eps + (value - target) / np.maximum(slope, LEAST_GAP), 0.0)
+            before, eps = eps, np.minimum(eps, lower)  # rounding alone would raise it
+            if np.array_equal(before, eps, equal_nan=True):
+                break  # further steps would change no row
         value, slope, error = log_delta(mu, eps)
         move = 4.0 * (np.abs(value - target) * (eps > 0) + error + slack) / np.maximum(slope, LEAST_GAP)
         move += 4 * ROUNDOFF * eps
