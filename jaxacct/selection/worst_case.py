@@ -143,9 +143,11 @@ def _run(
             index = np.minimum(np.arange(start, start + chunk), size - 1)
             return np.stack(run(curve, base[index], laws.taken(index), values[index]))
 
-    # NumPy's calls are so short that several threads would only wait for each other
-    with ThreadPoolExecutor(1 if plain else os.cpu_count() or 1) as pool:
-        pieces = list(pool.map(one, range(0, size, chunk)))
+    if plain:  # NumPy's calls are so short that several threads would only wait for each other
+        pieces = [one(start) for start in range(size)]
+    else:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            pieces = list(pool.map(one, range(0, size, chunk)))
     return np.concatenate([*pieces, np.zeros((2, 0))], axis=1)[:, :size]
 
 
