@@ -143,6 +143,17 @@ def still_steps(monkeypatch):
 
 
 @pytest.fixture
+def coarse_pairs(monkeypatch):
+    """A composed selection is made from 32 points of its profile, not 160: a looser bound at a fifth of the cost."""
+    from jaxacct.selection import any_selection
+
+    monkeypatch.setattr(any_selection, "COMPOSED_POINTS", 32)
+    any_selection._pair_of.cache_clear()
+    yield
+    any_selection._pair_of.cache_clear()
+
+
+@pytest.fixture
 def path(tmp_path):
     """Where a ledger goes."""
     return tmp_path / "run.jsonl"

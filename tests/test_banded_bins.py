@@ -72,10 +72,9 @@ def agree(strategy, noise, bins, eps, case, draws, widths):
 
 def test_the_reference_of_two_million_draws():
     run = ja.MatrixMechanism(HALF, 1.0, BallsInBins(50))
-    remove, add = ([ja.delta(run, e, relation=r) for e in (0.2, 0.5)] for r in ("remove_one", "add_one"))
-    np.testing.assert_allclose([x.estimate for x in remove], [0.0268724, 0.00218072], rtol=5e-6)
-    np.testing.assert_allclose([x.estimate for x in add], [0.0242256, 0.00099336], rtol=5e-6)
-    for found in remove + add:
+    remove, add = (ja.delta(run, 0.2, relation=r) for r in ("remove_one", "add_one"))
+    np.testing.assert_allclose([remove.estimate, add.estimate], [0.0268724, 0.0242256], rtol=5e-6)
+    for found in (remove, add):
         assert found.kind == "certified" and found.ok and found.upper - found.lower < 1e-6 * found.upper
 
 
@@ -103,8 +102,7 @@ def test_two_bins_by_one_integral(eps):
 
 
 def test_the_likelihood_ratio_draws_the_same():
-    for case in [*cases(5)][::3]:
-        agree(*case, 25_000, 5.0)
+    agree(*[*cases(4)][3], 25_000, 5.0)
 
 
 @pytest.mark.slow
@@ -132,8 +130,8 @@ def test_one_band_is_random_allocation():
     np.testing.assert_allclose(plain.delta(1.0, np.array([0.7]))[1, 0], ja.delta(same, 0.7).estimate, rtol=1e-7)
 
 
-def test_epsilon_and_delta_are_inverse_and_warm_in_a_second():
-    run = ja.MatrixMechanism(HALF, 1.0, BallsInBins(50))
+def test_epsilon_and_delta_are_inverse():
+    run = ja.MatrixMechanism(Toeplitz(HALF.column[:2], 8), 1.0, BallsInBins(8))
     found = ja.epsilon(run, 1e-5)
     assert found.ok and found.upper - found.lower < 1e-4 * found.upper
     assert ja.delta(run, found.upper).lower <= 1e-5 <= ja.delta(run, found.lower).upper
@@ -143,7 +141,7 @@ def test_more_shared_noise_between_bins_costs_more():
     """Kahane: with the norms of the columns fixed, delta grows with the products of neighbours."""
     deltas = []
     for angle in (0.1, np.pi / 4):
-        run = ja.MatrixMechanism(Toeplitz((np.cos(angle), np.sin(angle)), 8), 1.0, BallsInBins(8))
+        run = ja.MatrixMechanism(Toeplitz((np.cos(angle), np.sin(angle)), 4), 1.0, BallsInBins(4))
         deltas.append([ja.delta(run, 0.5, relation=r) for r in ("remove_one", "add_one")])
     assert all(less.upper < more.lower for less, more in zip(*deltas, strict=True))
 
@@ -169,7 +167,7 @@ def test_contributions_that_are_not_parallel_or_adapt_cost_less():
 
 @pytest.mark.parametrize(
     "strategy, bins, noise",
-    [(HALF, 50, 1.0), (Toeplitz((1.0, 0.8), 5), 3, 4.0), (Banded(2, 6), 6, 0.6), (Banded(2, 200), 200, 1.0)],
+    [(HALF, 50, 1.0), (Toeplitz((1.0, 0.8), 5), 3, 4.0), (Banded(2, 6), 6, 0.6), (Banded(2, 60), 60, 1.0)],
 )
 def test_bounds_cover_what_a_coarse_lattice_is_off_by(strategy, bins, noise):
     """Along a line with every path, also where it turns too little or too much."""
@@ -200,7 +198,7 @@ def test_bounds_cover_what_a_coarse_lattice_is_off_by(strategy, bins, noise):
 
 def test_several_answers_of_one_contour():
     """A contour far from its threshold may be wide, and never wrong."""
-    law = normals_of(HALF, 50, 1.0)
+    law = normals_of(Toeplitz((1.0, 0.5), 8), 8, 1.0)
     one, many = kernel.Profile(law), kernel.Profile(law)
     one.delta(1.0, np.array([0.5]), 1e-3)
     eps = np.array([0.0, 0.7])
@@ -228,17 +226,17 @@ def test_refusals(strategy, bins, words):
 def test_it_composes_and_is_written_down():
     from jaxacct import interop
 
-    run = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 6), 4.0, BallsInBins(6))
+    run = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 3), 4.0, BallsInBins(3))
     assert interop.from_json(interop.to_json(run)) == run
-    assert "BallsInBins(bins=6)" in run.expression()
+    assert "BallsInBins(bins=3)" in run.expression()
     alone, both = ja.epsilon(run, 1e-3), ja.epsilon(ja.compose(run, ja.Gaussian(4.0)), 1e-3)
     assert alone.upper < both.lower and both.upper < alone.upper + ja.epsilon(ja.Gaussian(4.0), 1e-4).upper
     assert both.upper - both.lower < 5e-3 * both.upper and both.kind == "certified"
 
 
 def test_several_deltas_are_as_narrow_as_one():
-    run, eps = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 6), 4.0, BallsInBins(6)), np.array([0.1, 0.0, 0.3, 0.1])
-    one = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 6), 4.0 * (1.0 + 1e-15), BallsInBins(6))  # with contours of its own
+    run, eps = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 3), 4.0, BallsInBins(3)), np.array([0.1, 0.0, 0.3, 0.1])
+    one = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 3), 4.0 * (1.0 + 1e-15), BallsInBins(3))  # with contours of its own
     for relation in ("add_or_remove_one", "add_one"):
         several, alone = ja.delta(run, eps, relation=relation), ja.delta(one, 0.3, relation=relation)
         assert np.all(several.upper - several.lower <= 1e-6 * several.upper) and several.upper[0] == several.upper[3]

@@ -134,7 +134,7 @@ def test_few_expected_hits_are_narrow(target, direction, backend):
 )
 def test_one_step_closed_form(kind, size, q, direction, backend):
     parts = components(step(kind, size, q), RELATION, direction)
-    for eps in (0.0, 1e-3, 0.1, 0.45, 3.0):
+    for eps in (0.0, 0.1, 3.0):
         truth = one_step(kind, size, q, direction, eps)
         b = delta(parts, 0, eps, memory_bytes=SMALL)
         assert b.lower <= truth * (1 + 1e-12) + 1e-16 and b.upper >= truth * (1 - 1e-12) - 1e-16
@@ -171,7 +171,7 @@ def test_two_laws_and_finite_parts(first, second, direction, backend):
         for _ in range(int(n)):
             loss = (loss[:, None] + values).ravel()
             mass = (mass[:, None] * weights).ravel()
-    for eps in (0.0, 0.3, 1.5):
+    for eps in (0.0, 1.5):
         truth = sum(m * one_step(*first, direction, eps - x) for x, m in zip(loss, mass, strict=True) if m > 0)
         b = delta(parts, 0, eps, memory_bytes=2 * SMALL)
         assert b.lower <= truth * (1 + 1e-7) and b.upper >= truth * (1 - 1e-7)
@@ -350,9 +350,9 @@ def test_overstated_mass_compounds():
 
 
 MANY = [
-    (repeat(Laplace(10.0), 50), np.linspace(0.0, 6.0, 40)),
-    (repeat(RandomizedResponse(0.6), 12), np.linspace(4.0, 0.0, 40)),
-    (repeat(PoissonSampled(Laplace(1.0), 0.1), 30), np.linspace(0.0, 5.0, 40)),
+    (repeat(Laplace(10.0), 50), np.linspace(0.0, 6.0, 16)),
+    (repeat(RandomizedResponse(0.6), 12), np.linspace(4.0, 0.0, 16)),
+    (repeat(PoissonSampled(Laplace(1.0), 0.1), 30), np.linspace(0.0, 5.0, 16)),
 ]
 
 

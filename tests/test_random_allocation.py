@@ -196,7 +196,7 @@ def test_relations():
     assert np.all(delta.upper[1] <= split * (1.0 + 1e-9))
 
 
-def test_kinds_and_what_takes_the_dominating_pair_alone():
+def test_kinds_and_what_takes_the_dominating_pair_alone(coarse_pairs):
     run = allocation(2.0, 100, 10)
     assert run.kind == "certified" and run.kind_under("add_or_remove_one") == "bound"
     assert ja.compose(run, ja.MixtureOfGaussians(1.0, [0.0, 1.0], [0.5, 0.5])).kind == "certified"
@@ -423,7 +423,7 @@ def test_far_losses_hold_against_the_usual_ones(monkeypatch, sigma, slots, round
     """Where both have an upper end, each contains what the other shows from below."""
     mechanism = ja.repeat(ja.RandomAllocation(ja.Gaussian(sigma), slots), rounds)
     with random_allocation.with_losses("far"):
-        for delta in (1e-3, 1e-10, 1e-25):
+        for delta in (1e-3, 1e-25):
             far = ja.epsilon(mechanism, delta)
             token = random_allocation._LOSSES.set("usual")
             usual = ja.epsilon(mechanism, delta)

@@ -60,12 +60,12 @@ def test_finite_outputs_by_enumeration(rate):
     holds(ja.delta(run, EPS, relation="add_one"), hockey(q, p, EPS), 1e-4)
     holds(ja.delta(run, EPS), np.maximum(hockey(p, q, EPS), hockey(q, p, EPS)), 1e-4)
     for relation, (one, two) in {"remove_one": (p, q), "add_one": (q, p), "zero_out": (p, q)}.items():
-        for delta in (1e-3 * rate, 0.05 * rate):
-            truth = epsilon_by_search(one, two, delta)
-            if relation == "zero_out":
-                truth = max(truth, epsilon_by_search(two, one, delta))
-            found = ja.epsilon(run, delta, relation=relation, rtol=1e-2)
-            assert found.lower - 1e-9 <= truth <= found.upper + 1e-9 and found.upper - found.lower <= 1e-2 * found.upper
+        delta = 0.05 * rate
+        truth = epsilon_by_search(one, two, delta)
+        if relation == "zero_out":
+            truth = max(truth, epsilon_by_search(two, one, delta))
+        found = ja.epsilon(run, delta, relation=relation, rtol=1e-2)
+        assert found.lower - 1e-9 <= truth <= found.upper + 1e-9 and found.upper - found.lower <= 1e-2 * found.upper
 
 
 @pytest.mark.slow
@@ -125,16 +125,15 @@ def test_gaussians_whose_root_is_no_float():
 
 def test_gaussian_and_laplace_by_quadrature():
     sigma, scale, rate = 2.0, 3.0, 0.2
-    x, y = np.linspace(-16.0, 17.0, 1651), np.linspace(-60.0, 61.0, 6051)
+    x, y = np.linspace(-16.0, 17.0, 661), np.linspace(-60.0, 61.0, 2421)
     normal = lambda m: np.exp(-0.5 * ((x - m) / sigma) ** 2) / (sigma * np.sqrt(2.0 * np.pi))
     laplace = lambda m: np.exp(-np.abs(y - m) / scale) / (2.0 * scale)
     cell = (x[1] - x[0]) * (y[1] - y[0])
     p, q = (np.outer(normal(m), laplace(m)) * cell for m in (1.0, 0.0))
     run = ja.PoissonSampled(ja.compose(ja.Gaussian(sigma), ja.Laplace(scale)), rate)
-    for eps in (0.05, 0.2):
-        for relation, (one, two) in {"remove_one": sampled(p, q, rate), "add_one": sampled(p, q, rate)[::-1]}.items():
-            found = ja.delta(run, eps, relation=relation)
-            assert found.upper == pytest.approx(float(hockey(one, two, eps)), rel=2e-4)
+    for relation, (one, two) in {"remove_one": sampled(p, q, rate), "add_one": sampled(p, q, rate)[::-1]}.items():
+        found = ja.delta(run, 0.1, relation=relation, rtol=1e-4)
+        assert found.upper == pytest.approx(float(hockey(one, two, 0.1)), rel=3e-4)
 
 
 @pytest.mark.slow
@@ -163,7 +162,7 @@ def test_an_infinite_epsilon_beside_a_finite_one(sampling):
 
 
 def test_a_mass_at_infinity_is_sampled():
-    run = ja.PoissonSampled(ja.compose(ja.ApproximateDP(0.5, 1e-3), ja.Laplace(2.0)), 0.1)
+    run = ja.PoissonSampled(ja.compose(ja.ApproximateDP(0.5, 1e-3), ja.RandomizedResponse(0.7)), 0.1)
     assert ja.epsilon(run, 1e-5).status == "mass_at_infinity"
     assert ja.epsilon(run, 1e-5, relation="add_one").upper <= -np.log1p(-0.1) * (1 + 1e-12)
     assert np.isfinite(ja.epsilon(run, 2e-4, rtol=0.1).upper) and np.isinf(ja.epsilon(ja.repeat(run, 3), 1e-5).upper)
@@ -182,7 +181,7 @@ def test_a_replaced_record_of_a_poisson_sample(scale, rate, count):
     none, one, other = three_laws(scale, count, 0.02 if count == 2 else 1e-4, 15.0 if count == 2 else 40.0)
     p, q = ((1.0 - rate) * none + rate * law for law in (one, other))
     base = ja.Laplace(scale) if count == 1 else ja.repeat(ja.Laplace(scale), count)
-    eps = EPS[1::2]  # each takes a second
+    eps = EPS[1]
     found = ja.delta(ja.PoissonSampled(base, rate), eps, relation="replace_one", rtol=1e-3)
     truth = hockey(p, q, eps)
     assert set(np.ravel(found.kind)) == {"bound"}

