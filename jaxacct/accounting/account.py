@@ -104,8 +104,8 @@ def epsilon(
         Limit on the lattice engine's memory.
     backend : {"auto", "numpy", "xla"}
         Which backend evaluates the kernels. NumPy compiles nothing. XLA compiles programs and keeps them
-        (`jaxacct.cache_info`). On a CPU "auto" is NumPy for up to 40,000 configurations or 2,400 private selections,
-        and for up to 1,500 configurations where `jaxacct warm` has compiled the programs. Both backends are
+        (`jaxacct.cache_info`). On a CPU "auto" is NumPy for up to 40,000 configurations, or for up to 1,500 where
+        `jaxacct warm` has compiled the programs. For private selections the limit is always 2,400. Both backends are
         certified; they agree to 1e-9 + rtol/10.
 
     Returns

@@ -343,7 +343,7 @@ def _by_contour(
     no = np.zeros(q.size, bool)
     solved = RateSolve(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), no.copy(), no)
     x = np.clip(np.nan_to_num(-0.5 * np.log(np.log1p(mu**2 / (q**2 * steps)))), *np.log(NOISE_RANGE))
-    # the saddle point c starts at share/(1 - share) = e^eps fpr/delta, its value for the best eps of mu-Gaussian DP
+    # the saddle point c starts at `share/(1 - share)` = e^eps fpr/delta, its value for the best eps of mu-Gaussian DP
     share = np.clip(np.exp(epsilon) * fpr / rate, 0.01, 0.99)
     arguments = (
         np.full(q.size, -1.0 if goal.relation == "add_one" else 1.0),

@@ -344,7 +344,7 @@ def solve_rate(
         The target is b - e^eps a, with b the true-positive and a the false-positive rate.
         """
         value, fall, bend = plain.value_and_slopes(law_at(x), chosen, h, need, epsilon, points, count)
-        # F' = e^eps a - fall delta, and F'' = e^eps a + bend delta
+        # F' = e^eps a - `fall` delta, and F'' = e^eps a + `bend` delta
         share = xp.exp(epsilon + log_fpr - value)
         target = log_rate + log1p(-xp.minimum(xp.exp(epsilon - most), LARGEST_SHARE))
         return value - target, share - fall, xp.maximum(bend + share, 1e-3 * fall**2)

@@ -191,7 +191,7 @@ def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
     """Return the directions of a relation; its answer is the largest of the answers for these directions.
 
     remove_one and add_one have one direction each. add_or_remove_one, replace_one and zero_out have both directions,
-    or only ``("remove",)`` where the two coincide, as for additive noise that is not sampled at 0 < q < 1.
+    or only ``("remove",)`` where the two coincide. They coincide for additive noise without sampling, for example.
 
     Parameters
     ----------

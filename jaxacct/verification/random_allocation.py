@@ -133,7 +133,7 @@ class AllocationLoss:
         grown = (down * down / 2).exp()
         far = -(s * last * h - s * s / 2).exp() / t
         outside = gaussian_tail(-first * h) + gaussian_tail(last * h) * (c * angle.cos() * far).exp()
-        # the error is bounded on two lines, one `width` above the path (perhaps the real axis) and one below it
+        # the error is bounded on two lines, `width` above and `width` below the path, which may be the real axis
         if bool(angle > 0):
             if not (strip <= angle and angle + strip <= arb.pi() / 2):
                 raise Unplanned("its path is turned too far")

@@ -525,7 +525,7 @@ BULK_SPREAD = 2.0
 """Near 0, the losses at which a profile is computed have a normal density, this many times as wide as the law of one
 round's loss.
 
-The best density is proportional to the cube root of that law's density, hence sqrt(3) times as wide."""
+The best density is proportional to the cube root of the density of this loss, and so sqrt(3) times as wide."""
 NATS, FAR_NATS = 0.4, 1.5
 """From one loss of the grid to the next, log delta falls by NATS nats, and in the far tail by FAR_NATS nats.
 

@@ -420,7 +420,7 @@ def _on_grid(law: BranchLaw, power: float, t: float, u: Array, step: float, heig
     log_f = log_phi + exponent
     top = float(np.max(log_f)) + np.log(step)
     own = np.abs(power) * wrong + 4.0 * ROUNDOFF * np.abs(exponent)  # relative error of mix^a
-    drift = ROUNDOFF * (2.0 * u**2 + 20.0)  # relative error of step * phi
+    drift = ROUNDOFF * (2.0 * u**2 + 20.0)  # relative error of `step * phi`
     if top < 20.0:
         base = step * np.exp(log_phi)
         both = step * np.exp(log_f)

@@ -501,7 +501,7 @@ class EpsilonSoFar:
 
         The step is `step` itself or a later one.
         """
-        if self._ledger is None and self._of_plan and len(stretches) == 1:  # the usual case needs no counting
+        if self._ledger is None and self._of_plan and len(stretches) == 1:  # usual case, without counting
             plan, first, end, _ = stretches[0]
             if plan is self.plan and first == 0:
                 return self._tables[0].at(end)
