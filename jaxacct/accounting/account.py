@@ -374,7 +374,7 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
     of_gaussians = np.where(rising & (left is not None), np.inf, 0.0)
     at_largest = np.where(unbounded, of_gaussians, np.maximum(2.0 * largest - above, 0.0))
     low = np.where(edge, np.where(exactly, at_largest, 0.0), low)
-    sure = finite >= wrong  # delta is surely at least the mass at infinity; otherwise epsilon may be infinite
+    sure = finite >= wrong  # the given delta is surely at least the mass at infinity; elsewhere epsilon may be infinite
     mid, high = np.where(edge, np.where(unbounded | ~sure, np.inf, [largest, above]), [mid, high])
     known = (np.where(kinds.empty, 0.0, np.where(at_infinity, np.inf, end)) for end in (low, mid, high))
     return Side(Answer(*known), np.where(live, side.engine, "closed_form"), side.contradicted)

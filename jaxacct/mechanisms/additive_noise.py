@@ -352,7 +352,7 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
     (proof in README.md, "Smooth sensitivity"). The loss has no moment generating function beyond 1/(R^2 - 1), so
     Rényi divergences of orders above 1 + 1/(R^2 - 1) are infinite, although delta is small. The answers are for
-    one pair with 2900 losses, whose profile is at least the largest of the three deltas. The difference adds about 1e-5
+    one pair with 2900 losses, whose profile is at least the largest of the three deltas. The excess adds about 1e-5
     to epsilon if b is small; ``kind`` is "bound".
     The loss has the same law in both directions.
 

@@ -140,7 +140,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def symmetric(self) -> bool:
-        """Return whether the remove and add directions coincide for every element of the batch."""
+        """Return whether the loss has the same law in the directions remove and add, in all elements of the batch."""
 
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
         """Return (noise multiplier, factors) for each Gaussian that is released; the factors' product is its count.

@@ -366,7 +366,7 @@ def _joined(
 
 
 def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (eps, value) of the corners of a convex function below the profile, ending where the function is 0."""
+    """Return (eps, value) of the corners of a convex function below the profile. At the last one the value is 0."""
     if epsilon.size < 3:  # a corner takes a chord on each side, so 3 points are needed
         return np.zeros(1), np.zeros(1)
     a = np.exp(epsilon)

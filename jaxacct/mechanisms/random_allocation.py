@@ -90,8 +90,8 @@ class RandomAllocation(Mechanism):
     delta(1) is at least .1172; under random allocation it is .0592.
 
     A base with finitely many outputs (``RandomizedResponse``, ``PureDP``, ``ApproximateDP``, ``FiniteOutput``) is exact
-    for every number of participations, under add, remove and zero-out. The law of the loss is computed from the counts
-    of the outputs, of which there may be up to 20,000.
+    for every number of participations, under add, remove and zero-out. The law of the loss is computed from the
+    vectors of counts of the outputs; there may be up to 20,000 such vectors.
 
     A user whose k records share one slot is one record of k times the contribution: use noise multiplier sigma/k.
 
@@ -524,7 +524,7 @@ class AllocatedLaw(NamedTuple):
     """Q-mass of the outputs that have P-mass 0."""
 
     def part(self, direction: str, below: bool) -> FinitePart:
-        """Return the law in a direction; `below` moves the smallest masses to the smallest loss, for lower ends."""
+        """Return the law in a direction; for lower ends (`below`) the smallest masses move to the smallest loss."""
         loss, mass, infinity = self.loss, self.p, self.p_infinity
         if direction == "add":
             loss, mass, infinity = -loss, self.q, self.q_infinity

@@ -53,8 +53,9 @@ def plot(
         over two inputs.  "profile" draws `plot_profiles` of some rows, and "tradeoff" their `plot_tradeoffs`.
         By default a curve, or a heat map where two inputs have more than eight values each.
     x, by : names of inputs
-        The input along the horizontal axis, and the input of a family of curves or along the vertical axis.  By default
-        the inputs with the most values; every other input is held at the value that most rows have.
+        `x` is the input along the horizontal axis.  `by` is the input along the vertical axis of a heat map, or the
+        input with one curve for each of its values.  By default the inputs with the most values; every other input is
+        held at the value that most rows have.
     value : name of a column
         By default the quantity that was solved for; "epsilon" draws the epsilon at a calibrated parameter.
     where : a dict of column names and values; only the rows with these values are drawn.

@@ -190,16 +190,14 @@ _TELLS = {
         "whether a record was used, which it was with probability {prior} beforehand,",
     ),
 }
+"""Texts of some relations: the true-positive rate in words, the belief behind `prior`, and the attacker's guess."""
 _ACCUSES = (
     "An attacker who falsely accuses 1 in {n} of the records that were not used, rightly accuses at most {rate} of the "
     "records that were",
     "a record to be used",
     "whether a record was used, which it was with probability {prior} beforehand,",
 )
-"""Three sentences for all relations that the table above does not list.
-
-For each relation that table has the true-positive rate in words, the belief behind `prior`, and the attacker's guess.
-"""
+"""The three texts of all relations that `_TELLS` does not list."""
 
 
 def risks(readings: Readings, relation: str) -> list[str]:

@@ -132,8 +132,8 @@ class Profile:
         `f(a) = sup_eps {1 - delta(eps) - e^eps a}` over all real eps, with delta of this relation [Dong, Roth and Su
         2022, Proposition 2.12]. Under add_or_remove_one f is the convex envelope of the smaller of the two directions.
         Both ends are certified: each slope gives a lower bound, and the convexity of delta in e^eps gives an upper
-        bound (jaxacct/representations/README.md). The status is "width" if after four refinements the bracket is wider
-        than `rtol` relative and 1e-7 absolute.
+        bound (jaxacct/representations/README.md). The status is "width" if after up to four refinements the bracket is
+        wider than 1e-7, and also wider than `rtol` times its upper end.
         """
         return _tradeoff(self, check("fpr", fpr, PROBABILITY))
 
@@ -517,7 +517,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
     inner = fpr[(fpr > 0.0) & (fpr < 1.0)]  # f(0) needs one large eps, and f(1) = 0
     least, most = (float(inner.min()), float(inner.max())) if inner.size else (0.5, 0.5)
     # If the slope of a rate a is e^x, then e^x a <= 1. If it is e^-x, then x <= log 2 + (the eps at which the reverse
-    # direction's delta is (1 - a)/2); one more is added.
+    # direction's delta is (1 - a)/2). Below, 1.7 stands for log 2 and 1 more.
     farthest = reached(profile.relation, 1e-10)
     highest, lowest = min(farthest, -np.log(least)), min(farthest, 20.0 - np.log1p(-most))
     if inner.size > 1:  # for one rate the reverse direction's eps costs more than it saves

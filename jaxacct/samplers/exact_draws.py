@@ -88,7 +88,7 @@ class _Uniform:
         self._digits: list[int] = []
 
     def above(self) -> bool:
-        """Draw a fresh uniform number, and return whether it is below this one: a chance of x if this one is x."""
+        """Draw a fresh uniform number, and return whether it is below this one.  If this one is x, the chance is x."""
         for place in itertools.count():
             if place == len(self._digits):
                 self._digits.append(self._rng.getrandbits(1))

@@ -317,9 +317,9 @@ class Mixture:
         return Sum(bottom, min(max(float(middle), bottom), top), top)
 
     def _between(self, mass: np.ndarray) -> np.ndarray:
-        """Return, for each node, the sum of `mass` over the k between the node before it (or the start) and itself.
+        """Return, for each node, the sum of `mass` over the listed k between this node and the one before it.
 
-        Both ends are left out.
+        Neither node is included.  For the first node, the sum is over all listed k below it.
         """
         if not self.nodes.size:
             return np.zeros(0)

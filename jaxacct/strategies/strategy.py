@@ -23,7 +23,7 @@ from jaxacct.core.validation import PROBABILITY, Constraint, InputError, check_i
 TIGHT = 1e-13
 """A pattern counts as the worst one if its value is within this relative distance of the upper bound."""
 MOST_PATTERNS = 4000
-"""Participation patterns are all compared if there are at most this many of them, as in runs of a dozen steps."""
+"""All participation patterns are compared if there are at most this many, as in runs of a dozen steps."""
 MOST_ENTRIES = 2**25
 """The worst pattern is searched for only if C^T C has at most this many entries, which take some 1 GB of memory."""
 STEPS = Constraint("use a number of steps that a run can take", 1, 10**6, integral=True)
@@ -175,7 +175,8 @@ def require_groups(strategy: Strategy, groups: int) -> None:
 class Strategy(ABC):
     """A matrix C of n columns, one for each step, whose noisy product C X + Z determines noisy prefix sums of X.
 
-    The rows of X are the gradient sums of the steps; one record moves each of the rows it takes part in by at most 1.
+    The rows of X are the gradient sums of the steps.  A record moves the row of each step in which it takes part by at
+    most 1, and no other row.
 
     >>> from jaxacct.strategies import Banded
     >>> isinstance(Banded(2, steps=8), Strategy)

@@ -268,8 +268,8 @@ def best_few(
     `kinds` has the kind of each candidate.  ``group(kind)`` trains the candidates of a kind in chunks.  A chunk is
     filled up with copies, so that all programs have equal shapes.
 
-    A candidate whose training or score raises an exception has the score NaN and no result.  It takes its place among
-    the best and is then left out.
+    A candidate whose training or score raises an exception has the score NaN and no result.  If it is among the
+    best, it is left out, and no other candidate takes its place.
     """
     members: dict[Hashable, list[int]] = {}
     for number, kind in enumerate(kinds):

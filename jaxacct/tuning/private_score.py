@@ -1,4 +1,4 @@
-"""Scores on private data: a count of sensitivity 1 with noise, and the cost that it adds to a selection."""
+"""Scores on private data: noisy counts of sensitivity 1, and the cost that they add to a selection."""
 
 from __future__ import annotations
 

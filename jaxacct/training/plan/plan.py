@@ -150,10 +150,10 @@ class Plan(PlanRequest):
         (`jaxacct.cap_for`).
     noise : the strategy of correlated noise (`jaxacct.strategies`), with sampling = "cyclic_poisson" or "fixed_order";
         independent noise by default.  The coefficients of ``strategies.Banded(32)`` are found when the number of steps
-        is known.  Step i adds row i of C^-1 Z, with C the strategy's matrix and Z independent noise.
-        `noise_multiplier` is then relative to the clip norm times the largest norm of a column of C.  With
-        "fixed_order" it is relative to the clip norm times the sensitivity of C, where a record's steps are
-        ceil(dataset_size / batch) apart.  The noise multiplier must not fall during the run.
+        is known.  Step i adds row i of C^-1 Z, with C the strategy's matrix and Z independent noise. `noise_multiplier`
+        is then relative to the clip norm times the largest norm of a column of C.  With "fixed_order" it is relative to
+        the clip norm times the sensitivity of C, where consecutive steps of a record are ceil(dataset_size / batch)
+        apart.  The noise multiplier must not fall during the run.
     groups : the number of groups of cyclic Poisson sampling.  It is at least the strategy's number of bands, which is
         the default.  The rate is groups * expected_batch_size / dataset_size.
     unit : "record" or "user".  A step draws such units, and neighbouring data sets differ in one.  With "user",

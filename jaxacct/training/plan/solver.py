@@ -94,7 +94,7 @@ _OPEN = {
 
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
-    """Arguments of a `Plan` after `checked`, for the solver.  None stands for an argument that the caller left out.
+    """Arguments of a `Plan` as `checked` returns them, for the solver.  An argument left out is None.
 
     rates_digest : the SHA-256 of sampling_rates, in hexadecimal.  A document of a plan holds it in place of the rates.
     """

@@ -133,8 +133,8 @@ def advise_strategy(
     * "random_allocation": DP-SGD, where each record is in one of the ceil(1/q) steps of each round;
     * "cyclic_poisson": ``strategies.Banded`` noise of b bands, for each b. Records are in b groups that take turns, and
       each record of the group in turn is drawn with probability b q;
-    * "fixed_order": ``strategies.BLT`` noise. Nothing is sampled: two steps of a record lie ceil(1/q) apart, since all
-      passes have the same order. This option needs the relation ``zero_out`` or ``replace_one``.
+    * "fixed_order": ``strategies.BLT`` noise. Nothing is sampled: consecutive steps of a record lie ceil(1/q) apart,
+      since all passes have the same order. This option needs the relation ``zero_out`` or ``replace_one``.
 
     The error is ``sigma sqrt(mean_i e_i)``, with sigma the noise multiplier and e_i the variance of prefix sum i at
     noise multiplier 1. It is the root mean squared error, in clip norms, of the prefix sums: prefix sum i adds up the

@@ -152,7 +152,7 @@ class Program:
         return (found.history.ledger is not None) == ledger
 
     def advance(self, line: Lineage, step: int) -> tuple[Lineage, StepKey, str]:
-        """Return a step's lineage, its keys, and the fingerprint of its pass or round ("" if none)."""
+        """Return a step's lineage, its keys, and the fingerprint of its pass or round ("" if it has none)."""
         segment, begins, place, cut = self._plan.at(step), -1, 0, b""
         if self._plan.sampling in BY_PASS:
             begins = self._plan.pass_of(step)[1]

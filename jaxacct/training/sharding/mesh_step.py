@@ -71,7 +71,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
             at_hand = Carried(zipped(gathered, params, specs), None, clip_norm, None)
             of_model = frozen if frozen is None else zipped(gathered, frozen, rest)
             summed, members, seen = sums_over(rule, at_hand, key, here, data, of_model, first)
-            # The sum over devices is not taken in the loop, since the loops of other devices may run more often.
+            # The sum over devices is not taken in the loop, since the loop may take more turns on other devices.
             return added_up(Sums(summed, members, seen), cuts, mesh)
 
         sums = jax.shard_map(

@@ -89,7 +89,7 @@ class Turn(NamedTuple):
         return last is not None and last[:2] == before and last.noise_multiplier <= self.noise_multiplier
 
     def alone(self) -> Release:
-        """Return a release of all records, which covers a step that shares noise with steps that are not known."""
+        """Return a release in which all records take part.  It covers a step that shares noise with unknown steps."""
         return Release(CYCLIC, self.noise_multiplier, 1.0)
 
 
