@@ -136,8 +136,8 @@ def test_zero_out_without_replacement_and_draws_with_it_by_enumeration(relation)
 
 def test_refusals_and_forms():
     gauss = ja.Gaussian(1.0)
-    assert "one whole number from 1 to 1000" in refusal(ja.PoissonSampled, gauss, 0.1, group=1.5)
-    assert "one whole number" in refusal(ja.PoissonSampled, gauss, 0.1, group=[1, 2])
+    assert "an integer >= 1 and <= 1000" in refusal(ja.PoissonSampled, gauss, 0.1, group=1.5)
+    assert "must be one number" in refusal(ja.PoissonSampled, gauss, 0.1, group=[1, 2])
     assert "Laplace" in refusal(ja.PoissonSampled, ja.Laplace(1.0), 0.1, group=2)
     assert "outermost" in refusal(ja.PoissonSampled, ja.PoissonSampled(gauss, 0.1, group=2), 0.1)
     assert "dataset_size" in refusal(ja.SampledWithoutReplacement, gauss, 0.1, group=2)

@@ -59,14 +59,12 @@ def engine_of_mechanism(question: MechanismQuestion) -> MechanismEngine | None:
 
     Raise InputError where the user named an engine that cannot answer.
     """
-    steps = single_steps(question.mechanism)
+    steps = [step for step in single_steps(question.mechanism) if not step.ordinary()]
     for known in ENGINES:
         if not isinstance(known, MechanismEngine) or question.relation not in known.relations:
             continue
-        of_classes = isinstance(question.mechanism, known.classes) and any(
-            isinstance(step, known.steps) for step in steps
-        )
-        if of_classes and known.supports(question):
+        suits = not known.steps or any(isinstance(step, known.steps) for step in steps)
+        if suits and isinstance(question.mechanism, known.classes) and known.supports(question):
             if question.engine == "auto" or known.if_engine_is_named == "answers":
                 return known
             if known.if_engine_is_named == "refuses":

@@ -97,6 +97,7 @@ class SampledOnce(MechanismEngine):
 
     name, if_engine_is_named = "sampled_once", "stands back"
     classes = (Repeated, Composed, PoissonSampled, SampledWithoutReplacement)
+    steps = (PoissonSampled, SampledWithoutReplacement)
 
     def supports(self, question: MechanismQuestion) -> bool:
         return _several(question) is not None

@@ -37,11 +37,12 @@ from jaxacct.engines.protocol import MechanismQuestion
 from jaxacct.mechanisms.dp_sgd_run import (
     NOISE_RANGE,
     NUMBERS,
+    RULES,
     described,
     dp_sgd,
     numbers_of_rule,
     rounds_of,
-    rule_of,
+    rule_name,
     usual_relation,
 )
 
@@ -291,7 +292,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
     relation = usual_relation(sampling) if given["relation"] is None else given["relation"]
     choice("relation", relation, RELATIONS)
     # where groups take turns, the run equals a Poisson sampled run of fewer steps
-    if rule_of(sampling).in_turns and group == 1 and "steps" in numbers:
+    if RULES[rule_name(sampling)].in_turns and group == 1 and "steps" in numbers:
         fewer = {"steps": rounds_of(numbers["steps"], numbers["groups"])}
         numbers, sampling = {name: numbers[name] for name in ORDER if name in numbers} | fewer, "poisson"
     settings = relation, limits, given["rtol"], backend
@@ -316,7 +317,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
     if not beyond:
         goal, _, shape = checked(unknown, target, numbers, *settings)
         return result(found_for(goal, backend), shape, relation)
-    if rule_of(sampling).in_passes and unknown == "sampling_probability":
+    if RULES[rule_name(sampling)].in_passes and unknown == "sampling_probability":
         raise InputError(
             f"sampling_probability cannot be solved for with sampling = {sampling!r}, whose slots are whole; use "
             "ja.calibrate(lambda t: ja.dp_sgd(sigma, slots=t, ...), whole=True, ...), all else the same"

@@ -30,10 +30,10 @@ from jaxacct.mechanisms.dp_sgd_run import (
     LENGTHS,
     NUMBERS,
     RATES,
+    RULES,
     SAMPLING,
     described,
     numbers_of_rule,
-    rule_of,
     usual_relation,
 )
 from jaxacct.plots import plot_risks, style
@@ -303,7 +303,7 @@ def link(keys: Iterable[str]) -> None:
 
 def inputs(run: str) -> list[str]:
     """Show the inputs of a run: lists of choices, and the numbers that the choices need. Return the numbers' names."""
-    rule = rule_of(pick(run, "sampling", SAMPLING))
+    rule = RULES[pick(run, "sampling", SAMPLING)]
     known = [name for name in RATES if rule.knows(name)]
     rate = pick(run, "rate", [name for name in known if name in rule.needs()] or known)
     wanted = {"noise_multiplier", "group", rate, pick(run, "length", LENGTHS), *rule.needs(group=2)}

@@ -161,9 +161,9 @@ def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float
 
 
 def check_one(name: str, value: Any, constraint: Constraint, reason: str) -> int | float:
-    """Return one Python number, an int if the constraint is COUNT; refuse a batch, and give `reason` in the message."""
+    """Return one Python number, an int if it must be whole; refuse a batch, and give `reason` in the message."""
     number = check(name, value, constraint, reason)
-    return int(number) if constraint is COUNT else float(number)
+    return int(number) if constraint.integral else float(number)
 
 
 def choice(name: str, value: Any, allowed: Iterable[str]) -> str:

@@ -126,8 +126,9 @@ class MechanismEngine(ABC):
     """Engines of cost 0 are asked before the engines of compositions, in the order of their registration."""
     classes: ClassVar[tuple[type[Mechanism], ...]]
     """The classes of mechanisms that the engine may answer for."""
-    steps: ClassVar[tuple[type[Mechanism], ...]] = (Mechanism,)
-    """The engine is asked only where one of the composed single steps has one of these classes."""
+    steps: ClassVar[tuple[type[Mechanism], ...]] = ()
+    """If classes are named, the engine is asked only where one of the composed single steps has one of them, and is not
+    `ordinary`."""
     relations: ClassVar[tuple[str, ...]] = RELATIONS
     """The engine is asked only under these relations."""
     if_engine_is_named: ClassVar[str] = "refuses"

@@ -138,6 +138,10 @@ class Mechanism(ABC):
         values = (value if isinstance(value, tuple) else (value,) for value in vars(self).values())
         return [item for items in values for item in items if isinstance(item, Mechanism)]
 
+    def ordinary(self) -> bool:
+        """Return whether no engine for whole mechanisms needs to be asked about this step, since its parts suffice."""
+        return False
+
     @abstractmethod
     def symmetric(self) -> bool:
         """Return whether the loss has the same law in the directions remove and add, in all elements of the batch."""

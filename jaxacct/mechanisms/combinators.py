@@ -72,10 +72,10 @@ class Repeated(Combinator):
                 vars(self).update(mechanism=inner.mechanism, steps=check("steps", product, COUNT))
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        return self._times_steps(self.mechanism.expand(relation, direction))
+        return [(part, exact_product(n, self.steps)) for part, n in self.mechanism.expand(relation, direction)]
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        return self._times_steps(self.mechanism.expand_below(relation, direction))
+        return [(part, exact_product(n, self.steps)) for part, n in self.mechanism.expand_below(relation, direction)]
 
     def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
         inner, steps = self.mechanism.infinity_exactly(relation, direction), int(self.steps)
@@ -90,10 +90,6 @@ class Repeated(Combinator):
         inner = self.mechanism.gaussians()
         return None if inner is None else [(noise, (*counts, self.steps)) for noise, counts in inner]
 
-    def _times_steps(self, inner: list[tuple[Part, np.ndarray]]) -> list[tuple[Part, np.ndarray]]:
-        steps = np.asarray(self.steps, np.float64)
-        return [(part, exact_product(count, steps)) for part, count in inner]
-
     def expression(self) -> str:
         steps, step = f"steps={as_typed(self.steps, whole=True)}", self.mechanism
         if not isinstance(step, PoissonSampled) or type(step.mechanism) is not Gaussian:
@@ -103,13 +99,10 @@ class Repeated(Combinator):
         return f"ja.dp_sgd(noise_multiplier={noise}, sampling_probability={rate}, {steps}{group})"
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        return self.mechanism.kind_under(relation, composed or self._several())
+        return self.mechanism.kind_under(relation, composed or bool(np.any(np.greater(self.steps, 1.0))))
 
     def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
-        return self.mechanism.kind_of_bracket(relation, composed or self._several())
-
-    def _several(self) -> bool:
-        return bool(np.any(np.asarray(self.steps) > 1.0))
+        return self.mechanism.kind_of_bracket(relation, composed or bool(np.any(np.greater(self.steps, 1.0))))
 
 
 FIRST_SHOWN = 8

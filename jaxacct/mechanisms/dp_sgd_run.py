@@ -159,7 +159,7 @@ def dp_sgd(
     given |= {"batch_size": batch_size, "dataset_size": dataset_size, "slots": slots, "epochs": epochs, "cap": cap}
     given |= {"bands": bands, "groups": groups}
     fields = described({name: value for name, value in given.items() if value is not None}, sampling, group)
-    rule = rule_of(sampling)
+    rule = RULES[rule_name(sampling)]
     if group != 1 and rule.instead_of_groups:
         raise InputError(
             f"group = {group!r} is not known with sampling = {rule_name(sampling)!r}; use {rule.instead_of_groups}, "
@@ -181,7 +181,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
     >>> found["slots"], found["sampling_probability"], found["steps"]
     (4.0, 0.25, 8.0)
     """
-    rule, fields = rule_of(sampling), dict(given)
+    rule, fields = RULES[rule_name(sampling)], dict(given)
     if rule.in_turns and "bands" in fields:
         fields.setdefault("groups", fields["bands"])
     check_one("group", group, NUMBERS["group"], "one size protects the whole batch")
@@ -232,7 +232,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
 
 def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) -> dict[str, Any]:
     """Select from `fields` the arguments of `dp_sgd` for a batch rule; leave out numbers that `dp_sgd` computes."""
-    rule = rule_of(sampling)
+    rule = RULES[rule_name(sampling)]
     needs = (*rule.needs(group), *(["groups"] if rule.in_turns else []))
     rate = () if "batch_size" in needs else ("sampling_probability",)
     names = ["noise_multiplier", *rate, "steps" if "steps" in fields else "epochs", *needs]
@@ -241,7 +241,7 @@ def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) ->
 
 def usual_relation(sampling: str) -> str:
     """Return the relation that a batch rule uses when the caller gives none."""
-    return rule_of(sampling).relation
+    return RULES[rule_name(sampling)].relation
 
 
 def nearest_slots(sampling_probability: Any) -> np.ndarray:
@@ -306,11 +306,6 @@ class Rule(NamedTuple):
     def knows(self, name: str) -> bool:
         """Return whether the rule takes a number; most numbers belong to every rule."""
         return name not in OF_RULES or name in (*self.needs(), self.period)
-
-
-def rule_of(sampling: str) -> Rule:
-    """Return the batch rule of a name; refuse an unknown name."""
-    return RULES[rule_name(sampling)]
 
 
 def rule_name(sampling: Any, name: str = "sampling") -> str:

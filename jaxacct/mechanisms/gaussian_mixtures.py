@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxacct.core.floats import LOST_TAIL, ROUNDOFF
 from jaxacct.core.types import Leaf
-from jaxacct.core.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, Tracer, shown
+from jaxacct.core.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, Tracer
 from jaxacct.mechanisms.additive_noise import Gaussian, profile_of_gaussian
 from jaxacct.mechanisms.base import BaseMechanism, FinitePair, FinitePart, Mechanism, Part, batch_shape, register
 from jaxacct.mechanisms.finite import refuse_sums, sample_pair, sums
@@ -22,8 +22,6 @@ from jaxacct.mechanisms.profile import lowered_part, pair_of_profile, stacked, s
 
 LOSS_OF_PRESENCE = ("add_or_remove_one", "add_one", "remove_one")
 """Relations under which a record, or a group, is present in one data set only."""
-LARGEST_GROUP = 1000
-"""Largest number of records of a group."""
 MOST_TERMS = 20_000
 """Largest number of values that the law of a count may have, such as the number of group records in a batch."""
 LEAST = Decimal("1e-300")
@@ -295,10 +293,6 @@ class OfGaussianMixtures(Mechanism):
     def branches(self, relation: str) -> list[list[Branch]] | None:
         """Return each configuration's branches for "remove", None if none exist; "add" exchanges each branch's laws."""
 
-    def ordinary(self) -> bool:
-        """Return whether the mechanism is a Gaussian, sampled or not, which other engines can answer too."""
-        return False
-
     def of_gaussians(self) -> bool:
         """Return whether the mechanism has branches under some relation."""
         return True
@@ -337,17 +331,6 @@ def require_gaussian(name: str, mechanism: Any) -> None:
         )
     )
     raise InputError(f"{name} of {type(mechanism).__name__} is not supported; {remedy}")
-
-
-def whole_number(name: str, value: Any, most: int) -> int:
-    """Return one whole number from 1 to `most`; integral floats are accepted, since calibrations search over floats."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = np.nan
-    if np.ndim(value) or isinstance(value, bool) or not (number == np.floor(number) and 1 <= number <= most):
-        raise InputError(f"{name} = {shown(value)} must be one whole number from 1 to {most}; ask for one at a time")
-    return int(number)
 
 
 def rows_of(mechanism: Mechanism, *fields: Any) -> list[tuple[float, ...]]:

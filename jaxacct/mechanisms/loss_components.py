@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.types import Numbers
 from jaxacct.core.validation import LARGEST_COUNT, RELATIONS, InputError, choice, refuse_tracers, refuse_where
 from jaxacct.mechanisms.base import (
     DIRECTIONS,
@@ -24,6 +25,8 @@ from jaxacct.mechanisms.finite import sample_pair
 
 LEAST_SQUARE = 1e-280
 """Smallest sum of squares that is used: a smaller one may have lost digits to underflow, or have an inverse of inf."""
+TOO_MANY = "must be <= 2**53; so many are not accounted for", "{:.6g}".format
+"""Refusal of a number of steps, and how the number is written."""
 
 
 class Components(NamedTuple):
@@ -234,17 +237,17 @@ def add_and_remove(mechanism: Mechanism, relation: str) -> bool:
     return relation != "replace_one" and not (relation == "zero_out" and mechanism.displaces())
 
 
-def exact_product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def exact_product(first: Numbers, second: Numbers) -> np.ndarray:
     """Return the product of whole numbers up to 2**53 held in float64; refuse a product above 2**53."""
     a, b = np.broadcast_arrays(first, second)
-    _refuse_counts(a > LARGEST_COUNT // b.astype(np.int64), a * b)
+    refuse_where(a > LARGEST_COUNT // b.astype(np.int64), "total steps", a * b, *TOO_MANY)
     return a * b
 
 
 def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return the sum of whole numbers up to 2**53 held in float64; refuse a sum above 2**53."""
     a, b = np.broadcast_arrays(first, second)
-    _refuse_counts(a > LARGEST_COUNT - b, a + b)
+    refuse_where(a > LARGEST_COUNT - b, "total steps", a + b, *TOO_MANY)
     return a + b
 
 
@@ -296,7 +299,3 @@ def _concentrated(counted: list[tuple[Part, np.ndarray]], shape: tuple[int, ...]
 def _padded(atoms: np.ndarray, width: int) -> np.ndarray:
     """Return atoms with zeros added at the end of the last axis."""
     return np.pad(atoms, ((0, 0), (0, 0), (0, max(width - atoms.shape[-1], 0))))
-
-
-def _refuse_counts(bad: np.ndarray, value: np.ndarray) -> None:
-    refuse_where(bad, "total steps", value, "must be <= 2**53; so many are not accounted for", "{:.6g}".format)

@@ -18,9 +18,11 @@ from jaxacct.core.validation import (
     OPEN_PROBABILITY,
     PROBABILITY,
     RECORDS,
+    Constraint,
     InputError,
     Tracer,
     check,
+    check_one,
     refuse_where,
 )
 from jaxacct.mechanisms.additive_noise import Gaussian
@@ -34,12 +36,10 @@ from jaxacct.mechanisms.base import (
     Part,
     batch_shape,
     register,
-    require_mechanism,
     rows_in,
 )
 from jaxacct.mechanisms.finite import log_mixture, once, sample_pair
 from jaxacct.mechanisms.gaussian_mixtures import (
-    LARGEST_GROUP,
     LOSS_OF_PRESENCE,
     Branch,
     MixtureOfGaussians,
@@ -54,7 +54,6 @@ from jaxacct.mechanisms.gaussian_mixtures import (
     revealed_pair,
     rows_of,
     sampled_points,
-    whole_number,
     zero_out_points,
 )
 from jaxacct.mechanisms.profile import either_order, stacked
@@ -64,11 +63,13 @@ from jaxacct.mechanisms.sampled_releases import (
     pair_of_releases,
     part_below_sampled,
     replaced_pair,
-    require_samplable,
 )
 
 NEGLIGIBLE = 1e-25
 """Once the rest of a falling series is below this share of its sum, the rest is bounded and no longer summed."""
+GROUP = Constraint("use a whole number of records", 1, 1000, integral=True)
+"""Numbers of records that may be protected together."""
+ONE_GROUP = "ask for one group size at a time"
 
 
 @register
@@ -124,10 +125,9 @@ class PoissonSampled(OfGaussianMixtures):
     constraints: ClassVar = {"sampling_probability": PROBABILITY}
 
     def __post_init__(self) -> None:
-        require_mechanism("mechanism", self.mechanism)
-        require_samplable("PoissonSampled", self.mechanism, fixed_size=False)
-        object.__setattr__(self, "group", whole_number("group", self.group, LARGEST_GROUP))
         super().__post_init__()
+        require_samplable("PoissonSampled", self.mechanism, fixed_size=False)
+        object.__setattr__(self, "group", check_one("group", self.group, GROUP, ONE_GROUP))
         if self.group > 1 and self._innermost().gaussians() is None:
             require_gaussian(f"group = {self.group}: PoissonSampled", self._innermost())
 
@@ -165,8 +165,7 @@ class PoissonSampled(OfGaussianMixtures):
         return [(part_below_sampled(base, rate, batch_shape(self), _under(relation), direction), np.asarray(1.0))]
 
     def has_bracket(self) -> bool:
-        below, above = self._flat()[0], self._flat(up=True)[0]
-        return super().has_bracket() or not isinstance(below, BaseMechanism) or below != above
+        return not self.ordinary() or self._flat()[0] != self._flat(up=True)[0]
 
     def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
         rate, inner = Fraction(float(self.sampling_probability)), self.mechanism.infinity_exactly(relation, direction)
@@ -228,7 +227,8 @@ class PoissonSampled(OfGaussianMixtures):
         return [[Branch(1.0, shift, weight)] for shift, weight in self._contributions()]
 
     def ordinary(self) -> bool:
-        return self.group == 1 and not isinstance(self._flat()[0], MixtureOfGaussians)
+        base = self._flat()[0]
+        return self.group == 1 and isinstance(base, BaseMechanism) and not isinstance(base, MixtureOfGaussians)
 
     def of_gaussians(self) -> bool:
         return isinstance(self._flat()[0], Gaussian | MixtureOfGaussians)
@@ -280,6 +280,29 @@ def groups_inside(mechanism: Mechanism) -> bool:
     return here or any(groups_inside(inner) for inner in mechanism.inside())
 
 
+def require_samplable(owner: str, mechanism: Mechanism, fixed_size: bool) -> None:
+    """Refuse groups inside a sample. Refuse mechanisms that need data of fixed size if the sample has no fixed size."""
+    if isinstance(mechanism, BaseMechanism):
+        return
+    if not fixed_size and mechanism.displaces():
+        raise InputError(
+            f"{owner} of {_displacing(mechanism)} is not supported, since a Poisson sample has no fixed size; "
+            "account for it without both samplings, which leaks no less"
+        )
+    if _protects_groups(mechanism):
+        raise InputError("group belongs to the outermost sampling; leave it out inside")
+
+
+def _displacing(mechanism: Mechanism) -> str:
+    inner = [item for item in mechanism.inside() if item.displaces()]
+    return _displacing(inner[0]) if inner else type(mechanism).__name__
+
+
+def _protects_groups(mechanism: Mechanism) -> bool:
+    group = getattr(mechanism, "group", 1)
+    return bool(np.any(np.not_equal(group, 1))) or any(_protects_groups(inner) for inner in mechanism.inside())
+
+
 @register
 @dataclass(frozen=True, eq=False)
 class TruncatedPoissonSampled(OfGaussianMixtures):
@@ -328,9 +351,8 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
     constraints: ClassVar = {"sampling_probability": PROBABILITY, "dataset_size": RECORDS, "cap": RECORDS}
 
     def __post_init__(self) -> None:
-        require_mechanism("mechanism", self.mechanism)
-        require_gaussian("TruncatedPoissonSampled", self.mechanism)
         super().__post_init__()
+        require_gaussian("TruncatedPoissonSampled", self.mechanism)
 
     def chance_of_cap(self) -> Numbers:
         """Return tau, the chance that the other records alone fill the batch, rounded up, for each configuration.
@@ -571,12 +593,12 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     constraints: ClassVar = {"sampling_ratio": PROBABILITY}
 
     def __post_init__(self) -> None:
-        require_mechanism("mechanism", self.mechanism)
-        require_samplable("SampledWithoutReplacement", self.mechanism, fixed_size=True)
-        object.__setattr__(self, "group", whole_number("group", self.group, LARGEST_GROUP))
-        if self.dataset_size is not None:
-            object.__setattr__(self, "dataset_size", whole_number("dataset_size", self.dataset_size, 10**9))
         super().__post_init__()
+        require_samplable("SampledWithoutReplacement", self.mechanism, fixed_size=True)
+        object.__setattr__(self, "group", check_one("group", self.group, GROUP, ONE_GROUP))
+        if self.dataset_size is not None:
+            size = check_one("dataset_size", self.dataset_size, RECORDS, "give the number of records of one data set")
+            object.__setattr__(self, "dataset_size", size)
         if self.group > 1:
             if self.mechanism.gaussians() is None:
                 require_gaussian(f"group = {self.group}: SampledWithoutReplacement", self.mechanism)
@@ -643,8 +665,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return [(part_below_sampled(base, ratio, batch_shape(self), "replace_one", direction), np.asarray(1.0))]
 
     def has_bracket(self) -> bool:
-        base = self._base()
-        return super().has_bracket() or not isinstance(base, BaseMechanism) or base != self._base(up=True)
+        return not self.ordinary() or self._base() != self._base(up=True)
 
     def several(self, relation: str) -> Several | None:
         """Return the releases from one sample; None if their profile does not determine the answer."""
@@ -673,7 +694,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return found
 
     def ordinary(self) -> bool:
-        return self.group == 1
+        return self.group == 1 and isinstance(self._base(), BaseMechanism)
 
     def of_gaussians(self) -> bool:
         return isinstance(self._base(), Gaussian)
@@ -791,10 +812,9 @@ class SampledWithReplacement(OfGaussianMixtures):
     constraints: ClassVar = {"batch_size": RECORDS, "dataset_size": RECORDS}
 
     def __post_init__(self) -> None:
-        require_mechanism("mechanism", self.mechanism)
-        require_gaussian("SampledWithReplacement", self.mechanism)
-        object.__setattr__(self, "group", whole_number("group", self.group, LARGEST_GROUP))
         super().__post_init__()
+        require_gaussian("SampledWithReplacement", self.mechanism)
+        object.__setattr__(self, "group", check_one("group", self.group, GROUP, ONE_GROUP))
         if not isinstance(self.dataset_size, Tracer):
             few = np.asarray(self.dataset_size) <= self.group
             refuse_where(

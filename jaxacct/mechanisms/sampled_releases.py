@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.core.validation import InputError, UnboundedLossError
+from jaxacct.core.validation import UnboundedLossError
 from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.base import (
     DIRECTIONS,
@@ -66,29 +66,6 @@ class Several(NamedTuple):
     """The sampling rate of each configuration."""
     relations: dict[str, str]
     """Neighbouring relation of the releases, for each direction of the sample."""
-
-
-def require_samplable(owner: str, mechanism: Mechanism, fixed_size: bool) -> None:
-    """Refuse groups inside a sample. Refuse mechanisms that need data of fixed size if the sample has no fixed size."""
-    if isinstance(mechanism, BaseMechanism):
-        return
-    if not fixed_size and mechanism.displaces():
-        raise InputError(
-            f"{owner} of {_displacing(mechanism)} is not supported, since a Poisson sample has no fixed size; "
-            "account for it without both samplings, which leaks no less"
-        )
-    if _protects_groups(mechanism):
-        raise InputError("group belongs to the outermost sampling; leave it out inside")
-
-
-def _displacing(mechanism: Mechanism) -> str:
-    inner = [item for item in mechanism.inside() if item.displaces()]
-    return _displacing(inner[0]) if inner else type(mechanism).__name__
-
-
-def _protects_groups(mechanism: Mechanism) -> bool:
-    group = getattr(mechanism, "group", 1)
-    return bool(np.any(np.not_equal(group, 1))) or any(_protects_groups(inner) for inner in mechanism.inside())
 
 
 @functools.lru_cache(maxsize=KEPT)

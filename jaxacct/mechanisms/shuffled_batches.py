@@ -20,7 +20,6 @@ from jaxacct.mechanisms.base import (
     Part,
     batch_shape,
     register,
-    require_mechanism,
 )
 from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.mechanisms.gaussian_mixtures import LOSS_OF_PRESENCE, require_gaussian
@@ -76,9 +75,8 @@ class ShuffledBatches(Mechanism):
     constraints: ClassVar = {"batches": COUNT}
 
     def __post_init__(self) -> None:
-        require_mechanism("mechanism", self.mechanism)
-        require_gaussian("ShuffledBatches", self.mechanism)
         super().__post_init__()
+        require_gaussian("ShuffledBatches", self.mechanism)
 
     def symmetric(self) -> bool:
         return True

@@ -50,7 +50,6 @@ from jaxacct.mechanisms.dp_sgd_run import (
     SOURCES,
     described,
     rule_name,
-    rule_of,
 )
 
 LAWS: dict[str, tuple[str, ...]] = {
@@ -285,11 +284,11 @@ def _require_rule(given: Mapping[str, Any]) -> None:
     """Refuse a number without its batch rule, and a batch rule without its numbers."""
     rules = sorted(set(np.ravel(given["sampling"]))) if "sampling" in given else ["poisson"]
     for name in OF_RULES[1:]:  # `described` checks slots
-        if name in given and not any(rule_of(rule).knows(name) for rule in rules):
+        if name in given and not any(RULES[rule_name(rule)].knows(name) for rule in rules):
             words = " or ".join(repr(word) for word, rule in RULES.items() if rule.knows(name))
             raise InputError(f"{name} needs sampling = {words}; name the batch rule that is run")
     for rule in rules:
-        for name in rule_of(rule).needs():
+        for name in RULES[rule_name(rule)].needs():
             if name not in given:
                 raise InputError(f"sampling = {rule!r} needs {name}; give it")
 
@@ -309,7 +308,7 @@ def _derived(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarra
     }
     for rule in dict.fromkeys(rules.tolist()):
         rows = np.flatnonzero(rules == rule)
-        given = [name for name in NUMBERS if name in columns and rule_of(rule).knows(name)]
+        given = [name for name in NUMBERS if name in columns and RULES[rule_name(rule)].knows(name)]
         run = described({name: columns[name][rows] for name in given}, rule, unknown=solved)
         for name, column in found.items():
             column[rows] = run.get(name, np.nan)
