@@ -119,15 +119,17 @@ def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carr
     return carry
 
 
-def powers(xp: Namespace, turn: Callable[[Carry], Carry], carry: Carry, count: int) -> Carry:
+def powers(
+    xp: Namespace, turn: Callable[[tuple[Array, ...]], tuple[Array, ...]], carry: tuple[Array, ...], count: int
+) -> tuple[Array, ...]:
     """Return the carry before each of `count` calls of `turn`. In each array of it, the calls are on axis -2."""
     if xp is jnp:
         _, kept = lax.scan(lambda carry, _: (turn(carry), carry), carry, None, length=count)
-        return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), kept)
+        return tuple(jnp.moveaxis(x, 0, -2) for x in kept)
     carries = [carry]
     while len(carries) < count:
         carries.append(turn(carries[-1]))
-    return jax.tree.map(lambda *each: np.stack(each, axis=-2), *carries)
+    return tuple(np.stack(each, axis=-2) for each in zip(*carries, strict=True))
 
 
 def horner(xp: Namespace, coefficients: tuple[Array, Array], x: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -173,11 +175,6 @@ def pick(xp: Namespace, x: Array, index: Array) -> Array:
     shape = np.broadcast_shapes(xp.shape(x)[:-1], xp.shape(index))
     x, index = xp.broadcast_to(x, (*shape, x.shape[-1])), xp.broadcast_to(index, shape)
     return xp.take_along_axis(x, index[..., None], axis=-1)[..., 0]
-
-
-def flat(xp: Namespace, x: Array) -> Array:
-    """Return x with its last two axes merged into one."""
-    return xp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))
 
 
 def stack(xp: Namespace, arrays: Sequence[Array]) -> Array:

@@ -16,7 +16,6 @@ the saddle point is found.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from jaxacct.kernels.arrays import Array, constant, keep_apart, log1p, namespace, repeat, total
@@ -288,16 +287,17 @@ def saddle_for_delta(k: Cumulants, log_delta: Array) -> Saddle:
     return _safeguarded(k, first, 16.0, 4.0, residual_and_step, log_delta)
 
 
-def saddle_for_epsilon(law: LossLaw, epsilon: Array, nodes: int, start: Array | None = None) -> Saddle:
-    """Return the saddle point for a given eps. Newton's method begins at `start`, or at a guess if that is None."""
-    return saddle_near(partial(cumulants, law, nodes=nodes), epsilon, start, NEWTON_STEPS, 12.0, 4.0)
-
-
-def saddle_near(
-    k: Cumulants, epsilon: Array, start: Array | None, iterations: int, down: float = 3.0, up: float = 3.0
+def saddle_for_epsilon(
+    k: Cumulants,
+    epsilon: Array,
+    start: Array | None = None,
+    iterations: int = NEWTON_STEPS,
+    down: float = 12.0,
+    up: float = 4.0,
 ) -> Saddle:
-    """Return the saddle point for a given eps, as `saddle_for_epsilon` does, for a law with the cumulants k.
+    """Return the saddle point for a given eps, for a law with the cumulants k.
 
+    start : where Newton's method begins; None for a guess.
     down, up : how far log c may lie below and above its starting value.
     """
     xp = namespace(epsilon)

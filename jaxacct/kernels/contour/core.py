@@ -9,7 +9,6 @@ nodes with bounds of its errors (`Nodes`).
 The proofs are in jaxacct/kernels/README.md, sections 1, 4 and 5.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxacct.core.floats import ROUNDOFF
@@ -186,24 +185,20 @@ def rate_of(nodes: Nodes, value: Array, slope: Array) -> Array:
 
 
 def certified(
-    ends_at: Callable[[Array], tuple[Array, Array]],
-    below: Array,
-    above: Array,
-    log_delta_low: Array,
-    log_delta_high: Array,
+    candidates: Array, bounds: tuple[Array, Array], log_delta_low: Array, log_delta_high: Array
 ) -> tuple[Array, Array, Array, Array]:
     """Check a candidate for either bound of eps; return (lower, whether it is proved, upper, whether it is proved).
 
     A candidate that is not proved is replaced by -inf or inf.
 
-    ends_at : function from values of eps, on a new first axis, to lower and upper bounds of log delta there.
-    below, above : the candidates for the lower and the upper bound.
+    candidates : on the first axis, the candidate for the lower bound, and that for the upper bound.
+    bounds : lower bounds of log delta at both candidates, and upper bounds.
     """
-    xp = namespace(below, above)
-    lowers, uppers = ends_at(xp.stack([below, above]))
+    xp = namespace(candidates)
+    below, above = candidates[0], candidates[1]
     # the given logarithms of delta are off by a few roundoffs
-    lower_ok = lowers[0] - 4.0 * ROUNDOFF * xp.abs(log_delta_high) >= log_delta_high
-    upper_ok = uppers[1] + 4.0 * ROUNDOFF * xp.abs(log_delta_low) <= log_delta_low
+    lower_ok = bounds[0][0] - 4.0 * ROUNDOFF * xp.abs(log_delta_high) >= log_delta_high
+    upper_ok = bounds[1][1] + 4.0 * ROUNDOFF * xp.abs(log_delta_low) <= log_delta_low
     lower_ok = lower_ok & (below < xp.inf)
     return xp.where(lower_ok, below, -xp.inf), lower_ok, xp.where(upper_ok, above, xp.inf), upper_ok
 
@@ -226,11 +221,9 @@ def epsilon_of(
     above = estimate + margin * (both / value + off) / rate
     spread = both / value + xp.exp(images - log_z) / value + (log_delta_high - log_delta_low)
     below = estimate - margin * (spread + off) / rate
-
-    def ends_at(at: Array) -> tuple[Array, Array]:
-        return ends(nodes, at, trapezoid(nodes, at)[0], errors(nodes, at))
-
-    return certified(ends_at, below, above, log_delta_low, log_delta_high)
+    both_ends = xp.stack([below, above])
+    bounds = ends(nodes, both_ends, trapezoid(nodes, both_ends)[0], errors(nodes, both_ends))
+    return certified(both_ends, bounds, log_delta_low, log_delta_high)
 
 
 # Where the contour is placed.
@@ -269,12 +262,12 @@ def period_for(
 # quadrature point and a node would be slow.
 
 
-def _rotations(angle: Array, count: int) -> tuple[Array, Array]:
+def _rotations(angle: Array, count: int) -> tuple[Array, ...]:
     """Return real and imaginary parts of `e^{i k angle} - 1` for all k < count, (count, X), by repeated rotation."""
     xp = namespace(angle)
     re1, im1 = -2.0 * xp.sin(0.5 * angle) ** 2, xp.sin(angle)
 
-    def turn(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+    def turn(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         re, im = carry
         return re + re1 + re * re1 - im * im1, im + im1 + re * im1 + im * re1
 
@@ -303,22 +296,15 @@ def departures(weight: Array, angle: Array, count: int) -> tuple[Array, Array]:
     one, weight = xp.ones_like(angle)[..., None, :], weight[..., None, :]
     left = xp.concatenate([*(weight * e for e in _rotations(angle, inner)), weight], axis=-2)
     right = xp.concatenate([*_rotations(inner * angle, outer), one], axis=-2)
-
-    def in_blocks(table: Array) -> Array:
-        return xp.moveaxis(xp.reshape(table, (*table.shape[:-1], size, -1)), -2, -3)
-
-    product = xp.matmul(in_blocks(left), xp.swapaxes(in_blocks(right), -1, -2))
-    product = xp.sum(keep_apart(xp, product), axis=-3)
+    left, right = (xp.moveaxis(xp.reshape(x, (*x.shape[:-1], size, -1)), -2, -3) for x in (left, right))  # in blocks
+    product = xp.sum(keep_apart(xp, xp.matmul(left, xp.swapaxes(right, -1, -2))), axis=-3)
     both, only_left, only_right = product[..., :-1, :-1], product[..., :-1, -1:], product[..., -1:, :-1]
     re_re, re_im = both[..., :inner, :outer], both[..., :inner, outer:]
     im_re, im_im = both[..., inner:, :outer], both[..., inner:, outer:]
     re = re_re - im_im + only_left[..., :inner, :] + only_right[..., :outer]
     im = re_im + im_re + only_left[..., inner:, :] + only_right[..., outer:]
-
-    def in_order(table: Array) -> Array:
-        return xp.reshape(xp.swapaxes(table, -1, -2), (*table.shape[:-2], count))
-
-    return in_order(re), in_order(im)
+    re, im = (xp.reshape(xp.swapaxes(x, -1, -2), (*x.shape[:-2], count)) for x in (re, im))  # in the order of k
+    return re, im
 
 
 def polar(re: Array, im: Array) -> tuple[Array, Array]:

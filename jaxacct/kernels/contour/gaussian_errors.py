@@ -6,6 +6,7 @@ bound these terms, and Chernoff's bound the images.  The likelihood ratio of a s
 mix = 1 - q + q e^y, with y = u/sigma - 1/(2 sigma^2).
 """
 
+from functools import partial
 from typing import NamedTuple
 
 from jaxacct.core.floats import ROUNDOFF
@@ -13,7 +14,6 @@ from jaxacct.kernels.arrays import (
     SMALLEST_NORMAL,
     Array,
     cummin,
-    flat,
     keep_apart,
     log1p,
     namespace,
@@ -303,8 +303,9 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     # in a normal density the lowest level would lie 5.5 standard deviations from the mode, 15 nats below it
     levels = xp.maximum(tops[..., None] - xp.linspace(0.0, 5.5, LEVELS) ** 2 / 2.0, floors[..., None])
     heights = xp.exp(levels - sag[..., None, None])
-    slabs = flat(xp, heights[..., :-1] - heights[..., 1:])
-    lengths = _lengths(sigma, t, log_f, off, xp.repeat(modes, LEVELS - 1, axis=-1), flat(xp, levels[..., :-1]))
+    shape = (*floor.shape, 2 * (LEVELS - 1))
+    slabs, levels = (xp.reshape(x, shape) for x in (heights[..., :-1] - heights[..., 1:], levels[..., :-1]))
+    lengths = _lengths(sigma, t, log_f, off, xp.repeat(modes, LEVELS - 1, axis=-1), levels)
     # rounding matters to level sets only within 16 nats of a mode
     inside = log_f > xp.min(tops, axis=-1)[..., None] - 16.0
     doubt = xp.max(xp.where(inside, units.weight + 16.0 * (1.0 + xp.abs(log_f)), 0.0), axis=-1)
@@ -323,10 +324,7 @@ def _lengths(sigma: Array, t: Tilted, log_f: Array, off: Array, modes: Array, le
     left = xp.max(xp.where(outside & (index < mode), index, -1), axis=-1)
     inner_r, inner_l = right - 1, left + 1
     outer_r, outer_l = xp.minimum(right, size - 1), xp.maximum(left, 0)
-
-    def at(values: Array, places: Array) -> Array:
-        return xp.take_along_axis(values, places, axis=-1)
-
+    at = partial(xp.take_along_axis, axis=-1)
     f_r, f_l, loss_l = at(log_f, inner_r), at(log_f, inner_l), at(t.loss, inner_l)
     slope_r, slope_l = f_r - at(log_f, outer_r), f_l - at(log_f, outer_l)
     part_r = xp.where(slope_r > 0, (f_r - levels) / xp.where(slope_r > 0, slope_r, 1.0), 0.0)

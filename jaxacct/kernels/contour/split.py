@@ -56,7 +56,7 @@ from jaxacct.kernels.contour.split_parts import (
     tilted,
 )
 from jaxacct.kernels.contour.split_remainder import FarMasses, Remainder
-from jaxacct.kernels.law import REFINEMENT_STEPS, LossLaw, saddle_for_delta, saddle_near
+from jaxacct.kernels.law import REFINEMENT_STEPS, LossLaw, saddle_for_delta, saddle_for_epsilon
 
 LARGEST_CANCELLATION = 9.0
 """Moving the abscissa away from the saddle point may enlarge the integrand by at most this many nats. Less is allowed
@@ -128,7 +128,7 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
     normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # where c would be if the law were normal
     scan = xp.stack([f * start for f in SCAN] + [xp.clip(normal, 1e-3 * start, 1e4 * start)])
     first = _pick_in_front(scan, xp.argmin(size(scan) - scan * epsilon, axis=0))
-    point = saddle_near(k, epsilon, first, REFINEMENT_STEPS)
+    point = saddle_for_epsilon(k, epsilon, first, REFINEMENT_STEPS, down=3.0, up=3.0)
     at = xp.stack([f * point.c for f in ABSCISSA_MULTIPLES])
     sizes = size(at)
     # nats lost to cancellation already at the saddle point
@@ -440,9 +440,9 @@ def _certified(
     above = solution + MARGIN * (xp.maximum(high - log_delta_low, 0.0) + grain) / rate
     below = solution - MARGIN * (xp.maximum(log_delta_high - low, 0.0) + grain) / rate
     below = xp.where(below > 0, below, xp.inf)  # only a positive bound is used
-    lower, lower_ok, upper, upper_ok = certified(
-        lambda at: ends(integrand, certificate, at), below, above, log_delta_low, log_delta_high
-    )
+    both = xp.stack([below, above])
+    bounds = ends(integrand, certificate, both)
+    lower, lower_ok, upper, upper_ok = certified(both, bounds, log_delta_low, log_delta_high)
     return Bracketed(lower, solution, upper, upper_ok & lower_ok, certificate.needs)
 
 
