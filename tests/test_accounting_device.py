@@ -98,7 +98,7 @@ def tpu_alone(tpu):
 
 
 def test_where_the_default_device_certifies_nothing_is_said(capsys):
-    assert devices.local() == jax.local_devices() and devices.platform() == "cpu" and not devices.only_numpy()
+    assert devices.local() == jax.local_devices() and devices.certifying() == jax.local_devices()[0]
     with devices.double_precision():
         assert jax.numpy.ones(1).dtype == np.float64 and jax.config.jax_default_device is None
     assert capsys.readouterr().err == ""
@@ -106,7 +106,7 @@ def test_where_the_default_device_certifies_nothing_is_said(capsys):
 
 def test_the_host_answers_and_says_so_once(tpu, capsys):
     before = jax.config.values["jax_default_device"]
-    assert devices.platform() == "cpu" and devices.local() == jax.local_devices(backend="cpu")
+    assert devices.certifying().platform == "cpu" and devices.local() == jax.local_devices(backend="cpu")
     assert backend.suiting(1) == "numpy" and backend.suiting(10**6) == "xla"
     answer = ja.epsilon(RUN, DELTA)
     with devices.double_precision():
@@ -124,12 +124,12 @@ def test_what_names_the_devices_names_the_host(tpu):
 
 def test_the_line_can_be_turned_off(tpu, capsys):
     tpu.setenv("JAXACCT_QUIET", "1")
-    assert devices.platform() == "cpu" and capsys.readouterr().err == ""
+    assert devices.certifying().platform == "cpu" and capsys.readouterr().err == ""
 
 
 def test_without_the_hosts_cpu_numpy_answers_whatever_the_size(tpu_alone, capsys):
     wanted = "jaxacct: accounting runs on NumPy alone (JAX_PLATFORMS leaves out the host's CPU), since tpu has "
-    assert devices.only_numpy() and devices.platform() == "cpu" and backend.suiting(10**9) == "numpy"
+    assert devices.certifying() is None and backend.suiting(10**9) == "numpy"
     assert capsys.readouterr().err == f"{wanted}no complex128\n"
     assert ja.epsilon(RUN, DELTA).status.tolist() == ["ok", "ok"]
     assert ja.epsilon(ja.repeat(ja.Laplace(2.0), 30), DELTA).engine == "lattice"  # in `double_precision`

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct.calibration import dp_sgd_search
+from jaxacct.calibration import noise_rate_steps
 from jaxacct.calibration.search import Start, least_private
 from jaxacct.core.bounds import STATUSES, Bounds
-from jaxacct.engines import contour
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 
 
@@ -154,10 +153,10 @@ def test_what_is_not_known_never_counts(monkeypatch, upper, unknown):
     def no_guess(goal, rows):
         x = np.array([np.nan, np.inf, -np.inf, 0.0, 2.0])[: rows.size]
         x = np.where(np.isfinite(x), x, 0.5 * np.sum(np.log(goal.limits)))
-        return Start(x, np.full(rows.size, np.nan), np.arange(rows.size) % 2 == 0), contour.no_hint(rows.size)
+        return Start(x, np.full(rows.size, np.nan), np.arange(rows.size) % 2 == 0)
 
-    monkeypatch.setattr(dp_sgd_search, "certified", certify)
-    monkeypatch.setattr(dp_sgd_search, "calibration_start", no_guess)
+    monkeypatch.setattr(noise_rate_steps, "certified", certify)
+    monkeypatch.setattr(noise_rate_steps, "started", no_guess)
     target = np.array([1e-300, 1e-10, 1.0, 1e10, 1e300])
     known = {"noise_multiplier": 1.0, "steps": 4, "sampling_probability": 0.5}
     known.pop(unknown)

@@ -11,7 +11,7 @@ import pytest
 from jaxacct.kernels import calibration, law
 from jaxacct.kernels.calibration import sensitivity
 from jaxacct.kernels.contour import plain
-from jaxacct.kernels.law import cumulants, saddle_for_epsilon
+from jaxacct.kernels.law import cumulants, saddle_point
 
 ROWS = 12
 POINTS, COUNT = 64, 32
@@ -95,7 +95,7 @@ def test_sensitivity_is_the_forward_mode_derivative():
     tangent = jax.tree.map(lambda x: 0.1 * x * rng.normal(0.0, 1.0, x.shape), this)._replace(sign=np.zeros(ROWS))
     found = on_numpy(partial(sensitivity, points=points, count=count), this, tangent, EPSILON, LOG_TOL)
     with np.errstate(all="ignore"):
-        point = saddle_for_epsilon(partial(cumulants, this, nodes=plain.axis_nodes(points)), EPSILON)
+        point = saddle_point(partial(cumulants, this, nodes=plain.axis_nodes(points)), "epsilon", EPSILON)
         c, period, *images = plain.place(this, point, EPSILON, LOG_TOL, plain.axis_nodes(points))
 
     def log_value(this, epsilon):

@@ -251,9 +251,10 @@ def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
         which = (False, True) if kind == "certified" and two else (False,)
         if two:
             _prepare_pairs(mechanism)
-        pairs = [_sides(mechanism, relation, below) for below in which]
-        if len(pairs[0]) == 2 and all(_alike(*sides) for sides in pairs):
-            pairs = [sides[:1] for sides in pairs]
+        sides = directions(mechanism, relation)
+        pairs = [[components(mechanism, relation, side, below) for side in sides] for below in which]
+        if len(sides) == 2 and all(_alike(*pair) for pair in pairs):
+            pairs = [pair[:1] for pair in pairs]
         if quantity == "epsilon" and not target.all():
             zeros = np.flatnonzero(target == 0)
             for above, parts in zip(pairs[0], pairs[-1], strict=True):
@@ -263,8 +264,8 @@ def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
             block = slice(first, first + BLOCK)
             asked = _some(question._replace(given=target), block)
             taken = [
-                [parts.take(block if batch_shape(mechanism) == shape else rows[block]) for parts in sides]
-                for sides in pairs
+                [parts.take(block if batch_shape(mechanism) == shape else rows[block]) for parts in pair]
+                for pair in pairs
             ]
             found.append(_larger(asked, taken[0]) if len(taken) == 1 else _larger_of_pairs(asked, taken[0], taken[1]))
         joined = found[0] if len(found) == 1 else jax.tree.map(lambda *blocks: np.concatenate(blocks), *found)
@@ -284,10 +285,6 @@ def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
         worst = worst._replace(lower=np.zeros(target.shape))
     low, mid, high, status, engines = (x.reshape(shape) for x in (*worst, status, engines))
     return Bounds(low, mid, high, kind, status, engines)
-
-
-def _sides(mechanism: Mechanism, relation: str, below: bool) -> list[Components]:
-    return [components(mechanism, relation, side, below) for side in directions(mechanism, relation)]
 
 
 def _alike(one: Components, other: Components) -> bool:
@@ -483,7 +480,8 @@ def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side
             continue
         with random_allocation.with_losses(losses):
             _prepare_pairs(some)
-            above, below = (_sides(some, question.relation, lower) for lower in (False, True))
+            sides = directions(some, question.relation)
+            above, below = ([components(some, question.relation, x, lower) for x in sides] for lower in (False, True))
         again = _larger_of_pairs(question._replace(given=question.given[asked], hint=None), above, below)
         low, high = worst.lower[asked], worst.upper[asked]
         low = np.where(again.contradicted, low, np.maximum(low, again.answer.lower))

@@ -7,7 +7,6 @@ the split contour solves the others.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.accounting.account import answer
-from jaxacct.calibration.search import AIM, CLAIMED, BestValues, Search, Start, certified_search
+from jaxacct.calibration.search import AIM, CLAIMED, BestValues, Search, Start
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.text import plain_record
@@ -33,7 +32,7 @@ from jaxacct.core.validation import (
     refuse_tracers,
 )
 from jaxacct.engines import contour
-from jaxacct.engines.backend import evaluate, job
+from jaxacct.engines.backend import evaluate
 from jaxacct.engines.contour import no_hint
 from jaxacct.engines.protocol import MechanismQuestion
 from jaxacct.kernels import calibration
@@ -242,12 +241,6 @@ def checked(
     return goal, wanted, shape
 
 
-def found_for(goal: Goal, backend: str) -> BestValues:
-    """Return the best values of the unknown that meet the goal's epsilon at its delta, for Poisson samples."""
-    with job(goal.epsilon.size, backend):
-        return certified_search(search_for(goal, partial(certified, goal)), partial(started, goal))
-
-
 def search_for(goal: Goal, evaluate: Any) -> Search:
     """Return the search for a goal; the limit that protects least is tried first where it may meet the target."""
     size = goal.epsilon.size
@@ -292,14 +285,6 @@ def result(
     return Calibration(found.value.reshape(shape)[()], at, status, ok[()], best[()], risk, relation=relation)
 
 
-def started(goal: Goal, rows: np.ndarray) -> Start:
-    """Start the search of some rows; write into the goal's hint what certified evaluations can use."""
-    start, hint = calibration_start(goal, rows)
-    for known, found_out in zip(jax.tree.leaves(goal.hint), jax.tree.leaves(hint), strict=True):
-        known[rows] = found_out
-    return start
-
-
 class _Equation(NamedTuple):
     """The arguments of the kernels, row by row.
 
@@ -320,8 +305,8 @@ class _Equation(NamedTuple):
 
 # Near the ends of float64's range x = log(value) may be wrong, which costs only time.
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")
-def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint]:
-    """Return a start for some rows of a goal, and a hint for certified evaluations.
+def started(goal: Goal, rows: np.ndarray) -> Start:
+    """Start the search of some rows; write into the goal's hint what certified evaluations can use.
 
     Where the start found is not finite, the middle of the limits takes its place.
     """
@@ -336,9 +321,9 @@ def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint
         mu = 2.0 * epsilon / (z + np.sqrt(z**2 + 2.0 * epsilon))  # by the Gaussian tail bound
     nothing = np.zeros(rows.size)
     x = by_central_limit(goal, known, mu) if goal.near is None else np.log(goal.near[rows])
-    found, hint = Start(x, nothing, nothing.astype(bool)), contour.no_hint(rows.size)
+    found, hint = Start(x, nothing, nothing.astype(bool)), no_hint(rows.size)
     if rows.size == 0:
-        return found, hint
+        return found
     full = known.get("sampling_probability", np.zeros(rows.size)) == 1.0
     if full.any():
         exact = mu[full] if goal.on_delta else gaussian_mu(epsilon[full], goal.delta[rows[full]])
@@ -363,7 +348,8 @@ def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint
     known_x = np.isfinite(found.x)
     found.x[~known_x] = 0.5 * np.sum(np.log(goal.limits))
     found.solved[~known_x] = False
-    return found, hint
+    goal.hint.near[rows], goal.hint.rung[rows] = hint
+    return found
 
 
 def room(delta: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ each.  `jaxacct.calibrate` (any_parameter.py) takes any parameter of any mechani
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +21,12 @@ from jaxacct.calibration.dp_sgd_search import (
     RISK_RULES,
     Calibration,
     Goal,
-    calibration_start,
+    certified,
     checked,
-    found_for,
     given_target,
     result,
     search_for,
+    started,
 )
 from jaxacct.calibration.search import BestValues, Start, certified_search
 from jaxacct.core.bounds import Bounds
@@ -316,7 +317,9 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
         return result(_noise_of_selection(goal, law, shape, given["candidates"], backend), shape, relation)
     if not beyond:
         goal, _, shape = checked(unknown, target, numbers, *settings)
-        return result(found_for(goal, backend), shape, relation)
+        with job(goal.epsilon.size, backend):
+            found = certified_search(search_for(goal, partial(certified, goal)), partial(started, goal))
+        return result(found, shape, relation)
     if RULES[rule_name(sampling)].in_passes and unknown == "sampling_probability":
         raise InputError(
             f"sampling_probability cannot be solved for with sampling = {sampling!r}, whose slots are whole; use "
@@ -344,17 +347,17 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
     """Search by the certified brackets of the run itself, starting from the value that Poisson sampling needs."""
     effort = account.effort_of_search(goal.rtol)
 
-    def certified(rows: np.ndarray, values: np.ndarray) -> Bounds:
+    def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
         fields = {name: goal.known[name][rows] for name in numbers} | {goal.unknown: values}
         run = dp_sgd(**fields, sampling=sampling, group=group)
         return answer(MechanismQuestion("epsilon", run, goal.delta[rows], goal.relation, effort))
 
-    search = search_for(goal, certified)
+    search = search_for(goal, evaluate)
     if "epochs" in goal.known:  # at a lower rate the steps would exceed 2^52
         search = search._replace(lowest=np.clip(goal.known["epochs"] / 2.0**52, *goal.limits))
 
-    def started(rows: np.ndarray) -> Start:
-        start = calibration_start(near, rows)[0]
+    def begin(rows: np.ndarray) -> Start:
+        start = started(near, rows)
         x = start.x + math.log(group) if goal.unknown == "noise_multiplier" else start.x
         x = x + np.log(goal.known["groups"][rows]) if goal.unknown == "steps" and "groups" in goal.known else x
         x = np.clip(x, np.log(search.lowest[rows]), np.log(search.highest[rows]))
@@ -367,7 +370,7 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
     # the noise that meets epsilon under replace_one is about the noise that meets 0.6 epsilon under add_or_remove_one
     near = goal._replace(known=usual, relation="add_or_remove_one", epsilon=share * goal.epsilon)
     with job(goal.epsilon.size, backend):
-        return certified_search(search, started)
+        return certified_search(search, begin)
 
 
 def law_shape(law: Any, candidates: str) -> tuple[int, ...]:
@@ -396,6 +399,4 @@ def _noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates
     # the search for the noise begins where the epsilon of a single run is 0.65 times the target
     near = goal._replace(epsilon=0.65 * goal.epsilon)
     with job(goal.epsilon.size, backend):
-        return certified_search(
-            search, lambda rows: calibration_start(near, rows)[0]._replace(solved=np.zeros(rows.size, bool))
-        )
+        return certified_search(search, lambda rows: started(near, rows)._replace(solved=np.zeros(rows.size, bool)))

@@ -43,7 +43,6 @@ from jaxacct.calibration.dp_sgd_search import (
     TOLERANCE,
     Calibration,
     Goal,
-    calibration_start,
     result,
     room,
     search_for,
@@ -410,7 +409,7 @@ def _by_rounds(
     rows, near = np.arange(rate.size), None
     for distance, places in ROUNDS:
         rough = _at_rate(goal, epsilon, rate, fpr)._replace(rtol=1e-4, hint=no_hint(rate.size), near=near)
-        near = np.clip(np.exp(calibration_start(rough, rows)[0].x), *goal.limits)
+        near = np.clip(np.exp(started(rough, rows).x), *goal.limits)
         near = np.maximum(np.round(near), 1.0) if goal.unknown == "steps" else near
         epsilon = _better(goal, epsilon, near, rate, fpr, distance * mu, places)
     return epsilon, np.ones(rate.size) if near is None else near

@@ -174,8 +174,8 @@ def on_terminal() -> bool:
 
 def in_notebook() -> bool:
     """Return whether the process is a Jupyter kernel, which can update a line. IPython is not imported here."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return getattr(shell, "kernel", None) is not None
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return shell is not None and getattr(shell(), "kernel", None) is not None
 
 
 def say(line: str) -> None:

@@ -110,10 +110,11 @@ def on_numpy(size: int, *, apart: bool = False, selections: bool = False) -> boo
 
 
 def _suits(size: int, selections: bool = False) -> bool:
-    if devices.only_numpy():
+    device = devices.certifying()
+    if device is None:
         return _holds()
     most = NUMPY_MOST_SELECTIONS if selections else NUMPY_MOST
-    if size > most or devices.platform() != "cpu" or not _holds():
+    if size > most or device.platform != "cpu" or not _holds():
         return False
     # If `jaxacct warm` has kept the programs, nothing is compiled, and XLA is faster from 1,500 configurations on.
     return selections or size <= 1_500 or not programs.are_kept()

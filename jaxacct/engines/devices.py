@@ -32,7 +32,7 @@ def double_precision() -> Iterator[None]:
 
     If there is no such device, JAX takes no data from the host. Then NumPy still works, and functions of JAX raise.
     """
-    device = _first()
+    device = certifying()
     if device is None:
         with jax.enable_x64(), jax.transfer_guard("disallow_explicit"):
             yield
@@ -46,7 +46,7 @@ def double_precision() -> Iterator[None]:
 
 def local() -> list[jax.Device]:
     """Return the devices of this process that can compute certificates. Raise InputError if there are none."""
-    default, device = _default(), _first()
+    default, device = _default(), certifying()
     if device is None:
         raise InputError(
             f"XLA cannot certify on {default.platform}, which has {fault(default)}; give JAX the host's CPU as well, "
@@ -54,17 +54,6 @@ def local() -> list[jax.Device]:
         )
     mine = jax.local_devices()
     return mine if device in mine else jax.local_devices(backend=device.platform)
-
-
-def only_numpy() -> bool:
-    """Return whether JAX has no device that can compute certificates, so that only NumPy can."""
-    return _first() is None
-
-
-def platform() -> str:
-    """Return the platform on which accounting runs: "cpu", "gpu" and so on; "cpu" also if `only_numpy`."""
-    device = _first()
-    return "cpu" if device is None else device.platform
 
 
 def quiet() -> bool:
@@ -81,12 +70,13 @@ def _default() -> jax.Device:
     return jax.local_devices(backend=named)[0] if isinstance(named, str) else named
 
 
-def _first() -> jax.Device | None:
-    """Return the default device if it certifies. If not, warn once, and return the host's CPU; None if JAX has none."""
+def certifying() -> jax.Device | None:
+    """Return the device on which accounting runs, or None if NumPy alone can certify.
+
+    It is the default device if that certifies. If not, the user is warned once, and the host's CPU is returned.
+    """
     default = _default()
-    if fault(default) is None:
-        return default
-    return _instead(default)
+    return default if fault(default) is None else _instead(default)
 
 
 @functools.cache

@@ -40,7 +40,7 @@ from jaxacct.kernels.contour import plain, split
 from jaxacct.kernels.contour.core import departures, polar
 from jaxacct.kernels.contour.plain import axis_nodes, nodes_at
 from jaxacct.kernels.contour.split import estimate, integrand_at, needed
-from jaxacct.kernels.law import LossLaw, Saddle, Tilted, cumulants, finite_weights, saddle_for_epsilon, tilted_gaussian
+from jaxacct.kernels.law import LossLaw, Saddle, Tilted, cumulants, finite_weights, saddle_point, tilted_gaussian
 
 SPLIT_SECANT_STEPS = 3
 """Number of secant steps in a call. More steps would go too far from where the contour was placed, or change
@@ -66,7 +66,7 @@ def sensitivity(
     The sizes are the numbers of quadrature points and of contour nodes that would suffice.
     """
     xp = namespace(law.sign, epsilon, tangent.mu2)
-    point = saddle_for_epsilon(partial(cumulants, law, nodes=axis_nodes(points)), epsilon)
+    point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     c, period, *images = plain.place(law, point, epsilon, log_tol, axis_nodes(points))
     nodes = nodes_at(law, c, 2.0 * xp.pi / period, log_tol, points, count, (images[0], images[1]))
     z = c[..., None] + 1j * nodes.t
@@ -264,7 +264,8 @@ def solve(
 
     def stage(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         x, c, *_ = carry
-        point = saddle_for_epsilon(partial(cumulants, law_at(x), nodes=axis), epsilon, c)._replace(log_delta=log_delta)
+        point = saddle_point(partial(cumulants, law_at(x), nodes=axis), "epsilon", epsilon, c)
+        point = point._replace(log_delta=log_delta)
         chosen, period, *_ = plain.place(law_at(x), point, epsilon, log_tol, axis)
         h = 2.0 * xp.pi / period
         need = plain.reach(law_at(x), chosen, h, log_tol, points)

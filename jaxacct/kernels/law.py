@@ -219,26 +219,30 @@ class Saddle(NamedTuple):
     log_delta: Array  # saddle point approximation of log delta at this eps
 
 
-def _safeguarded(
+def saddle_point(
     k: Cumulants,
-    first: Callable[[Saddle], Array] | Array,
-    down: float,
-    up: float,
-    residual_and_step: Callable[[Saddle, Array], tuple[Array, Array]],
-    like: Array,
+    quantity: str,
+    target: Array,
+    start: Array | None = None,
     iterations: int = NEWTON_STEPS,
+    down: float = 12.0,
+    up: float = 4.0,
 ) -> Saddle:
-    """Solve for w = log c by Newton's method, and return the last saddle point that was evaluated.
+    """Return the saddle point of a law with the cumulants k for a given eps, or for a given approximate log delta.
 
-    A Newton step that leaves the bracket, or is not below half of the last step, is replaced by bisection.
+    Newton's method solves for w = log c, and the last saddle point that it evaluated is returned. A step that leaves
+    the bracket of w, or is not below half of the last step, is replaced by bisection.
 
-    first : the starting value of w, or a function that computes it from the `Saddle` at a small abscissa.
+    quantity : "epsilon" or "log_delta", of which the target is given.
+    start : the c where the method begins; None for a guess from the mean and variance of the loss.
+    down, up : how far w may lie below and above its starting value.
     """
-    xp = namespace(like)
-    # At this abscissa the tilt hardly changes the mean and the variance of the loss. So `first` takes them for the mean
+    xp = namespace(target)
+    if quantity == "log_delta":  # near delta = 1 the approximation has no saddle point
+        target = xp.minimum(target, -0.02)
+    # At this abscissa the tilt hardly changes the mean and the variance of the loss. So a guess takes them for the mean
     # and the variance without a tilt.
-    start = xp.log(1e-3) * xp.ones_like(like) if callable(first) else first
-    guessing = callable(first)
+    begin = xp.log(1e-3) * xp.ones_like(target) if start is None else xp.log(start)
 
     def body(i: Array, carry: tuple[Array, Array, Array, Array, Saddle]) -> tuple[Array, Array, Array, Array, Saddle]:
         w, lo, hi, last, _ = carry
@@ -248,7 +252,12 @@ def _safeguarded(
         epsilon = k1 - 1.0 / c - 1.0 / (1.0 + c)
         log_delta = k0 - c * epsilon - xp.log(c) - log1p(c) - 0.5 * xp.log(2.0 * xp.pi * curvature)
         saddle = Saddle(c, k1, k2, epsilon, log_delta)
-        residual, step = residual_and_step(saddle, curvature)
+        if quantity == "epsilon":
+            residual = epsilon - target
+            step = residual / (c * curvature)
+        else:  # the step is for the logarithm of -log delta, so log delta is kept below 0
+            reached = xp.minimum(log_delta, -0.01)
+            residual, step = target - reached, xp.log(reached / target) * (-reached) / (c**2 * curvature)
         lo = xp.where(residual < 0, w, lo)
         hi = xp.where(residual < 0, hi, w)
         trial = w - xp.clip(step, -LARGEST_STEP, LARGEST_STEP)
@@ -258,57 +267,17 @@ def _safeguarded(
         newton = newton | (xp.abs(step) < 1e-7)
         following = xp.where(newton, trial, 0.5 * (lo + hi))
         last = xp.abs(following - w) + 1e-12
-        if guessing:
-            w0 = first(saddle)
+        if start is None:  # the first step only evaluates the mean and variance
+            if quantity == "epsilon":
+                gap = target - k1
+                w0 = xp.log((gap + xp.sqrt(gap**2 + 4.0 * k2)) / (2.0 * k2))
+            else:
+                w0 = 0.5 * xp.log(2.0 * xp.maximum(-target, 0.5) / k2)
             following = xp.where(i == 0, w0, following)
             lo, hi = xp.where(i == 0, w0 - down, lo), xp.where(i == 0, w0 + up, hi)
             last = xp.where(i == 0, xp.inf, last)
         return following, lo, hi, last, saddle
 
-    nothing = xp.zeros_like(start)
-    carry = (start, start - down, start + up, xp.full_like(start, xp.inf), Saddle(*([nothing] * 5)))
+    nothing = xp.zeros_like(begin)
+    carry = (begin, begin - down, begin + up, xp.full_like(begin, xp.inf), Saddle(*([nothing] * 5)))
     return repeat(xp, iterations, body, carry)[-1]
-
-
-def saddle_for_delta(k: Cumulants, log_delta: Array) -> Saddle:
-    """Return the saddle point whose approximate delta is e^log_delta, for a law with the cumulants k."""
-    xp = namespace(log_delta)
-    # Near delta = 1 the approximation has no saddle point, so log delta is capped.
-    target = xp.minimum(log_delta, -0.02)
-
-    def residual_and_step(saddle: Saddle, curvature: Array) -> tuple[Array, Array]:
-        # The Newton step takes the logarithm of -log delta, so log delta is kept below 0.
-        reached = xp.minimum(saddle.log_delta, -0.01)
-        return target - reached, xp.log(reached / target) * (-reached) / (saddle.c**2 * curvature)
-
-    def first(saddle: Saddle) -> Array:
-        return 0.5 * xp.log(2.0 * xp.maximum(-log_delta, 0.5) / saddle.k2)
-
-    return _safeguarded(k, first, 16.0, 4.0, residual_and_step, log_delta)
-
-
-def saddle_for_epsilon(
-    k: Cumulants,
-    epsilon: Array,
-    start: Array | None = None,
-    iterations: int = NEWTON_STEPS,
-    down: float = 12.0,
-    up: float = 4.0,
-) -> Saddle:
-    """Return the saddle point for a given eps, for a law with the cumulants k.
-
-    start : where Newton's method begins; None for a guess.
-    down, up : how far log c may lie below and above its starting value.
-    """
-    xp = namespace(epsilon)
-
-    def residual_and_step(saddle: Saddle, curvature: Array) -> tuple[Array, Array]:
-        residual = saddle.epsilon - epsilon
-        return residual, residual / (saddle.c * curvature)
-
-    def first(saddle: Saddle) -> Array:
-        gap = epsilon - saddle.k1
-        return xp.log((gap + xp.sqrt(gap**2 + 4.0 * saddle.k2)) / (2.0 * saddle.k2))
-
-    begin = first if start is None else xp.log(start)
-    return _safeguarded(k, begin, down, up, residual_and_step, epsilon, iterations)

@@ -31,7 +31,7 @@ import numpy as np
 import jaxacct
 from jaxacct.core import files
 from jaxacct.core.validation import InputError, check_flag
-from jaxacct.engines.devices import platform
+from jaxacct.engines.devices import certifying
 from jaxacct.sweeps.grid import Grid
 from jaxacct.sweeps.solve import Settings
 from jaxacct.sweeps.table import TEXT, Table, blank, check_result, fill, out_path, refuse_existing, write
@@ -83,7 +83,8 @@ def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, s
     for name, column in grid.inputs.items():
         content = "\x1f".join(column).encode() if name in TEXT else np.ascontiguousarray(column, "<f8").tobytes()
         digest.update(name.encode() + content)
-    versions = (jaxacct.__version__, jax.__version__, platform())
+    device = certifying()
+    versions = (jaxacct.__version__, jax.__version__, "cpu" if device is None else device.platform)
     return Header(*versions, digest.hexdigest(), len(grid), columns, **chosen._asdict(), block=block, shard=shard)
 
 

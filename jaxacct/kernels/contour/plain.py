@@ -36,8 +36,7 @@ from jaxacct.kernels.law import (
     cumulants,
     finite_weights,
     lifted,
-    saddle_for_delta,
-    saddle_for_epsilon,
+    saddle_point,
     tilted_gaussian,
 )
 
@@ -274,7 +273,7 @@ def nodes_for(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, point
 
 def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int) -> Bracketed:
     """Bracket log delta at eps. The mass at infinity is left out."""
-    point = saddle_for_epsilon(partial(cumulants, law, nodes=axis_nodes(points)), epsilon)
+    point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     nodes = nodes_for(law, point, epsilon, log_tol, points, count)
     return bracketed(nodes, epsilon, trapezoid(nodes, epsilon)[0], errors(nodes, epsilon))
 
@@ -286,7 +285,7 @@ def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, poi
     deviation of the loss.
     """
     xp = namespace(law.sign, around)
-    point = saddle_for_epsilon(partial(cumulants, law, nodes=axis_nodes(points)), epsilon)
+    point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     nodes = nodes_for(law, point, epsilon, log_tol, points, count)
     many = xp.moveaxis(around, -1, 0)
     return _in_front(bracketed(nodes, many, trapezoid(nodes, many)[0], errors(nodes, many)))
@@ -299,7 +298,7 @@ def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, poin
     is made long enough for that eps.  Rounding errors are somewhat larger than in `delta_about`.
     """
     xp = namespace(law.sign, along)
-    point = saddle_for_epsilon(partial(cumulants, law, nodes=axis_nodes(points)), epsilon)
+    point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     c, period, at, log_bound = place(law, point, epsilon, log_tol, axis_nodes(points))
     gap = at - c[..., None]
     # the period reduces images at the smallest eps to e^-11, far below delta there, which is seldom below e^-5
@@ -331,12 +330,12 @@ def epsilon(
     """
     xp = namespace(law.sign, log_delta_low)
     k = partial(cumulants, law, nodes=axis_nodes(points))
-    point = saddle_for_delta(k, log_delta_low)
+    point = saddle_point(k, "log_delta", log_delta_low, down=16.0)
 
     def again(_: Array, point: Saddle) -> Saddle:
         nodes = nodes_for(law, point, point.epsilon, log_tol, points, count)
         solution = newton(nodes, point.epsilon, log_delta_low)
-        following = saddle_for_epsilon(k, solution, point.c)
+        following = saddle_point(k, "epsilon", solution, point.c)
         return following._replace(epsilon=solution, log_delta=log_delta_low)
 
     if rounds > 1:

@@ -56,7 +56,7 @@ from jaxacct.kernels.contour.split_parts import (
     tilted,
 )
 from jaxacct.kernels.contour.split_remainder import FarMasses, Remainder
-from jaxacct.kernels.law import REFINEMENT_STEPS, LossLaw, saddle_for_delta, saddle_for_epsilon
+from jaxacct.kernels.law import REFINEMENT_STEPS, LossLaw, saddle_point
 
 LARGEST_CANCELLATION = 9.0
 """Moving the abscissa away from the saddle point may enlarge the integrand by at most this many nats. Less is allowed
@@ -128,7 +128,7 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
     normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # where c would be if the law were normal
     scan = xp.stack([f * start for f in SCAN] + [xp.clip(normal, 1e-3 * start, 1e4 * start)])
     first = _pick_in_front(scan, xp.argmin(size(scan) - scan * epsilon, axis=0))
-    point = saddle_for_epsilon(k, epsilon, first, REFINEMENT_STEPS, down=3.0, up=3.0)
+    point = saddle_point(k, "epsilon", epsilon, first, REFINEMENT_STEPS, down=3.0, up=3.0)
     at = xp.stack([f * point.c for f in ABSCISSA_MULTIPLES])
     sizes = size(at)
     # nats lost to cancellation already at the saddle point
@@ -383,7 +383,7 @@ def _first(law: LossLaw, log_delta: Array, log_tol: Array) -> Array:
     one = xp.ones_like(law.sign)
     high = xp.where(law.sign[..., None] > 0, split_remainder.far_by_mass(law, log_delta + log_tol), NO_WINDOW)
     both = shares(grids_of(law, Windows(xp.full_like(high, NO_WINDOW), high, one), one, PLACEMENT_POINTS))
-    return saddle_for_delta(lambda c: cumulants(law, one, both, c), log_delta).epsilon
+    return saddle_point(lambda c: cumulants(law, one, both, c), "log_delta", log_delta, down=16.0).epsilon
 
 
 def _together(law: LossLaw, *values: Array) -> list[Array]:
