@@ -460,7 +460,7 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
 def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:
     """Return x and d log delta/dx, after moving x to where n times the delta of one step is the target.
 
-    x is moved only if the new x is more private, since n times one step's delta is nearly a lower bound of delta. If
+    x is moved only if the new x protects more, since n times one step's delta is nearly a lower bound of delta. If
     the record is rarely sampled, n times one step's delta is nearly delta itself.
     """
     from jaxacct.engines import closed_form  # imports SciPy, which is slow: only where a row needs it

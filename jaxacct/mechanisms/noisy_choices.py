@@ -115,7 +115,7 @@ class ReportNoisyMax(FiniteMechanism):
             return super().part(rate, relation, direction)
         epsilon = np.asarray(self.epsilon, np.float64)
         noisy = epsilon > 0.0
-        scale = np.nextafter(1.0 / np.where(noisy, epsilon, 1.0), 0.0)  # rounded down, since less noise is less private
+        scale = np.nextafter(1.0 / np.where(noisy, epsilon, 1.0), 0.0)  # rounded down, since less noise protects less
         return LaplacePart(scale, np.where(noisy, rate, 0.0))
 
 
