@@ -246,9 +246,9 @@ def log1p_complex(a: Array, b: Array) -> Array:
 def _log1p_by_bits(x: Array) -> Array:
     """Compute `log1p_inline` under XLA.
 
-    Let 1 + x = 2^k m with m in (sqrt(1/2), sqrt 2). Then `log m = 2 artanh s` with s = (m - 1)/(m + 1), which is
-    computed by the polynomial in s^2 of fdlibm's e_log.c (Sun Microsystems 1993). The rounding error of 1 + x, divided
-    by 1 + x, is added.
+    Let 1 + x = 2^k m with m in (sqrt(1/2), sqrt 2). Then `log m = 2 artanh s` with s = (m - 1)/(m + 1). The
+    artanh is computed by the polynomial in s^2 of fdlibm's e_log.c (Sun Microsystems 1993). The rounding error of
+    1 + x, divided by 1 + x, is added.
     """
     one = jnp.where(jnp.isnan(x), 2.0, 1.0)  # XLA would rewrite (1 + x) - 1 to x if it knew that `one` is 1
     whole = one + x
