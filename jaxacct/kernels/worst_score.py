@@ -543,7 +543,7 @@ def _own(law: Repetitions, slope: Array, reach: Array) -> tuple[Array, Array]:
     """Return (gain, cost) at the w with w - u <= reach where gain - E cost is largest, if T(w) - T(u) <= slope (w - u).
 
     `phi'(slope x)/phi'(x)` is non-decreasing, since phi is a power series with terms >= 0. So a positive gain - E cost
-    is largest where w - u is `reach`, or where slope (w - u) reaches 1 if that is earlier.
+    is largest where w - u is the smaller of `reach` and 1/slope.
     """
     reach = namespace(reach).clip(reach, 0.0, 1.0 / slope)
     return slope * steep(law, slope * reach, 1.0), steep(law, reach, -1.0)

@@ -504,7 +504,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
     floor = _mass_at_infinity(profile)
 
     def reached(relation: str, tail: float) -> float:
-        """Return about the eps at which delta is `tail` above the mass at infinity, or 700 if that is smaller.
+        """Return an eps, at most 700, at which delta is about `tail` above the mass at infinity.
 
         e^700 does not overflow.
         """

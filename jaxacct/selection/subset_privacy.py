@@ -155,8 +155,8 @@ class Product(NamedTuple):
     def profile(self, *points: float) -> PrivacyProfile:
         """Return tuning and final run together as a mechanism that composes, made from points of its profile.
 
-        The points are at the eps in `points`, and at 160 equidistant eps. The first of these is 0. At the last, delta is
-        the larger of 1e-12 and twice the mass at infinite loss.
+        The points are at the eps in `points`, and at 160 equidistant eps. The first of these is 0. At the last, delta
+        is the larger of 1e-12 and twice the mass at infinite loss.
         """
         top = self.epsilon(max(1e-12, 2.0 * self.infinite))
         grid = np.linspace(0.0, top if math.isfinite(top) else 50.0, 160)

@@ -433,7 +433,7 @@ def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, 
     """Enclose the integral from any member of `low` to any member of `high`.
 
     wide : relative width of the ball m (`_Two`) on which `function` depends; 0 without such a ball. The relative
-        tolerance is the sum of `wide` and `aims.share`, or 0.1 if that is less.
+        tolerance is the smaller of 0.1 and `wide + aims.share`.
     """
     way = high - low
 

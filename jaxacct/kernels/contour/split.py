@@ -83,7 +83,7 @@ class Contour(NamedTuple):
     period: Array  # 2 pi/(spacing of the nodes in t)
     images_at: Array  # abscissa for the Chernoff bound of the images
     nodes_needed: Array  # number of nodes after which the terms are negligible
-    nodes_kept: Array  # `nodes_needed`, or the program's number of nodes if that is smaller
+    nodes_kept: Array  # the smaller of `nodes_needed` and the program's number of nodes
     cancellation: Array  # nats by which the integrand exceeds delta
 
 
