@@ -18,7 +18,7 @@ LOG_ERROR = 1e-12
 DEVIATIONS = np.array([6.0, 3.0, 1.5, 0.0, -3.0, -6.0])
 """Thresholds of the tests on sums, as numbers of standard deviations below the mean under P."""
 _BELOW = np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in DEVIATIONS])
-"""Pr[N(0, 1) < x] for each x of `DEVIATIONS`: the P-mass above a threshold x standard deviations below the mean."""
+"""Pr[N(0, 1) < x] for each x of `DEVIATIONS`: the P-mass above the threshold for x."""
 _HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - LOG_ERROR)
 """Pr[N(0, 1) > -1], rounded down."""
 TAIL_TERMS = 16

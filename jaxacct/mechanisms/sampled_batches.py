@@ -246,7 +246,7 @@ class PoissonSampled(OfGaussianMixtures):
         return found
 
     def _flat(self, up: bool = False) -> tuple[Mechanism, np.ndarray]:
-        """Return the base under all nested sampling and the product of the rates; `up` rounds noise up, not down."""
+        """Return (base inside all nested sampling, product of the rates); `up` rounds noise up, not down."""
         rate = np.asarray(self.sampling_probability, np.float64)
         if not isinstance(self.mechanism, PoissonSampled):
             base: Mechanism = self.mechanism

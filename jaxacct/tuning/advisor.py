@@ -253,7 +253,7 @@ def advise(
     noise_multiplier : the noise of all options, in place of candidates.  The largest E[K] that it allows is found.
     shares : shares of the data in (0, 1].  With share 1 the candidates are trained on all data, and there is no final
         run.  With a smaller share they are trained on a Poisson sample, and a final run follows.
-    variants : "rest" or "all": the final run is on the data outside the sample, or on all data.
+    variants : "rest" or "all": the final run trains on the data outside the sample, or on all data.
     families : families of laws of K: "geometric", "poisson", "logarithmic", "truncated_negative_binomial".
     eta : > -1.  The family "truncated_negative_binomial" needs it; without this family it is refused.
     rounds : numbers of rounds to compare (`tune_in_rounds`); 1 means i.i.d. candidates without rounds. `candidates` and

@@ -68,8 +68,8 @@ class Cost:
     law : one law of K.
     dataset_size : the number of records n.
     epochs : E > 0, the epochs of the final run; for "everything", the epochs of the candidates.
-    split : "everything": candidates are on all data, and there is no other run.  "rest" or "all": candidates are on a
-        sample, and the final run is on the rest of the data, or on all.
+    split : "everything": candidates train on all data, and there is no other run.  "rest" or "all": candidates
+        train on a sample, and the final run trains on the rest of the data, or on all.
     share : q in (0, 1], the share of the data that the sample has; 1 for "everything".
     tuning_epochs : E' > 0, the epochs of a candidate, by default E; the mean if candidates differ in them.
 

@@ -291,7 +291,7 @@ class Errors:
         integrals = np.where(middle, 1.0 - side[1:] - side[:-1], np.abs(np.diff(side)))
         tail = [1.01 * float(np.exp(log_ndtr(np.asarray(-half * step))))]
         self.edges = np.concatenate([[-np.inf], edges, [np.inf]])
-        # for each box the sum or the integral of the normal density, whichever is larger
+        # for each box the larger of the sum and the integral of the normal density
         self.mass = np.concatenate([tail, np.maximum(sums, integrals) * (1.0 + 1e-12), tail])
         strips = np.linspace(0.25, 0.98, 8) * min(RIGHT / bins.largest, 2.0 * np.pi / step)
         self.straight = (bins.count + 3.0) * 2.0 * (float(np.min(_geometric(strips, step))) + tail[0])

@@ -69,7 +69,7 @@ class _Look:
     """One logged step.  Its fields are filled in one by one, so that nothing is done twice after an interrupt.
 
     observed : the numbers of the step, on the device.
-    point : a table of epsilon, and a step in it whose epsilon covers all releases so far; None if no table has one.
+    point : a table of epsilon, and a step in it whose epsilon covers all releases so far; None if there is none.
     when : the time at which the step was found to be done, in seconds; None until then.
     rate : steps per second, measured over the last logged steps up to this one; None if not known.
     record : the record to be logged, still without epsilon; None until the numbers are fetched.
@@ -497,7 +497,7 @@ class EpsilonSoFar:
         self._tables = [*([_Table(plan)] if self._of_plan else []), _Table(plan, step, held)]
 
     def point(self, step: int, stretches: tuple[Stretch, ...]) -> TablePoint | None:
-        """Return a table, and a step in it whose epsilon covers all releases so far; None if no table has one.
+        """Return a table, and a step in it whose epsilon covers all releases so far; None if there is no such step.
 
         The step is `step` itself or a later one.
         """
