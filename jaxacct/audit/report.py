@@ -15,7 +15,7 @@ import numpy as np
 from jaxacct.audit.error_counts import UNCONDITIONAL, LowerBound
 from jaxacct.audit.single_run import CurveTest
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.text import outward
+from jaxacct.core.text import aligned, outward
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import InputError
 
@@ -170,10 +170,7 @@ class Report:
             if isinstance(found, CurveTest):
                 test = f"p = {outward(found.p_value, '.2g', up=True)}" + (f" {REFUTED_MARK}" if found.refuted else "")
             lines.append((row.name, *numbers, method, *shown, *(test for _ in curves)))
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        left = (0, 5)
-        cell = lambda i, text: text.ljust(widths[i]) if i in left else text.rjust(widths[i])
-        table = ["  ".join(cell(i, text) for i, text in enumerate(line)).rstrip() for line in lines]
+        table = [line.rstrip() for line in aligned(lines, left=(0, 5))]
         kinds = dict.fromkeys((claim.name, claim.kind) for row in self.rows for claim in row.claims)
         flagged = len(self.refuted)
         verdict = (

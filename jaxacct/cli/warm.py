@@ -7,6 +7,7 @@ that they need.  Together the questions need a program of every size.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import time
@@ -54,15 +55,12 @@ def run(options: argparse.Namespace) -> int:
     programs.say_nothing()
     begin = time.monotonic()
     todo = [(name, question) for name in PURPOSES[purpose] for question in questions()]
-    bar = Progress(len(todo), None, unit="questions")
-    try:
+    with contextlib.closing(Progress(len(todo), None, unit="questions")) as bar:
         for done, (name, question) in enumerate(todo):
             bar.update(done, f"  {_prepared()} programs")
             with backend.job(1, name):
                 question()
         bar.update(len(todo), f"  {_prepared()} programs")
-    finally:
-        bar.close()
     info = programs.cache_info()
     compiled, loaded, saved = (getattr(info, n) - getattr(before, n) for n in ("compiled", "loaded", "saved"))
     if saved < compiled:

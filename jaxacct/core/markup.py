@@ -6,8 +6,11 @@ All text is escaped. Lines are half transparent grey, so that light and dark the
 from __future__ import annotations
 
 import html
+import itertools
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
+
+import numpy as np
 
 MOST_ROWS = 10
 """Largest number of rows of a batch that a table shows."""
@@ -40,13 +43,8 @@ def batch(
     `cells` returns the cells of the element at an index.
     """
     shown, rest = cut(math.prod(shape))
-    rows = []
-    for number in shown:
-        index: tuple[int, ...] = ()
-        for length in reversed(shape):
-            number, place = divmod(number, length)
-            index = (place, *index)
-        rows.append([*([", ".join(map(str, index))] if shape else []), *cells(index)])
+    places = itertools.islice(np.ndindex(shape), len(shown))
+    rows = [[*([", ".join(map(str, index))] if shape else []), *cells(index)] for index in places]
     named = f"{title}, batch of shape {shape}" if shape else title
     return table(named, [*(["index"] if shape else []), *head], rows, rest)
 

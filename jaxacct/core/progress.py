@@ -7,8 +7,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
 
 BAR_WIDTH = 24
 """Number of characters of the bar.  With counts, rate and remaining time, the line fits 80 columns."""
@@ -106,6 +108,16 @@ class Progress:
         if self._show and self._terminal and self.width:
             print(file=sys.stderr, flush=True)
             _open.clear()
+
+
+def tracked(items: Iterable[Item], unit: str, show: bool | None = None) -> Iterator[Item]:
+    """Yield the items, and show on a line how many of them are done."""
+    known = list(items)
+    with contextlib.closing(Progress(len(known), show, unit=unit)) as line:
+        for done, item in enumerate(known):
+            line.update(done)
+            yield item
+        line.update(len(known))
 
 
 class Waiting:

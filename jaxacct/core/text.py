@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from decimal import Context, Decimal
 from typing import Any
 
@@ -78,10 +78,10 @@ def plain_percent(value: float, other: bool = False) -> str:
     return f"{text.rstrip('0').rstrip('.') if '.' in text and 'e' not in text else text} %"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows of a table as lines, their columns right-aligned."""
-    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{x:>{w}}" for x, w in zip(row, wide, strict=True)) for row in rows]
+def aligned(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> list[str]:
+    """Return the rows of a table as lines, their columns right-aligned but for the columns with numbers in `left`."""
+    forms = [f"{'<' if i in left else '>'}{max(map(len, column))}" for i, column in enumerate(zip(*rows, strict=True))]
+    return ["  ".join(map(format, row, forms)) for row in rows]
 
 
 def bracket(lower: float, upper: float, spec: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.files import optional_package
-from jaxacct.core.progress import Progress
+from jaxacct.core.progress import tracked
 from jaxacct.core.text import outward
 from jaxacct.core.types import ArrayLike, Foreign
 from jaxacct.core.validation import NON_NEGATIVE, PROBABILITY, InputError, check, choice, shown
@@ -304,16 +304,7 @@ def _answers(
     curves: list[Curve], grids: list[np.ndarray], ask: Callable[[Profile, np.ndarray], Bounds]
 ) -> list[Bounds]:
     """Return the answer of `ask` for each curve's profile; a progress bar counts the curves."""
-    found: list[Bounds] = []
-    bar = Progress(len(curves), None, unit="curves")
-    try:
-        for curve, grid in zip(curves, grids, strict=True):
-            bar.update(len(found))
-            found.append(ask(curve.profile, grid))
-        bar.update(len(found))
-    finally:
-        bar.close()
-    return found
+    return [ask(curve.profile, grid) for curve, grid in tracked(zip(curves, grids, strict=True), "curves")]
 
 
 def _looks(curves: list[Curve]) -> list[tuple[Curve, Any, str]]:

@@ -5,82 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import NamedTuple
-
-_STYLE = """
-* { box-sizing: border-box }
-body { margin: 0; background: #eef0f2; color: #1d232a; line-height: 1.5;
-  font-family: "Helvetica Neue", Helvetica, Arial, "Liberation Sans", sans-serif }
-main { max-width: 800px; margin: 24px auto; background: #fff; padding: 40px 48px; border: 1px solid #d8dde2;
-  border-radius: 4px }
-h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .4rem }
-h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; padding-bottom: .2rem; border-bottom: 1px solid #d8dde2 }
-h3 { font-size: 1.02rem; margin: 1.2rem 0 .3rem }
-p { margin: .5rem 0 }
-ul { margin: .4rem 0; padding-left: 1.3rem }
-li { margin: .35rem 0 }
-h1, h2, h3, p, li, dd, strong { overflow-wrap: anywhere }
-.n { white-space: nowrap }
-.claim { border-left: 6px solid #1d7a46; background: #eff7f2; padding: 14px 20px; margin: 1rem 0 }
-.claim.stop { border-color: #b3261e; background: #fcefee }
-.claim b { display: block; font-size: .86rem; color: #4a545e }
-.claim strong { display: block; font-size: 1.45rem; line-height: 1.3; margin: .1rem 0 .4rem }
-dl { display: grid; grid-template-columns: 12rem 1fr; gap: .35rem 1rem; margin: .6rem 0 }
-dt, .note, th, figcaption { color: #4a545e }
-dd { margin: 0 }
-.wide { overflow-x: auto }
-table { border-collapse: collapse; width: 100%; font-size: .86rem; margin: .4rem 0 }
-.note, figcaption { font-size: .88rem }
-th, td { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0; border-bottom: 1px solid #e3e7ea;
-  max-width: 26rem; overflow-wrap: break-word }
-tr.stop td { color: #b3261e }
-figure { margin: 1rem 0 }
-figure svg { display: block; width: 100%; max-width: 600px; height: auto }
-pre { background: #f3f5f7; padding: 12px 14px; font: .84rem/1.5 ui-monospace, Menlo, Consolas, monospace;
-  white-space: pre-wrap; overflow-wrap: anywhere }
-.blanks { display: grid; grid-template-columns: repeat(3, 1fr); gap: 24px; margin-top: 56px }
-.blanks span { border-top: 1px solid #1d232a; padding-top: 4px; font-size: .85rem; color: #4a545e }
-@media screen and (max-width: 640px) {
-  main { margin: 0; padding: 20px 16px; border: 0 }
-  dl { grid-template-columns: 1fr; gap: 0 }
-  dd { margin-bottom: .5rem }
-  .claim { padding: 12px 14px }
-  .claim strong { font-size: 1.2rem }
-  .blanks { grid-template-columns: 1fr; gap: 48px }
-  figure svg text { font-size: 19px }
-}
-@page { size: A4; margin: 15mm }
-@media print {
-  html { font-size: 9.5pt }
-  body { background: #fff; line-height: 1.36 }
-  main { max-width: none; margin: 0; padding: 0; border: 0 }
-  h2 { margin-top: 1.2rem }
-  h2, h3 { break-after: avoid }
-  li { margin: .15rem 0 }
-  dl { gap: .12rem 1rem; grid-template-columns: 15rem 1fr }
-  .claim { padding: 8px 14px; margin: .6rem 0 }
-  pre { padding: 6px 10px }
-  .wide { overflow: visible }
-  th, td { overflow-wrap: anywhere; min-width: 3.4rem }
-  figure svg { max-width: 330px }
-  .blanks { margin-top: 44px }
-  figure, .claim, tr, li, pre, dl, .blanks { break-inside: avoid }
-  .blanks { break-before: avoid }
-  .page { break-before: page }
-  thead { display: table-header-group }
-  * { -webkit-print-color-adjust: exact; print-color-adjust: exact }
-}
-"""
 
 
 def html(title: str, blocks: Sequence[Block]) -> str:
     """Return the page as one HTML file, for a screen of any width and for paper."""
     body = "\n".join(block.html() for block in blocks)
+    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{_plain(title)}</title>\n'
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+        f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 

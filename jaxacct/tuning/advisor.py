@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -15,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.accounting import account
 from jaxacct.calibration.allowed_repetitions import LARGEST_MEAN
 from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier
 from jaxacct.calibration.search import least_private, status_of_upper_end
 from jaxacct.core import markup
 from jaxacct.core.files import optional_package, write_csv
-from jaxacct.core.progress import Progress
+from jaxacct.core.progress import tracked
 from jaxacct.core.text import aligned, outward
 from jaxacct.core.types import Foreign
 from jaxacct.core.validation import (
@@ -36,16 +34,10 @@ from jaxacct.core.validation import (
     choice,
 )
 from jaxacct.mechanisms import dp_sgd
-from jaxacct.selection import Categorical, Law, PointMass, Poisson, TruncatedNegativeBinomial, rounds, select
+from jaxacct.selection import Categorical, Law, PointMass, Poisson, TruncatedNegativeBinomial
 from jaxacct.selection.subset_privacy import VARIANTS, product
-from jaxacct.tuning.plans import (
-    LEAST_NOISE,
-    Cost,
-    guessed_noise,
-    least_noise,
-    profile_of_run,
-    profile_of_tuning,
-)
+from jaxacct.tuning.plans import LEAST_NOISE, Cost, guessed_noise, least_noise, profile_of_run, profile_of_tuning
+from jaxacct.tuning.private_score import whole
 
 FAMILIES = ("geometric", "poisson", "logarithmic", "truncated_negative_binomial")
 """Families of laws of K, the number of candidates.  The mean of a law decides the one free number of its family."""
@@ -311,12 +303,7 @@ def advise(
         for family in families
     ]
     ways += [Way("everything", 1.0, FIXED, None, 1)] if adaptive else []
-    options: list[Option] = []
-    with contextlib.closing(Progress(len(ways) * len(known), progress, unit="options")) as line:
-        for way, value in itertools.product(ways, known):
-            line.update(len(options))
-            options.append(solve(way, value))
-        line.update(len(options))
+    options = [solve(way, value) for way, value in tracked(itertools.product(ways, known), "options", progress)]
     alone = calibrate_noise_multiplier(target, delta, rate, count)
     solved = "candidates" if candidates is None else "noise_multiplier"
     return Advice(tuple(options), target, delta, solved, float(alone.value))
@@ -384,11 +371,9 @@ class Task:
         if way.split != "everything":
             tuning, final = profile_of_tuning(run, law, self.delta), profile_of_run(run, self.delta)
             return product(tuning, final, way.share, way.split).epsilon(self.delta)
-        if way.count > 1:
-            whole = rounds(run, law, way.count, target_delta=self.delta)
-        else:
-            whole = select(run, law, candidates="adaptive" if way.family == FIXED else "iid")
-        return float(account.epsilon(whole, self.delta).upper)
+        kind = "adaptive" if way.family == FIXED else "iid"
+        found = whole(run, law, None, self.delta, "add_or_remove_one", candidates=kind, count=way.count)
+        return float(found.epsilon.upper)
 
     def noise(self, way: Way, mean: float) -> Option:
         """Return the option with the least noise for an E[K]."""

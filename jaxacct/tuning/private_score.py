@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxacct.accounting import account
@@ -19,7 +18,7 @@ from jaxacct.core.validation import Constraint, InputError, check, choice
 from jaxacct.mechanisms import Gaussian, Mechanism, compose, repeat
 from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.selection import Law, candidates_profile, rounds, select
-from jaxacct.training.run.evaluations import LOWER_BITS, MOST_EXAMPLES, UNIT_BITS
+from jaxacct.training.run.evaluations import LOWER_BITS, UNIT_BITS, require_countable
 
 _NOISE = Constraint("use an ordinary {name}, such as 30.0", 0, 1e100, lower_open=True)
 """Allowed noise, far below the largest float, so that a noisy count is finite."""
@@ -66,9 +65,7 @@ class PrivateScore:
         choice("on", self.on, ("validation", "training"))
         if self.unit not in [2.0**-k for k in range(UNIT_BITS + 1)]:
             raise InputError(f"unit = {self.unit!r:.40} must be a power of two from 2^-20 to 1; use 2.0**-20")
-        sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(self.data)}
-        if len(sizes) != 1 or () in sizes or not 1 <= next(iter(sizes))[0] <= MOST_EXAMPLES:
-            raise InputError(f"data has first axes {sorted(sizes)}, must be one from 1 to 2^20; put the examples there")
+        require_countable("data", self.data, "put the examples there")
         if self.noise_multiplier is None:
             if self.on == "training":
                 raise InputError("noise_multiplier is missing; with on='training' give the noise, in examples")

@@ -62,6 +62,13 @@ def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float)
     return upper, lower
 
 
+def require_countable(name: str, data: Any, remedy: str) -> None:
+    """Raise InputError unless the arrays have one number of examples along the first axis, which `units` can count."""
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
+    if len(sizes) != 1 or () in sizes or not 1 <= next(iter(sizes))[0] <= MOST_EXAMPLES:
+        raise InputError(f"{name} has first axes {sorted(sizes)}, must be one from 1 to 2^20; {remedy}")
+
+
 class Evaluations:
     """Callback that computes a value every few steps, keeps it and passes it to `tell`.
 
@@ -108,9 +115,7 @@ class ValidationScore:
     """Exact sum over the validation records of a value in [0, 1].  It is secret: only `EarlyStop.ends` may see it."""
 
     def __init__(self, score: Callable[[Any, Any], Any], validation: PyTree) -> None:
-        sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(validation)}
-        if len(sizes) != 1 or () in sizes or not 1 <= next(iter(sizes))[0] <= MOST_EXAMPLES:
-            raise InputError(f"validation has first axes {sorted(sizes)}, must be one from 1 to 2^20; give records")
+        require_countable("validation", validation, "give records")
         self._score, self._rows = score, jax.device_put(validation)
         self._count: Callable[[Any, Any], Any] | None = None
 

@@ -217,24 +217,15 @@ class RunLog:
 def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
     """Yield the log of a `fit` that goes on from a state; however the fit ends, the remaining records are put out."""
     run = digest(b"run", state.lineage.root.key).hex()[:16]  # the name that the run has in a ledger, too
-    file, put = None, None
-    if callable(log):
-        put = log
-    elif log is not None:
-        file = LogFile(log, run)
-        put = file.write
-    found = RunLog(put, file, every, run)
-    try:
-        yield found
-    except BaseException as error:
-        found.ending = {"ended": type(error).__name__}
-        raise
-    finally:
+    with contextlib.ExitStack() as stack:
+        file = None if log is None or callable(log) else stack.enter_context(contextlib.closing(LogFile(log, run)))
+        found = RunLog(log if callable(log) else None if file is None else file.write, file, every, run)
+        stack.callback(found.close)
         try:
-            found.close()
-        finally:
-            if file is not None:
-                file.close()
+            yield found
+        except BaseException as error:
+            found.ending = {"ended": type(error).__name__}
+            raise
 
 
 def checked_log(log: Any, ledger: Any = None) -> Log:

@@ -12,7 +12,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +71,12 @@ class RunLedger:
         """
 
         def noted() -> int:
-            assert self._ledger is not None
             begin, (last, seconds, steps) = time.perf_counter(), self._last
             few = math.ceil(seconds * steps / (_NOTING * max(begin - last, 1e-9)))
             count = max(min(few, self._most, plan.steps - step), 1)
-            with self._ledger.lock:
-                self._own_run(self._ledger, plan)
+            with self._own_run(plan) as ledger:
                 keys = [now.key, *program.later(now.line, step + 1, count - 1)]
-                count = _note(self._ledger, plan, step, keys, now.partition or None)
-                self._mark = self._ledger.mark()
+                count = _note(ledger, plan, step, keys, now.partition or None)
             self._last = time.perf_counter(), time.perf_counter() - begin, max(count, 1)
             return count
 
@@ -101,12 +98,9 @@ class RunLedger:
         self.seen(plan, step, looked=True)
 
         def write() -> None:
-            assert self._ledger is not None
-            with self._ledger.lock:
-                self._own_run(self._ledger, plan)
-                if not _stopped_early(self._ledger):
-                    self._ledger.spend(PureDP(0.0), f"{STOPPED_EARLY}{step}")
-                self._mark = self._ledger.mark()
+            with self._own_run(plan) as ledger:
+                if not _stopped_early(ledger):
+                    ledger.spend(PureDP(0.0), f"{STOPPED_EARLY}{step}")
 
         self._decided(write)
 
@@ -119,17 +113,23 @@ class RunLedger:
         assert self._ledger is not None
         if not self._ledger.is_open:  # an interrupt within an entry closes the ledger
             self._ledger, self._own = Ledger.open(self._ledger.path, self._mark.run), True
-        with self._ledger.lock:
-            self._own_run(self._ledger, plan)
-            self._ledger.seen(step, looked)
-            self._mark = self._ledger.mark()
+        with self._own_run(plan) as ledger:
+            ledger.seen(step, looked)
 
-    def _own_run(self, ledger: Ledger, plan: Plan) -> None:
-        """Make this run current, with the plan's batch rule: a callback or a thread may have begun another run."""
-        ledger.run = self._mark.run
-        rule = lambda plan: (plan.sampling, plan.truncation, plan.groups)
-        if rule(ledger.plan) != rule(plan):
-            ledger.replan(plan)
+    @contextlib.contextmanager
+    def _own_run(self, plan: Plan) -> Iterator[Ledger]:
+        """Lock the ledger while an entry of this run is written, and mark the ledger after the entry.
+
+        This run becomes current, with the plan's batch rule: a callback or a thread may have begun another run.
+        """
+        assert self._ledger is not None
+        with self._ledger.lock:
+            self._ledger.run = self._mark.run
+            rule = lambda plan: (plan.sampling, plan.truncation, plan.groups)
+            if rule(self._ledger.plan) != rule(plan):
+                self._ledger.replan(plan)
+            yield self._ledger
+            self._mark = self._ledger.mark()
 
     def close(self) -> None:
         """Close the ledger, if it was opened here."""
