@@ -33,14 +33,13 @@ def bands_of(strategy: Strategy, bins: int) -> tuple[np.ndarray, np.ndarray]:
 
     Refuse runs without a known bound.
     """
-    from jaxacct.strategies.matrices import ColumnNormalised, ToeplitzStrategy  # loads JAX's optimisers
-
     if strategy.overlap > 2:
         raise InputError(
             f"{type(strategy).__name__} has {strategy.overlap} bands, and balls in bins need at most 2: no bound is "
             "known for more; use strategies.Banded(2, ...), or CyclicPoisson, which allows as many bands as groups"
         )
-    if not isinstance(strategy, ToeplitzStrategy | ColumnNormalised) or strategy.entry_error:
+    rows = getattr(strategy, "entries", None)
+    if rows is None or strategy.entry_error:
         raise InputError(
             f"{type(strategy).__name__} has no bound with balls in bins; use strategies.Banded(2, ...) or Toeplitz"
         )
@@ -49,11 +48,7 @@ def bands_of(strategy: Strategy, bins: int) -> tuple[np.ndarray, np.ndarray]:
             f"bins = {bins} must be between {strategy.overlap}, the number of bands, and steps = {strategy.steps}: "
             "no bound is known for other runs; use more steps, or a participation without sampling"
         )
-    if isinstance(strategy, ColumnNormalised):
-        rows = strategy.entries
-    else:
-        rows = strategy.column[:, None] + np.zeros(strategy.steps)
-    rows = np.abs(np.concatenate([rows, np.zeros_like(rows[:1])]))
+    rows = np.abs(np.pad(rows, ((0, 2 - len(rows)), (0, 0))))
     return rows[0], np.append(0.0, rows[1, :-1])
 
 
@@ -80,17 +75,12 @@ def contours_of(strategy: Strategy, bins: int, noise: float) -> Profile:
     return Profile(normals_of(strategy, bins, noise))
 
 
-def largest_epsilon(mu: float, delta: float) -> float:
-    """Return an eps at which a Gaussian of sensitivity mu (the run with its bin revealed) has a delta <= `delta`."""
-    high = mu * (0.5 * mu + 40.0)
-    eps = np.linspace(0.0, high, 4001)
-    return float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])
-
-
 def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[float], delta: float) -> np.ndarray:
     """Return (lower, estimate, upper) of eps at `delta`: the largest over the directions `signs` (1 remove, -1 add)."""
     profile, found = contours_of(strategy, bins, noise), np.zeros(3)
-    most = largest_epsilon(_largest(profile), delta)
+    mu = _largest(profile)
+    eps = np.linspace(0.0, mu * (0.5 * mu + 40.0), 4001)
+    most = float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])  # delta is 0 at the end
     for sign in signs:
         if not found[0] or profile.known(sign, found[:1])[2, 0] > delta:  # otherwise this direction needs a smaller eps
             found = np.maximum(found, profile.epsilon(sign, delta, most))

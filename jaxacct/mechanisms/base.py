@@ -252,6 +252,32 @@ class Combinator(Mechanism):
         return all(mechanism.symmetric() for mechanism in self.inside())
 
 
+class EqualToAnother(Mechanism):
+    """Mechanism that equals another one, whose noise is rounded down for upper ends and up for lower ends."""
+
+    @abstractmethod
+    def equivalent(self, below: bool = False) -> Mechanism:
+        """Return the other mechanism; its noise is rounded up for lower ends (`below`), else down."""
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        return self.equivalent().expand(relation, direction)
+
+    def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        return self.equivalent(below=True).expand_below(relation, direction)
+
+    def has_bracket(self) -> bool:
+        return True
+
+    def symmetric(self) -> bool:
+        return self.equivalent().symmetric()
+
+    def kind_under(self, relation: str, composed: bool = False) -> str:
+        return weakest(["bound", self.equivalent().kind_under(relation, composed)])
+
+    def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
+        return self.equivalent().kind_of_bracket(relation, composed)
+
+
 class AdditiveNoise(BaseMechanism):
     """Noise added to a statistic. The only field is its standard deviation or scale, divided by the sensitivity.
 

@@ -12,7 +12,7 @@ from jaxacct.core.types import Leaf
 from jaxacct.core.validation import NOISE, InputError, shown
 from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.banded_bins import bands_of, in_bins
-from jaxacct.mechanisms.base import Combinator, Mechanism, Part, register, weakest
+from jaxacct.mechanisms.base import EqualToAnother, Mechanism, register
 from jaxacct.mechanisms.combinators import compose, repeat
 from jaxacct.mechanisms.sampled_batches import PoissonSampled
 from jaxacct.strategies.strategy import BallsInBins, CyclicPoisson, FixedEpochs, Participation, Strategy, require_groups
@@ -23,7 +23,7 @@ SAME = 1e-12
 
 @register
 @dataclass(frozen=True, eq=False)
-class MatrixMechanism(Combinator):
+class MatrixMechanism(EqualToAnother):
     """The release of C X + Z: row i of X is the sum of step i's clipped gradients, Z has N(0, s^2 R^2) entries.
 
     C is the ``strategy`` of n steps, s is ``noise_multiplier``, and R is the clip norm. Noisy prefix sums of the
@@ -109,21 +109,6 @@ class MatrixMechanism(Combinator):
             blocks = [repeat(PoissonSampled(Gaussian(noise / d), rate), n) for d, n in runs if d > 0.0]
             return blocks[0] if len(blocks) == 1 else compose(*blocks)
         return Gaussian(noise / runs[0][0])
-
-    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        return self.equivalent().expand(relation, direction)
-
-    def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        return self.equivalent(below=True).expand_below(relation, direction)
-
-    def has_bracket(self) -> bool:
-        return True  # the quotient of noise and sensitivity is rounded down for upper ends, up for lower ends
-
-    def kind_under(self, relation: str, composed: bool = False) -> str:
-        return weakest(["bound", self.equivalent().kind_under(relation, composed)])
-
-    def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
-        return self.equivalent().kind_of_bracket(relation, composed)
 
     def _divisors(self) -> list[tuple[float, float]]:
         """Return bounds (lower, upper) of each Gaussian's sensitivity, by which the noise multiplier is divided."""

@@ -30,6 +30,7 @@ from jaxacct.mechanisms.additive_noise import Gaussian, profile_of_gaussian
 from jaxacct.mechanisms.base import (
     DIRECTIONS,
     SENSITIVITY,
+    EqualToAnother,
     FinitePair,
     FinitePart,
     GaussianPart,
@@ -253,7 +254,7 @@ def require_gaussian_slots(owner: str, mechanism: Any) -> None:
 
 @register
 @dataclass(frozen=True, eq=False)
-class BallsInBins(Mechanism):
+class BallsInBins(EqualToAnother):
     """Several epochs of t releases, each record in one of the t slots, the same in every epoch.
 
     The mechanism is exactly one round of ``RandomAllocation`` with noise multiplier sigma/sqrt(epochs), since the sum
@@ -308,26 +309,8 @@ class BallsInBins(Mechanism):
             warnings.simplefilter("ignore")  # the warning was given when the mechanism was made
             return super().validated()
 
-    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        return self.equivalent().expand(relation, direction)
-
-    def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        return self.equivalent(True).expand_below(relation, direction)
-
-    def has_bracket(self) -> bool:
-        return True
-
-    def symmetric(self) -> bool:
-        return bool(np.all(np.equal(self.slots, 1.0)))
-
-    def kind_under(self, relation: str, composed: bool = False) -> str:
-        return "certified" if self.symmetric() else "bound"
-
-    def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
-        return "certified" if self.symmetric() or relation != "replace_one" else "bound"
-
     def equivalent(self, below: bool = False) -> RandomAllocation:
-        """Return the round that the mechanism equals; its noise is rounded up for lower ends (`below`), else down."""
+        """Return the round that the mechanism equals."""
         sigma, epochs = (np.asarray(x, np.float64) for x in (self.mechanism.noise_multiplier, self.epochs))
         rounding = 4.0 * ROUNDOFF if below else -4.0 * ROUNDOFF
         return RandomAllocation(Gaussian(sigma / np.sqrt(epochs) * (1.0 + rounding)), self.slots)

@@ -45,6 +45,11 @@ class ToeplitzStrategy(Strategy):
     def overlap(self) -> int:
         return int(self.column.size)
 
+    @property
+    def entries(self) -> np.ndarray:
+        """C[i + l, i] in row l and column i, (p, n)."""
+        return np.repeat(self.column[:, None], self.steps, axis=1)
+
     def lags(self, count: int) -> Lags:
         column, steps = self.column, np.arange(self.steps)
         found = Lags(*np.zeros((2, count, self.steps)))

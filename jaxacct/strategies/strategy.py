@@ -338,11 +338,12 @@ def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
 
     past : entry l is the weight of the sum or noise of l + 1 steps ago, (m,).
     """
+    past = np.pad(past, (0, int(not past.size)))  # one buffer at least, since a step without any has independent noise
     count = past.size
     turned, now = np.zeros((2, count))
     steps = np.arange(max(step - count, 0), step)  # step j is in buffer j mod m
-    turned[steps % max(count, 1)] = past[step - 1 - steps]
-    now[step % max(count, 1) : step % max(count, 1) + 1] = 1.0
+    turned[steps % count] = past[step - 1 - steps]
+    now[step % count] = 1.0
     return Taps(own, turned, 1.0 - now, now * of_sum, now * (not of_sum))
 
 

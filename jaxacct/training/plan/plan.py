@@ -312,8 +312,6 @@ class Plan(PlanRequest):
         if self.noise is None or not (self.shared or self.sampling == rules.ORDER):
             return None
         own, past, keep, of_sum, of_fresh = self.noise.taps(step)
-        if not past.size:  # a diagonal matrix needs no buffers, but in a `StepRule` 0 buffers mean independent noise
-            return Taps(own * self._unit, np.zeros(1), np.ones(1), np.zeros(1), np.zeros(1))
         return Taps(own * self._unit, past, keep, of_sum, of_fresh * self._unit)
 
     def require_noise_of(self, other: Plan) -> None:
