@@ -132,7 +132,9 @@ def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float
     least = of_groups[np.argmax(of_groups.sum(1))]
     most = np.sort(by_group(upper), 1)[:, ::-1].max(0)
     spread = strategy.entry_error * strategy.steps**0.5  # bounds the norm of a column's error
-    return [(max(_root(a, -1.0) - spread, 0.0), _root(b, 1.0) + spread) for a, b in zip(least, most, strict=True)]
+    low = np.maximum(np.sqrt(np.maximum(least, 0.0)) * (1.0 - 2.0 * ROUNDOFF) - spread, 0.0)
+    high = np.sqrt(most) * (1.0 + 2.0 * ROUNDOFF) + spread
+    return list(zip(low.tolist(), high.tolist(), strict=True))
 
 
 def _runs(divisors: list[float], below: bool) -> list[tuple[float, int]]:
@@ -144,8 +146,3 @@ def _runs(divisors: list[float], below: bool) -> list[tuple[float, int]]:
         else:
             runs.append((divisor, 1))
     return runs
-
-
-def _root(square: float, side: float) -> float:
-    """Return the square root, rounded down (side -1) or up (side 1)."""
-    return float(np.sqrt(max(square, 0.0))) * (1.0 + side * 2.0 * ROUNDOFF)

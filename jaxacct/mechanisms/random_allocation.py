@@ -592,18 +592,17 @@ def _counts(outputs: list[tuple[Decimal, Decimal]], slots: int, taken: int) -> I
         """Return the coefficients of (1 + x z)^count up to z^taken, where x is p/q of the output at `place`."""
         return [ratios[place][j] * factorial[count] / factorial[count - j] for j in range(min(count, taken) + 1)]
 
+    def coefficient(one: list[Decimal], other: list[Decimal], power: int) -> Decimal:
+        return sum((one[power - j] * c for j, c in enumerate(other) if 0 <= power - j < len(one)), Decimal(0))
+
     def walk(place: int, left: int, weight: Decimal, before: list[Decimal]) -> Iterator[tuple[Decimal, Decimal]]:
         if place == last:
-            here = terms(place, left)
-            whole = sum((before[taken - j] * c for j, c in enumerate(here) if taken - j < len(before)), Decimal(0))
+            whole = coefficient(before, terms(place, left), taken)
             yield weight * powers[place][left] * factorial[slots], whole / all_ways
             return
         for count in range(left + 1):
-            here, size = terms(place, count), min(len(before) + count, taken + 1)
-            product = [
-                sum((before[i - j] * here[j] for j in range(len(here)) if 0 <= i - j < len(before)), Decimal(0))
-                for i in range(size)
-            ]
+            here = terms(place, count)
+            product = [coefficient(before, here, i) for i in range(min(len(before) + count, taken + 1))]
             yield from walk(place + 1, left - count, weight * powers[place][count], product)
 
     yield from walk(0, slots, Decimal(1), [Decimal(1)])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,27 +181,28 @@ def advise_strategy(
     rates, counts = np.minimum(np.multiply(groups, rate), 1.0), np.ceil(np.divide(n, groups))
     rates[-1] = counts[-1] = 1.0  # a whole run in a fixed order is one Gaussian
     settings: dict[str, Any] = {"target_epsilon": epsilon, "target_delta": delta, "relation": relation}
-    options: list[StrategyOption] = []
-    with waiting(len(groups) + 3, "options") as work:  # the calibrations count as two options
+    with waiting(2, "calibrations") as work:
         found = calibrate_noise_multiplier(**settings, sampling_probability=rates, steps=counts)
         work.done += 1
         allocated = calibrate_noise_multiplier(**settings, slots=slots, steps=n, sampling=ALLOCATION)
-        rows: list[tuple[str, Callable[[], Strategy], Calibration, int]]
-        rows = [(POISSON, partial(Identity, n), found, 0), (ALLOCATION, partial(Identity, n), allocated, 0)]
-        rows += [(CYCLIC, partial(Banded, b, n), found, place) for place, b in enumerate(groups[1:-1], 1)]
-        rows.append((ORDER, partial(_buffered, n, slots), found, len(groups) - 1))
-        for sampling, make, of, place in rows:
-            work.done += 1
-            if why_not(sampling, relation):
-                continue
-            strategy, allocation = make(), sampling == ALLOCATION
-            noise, upper, status = (np.ravel(each)[place] for each in (of.value, of.epsilon.upper, of.status))
-            scale = slots * rate if allocation else unit_of_noise(strategy, sampling, slots)
-            error = float(noise) * scale * math.sqrt(np.mean(strategy.squared_errors()))
-            relative = error / (float(found.value[0]) * math.sqrt(0.5 * (n + 1)))
-            at = (slots, 1.0 / slots) if allocation else (groups[place], float(rates[place]))
-            numbers = *at, float(noise), error, relative, float(upper), str(status)
-            options.append(StrategyOption(sampling, strategy, *numbers))
+    plain, rows = Identity(n), list[tuple[str, Strategy, Calibration, int]]()
+    rows += [(POISSON, plain, found, 0), (ALLOCATION, plain, allocated, 0)]
+    rows += [(CYCLIC, Banded(b, n), found, place) for place, b in enumerate(groups[1:-1], 1)]
+    if not why_not(ORDER, relation):
+        scales, decays = optimise.buffered(BUFFERS, n, max(n // slots, 1))  # the last pass may be incomplete
+        rows.append((ORDER, BLT(BUFFERS, n, scales=scales, decays=decays), found, len(groups) - 1))
+    options: list[StrategyOption] = []
+    for sampling, strategy, of, place in rows:
+        if why_not(sampling, relation):
+            continue
+        noise, upper, status = (np.ravel(each)[place] for each in (of.value, of.epsilon.upper, of.status))
+        allocation = sampling == ALLOCATION
+        scale = slots * rate if allocation else unit_of_noise(strategy, sampling, slots)
+        error = float(noise) * scale * math.sqrt(np.mean(strategy.squared_errors()))
+        relative = error / (float(found.value[0]) * math.sqrt(0.5 * (n + 1)))
+        at = (slots, 1.0 / slots) if allocation else (groups[place], float(rates[place]))
+        numbers = *at, float(noise), error, relative, float(upper), str(status)
+        options.append(StrategyOption(sampling, strategy, *numbers))
     return StrategyAdvice(tuple(options), epsilon, delta, size, batch, n, relation)
 
 
@@ -217,9 +217,3 @@ def _bands(bands: int | Sequence[int] | None, most: int) -> list[int]:
     why = f"must be <= {most}, the steps of a pass and of the run; use fewer"
     refuse_where(np.greater(found, most), "bands", np.array(found), why, "{:.0f}".format)
     return [b for b in dict.fromkeys(found) if b > 1]
-
-
-def _buffered(steps: int, separation: int) -> BLT:
-    """Return a BLT for passes of `separation` steps, the last of which may be incomplete."""
-    scales, decays = optimise.buffered(BUFFERS, steps, max(steps // separation, 1))
-    return BLT(BUFFERS, steps, scales=scales, decays=decays)
