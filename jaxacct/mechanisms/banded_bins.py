@@ -153,12 +153,6 @@ class SharedBins(Mechanism):
     def has_bracket(self) -> bool:
         return True
 
-    def symmetric(self) -> bool:
-        return False
-
-    def kind_under(self, relation: str, composed: bool = False) -> str:
-        return "bound"
-
     def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
         return "certified" if relation != "replace_one" else "bound"
 

@@ -142,9 +142,9 @@ class Mechanism(ABC):
         """Return whether no engine for whole mechanisms needs to be asked about this step, since its parts suffice."""
         return False
 
-    @abstractmethod
     def symmetric(self) -> bool:
-        """Return whether the loss has the same law in the directions remove and add, in all elements of the batch."""
+        """Return whether the loss surely has the same law in the directions remove and add, in the whole batch."""
+        return False
 
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
         """Return (noise multiplier, factors) for each Gaussian that is released; the factors' product is its count.
@@ -330,11 +330,13 @@ def register(cls: type[M]) -> type[M]:
         return mechanism
 
     whole = cls.__repr__
+    optional = {field.name: field.default for field in fields if field.metadata.get("optional")}
 
     @functools.wraps(whole)
     def shown(self: M) -> str:
         with np.printoptions(threshold=MOST_SHOWN):
-            return whole(self)
+            usual = [f", {name}={getattr(self, name)!r}" for name in optional if getattr(self, name) == optional[name]]
+            return functools.reduce(lambda text, part: "".join(text.rsplit(part, 1)), usual, whole(self))
 
     cls.__repr__ = shown  # type: ignore[assignment]  # a method of a class that is being made
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)

@@ -39,7 +39,6 @@ from jaxacct.mechanisms.base import (
     batch_shape,
     element,
     register,
-    require_mechanism,
 )
 from jaxacct.mechanisms.finite import (
     ApproximateDP,
@@ -130,28 +129,22 @@ class RandomAllocation(Mechanism):
     constraints: ClassVar = {"slots": COUNT, "participations": COUNT, "group": COUNT}
 
     def __post_init__(self) -> None:
-        finite = isinstance(self.mechanism, FINITE_BASES)
+        super().__post_init__()
+        finite = self._finite()
         if not finite:
             require_gaussian_slots(type(self).__name__, self.mechanism)
-        super().__post_init__()
         try:
-            slots, taken, group = np.broadcast_arrays(self.slots, self.participations, self.group)
-            numbers = [np.asarray(x, np.float64) for x in (slots, taken, group)]
+            numbers = np.broadcast_arrays(self.slots, self.participations, self.group)
+            slots, taken, group = (np.asarray(x, np.float64) for x in numbers)
         except (TypeError, ValueError):  # tracers have no values to compare
             return
-        refuse_where(
-            numbers[1] > numbers[0],
-            "participations",
-            numbers[1],
-            "must be at most slots; use fewer, or more slots",
-            "{:g}".format,
-        )
-        some = (numbers[2] > 1.0) & (numbers[1] > 1.0) & (numbers[1] < numbers[0])
-        for bad, why in (
-            (some, "where records take part in some of the slots; use participations=1"),
-            (finite & (numbers[2] > 1.0), "for a base with finitely many outputs"),
+        some = (group > 1.0) & (taken > 1.0) & (taken < slots)
+        for bad, name, values, rest in (
+            (taken > slots, "participations", taken, "at most slots; use fewer, or more slots"),
+            (some, "group", group, "1 where records take part in some of the slots; use participations=1"),
+            (finite & (group > 1.0), "group", group, "1 for a base with finitely many outputs"),
         ):
-            refuse_where(bad, "group", numbers[2], f"must be 1 {why}", "{:g}".format)
+            refuse_where(bad, name, values, f"must be {rest}", "{:g}".format)
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         return self._parts(relation, direction, False)
@@ -242,7 +235,6 @@ def _of_rows(
 
 def require_gaussian_slots(owner: str, mechanism: Any) -> None:
     """Refuse a base that is not a Gaussian."""
-    require_mechanism("mechanism", mechanism)
     if type(mechanism) is not Gaussian:
         others = ", or a mechanism with few outputs such as ja.PureDP(0.1)" if owner == "RandomAllocation" else ""
         raise InputError(
@@ -291,8 +283,8 @@ class BallsInBins(EqualToAnother):
     constraints: ClassVar = {"slots": COUNT, "epochs": COUNT}
 
     def __post_init__(self) -> None:
-        require_gaussian_slots(type(self).__name__, self.mechanism)
         super().__post_init__()
+        require_gaussian_slots(type(self).__name__, self.mechanism)
         try:
             several = np.any((np.asarray(self.epochs, np.float64) > 1.0) & (np.asarray(self.slots, np.float64) > 1.0))
         except (TypeError, ValueError):  # tracers have no values to compare

@@ -131,12 +131,6 @@ class PoissonSampled(OfGaussianMixtures):
         if self.group > 1 and self._innermost().gaussians() is None:
             require_gaussian(f"group = {self.group}: PoissonSampled", self._innermost())
 
-    def __repr__(self) -> str:
-        group = f", group={self.group}" if self.group != 1 else ""
-        return (
-            f"PoissonSampled(mechanism={self.mechanism!r}, sampling_probability={self.sampling_probability!r}{group})"
-        )
-
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         base, rate = self._flat()
         if self.group > 1:
@@ -363,9 +357,6 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
         """
         found = np.array([cap.chance[1] for _, _, cap in self._rows()])
         return found.reshape(batch_shape(self))[()]
-
-    def symmetric(self) -> bool:
-        return False
 
     def displaces(self) -> bool:
         return not self._never_binds()
@@ -607,10 +598,6 @@ class SampledWithoutReplacement(OfGaussianMixtures):
             if not isinstance(self.sampling_ratio, Tracer):
                 self._batch_sizes()
 
-    def __repr__(self) -> str:
-        more = f", group={self.group}, dataset_size={self.dataset_size}" if self.group > 1 else ""
-        return f"SampledWithoutReplacement(mechanism={self.mechanism!r}, sampling_ratio={self.sampling_ratio!r}{more})"
-
     def kind_under(self, relation: str, composed: bool = False) -> str:
         base = self._base()
         if not isinstance(base, BaseMechanism) or base != self._base(up=True):
@@ -817,20 +804,12 @@ class SampledWithReplacement(OfGaussianMixtures):
         object.__setattr__(self, "group", check_one("group", self.group, GROUP, ONE_GROUP))
         if not isinstance(self.dataset_size, Tracer):
             few = np.asarray(self.dataset_size) <= self.group
-            refuse_where(
-                few,
-                "dataset_size",
-                self.dataset_size,
-                f"must be > group = {self.group}; other records stay",
-                "{:g}".format,
-            )
+            rest = f"must be > group = {self.group}; other records stay"
+            refuse_where(few, "dataset_size", self.dataset_size, rest, "{:g}".format)
             if not isinstance(self.batch_size, Tracer):
                 batch, size = np.broadcast_arrays(self.batch_size, self.dataset_size)
                 order = lambda index: f"must be <= dataset_size = {size[index]:g}; batch_size is the first of the two"
                 refuse_where(batch > size, "batch_size", batch, order, "{:g}".format)
-
-    def symmetric(self) -> bool:
-        return False
 
     def displaces(self) -> bool:
         return True

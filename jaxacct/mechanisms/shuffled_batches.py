@@ -152,9 +152,6 @@ class _SeenBatches(Mechanism):
     batches: Any
     attack: str = field(metadata={"static": True})
 
-    def symmetric(self) -> bool:
-        return False
-
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         sigma, batches = np.asarray(self.mechanism.noise_multiplier), np.asarray(self.batches)
         if self.attack == "allocation":
