@@ -5,7 +5,9 @@ import pytest
 from scipy.stats import norm
 
 import jaxacct as ja
-from jaxacct.engines import contour
+from jaxacct.accounting.dispatch import kinds_of
+from jaxacct.engines.contour import Contour
+from jaxacct.engines.protocol import Effort, Question
 from jaxacct.mechanisms import components
 
 FEW = [(0.5, 0.01, 1000), (0.5, 1e-4, 1000), (0.35, 1e-3, 400), (1.0, 1e-5, 20_000), (0.8, 1e-3, 3000)]
@@ -46,7 +48,8 @@ def test_both_directions_have_the_same_delta_at_zero_and_only_there():
     assert np.all(add.upper == remove.upper) and np.all(both.lower == remove.lower)
     # the engine asked for the direction add by itself says the same
     parts = components(run, "add_one", "add")
-    lower, _, upper = contour.delta(parts, np.zeros(2), np.zeros(2), 1e-6)
+    zero = np.zeros(2)
+    lower, _, upper = Contour().delta(Question(parts, kinds_of(parts), zero, zero, zero, Effort(1e-4)))
     assert np.all(lower <= remove.upper) and np.all(remove.lower <= upper)
     some = ja.delta(run, [0.0, 0.5])
     assert some.upper[1] == max(ja.delta(run, 0.5, relation=r).upper[1] for r in ("add_one", "remove_one"))

@@ -5,7 +5,8 @@ import pytest
 
 import jaxacct as ja
 from jaxacct.accounting import dispatch
-from jaxacct.engines import contour, lattice, quick_bounds
+from jaxacct.engines import lattice, quick_bounds
+from jaxacct.engines.contour import Contour
 from jaxacct.engines.lattice import LatticeAnswer
 from jaxacct.engines.protocol import Answer
 from jaxacct.mechanisms import components
@@ -33,17 +34,17 @@ def broken(monkeypatch):
                 raise value
             return (-np.inf, np.inf) if value == "none" else value
 
-        def of_contour(parts, *others):
+        def of_contour(self, question):
             low, high = raised_or(by_contour)
-            size = parts.mu2.size
+            size = question.target.size
             return Answer(np.full(size, low), np.full(size, 0.5 * (low + high)), np.full(size, high))
 
         def of_lattice(*others, **options):
             low, high = raised_or(by_lattice)
             return LatticeAnswer(low, 0.5 * (low + high), high, "ok")
 
-        monkeypatch.setattr(contour, "epsilon", of_contour)
-        monkeypatch.setattr(contour, "delta", of_contour)
+        monkeypatch.setattr(Contour, "epsilon", of_contour)
+        monkeypatch.setattr(Contour, "delta", of_contour)
         monkeypatch.setattr(lattice, "epsilon", of_lattice)
         monkeypatch.setattr(lattice, "deltas", lambda p, rows, *a, **k: [of_lattice() for _ in rows])
 
@@ -119,16 +120,16 @@ def test_other_rows_are_not_touched(monkeypatch):
     sigma = np.array([1.0, 2.0, 4.0])
     steps, q = 50, 0.5
     right = ja.epsilon(ja.dp_sgd(sigma, q, steps), DELTA, relation="remove_one")
-    real = contour.epsilon
+    real = Contour.epsilon
 
-    def wrong_once(parts, *others):
-        answer = Answer(*(np.array(x, float) for x in real(parts, *others)))
-        bad = parts.gauss_sigma[:, 0] == 2.0
+    def wrong_once(self, question):
+        answer = Answer(*(np.array(x, float) for x in real(self, question)))
+        bad = question.parts.gauss_sigma[:, 0] == 2.0
         for end, value in zip(answer, (1e6, 1.5e6, 2e6), strict=True):
             end[bad] = value
         return answer
 
-    monkeypatch.setattr(contour, "epsilon", wrong_once)
+    monkeypatch.setattr(Contour, "epsilon", wrong_once)
     monkeypatch.setattr(lattice, "epsilon", lambda *a, **k: LatticeAnswer(np.nan, np.nan, np.nan, "width"))
     bounds = ja.epsilon(ja.dp_sgd(sigma, q, steps), DELTA, relation="remove_one")
     assert bounds.status.tolist() == ["ok", "contradiction", "ok"]

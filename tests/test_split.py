@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 import jaxacct as ja
+from jaxacct.accounting.dispatch import kinds_of
 from jaxacct.engines import closed_form, contour
+from jaxacct.engines.protocol import Effort, Question
 from jaxacct.kernels import arrays
 from jaxacct.kernels.contour import split_parts
 from jaxacct.mechanisms import components
@@ -37,6 +39,10 @@ def split_only(monkeypatch):
     """Send every configuration to the split rungs at once."""
     rungs = tuple(rung for rung in contour.LADDER if rung.split)
     monkeypatch.setattr(contour, "LADDER", rungs)
+
+
+def question(parts, target, floor):
+    return Question(parts, kinds_of(parts), target, np.full(target.size, 1e-15), floor, Effort(1e-4))
 
 
 def two_steps(sigma, q, direction, epsilon):
@@ -76,7 +82,7 @@ def test_two_steps_by_quadrature(monkeypatch, direction):
     if direction == "add":
         cases = [(1.0, 0.3, 0.2), (2.0, 0.2, 0.1), (5.0, 0.5, 0.1), (0.7, 0.6, 0.8)]
     sigma, q, epsilon = (np.array(x) for x in zip(*cases, strict=True))
-    answer = contour.delta(parts_of(sigma, q, 2, direction), epsilon, np.zeros(len(cases)), 1e-6)
+    answer = contour.Contour().delta(question(parts_of(sigma, q, 2, direction), epsilon, np.zeros(len(cases))))
     exact = np.array([two_steps(s, r, direction, e) for s, r, e in cases])
     narrow = answer.upper - answer.lower <= 1e-4 * answer.upper
     assert np.all(answer.lower <= exact * (1 + 1e-9))
@@ -119,7 +125,7 @@ def test_heterogeneous_compositions_agree_with_the_lattice(monkeypatch):
 def test_a_coarse_grid_proves_nothing():
     """The Chernoff bound on a grid that misses the tilted law once lay below the truth."""
     parts = parts_of(45.40797879608346, 8.281134105296175e-05, 26, "remove")
-    answer = contour.epsilon(parts, np.array([1.4891937537750569e-30]), np.array([1e-15]), np.array([-np.inf]), 1e-6)
+    answer = contour.Contour().epsilon(question(parts, np.array([1.4891937537750569e-30]), np.array([-np.inf])))
     assert answer.lower[0] <= 9.65188151e-05 and answer.upper[0] >= 9.65188102e-05
 
 

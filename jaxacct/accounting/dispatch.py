@@ -17,7 +17,8 @@ import numpy as np
 
 from jaxacct.core.floats import FAILURES, ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.validation import InputError
-from jaxacct.engines import contour, quick_bounds
+from jaxacct.engines import quick_bounds
+from jaxacct.engines.contour import Contour, reach
 from jaxacct.engines.devices import double_precision
 from jaxacct.engines.protocol import (
     ENGINES,
@@ -39,9 +40,6 @@ WIDE = {"epsilon": 0.1, "delta": 0.5}
 """Rényi accounting is tried for brackets of a larger relative width than this. It does not improve narrower ones."""
 ATOMS_TOGETHER = 1_000_000
 """Largest number of atoms (losses with a mass) of all rows that are evaluated together. It limits the memory."""
-NARROWEST, REFINED_SHARE = 1e-6, 0.01
-"""Outside of searches the contour engine refines a bracket until its relative width is at most
-min(rtol, max(NARROWEST, REFINED_SHARE rtol))/2."""
 NO_RELATIVE_ACCURACY = 1e-300
 """A bracket whose upper end is at most this counts as narrow: so small a delta has no relative accuracy in float64."""
 
@@ -102,7 +100,7 @@ def kinds_of(parts: Components) -> Kinds:
         answered_by={
             "closed_form": gaussian | (sampled == 1) | finite,
             "two_steps": sampled == 2,
-            "contour": contour.reach(parts).answers & ~empty,
+            "contour": reach(parts).answers & ~empty,
             "lattice": np.ones(empty.shape, bool),
         },
     )
@@ -303,34 +301,6 @@ class TwoSteps(Engine):
         from jaxacct.engines import two_steps
 
         return two_steps.delta(question.parts, question.target)
-
-
-class Contour(Engine):
-    """Answers for compositions with a Gaussian part, by the contour integral of the characteristic function."""
-
-    name = "contour"
-    cost = 2e-3
-    refusal = "engine = 'contour' needs a Gaussian part and no Poisson sampled Laplace; use engine='auto' or 'lattice'"
-
-    def epsilon(self, question: Question) -> Answer:
-        asked = question.parts, question.target, question.slack, question.floor
-        found = contour.epsilon(*asked, *self._accuracy(question.effort), question.hint)
-        return Answer(*(np.maximum(end, 0.0) for end in found))  # the kernels return negative epsilons, too
-
-    def delta(self, question: Question) -> Answer:
-        floor = np.maximum(question.floor - question.parts.delta_infinity, 0.0) * (1 - 8 * ROUNDOFF)
-        asked = question.parts, question.target, floor
-        return contour.delta(*asked, *self._accuracy(question.effort), question.hint)
-
-    @staticmethod
-    def _accuracy(effort: Effort) -> tuple[float, float]:
-        """Return (relative width at which refining ends, relative size of the terms that are cut off).
-
-        Outside of searches both are finer than rtol, because a narrower bracket costs the contour little more.
-        """
-        if effort.in_search:
-            return effort.rtol, 0.04 * effort.rtol
-        return 0.5 * min(effort.rtol, max(NARROWEST, REFINED_SHARE * effort.rtol)), contour.TOLERANCE
 
 
 class Lattice(Engine):

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import quick_bounds
 from jaxacct.engines.backend import evaluate
-from jaxacct.engines.protocol import Answer
+from jaxacct.engines.protocol import Answer, Effort, Engine, Question
 from jaxacct.kernels.contour import plain
 from jaxacct.kernels.contour import split as split_contour
 from jaxacct.kernels.contour.split import Start
@@ -38,6 +39,9 @@ class Rung(NamedTuple):
 
 TOLERANCE = 1e-8
 """Default size, relative to delta, of what a contour leaves out: aliases of the quadrature, and cut-off terms."""
+NARROWEST, REFINED_SHARE = 1e-6, 0.01
+"""Outside of searches the contour engine refines a bracket until its relative width is at most
+min(rtol, max(NARROWEST, REFINED_SHARE rtol))/2."""
 LEAST_DELTA = 1e-305
 """Smallest upper bound of delta that is not 0."""
 LOWEST_LOG_DELTA = -700.0
@@ -121,166 +125,117 @@ def no_hint(size: int) -> Hint:
     return Hint(np.zeros(size), np.zeros(size, int))
 
 
-class _Question(NamedTuple):
-    """One question about every configuration, and how its answers are judged."""
+class Contour(Engine):
+    """Answers for compositions with a Gaussian part, by the contour integral of the characteristic function."""
 
-    parts: Components
-    reach: Reach
-    kernel: Callable[..., Any]  # the plain contour's kernel
-    split: Callable[..., Any]  # the split contour's kernel
-    values: tuple[np.ndarray, ...]  # arguments of both kernels that say what is asked
-    start: Start  # where the split contour begins; `_step` writes what it learns into these arrays
-    floor: np.ndarray  # a known lower bound of the final answer, or -inf; a row with such a bound tries every rung
-    width: float  # relative width of a bracket that is narrow enough
-    in_logs: bool  # whether answers are logarithms; the relative width is then the difference of the ends
-    log_tol: float  # log of the tolerance: size of aliases and cut-off terms, relative to delta
-    ceiling: np.ndarray  # an upper bound of the row's answer, known before any rung is tried
-    enough: np.ndarray  # a row is finished once its upper bound is at most this
-    hint: Hint | None = None
+    name = "contour"
+    cost = 2e-3
+    refusal = "engine = 'contour' needs a Gaussian part and no Poisson sampled Laplace; use engine='auto' or 'lattice'"
 
-    def ask(self, rung: Rung, rows: np.ndarray) -> list[np.ndarray]:
-        """Return the kernel's answers for some rows."""
-        arguments: tuple[Any, ...] = (law(self.parts, rows), *(v[rows] for v in self.values))
-        log_tol = np.full(rows.size, max(self.log_tol, np.log(rung.tolerance)) if rung.tolerance else self.log_tol)
-        static = {"points": rung.points, "count": rung.nodes}
-        if rung.split:
-            kernel = self.split
-            arguments += (Start(self.start.value[rows], self.start.trust[rows]), log_tol)
-        else:
-            kernel = self.kernel
-            arguments += (log_tol,)
-        if kernel in (plain.epsilon, split_contour.epsilon):
-            static["rounds"] = rung.rounds
-        if kernel is split_contour.delta:
-            static["rounds"] = DELTA_ROUNDS
-        return evaluate(kernel, arguments, rows.size, rung.chunk, **static)
+    def epsilon(self, question: Question) -> Answer:
+        parts, delta, slack, floor = question.parts, question.target, question.slack, question.floor
+        values = (np.log(delta) + np.log1p(-slack), np.log(delta) + np.log1p(slack))
+        known = reach(parts)
+        # If all parts are sampled Gaussians, delta(0) <= `sum n q (2 Phi(1/(2 sigma)) - 1)`. Where this sum is at most
+        # delta, epsilon is 0.
+        variation = np.vectorize(math.erf, otypes=[float])(8.0**-0.5 / parts.gauss_sigma)
+        variation = np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * variation, 0.0), axis=1)
+        zero = known.splits & (parts.mu2 == 0) & (variation * BOUND_OUTWARD <= delta * (1.0 - slack))
+        ceiling = np.where(zero, 0.0, known.largest_loss)
+        found = _climb("epsilon", question, known, values, floor, ceiling, np.maximum(floor, 0.0))
+        return Answer(*(np.maximum(end, 0.0) for end in found))  # the kernels return negative epsilons, too
+
+    def delta(self, question: Question) -> Answer:
+        epsilon, known = question.target, reach(question.parts)
+        floor = np.maximum(question.floor - question.parts.delta_infinity, 0.0) * (1 - 8 * ROUNDOFF)
+        with np.errstate(divide="ignore"):
+            floor = np.log(floor)
+        ceiling = np.where(epsilon > known.largest_loss, -np.inf, np.inf)
+        lower, middle, upper = _climb("delta", question, known, (epsilon,), floor, ceiling, floor)
+        lower = np.where(lower > LOWEST_LOG_DELTA, lower, -np.inf)
+        low, mid, high = (np.exp(np.minimum(x, 0.0)) for x in (lower, middle, upper))
+        return Answer(low, mid, np.where(upper > -np.inf, np.maximum(high, LEAST_DELTA), 0.0))
 
 
-def _climb(question: _Question) -> Answer:
-    """Let every configuration climb its ladder of rungs until it is answered or no rung is left."""
-    parts, hint, (answers, split, near, _) = question.parts, question.hint, question.reach
-    answer = Answer(np.full(parts.mu2.size, -np.inf), np.zeros(parts.mu2.size), question.ceiling.copy())
-    settled = answer.upper <= question.enough
-    ladders = ((LADDER, near), (LADDER[:3], split & ~near), (PLAIN, answers & ~split))
-    for ladder, rows in ladders:
-        first = hint.rung if hint is not None and ladder is LADDER else 0
-        due = np.where(rows & ~settled, first, len(ladder))
-        for step in range(len(ladder)):
-            todo = np.flatnonzero(due == step)
-            if todo.size:
-                due[todo] = _step(question, ladder, step, todo, answer)
-    return answer._replace(estimate=np.clip(answer.estimate, answer.lower, answer.upper))
+def _accuracy(effort: Effort) -> tuple[float, float]:
+    """Return (relative width at which refining ends, relative size of the terms that are cut off).
 
-
-def _step(question: _Question, ladder: tuple[Rung, ...], step: int, rows: np.ndarray, answer: Answer) -> np.ndarray:
-    """Try some rows on one rung. Return the index of each row's next rung, len(ladder) if the row is done."""
-    lower, estimate, upper = answer
-    rung = ladder[step]
-    low, mid, high, ok, needs = question.ask(rung, rows)
-    ok &= np.isfinite(low) & np.isfinite(high)
-    low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
-    better = ok & (high - low < upper[rows] - lower[rows])
-    estimate[rows] = np.where(better, mid, estimate[rows])
-    trust = np.where(ok, np.inf, split_contour.BELIEVED) if rung.split else np.full(mid.size, PLAIN_TRUST)
-    found, start = np.isfinite(mid), question.start
-    start.value[rows], start.trust[rows] = (
-        np.where(found, new, old[rows]) for new, old in ((mid, start.value), (trust, start.trust))
-    )
-    lower[rows], upper[rows] = np.maximum(low, lower[rows]), np.minimum(high, upper[rows])
-    narrow = high - low <= (question.width if question.in_logs else question.width * np.abs(high))
-    done = (ok & narrow) | (upper[rows] <= question.enough[rows])
-    # A plain rung reports how many points and nodes a row needs: the next rung is the first that has them, or the
-    # first split rung if that comes earlier.
-    wanted = np.maximum(rung_for(needs, ladder), step + 1)
-    first_split = sum(not each.split for each in ladder)
-    wanted = np.minimum(wanted, max(first_split, step + 1))
-    # Rows with a floor try every rung, since a coarse bracket often shows that the answer is below the floor.
-    wanted = np.where(np.isfinite(question.floor[rows]), step + 1, wanted)
-    return np.where(done, len(ladder), wanted)
-
-
-def epsilon(
-    parts: Components,
-    delta: np.ndarray,
-    slack: np.ndarray,
-    floor: np.ndarray,
-    width: float,
-    tolerance: float = TOLERANCE,
-    hint: Hint | None = None,
-) -> Answer:
-    """Return brackets of `inf {eps : delta_fin(eps) <= delta}`, row by row. Their ends may be negative.
-
-    delta_fin is delta without the mass at infinity. A row is tried on finer and finer contours ("rungs"), until the
-    relative width of its bracket is at most `width`, or its upper bound is at most `floor`.
-
-    slack : relative error of `delta`.
-    floor : lower bound of epsilon from the other direction, or -inf.
+    Outside of searches both are finer than rtol, because a narrower bracket costs the contour little more.
     """
-    near = np.zeros(delta.size)
-    if hint is not None:
-        near, hint = hint.near.copy(), hint._replace(rung=np.where(np.isfinite(floor), 0, hint.rung))
-    values = (np.log(delta) + np.log1p(-slack), np.log(delta) + np.log1p(slack))
-    known = reach(parts)
-    # If all parts are sampled Gaussians, delta(0) <= `sum n q (2 Phi(1/(2 sigma)) - 1)`. Where this sum is at most
-    # delta, epsilon is 0.
-    variation = np.vectorize(math.erf, otypes=[float])(8.0**-0.5 / parts.gauss_sigma)
-    variation = np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * variation, 0.0), axis=1)
-    zero = known.splits & (parts.mu2 == 0) & (variation * BOUND_OUTWARD <= delta * (1.0 - slack))
-    question = _Question(
-        parts,
-        known,
-        plain.epsilon,
-        split_contour.epsilon,
-        values,
-        Start(near, np.where(near > 0, np.inf, 0.0)),
-        floor,
-        width,
-        in_logs=False,
-        log_tol=float(np.log(tolerance)),
-        ceiling=np.where(zero, 0.0, known.largest_loss),
-        enough=np.maximum(floor, 0.0),
-        hint=hint,
-    )
-    return _climb(question)
+    if effort.in_search:
+        return effort.rtol, 0.04 * effort.rtol
+    return 0.5 * min(effort.rtol, max(NARROWEST, REFINED_SHARE * effort.rtol)), TOLERANCE
 
 
-def delta(
-    parts: Components,
-    epsilon: np.ndarray,
+def _climb(
+    quantity: str,
+    question: Question,
+    known: Reach,
+    values: tuple[np.ndarray, ...],
     floor: np.ndarray,
-    width: float,
-    tolerance: float = TOLERANCE,
-    hint: Hint | None = None,
+    ceiling: np.ndarray,
+    enough: np.ndarray,
 ) -> Answer:
-    """Return brackets of delta, without the mass at infinity, at one eps for each row.
+    """Let every configuration climb its ladder of rungs until it is answered or no rung is left.
 
-    A row whose upper bound is at most `floor` is not refined.
+    Return brackets of epsilon, whose ends may be negative, or of log delta, without the mass at infinity.
+
+    values : the kernels' arguments that say what is asked.
+    floor : a known lower bound of the final answer, or -inf; a row with such a bound tries every rung.
+    ceiling : an upper bound of the row's answer, known before any rung is tried.
+    enough : a row is finished once its upper bound is at most this.
     """
-    with np.errstate(divide="ignore"):
-        logs = np.log(floor)
-    near = np.zeros_like(epsilon)
+    parts, hint, size = question.parts, question.hint, question.target.size
+    width, tolerance = _accuracy(question.effort)
+    near, first = np.zeros(size), np.zeros(size, int)
     if hint is not None:
-        near, hint = hint.near.copy(), hint._replace(rung=np.where(np.isfinite(logs), 0, hint.rung))
-    known = reach(parts)
-    question = _Question(
-        parts,
-        known,
-        plain.delta,
-        split_contour.delta,
-        (epsilon,),
-        Start(near, np.where(near < 0, np.inf, 0.0)),
-        logs,
-        width,
-        in_logs=True,
-        log_tol=float(np.log(tolerance)),
-        ceiling=np.where(epsilon > known.largest_loss, -np.inf, np.inf),
-        enough=logs,
-        hint=hint,
+        near, first = hint.near.copy(), np.where(np.isfinite(floor), 0, hint.rung)
+    # where the split contour begins; every rung improves it
+    start = Start(near, np.where(near > 0.0 if quantity == "epsilon" else near < 0.0, np.inf, 0.0))
+    lower, estimate, upper = np.full(size, -np.inf), np.zeros(size), ceiling.copy()
+    settled = upper <= enough
+    ladders = (
+        (LADDER, known.certifies_split),
+        (LADDER[:FIRST_SPLIT], known.splits & ~known.certifies_split),
+        (PLAIN, known.answers & ~known.splits),
     )
-    lower, middle, upper = _climb(question)
-    ends = (np.exp(np.minimum(x, 0.0)) for x in (np.where(lower > LOWEST_LOG_DELTA, lower, -np.inf), middle, upper))
-    low, mid, high = ends
-    return Answer(low, mid, np.where(upper > -np.inf, np.maximum(high, LEAST_DELTA), 0.0))
+    for ladder, suited in ladders:
+        due = np.where(suited & ~settled, first if ladder is LADDER else 0, len(ladder))
+        first_split = sum(not rung.split for rung in ladder)
+        for step, rung in enumerate(ladder):
+            rows = np.flatnonzero(due == step)
+            if not rows.size:
+                continue
+            arguments: tuple[Any, ...] = (law(parts, rows), *(value[rows] for value in values))
+            static = {"points": rung.points, "count": rung.nodes}
+            if rung.split:
+                arguments += (Start(start.value[rows], start.trust[rows]),)
+                static["rounds"] = rung.rounds if quantity == "epsilon" else DELTA_ROUNDS
+            elif quantity == "epsilon":
+                static["rounds"] = rung.rounds
+            kernel = getattr(split_contour if rung.split else plain, quantity)
+            log_tol = np.full(rows.size, np.log(max(tolerance, rung.tolerance)))
+            found = evaluate(kernel, (*arguments, log_tol), rows.size, rung.chunk, **static)
+            low, mid, high, ok, needs = found
+            ok &= np.isfinite(low) & np.isfinite(high)
+            low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
+            better = ok & (high - low < upper[rows] - lower[rows])
+            estimate[rows] = np.where(better, mid, estimate[rows])
+            trust = np.where(ok, np.inf, split_contour.BELIEVED) if rung.split else np.full(mid.size, PLAIN_TRUST)
+            for old, new in ((start.value, mid), (start.trust, trust)):
+                old[rows] = np.where(np.isfinite(mid), new, old[rows])
+            lower[rows], upper[rows] = np.maximum(low, lower[rows]), np.minimum(high, upper[rows])
+            # the difference of the ends of log delta is the relative width of delta's bracket
+            narrow = high - low <= (width * np.abs(high) if quantity == "epsilon" else width)
+            done = (ok & narrow) | (upper[rows] <= enough[rows])
+            # A plain rung reports how many points and nodes a row needs: the next rung is the first that has them, or
+            # the first split rung if that comes earlier.
+            wanted = np.maximum(rung_for(needs, ladder), step + 1)
+            wanted = np.minimum(wanted, max(first_split, step + 1))
+            # Rows with a floor try every rung, since a coarse bracket often shows that the answer is below the floor.
+            wanted = np.where(np.isfinite(floor[rows]), step + 1, wanted)
+            due[rows] = np.where(done, len(ladder), wanted)
+    return Answer(lower, np.clip(estimate, lower, upper), upper)
 
 
 def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width: float, tolerance: float) -> Answer:
