@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.progress import Waiting, waiting
+from jaxacct.core.progress import waiting
 
 CLAIMED = ("ok", "not_binding", "loose")
 """Statuses of a value whose certified epsilon meets the target."""
@@ -128,10 +128,23 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Be
 
     start : function from rows to their `Start`. It is called once, with the rows that are not settled by their limits.
     """
-    found = _nothing(search.target.size)
-    missed, steep = np.full(search.target.size, np.nan), np.zeros(search.target.size, bool)
-    with waiting(search.target.size) as work:
-        search = search._replace(evaluate=_told(search, found, missed, work))
+    size, own = search.target.size, search.evaluate
+    value, low, middle, high, missed = (np.full(size, np.nan) for _ in range(5))
+    status, kind, word, engine = (np.full(size, x, dtype="<U28") for x in ("infeasible", "certified", "infeasible", ""))
+    found = BestValues(value, status, low, middle, high, kind, word, engine, np.zeros(size, bool))
+    steep = np.zeros(size, bool)
+
+    def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
+        """Evaluate, report progress, and keep in `missed` each row's value that protects most of those that miss."""
+        work.done = int(np.sum(np.isin(found.status, CLAIMED)))
+        bounds = own(rows, values)
+        some = _lower_end(bounds) > search.target[rows]
+        at, new = rows[some], values[some]
+        missed[at] = np.where(search.falls[at], np.fmax(missed[at], new), np.fmin(missed[at], new))
+        return bounds
+
+    with waiting(size) as work:
+        search = search._replace(evaluate=evaluate)
         rows = _settled_by_limits(search, found)
         begin = start(rows)
         if search.whole:
@@ -144,27 +157,9 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Be
     return found
 
 
-def _told(search: Search, found: BestValues, missed: np.ndarray, work: Waiting) -> Evaluate:
-    """Return `search.evaluate`, which now also reports progress to `work` and writes values that miss to `missed`.
-
-    missed : for each row, of the values that are shown to miss the target, the one that protects most; NaN where there
-        is none yet.
-    """
-
-    def telling(rows: np.ndarray, values: np.ndarray) -> Bounds:
-        work.done = int(np.sum(np.isin(found.status, CLAIMED)))
-        bounds = search.evaluate(rows, values)
-        some = _lower_end(bounds.kind, bounds.lower, bounds.upper) > search.target[rows]
-        at, new = rows[some], values[some]
-        missed[at] = np.where(search.falls[at], np.fmax(missed[at], new), np.fmin(missed[at], new))
-        return bounds
-
-    return telling
-
-
-def _lower_end(kind: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+def _lower_end(found: Bounds | BestValues) -> np.ndarray:
     """Return the lower end of a certified epsilon; for a bound, which has no lower end, the bound itself."""
-    return np.where(np.equal(kind, "certified"), lower, upper)
+    return np.where(np.equal(found.kind, "certified"), found.lower, found.upper)
 
 
 def _judged(search: Search, found: BestValues, missed: np.ndarray, steep: np.ndarray) -> None:
@@ -182,14 +177,14 @@ def _judged(search: Search, found: BestValues, missed: np.ndarray, steep: np.nda
         shown = (distance > 0.0) & (distance <= apart * (1.0 + 1e-9))
         if search.whole:
             shown |= missed == found.value + bolder
-        near = _lower_end(found.kind, found.lower, found.upper) >= search.target * (1.0 - search.closeness())
+        near = _lower_end(found) >= search.target * (1.0 - search.closeness())
     inside = np.flatnonzero(found.status == "ok")
     best = (shown | (near & steep))[inside]
     rows = inside[~best]
     if search.says_best and rows.size:
         values = beside(found.value[rows], search.falls[rows], apart, search.whole)
         bounds = search.evaluate(rows, np.clip(values, search.lowest[rows], search.highest[rows]))
-        best[~best] = _lower_end(bounds.kind, bounds.lower, bounds.upper) > search.target[rows]
+        best[~best] = _lower_end(bounds) > search.target[rows]
     conclude(found, inside, best)
     found.shown[found.status == "not_binding"] = search.all_there_is
 
@@ -273,12 +268,6 @@ def least_private(
         says_best=False,
     )
     return float(certified_search(search, start_at(one * min(max(start, limits[0]), limits[1]))).value[0])
-
-
-def _nothing(size: int) -> BestValues:
-    value, low, middle, high = (np.full(size, np.nan) for _ in range(4))
-    status, kind, word, engine = (np.full(size, x, dtype="<U28") for x in ("infeasible", "certified", "infeasible", ""))
-    return BestValues(value, status, low, middle, high, kind, word, engine, np.zeros(size, bool))
 
 
 def _settled_by_limits(search: Search, found: BestValues) -> np.ndarray:
