@@ -17,13 +17,7 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import POSITIVE, REAL, Constraint, InputError, check, refuse_where
 from jaxacct.strategies import optimise
-from jaxacct.strategies.strategy import (
-    Lags,
-    Strategy,
-    Taps,
-    ring,
-    store_whole,
-)
+from jaxacct.strategies.strategy import Strategy, Taps, ring, store_whole
 
 _DECAY = Constraint("use numbers below 1", 0, 1, upper_open=True)
 
@@ -50,15 +44,12 @@ class ToeplitzStrategy(Strategy):
         """C[i + l, i] in row l and column i, (p, n)."""
         return np.repeat(self.column[:, None], self.steps, axis=1)
 
-    def lags(self, count: int) -> Lags:
-        column, steps = self.column, np.arange(self.steps)
-        found = Lags(*np.zeros((2, count, self.steps)))
+    def lags(self, count: int) -> np.ndarray:
+        column, left = self.column, np.arange(self.steps, 0, -1)
+        found = np.zeros((count, self.steps))
         for lag in range(count):
-            products = column[: column.size - lag] * column[lag:]
-            last = np.minimum(self.steps - lag - steps[: self.steps - lag], products.size) - 1  # the end cuts a column
-            found.entries[lag, : last.size] = np.cumsum(products)[last]
-            off = 2.0 * (products.size + 2) * ROUNDOFF * np.cumsum(np.abs(products))
-            found.error[lag, : last.size] = off[last]
+            sums = np.cumsum(column[: column.size - lag] * column[lag:])
+            found[lag, : self.steps - lag] = sums[np.minimum(left[lag:], sums.size) - 1]  # the end cuts columns
         return found
 
     def squared_errors(self) -> np.ndarray:
@@ -385,13 +376,11 @@ class ColumnNormalised(Strategy):
         inside = np.arange(self.bands)[:, None] < self.steps - np.arange(self.steps)
         return np.where(inside, np.asarray(self.diagonals), 0.0)
 
-    def lags(self, count: int) -> Lags:
-        entries = self.entries
-        found = Lags(*np.zeros((2, count, self.steps)))
+    def lags(self, count: int) -> np.ndarray:
+        entries, found = self.entries, np.zeros((count, self.steps))
         for lag in range(count):
             products = entries[lag:, : self.steps - lag] * entries[: self.bands - lag, lag:]
-            found.entries[lag, : self.steps - lag] = products.sum(0)
-            found.error[lag, : self.steps - lag] = 2.0 * (self.bands + 2) * ROUNDOFF * np.abs(products).sum(0)
+            found[lag, : self.steps - lag] = products.sum(0)
         return found
 
     def squared_errors(self) -> np.ndarray:
@@ -428,6 +417,7 @@ class PrefixSum(Strategy):
     steps: int = 0
     epochs: int = 1
     restarts: int = 1
+    rounding: ClassVar = 0.0  # type: ignore[misc]  # the entries of C are 0 and 1
 
     def _settle(self) -> None:
         store_whole(self, "restarts")
@@ -458,7 +448,7 @@ class PrefixSum(Strategy):
     def overlap(self) -> int:
         return 1 << (self.block.bit_length() - 1)  # leaves of the largest node
 
-    def lags(self, count: int) -> Lags:
+    def lags(self, count: int) -> np.ndarray:
         leaf = np.arange(self.steps) % self.block
         shared = np.zeros((count, self.steps))
         for level in range(self.block.bit_length()):
@@ -466,7 +456,7 @@ class PrefixSum(Strategy):
             whole = (node + 1) << level <= self.block  # the tree has no node that ends after the block
             for lag in range(min(1 << level, count)):
                 shared[lag] += whole & (node == (leaf + lag) >> level)
-        return Lags(shared, np.zeros_like(shared))
+        return shared
 
     def squared_errors(self) -> np.ndarray:
         blocks, leaves = np.divmod(np.arange(self.steps) + 1, self.block)

@@ -223,8 +223,16 @@ class Strategy(ABC):
         return 0.0
 
     @abstractmethod
-    def lags(self, count: int) -> Lags:
-        """Return the entries of C^T C at the lags below `count`, which is at most `overlap`."""
+    def lags(self, count: int) -> np.ndarray:
+        """Return the entries of C^T C by lag: (C^T C)[i, i + d] in row d < `count` and column i, (count, n).
+
+        `count` is at most `overlap`. Entries with i + d >= n are 0. The error of an entry of C^T C is at most
+        `rounding` times the entry of |C|^T |C|.
+        """
+
+    @property
+    def rounding(self) -> float:
+        return 2.0 * (self.overlap + 2) * ROUNDOFF
 
     @abstractmethod
     def squared_errors(self) -> np.ndarray:
@@ -232,8 +240,8 @@ class Strategy(ABC):
 
     def squared_norms(self) -> tuple[np.ndarray, np.ndarray]:
         """Return lower and upper bounds of the squared norm of each column, (n,) each."""
-        (entries,), (error,) = self.lags(1)
-        return entries - error, entries + error
+        (squares,) = self.lags(1)
+        return squares * (1.0 - self.rounding), squares * (1.0 + self.rounding)
 
     def sensitivity(self, participation: Participation | None = None) -> Bounds:
         """Bound the sensitivity of C X under add or remove of one record, in clip norms.
@@ -298,7 +306,7 @@ class Strategy(ABC):
             lower, upper = of_all(lags, np.arange(self.steps).reshape(most, separation))
         else:
             lower, upper = of_patterns(lags, separation, most)
-        rounding = 8.0 * (longest + 1) * ROUNDOFF * upper  # the ends are sums of sums of `longest` numbers
+        rounding = (8.0 * (longest + 1) * ROUNDOFF + 2.0 * self.rounding * longest) * upper  # README.md, "Rounding"
         return lower - rounding, upper + rounding
 
     @property
@@ -347,25 +355,14 @@ def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
     return Taps(own, turned, 1.0 - now, now * of_sum, now * (not of_sum))
 
 
-class Lags(NamedTuple):
-    """Entries of C^T C by lag: ``(C^T C)[i, i + d]`` is ``entries[d, i]`` up to ``error[d, i]``, each (D, n).
-
-    At each lag of D or more, either the entries of C^T C are 0, or no record takes part in two steps at this lag.
-    Entries with i + d >= n are 0, too.
-    """
-
-    entries: np.ndarray
-    error: np.ndarray
-
-
-def of_patterns(lags: Lags, separation: int, most: int) -> tuple[float, float]:
+def of_patterns(lags: np.ndarray, separation: int, most: int) -> tuple[float, float]:
     """Bound the largest squared sensitivity over patterns of at most `most` steps, at least `separation` apart.
 
     The rounding of the sums is left out.
     """
     weights = _weights(lags, separation, most)
     upper, pattern = _heaviest(weights, separation, most)
-    single = [int(np.argmax(lags.entries[0] - lags.error[0]))]
+    single = [int(np.argmax(lags[0]))]
     lower = max(of_all(lags, np.array(each)[:, None])[0] for each in (pattern, single))
     if lower < upper * (1.0 - TIGHT):
         found = list(itertools.islice(_longest((), weights.size, separation, most), MOST_PATTERNS + 1))
@@ -374,7 +371,7 @@ def of_patterns(lags: Lags, separation: int, most: int) -> tuple[float, float]:
     return min(lower, upper), upper
 
 
-def of_all(lags: Lags, patterns: np.ndarray) -> tuple[float, float]:
+def of_all(lags: np.ndarray, patterns: np.ndarray) -> tuple[float, float]:
     """Bound the largest squared sensitivity over patterns, the columns of an array of steps; -1 is no step.
 
     The lower end is reached by gradients s_i e_1, with signs s_i chosen one by one. The rounding of the sums is left
@@ -385,13 +382,12 @@ def of_all(lags: Lags, patterns: np.ndarray) -> tuple[float, float]:
     for place, step in enumerate(patterns):
         earlier = patterns[: place + 1]
         lag = step - earlier
-        known = (step >= 0) & (lag < len(lags.entries))
-        at = np.where(known, lag, 0), np.where(known, earlier, 0)
-        entries, error = (np.where(known, each[at], 0.0) * np.where(lag > 0, 2.0, 1.0) for each in lags)
+        known = (step >= 0) & (lag < len(lags))
+        entries = np.where(known, lags[np.where(known, lag, 0), earlier], 0.0) * np.where(lag > 0, 2.0, 1.0)
         others = (signs[:place] * entries[:place]).sum(0)
         signs[place] = np.where(others >= 0.0, 1.0, -1.0)
-        lower += entries[place] + np.abs(others) - error.sum(0)
-        upper += (np.abs(entries) + error).sum(0)
+        lower += entries[place] + np.abs(others)
+        upper += np.abs(entries).sum(0)
     return float(lower.max()), float(upper.max())
 
 
@@ -409,12 +405,12 @@ def _longest(begun: tuple[int, ...], steps: int, separation: int, most: int) -> 
         yield from _longest((*begun, step), steps, separation, most)
 
 
-def _weights(lags: Lags, separation: int, most: int) -> np.ndarray:
+def _weights(lags: np.ndarray, separation: int, most: int) -> np.ndarray:
     """Bound |G_ii| + 2 sum_j |G_ij| for each step i, (n,), with G = C^T C.
 
     The sum is over the later steps j of any pattern that has step i.
     """
-    magnitude = np.abs(lags.entries) + lags.error
+    magnitude = np.abs(lags)
     last = deque(_sums(magnitude[separation:], separation, most - 1), 1)
     return np.asarray(magnitude[0] + 2.0 * last.pop()[-1]) if last else magnitude[0]
 
