@@ -38,6 +38,11 @@ from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, ORDER, TR
 Item = TypeVar("Item")
 _PATIENCE = 1.0
 """Number of seconds to wait silently for a thread to end; then a line says what is waited for."""
+_COMPILED: dict[Any, tuple[Any, Any, Any]] = {}
+"""The last programs of this process, with the structures of their arguments and results. The keys are the digests and
+the devices of the programs."""
+_MOST_COMPILED = 8
+"""Largest number of programs in `_COMPILED`."""
 _HOST = b"host 1"
 """Text that stands in digests for the host's work in a step: the draw and the order of micro-batches."""
 
@@ -88,7 +93,7 @@ class Program:
 
     def _settle(self, carried: Carried, before: Lineage, program: bytes, data: bytes) -> None:
         """Set the digests of program and data; the keys and `session` follow from them."""
-        self.carried, self._later = carried, deque[Prepared]()
+        self.carried, self._later, self._sent = carried, deque[Prepared](), list[tuple[Any, Any]]()
         self.line = key_derivation.joined(before, self._where.digest(carried))
         self._digest, self._data = program, data
         form = key_derivation.digest(repr((type(self).__name__, self._where.describe())).encode())
@@ -102,14 +107,23 @@ class Program:
 
     def begin(self, line: Lineage, step: int, until: int) -> None:
         """Compile the program, or load it, before steps `step` to `until - 1` are run."""
-        lowered = self._traced.lower()
         if not key_derivation.repeats(key_derivation.contents(self._traced)[1]):
-            self._compiled = lowered.compile()
+            self._compiled = self._traced.lower().compile()
             return
+        place = self._digest, frozenset(self.carried.not_finite.devices())
+        trees = self._traced.in_tree, self._traced.out_tree
+        if place not in _COMPILED or _COMPILED[place][:2] != trees:
+            while len(_COMPILED) >= _MOST_COMPILED:
+                _COMPILED.pop(next(iter(_COMPILED)), None)  # the oldest
+            _COMPILED[place] = *trees, self._kept(step)
+        self._compiled = _COMPILED[place][2]
+
+    def _kept(self, step: int) -> Any:
+        """Return the program from the disk, or compile it."""
         zero = np.zeros(8, np.uint32)
         small = self._where.small((zero, zero, self._numbers(step, zero)))
         trial = lambda compiled: compiled(copied(self.carried), *small[:2], self._whole, small[2], self.frozen)
-        self._compiled = programs.kept_step(lowered, self._digest.hex(), trial)
+        return programs.kept_step(self._traced.lower(), self._digest.hex(), trial)
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
         """Return the step after a lineage, ready to be noted and run; steps must be asked for in their order."""
@@ -130,8 +144,20 @@ class Program:
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
         """Run one step, which must be in the ledger before.  The step overwrites the arrays of ``carried``."""
-        words, pass_words, now = self._where.small((key.words, key.pass_words, settings))
+        words, pass_words, now = self._small((key.words, key.pass_words, settings))
         return self._compiled(carried, words, pass_words, self._whole, now, self.frozen)
+
+    def _small(self, tree: Any) -> Any:
+        """Put a step's small host arrays on the devices. An array that equals the last step's is there already."""
+        leaves, structure = jax.tree_util.tree_flatten(tree)
+        sent = self._sent or [(None, None)] * len(leaves)
+        new = [
+            at for at, leaf in enumerate(leaves) if leaf is not sent[at][0] and not np.array_equal(leaf, sent[at][0])
+        ]
+        for at, placed in zip(new, self._where.small([leaves[at] for at in new]), strict=True):
+            sent[at] = leaves[at], placed
+        self._sent = sent
+        return jax.tree_util.tree_unflatten(structure, [placed for _, placed in sent])
 
     def close(self) -> None:
         """Do nothing: only a streamed program has threads to end."""
@@ -263,7 +289,7 @@ class Streamed(Program):
         """Run a step once the step before the previous one is done, so that few batches wait on the device."""
         done, self._before = self._before, carried.not_finite
         jax.block_until_ready(done)
-        words, now = self._where.small((key.words, settings))
+        words, now = self._small((key.words, settings))
         sums = self._nothing(carried, self.frozen)
         structure = jax.tree_util.tree_structure(self._source.layout.example)
         for first in range(0, batch.mask.size, self._micro):
