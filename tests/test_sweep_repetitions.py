@@ -101,7 +101,7 @@ def test_the_answers_are_those_of_the_reference_table_in_the_order_of_the_grid(t
 def test_rows_of_a_base_are_looked_at_together():
     inputs = expand(GEOMETRIC | {"noise_multiplier": [2.0, 4.0, 3.0]}).inputs
     inputs = {name: np.append(column, column[2]) for name, column in inputs.items()}
-    groups = list(solve._by_base(inputs, np.arange(7), True, ("noise_multiplier", "sampling_probability", "steps")))
+    groups = list(solve._by_base(inputs, np.arange(7), ("noise_multiplier", "sampling_probability", "steps")))
     assert sorted(int(row) for group in groups for row in group.ravel()) == list(range(7))
     for group in groups:
         same = inputs["noise_multiplier"][group]

@@ -20,14 +20,14 @@ from jaxacct.accounting import account
 from jaxacct.calibration.dp_sgd_search import TARGETS
 from jaxacct.cli import output
 from jaxacct.cli.arguments import CONFIGURATION, QUESTION
-from jaxacct.core.bounds import explain
+from jaxacct.core.bounds import explain, in_order
 from jaxacct.core.validation import InputError, choice
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import element
 from jaxacct.mechanisms.dp_sgd_run import LENGTHS, RATES, usual_relation
 from jaxacct.sweeps import Table, read_table, sweep
 from jaxacct.sweeps.grid import ANSWER, LAWS, WORDS, Grid, expand
-from jaxacct.sweeps.solve import alike, expected_repetitions, law_of_k, run_of, run_of_row, target_of
+from jaxacct.sweeps.solve import alike, columns_of, expected_repetitions, law_of_k, run_of, run_of_row, target_of
 from jaxacct.sweeps.table import ENDINGS
 
 CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")
@@ -202,7 +202,7 @@ def _selected(grid: Grid, bound: str, relation: str, candidates: str, top: int) 
     if bound == "worst_case" and usual:
         return sweep(grid, relation=relation, progress=False)
     inputs, size = grid.inputs, len(grid)
-    answer = {name: np.zeros(size) for name in ANSWER} | {name: np.full(size, "", object) for name in WORDS}
+    parts = []
     for word in dict.fromkeys(inputs["repetitions"].tolist()):
         rows = np.flatnonzero(inputs["repetitions"] == word)
         some = {name: column[rows] for name, column in inputs.items()}
@@ -212,8 +212,8 @@ def _selected(grid: Grid, bound: str, relation: str, candidates: str, top: int) 
         else:
             chosen = selection.select(base, law, bound=bound, candidates=candidates, top=top)
             found = account.epsilon(chosen, some["delta"], relation=relation)
-        for name, column in answer.items():
-            column[rows] = getattr(found, name)
+        parts.append((rows, found))
+    answer = columns_of(in_order(parts))
     return Table({"quantity": grid.quantity, **inputs, "relation": np.full(size, relation, object), **answer})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -312,6 +312,13 @@ _SAVED = ("lower", "estimate", "upper", "kind", "status", "engine")
 def by_column(function: Callable[..., Any], *bounds: Bounds) -> Bounds:
     """Return the Bounds in which each column is `function` of the same column of the given Bounds."""
     return Bounds(*(function(*(np.asarray(getattr(one, name)) for one in bounds)) for name in _SAVED))
+
+
+def in_order(parts: Sequence[tuple[Any, Bounds]]) -> Bounds:
+    """Return the Bounds of all rows of a batch, from pairs (numbers of some rows, Bounds of these rows)."""
+    order = np.argsort(np.concatenate([np.ravel(rows) for rows, _ in parts]))
+    whole = lambda *pieces: np.concatenate(list(map(np.ravel, pieces)))[order]
+    return by_column(whole, *(bounds for _, bounds in parts))
 
 
 def _named(other: Any) -> str:

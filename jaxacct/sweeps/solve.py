@@ -12,7 +12,7 @@ import numpy as np
 from jaxacct.accounting import account
 from jaxacct.calibration import noise_rate_steps
 from jaxacct.calibration.dp_sgd_search import LEAST_RTOL, RISK_RULES, TARGETS, Calibration
-from jaxacct.core.bounds import Bounds
+from jaxacct.core.bounds import Bounds, in_order
 from jaxacct.core.validation import InputError, options
 from jaxacct.engines.backend import suiting
 from jaxacct.mechanisms import Mechanism, dp_sgd
@@ -146,17 +146,18 @@ def _of_one_rule(
         solver = _CALIBRATIONS[quantity]
         value, word, bounds = _calibrated(solver, inputs, quantity, given, relation=relation, rtol=chosen.rtol)
         status = np.where(word == "ok", bounds.status, word)
-        return _columns(bounds) | {quantity: value, "status": _shared(status)}
+        return columns_of(bounds) | {quantity: value, "status": _shared(status)}
     if "repetitions" in inputs and quantity == "epsilon":
-        return _columns(_of_selections(inputs, relation, chosen.rtol, given))
+        return columns_of(_of_selections(inputs, relation, chosen.rtol, given))
     mechanism = run_of(inputs, given)
     accuracy = chosen._replace(relation=relation)._asdict()
     if quantity == "epsilon":
-        return _columns(account.epsilon(mechanism, inputs["delta"], **accuracy))
-    return _columns(account.delta(mechanism, inputs["epsilon"], **accuracy))
+        return columns_of(account.epsilon(mechanism, inputs["delta"], **accuracy))
+    return columns_of(account.delta(mechanism, inputs["epsilon"], **accuracy))
 
 
-def _columns(bounds: Bounds) -> dict[str, Any]:
+def columns_of(bounds: Bounds) -> dict[str, Any]:
+    """Return bounds as columns of a table."""
     words = {name: _shared(np.asarray(getattr(bounds, name))) for name in WORDS}
     return {name: getattr(bounds, name) for name in ANSWER} | words
 
@@ -258,16 +259,13 @@ def _of_selections(inputs: Mapping[str, np.ndarray], relation: str, rtol: float,
     It is the epsilon of the row's run.  If the row has repetitions, it is the epsilon of the selection with the worst
     score.
     """
-    size = inputs["delta"].size
-    numbers = tuple(_numbers(inputs, rule))
-    ends, labels = np.full((3, size), np.nan), np.full((3, size), "", object)
+    numbers, parts = tuple(_numbers(inputs, rule)), []
     for word in dict.fromkeys(inputs["repetitions"].tolist()):
-        for rows in _by_base(inputs, np.flatnonzero(inputs["repetitions"] == word), word != "", numbers):
+        of_word = np.flatnonzero(inputs["repetitions"] == word)
+        for rows in _by_base(inputs, of_word, numbers) if word else [of_word]:
             some = {name: column[rows] for name, column in inputs.items()}
-            found = _solved(word, some, relation, rtol, numbers, rule)
-            ends[:, rows] = found.lower, found.estimate, found.upper
-            labels[:, rows] = found.kind, found.status, found.engine
-    return Bounds(*ends, *labels)
+            parts.append((rows, _solved(word, some, relation, rtol, numbers, rule)))
+    return in_order(parts)
 
 
 def _solved(
@@ -288,16 +286,11 @@ def _solved(
     return account.epsilon(mechanism, some["delta"], relation=relation, rtol=rtol)
 
 
-def _by_base(
-    inputs: Mapping[str, np.ndarray], rows: np.ndarray, selected: bool, numbers: tuple[str, ...]
-) -> Iterator[np.ndarray]:
+def _by_base(inputs: Mapping[str, np.ndarray], rows: np.ndarray, numbers: tuple[str, ...]) -> Iterator[np.ndarray]:
     """Yield row numbers in arrays of shape (base runs, rows of each), so that each base run is evaluated once.
 
-    Rows that are not `selected` are yielded as they are, in one array.
+    `numbers` are the columns from which a run is made.
     """
-    if not selected:
-        yield rows
-        return
     parameters = np.stack([inputs[name][rows] for name in numbers], axis=1)
     _, which, count = np.unique(parameters, axis=0, return_inverse=True, return_counts=True)
     sorted_rows = rows[np.argsort(which.ravel(), kind="stable")]

@@ -80,6 +80,17 @@ class Source:
         return f"Source({type(self.dataset).__name__} of {len(self):,} examples, {more})"
 
 
+def require_rows(data: Any, size: int) -> None:
+    """Raise InputError unless every array of the data, or the Source, has `size` examples, the plan's dataset_size."""
+    leaves = jax.tree_util.tree_leaves(data)
+    sizes = {(len(data),)} if isinstance(data, Source) else {np.shape(leaf)[:1] for leaf in leaves}
+    if sizes != {(size,)}:
+        raise InputError(
+            f"data has first axes {sorted(sizes)}, must be ({size},), the plan's dataset_size; "
+            "make the plan for these data"
+        )
+
+
 def source_of_mapped(data: Any) -> Any:
     """Wrap data with a memory map in a Source, so that no file is copied into memory; return other data as given."""
     structure: Any = jax.tree_util.tree_structure(data)

@@ -37,7 +37,7 @@ from jaxacct.training.run.run_ledger import (
 )
 from jaxacct.training.run.state import NOTHING, Evaluation, History, Looks, Past, Scores, State, followed, shown
 from jaxacct.training.sharding.placement import Placement, copied
-from jaxacct.training.source import Source, source_of_mapped
+from jaxacct.training.source import Source, require_rows, source_of_mapped
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
 from jaxacct.training.step.key_derivation import begin
@@ -506,13 +506,7 @@ class Trainer:
             raise InputError(f"users is {told}, and the plan's unit is {self.plan.unit!r}; give users if it is 'user'")
         if users is not None:
             return  # `user_data` checks the numbers of users and examples
-        leaves = jax.tree_util.tree_leaves(data)
-        sizes = {(len(data),)} if isinstance(data, Source) else {np.shape(leaf)[:1] for leaf in leaves}
-        if sizes != {(self.plan.dataset_size,)}:
-            raise InputError(
-                f"data has first axes {sorted(sizes)}, must be ({self.plan.dataset_size},), the plan's dataset_size; "
-                "make the plan for these data"
-            )
+        require_rows(data, self.plan.dataset_size)
 
 
 def _whatever_fails(note: Callable[[], Any]) -> None:

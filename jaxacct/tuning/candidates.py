@@ -28,6 +28,7 @@ from jaxacct.training.clipping.clipped_sum import CLIP_NORM, METHODS, sensitivit
 from jaxacct.training.clipping.examples_apart import refuse_closed_over
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.plan import UNUSUAL
+from jaxacct.training.source import require_rows
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
 from jaxacct.training.step.models import Untrained, join_model, split_model
@@ -527,15 +528,6 @@ def _schedule(
     table = jax.tree.map(lambda *parts: np.concatenate(parts), *rows)
     place = np.arange(plan.steps, dtype=np.int32) - begins if plan.sampling in BY_PASS else np.zeros_like(begins)
     return table._replace(position=place), begins
-
-
-def require_rows(data: Any, size: int) -> None:
-    """Raise InputError unless every array of the data has `size` rows."""
-    if (sizes := {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}) != {(size,)}:
-        raise InputError(
-            f"data has first axes {sorted(sizes)}, must be ({size},), the plan's dataset_size; "
-            "make the plan for these data"
-        )
 
 
 def _check(plan: Plan, params: Any, configs: Mapping[str, Any], keys: Any, data: Any) -> int:

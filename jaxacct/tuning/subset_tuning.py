@@ -22,7 +22,8 @@ from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.segments import Segment
 from jaxacct.training.sampling import sampler
-from jaxacct.tuning.candidates import Secret, key_words, require_rows, selected, several, side_by_side
+from jaxacct.training.source import require_rows
+from jaxacct.tuning.candidates import Secret, key_words, selected, several, side_by_side
 from jaxacct.tuning.plans import Cost, Setting, SubsetPlan
 from jaxacct.tuning.search_spaces import Sampled, draws_alike
 from jaxacct.tuning.tuning_run import note_whole

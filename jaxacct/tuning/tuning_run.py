@@ -25,6 +25,7 @@ from jaxacct.training.ledger.contents import Spent, claim
 from jaxacct.training.ledger.format import Run
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.evaluations import units
+from jaxacct.training.source import require_rows
 from jaxacct.training.step.counts_and_losses import PrivateLoss
 from jaxacct.training.step.models import initialised, is_equinox, is_nnx, loss_of, refuse_state
 from jaxacct.tuning.candidates import (
@@ -34,7 +35,6 @@ from jaxacct.tuning.candidates import (
     Winner,
     rank,
     require_pad,
-    require_rows,
     selected,
     several,
     side_by_side,

@@ -21,7 +21,7 @@ from jaxacct.accounting import account
 from jaxacct.calibration.dp_sgd_search import MAX_STEPS, RATE_RANGE, gaussian_mu
 from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier, law_shape
 from jaxacct.calibration.search import least_private
-from jaxacct.core.bounds import Bounds, by_column, explain
+from jaxacct.core.bounds import Bounds, explain, in_order
 from jaxacct.core.validation import (
     COUNT,
     DELTA,
@@ -296,17 +296,11 @@ def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int
     for place, each in enumerate(counts):
         kinds = frozenset(each) if terms.sampling in rules.BY_PASS else frozenset()
         places.setdefault(kinds, []).append(place)
-    parts = [
-        account.epsilon(
-            with_early_stop(prefixes([counts[i] for i in group]), terms.early_stop),
-            terms.target_delta,
-            relation=terms.relation,
-            rtol=rtol,
-        )
-        for group in places.values()
-    ]
-    order = np.argsort(np.concatenate([*places.values()]))
-    return by_column(lambda *column: np.concatenate(column)[order], *parts)
+    runs = lambda group: with_early_stop(prefixes([counts[i] for i in group]), terms.early_stop)
+    accuracy: dict[str, Any] = {"relation": terms.relation, "rtol": rtol}
+    return in_order(
+        [(group, account.epsilon(runs(group), terms.target_delta, **accuracy)) for group in places.values()]
+    )
 
 
 def spent_renyi(mechanism: Mechanism, chosen: Filter, relation: str) -> np.ndarray:
