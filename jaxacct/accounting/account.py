@@ -442,7 +442,7 @@ def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, s
         raise UnboundedLossError(np.isin(np.arange(int(np.prod(shape))), rows[bad]).reshape(shape))
 
 
-# Mechanisms between two pairs of distributions
+# Mechanisms that have one pair of distributions above them and one below
 
 
 def _prepare_pairs(mechanism: Mechanism) -> None:

@@ -512,7 +512,7 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
 
 
 def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[Start, Place]:
-    """Estimate the value that has mu-Gaussian DP's true-positive rate at `floor`, and the best eps for `floor`."""
+    """Estimate the unknown's value and the best test's eps for mu = `wanted` at the false-positive rate `floor`."""
     nothing = np.zeros(wanted.size)
     start = Start(nothing.copy(), nothing.copy(), nothing.astype(bool))
     with np.errstate(all="ignore"):

@@ -180,7 +180,7 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
     k = np.exp(sign * eps)
     floor, most = np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295))
     guess = np.clip(allocation_law.guess(sign, s, t, k) - min(sign, 0.0) * eps, floor, most)
-    shift = np.where(sign > 0, 0.0, -eps)  # log E(sign (S - k))_+ minus log(delta), with S as for `SIGNS`
+    shift = np.where(sign > 0, 0.0, -eps)  # equals log E(sign (S - k))_+ - log(delta), with S as for `SIGNS`
     value: Value | None = None
     for _ in range(PLACEMENTS):
         ends = np.empty((4, len(s)))

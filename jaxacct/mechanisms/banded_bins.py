@@ -90,7 +90,7 @@ def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[flo
 def delta_of_bins(
     strategy: Strategy, bins: int, noise: float, signs: list[float], epsilon: np.ndarray, width: float, least: float
 ) -> np.ndarray:
-    """Return (lower, estimate, upper) of delta at K eps, (3, K): the largest over the directions `signs`.
+    """Return (lower, estimate, upper) of delta at K values of eps, (3, K): the largest over the directions `signs`.
 
     width : relative width at which a bracket is narrow enough. A bracket of a delta below `least` may be wider.
     """

@@ -162,8 +162,8 @@ def best_cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, slope: np.ndarr
 def _cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, s: np.ndarray, steepest: float) -> np.ndarray:
     """Return upper bounds of `1 - g(x) - s x` on cells between points x, where low <= g <= high; s is (..., 1)."""
     width = np.diff(x)
-    # bounds of the slope of g's chord on each cell: the lower bound is for the next cell on the right, the upper bound
-    # for the next cell on the left
+    # Bounds of the slope of g's chord on each cell. The next cell on the right uses the lower bound, and the next
+    # cell on the left uses the upper bound.
     chord_low = (low[1:] - high[:-1]) / width
     chord_high = np.minimum((high[1:] - low[:-1]) / width, 0.0)
     known = np.isfinite(steepest)

@@ -69,7 +69,8 @@ KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
 """Families of laws for which `largest_ratio` is reached at a knot of the curve (README.md, "The ends of the
 profile")."""
 LARGEST_LOSS = 650.0
-"""`largest_ratio` and orders of scores are tried only if the base's loss is at most this, so that e^loss is finite."""
+"""Only if the base's loss is at most this, so that e^loss is finite, `largest_ratio` is sought and other orders of the
+scores are tried."""
 LEAST_SLOPE = 1e-290
 """A smaller phi' is rounded up to this, and an order of scores with a smaller cost is not used, since float64 loses
 digits there."""

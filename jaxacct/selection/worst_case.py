@@ -83,8 +83,8 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
         due = np.flatnonzero(np.asarray(open_, bool)[base])
         before.append(direction)
         if quantity == "epsilon" and ends.any():
-            # if a coarse bracket shows that this direction leaks at most delta at the upper end of the first direction,
-            # the bracket of the first direction is the answer for both
+            # `ends` brackets the first direction's epsilon. If this direction leaks at most delta at the upper end of
+            # that bracket, which coarse bounds may show, the bracket is the answer for both directions.
             at_end = np.minimum(ends[1, due], LARGEST_EPS)
             leak = _run("delta", GLANCE, stacked, base[due], laws.taken(due), at_end, plain)[1]
             due = due[~(leak <= flat[due]) & (ends[0, due] < np.inf)]

@@ -279,7 +279,7 @@ def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int)
 
 
 def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """Bracket log delta at K eps, the array `around`, from one contour that is placed for `epsilon`.
+    """Bracket log delta at each of the K values `around` of eps, from one contour that is placed for `epsilon`.
 
     Bounds hold at every eps.  Brackets are narrow where eps differs from `epsilon` by at most about a standard
     deviation of the loss.

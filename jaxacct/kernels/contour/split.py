@@ -455,7 +455,7 @@ def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, c
 def delta_about(
     law: LossLaw, eps: Array, around: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
 ) -> Bracketed:
-    """Bracket log delta at K eps, the array `around`, from one contour that is placed for `eps`.
+    """Bracket log delta at each of the K values `around` of eps, from one contour that is placed for `eps`.
 
     The bounds hold at every eps, and are narrow near `eps`.
     """

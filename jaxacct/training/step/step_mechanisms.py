@@ -55,7 +55,8 @@ INSTEAD = {
 """Advice for batch rules by which adding or removing a record moves another record to another batch.
 
 The added record takes the place of the moved one.  The sum of one batch then changes by up to 2 C, and the sum of
-another batch by up to C.  Within a pass these two changes are orthogonal; where steps share noise they are not.
+another batch by up to C.  Under FIXED the two changes are orthogonal. Under ORDER they are not, since
+steps share noise.
 """
 _SHARED = "the next ones share noise with them"
 STAYS = {
