@@ -306,7 +306,7 @@ class Strategy(ABC):
             lower, upper = of_all(lags, np.arange(self.steps).reshape(most, separation))
         else:
             lower, upper = of_patterns(lags, separation, most)
-        rounding = (8.0 * (longest + 1) * ROUNDOFF + 2.0 * self.rounding * longest) * upper  # README.md, "Rounding"
+        rounding = (8.0 * (longest + 1) * ROUNDOFF + 2.0 * self.rounding * longest) * upper  # README.md, "Sensitivity"
         return lower - rounding, upper + rounding
 
     @property
