@@ -23,7 +23,6 @@ import numpy as np
 from jaxacct.accounting.dispatch import Side, ask_engines, engine_of_mechanism, is_open, kinds_of
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import FAILURES, ROUNDOFF, SMALLEST_POSITIVE
-from jaxacct.core.keywords import with_hints
 from jaxacct.core.progress import Progress
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
@@ -35,6 +34,7 @@ from jaxacct.core.validation import (
     check,
     options,
     refuse_tracers,
+    with_hints,
 )
 from jaxacct.engines import quick_bounds
 from jaxacct.engines.backend import job, on_cores

@@ -263,7 +263,8 @@ def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.
     side.answer.estimate[rows] = np.where(agree, estimate, np.nan)
 
 
-# The engines for compositions. Most need SciPy, which imports slowly, so each module is imported at its first use.
+# The engines for compositions, beside `Contour`. They need SciPy, which imports slowly, so each module is imported at
+# its first use.
 
 
 class ClosedForm(Engine):

@@ -12,9 +12,8 @@ import jax
 import numpy as np
 
 from jaxacct.accounting import account
-from jaxacct.core.keywords import with_hints
 from jaxacct.core.types import ArrayLike
-from jaxacct.core.validation import DELTA, InputError, broadcast_shape, check, options, refuse_tracers
+from jaxacct.core.validation import DELTA, InputError, broadcast_shape, check, options, refuse_tracers, with_hints
 from jaxacct.engines import contour
 from jaxacct.engines.backend import evaluate, job
 from jaxacct.kernels.calibration import sensitivity

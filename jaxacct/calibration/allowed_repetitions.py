@@ -15,10 +15,19 @@ from jaxacct.accounting import account
 from jaxacct.calibration.any_parameter import search_mechanisms
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds, by_column
-from jaxacct.core.keywords import with_hints
 from jaxacct.core.text import plain_record
 from jaxacct.core.types import ArrayLike, Leaf
-from jaxacct.core.validation import DELTA, POSITIVE, InputError, broadcast_shape, check, choice, options, refuse_tracers
+from jaxacct.core.validation import (
+    DELTA,
+    POSITIVE,
+    InputError,
+    broadcast_shape,
+    check,
+    choice,
+    options,
+    refuse_tracers,
+    with_hints,
+)
 from jaxacct.engines import backend
 from jaxacct.engines.protocol import Effort
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape

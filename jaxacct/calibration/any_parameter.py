@@ -13,7 +13,6 @@ from jaxacct.accounting.dispatch import engine_of_mechanism
 from jaxacct.calibration.dp_sgd_search import LEAST_RTOL, Calibration, result
 from jaxacct.calibration.search import BestValues, Search, Start, certified_search, start_at
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.keywords import with_hints
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
     COUNT,
@@ -26,6 +25,7 @@ from jaxacct.core.validation import (
     check,
     check_flag,
     options,
+    with_hints,
 )
 from jaxacct.engines.backend import job
 from jaxacct.engines.protocol import Effort, MechanismEngine, MechanismQuestion

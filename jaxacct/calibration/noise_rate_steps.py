@@ -30,9 +30,8 @@ from jaxacct.calibration.dp_sgd_search import (
 )
 from jaxacct.calibration.search import BestValues, Start, certified_search
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.keywords import with_hints
 from jaxacct.core.types import ArrayLike
-from jaxacct.core.validation import COUNT, RELATIONS, InputError, check_one, choice, refuse_tracers
+from jaxacct.core.validation import COUNT, RELATIONS, InputError, check_one, choice, refuse_tracers, with_hints
 from jaxacct.engines.backend import job
 from jaxacct.engines.protocol import MechanismQuestion
 from jaxacct.mechanisms.dp_sgd_run import (

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Iterable
-from typing import ParamSpec, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from collections.abc import Iterable
 
 MEANINGS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("sigma", "noise", "std", "stddev", "noise_scale"), ("noise_multiplier", "scale")),
@@ -76,37 +70,3 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     spelt = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower().replace(" ", "_"), spelt, n=1, cutoff=cutoff)
     return spelt[near[0]] if near else ""
-
-
-class UnknownKeyword(TypeError):
-    """Refusal of a keyword that a function does not have. The message is one line that names the right keyword."""
-
-
-def with_hints(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function so that its refusal of an unknown keyword names the keyword that was meant.
-
-    >>> with_hints(lambda steps: 2 * steps)(num_steps=2)
-    Traceback (most recent call last):
-        ...
-    jaxacct.core.keywords.UnknownKeyword: <lambda>() has no keyword 'num_steps'; did you mean 'steps'?
-    """
-    code = inspect.unwrap(function).__code__
-    ours = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    names = frozenset(ours[code.co_posonlyargcount :])
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not names.issuperset(kwargs):
-            raise _refusal(function.__qualname__, ours, kwargs) from None
-        return function(*args, **kwargs)
-
-    return checked
-
-
-def _refusal(call: str, ours: tuple[str, ...], given: Iterable[str]) -> UnknownKeyword:
-    name = call.removesuffix(".__init__").rpartition(".")[2]
-    known = [word for word in ours if word != "self"]
-    wrong = next(word for word in given if word not in known)
-    right = meant(wrong, [word for word in known if word not in given])
-    hint = f"did you mean {right!r}?" if right else f"use {', '.join(known)}"
-    return UnknownKeyword(f"{name}() has no keyword {wrong!r}; {hint}")

@@ -5,17 +5,21 @@ The options that public calls share (relation, engine, rtol, memory_bytes, backe
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import math
 import numbers
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import numpy as np
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Tracer = jax.core.Tracer
 """Object that JAX puts in place of a number while it traces a function; it has no value to check."""
 RELATIONS = ("add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out")
@@ -66,6 +70,42 @@ class UnboundedLossError(InputError):
         super().__init__(
             f"{place} = 0 must be > 0 for {what} with an unbounded loss; use a small positive delta such as 1e-5"
         )
+
+
+class UnknownKeyword(TypeError):
+    """Refusal of a keyword that a function does not have. The message is one line that names the right keyword."""
+
+
+def with_hints(function: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a function so that its refusal of an unknown keyword names the keyword that was meant.
+
+    >>> with_hints(lambda steps: 2 * steps)(num_steps=2)
+    Traceback (most recent call last):
+        ...
+    jaxacct.core.validation.UnknownKeyword: <lambda>() has no keyword 'num_steps'; did you mean 'steps'?
+    """
+    code = inspect.unwrap(function).__code__
+    ours = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    names = frozenset(ours[code.co_posonlyargcount :])
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not names.issuperset(kwargs):
+            raise _unknown(function.__qualname__, ours, kwargs) from None
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _unknown(call: str, ours: tuple[str, ...], given: Iterable[str]) -> UnknownKeyword:
+    from jaxacct.core.keywords import meant  # needed only for an error message
+
+    name = call.removesuffix(".__init__").rpartition(".")[2]
+    known = [word for word in ours if word != "self"]
+    wrong = next(word for word in given if word not in known)
+    right = meant(wrong, [word for word in known if word not in given])
+    hint = f"did you mean {right!r}?" if right else f"use {', '.join(known)}"
+    return UnknownKeyword(f"{name}() has no keyword {wrong!r}; {hint}")
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ import jax
 import numpy as np
 
 from jaxacct.core import markup
-from jaxacct.core.keywords import with_hints
-from jaxacct.core.validation import RELATIONS, Constraint, InputError, Tracer, broadcast_shape, check, shown
+from jaxacct.core.validation import RELATIONS, Constraint, InputError, Tracer, broadcast_shape, check, shown, with_hints
 
 MOST_NUMBERS = 8
 """Length of the longest array that an expression shows whole; of a longer array it shows this many numbers."""

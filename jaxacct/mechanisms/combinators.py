@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
-from jaxacct.core.keywords import with_hints
 from jaxacct.core.types import ArrayLike, Leaf
-from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, InputError, check
+from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, InputError, check, with_hints
 from jaxacct.mechanisms.additive_noise import Gaussian, Laplace
 from jaxacct.mechanisms.base import (
     DIRECTIONS,

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxacct.core.keywords import with_hints
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
     COUNT,
@@ -26,6 +25,7 @@ from jaxacct.core.validation import (
     choice,
     refuse_where,
     require_at_most,
+    with_hints,
 )
 from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.base import Mechanism

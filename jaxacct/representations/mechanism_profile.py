@@ -22,7 +22,6 @@ from jaxacct.accounting.risk_readings import (
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
-from jaxacct.core.keywords import with_hints
 from jaxacct.core.types import ArrayLike, Foreign, PyTree
 from jaxacct.core.validation import (
     GIBIBYTE,
@@ -35,6 +34,7 @@ from jaxacct.core.validation import (
     choice,
     options,
     refuse_tracers,
+    with_hints,
 )
 from jaxacct.engines.loss_moments import Interval
 from jaxacct.engines.protocol import MechanismQuestion

@@ -14,9 +14,17 @@ import numpy as np
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.core.keywords import with_hints
 from jaxacct.core.types import ArrayLike, Leaf
-from jaxacct.core.validation import DELTA, NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, check, refuse_tracers
+from jaxacct.core.validation import (
+    DELTA,
+    NON_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    InputError,
+    check,
+    refuse_tracers,
+    with_hints,
+)
 from jaxacct.engines import loss_moments
 from jaxacct.engines.loss_moments import Interval, log_moments
 from jaxacct.kernels.contour.core import log_kappa

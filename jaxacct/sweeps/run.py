@@ -16,10 +16,9 @@ import jax
 import numpy as np
 
 from jaxacct.core.files import Unwritable
-from jaxacct.core.keywords import with_hints
 from jaxacct.core.progress import Progress
 from jaxacct.core.types import Foreign
-from jaxacct.core.validation import COUNT, GIBIBYTE, InputError, check_flag, check_one, choice, shown
+from jaxacct.core.validation import COUNT, GIBIBYTE, InputError, check_flag, check_one, choice, shown, with_hints
 from jaxacct.engines import programs
 from jaxacct.engines.backend import fixed
 from jaxacct.engines.devices import local

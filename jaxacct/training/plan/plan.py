@@ -20,9 +20,8 @@ from jaxacct import selection
 from jaxacct.calibration.search import status_of_upper_end
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.keywords import with_hints
 from jaxacct.core.types import ArrayLike
-from jaxacct.core.validation import COUNT, NOISE, NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, check
+from jaxacct.core.validation import COUNT, NOISE, NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, check, with_hints
 from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import MatrixMechanism, Mechanism, PureDP
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, nearest_slots

@@ -13,11 +13,10 @@ import numpy as np
 
 from jaxacct.calibration.noise_rate_steps import Calibration, calibrate_noise_multiplier
 from jaxacct.core.files import write_csv
-from jaxacct.core.keywords import with_hints
 from jaxacct.core.progress import waiting
 from jaxacct.core.text import aligned, outward, plain
 from jaxacct.core.types import Foreign
-from jaxacct.core.validation import COUNT, DELTA, POSITIVE, InputError, check_int, check_one, refuse_where
+from jaxacct.core.validation import COUNT, DELTA, POSITIVE, InputError, check_int, check_one, refuse_where, with_hints
 from jaxacct.mechanisms.dp_sgd_run import ROUNDING, described
 from jaxacct.strategies import BLT, Banded, Identity, Strategy, optimise
 from jaxacct.training.plan.solver import unit_of_noise, why_not
