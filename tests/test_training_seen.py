@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from helpers import refusal
 from training_cases import DELTA, gaussian_epsilon, note
-from training_runs import KEY, linear, sgd, shared, still
+from training_runs import KEY, linear, sgd, still
 
 import jaxacct as ja
 from jaxacct import cli, strategies
-from jaxacct.training import AdaptiveClip, Ledger, Plan
+from jaxacct.training import AdaptiveClip, Ledger, Plan, Trainer
 from jaxacct.training.run.run_ledger import RunLedger
 from jaxacct.training.sharding.placement import Processes
 
@@ -55,7 +55,15 @@ def trainer_of(rule="everyone", rate=0.1, **more):
     given = {"target_epsilon": 2.0, "target_delta": DELTA, "dataset_size": 20} | RULES[rule] | more
     clip = AdaptiveClip(initial=1.0, count_noise=5.0) if rule == "adaptive clip" else 1.0
     users = {"examples_per_user": 1} if given.get("unit") == "user" else {}
-    return shared(linear, sgd(rate), Plan(**given), clip, **users)
+    return still_trainer(Plan(**given), rate, clip, **users)
+
+
+def still_trainer(plan, rate=0.1, clip=1.0, **users):
+    """Its steps move nothing; those of another rate are another program."""
+    trainer = Trainer(linear, sgd(rate), plan, clip, **users)
+    seen = still(None, *[None] * 4)[1]._replace(loss=jnp.float32(rate))
+    trainer.placement.step_function = lambda carried, *given: (carried, seen)
+    return trainer
 
 
 def fit(trainer, path, state=None, **more):
@@ -84,10 +92,9 @@ def upper(path, **more):
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "everyone"])
-def test_a_stop_by_outputs_is_in_the_ledger(path, rule, monkeypatch):
+def test_a_stop_by_outputs_is_in_the_ledger(path, rule):
     """For every way of drawing the ledger claims what the state does: the whole plan, of which a third was run."""
     trainer = trainer_of(rule)
-    monkeypatch.setattr(trainer.placement, "step_function", still)
     state = fit(trainer, path, callbacks=[look])
     ledger = Ledger.read(path)
     claimed = float(state.epsilon.upper)
@@ -442,7 +449,7 @@ def test_the_ledger_claims_what_the_state_does_on_every_path(path, tmp_path, mon
             elif following == "second run":
                 state = fit(trainer, path, trainer.init(jnp.zeros(2), bytes(32)), checkpoints=None)
             else:
-                state = fit(shared(linear, sgd(0.1), trainer.plan.recalibrate(4, steps=16)), path, **more)
+                state = fit(still_trainer(trainer.plan.recalibrate(4, steps=16)), path, **more)
         except ja.InputError as error:
             words = str(error)
         if words:

@@ -19,6 +19,7 @@ from jaxacct.core.chacha import CHACHA20
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan, PrivateLoss
 from jaxacct.training.run.evaluations import units
+from jaxacct.tuning import private_score
 from jaxacct.tuning.candidates import selected
 from jaxacct.tuning.private_score import noise_for_score, noisy, whole
 
@@ -133,23 +134,25 @@ class Line(nn.Module):
         return nn.Dense(1)(nn.BatchNorm(use_running_average=True)(x) if self.normalised else x)[..., 0]
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_a_linen_module_is_tuned_as_a_loss_function_is(forced, rounds):
-    forced(3)
-    law, data, module = selection.PointMass(3), (DATA, DATA[:, 0]), Line()
-    loss = lambda output, target: (output - target) ** 2
+def distance(output, target):
+    return (output - target) ** 2
+
+
+def of_line(params, example):
+    return distance(Line().apply(params, example[0]), example[1])
+
+
+@pytest.mark.parametrize("tune, more", [(tuning.tune, {}), (tuning.tune_in_rounds, {"update": list, "rounds": 1})])
+def test_a_linen_module_is_tuned_as_a_loss_function_is(tune, more):
+    law, data, module = selection.PointMass(2), (DATA, DATA[:, 0]), Line()
     given = (
         tuning.grid(rate=[0.1, 0.2]),
         data,
         Plan(None, 1e-5, SIZE, sampling_probability=1.0, steps=2, noise_multiplier=9.0, repetitions=law),
     )
-    many = {"update": lambda winners: given[0], "rounds": 2} if rounds > 1 else {}
-    more = {"key": KEY, "score": lambda w: -float(jnp.sum(w["params"]["Dense_0"]["kernel"] ** 2)), **many}
-    tune = tuning.tune_in_rounds if rounds > 1 else tuning.tune
-    of_module = tune(module, sgd, *given, loss=loss, **more)
-    first = lambda key: module.init({"params": key}, DATA[0])
-    own = lambda params, example: loss(module.apply(params, example[0]), example[1])
-    of_function = tune(own, sgd, *given, init=first, **more)
+    more = {"key": KEY, "score": lambda w: -float(jnp.sum(w["params"]["Dense_0"]["kernel"] ** 2)), **more}
+    of_module = tune(module, sgd, *given, loss=distance, **more)
+    of_function = tune(of_line, sgd, *given, init=lambda key: module.init({"params": key}, DATA[0]), **more)
     assert of_module.config == of_function.config and jax.tree.structure(of_module.params) == jax.tree.structure(
         of_function.params
     )
@@ -158,18 +161,18 @@ def test_a_linen_module_is_tuned_as_a_loss_function_is(forced, rounds):
 
 
 def test_what_is_no_linen_module_or_lacks_a_start_is_refused():
-    data, loss = (DATA, DATA[:, 0]), lambda output, target: (output - target) ** 2
+    data = DATA, DATA[:, 0]
     ask = lambda *given, **more: refusal(tuning.tune, *given, sgd, SPACE, data, GEOMETRIC, score=lambda w: 0.0, **more)
     assert "init is missing" in ask(Line())
-    assert "must be linen's" in ask(nnx.Linear(2, 1, rngs=nnx.Rngs(0)), loss=loss)
-    assert "batch_stats" in ask(Line(normalised=True), loss=loss)
+    assert "must be linen's" in ask(nnx.Linear(2, 1, rngs=nnx.Rngs(0)), loss=distance)
+    assert "batch_stats" in ask(Line(normalised=True), loss=distance)
 
 
 def test_ties_go_to_the_candidate_drawn_first(forced):
     space = tuning.Random({"rate": tuning.LogUniform(0.01, 0.5), "name": tuning.Choice(["sgd", "adam"])})
     make = lambda c: optax.sgd(c["rate"]) if c["name"] == "sgd" else optax.adam(c["rate"])
     configs = []
-    for count in (1, 9):
+    for count in (1, 4):
         forced(count)
         configs.append(run(GEOMETRIC, space, lambda w: 0.0, make, key=KEY).config)
     assert configs[0] == configs[1]  # though candidates are trained in groups, by their words
@@ -253,7 +256,7 @@ def test_plans_and_data_that_do_not_fit_are_refused():
     assert "score must be a function" in refusal(run, GEOMETRIC, score=3)
 
 
-def test_a_score_on_private_validation_data_costs_no_more_than_the_worse_of_both():
+def test_a_score_on_private_validation_data_costs_no_more_than_the_worse_of_both(monkeypatch):
     score = tuning.PrivateScore(lambda w, x: x > w[0], np.linspace(-1.0, 1.0, 30))
     best = run(GEOMETRIC, score=score)
     noise = noise_for_score(selection.Geometric(0.1), 8.0, 1e-5, "add_or_remove_one")
@@ -261,6 +264,7 @@ def test_a_score_on_private_validation_data_costs_no_more_than_the_worse_of_both
     assert 7.99 < alone.upper <= 8.0 and best.epsilon.upper <= 8.0
     found = ja.epsilon(best.mechanism, 1e-5).upper  # through points of both profiles, at that epsilon too
     assert found <= 8.0 * (1 + 3e-4)
+    monkeypatch.setattr(private_score, "candidates_profile", lambda *given, **more: None)  # takes seconds
     louder = tuning.PrivateScore(score.value, score.data, noise_multiplier=0.9 * noise)
     assert "above the plan's target" in refusal(run, GEOMETRIC, score=louder)
 
@@ -278,10 +282,10 @@ def test_a_score_on_the_training_data_is_composed_with_every_candidate():
 def test_the_noise_of_a_private_score_is_there():
     value = lambda w, x: x > w
     count = units(value, 4.0, jnp.arange(10.0), 2.0**-20)
-    keys = jax.random.split(jax.random.key(1, impl=CHACHA20), 2_000)
+    keys = jax.random.split(jax.random.key(1, impl=CHACHA20), 500)
     found = np.array([noisy(count, key, 3.0, 2.0**-20) for key in keys])
-    assert abs(found.mean() - 5.0) < 4.5 * 3.0 / math.sqrt(2_000)
-    assert abs(found.std() / 3.0 - 1.0) < 4.5 / math.sqrt(4_000)
+    assert abs(found.mean() - 5.0) < 4.5 * 3.0 / math.sqrt(500)
+    assert abs(found.std() / 3.0 - 1.0) < 4.5 / math.sqrt(1_000)
 
 
 def test_one_record_moves_a_count_by_at_most_one_whatever_the_size():
