@@ -12,6 +12,7 @@ import jaxacct as ja
 from jaxacct import strategies
 from jaxacct.cli import main
 from jaxacct.training import Plan, advise_strategy
+from jaxacct.training.plan import strategy_advice
 
 WORKED = {
     0.5: [28.94, 28.10, 28.13, 29.16, 31.53, 35.80],
@@ -75,15 +76,13 @@ def test_errors_are_those_of_dense_matrices(advice):
     assert advice.best.error == pytest.approx(min(found.values()), rel=1e-12)
 
 
-def test_a_plan_with_the_noise_of_an_option_costs_what_the_advice_says(advice):
+def test_the_plan_of_an_option_has_its_noise_and_costs_what_the_advice_says(advice):
     for option in advice.options:
-        given = advice.plan_arguments(option) | {"target_epsilon": None}
-        plan = Plan(**given, noise_multiplier=option.noise_multiplier)
-        assert plan.epsilon.upper == pytest.approx(
-            option.epsilon, rel=1e-4 if option.sampling == "random_allocation" else 1e-6
-        ), option
-        solved = Plan(**advice.plan_arguments(option))
-        assert solved.noise_multiplier == pytest.approx(option.noise_multiplier, rel=2e-4)
+        plan = Plan(**advice.plan_arguments(option))
+        assert plan.noise_multiplier == pytest.approx(option.noise_multiplier, rel=2e-4), option
+        assert plan.epsilon.upper == pytest.approx(option.epsilon, rel=1e-3) and plan.steps == 23
+        if option.sampling != "fixed_order":
+            assert plan.sampling_probability == pytest.approx(option.sampling_probability)
 
 
 @pytest.mark.parametrize(
@@ -93,10 +92,16 @@ def test_a_plan_with_the_noise_of_an_option_costs_what_the_advice_says(advice):
         ("replace_one", ["random_allocation", "fixed_order"]),
     ],
 )
-def test_only_options_that_a_plan_takes_are_listed(relation, names):
+def test_only_options_that_a_plan_takes_are_listed(monkeypatch, relation, names):
+    real = strategy_advice.calibrate_noise_multiplier
+
+    def of_all_records(sampling_probability=1.0, steps=1, slots=None, sampling=None, **settings):
+        return real(sampling_probability=np.ones(np.shape(sampling_probability)), steps=steps, **settings)
+
+    monkeypatch.setattr(strategy_advice, "calibrate_noise_multiplier", of_all_records)  # in closed form
     found = advise_strategy(target_epsilon=8.0, **RUN, bands=[2], relation=relation)
     assert [option.sampling for option in found.options] == names and found.best.sampling in names
-    for option in found.options:  # the test below solves plans for the target
+    for option in found.options:
         given = found.plan_arguments(option) | {"target_epsilon": None}
         assert Plan(**given, noise_multiplier=option.noise_multiplier).sampling == option.sampling
     assert str(found) and found.plot()
@@ -118,26 +123,20 @@ def test_buffered_noise_is_near_the_best_falling_toeplitz_matrix():
     assert option.groups == 10 and 0.999 < option.error / (spent * best) < 1.06
 
 
-@pytest.mark.parametrize(
-    "epsilon", [pytest.param(0.5, marks=pytest.mark.slow), 2.0, pytest.param(8.0, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
 def test_the_worked_optimum(epsilon):
     given = {"target_delta": 1e-5, "dataset_size": 10_000, "batch_size": 100, "steps": 512}
-    bands = [8] if epsilon == 2.0 else None
-    found = advise_strategy(target_epsilon=epsilon, **given, bands=bands).options
+    found = advise_strategy(target_epsilon=epsilon, **given).options
     expected = dict(zip([1, 2, 4, 8, 16, 32], WORKED[epsilon], strict=True))
     errors = {one.groups: one.error for one in found if one.sampling in ("poisson", "cyclic_poisson")}
-    assert set(errors) == ({1, 8} if bands else set(expected))
+    assert set(errors) == set(expected)
     for number, error in errors.items():
         assert error == pytest.approx(expected[number], abs=0.0051 + 2e-4 * error)
 
 
 def test_the_best_option_has_the_arguments_of_its_plan(advice):
     assert advice.best.sampling == "cyclic_poisson"
-    for option in advice.options[:3]:
-        plan = Plan(**advice.plan_arguments(option))
-        assert plan.noise_multiplier == pytest.approx(option.noise_multiplier, rel=2e-4)
-        assert plan.sampling_probability == pytest.approx(option.sampling_probability) and plan.steps == 23
     banded = advice.plan_arguments()
     assert banded["noise"] == strategies.Banded(4, 23) and banded["sampling"] == "cyclic_poisson"
 
@@ -175,19 +174,15 @@ def test_the_picture_has_every_option(advice):
 def test_the_command_prints_and_writes_the_table(capsys, tmp_path, advice):
     names = {"target_epsilon": 5, **RUN, "relation": "zero_out"}
     words = [word for name, value in names.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    line = ["advise", *words, "--bands", "4", "1"]
-    assert main([*line, "--json", "--out", str(tmp_path / "table.csv")]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == json.loads(json.dumps(advice.to_dict()))
+    assert main(["advise", *words, "--bands", "4", "1", "--json", "--out", str(tmp_path / "table.csv")]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(advice.to_dict()))
     with (tmp_path / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row["noise_multiplier"]) for row in rows] == [one.noise_multiplier for one in advice.options]
-    assert main([*line, "--out", str(tmp_path / "picture.png")]) == 0
+    assert main(["advise", *words, "--bands", "4,1", "--out", str(tmp_path / "picture.png")]) == 0
     out = capsys.readouterr().out
     assert "least error: cyclic_poisson, Banded(bands=4" in out and "try bands=[8]" in out
     assert len(out.splitlines()) == 9 and (tmp_path / "picture.png").stat().st_size
-    assert main(["advise", *words, "--bands", "4,1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == told
     assert main(["epsilon", "--bands", "4", "16"]) == 2
     assert "'16'; several numbers have commas between, such as 4,16" in capsys.readouterr().err
     assert main(["advise", "--target-epsilon", "2"]) == 2

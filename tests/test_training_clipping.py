@@ -25,7 +25,7 @@ class Convnet(nn.Module):
         x = nn.relu(nn.Conv(5, (3, 3), strides=(2, 1), padding="SAME")(x))
         x = nn.relu(nn.Conv(6, (2, 3), padding="VALID", kernel_dilation=(1, 2))(x))
         x = nn.LayerNorm()(x.reshape(-1))
-        return nn.Dense(4)(nn.relu(nn.Dense(7, use_bias=False)(x)))
+        return nn.Dense(4, use_bias=False)(x)
 
 
 class Text(nn.Module):
@@ -123,7 +123,6 @@ def test_which_parameters_are_found():
         "Conv_0.kernel",
         "Conv_1.kernel",
         "Dense_0.kernel",
-        "Dense_1.kernel",
     }
     assert set(norm_methods(loss, params, one, "vmap").values()) == {"vmap"}
     loss, params, batch = problem("tied")  # the table is used twice
@@ -175,7 +174,7 @@ def chain(depth):
 
 @settings(max_examples=10, deadline=None)
 @given(
-    st.sampled_from([(4, 5)]),
+    st.just((4,)),
     st.sampled_from([(), (6,)]),
     st.integers(0, 2**31),
     st.sampled_from([1e-6, 0.02, 1.0, 50.0]),
@@ -244,9 +243,10 @@ def test_low_precision_parameters_are_summed_in_float32():
 
 
 def test_a_long_sum_of_squares_does_not_stand_still():
-    """2^25 equal squares: added one after the other in float32 they would stop growing at 2^24."""
-    total = float(jax.jit(ghost_norms.blocked_sum)(jnp.ones(2**25 + 3)))
-    assert abs(total / (2**25 + 3) - 1) < 63 * 5 * 2.0**-24
+    """More than 2^24 equal squares: added one after the other in float32 they would stop growing there."""
+    number = 2**24 + 2**21 + 3
+    total = float(jax.jit(ghost_norms.blocked_sum)(np.ones(number, np.float32)))
+    assert abs(total / number - 1) < 63 * 5 * 2.0**-24
 
 
 @pytest.mark.parametrize(
