@@ -284,24 +284,22 @@ def chi_square(counts, expected):
 
 @pytest.fixture(scope="module")
 def poisson_draws():
-    """20,000 Poisson samples of 24 examples at q = 0.3, as a matrix of bits."""
+    """6,000 Poisson samples of 24 examples at q = 0.3, as a matrix of bits."""
 
     def one(k):
         chosen = sampler.poisson(k, 24, 0.3)
         live = jnp.arange(24) < chosen.count
         return jnp.zeros(24, bool).at[jnp.where(live, chosen.indices, 24)].set(True, mode="drop")
 
-    return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(key(6), 20_000)))
+    return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(key(6), 6_000)))
 
 
 def test_poisson_inclusion_and_independence(poisson_draws):
     draws, n = poisson_draws, len(poisson_draws)
-    for i in range(24):
-        assert stats.binomtest(int(draws[:, i].sum()), n, 0.3).pvalue > RARE / 24
     both = draws.T.astype(int) @ draws.astype(int)
-    for i in range(24):
-        for j in range(i):
-            assert stats.binomtest(int(both[i, j]), n, 0.09).pvalue > RARE / 276
+    for counts, probability in ((np.diag(both), 0.3), (both[np.tril_indices(24, -1)], 0.09)):
+        tails = np.minimum(stats.binom.cdf(counts, n, probability), stats.binom.sf(counts - 1, n, probability))
+        assert 2 * tails.min() > RARE / counts.size
 
 
 def test_poisson_batch_size_is_binomial(poisson_draws):
@@ -309,7 +307,7 @@ def test_poisson_batch_size_is_binomial(poisson_draws):
     assert chi_square(counts, len(poisson_draws) * stats.binom.pmf(np.arange(25), 24, 0.3)) > RARE
 
 
-def test_one_compilation_for_a_thousand_draws():
+def test_one_compilation_for_a_hundred_draws():
     traces = []
 
     @jax.jit
@@ -320,7 +318,7 @@ def test_one_compilation_for_a_thousand_draws():
         return chosen, *sampler.over_micro_batches(chosen, 32, body, (jnp.int32(0), jnp.int32(0)))
 
     root, sizes = key(7), set()
-    for step in range(1000):
+    for step in range(100):
         q = [0.0, 0.01, 0.2, 0.9, 1.0][step % 5]
         chosen, sum_, rounds = total(root, step, sampler.threshold(q))
         count = int(chosen.count)
@@ -328,14 +326,14 @@ def test_one_compilation_for_a_thousand_draws():
         assert int(sum_) == sum(taken(chosen))
         sizes.add(count)
     assert len(traces) == 1 and total._cache_size() == 1
-    assert {0, 400} <= sizes and len(sizes) > 70
+    assert {0, 400} <= sizes and len(sizes) > 20
 
 
 def test_permutation_is_uniform():
-    orders = np.asarray(jax.jit(jax.vmap(lambda k: sampler.permutation(k, 4)))(jax.random.split(key(8), 12_000)))
+    orders = np.asarray(jax.jit(jax.vmap(lambda k: sampler.permutation(k, 4)))(jax.random.split(key(8), 2_400)))
     codes = orders @ np.array([64, 16, 4, 1])
     counts = np.unique(codes, return_counts=True)[1]
-    assert len(counts) == 24 and chi_square(counts, np.full(24, 500.0)) > RARE
+    assert len(counts) == 24 and chi_square(counts, np.full(24, 100.0)) > RARE
 
 
 def test_permutation_draws_again_when_two_sort_keys_are_equal(monkeypatch):
@@ -347,17 +345,17 @@ def test_permutation_draws_again_when_two_sort_keys_are_equal(monkeypatch):
         return jnp.zeros_like(drawn) if len(calls) == 1 else drawn
 
     monkeypatch.setattr(jax.random, "bits", tied)
-    assert sorted(sampler.permutation(key(9), 9).tolist()) == list(range(9))
-    assert sampler.permutation(key(9), 9).tolist() != list(range(9)) and len(calls) > 1
+    found = jax.jit(lambda: sampler.permutation(key(9), 9))().tolist()
+    assert sorted(found) == list(range(9)) != found and len(calls) > 1
 
 
 def test_without_replacement_has_the_size_and_is_uniform():
     draw = jax.jit(jax.vmap(lambda k: sampler.without_replacement(k, 6, 2)))
-    chosen = draw(jax.random.split(key(10), 15_000))
+    chosen = draw(jax.random.split(key(10), 3_000))
     assert set(chosen.count.tolist()) == {2}
     first = np.sort(np.asarray(chosen.indices)[:, :2], 1)
     counts = np.unique(first @ np.array([6, 1]), return_counts=True)[1]
-    assert len(counts) == 15 and chi_square(counts, np.full(15, 1000.0)) > RARE
+    assert len(counts) == 15 and chi_square(counts, np.full(15, 200.0)) > RARE
 
 
 def test_fixed_batches_take_every_example_once_an_epoch():

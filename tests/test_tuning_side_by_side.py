@@ -1,4 +1,4 @@
-"""Candidates side by side are the same candidates alone, and each is the trainer's DP-SGD."""
+"""Candidates side by side are apart, and each is the trainer's DP-SGD."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,8 @@ from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import PrivateLoss
 from jaxacct.training.step.models import split_model
 from jaxacct.training.step.step_function import Carried, StepRule, numbers, private_step
-from jaxacct.tuning.candidates import PASS_STREAM, STEP_STREAM, STEPS_PER_CALL, key_words, side_by_side
+from jaxacct.tuning import candidates
+from jaxacct.tuning.candidates import PASS_STREAM, STEP_STREAM, key_words, side_by_side
 
 ROOTS = [bytes([i]) * 32 for i in range(1, 6)]
 RATES = np.array([0.01, 0.1, 0.5, 1.0, 2.0], np.float32)
@@ -50,13 +51,13 @@ def by_hand(loss, optimizer, plan, params, clip, root, data, micro, adaptive=Non
     return carried.params
 
 
+SCHEDULE = Plan(target_delta=1e-5, dataset_size=40, noise_multiplier=0.8, steps=5, batch_schedule=[(2, 10), (None, 20)])
+
+
+@pytest.mark.slow  # the last test shows a schedule too
 @pytest.mark.parametrize(
     "plan",
-    [
-        pytest.param(plan_of(40, 0.3, 0.7, 6), marks=pytest.mark.slow),  # as the schedule, at one rate
-        pytest.param(plan_of(40, 0.25, 0.7, 6, sampling="fixed_batches"), marks=pytest.mark.slow),
-        Plan(target_delta=1e-5, dataset_size=40, noise_multiplier=0.8, steps=5, batch_schedule=[(2, 10), (None, 20)]),
-    ],
+    [plan_of(40, 0.3, 0.7, 6), plan_of(40, 0.25, 0.7, 6, sampling="fixed_batches"), SCHEDULE],
     ids=["poisson", "fixed", "schedule"],
 )
 def test_each_candidate_is_the_trainers_dp_sgd(plan, data):
@@ -67,17 +68,6 @@ def test_each_candidate_is_the_trainers_dp_sgd(plan, data):
     alone = by_hand(regression, optax.adam(float(RATES[3])), plan, mine, NORMS[3], ROOTS[3], data, 7)
     for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(done), strict=True):
         np.testing.assert_allclose(a, b[3], rtol=2e-4, atol=2e-5)
-
-
-def test_a_candidate_alone_is_the_same_candidate(data):
-    plan = plan_of(40, 0.5, 1.0, STEPS_PER_CALL + 3)
-    train = side_by_side(regression, lambda c: optax.sgd(c["rate"], momentum=0.5), plan, clip_norm=0.5)
-    rates = {"rate": 0.02 * np.arange(1, 6)}
-    done = train(first(5), rates, key_words(ROOTS), data)
-    alone = train(jax.tree.map(lambda a: a[2:3], first(5)), {"rate": rates["rate"][2:3]}, key_words(ROOTS[2:3]), data)
-    for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(done), strict=True):
-        np.testing.assert_allclose(a[0], b[2], rtol=2e-4, atol=2e-5)
-        assert len(np.unique(b.reshape(5, -1)[:, 0])) == 5
 
 
 def test_the_noise_has_the_scale_of_the_plan_and_the_clip_norm():
@@ -96,13 +86,13 @@ def test_the_noise_has_the_scale_of_the_plan_and_the_clip_norm():
 
 
 def test_a_candidate_that_is_ruined_does_not_spoil_the_others(data):
-    plan = plan_of(40, 0.5, 1.0, 5)
-    train = side_by_side(regression, lambda c: optax.sgd(c["rate"]), plan)
+    train = side_by_side(regression, lambda c: optax.sgd(c["rate"]), plan_of(40, 0.5, 1.0, 5))
     good = train(first(5), {"rate": np.full(5, 0.01)}, key_words(ROOTS), data)
     bad = train(first(5), {"rate": np.array([0.01, np.nan, 0.01, np.inf, 0.01])}, key_words(ROOTS), data)
     for a, b in zip(jax.tree.leaves(good), jax.tree.leaves(bad), strict=True):
         np.testing.assert_array_equal(a[::2], b[::2])
         assert not np.isfinite(b[1]).any()
+        assert len(np.unique(a.reshape(5, -1)[:, 0])) == 5
 
 
 @pytest.mark.slow
@@ -138,9 +128,13 @@ def test_what_does_not_fit_is_refused_in_one_line(change, words):
     assert "\n" not in str(caught.value)
 
 
-def test_keys_frozen_parameters_and_a_private_loss(data):
-    """As the trainer's step by hand: dropout by the example's key, a part frozen, an optimizer that asks for value."""
-    plan = plan_of(40, q=0.5, noise=1.0, steps=3)
+def test_keys_frozen_parameters_and_a_private_loss(data, monkeypatch):
+    """As the trainer's step by hand: dropout by the example's key, a part frozen, an optimizer that asks for value.
+
+    The plan has a schedule, and each candidate a clip norm of its own.  A second call of the program is not full.
+    """
+    monkeypatch.setattr(candidates, "STEPS_PER_CALL", 3)
+    plan = SCHEDULE
     told = PrivateLoss(bound=2.0, noise=5.0)
 
     def loss(params, example, key):
@@ -152,15 +146,15 @@ def test_keys_frozen_parameters_and_a_private_loss(data):
     train = side_by_side(loss, optimizer, plan, rngs=True, micro_batch=4, **more)
     roots = ROOTS[:2]
     params = first(2) | {"b": np.array([0.5, -0.5], np.float32)}
-    done = train(params, {"rate": np.array([0.1, 0.3])}, key_words(roots), data)
+    done = train(params, {"rate": np.array([0.1, 0.3]), "clip_norm": NORMS[1:3]}, key_words(roots), data)
     assert np.array_equal(done["b"], params["b"]) and not np.allclose(done["w"], params["w"])
     for i, rate in ((1, 0.3),):
         one = optimizer({"rate": np.float32(rate)})
         rule = StepRule(loss, one, plan.sampling, 4, "auto", None, rngs=True, private_loss=told)
         trained, rest = split_model(jax.tree.map(lambda a, i=i: a[i], params), more["trainable"])
-        carried = Carried(trained, one.init(trained), jnp.float32(1.0), jnp.int32(0))
+        carried = Carried(trained, one.init(trained), jnp.float32(NORMS[1 + i]), jnp.int32(0))
         step = jax.jit(private_step(rule))
-        for t in range(3):
+        for t in range(plan.steps):
             key = noise.stream(jax.random.wrap_key_data(key_words([roots[i]])[0], impl=CHACHA20), STEP_STREAM, t)
             words = jax.random.key_data(key)
             now = numbers(plan.at(t), plan.sampling, None, 0, told, words)

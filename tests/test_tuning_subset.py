@@ -139,8 +139,7 @@ def test_plans_meet_their_target(plans):
 
 def test_noise_is_monotone(plans):
     sigma = {name: plan.settings[0].tuning_noise for name, plan in plans.items()}
-    more = tuning_plans.SubsetPlan(2.0, DELTA, 200, 0.25, selection.Poisson(8), 1.0, steps=3)
-    assert sigma["rest"] < sigma["all"] and sigma["rest"] < more.settings[0].tuning_noise
+    assert sigma["rest"] < sigma["all"]
     favoured = plans["final"].settings[0]
     assert favoured.final_noise == pytest.approx(0.8 * favoured.tuning_noise)
     assert favoured.final_noise < sigma["rest"] < favoured.tuning_noise
