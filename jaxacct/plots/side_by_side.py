@@ -229,11 +229,8 @@ def plot_risks(table: RiskTable, *, names: Sequence[str] | None = None, axes: Fo
 def draw_strategies(advice: Any, axes: Any = None) -> Any:
     """Draw a `training.StrategyAdvice`; return the axes, by default those of a new figure."""
     banded = [option for option in advice.options if option.sampling not in OTHER_NOISE]
-    bands, colours, dashes = (
-        [one.strategy.overlap for one in banded],
-        style.colours(["", *OTHER_NOISE]),
-        style.dashes(3),
-    )
+    bands = [one.strategy.overlap for one in banded]
+    colours, dashes = style.colours(["", *OTHER_NOISE]), style.dashes(3)
     with style.settings():
         axes = axes_for(axes, square=False)
         axes.plot(bands, [one.error for one in banded], "o-", color=colours[0], label="cyclic Poisson, banded noise")

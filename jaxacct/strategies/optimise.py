@@ -17,14 +17,7 @@ from jaxacct.core.progress import waiting
 @functools.lru_cache(maxsize=256)
 def banded(bands: int, steps: int) -> tuple[float, ...]:
     """Return the first column, scaled to norm 1, of the banded Toeplitz matrix of least mean squared error."""
-
-    def loss(rest: np.ndarray) -> tuple[float, np.ndarray]:
-        column = np.append(1.0, rest)
-        inverse = reciprocal(column, steps)
-        value, of_column, of_inverse = _log_error(column, inverse, steps)
-        return value, (of_column + _through(inverse, of_inverse))[1:bands]
-
-    column = np.append(1.0, _minimise(loss, _square_root(bands)[1:]))
+    column = _toeplitz(_square_root(bands), steps, steps, inverse=False)
     return tuple((column / np.linalg.norm(column)).tolist())
 
 
@@ -34,16 +27,24 @@ def banded_inverse(bands: int, steps: int, epochs: int) -> tuple[float, ...]:
 
     Only matrices C whose inverse has at most `bands` bands are searched.
     """
-
-    def loss(rest: np.ndarray) -> tuple[float, np.ndarray]:
-        inverse = np.pad(np.append(1.0, rest), (0, steps - bands))
-        column = reciprocal(inverse[:bands], steps)
-        value, of_column, of_inverse = _log_error(column, inverse, steps // epochs)
-        return value, (of_inverse + _through(column, of_column))[1:bands]
-
     # the first `bands` entries of the inverse of the square root of the prefix-sum matrix
     start = np.diff(_square_root(bands), prepend=0.0)
-    return tuple([1.0, *_minimise(loss, start[1:]).tolist()])
+    return tuple(_toeplitz(start, steps, steps // epochs, inverse=True).tolist())
+
+
+def _toeplitz(start: np.ndarray, steps: int, period: int, inverse: bool) -> np.ndarray:
+    """Search for the best first column of a banded C, or of C^-1 if `inverse`; it begins with 1, like `start`."""
+
+    def loss(rest: np.ndarray) -> tuple[float, np.ndarray]:
+        given = np.append(1.0, rest)
+        other = reciprocal(given, steps)
+        if inverse:
+            value, through, own = _log_error(other, given, period)
+        else:
+            value, own, through = _log_error(given, other, period)
+        return value, (own + _through(other, through))[1 : start.size]
+
+    return np.append(1.0, _minimise(loss, start[1:]))
 
 
 @functools.lru_cache(maxsize=256)
@@ -141,8 +142,8 @@ def _log_error(column: np.ndarray, inverse: np.ndarray, period: int) -> tuple[fl
     The gradients are with respect to the first columns of C and of C^-1. The squared sensitivity is bounded by the
     squared norm of the sum of columns 0, period, 2 period, ... of |C|.
     """
-    steps = inverse.size
-    column = np.pad(column, (0, steps - column.size))
+    steps = max(column.size, inverse.size)
+    column, inverse = (np.pad(each, (0, steps - each.size)) for each in (column, inverse))
     passes = lambda values: np.cumsum(np.pad(values, (0, -steps % period)).reshape(-1, period), 0).ravel()
     total, sums = passes(np.abs(column))[:steps], np.cumsum(inverse)
     weighted = np.arange(steps, 0.0, -1.0) * sums
