@@ -157,12 +157,11 @@ MEMORY = Constraint("use a whole number of bytes, such as 2**30", 2**24, LARGEST
 """Range of the memory limit.  The constraints above, from `POSITIVE` on, are for numbers of many functions."""
 
 
-def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float | np.ndarray:
+def check(name: str, value: Any, constraint: Constraint) -> float | np.ndarray:
     """Return the value as float64 (a Python float, or a read-only NumPy array), or refuse it.
 
     Text, booleans, complex numbers, None, ragged sequences, NaN, infinities and numbers outside the constraint raise
-    InputError; tracers raise TracerError. If a text `one` is given, batches are refused, too; the message gives the
-    text as the reason.
+    InputError; tracers raise TracerError.
 
     >>> check("steps", [1e4, 2], COUNT).tolist()
     [10000.0, 2.0]
@@ -191,8 +190,6 @@ def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float
         raise InputError(
             f"{_place(name, index)} = {value!r} must be {finite}{constraint.limit}; {_remedy(name, constraint)}"
         )
-    if one and raw.ndim:
-        raise InputError(f"{name} must be one number, not {raw.size}; {one}")
     values = raw.astype(np.float64)
     if values.ndim == 0:
         return float(values)
@@ -202,7 +199,9 @@ def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float
 
 def check_one(name: str, value: Any, constraint: Constraint, reason: str) -> int | float:
     """Return one Python number, an int if it must be whole; refuse a batch, and give `reason` in the message."""
-    number = check(name, value, constraint, reason)
+    number = check(name, value, constraint)
+    if isinstance(number, np.ndarray):
+        raise InputError(f"{name} must be one number, not {number.size}; {reason}")
     return int(number) if constraint.integral else float(number)
 
 
@@ -281,11 +280,9 @@ def options(
     """
     words = choice("relation", relation, RELATIONS), choice("engine", engine, ENGINES)
     place = choice("backend", backend, ("auto", "numpy", "xla"))
-    memory = check("memory_bytes", memory_bytes, MEMORY, "one limit serves the whole batch")
+    memory = int(check_one("memory_bytes", memory_bytes, MEMORY, "one limit serves the whole batch"))
     width = Constraint(f"use {usual_rtol} or so", least_rtol, 1, lower_open=least_rtol == 0.0, upper_open=True)
-    return Options(
-        *words, float(check("rtol", rtol, width, "one tolerance serves the whole batch")), int(memory), place
-    )
+    return Options(*words, check_one("rtol", rtol, width, "one tolerance serves the whole batch"), memory, place)
 
 
 def shown(value: Any) -> str:

@@ -21,7 +21,6 @@ from jaxacct.core.validation import (
     Constraint,
     InputError,
     Tracer,
-    check,
     check_one,
     refuse_where,
 )
@@ -428,10 +427,10 @@ def cap_for(sampling_probability: float, dataset_size: int, steps: int, delta: f
     103
     """
     one = "a cap is for one run"
-    q = float(check("sampling_probability", sampling_probability, OPEN_PROBABILITY, one))
-    n = float(check("dataset_size", dataset_size, RECORDS, one))
-    count = float(check("steps", steps, COUNT, one))
-    goal = float(check("delta", delta, DELTA, one)) * float(check("share", share, OPEN_PROBABILITY, one))
+    q = check_one("sampling_probability", sampling_probability, OPEN_PROBABILITY, one)
+    n = float(check_one("dataset_size", dataset_size, RECORDS, one))
+    count = float(check_one("steps", steps, COUNT, one))
+    goal = check_one("delta", delta, DELTA, one) * check_one("share", share, OPEN_PROBABILITY, one)
     low, high = max(np.floor(n * q) - 1.0, 0.0), n  # a cap of `low` is 0 or too small, and a cap of n suffices
     while high - low > 1.0:
         middle = float(np.floor(0.5 * (low + high)))

@@ -12,7 +12,7 @@ from jaxacct.core.bounds import Bounds
 from jaxacct.core.files import optional_package
 from jaxacct.core.text import outward, percent, plain_percent
 from jaxacct.core.types import ArrayLike, Foreign
-from jaxacct.core.validation import OPEN_PROBABILITY, check, refuse_tracers
+from jaxacct.core.validation import OPEN_PROBABILITY, check, check_one, refuse_tracers
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.representations.mechanism_profile import FLOOR, profile
 
@@ -231,7 +231,7 @@ def risk(
         list(dict.fromkeys(np.ravel(check(name, value, OPEN_PROBABILITY)).tolist()))
         for name, value in (("fpr", fpr), ("prior", prior), ("baseline", baseline))
     )
-    check("above_fpr", above_fpr, FLOOR, "one floor serves the whole table")
+    check_one("above_fpr", above_fpr, FLOOR, "one floor serves the whole table")
     p = profile(mechanism, relation, rtol=rtol, backend=backend)
     axes = (1,) * len(batch_shape(mechanism))
     alike = np.unique([*rates, *baselines])  # the largest success of a reconstruction is a true-positive rate
