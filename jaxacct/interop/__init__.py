@@ -31,14 +31,10 @@ __all__ = [
 
 _HOMES = {
     "CertifiedAccountant": "accountant",
-    "OpacusAccountant": "opacus_accountant",
-    "from_dp_event": "dp_events",
-    "from_jax_privacy": "jax_privacy_plans",
-    "register_opacus": "opacus_accountant",
-    "supports": "dp_events",
     "to_dp_accounting_pld": "dp_accounting_pld",
-    "to_dp_event": "dp_events",
-    "to_jax_privacy": "jax_privacy_plans",
+    **dict.fromkeys(("from_dp_event", "supports", "to_dp_event"), "dp_events"),
+    **dict.fromkeys(("from_jax_privacy", "to_jax_privacy"), "jax_privacy_plans"),
+    **dict.fromkeys(("OpacusAccountant", "register_opacus"), "opacus_accountant"),
 }
 if not TYPE_CHECKING:  # a type checker that sees `__getattr__` would accept every misspelt name
     __getattr__, __dir__ = lazy_exports(__name__, _HOMES, "from_json", "to_json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import random
 from collections.abc import Iterable
@@ -201,11 +202,8 @@ class SparseVector:
         high = 1
         while self.failure(2 * high, queries) > target:
             high *= 2
-        low = high // 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.failure(2 * middle, queries) <= target else (middle, high)
-        return 2 * high
+        enough = lambda half: self.failure(2 * half, queries) <= target
+        return 2 * bisect.bisect_left(range(high), True, high // 2 + 1, high, key=enough)
 
 
 def _tail(size: int, scale: Fraction) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 from flint import acb_mat
 
 from jaxacct.verification.ball_arithmetic import Unplanned, acb, arb, between, gaussian_tail, precision, tick, within
+from jaxacct.verification.small_loss_steps import where_it_falls_to
 
 ANGLES = np.geomspace(1e-5, 1.0, 60)
 """Angles by which the path of a quadrature is turned, as shares of an eighth of a turn. All are tried."""
@@ -208,13 +209,8 @@ class _Plan:
             each = 0.5 * (angles * self.sigma) ** 2 + self._log_phi(r)
             return np.asarray(self.t * each + self.c * k - np.log(np.pi * y))
 
-        low, high = step, step * 1e6
-        if not bounds(high).min() <= goal:
-            return float("inf"), 0.0
-        while high > 1.02 * low:
-            middle = float(np.sqrt(low * high))
-            low, high = (low, middle) if bounds(middle).min() <= goal else (middle, high)
-        return high, float(angles[int(np.argmin(bounds(high)))])
+        far = where_it_falls_to(lambda y: bounds(y).min(), step, step * 1e6, goal)
+        return far, float(angles[int(np.argmin(bounds(far)))]) if np.isfinite(far) else 0.0
 
     def _angle(self, s: float) -> tuple[float, float]:
         """Return the angle of the path that takes the fewest quadrature nodes, and this number of nodes."""

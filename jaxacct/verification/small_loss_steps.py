@@ -154,7 +154,7 @@ def where_it_falls_to(function: Any, low: float, high: float, wanted: float) -> 
         return float("inf")
     while high > 1.02 * low:
         middle = float(np.sqrt(low * high))
-        low, high = (middle, high) if function(middle) > wanted else (low, middle)
+        low, high = (low, middle) if function(middle) <= wanted else (middle, high)
     return high
 
 

@@ -10,6 +10,7 @@ partition, which a fingerprint names.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -503,8 +504,4 @@ def furthest(holds: Callable[[int], bool], most: int) -> int:
         return 0
     if holds(most):
         return most
-    least = 1  # `holds` is true for `least`, and false for `most`
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (middle, most) if holds(middle) else (least, middle)
-    return least
+    return bisect.bisect_left(range(most), True, 2, most, key=lambda steps: not holds(steps)) - 1
