@@ -78,11 +78,12 @@ def log_moments(parts: Components, c: np.ndarray) -> Interval:
         low, high = _add(low, high, whole, _where(whole, _laplace, scale, c))
         low, high = _add(low, high, n - whole, _where(n - whole, _sampled_laplace, scale, q, power))
     for f in range(parts.finite_n.shape[1]):
-        each = _finite(parts.finite_loss[:, f], parts.finite_mass[:, f], c, parts.log_survival < 0)
-        if f == parts.finite_n.shape[1] - 1:  # the last part may represent a zCDP guarantee, whose moments are known
-            guarantee = c * (parts.xi + parts.rho * (c + 1.0)) * (1.0 + 8.0 * ROUNDOFF)
-            known = parts.guaranteed() & (c > 0.0)
-            each = Interval(np.where(known, 0.0, each.low), np.where(known, guarantee, each.high))
+        # the last part may represent a zCDP guarantee, whose moments are known
+        known = parts.guaranteed() & (c > 0.0) & (f == parts.finite_n.shape[1] - 1)
+        each = Interval(np.zeros(c.shape), c * (parts.xi + parts.rho * (c + 1.0)) * (1.0 + 8.0 * ROUNDOFF))
+        if not known.all():
+            other = _finite(parts.finite_loss[:, f], parts.finite_mass[:, f], c, parts.log_survival < 0)
+            each = Interval(*(np.where(known, *ends) for ends in zip(each, other, strict=True)))
         low, high = _add(low, high, parts.finite_n[:, f], each)
     return Interval(low, high)
 
