@@ -94,9 +94,9 @@ def test_two_slots_against_quadrature(sigma, eps, sign):
 
 @pytest.mark.parametrize("sigma", [0.1, 0.3])
 def test_where_one_slot_decides_a_closed_form_is_above_and_near(sigma):
-    eps = np.array([0.0, 5.0, 0.5 / sigma**2, 0.5 / sigma**2 + 4.0 / sigma])
+    eps = np.array([0.0, 0.5 / sigma**2])
     expected = np.array([payoff_of_two(sigma, np.exp(each), 1) for each in eps])
-    above = allocation_law.one_slot_above(np.full(4, 1.0 / sigma), np.full(4, 2.0), np.exp(eps))
+    above = allocation_law.one_slot_above(np.full(2, 1.0 / sigma), np.full(2, 2.0), np.exp(eps))
     assert np.all(above >= expected * (1 - 1e-13))
     assert sigma > 0.1 or np.all(above <= expected * (1 + 1e-5))
 
@@ -112,7 +112,7 @@ def test_one_slot_of_many_is_not_below_a_contour():
 def test_profiles_of_little_noise_against_quadrature(sigma, sign):
     """Where delta is large, parity of call and put makes brackets narrow that were a few thousandths wide."""
     profile = contour.round_profiles(np.array([1.0 / sigma]), np.array([2.0]), float(sign))[0]
-    for place in np.linspace(0, np.searchsorted(-profile.lower, -1e-5), 5).astype(int).tolist():
+    for place in np.linspace(0, np.searchsorted(-profile.lower, -1e-5), 3).astype(int).tolist():
         eps = profile.epsilon[place]
         expected = payoff_of_two(sigma, np.exp(sign * eps), sign) * (1.0 if sign > 0 else np.exp(eps))
         assert profile.lower[place] * (1 - 1e-12) <= expected <= profile.upper[place] * (1 + 1e-12)

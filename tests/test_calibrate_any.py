@@ -23,12 +23,12 @@ def test_the_scale_of_laplace_noise_is_known_in_closed_form(log_epsilon, log_del
 
 
 def test_a_batch_agrees_with_the_calibration_of_dp_sgd():
-    target, rate = np.array([[0.5], [2.0]]), np.array([0.01, 0.02, 1.0])
+    target, rate = np.array([[0.5], [2.0]]), np.array([0.02, 1.0])
     found = ja.calibrate(
         lambda s: ja.dp_sgd(s, rate, 500), target_epsilon=target, target_delta=1e-5, bracket=(0.6, 300.0)
     )
     known = ja.calibrate_noise_multiplier(target, 1e-5, rate, 500)
-    assert found.value.shape == (2, 3) and found.ok.all() and not found.best.any() and known.best.all()
+    assert found.value.shape == (2, 2) and found.ok.all() and not found.best.any() and known.best.all()
     assert (found.epsilon.upper <= target).all()
     np.testing.assert_allclose(found.value, known.value, rtol=2e-4)
     again = ja.epsilon(ja.dp_sgd(found.value, rate, 500), 1e-5)
@@ -109,12 +109,12 @@ def test_bad_input_gets_one_line(arguments, words):
 
 
 CASES = {
-    "noise": (lambda s: ja.dp_sgd(s, 0.01, 1000), 0.5, 1e-6, False),
+    "noise": (lambda s: ja.repeat(ja.Gaussian(s), 1000), 0.5, 1e-6, False),
     "a rate, at most 1": (lambda q: ja.PoissonSampled(ja.Gaussian(2.0), q), 0.5, 1e-6, False),
     "a rate that is always met": (lambda q: ja.PoissonSampled(ja.Gaussian(20.0), q), 5.0, 1e-6, False),
     "steps": (lambda n: ja.repeat(ja.Gaussian(30.0), n), [0.5, 9.0], 1e-6, True),
     "growing": (ja.PureDP, [1e-4, 0.3, 20.0], 0.0, False),
-    "never met": (lambda s: ja.compose(ja.Gaussian(s), ja.PureDP(2.0)), [3.0, 1.0], 1e-5, False),
+    "never met": (lambda s: ja.compose(ja.PureDP(1.0 / s), ja.PureDP(2.0)), [3.0, 1.0], 1e-5, False),
     "unbounded": (ja.Gaussian, 1.0, 0.0, False),
     "a large batch of values": (ja.Laplace, np.geomspace(1e-5, 1e5, 11), 0.0, False),
 }

@@ -131,7 +131,7 @@ def test_rates_that_need_a_negative_epsilon():
     found = ja.calibrate_noise_multiplier(sampling_probability=1.0, steps=4, target_tpr=rate, at_fpr=fpr)
     assert found.ok.all() and np.all(found.risk.upper <= rate)
     assert honest(found, 2.0 / (ndtri(rate) - ndtri(fpr))) >= 0.8
-    for relation in ("add_one", "remove_one", "add_or_remove_one"):
+    for relation in ("add_one", "add_or_remove_one"):
         found = ja.calibrate_noise_multiplier(
             sampling_probability=0.1, steps=100, target_tpr=0.6, at_fpr=0.5, relation=relation
         )

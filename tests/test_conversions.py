@@ -95,7 +95,7 @@ def test_renyi_to_epsilon_is_the_formula_minimised():
 @settings(max_examples=40, deadline=None)
 def test_zcdp(rho, delta):
     found = ja.epsilon(ja.ZCDP(rho), delta).upper
-    alpha = 1 + np.geomspace(1e-3, 1e5, 20_001)
+    alpha = 1 + np.geomspace(1e-3, 1e5, 4_001)
     brute = np.min(rho * alpha + np.log((alpha - 1) / alpha) - (np.log(delta) + np.log(alpha)) / (alpha - 1))
     assert found <= max(brute, 0) * (1 + 1e-5)
     # a Gaussian is rho-zCDP, and its exact epsilon is smaller

@@ -10,9 +10,9 @@ from jaxacct.accounting.risk_readings import deltas_about
 from jaxacct.engines import contour
 from jaxacct.mechanisms import components
 
-NOISE = np.array([1.0, 0.8, 2.0, 0.45, 1.0, 3.0])
-RATE = np.array([0.01, 0.05, 0.2, 3e-4, 1.0, 0.0])
-STEPS = np.array([1000, 500, 100, 60_000, 3, 10])
+NOISE = np.array([1.0, 0.8, 0.45, 1.0, 3.0])
+RATE = np.array([0.01, 0.05, 3e-4, 1.0, 0.0])
+STEPS = np.array([1000, 500, 60_000, 3, 10])
 EPSILON = np.array([0.9, 1.0, 1.15])[:, None] * np.ones(NOISE.size)
 
 
@@ -35,9 +35,9 @@ def test_the_brackets_meet_those_of_single_deltas(relation):
 
 
 def test_the_brackets_meet_those_of_the_lattice():
-    run = ja.dp_sgd(NOISE[:2], RATE[:2], STEPS[:2])
-    found = deltas_about(run, EPSILON[:, :2], "add_or_remove_one", 1e-4)
-    other = ja.delta(run, EPSILON[:, :2], engine="lattice", rtol=1e-3)
+    run = ja.dp_sgd(NOISE[:1], RATE[:1], STEPS[:1])
+    found = deltas_about(run, EPSILON[:, :1], "add_or_remove_one", 1e-4)
+    other = ja.delta(run, EPSILON[:, :1], engine="lattice", rtol=1e-3)
     assert np.all(found.lower <= other.upper) and np.all(other.lower <= found.upper)
     assert np.all(found.upper - found.lower <= 1e-5 * found.upper)
 

@@ -174,7 +174,7 @@ def exact_delta(q, sigma, epsilon):
 
 @pytest.mark.parametrize("sigma", [0.1, 1.0, pytest.param(10.0, marks=pytest.mark.slow), 100.0])
 def test_the_grid_of_single_sampled_steps(sigma):
-    for q in (0.01, 0.1, 0.8, 1.0):
+    for q in (0.01, 0.8):
         event = Poisson(q, Gauss(sigma))
         ours = CertifiedAccountant().compose(event)
         renyi = dpa.rdp.RdpAccountant(range(2, 50)).compose(event)

@@ -32,7 +32,7 @@ def random_law(rng, shape):
 @pytest.mark.parametrize("shape", ["scattered", "even", "cubic"])
 def test_one_step_is_bracketed(shape, nodes):
     rng = np.random.default_rng(nodes)
-    for _ in range(40):
+    for _ in range(12):
         loss, mass = random_law(rng, shape)
         law = Finite(loss, mass, 1.0, 1.0)
         step = 1.05 * (loss.max() - loss.min()) / (nodes - 4)

@@ -60,7 +60,7 @@ def test_a_cut_last_block_costs_less_than_a_whole_one():
 @pytest.mark.parametrize("draws", [40_000, pytest.param(2_000_000, marks=pytest.mark.slow)])
 def test_what_the_exact_likelihood_ratio_draws(draws):
     draw = np.random.default_rng(7)
-    for case in range(20 if draws > 40_000 else 7):
+    for case in range(20 if draws > 40_000 else 4):
         bands = int(draw.integers(1, 4))
         groups, n = bands + int(draw.integers(0, 2)), int(draw.integers(4, 12))
         strategy = Toeplitz(tuple(np.r_[1.0, draw.normal(0, 0.6, bands - 1)]), n)

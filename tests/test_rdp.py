@@ -64,10 +64,10 @@ def test_never_below_the_certified_epsilon():
 
 
 def test_batches_equal_single_calls():
-    sigma, delta = np.array([0.8, 1.5, 3.0]), np.array([[1e-5], [1e-8]])
+    sigma, delta = np.array([0.8, 3.0]), np.array([[1e-5], [1e-8]])
     whole = rdp_epsilon(ja.dp_sgd(sigma, 0.02, 500), delta)
-    assert whole.shape == (2, 3)
-    for i, j in ((0, 2), (1, 0)):
+    assert whole.shape == (2, 2)
+    for i, j in ((0, 1), (1, 0)):
         alone = rdp_epsilon(ja.dp_sgd(sigma[j], 0.02, 500), delta[i, 0]).upper
         assert alone == pytest.approx(whole.upper[i, j], rel=1e-9)
 

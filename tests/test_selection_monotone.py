@@ -37,16 +37,16 @@ def delta_of(mu, law, eps):
 
 def densities(law, mu):
     """Both densities of the best on a fine grid, and its spacing."""
-    x = np.linspace(-12.0, 12.0 + mu, 600_001)
+    x = np.linspace(-12.0, 12.0 + mu, 200_001)
     found = [np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi) * evaluated(law, ndtr(-z))[1] for z in (x, x - mu)]
     return found, x[1] - x[0]
 
 
 @pytest.mark.parametrize("law", LAWS, ids=repr)
 def test_delta_is_the_integral_of_the_positive_part(law):
-    for mu in (0.05, 0.2681, 1.0):
+    for mu in (0.05, 1.0):
         (without, present), step = densities(law, mu)
-        for eps in (0.0, 0.2, 1.0, 3.0):
+        for eps in (0.0, 1.0, 3.0):
             pairs = (without, present), (present, without)
             truth = max(step * np.sum(np.maximum(p - np.exp(eps) * q, 0.0)) for p, q in pairs)
             found = float(delta_of(mu, law, eps).upper)

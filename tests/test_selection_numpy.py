@@ -82,7 +82,6 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(quantity):
 def test_a_small_selection_compiles_nothing(compiled):
     for run, law in (
         (ja.Gaussian(1.7), selection.Geometric(0.17)),
-        (ja.Gaussian(1.7), selection.PointMass(4)),
         (ja.PureDP(0.37), selection.TwoPoint(1, 9, 0.3)),
     ):
         chosen = selection.select(run, law)

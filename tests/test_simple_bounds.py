@@ -107,7 +107,7 @@ def test_one_sampled_step(sigma, q):
     for direction in ("remove", "add"):
         removing = direction == "remove"
         last = float(-mpmath.log1p(-mpmath.mpf(q)))
-        epsilons = (0.0, 0.01, 1.0, 10.0) if removing else (0.0, 0.3 * last, 0.9999 * last, 2 * last)
+        epsilons = (0.0, 0.01, 10.0) if removing else (0.3 * last, 0.9999 * last)
         hold(mechanism, direction, lambda eps, removing=removing: sampled(sigma, q, removing, eps), epsilons)
 
 
@@ -140,7 +140,7 @@ def test_repeated_randomised_response(p, categories, rate):
         p = mpmath.mpf(p)
         other = (1 - p) / (categories - 1)
         law = [(p, other), (other, p)] + [((categories - 2) * other, (categories - 2) * other)] * (categories > 2)
-        for n in (1, 3, 12):
+        for n in (1, 6):
             for direction in ("remove", "add"):
                 pairs = mixed(law, rate, direction == "remove")
                 exact = exact_of(pairs, n)

@@ -100,7 +100,7 @@ def test_two_sampled_steps_equal_a_double_integral(direction):
     """delta of two steps from its definition, by mpmath: the inner integral is a closed form."""
     sigma, rate, epsilon = 0.9, 0.2, 0.3
     run = ja.dp_sgd(sigma, rate, 2)
-    with mpmath.workdps(25):
+    with mpmath.workdps(20):
         log_mix = lambda x: mpmath.log(1 - rate + rate * mpmath.exp((2 * x - 1) / (2 * sigma**2)))
         density = lambda x: mpmath.npdf(x / sigma) / sigma
 
@@ -156,7 +156,7 @@ def test_moments_equal_a_direct_integral(sigma, direction):
         ((law, _),) = loss_definition.expand(run, "add_or_remove_one", direction).parts
         (line,) = law.values(arb(c), arb(t), range(1), 2, 10, 40.0)
         bound, mean = law.decay(arb(c), arb(t), 10), law.mean(arb(c))
-    with mpmath.workdps(30):
+    with mpmath.workdps(20):
         z = mpmath.mpc(c, t)
         power = z + 1 if direction == "remove" else -z
 
@@ -169,7 +169,7 @@ def test_moments_equal_a_direct_integral(sigma, direction):
         truth = mpmath.quad(integrand, points, method="gauss-legendre")
     with precision(200):
         error = arb(mpmath.nstr(abs(truth) * 1e-13 + abs(mean_value(mean)) * 1e-18, 5))
-        near = flint.acb(arb(mpmath.nstr(truth.real, 25)), arb(mpmath.nstr(truth.imag, 25)))
+        near = flint.acb(arb(mpmath.nstr(truth.real, 20)), arb(mpmath.nstr(truth.imag, 20)))
         assert (line[1] - near).abs_lower() <= error
         assert max(line[1].real.rad(), line[1].imag.rad()) <= mean * arb("1e-16")
     assert bound >= line[1].abs_lower()
@@ -329,10 +329,9 @@ def test_what_is_grossly_false_is_refuted_at_once(lower, upper):
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_simple_tests_hold_the_truth(direction):
     with precision(160):
-        for run, epsilon in ((ja.dp_sgd(1.0, 0.01, 1000), 1.8), (ja.dp_sgd(0.5, 0.3, 4), 3.0)):
-            build = lambda run=run: loss_definition.expand(run, "add_or_remove_one", direction)
-            wide = bracket_check.enclose(build(), arb(epsilon))
-            assert wide.contains(delta_enclosure.enclose(build, epsilon, -20.0, 1).mid())
+        build = lambda: loss_definition.expand(ja.dp_sgd(1.0, 0.05, 40), "add_or_remove_one", direction)
+        wide = bracket_check.enclose(build(), arb(1.0))
+        assert wide.contains(delta_enclosure.enclose(build, 1.0, -20.0, 1).mid())
 
 
 def test_one_step_without_replacement_takes_the_larger_order():
