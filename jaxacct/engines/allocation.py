@@ -66,7 +66,9 @@ def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str 
         if direction is None:
             rows = np.flatnonzero(reach(1.0 / sigma, t) & (eps > 0.0) & (eps < 500.0) & (worst[0] > 0.0))
             below = np.zeros(len(eps), bool)
-            below[rows] = put_below(1.0 / sigma[rows], t[rows], np.exp(-eps[rows])) + eps[rows] < np.log(worst[0, rows])
+            if rows.size:
+                put = put_below(1.0 / sigma[rows], t[rows], np.exp(-eps[rows]))
+                below[rows] = put + eps[rows] < np.log(worst[0, rows])
             rows = np.flatnonzero(~below)
             if rows.size:
                 worst[:, rows] = np.maximum(worst[:, rows], _delta_block(-1.0, sigma[rows], t[rows], eps[rows]))
