@@ -24,7 +24,6 @@ EXTRAS = {
     "orbax": ("orbax-checkpoint", "training"),
     "pandas": ("pandas", "pandas"),
     "pyarrow": ("pyarrow", "parquet"),
-    "sphinx": ("sphinx", "docs"),
     "streamlit": ("streamlit", "explore"),
     "xarray": ("xarray", "xarray"),
 }
