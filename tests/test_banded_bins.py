@@ -7,8 +7,10 @@ from helpers import refusal
 from scipy import integrate, special
 
 import jaxacct as ja
-from jaxacct import strategies
+from jaxacct import interop, strategies
 from jaxacct.kernels.contour import banded_bins as kernel
+from jaxacct.kernels.contour.allocation import losses_for
+from jaxacct.mechanisms import banded_bins
 from jaxacct.mechanisms.banded_bins import normals_of
 from jaxacct.strategies import BallsInBins, Banded, ColumnNormalised, Identity, Toeplitz
 
@@ -223,15 +225,15 @@ def test_refusals(strategy, bins, words):
         BallsInBins(0)
 
 
-def test_it_composes_and_is_written_down():
-    from jaxacct import interop
-
-    run = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 3), 4.0, BallsInBins(3))
+def test_it_composes_and_is_written_down(monkeypatch):
+    """With a third of the losses, whose bracket is wider."""
+    monkeypatch.setattr(banded_bins, "losses_for", lambda *given: losses_for(*given)[::3])
+    run = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 3), 4.5, BallsInBins(3))
     assert interop.from_json(interop.to_json(run)) == run
     assert "BallsInBins(bins=3)" in run.expression()
     alone, both = ja.epsilon(run, 1e-3), ja.epsilon(ja.compose(run, ja.Gaussian(4.0)), 1e-3)
     assert alone.upper < both.lower and both.upper < alone.upper + ja.epsilon(ja.Gaussian(4.0), 1e-4).upper
-    assert both.upper - both.lower < 5e-3 * both.upper and both.kind == "certified"
+    assert both.upper - both.lower < 3e-2 * both.upper and both.kind == "certified"
 
 
 def test_several_deltas_are_as_narrow_as_one():

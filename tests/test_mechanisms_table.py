@@ -23,6 +23,7 @@ def test_readme_holds_the_table(monkeypatch):
     """Kinds and refusals do not depend on the deltas of replaced records, which take seconds."""
     monkeypatch.setattr(sampled_releases, "_upper", lambda base, loss, relation: np.exp(-loss))
     monkeypatch.setattr(sampled_releases, "_replaced", sampled_releases._replaced.__wrapped__)
+    monkeypatch.setattr(sampled_releases, "POINTS", 20)
     assert written(mechanisms, "table_of_mechanisms") == table_of_mechanisms()
 
 

@@ -34,7 +34,7 @@ def imported(source):
         elif isinstance(node, ast.ImportFrom):
             yield node.module
         elif isinstance(node, ast.Call) and (
-            getattr(node.func, "attr", getattr(node.func, "id", "")) in ("import_module", "optional_package")
+            getattr(node.func, "attr", getattr(node.func, "id", "")).endswith(("import_module", "optional_package"))
         ):
             yield from (given.value for given in node.args[:1] if isinstance(given, ast.Constant))
 

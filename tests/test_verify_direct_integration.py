@@ -89,11 +89,11 @@ def test_two_steps_against_plain_quadrature(pairs, epsilon, direction):
 def test_direct_integration_equals_the_sum_over_a_line(pairs, epsilon, direction):
     """Two programs that share the definition of a step and nothing else."""
     build = builder(steps(*pairs), direction)
-    found = delta_enclosure.by_direct_integration(build, epsilon, -8.0, 8)
-    truth = line_sum.enclose(build, epsilon, -8.0, 10, 400_000)
+    found = delta_enclosure.by_direct_integration(build, epsilon, -8.0, 4)
+    truth = line_sum.enclose(build, epsilon, -8.0, 5, 400_000)
     with precision(200):
         assert found.overlaps(truth)
-        assert found.rad() < arb("1e-9") and truth.rad() < arb("1e-9")
+        assert found.rad() < arb("1e-5") and truth.rad() < arb("1e-5")
 
 
 def brute_force(pairs, epsilon, direction, count=20):
