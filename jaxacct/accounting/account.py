@@ -243,6 +243,7 @@ def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
     """
     quantity, mechanism, relation, effort = question.quantity, question.mechanism, question.relation, question.effort
     shape, rows, target = question.flat()
+    question = question._replace(given=target)
     kind = "bound" if above_only else mechanism.kind_of_bracket(relation)
     with job(target.size):
         two = mechanism.has_bracket() and not above_only
@@ -259,22 +260,19 @@ def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
             zeros = np.flatnonzero(target == 0)
             for above, parts in zip(pairs[0], pairs[-1], strict=True):
                 _refuse_zero_delta(above.take(rows[zeros]), parts.take(rows[zeros]), zeros, shape)
-        found = []
+        found, in_order = [], batch_shape(mechanism) == shape
         for first in range(0, max(target.size, 1), BLOCK):
             block = slice(first, first + BLOCK)
-            asked = _some(question._replace(given=target), block)
-            taken = [
-                [parts.take(block if batch_shape(mechanism) == shape else rows[block]) for parts in pair]
-                for pair in pairs
-            ]
-            found.append(_larger(asked, taken[0]) if len(taken) == 1 else _larger_of_pairs(asked, taken[0], taken[1]))
+            taken = [[parts.take(block if in_order else rows[block]) for parts in pair] for pair in pairs]
+            asked = _some(question, block)
+            found.append(_larger(asked, taken[0]) if len(taken) == 1 else _larger_of_pairs(asked, *taken))
         joined = found[0] if len(found) == 1 else jax.tree.map(lambda *blocks: np.concatenate(blocks), *found)
-        worst, engines, contradicted = joined
         if len(pairs) > 1 and quantity == "epsilon" and question.engine != "contour":
-            _with_more_losses(question._replace(given=target), rows, Side(worst, engines, contradicted))
+            _with_more_losses(question, rows, joined)
     if quantity == "epsilon" and len(pairs) == 1:
-        _near_infinity(question._replace(given=target), pairs[0], rows, Side(worst, engines, contradicted))
+        _near_infinity(question, pairs[0], rows, joined)
     wanted = max(effort.rtol, OK_WIDTH[quantity]) if len(pairs) > 1 else effort.rtol
+    worst, engines, contradicted = joined
     del found, joined, pairs, taken  # for a million rows these take .3 GiB
     status = np.where(is_open(worst, wanted), "width", "ok").astype("<U16")
     status[contradicted] = "contradiction"
