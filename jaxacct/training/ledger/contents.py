@@ -45,40 +45,38 @@ class _Partition:
 
     A pass costs as much as its costliest step.  The steps of a round of random allocation cost one round together.
 
-    share : the sampling probability.
+    first : the first entry.
     steps : for each step number, the noise multipliers of the entries of that step.
     dearest : the noise multipliers of the entries of the costliest step.
     """
 
-    sampling: str
-    share: float
-    groups: int
+    first: Step
     steps: dict[int, list[float]] = field(default_factory=dict)
     dearest: list[float] = field(default_factory=list)
 
     def has_room_for(self, entry: Step) -> bool:
         """Return whether a step belongs to this partition, and there is room for it."""
-        if self.sampling != entry.sampling or self.sampling == rules.FIXED:
-            return self.sampling == entry.sampling
-        if self.sampling == rules.ORDER:
+        first, share, groups = self.first, self.first.sampling_probability, self.first.groups
+        if first.sampling != entry.sampling or first.sampling == rules.FIXED:
+            return first.sampling == entry.sampling
+        if first.sampling == rules.ORDER:
             return entry.step not in self.steps
-        if self.sampling == rules.CYCLIC:
-            first = next(iter(self.steps), entry.step)
-            own = entry.step // self.groups == first // self.groups
-            return own and self.share == entry.sampling_probability and self.groups == entry.groups
-        full = len(self.steps) >= nearest_slots(self.share) and entry.step not in self.steps
-        return self.share == entry.sampling_probability and not full
+        if first.sampling == rules.CYCLIC:
+            own = entry.groups == groups and entry.step // groups == first.step // groups
+            return own and share == entry.sampling_probability
+        full = len(self.steps) >= nearest_slots(share) and entry.step not in self.steps
+        return share == entry.sampling_probability and not full
 
     def releases(self) -> list[Release]:
         """Return the releases that the partition counts as.
 
         Steps of a round count as one round.  Steps of a pass count as one pass for each entry of the costliest step.
         """
-        if self.sampling != rules.ALLOCATION:
-            return [release_of_pass(self.sampling, sigma, self.share) for sigma in self.dearest]
-        # The relative rounding error of a sum of 1000 terms is below 2^-40, so `noise` never exceeds the exact noise.
-        noise = self.dearest if len(self.dearest) < 2 else [cost(self.dearest) ** -0.5 * (1.0 - 2.0**-40)]
-        return [Release(rules.ALLOCATION, sigma, self.share) for sigma in noise]
+        noise = self.dearest
+        if self.first.sampling == rules.ALLOCATION and len(noise) > 1:
+            # the relative rounding error of a sum of 1000 terms is below 2^-40, so this never exceeds the exact noise
+            noise = [cost(noise) ** -0.5 * (1.0 - 2.0**-40)]
+        return [release_of_pass(self.first.sampling, sigma, self.first.sampling_probability) for sigma in noise]
 
 
 @dataclass
@@ -147,8 +145,7 @@ class Spent:
         self.steps += 1
         self.numbers.add(entry.step)
         if entry.sampling in rules.BY_PASS and entry.partition is not None and not (again and shares):
-            new = _Partition(entry.sampling, entry.sampling_probability, entry.groups)
-            partition = self.partitions.setdefault(entry.partition, new)
+            partition = self.partitions.setdefault(entry.partition, _Partition(entry))
             if partition.has_room_for(entry):
                 self._within(partition, entry)
                 return

@@ -116,8 +116,6 @@ def numbers(
     if sampling == ALLOCATION:
         size = nearest_slots(segment.sampling_probability)
     elif sampling == CYCLIC:
-        if groups is None:
-            raise InputError("groups is missing; sampling = 'cyclic_poisson' needs the number of groups")
         size = groups
     else:  # fixed batches may be rounded up at no cost; 1e-12 exceeds the rounding errors of a sample's size
         size = np.ceil(expected) if sampling in UNSAMPLED else np.floor(expected * (1.0 + 1e-12))
