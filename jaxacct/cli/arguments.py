@@ -281,11 +281,7 @@ COMMANDS = {
         "What a training run has spent, from its ledger: who ran it, its steps with their noise and rates, "
         "replays that count twice, and the certified epsilon of each run and of all.",
         "jaxacct ledger show run.jsonl --delta 1e-6",
-        (
-            _word("action", "show"),
-            _word("ledger", "the ledger of a training run"),
-            *_numbers(QUESTION["ledger"]),
-        ),
+        (_word("action", "show"), _word("ledger", "the ledger of a training run"), *_numbers(QUESTION["ledger"])),
     ),
     "report": Command(
         "Write one page on a privacy claim, for somebody who must sign it: the claim in words, its assumptions, the "

@@ -154,15 +154,11 @@ class Composed(Combinator):
         return f"Composed(mechanisms=({', '.join(map(repr, first))}{rest}))"
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        return [
-            item
-            for mechanism in self.mechanisms
-            for item in (
-                _in_either_order(mechanism, relation)
-                if self._mixes_orders(relation) and not mechanism.symmetric()
-                else mechanism.expand(relation, direction)
-            )
-        ]
+        mixes, parts = self._mixes_orders(relation), list[tuple[Part, np.ndarray]]()
+        for one in self.mechanisms:
+            either = mixes and not one.symmetric()
+            parts += _in_either_order(one, relation) if either else one.expand(relation, direction)
+        return parts
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         return [item for mechanism in self.mechanisms for item in mechanism.expand_below(relation, direction)]

@@ -321,15 +321,10 @@ def require_gaussian(name: str, mechanism: Any) -> None:
     """Refuse any base but a Gaussian; for several Gaussians the error names the single Gaussian that equals them."""
     if isinstance(mechanism, Gaussian):
         return
-    one = mechanism.gaussians() is not None
-    remedy = (
-        "give the one Gaussian of noise (sum z^-2)^(-1/2) that they are"
-        if one
-        else (
-            "its law is not known there, so account for it without the sampling, with noise for the most that all the "
-            "records together move it"
-        )
-    )
+    remedy = "give the one Gaussian of noise (sum z^-2)^(-1/2) that they are"
+    if mechanism.gaussians() is None:
+        remedy = "its law is not known there, so account for it without the sampling, "
+        remedy += "with noise for the most that all the records together move it"
     raise InputError(f"{name} of {type(mechanism).__name__} is not supported; {remedy}")
 
 

@@ -144,13 +144,8 @@ def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray)
         for values, chain in ((f, right), (r, left)):
             while _first_is_above(epsilon, values, chain, centre):
                 chain.pop(0)
-        rest = (
-            1.0
-            + 2.0 * MASS_ROUNDING_UNITS * ROUNDOFF
-            - centre
-            - _fall(epsilon, f, right, centre)
-            - _fall(epsilon, r, left, centre)
-        )
+        rest = 1.0 + 2.0 * MASS_ROUNDING_UNITS * ROUNDOFF - centre
+        rest = rest - _fall(epsilon, f, right, centre) - _fall(epsilon, r, left, centre)
     if away.size and (epsilon[0] > 0.0 or rest < 0.0):
         centre, right, left = _bridge(epsilon, f, r, right, left)
         rest, doubt = 0.0, MASS_ROUNDING_UNITS * ROUNDOFF * centre

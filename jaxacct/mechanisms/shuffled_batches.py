@@ -12,15 +12,7 @@ from jaxacct.core.floats import LOST_TAIL, ROUNDOFF
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import COUNT, InputError
 from jaxacct.mechanisms.additive_noise import Gaussian
-from jaxacct.mechanisms.base import (
-    SENSITIVITY,
-    FinitePart,
-    GaussianPart,
-    Mechanism,
-    Part,
-    batch_shape,
-    register,
-)
+from jaxacct.mechanisms.base import SENSITIVITY, FinitePart, GaussianPart, Mechanism, Part, batch_shape, register
 from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.mechanisms.gaussian_mixtures import LOSS_OF_PRESENCE, require_gaussian
 from jaxacct.mechanisms.profile import lowered_part, stacked_parts

@@ -1,10 +1,6 @@
 """Representations of privacy and conversions between them: profile, trade-off function, Rényi, zCDP, Gaussian DP."""
 
-from jaxacct.representations.profile_conversions import (
-    gdp_from_profile,
-    profile_from_tradeoff,
-    tradeoff_from_profile,
-)
+from jaxacct.representations.profile_conversions import gdp_from_profile, profile_from_tradeoff, tradeoff_from_profile
 from jaxacct.representations.renyi_divergences import (
     RenyiCurve,
     delta_from_renyi,

@@ -21,15 +21,7 @@ from scipy.special import ndtr
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.types import ArrayLike
-from jaxacct.core.validation import (
-    DELTA,
-    NON_NEGATIVE,
-    InputError,
-    broadcast_shape,
-    check,
-    choice,
-    refuse_tracers,
-)
+from jaxacct.core.validation import DELTA, NON_NEGATIVE, InputError, broadcast_shape, check, choice, refuse_tracers
 from jaxacct.engines import backend
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism

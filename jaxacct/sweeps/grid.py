@@ -41,16 +41,7 @@ from jaxacct.core.validation import (
     choice,
     shown,
 )
-from jaxacct.mechanisms.dp_sgd_run import (
-    LENGTHS,
-    NUMBERS,
-    OF_RULES,
-    RATES,
-    RULES,
-    SOURCES,
-    described,
-    rule_name,
-)
+from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, OF_RULES, RATES, RULES, SOURCES, described, rule_name
 
 LAWS: dict[str, tuple[str, ...]] = {
     "geometric": ("gamma",),
@@ -482,10 +473,7 @@ def as_grid(grid: Any, quantity: str | None = None) -> Grid:
 
 
 def grid_of_records(
-    names: Sequence[str],
-    cells: Mapping[str, Any],
-    places: Sequence[str],
-    quantity: str | None = None,
+    names: Sequence[str], cells: Mapping[str, Any], places: Sequence[str], quantity: str | None = None
 ) -> Grid:
     """Make a grid from columns of cells, in which None marks a value left out.
 

@@ -10,17 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels.arrays import (
-    SMALLEST_NORMAL,
-    Array,
-    cummin,
-    keep_apart,
-    log1p,
-    namespace,
-    pick,
-    stack,
-    sum_depth,
-)
+from jaxacct.kernels.arrays import SMALLEST_NORMAL, Array, cummin, keep_apart, log1p, namespace, pick, stack, sum_depth
 from jaxacct.kernels.contour.core import log_kappa
 from jaxacct.kernels.law import LossLaw, Tilted, finite_weights, laplace_log_m, log_mix, tilted_gaussian
 

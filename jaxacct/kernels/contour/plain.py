@@ -30,15 +30,7 @@ from jaxacct.kernels.contour.core import (
     trapezoid,
     weight_at,
 )
-from jaxacct.kernels.law import (
-    LossLaw,
-    Saddle,
-    cumulants,
-    finite_weights,
-    lifted,
-    saddle_point,
-    tilted_gaussian,
-)
+from jaxacct.kernels.law import LossLaw, Saddle, cumulants, finite_weights, lifted, saddle_point, tilted_gaussian
 
 FEWEST_NODES, MOST_NODES = 12.0, 2048.0
 """Smallest and largest number of nodes that are tried. The largest compiled program has 2048 nodes."""

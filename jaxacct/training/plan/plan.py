@@ -706,6 +706,11 @@ class Plan(PlanRequest):
 def plan_document(plan: Plan) -> dict[str, Any]:
     """Return a plan as an object that JSON can hold; `Plan.from_document` turns it back into an equal plan."""
     law = plan.repetitions
+    unusual: dict[str, Any] = {name: x for name, usual in UNUSUAL.items() if (x := getattr(plan, name)) != usual}
+    if "noise" in unusual:
+        unusual["noise"] = _part("strategy", MatrixMechanism(unusual["noise"], 1.0, SingleParticipation()))
+    if "early_stop" in unusual:
+        unusual["early_stop"] = list(unusual["early_stop"].numbers)
     return {
         "format": _FORMAT,
         "version": _VERSION,
@@ -713,15 +718,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "segments": [list(segment[1:]) for segment in plan.segments],
         "filter": list(plan.filter) if plan.filter else None,
         "repetitions": None if law is None else _part("law", selection.select(PureDP(0.0), law)),
-        **{
-            name: _part("strategy", MatrixMechanism(value, 1.0, SingleParticipation()))
-            if isinstance(value, Strategy)
-            else list(value.numbers)
-            if isinstance(value, EarlyStop)
-            else value
-            for name, usual in UNUSUAL.items()
-            if (value := getattr(plan, name)) != usual
-        },
+        **unusual,
     }
 
 

@@ -350,11 +350,8 @@ def noise_for(
     upper = lambda scales: _upper_epsilon(terms, _together(terms, spent, rest, scales))
     if start is None:
         steps = math.fsum(s.steps for s in rest)
-        rate = (
-            1.0
-            if terms.sampling in rules.UNSAMPLED
-            else math.fsum(s.steps * s.sampling_probability for s in rest) / steps
-        )
+        drawn = math.fsum(s.steps * s.sampling_probability for s in rest)
+        rate = 1.0 if terms.sampling in rules.UNSAMPLED else drawn / steps
         if terms.sampling in (*rules.UNSAMPLED, rules.CYCLIC):
             steps = sum(releases(rest, rest[-1].end, terms.sampling, terms.dataset_size).values())
         mu = float(gaussian_mu(np.array([target]), np.array([terms.target_delta]))[0])
