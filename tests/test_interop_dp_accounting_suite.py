@@ -33,8 +33,9 @@ SLOW = (
     "test_truncated_subsampled_gaussian_basic",
     "test_poisson_subsampled_gaussian",
     "test_self_composed_subsampled_gaussian",
+    "test_composition_errors_for_neighboring_relation2",
 )
-"""Tests of compositions that the lattice engine answers."""
+"""Tests of compositions that the lattice engine answers, and of one that is only bounded."""
 
 NAMES = unittest.TestLoader().getTestCaseNames(suite.PldPrivacyAccountantTest)
 

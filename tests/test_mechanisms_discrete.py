@@ -204,9 +204,9 @@ def test_far_tail_of_the_discrete_gaussian():
 @pytest.mark.parametrize(("sigma", "shift", "rate", "n"), [(1.5, 1, 1.0, 20), (4.0, 2, 1.0, 50), (2.0, 1, 0.1, 100)])
 def test_composed_discrete_gaussian_against_dp_accounting(sigma, shift, rate, n):
     peer = privacy_loss_distribution.from_discrete_gaussian_mechanism(
-        sigma, shift, int(40 * sigma), True, 1e-4, rate, use_connect_dots=True
+        sigma, shift, int(40 * sigma), True, 1e-3, rate, use_connect_dots=True
     )
-    truth = peer.self_compose(n).get_epsilon_for_delta(1e-5)  # an upper bound, good to about 1e-5
+    truth = peer.self_compose(n).get_epsilon_for_delta(1e-5)  # an upper bound
     bounds = ja.epsilon(ja.repeat(ja.PoissonSampled(ja.DiscreteGaussian(sigma, shift), rate), n), 1e-5)
     assert bounds.lower <= truth and bounds.upper <= truth * (1 + 1e-5)
     assert bounds.upper == pytest.approx(truth, rel=1e-3)

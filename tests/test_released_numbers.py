@@ -1,5 +1,6 @@
 """No digit of a released number gives away what the noise hides: attacks on every kind of release."""
 
+import functools
 from fractions import Fraction
 
 import jax.numpy as jnp
@@ -49,8 +50,11 @@ def test_private_scores_are_whole_units_and_follow_from_the_key():
     assert not np.any(found == scores(np.full(50, 7), 3.0, key=bytes(32)))
 
 
-def batches(**how):
+@functools.cache
+def batches(sigma):
     """(member counts, private losses, clip norms after the steps) of 100 batches of some 1,000 of 2,000 records."""
+    rule = AdaptiveClip(1.0, learning_rate=0.1, count_noise=sigma / 2)
+    how = {"clip_norm": rule, "private_loss": PrivateLoss(bound=4.0, noise=sigma / 4)}
     plan = Plan(target_delta=1e-5, dataset_size=2000, sampling_probability=0.5, noise_multiplier=1.0, steps=100)
     trainer = Trainer(lambda w, x: 0.0 * w + x, optax.sgd(0.0), plan, micro_batch=2000, **how)
     told, norms = [], []
@@ -69,7 +73,7 @@ PRIOR = stats.binom.pmf(MEMBERS, 2000, 0.5)
 @pytest.mark.parametrize("sigma", [20.0, 30.0, 200.0])
 def test_a_private_loss_hides_how_many_there_are(sigma):
     """Every loss is 3 of 4: the centred sum is one for each member of the batch."""
-    truth, losses, _ = batches(clip_norm=1.0, private_loss=PrivateLoss(bound=4.0, noise=sigma / 4))
+    truth, losses, _ = batches(sigma)
     released, inside = (losses - 2.0) * 1000.0, (losses > 0.0) & (losses < 4.0)  # at an end it tells less
     check_hidden(released[inside], truth[inside], MEMBERS, PRIOR, sigma)
     units = released[inside] * 256.0  # of 4/1024 each
@@ -79,8 +83,7 @@ def test_a_private_loss_hides_how_many_there_are(sigma):
 @pytest.mark.parametrize("sigma", [20.0, 30.0, 200.0])
 def test_the_count_of_an_adaptive_clip_norm_is_hidden(sigma):
     """No gradient is clipped, so that the sum of halves is half of how many there are."""
-    rule = AdaptiveClip(1.0, learning_rate=0.1, count_noise=sigma / 2)
-    truth, _, norms = batches(clip_norm=rule)
+    truth, _, norms = batches(sigma)
     released = -np.diff(np.log(np.append(1.0, norms))) / 0.1 * 2000.0
     check_hidden(released, truth, MEMBERS, PRIOR, sigma)
     assert np.max(np.abs(released - np.rint(released))) < 0.1  # whole numbers, as the count
