@@ -14,6 +14,8 @@ optimizer is Adam.
 
 Then what the trainer's loop adds to a step: the progress line with its live epsilon, a log in a file, and the ledger,
 apart.  Steps with and without them alternate, in wall time and in CPU seconds of all threads.
+
+Last, a loop of steps so small that the host's work for a step decides.
 """
 
 import argparse
@@ -361,6 +363,55 @@ def loop(module, rounds):
     print(f"  {'one look of the log':30} {1e3 * look:8.3f} ms of CPU ({100 * look / cpu['alone']:.3f} % of a step's)")
 
 
+def tiny(rounds):
+    """A loop of 2,000 steps of six parameters, each on 32 of 1,000 examples: plain, and private with a ledger."""
+    steps, size, batch = 2000, 1000, 32
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(size, 5)).astype(np.float32)
+    data = (x, (x @ rng.normal(size=5) > 0).astype(np.float32))
+    params, optimizer = {"w": jnp.zeros(5), "b": jnp.zeros(())}, optax.sgd(0.1)
+
+    def loss(params, example):
+        z = example[0] @ params["w"] + params["b"]
+        return jnp.logaddexp(0.0, z) - example[1] * z
+
+    one = plain_step(loss, optimizer)
+    whole = tuple(map(jnp.asarray, data))
+
+    @jax.jit
+    def step(params, state, key):
+        drawn = jax.random.randint(key, (batch,), 0, size)
+        return one(params, state, tuple(part[drawn] for part in whole), key)
+
+    def plain():
+        now, state, key = params, optimizer.init(params), jax.random.key(0)
+        for _ in range(steps):
+            key, own = jax.random.split(key)
+            now, state = step(now, state, own)
+        return now
+
+    plan = Plan(noise_multiplier=1.0, batch_size=batch, dataset_size=size, steps=steps, target_delta=1e-5)
+    trainer = Trainer(loss, optimizer, plan, 1.0)
+
+    def private(ledger=None):
+        return trainer.fit(trainer.init(params), data, ledger=ledger, progress=False).params
+
+    with tempfile.TemporaryDirectory() as folder:
+        names = (f"{folder}/{number}.jsonl" for number in range(rounds + 1))
+        runs = {"plain": plain, "private": private, "private, with a ledger": lambda: private(next(names))}
+        times = {label: [] for label in runs}
+        for _ in range(rounds + 1):
+            for label, run in runs.items():
+                begin, cpu = time.perf_counter(), time.process_time()
+                jax.block_until_ready(run())
+                times[label].append((time.perf_counter() - begin, time.process_time() - cpu))
+    medians = {label: np.median(taken[1:], axis=0) / steps for label, taken in times.items()}  # the first compiles
+    print(f"a loop of {steps:,} tiny steps, {rounds} rounds")
+    for label, (wall, cpu) in medians.items():
+        ratio = cpu / medians["plain"][1]
+        print(f"  {label:30} {1e6 * wall:8.0f} us a step, {1e6 * cpu:8.0f} us of CPU {ratio:6.2f} x")
+
+
 def wait_for_tables():
     """Until the tables of epsilon are there, which threads compute."""
     for thread in threading.enumerate():
@@ -372,7 +423,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--opacus", metavar="PYTHON", help="an interpreter that has torch and opacus")
-    parser.add_argument("--only", choices=["convnet", "dense", "loop"], help="one of the three parts")
+    parser.add_argument("--only", choices=["convnet", "dense", "loop", "tiny"], help="one of the four parts")
     args = parser.parse_args()
     for name, title, module in (("convnet", "convnet", Convnet()), ("dense", "dense network", Wide())):
         if args.only in (None, name):
@@ -380,6 +431,8 @@ def main():
             measure(title, module, args.rounds, opacus)
     if args.only in (None, "loop"):
         loop(Convnet(), args.rounds)
+    if args.only in (None, "tiny"):
+        tiny(args.rounds)
 
 
 if __name__ == "__main__":

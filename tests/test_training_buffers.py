@@ -12,7 +12,6 @@ from training_runs import adam, plan_of, shared, squares
 from jaxacct.engines import programs
 from jaxacct.training import Source, trainer
 from jaxacct.training.run import program
-from jaxacct.training.sharding.placement import Placement
 from jaxacct.training.step.step_function import numbers_at
 
 DATA = np.ones((20, 2), np.float32)
@@ -37,14 +36,6 @@ def test_the_loop_moves_no_array_unsaid(data, tmp_path):
         folders = {"ledger": tmp_path / "run.jsonl", "checkpoints": tmp_path / "run", "checkpoint_every": 2}
         assert fit(data, callbacks=[look], log=records.append, **folders).step == 6
     assert len(records) == 6
-
-
-def test_numbers_that_stay_are_sent_once(monkeypatch):
-    """With one noise multiplier and one rate, only the words of the step's key change."""
-    sent, real = [], Placement.small
-    monkeypatch.setattr(Placement, "small", lambda self, tree: sent.append(len(tree)) or real(self, tree))
-    fit()
-    assert sent[-6] > 1 and sent[-5:] == [1] * 5
 
 
 def test_a_program_is_compiled_once_in_a_process(monkeypatch):

@@ -246,12 +246,6 @@ class Placement:
         put = lambda rows: jax.make_array_from_callback(rows.shape, where, lambda index: rows[index])
         return jax.tree.map(put, batch)
 
-    def small(self, tree: Any) -> Any:
-        """Put a step's small host arrays on its devices; with several processes the step's program does so instead."""
-        if self.processes.count > 1:  # `device_put` would compare the arrays of all processes
-            return tree
-        return jax.device_put(tree, None if self.mesh is None else NamedSharding(self.mesh, P()))
-
     def _after(self, carried: Carried) -> dict[str, Any]:
         """Return jit's option for the layout of a step's results."""
         return {} if self.mesh is None else {"out_shardings": (self._where(carried), NamedSharding(self.mesh, P()))}
