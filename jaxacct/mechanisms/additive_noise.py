@@ -234,15 +234,11 @@ class DiscreteGaussian(_IntegerNoise):
     def pair(self, shift: int) -> FinitePair:
         sigma = np.asarray(self.sigma, np.float64)
         outcomes = self._outcomes(shift)
-        refuse_where(
-            outcomes > MOST_GROUPED_OUTCOMES,
-            "sigma",
-            sigma,
-            lambda index: (
-                f"needs {int(min(outcomes[index], 2.0**53))} outcomes, must be <= {MOST_GROUPED_OUTCOMES}; "
-                "use ja.ZCDP(sensitivity**2 / (2 * sigma**2)), which leaks no less"
-            ),
+        rest = lambda index: (
+            f"needs {int(min(float(outcomes[index]), 2.0**53))} outcomes, must be <= {MOST_GROUPED_OUTCOMES}; "
+            "use ja.ZCDP(sensitivity**2 / (2 * sigma**2)), which leaks no less"
         )
+        refuse_where(outcomes > MOST_GROUPED_OUTCOMES, "sigma", sigma, rest)
         many = self._outcomes(2 * self.sensitivity) > MOST_UNGROUPED_OUTCOMES
         rows = zip(sigma.ravel().tolist(), many.ravel().tolist(), strict=True)
         return stacked([_gaussian_pair(one, shift, grouped) for one, grouped in rows], sigma.shape)

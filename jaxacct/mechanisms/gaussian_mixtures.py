@@ -47,13 +47,8 @@ class Mixture(NamedTuple):
 def quantiles(low: float, high: float, fineness: int = 1) -> np.ndarray:
     """Return ends of half lines for laws whose means lie from low to high; `fineness` multiplies the number of ends."""
     far = QUANTILES_PER_TAIL * fineness
-    return np.concatenate(
-        [
-            np.linspace(-37.0, -9.0, far)[:-1] + low,
-            np.linspace(low - 9.0, high + 9.0, CENTRAL_QUANTILES * fineness),
-            np.linspace(9.0, 37.0, far)[1:] + high,
-        ]
-    )
+    below, above = np.linspace(-37.0, -9.0, far)[:-1] + low, np.linspace(9.0, 37.0, far)[1:] + high
+    return np.concatenate([below, np.linspace(low - 9.0, high + 9.0, CENTRAL_QUANTILES * fineness), above])
 
 
 def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -> Points:

@@ -744,14 +744,8 @@ def _replaced(pair: FinitePair, ratio: np.ndarray) -> FinitePair:
         values = np.broadcast_to(values, (*shape, values.shape[-1]))
         return np.concatenate([values, np.broadcast_to(last, shape)[..., None]], -1)
 
-    zero = np.zeros(shape)
-    return FinitePair(
-        joined(np.where(above | below, loss, 0.0), zero),
-        joined(p, centre),
-        joined(q, centre),
-        np.broadcast_to(p_infinity, shape),
-        np.broadcast_to(q_infinity, shape),
-    )
+    atoms = joined(np.where(above | below, loss, 0.0), np.zeros(shape)), joined(p, centre), joined(q, centre)
+    return FinitePair(*atoms, np.broadcast_to(p_infinity, shape), np.broadcast_to(q_infinity, shape))
 
 
 @register

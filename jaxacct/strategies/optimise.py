@@ -174,16 +174,9 @@ def _minimise(loss: Callable[[np.ndarray], tuple[Any, Any]], *starts: np.ndarray
         return starts[0]
     from scipy import optimize  # slow to import
 
+    options = {"maxiter": 2000, "maxfun": 4000, "ftol": 1e-15, "gtol": 1e-9, "maxcor": 30}
     with np.errstate(all="ignore"), waiting(None, "steps of the search for a strategy") as work:
-        found = [
-            optimize.minimize(
-                loss,
-                start,
-                jac=True,
-                method="L-BFGS-B",
-                callback=lambda x: setattr(work, "done", work.done + 1),
-                options={"maxiter": 2000, "maxfun": 4000, "ftol": 1e-15, "gtol": 1e-9, "maxcor": 30},
-            )
-            for start in starts
-        ]
+        count = lambda x: setattr(work, "done", work.done + 1)
+        settings: Any = {"jac": True, "method": "L-BFGS-B", "callback": count, "options": options}
+        found = [optimize.minimize(loss, start, **settings) for start in starts]
     return np.asarray(min(found, key=lambda one: float(one.fun)).x)

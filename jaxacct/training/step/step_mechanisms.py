@@ -21,17 +21,10 @@ from jaxacct.mechanisms import (
 )
 from jaxacct.mechanisms.dp_sgd_run import nearest_slots
 
-SAMPLING = (
-    "poisson",
-    "truncated_poisson",
-    "random_allocation",
-    "without_replacement",
-    "fixed_batches",
-    "cyclic_poisson",
-    "fixed_order",
-)
+POISSON, TRUNCATED, ALLOCATION = "poisson", "truncated_poisson", "random_allocation"
+WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER = "without_replacement", "fixed_batches", "cyclic_poisson", "fixed_order"
+SAMPLING = (POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER)
 """Batch rules; the rule decides how a step is accounted for."""
-POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER = SAMPLING
 BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
 """Batch rules whose release is a whole pass over the data; for a fixed order it is the whole run.
 
