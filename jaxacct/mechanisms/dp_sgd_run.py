@@ -39,19 +39,9 @@ from jaxacct.mechanisms.sampled_batches import (
 )
 from jaxacct.mechanisms.shuffled_batches import ShuffledBatches
 
-NUMBERS: dict[str, Constraint] = {
-    "dataset_size": COUNT,
-    "batch_size": POSITIVE,
-    "slots": COUNT,
-    "epochs": POSITIVE,
-    "noise_multiplier": NOISE,
-    "sampling_probability": PROBABILITY,
-    "steps": COUNT,
-    "cap": COUNT,
-    "bands": COUNT,
-    "groups": COUNT,
-    "group": COUNT,
-}
+NUMBERS: dict[str, Constraint] = {"dataset_size": COUNT, "batch_size": POSITIVE, "slots": COUNT, "epochs": POSITIVE}
+NUMBERS |= {"noise_multiplier": NOISE, "sampling_probability": PROBABILITY, "steps": COUNT}
+NUMBERS |= dict.fromkeys(("cap", "bands", "groups", "group"), COUNT)
 """Numbers that describe a run, with the values that they may take; `sampling` names the batch rule."""
 RATES = ("sampling_probability", "batch_size", "slots")
 """Numbers that give the batch size. A run has exactly one of these numbers; `batch_size` needs `dataset_size`."""

@@ -63,15 +63,8 @@ LAW_NUMBERS: dict[str, Constraint] = {
 }
 """The numbers of all laws of K, with their allowed values."""
 
-FIELDS: dict[str, Constraint] = {
-    **NUMBERS,
-    "target_epsilon": POSITIVE,
-    "target_delta": DELTA,
-    "epsilon": REAL,
-    "delta": DELTA,
-    **RISK_RULES,
-    **LAW_NUMBERS,
-}
+FIELDS = NUMBERS | {"target_epsilon": POSITIVE, "target_delta": DELTA, "epsilon": REAL, "delta": DELTA}
+FIELDS |= RISK_RULES | LAW_NUMBERS
 """Every number of a configuration, with its allowed values."""
 
 INPUTS = ("sampling", *(field for field in FIELDS if field not in LAW_NUMBERS), "repetitions", *LAW_NUMBERS)

@@ -197,14 +197,8 @@ def checked(line: Step) -> Step:
         raise InputError(f"cap and dataset_size must be positive with sampling = {TRUNCATED!r}, and only there")
     if line.sampling == ALLOCATION and not (rate > 0.0 and float(rate) == 1.0 / float(nearest_slots(rate))):
         raise InputError(f"sampling_probability = {float(rate)!r} must be 1/slots with sampling = {ALLOCATION!r}")
-    return line._replace(
-        step=int(step),
-        noise_multiplier=float(noise),
-        sampling_probability=float(rate),
-        cap=sizes[0],
-        dataset_size=sizes[1],
-        groups=int(line.groups),
-    )
+    line = line._replace(step=int(step), noise_multiplier=float(noise), sampling_probability=float(rate))
+    return line._replace(cap=sizes[0], dataset_size=sizes[1], groups=int(line.groups))
 
 
 def checked_seen(line: Seen) -> Seen:

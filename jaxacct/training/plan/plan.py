@@ -85,12 +85,8 @@ UNUSUAL = {"candidates": "iid", "unit": "record"} | dict.fromkeys(
     ("cap", "noise", "groups", "early_stop", "rates_digest")
 )
 """Usual values of some settings.  A document holds such a setting only if its value differs."""
-_SEGMENT_NUMBERS = {
-    "steps": COUNT,
-    "noise_multiplier": NOISE,
-    "sampling_probability": PROBABILITY,
-    "expected_batch_size": POSITIVE,
-}
+_SEGMENT_NUMBERS = {"steps": COUNT, "noise_multiplier": NOISE, "sampling_probability": PROBABILITY}
+_SEGMENT_NUMBERS |= {"expected_batch_size": POSITIVE}
 """The names of the numbers of a segment, in the order of a document, each with the values that the number may have."""
 
 

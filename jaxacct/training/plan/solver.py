@@ -62,33 +62,14 @@ DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
 """Relations that fixed batches refuse: a record added or removed moves another record to another batch."""
 SIZE = Constraint("use a whole number of records or of slots", 1, 10**9, integral=True)
 """Range of `slots`, `cap` and `groups`. It is finite because the sampler counts in 32 bits."""
-_RULES: dict[str, Constraint] = {
-    "target_epsilon": POSITIVE,
-    "target_delta": DELTA,
-    "dataset_size": COUNT,
-    "sampling_probability": PROBABILITY,
-    "expected_batch_size": POSITIVE,
-    "noise_multiplier": NOISE,
-    "steps": COUNT,
-    "epochs": POSITIVE,
-    "slots": SIZE,
-    "cap": SIZE,
-    "groups": SIZE,
-}
+_RULES: dict[str, Constraint] = {"target_epsilon": POSITIVE, "target_delta": DELTA, "dataset_size": COUNT}
+_RULES |= {"sampling_probability": PROBABILITY, "expected_batch_size": POSITIVE, "noise_multiplier": NOISE}
+_RULES |= {"steps": COUNT, "epochs": POSITIVE, "slots": SIZE, "cap": SIZE, "groups": SIZE}
 """Names of the numbers that a caller may give, each with the values that it may have."""
 _RATE = Constraint("use a rate above 0 and at most 1", 0, 1, lower_open=True)
 """Range of the rate at which one record is sampled."""
-_OPEN = {
-    "noise_multiplier": ("noise_multiplier",),
-    "steps": ("steps", "epochs"),
-    "sampling_probability": (
-        "sampling_probability",
-        "expected_batch_size",
-        "sampling_rates",
-        "batch_schedule",
-        "slots",
-    ),
-}
+_RATES = ("sampling_probability", "expected_batch_size", "sampling_rates", "batch_schedule", "slots")
+_OPEN = {"noise_multiplier": ("noise_multiplier",), "steps": ("steps", "epochs"), "sampling_probability": _RATES}
 """For each setting that a plan can be solved for, the arguments that give it when it is not solved for."""
 
 
@@ -511,17 +492,9 @@ def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bo
     target = _target(request)
     rate, steps = segment.sampling_probability, segment.steps
     rtol = _tolerance(target)
+    beside: Any = {"repetitions": request.repetitions, "candidates": request.candidates, "relation": request.relation}
     for aim in (target, target * (1.0 - 0.2 * rtol)):  # the lower aim is needed if rounding lifts epsilon too high
-        c = calibrate_noise_multiplier(
-            aim,
-            request.target_delta,
-            sampling_probability=rate,
-            steps=steps,
-            repetitions=request.repetitions,
-            candidates=request.candidates,
-            relation=request.relation,
-            rtol=rtol,
-        )
+        c = calibrate_noise_multiplier(aim, request.target_delta, rate, steps, **beside, rtol=rtol)
         if not c.ok:
             raise _infeasible(target, str(c.status))
         sigma = float(c.value)

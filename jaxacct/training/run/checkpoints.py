@@ -82,16 +82,9 @@ class Store:
         """Write a checkpoint, complete on return.  On failure raise InputError and keep the earlier checkpoints."""
         line = found.lineage._asdict() | {"root": found.lineage.root.key}
         notes = {name: v.hex() if isinstance(v, bytes) else v for name, v in line.items()}
-        run = {
-            "leaves": _leaves(found.carried),
-            "step": found.step,
-            "lineage": notes,
-            "history": document(found.history),
-            "session": found.session.hex(),
-            "stopped": found.stopped,
-            "seen": found.seen,
-            **({"scores": found.scores} if found.scores else {}),
-        }
+        run: dict[str, Any] = {"leaves": _leaves(found.carried), "step": found.step, "lineage": notes}
+        run |= {"history": document(found.history), "session": found.session.hex(), "stopped": found.stopped}
+        run |= {"seen": found.seen} | ({"scores": found.scores} if found.scores else {})
         self._write(_plain(found.carried), run)
 
     def _write(self, carried: list[Any], run: dict[str, Any]) -> None:

@@ -245,12 +245,8 @@ def numbers_of(observed: Observed) -> dict[str, Any]:
     members, clipped, not_finite = (int(x) for x in (observed.members, observed.clipped, observed.not_finite))
     each = members - not_finite
     mean = lambda total: (np.asarray(total, np.float64) / each).tolist() if each else None
-    found = {
-        "loss": mean(observed.loss),
-        "clipped_share": clipped / each if each else None,
-        "not_finite": not_finite,
-        "members": members,
-    }
+    found = {"loss": mean(observed.loss), "clipped_share": clipped / each if each else None}
+    found |= {"not_finite": not_finite, "members": members}
     leaves = jax.tree_util.tree_flatten_with_path(observed.aux)[0]
     aux = {jax.tree_util.keystr(path, simple=True, separator="/") or "aux": mean(leaf) for path, leaf in leaves}
     return found | ({"aux": aux} if aux else {})

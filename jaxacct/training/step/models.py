@@ -542,11 +542,8 @@ def _plain_errors() -> Iterator[None]:
 def _require_arguments(module: Any, named: Mapping[str, Any]) -> None:
     """Raise InputError if a linen module asks for an argument that is not given, such as ``train``."""
     others = list(inspect.signature(module.__call__).parameters.values())[1:]  # all but the first, the input
-    missing = [
-        p.name
-        for p in others
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in named
-    ]
+    needed = lambda p: p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    missing = [p.name for p in others if needed(p) and p.name not in named]
     if missing:
         raise InputError(
             f"{type(module).__name__} asks for {', '.join(missing)}; give apply_kwargs={{{missing[0]!r}: ...}}"
