@@ -339,11 +339,13 @@ def refuse_closed_over(name: str, closed: ClosedJaxpr, data: Any, more: Any = ()
                 break  # an example that cannot be loaded is refused by the run that draws it
             with np.errstate(all="ignore"):
                 cast = rows.reshape(-1, width).astype(each.dtype)
-            lists = [cast[:, [j]] for j in range(width)] if columns else []
-            pairs = [(view, cast) for view in views]
-            pairs += [(view, column) for column in lists for view in _views(each, 1)]
-            if any(_meet(view, column) for view, column in pairs):
-                raise _refusal(name, f"an array of shape {each.shape} that holds rows of the data")
+            groups = [(views, [cast])]
+            if columns:
+                groups.append(([*_views(each, 1)], [cast[:, [j]] for j in range(width)]))
+            for ours, theirs in groups:
+                hashed = [(view, _hashed(view)) for view in ours]
+                if any(_meet(view, mine, other) for other in map(_hashed, theirs) for view, mine in hashed):
+                    raise _refusal(name, f"an array of shape {each.shape} that holds rows of the data")
 
 
 def _refusal(name: str, what: str) -> InputError:
@@ -412,21 +414,25 @@ def _views(constant: np.ndarray, width: int) -> Iterator[np.ndarray]:
                 yield from (turned[:, [j]] for j in range(turned.shape[1]))
 
 
-def _meet(ours: np.ndarray, rows: np.ndarray) -> bool:
-    """Return whether a constant contains rows of the data that are too complex to agree by accident."""
-    mine, theirs = _hashed(ours), _hashed(rows)
+def _meet(ours: np.ndarray, mine: np.ndarray, theirs: np.ndarray) -> bool:
+    """Return whether a constant contains rows of the data that are too complex to agree by accident.
+
+    `mine` are the hashes of its rows, and `theirs` those of the data's.
+    """
     known, counts = np.unique(theirs, return_counts=True)
     first = np.unique(mine[np.isin(mine, known)])[:64]
+    if not first.size:
+        return False
     for one in first:
         row, often = ours[np.argmax(mine == one)], counts[np.searchsorted(known, one)]
-        if 2 * often <= max(len(rows), 2) and not _is_progression(row) and _own_bytes(row) >= _OWN_BYTES:
+        if 2 * often <= max(len(theirs), 2) and not _is_progression(row) and _own_bytes(row) >= _OWN_BYTES:
             return True
-    share = counts / len(rows)
+    share = counts / len(theirs)
     entropy = -float(np.sum(share * np.log2(share)))
     # A run of consecutive rows that the constant and the data have in common shows that the constant holds data, if the
     # run has at least 96 bits of entropy. The entropy of a row follows from how often each row occurs in the data.
-    length = max(math.ceil(96.0 / entropy), _LEAST_RUN) if entropy > 0.01 else len(rows) + 1
-    if length > min(len(rows), len(ours)):
+    length = max(math.ceil(96.0 / entropy), _LEAST_RUN) if entropy > 0.01 else len(theirs) + 1
+    if length > min(len(theirs), len(ours)):
         return False
     begins = np.unique([*range(0, len(ours) - length + 1, length), len(ours) - length])
     same = np.isin(_runs(mine, length)[begins], _runs(theirs, length))
