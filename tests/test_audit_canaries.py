@@ -75,12 +75,12 @@ def test_audit_of_a_whole_run_finds_its_epsilon_and_no_more(sampling):
     claimed = float(plan.epsilon.upper)
     assert claimed == pytest.approx(gaussian_epsilon(np.sqrt(4 if sampling == "poisson" else 2) / 2.0), rel=1e-6)
     game = gradient_canaries(Trainer(linear, optax.sgd(1.0), plan, 1.0), jnp.zeros((1, 3)))
-    without, present = (game.play(jnp.zeros(3), there, 5_000, seed=5).scores[:, 0] for there in (False, True))
+    without, present = (game.play(jnp.zeros(3), there, 2_000, seed=5).scores[:, 0] for there in (False, True))
     middle = 0.5 * float(np.round(present.mean()))
     cuts = middle + np.array([-1.0, 0.0, 1.0])
     found = from_scores(without, present, delta=1e-5, confidence=0.999, method="gaussian_fit", thresholds=cuts)
     # of fixed batches the adversary does not know in which steps the canary takes part: noise of all, pull of half
-    assert (0.8 if sampling == "poisson" else 0.45) * claimed <= found.epsilon <= claimed
+    assert (0.7 if sampling == "poisson" else 0.4) * claimed <= found.epsilon <= claimed
     assert 0.1 * claimed <= from_scores(without, present, delta=1e-5, confidence=0.999).epsilon <= claimed
 
 

@@ -96,7 +96,7 @@ def of_steps(count, strength):
 AUDITS = (of_cells, of_candidates, of_gaussians, of_one_run, of_steps)
 
 
-@pytest.mark.parametrize("runs", [15, pytest.param(RUNS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [5, pytest.param(RUNS, marks=pytest.mark.slow)])
 def test_no_lower_bound_exceeds_a_claim(runs):
     rows = []
     for audit in AUDITS:

@@ -131,9 +131,10 @@ def test_rows_of_other_rules_have_no_bands(tmp_path):
 def test_the_command_line_takes_bands(capsys):
     run = ["--noise-multiplier", "1", "--sampling", "cyclic_poisson", "--bands", "4", "--groups", "5"]
     run += ["--batch-size", "30", "--dataset-size", "1000"]
-    assert main(["risk", *run, "--steps", "5", "--json"]) == 0
+    asked = ["--epsilon", "1", "--json"]
+    assert main(["delta", *run, "--steps", "5", *asked]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert main(["risk", "--noise-multiplier", "1", "--sampling-probability", "0.15", "--steps", "1", "--json"]) == 0
+    assert main(["delta", "--noise-multiplier", "1", "--sampling-probability", "0.15", "--steps", "1", *asked]) == 0
     assert json.loads(capsys.readouterr().out) == told
     assert main(["epsilon", *run, "--epochs", "2", "--delta", "1e-5"]) == 0
     assert "run       sampling_probability = 0.15, steps = 67" in capsys.readouterr().out

@@ -71,8 +71,8 @@ def test_a_run_that_was_stopped_goes_on_with_the_steps_that_were_noted(tmp_path)
     assert ended.epsilon.upper == alone.epsilon.upper
 
 
-def test_the_budget_ends_a_run_at_the_same_step(tmp_path):
-    plan = Plan(target_epsilon=2.0, target_delta=1e-5, dataset_size=40, sampling_probability=0.5, steps=STEPS)
+def test_the_budget_ends_a_run_at_the_same_step(tmp_path, still_steps):
+    plan = Plan(target_epsilon=2.0, target_delta=1e-5, dataset_size=40, sampling_probability=1.0, steps=STEPS)
     trainer, ended = Trainer(TRAINER.loss_fn, optax.sgd(0.1), plan, 1.0, micro_batch=40), {}
     for most in (1, None):
         path = tmp_path / f"{most}.jsonl"
@@ -89,7 +89,7 @@ def test_the_budget_ends_a_run_at_the_same_step(tmp_path):
     "rule",
     [{"sampling": "fixed_batches", "sampling_probability": 0.5}, {"sampling": "random_allocation", "epochs": 150.0}],
 )
-def test_steps_of_a_pass_are_noted_one_by_one(tmp_path, rule):
+def test_steps_of_a_pass_are_noted_one_by_one(tmp_path, still_steps, rule):
     settings = {"steps": STEPS} if "epochs" not in rule else {"expected_batch_size": 20.0}
     plan = Plan(target_delta=1e-5, dataset_size=40, noise_multiplier=20.0, **rule, **settings)
     trainer, path, ahead = (

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import refusal
-from training_runs import adam, shared
+from training_runs import adam, sgd, shared, squares
 
 from jaxacct.training import Ledger, Plan, Source, Trainer
 from jaxacct.training.run.checkpoints import Store
@@ -39,10 +39,10 @@ def params_of(*names):
     return {name: jnp.full((2, 3), float(place)) for place, name in enumerate(names)}
 
 
-def begin(folder, steps=2, names=("enc", "out"), **more):
+def begin(folder, steps=2, key=KEY, **more):
     """A run stopped by its plan, in a folder of checkpoints."""
     trainer = trainer_of(steps, **more)
-    return trainer.fit(trainer.init(params_of(*names), KEY), ROWS, checkpoints=folder, progress=False)
+    return trainer.fit(trainer.init(params_of("enc", "out"), key), ROWS, checkpoints=folder, progress=False)
 
 
 # Names
@@ -56,14 +56,14 @@ def begin(folder, steps=2, names=("enc", "out"), **more):
         (("enc", "out", "then"), "opt_state[0].count of shape () and dtype int32 where the model has params['then']"),
     ],
 )
-def test_a_checkpoint_of_other_names_is_refused(tmp_path, names, words):
+def test_a_checkpoint_of_other_names_is_refused(tmp_path, still_steps, names, words):
     begin(tmp_path)
     trainer = trainer_of(4)
     message = refusal(trainer.fit, trainer.init(params_of(*names), KEY), ROWS, checkpoints=tmp_path, progress=False)
     assert words in message and "is not of this model and optimizer" in message
 
 
-def test_a_checkpoint_of_another_optimizer_with_the_same_shapes_is_refused(tmp_path):
+def test_a_checkpoint_of_another_optimizer_with_the_same_shapes_is_refused(tmp_path, still_steps):
     begin(tmp_path, optimizer=optax.trace(0.9))
     trainer = trainer_of(4, optimizer=optax.ema(0.9, debias=False))
     start = trainer.init(params_of("enc", "out"), KEY)
@@ -110,7 +110,7 @@ def texts_of(state):
     yield json.dumps(dataclasses.asdict(state), default=repr).encode()
 
 
-def test_nothing_written_of_a_state_has_its_key(tmp_path):
+def test_nothing_written_of_a_state_has_its_key(still_steps):
     seen = []
     trainer = trainer_of()
     see = lambda state: seen.extend(texts_of(state))
@@ -129,14 +129,14 @@ def test_a_pickled_state_keeps_what_it_spent_and_goes_on_from_its_checkpoints_al
     for more in ({}, {"ledger": tmp_path / "l.jsonl"}, {"checkpoints": tmp_path / "empty"}):
         assert "no secret key, which pickling leaves out" in refusal(longer.fit, found, ROWS, progress=False, **more)
     assert not (tmp_path / "l.jsonl").exists()
-    begin(tmp_path / "other", names=("enc", "out"), optimizer=optax.adam(0.2))
+    begin(tmp_path / "other", key=bytes(32))
     assert "are of two runs" in refusal(longer.fit, found, ROWS, progress=False, checkpoints=tmp_path / "other")
     again = longer.fit(found, ROWS, progress=False, checkpoints=tmp_path / "kept")
     np.testing.assert_array_equal(again.params["enc"], whole.params["enc"])
     assert again.lineage.root == state.lineage.root and copy.deepcopy(state).lineage == state.lineage
 
 
-def test_a_pickled_state_finds_its_ledger(tmp_path):
+def test_a_pickled_state_finds_its_ledger(tmp_path, still_steps):
     trainer = trainer_of()
     path = tmp_path / "l.jsonl"
     state = trainer.fit(trainer.init(params_of("a"), KEY), ROWS, ledger=path, progress=False)
@@ -206,8 +206,8 @@ def anonymous():
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="asks Linux for its memory")
 def test_a_memory_map_is_not_copied_into_memory(tmp_path):
-    size = 2**17
-    rows = np.memmap(tmp_path / "rows", np.float32, "w+", shape=(size, 2048))  # 1 GiB, on a disk none of it
+    size = 2**16
+    rows = np.memmap(tmp_path / "rows", np.float32, "w+", shape=(size, 2048))  # 512 MiB, on a disk none of it
     plan = Plan(target_delta=1e-5, dataset_size=size, expected_batch_size=8, noise_multiplier=1.0, steps=3)
     trainer = Trainer(lambda w, x: jnp.sum((w - x[0]) ** 2) + 0 * x[1], optax.sgd(0.1), plan, 1.0)
     grown = []
@@ -221,13 +221,12 @@ def test_a_memory_map_is_not_copied_into_memory(tmp_path):
 def test_a_memory_map_trains_as_its_source_does(tmp_path):
     np.save(tmp_path / "x.npy", ROWS)
     rows = np.load(tmp_path / "x.npy", mmap_mode="r")
-    trainer = Trainer(lambda w, x: jnp.sum((w - x) ** 2), optax.sgd(0.1), plan_of(), 1.0)
+    trainer = shared(squares, sgd(0.1), plan_of())
     start = trainer.init(jnp.zeros(3), KEY)
     for data in (rows, np.asarray(rows)[::1], rows[:]):
         state = trainer.fit(start, data, progress=False)
         assert state.step == 4 and np.isfinite(state.params).all()
     assert Source(rows).layout.example.shape == (3,)
-    trainer = Trainer(lambda w, x: jnp.sum((w - x[0]) ** 2), optax.sgd(0.1), plan_of(), 1.0)
     message = refusal(trainer.fit, start, [rows, np.zeros(20)], progress=False)
     assert "put the maps into a tuple or a dict" in message
     assert "must be (20,), the plan's dataset_size" in refusal(trainer.fit, start, rows[:7], progress=False)

@@ -256,7 +256,7 @@ def test_the_budget_counts_what_came_before(tmp_path, with_ledger):
     assert float(ended.epsilon.upper) == pytest.approx(truth, rel=1e-6)
 
 
-def test_a_pass_that_goes_on_with_other_data_is_another_pass():
+def test_a_pass_that_goes_on_with_other_data_is_another_pass(still_steps):
     """Of fixed batches, without a ledger: cut anew, a record may be in a batch of both."""
     plan = Plan(
         target_delta=1e-5, dataset_size=10, expected_batch_size=2, steps=5, noise_multiplier=2.0,
@@ -276,7 +276,7 @@ def test_a_warm_start_in_the_same_ledger_counts_both_runs(tmp_path):
     assert float(second.epsilon.upper) == pytest.approx(gaussian_epsilon(mu((1.0, 16))), rel=1e-6)
 
 
-def test_other_relations_and_filters_are_refused(tmp_path):
+def test_other_relations_and_filters_are_refused(tmp_path, still_steps):
     plan = full(1.0, 4, sampling="without_replacement", relation="replace_one")
     state = trained(full(1.0, 2)).fit(trained(full(1.0, 2)).init(jnp.zeros(2)), DATA, progress=False)
     for more in ({}, {"ledger": tmp_path / "ledger"}):
@@ -286,26 +286,26 @@ def test_other_relations_and_filters_are_refused(tmp_path):
     assert "Renyi filter" in refusal(trained(full(1.0, 4)).fit, state, DATA, progress=False)
 
 
-def test_a_change_of_plan_after_looks_at_outputs_must_be_declared(tmp_path):
+def test_a_change_of_plan_after_looks_at_outputs_must_be_declared(tmp_path, still_steps):
     """A stop by the number of steps may be followed by another plan; one by outputs only through a filter."""
     for declared, looks in itertools.product((False, True), repeat=2):
-        plan = full(target=2.0, steps=20, data_dependent=declared)
+        plan = full(target=2.0, steps=8, data_dependent=declared)
         trainer, folder = trained(plan), tmp_path / f"{declared} {looks}"
         policy = (lambda s: s.step == 5 and bool(s.params[0] < 1e9)) if looks else (lambda s: s.step == 5)
         state = trainer.fit(trainer.init(jnp.zeros(2)), DATA, callbacks=[policy], checkpoints=folder, progress=False)
         assert state.stopped == "callback" and state.seen == looks
-        longer = trained(plan.recalibrate(5, steps=30))
+        longer = trained(plan.recalibrate(5, steps=10))
         for start, more in ((state, {}), (longer.init(jnp.zeros(2)), {"checkpoints": folder})):
             if looks and not declared:
                 words = refusal(longer.fit, start, DATA, progress=False, **more)
                 assert "may not go on with another plan" in words
                 continue
             ended = longer.fit(start, DATA, progress=False, **more)
-            assert ended.step == 30 and 2.0 - 1e-3 <= ended.epsilon.upper <= 2.0
+            assert ended.step == 10 and 2.0 - 1e-3 <= ended.epsilon.upper <= 2.0
             assert ended.epsilon.kind == ("bound" if declared else "certified")
         if looks:
             same = trainer.fit(state, DATA, progress=False)
-            assert same.step == 20 and same.epsilon.upper <= 2.0
+            assert same.step == 8 and same.epsilon.upper <= 2.0
         shutil.rmtree(folder)
 
 
