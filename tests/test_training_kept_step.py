@@ -67,7 +67,7 @@ def test_another_program_has_another_file(folder):
     assert len(kept(folder)) == 2
 
 
-def test_what_does_not_run_once_loaded_is_not_kept(folder, monkeypatch):
+def test_what_does_not_run_once_loaded_is_not_kept(folder, monkeypatch, still_steps):
     def fails(*arguments):
         raise RuntimeError("a function is missing")
 
@@ -75,7 +75,7 @@ def test_what_does_not_run_once_loaded_is_not_kept(folder, monkeypatch):
     assert len(run()) == 3 and not kept(folder)
 
 
-def test_a_program_that_does_not_repeat_itself_is_not_kept(folder, monkeypatch):
+def test_a_program_that_does_not_repeat_itself_is_not_kept(folder, monkeypatch, still_steps):
     monkeypatch.setattr(key_derivation, "repeats", lambda primitives: False)
     assert len(run()) == 3 and not kept(folder)
 

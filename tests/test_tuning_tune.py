@@ -223,15 +223,14 @@ def test_one_entry_is_on_the_disk_before_anything_is_trained(forced, tmp_path):
     assert Ledger.read(path).epsilon(1e-5).upper <= 8.0
 
 
-def test_a_second_tuning_into_a_ledger_that_has_no_room_for_it_is_refused(forced, tmp_path):
-    forced(1)
-    path = tmp_path / "ledger.jsonl"
-    run(GEOMETRIC, ledger=path)
+def test_a_second_tuning_into_a_ledger_that_has_no_room_for_it_is_refused(tmp_path):
+    path, plan = tmp_path / "ledger.jsonl", plan_of(selection.PointMass(1))
+    run(plan, ledger=path)
     before = path.read_bytes()
-    words = refusal(run, GEOMETRIC, ledger=path)
+    words = refusal(run, plan, ledger=path)
     assert "above the plan's target 8;" in words and path.read_bytes() == before
     # a plan without a target of its own only reports
-    free = Plan.of(GEOMETRIC.segments, GEOMETRIC, target_epsilon=None)
+    free = Plan.of(plan.segments, plan, target_epsilon=None)
     run(free, ledger=path)
     assert len(path.read_bytes().splitlines()) == len(before.splitlines()) + 1
 
