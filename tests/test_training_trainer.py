@@ -39,6 +39,15 @@ def test_epsilon_is_that_of_the_ledger(tmp_path):
 
 
 @pytest.mark.usefixtures("still_steps")
+def test_steps_that_use_no_data_go_with_data_of_any_form():
+    """Their programs have one text, whatever the shapes of what they do not use."""
+    for width in (2, 3):
+        trainer, _ = small()
+        state = trainer.fit(trainer.init(jnp.zeros(2)), jnp.zeros((10, width)), progress=False)
+        assert state.step == 4
+
+
+@pytest.mark.usefixtures("still_steps")
 def test_nothing_is_released_that_is_not_on_record(tmp_path, monkeypatch):
     real, seen = Ledger.record_many, []
 

@@ -39,9 +39,9 @@ from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, ORDER, TR
 Item = TypeVar("Item")
 _PATIENCE = 1.0
 """Number of seconds to wait silently for a thread to end; then a line says what is waited for."""
-_COMPILED: dict[Any, tuple[Any, Any, Any]] = {}
-"""The last programs of this process, with the structures of their arguments and results. The keys are the digests and
-the devices of the programs."""
+_COMPILED: dict[Any, tuple[Any, Any]] = {}
+"""The last programs of this process, with the forms of their arguments and results. The keys are the digests and the
+devices of the programs."""
 _MOST_COMPILED = 8
 """Largest number of programs in `_COMPILED`."""
 _sending = functools.partial(jax.transfer_guard_host_to_device, "allow")
@@ -114,19 +114,25 @@ class Program:
             self._compiled = self._traced.lower().compile()
             return
         place = self._digest, frozenset(self.carried.not_finite.devices())
-        trees = self._traced.in_tree, self._traced.out_tree
-        if place not in _COMPILED or _COMPILED[place][:2] != trees:
+        forms = self._traced.in_tree, self._traced.out_tree, self._shapes
+        if place not in _COMPILED or _COMPILED[place][0] != forms:
             while len(_COMPILED) >= _MOST_COMPILED:
                 _COMPILED.pop(next(iter(_COMPILED)), None)  # the oldest
-            _COMPILED[place] = *trees, self._kept(step)
-        self._compiled = _COMPILED[place][2]
+            _COMPILED[place] = forms, self._kept(step)
+        self._compiled = _COMPILED[place][1]
 
     def _kept(self, step: int) -> Any:
         """Return the program from the disk, or compile it."""
         zero = np.zeros(8, np.uint32)
         now = self._numbers(step, zero)
         trial = lambda compiled: compiled(copied(self.carried), zero, zero, self._whole, now, self.frozen)
-        return programs.kept_step(self._traced.lower(), self._digest.hex(), trial)
+        label = key_derivation.digest(self._digest, self._shapes).hex()
+        return programs.kept_step(self._traced.lower(), label, trial)
+
+    @property
+    def _shapes(self) -> bytes:
+        """Return the shapes and dtypes of all arguments as text; the digest covers only arguments that are used."""
+        return str(self._traced.jaxpr.in_avals).encode()
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
         """Return the step after a lineage, ready to be noted and run; steps must be asked for in their order."""
