@@ -58,15 +58,15 @@ def test_words_beyond_the_last_whole_multiple_are_drawn_again(monkeypatch, numbe
 
 def test_slots_are_uniform_and_those_of_two_records_or_rounds_independent():
     draw = jax.jit(jax.vmap(lambda k: sampler.slots(k, 3, 5)))
-    found = np.asarray(draw(jax.random.split(key(2), 20_000)))
+    found = np.asarray(draw(jax.random.split(key(2), 5_000)))
     for record in range(3):
-        assert chi_square(np.bincount(found[:, record], minlength=5), np.full(5, 4000.0)) > RARE
+        assert chi_square(np.bincount(found[:, record], minlength=5), np.full(5, 1000.0)) > RARE
     for one, other in itertools.combinations(range(3), 2):
-        assert chi_square(np.bincount(5 * found[:, one] + found[:, other], minlength=25), np.full(25, 800.0)) > RARE
+        assert chi_square(np.bincount(5 * found[:, one] + found[:, other], minlength=25), np.full(25, 200.0)) > RARE
     all_three = np.bincount(found @ np.array([25, 5, 1]), minlength=125)
-    assert chi_square(all_three, np.full(125, 160.0)) > RARE
+    assert chi_square(all_three, np.full(125, 40.0)) > RARE
     rounds = np.bincount(5 * found[:-1:2, 0] + found[1::2, 0], minlength=25)
-    assert chi_square(rounds, np.full(25, 400.0)) > RARE
+    assert chi_square(rounds, np.full(25, 100.0)) > RARE
 
 
 def test_a_round_holds_every_record_once():
@@ -89,7 +89,7 @@ def law_of_capped(size, q, cap):
     return law
 
 
-def capped_counts(draw, size, cap, law, runs=30_000):
+def capped_counts(draw, size, cap, law, runs=6_000):
     chosen = jax.jit(jax.vmap(lambda k: draw(k, size, 0.6, cap)))(jax.random.split(key(3), runs))
     indices, count = np.asarray(chosen.indices), np.asarray(chosen.count)
     found = [tuple(sorted(row[:number])) for row, number in zip(indices.tolist(), count, strict=True)]
@@ -113,7 +113,7 @@ def test_the_first_of_a_sample_are_no_uniform_subset():
 
     law = law_of_capped(4, 0.6, 2)
     counts, runs = capped_counts(first, 4, 2, law)
-    assert chi_square(counts, runs * np.array([*law.values()])) < 1e-100
+    assert chi_square(counts, runs * np.array([*law.values()])) < 1e-30
 
 
 def test_a_capped_batch_does_the_same_work_whatever_was_drawn():
