@@ -30,12 +30,8 @@ CONDITIONAL = "conditional: Gaussian DP"
 """Kind of a bound that holds only if the trade-off curve is a Gaussian's."""
 WHOLE_NUMBERS = Constraint("use whole numbers of {name}", 0, integral=True)
 """Allowed values of counts."""
-COMPARED = {
-    "add_or_remove_one": (True, True),
-    "zero_out": (True, True),
-    "remove_one": (True, False),
-    "add_one": (False, True),
-}
+COMPARED = dict.fromkeys(("add_or_remove_one", "zero_out"), (True, True))
+COMPARED |= {"remove_one": (True, False), "add_one": (False, True)}
 """For each relation, whether epsilon >= log((1 - delta - FNR)/FPR) holds, and whether epsilon >= log((1 - delta -
 FPR)/FNR) holds.  FPR and FNR are upper limits of the false positive and the false negative rate.
 """

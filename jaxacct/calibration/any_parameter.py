@@ -136,16 +136,8 @@ def calibrate(
         index = [int(i) for i in np.argwhere(~(low < high))[0]] if shape else ""
         raise InputError(f"bracket{index} must be (lowest, highest) with lowest < highest; give a wider one")
     with job(int(np.prod(shape)), chosen.backend):
-        found = search_mechanisms(
-            lambda x: _made(mechanism, x),
-            epsilon,
-            delta,
-            (low, high),
-            chosen.relation,
-            account.effort_of_search(chosen.rtol),
-            chosen.rtol,
-            whole,
-        )
+        beside = chosen.relation, account.effort_of_search(chosen.rtol), chosen.rtol, whole
+        found = search_mechanisms(lambda x: _made(mechanism, x), epsilon, delta, (low, high), *beside)
     return result(found, shape, chosen.relation, monotone)
 
 

@@ -67,13 +67,8 @@ TARGETS = (
     "target_mu",
 )
 """Names of the risks that can be the target of a calibration."""
-BESIDE = {
-    "target_tpr": ("at_fpr",),
-    "target_bayes_success": ("prior",),
-    "target_posterior": ("prior", "at_fpr"),
-    "target_reconstruction": ("baseline",),
-    "target_mu": ("above_fpr",),
-}
+BESIDE: dict[str, tuple[str, ...]] = {"target_tpr": ("at_fpr",), "target_bayes_success": ("prior",)}
+BESIDE |= {"target_posterior": ("prior", "at_fpr"), "target_reconstruction": ("baseline",), "target_mu": ("above_fpr",)}
 """Names of the settings that belong to a target; other targets have no settings."""
 USUAL_FLOOR = 1e-10
 """Default of `above_fpr`."""

@@ -200,12 +200,8 @@ def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_r
         small = 4.0 * np.expm1(np.minimum(error, 700.0)) * odds + 4.0 * ROUNDOFF * np.abs(other) + 1e-307
         small = np.where(odds < 0.75, small, np.inf)
     for_p, for_rest = likely & (small < error_p), ~likely & (small < error_rest)
-    return Chance(
-        np.where(for_p, other, log_p),
-        np.where(for_rest, other, log_rest),
-        np.where(for_p, small, error_p),
-        np.where(for_rest, small, error_rest),
-    )
+    logs = np.where(for_p, other, log_p), np.where(for_rest, other, log_rest)
+    return Chance(*logs, np.where(for_p, small, error_p), np.where(for_rest, small, error_rest))
 
 
 def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -155,13 +155,9 @@ def from_json(text: str) -> Mechanism:
     if len(text) > MAX_CHARACTERS:
         raise InputError(f"text has {len(text)} characters, limit {MAX_CHARACTERS}; split the batch")
     try:
-        document = json.loads(
-            text,
-            object_pairs_hook=_Object,
-            parse_int=_integer,
-            parse_float=_float,
-            parse_constant=lambda word: _Refused(f"{word} is not a number here"),
-        )
+        refused = lambda word: _Refused(f"{word} is not a number here")
+        numbers: Any = {"parse_int": _integer, "parse_float": _float, "parse_constant": refused}
+        document = json.loads(text, object_pairs_hook=_Object, **numbers)
     except json.JSONDecodeError as error:
         raise InputError(f"text is not JSON: {error}; use what to_json wrote") from None
     except RecursionError:

@@ -11,15 +11,8 @@ import numpy as np
 from jaxacct.core.files import optional_package, replacing
 from jaxacct.core.validation import InputError
 
-SYMBOL = {
-    "noise_multiplier": "$\\sigma$",
-    "sampling_probability": "$q$",
-    "steps": "$T$",
-    "epsilon": "$\\varepsilon$",
-    "delta": "$\\delta$",
-    "target_epsilon": "target $\\varepsilon$",
-    "target_delta": "target $\\delta$",
-}
+SYMBOL = {"noise_multiplier": "$\\sigma$", "sampling_probability": "$q$", "steps": "$T$", "epsilon": "$\\varepsilon$"}
+SYMBOL |= {"delta": "$\\delta$", "target_epsilon": "target $\\varepsilon$", "target_delta": "target $\\delta$"}
 """The symbols of inputs, for titles and legends."""
 MEANING = {
     "noise_multiplier": "noise multiplier $\\sigma$ (noise s.d. / clip norm)",

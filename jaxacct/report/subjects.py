@@ -58,16 +58,8 @@ _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
 
 Each row in detail takes a page.
 """
-_SHOWN = (
-    "name",
-    "sampling",
-    "noise_multiplier",
-    "sampling_probability",
-    "steps",
-    *OF_RULES[1:],
-    "group",
-    "repetitions",
-)
+_OF_EVERY_RUN = ("name", "sampling", "noise_multiplier", "sampling_probability", "steps")
+_SHOWN = (*_OF_EVERY_RUN, *OF_RULES[1:], "group", "repetitions")
 """Columns of a result that the page shows if the result has them."""
 
 Tick = Callable[[str], None]
