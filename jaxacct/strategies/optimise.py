@@ -119,9 +119,11 @@ def _square_root(count: int) -> np.ndarray:
 
 def reciprocal(column: Sequence[float] | np.ndarray, steps: int) -> np.ndarray:
     """Return the first column of the inverse of a lower triangular Toeplitz matrix, (n,)."""
-    from scipy import signal  # slow to import
+    from scipy.linalg import blas  # slow to import
 
-    return np.asarray(signal.lfilter([1.0], column, np.eye(1, steps)[0]))
+    column = np.asarray(column, np.float64)[:steps]
+    bands = np.asfortranarray(np.repeat(column[:, None], steps, axis=1))
+    return np.asarray(blas.dtbsv(column.size - 1, bands, np.eye(1, steps)[0], lower=1))
 
 
 def buffered_column(scales: np.ndarray, decays: np.ndarray, steps: int) -> np.ndarray:
