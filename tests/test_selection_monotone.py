@@ -37,7 +37,7 @@ def delta_of(mu, law, eps):
 
 def densities(law, mu):
     """Both densities of the best on a fine grid, and its spacing."""
-    x = np.linspace(-12.0, 12.0 + mu, 200_001)
+    x = np.linspace(-12.0, 12.0 + mu, 600_001)
     found = [np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi) * evaluated(law, ndtr(-z))[1] for z in (x, x - mu)]
     return found, x[1] - x[0]
 
