@@ -43,9 +43,9 @@ def test_steps_and_rates_are_solved_for_with_a_cap():
     given = {**CAPPED, "target_epsilon": 2.0}
     longest = Plan(**given, **RATE, cap=100)
     assert longest.epsilon.upper <= 2.0 < Plan(**CAPPED, **RATE, cap=100, steps=longest.steps + 1).epsilon.upper
-    widest = Plan(**given, steps=5)
+    widest = Plan(**given, steps=50)
     assert 2.0 - 1e-3 < widest.epsilon.upper <= 2.0
-    assert widest.cap == ja.cap_for(widest.sampling_probability, 1000, 5, DELTA)
+    assert widest.cap == ja.cap_for(widest.sampling_probability, 1000, 50, DELTA)
 
 
 def test_a_higher_rate_stands_for_no_lower_one_where_there_are_caps():
