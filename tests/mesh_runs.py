@@ -329,6 +329,30 @@ def noise(_, __):
     print(json.dumps(told))
 
 
+def kept(folder, _):
+    """Parameters of three runs on devices in another order: compiled, loaded, and on the first devices."""
+    import jax
+    import numpy as np
+    import optax
+    from jax.sharding import Mesh
+    from training_runs import plan_of, squares
+
+    from jaxacct.engines import programs
+    from jaxacct.training import Trainer
+    from jaxacct.training.run import program
+
+    os.environ["JAXACCT_CACHE_DIR"], programs.STEP_SECONDS = folder, 0.0
+    jax.config.update("jax_compilation_cache_dir", None)
+    rows, told = np.ones((20, 2), np.float32), []
+    for order in ([1, 0], [1, 0], [0, 1]):
+        program._COMPILED.clear()
+        mesh = Mesh(np.array(jax.devices())[order], ("x",))
+        made = Trainer(squares, optax.sgd(0.1), plan_of(20, 0.5, steps=2), 1.0, mesh=mesh)
+        ended = made.fit(made.init(np.zeros(2, np.float32), KEY), rows, progress=False)
+        told.append([ended.params.tolist(), programs.saving.count, programs.loading.count])
+    print(json.dumps(told))
+
+
 def audit(rule, _):
     """The epsilon that an audit of the steps finds, and what is claimed."""
     import jax
@@ -381,5 +405,5 @@ if __name__ == "__main__":
     if process:
         jax.distributed.initialize(process[0], 2, int(process[1]), initialization_timeout=60)
     here = "none" if devices == "0" else f"{devices}x2" if process else devices
-    commands = {each.__name__: each for each in (steps, run, move, noise, audit, one_audit)}
+    commands = {each.__name__: each for each in (steps, run, move, noise, kept, audit, one_audit)}
     commands[command](folder, here)

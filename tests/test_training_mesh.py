@@ -42,6 +42,12 @@ def test_a_mesh_of_one_device_trains():
     assert again.lineage.chain != other.lineage.chain
 
 
+def test_a_kept_step_goes_to_devices_in_the_order_of_their_mesh(tmp_path):
+    compiled, loaded, other = json.loads(mesh_runs.done(mesh_runs.begin("kept", tmp_path, 2))[0])
+    assert compiled[0] == loaded[0] != other[0]
+    assert [each[1:] for each in (compiled, loaded, other)] == [[1, 0], [1, 1], [2, 1]]
+
+
 @pytest.mark.parametrize(
     ("more", "text"),
     [

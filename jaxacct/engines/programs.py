@@ -303,18 +303,23 @@ STEP_SECONDS = 1.0
 """A training step's program is kept if compiling it took at least this many seconds."""
 
 
-def kept_step(lowered: jax.stages.Lowered, label: str, trial: Callable[[jax.stages.Compiled], Any]) -> Any:
+def kept_step(
+    lowered: jax.stages.Lowered, label: str, run_on: list[Any], trial: Callable[[jax.stages.Compiled], Any]
+) -> Any:
     """Return the compiled form of a lowered training step: the program kept under a label, or a new one.
 
     A new program is kept if compiling took at least STEP_SECONDS seconds, and if `trial` runs a copy loaded from its
     serialised form. If the user has set JAX's own cache, no program is kept here.
 
     label : a digest of all that the program depends on.
+    run_on : the program's devices, in the order of their mesh.
     trial : runs a program once.
     """
     folder = _folder(create=True) if jax.config.values["jax_compilation_cache_dir"] is None else None
     path = None if folder is None else path_of(folder, f"step {label}", devices.local()[0])
-    open_ = functools.partial(deserialize_and_load, in_tree=lowered.in_tree, out_tree=lowered.out_tree)
+    open_ = functools.partial(
+        deserialize_and_load, in_tree=lowered.in_tree, out_tree=lowered.out_tree, execution_devices=run_on
+    )
     payload = None if path is None else read(path)
     if payload is not None:
         with contextlib.suppress(Exception), loading.running():  # a program that does not load is compiled anew

@@ -110,29 +110,26 @@ class Program:
 
     def begin(self, line: Lineage, step: int, until: int) -> None:
         """Compile the program, or load it, before steps `step` to `until - 1` are run."""
-        if not key_derivation.repeats(key_derivation.contents(self._traced)[1]):
-            self._compiled = self._traced.lower().compile()
+        traced = self._traced
+        # the text of a program does not say which Python function an effect calls
+        if traced.jaxpr.effects or not key_derivation.repeats(key_derivation.contents(traced)[1]):
+            self._compiled = traced.lower().compile()
             return
-        place = self._digest, frozenset(self.carried.not_finite.devices())
-        forms = self._traced.in_tree, self._traced.out_tree, self._shapes
-        if place not in _COMPILED or _COMPILED[place][0] != forms:
-            while len(_COMPILED) >= _MOST_COMPILED:
-                _COMPILED.pop(next(iter(_COMPILED)), None)  # the oldest
-            _COMPILED[place] = forms, self._kept(step)
-        self._compiled = _COMPILED[place][1]
+        place, forms = (self._digest, tuple(self._where.in_order(self.carried))), (traced.in_tree, traced.out_tree)
+        found = _COMPILED.get(place)
+        if found is None or found[0] != forms:
+            if len(_COMPILED) >= _MOST_COMPILED:
+                _COMPILED.clear()
+            found = _COMPILED[place] = forms, self._kept(step)
+        self._compiled = found[1]
 
     def _kept(self, step: int) -> Any:
         """Return the program from the disk, or compile it."""
         zero = np.zeros(8, np.uint32)
         now = self._numbers(step, zero)
         trial = lambda compiled: compiled(copied(self.carried), zero, zero, self._whole, now, self.frozen)
-        label = key_derivation.digest(self._digest, self._shapes).hex()
-        return programs.kept_step(self._traced.lower(), label, trial)
-
-    @property
-    def _shapes(self) -> bytes:
-        """Return the shapes and dtypes of all arguments as text; the digest covers only arguments that are used."""
-        return str(self._traced.jaxpr.in_avals).encode()
+        devices = self._where.in_order(self.carried)
+        return programs.kept_step(self._traced.lower(), self._digest.hex(), devices, trial)
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
         """Return the step after a lineage, ready to be noted and run; steps must be asked for in their order."""

@@ -214,8 +214,12 @@ class Placement:
         return digest(*self.processes.gather(digest(mesh, own)))
 
     def step(self, carried: Carried, *rest: Any) -> Any:
-        """Trace the step's program, which overwrites the `Carried` that it is given."""
-        return jax.jit(self.step_function, donate_argnums=0, **self._after(carried)).trace(carried, *rest)
+        """Trace the step's program, which overwrites the `Carried` that it is given.
+
+        It keeps arguments that it does not use, so that its text, on which the keys depend, says which it uses.
+        """
+        options = {"donate_argnums": 0, "keep_unused": True, **self._after(carried)}
+        return jax.jit(self.step_function, **options).trace(carried, *rest)
 
     def loaded(self, carried: Carried, words: Any, batch: Any, now: Any, frozen: Any) -> list[Any]:
         """Trace the three programs of a step whose batch the host loads; ``batch`` has a micro-batch's shapes."""
@@ -233,9 +237,9 @@ class Placement:
             so_far = Gathering(*map(placed, jax.eval_shape(nothing, carried, frozen), where))
             batch, lies = placed(batch, spread), {"out_shardings": where}
         return [
-            jax.jit(nothing, **lies).trace(carried, frozen),
-            jax.jit(one, donate_argnums=2, **lies).trace(carried, words, so_far, *batch, frozen),
-            jax.jit(end, **self._after(carried)).trace(carried, words, so_far, now),
+            jax.jit(nothing, keep_unused=True, **lies).trace(carried, frozen),
+            jax.jit(one, donate_argnums=2, keep_unused=True, **lies).trace(carried, words, so_far, *batch, frozen),
+            jax.jit(end, keep_unused=True, **self._after(carried)).trace(carried, words, so_far, now),
         ]
 
     def batch(self, batch: Any) -> Any:
@@ -245,6 +249,10 @@ class Placement:
         where = NamedSharding(self.mesh, P(self.mesh.axis_names))
         put = lambda rows: jax.make_array_from_callback(rows.shape, where, lambda index: rows[index])
         return jax.tree.map(put, batch)
+
+    def in_order(self, carried: Carried) -> list[Any]:
+        """Return the devices of a run, in the order of its mesh."""
+        return [*carried.not_finite.devices()] if self.mesh is None else [*self.mesh.devices.flat]
 
     def _after(self, carried: Carried) -> dict[str, Any]:
         """Return jit's option for the layout of a step's results."""

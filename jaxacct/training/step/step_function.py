@@ -153,7 +153,9 @@ def numbers_at(
 @functools.lru_cache(maxsize=1)
 def _thresholds(plan: Any) -> np.ndarray:
     """Return the thresholds of a plan's records, of shape (3, dataset_size)."""
-    return sampler.threshold(plan.require_rates())
+    found = sampler.threshold(plan.require_rates())
+    found.setflags(write=False)  # a step may still read it when the next one is sent
+    return found
 
 
 def draws(segment: Any, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None, words: Any) -> tuple[Any, Any]:
