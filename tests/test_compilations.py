@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct.calibration import dp_sgd_search
+from jaxacct.calibration import noise_rate_steps
 from jaxacct.engines import backend, contour, programs
 from jaxacct.sweeps import sweep
 
@@ -89,7 +89,7 @@ def test_what_is_left_over_of_a_large_job_takes_its_path(monkeypatch, asked):
         taken.append(backend.on_numpy(1))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dp_sgd_search, "certified_search", leftover)
+    monkeypatch.setattr(noise_rate_steps, "certified_search", leftover)
     with pytest.raises(KeyboardInterrupt):
         ja.calibrate_noise_multiplier([1.0, 2.0], 1e-5, 0.01, 100)
     assert taken == [False]
