@@ -346,7 +346,8 @@ def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
 
     past : entry l is the weight of the sum or noise of l + 1 steps ago, (m,).
     """
-    past = np.pad(past, (0, int(not past.size)))  # one buffer at least, since a step without any has independent noise
+    # without past weights there is still one buffer: a step that has no buffer is one with independent noise
+    past = np.pad(past, (0, int(not past.size)))
     count = past.size
     turned, now = np.zeros((2, count))
     steps = np.arange(max(step - count, 0), step)  # step j is in buffer j mod m
@@ -439,6 +440,6 @@ def _sums(rows: np.ndarray, separation: int, most: int) -> Iterator[np.ndarray]:
     free = most * separation >= len(rows)
     later = deque([np.zeros(((1 if free else most) + 1, *rows.shape[1:]))] * separation, separation)
     for row in rows[::-1]:
-        before = later[0][1:] if free else later[0][:-1]  # the sums from `separation` rows later on
+        before = later[0][1:] if free else later[0][:-1]  # the sums of rows that lie at least `separation` rows later
         later.append(np.concatenate([later[-1][:1], np.maximum(later[-1][1:], row + before)]))
         yield later[-1]

@@ -190,7 +190,7 @@ def _numbers(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> dict[str, An
 
 
 def run_of(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> Mechanism:
-    """Return the runs of rows with one batch rule and group size."""
+    """Return the DP-SGD runs of some rows, which share a batch rule and a group size."""
     return dp_sgd(**_numbers(inputs, rule), **rule)
 
 

@@ -30,7 +30,8 @@ LARGEST_LOG = 600.0
 LEAST_S_OF_ONE_SLOT = 3.0
 """Smallest 1/sigma for which `one_slot_above` gives a bound."""
 LEFT_TO_OTHERS = np.geomspace(1e-12, 0.3, 24)
-"""Shares of the threshold k. `one_slot_above` tries each as the most that all slots but one add to S."""
+"""Shares of the threshold k. `one_slot_above` assumes that all slots but one together add at most such a share to S. It
+tries each share."""
 SLACK = 1e-11
 """Bound of the relative error of a sum over cells. The mass of a cell is off by some hundred roundoffs (README.md,
 section 5)."""

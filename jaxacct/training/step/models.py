@@ -276,7 +276,7 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
-    """Return an adapter's part of x W, scale (x a) b, or of x W^T, scale (x b^T) a^T; None for any other product."""
+    """Return an adapter's part of a product: scale (x a) b for x W, and scale (x b^T) a^T for x W^T; otherwise None."""
     contracted, batch = params["dimension_numbers"]
     w, x = operands[side], operands[1 - side]
     lead = w.a.ndim - 1
