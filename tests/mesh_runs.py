@@ -339,13 +339,11 @@ def kept(folder, _):
 
     from jaxacct.engines import programs
     from jaxacct.training import Trainer
-    from jaxacct.training.run import program
 
     os.environ["JAXACCT_CACHE_DIR"], programs.STEP_SECONDS = folder, 0.0
     jax.config.update("jax_compilation_cache_dir", None)
     rows, told = np.ones((20, 2), np.float32), []
     for order in ([1, 0], [1, 0], [0, 1]):
-        program._COMPILED.clear()
         mesh = Mesh(np.array(jax.devices())[order], ("x",))
         made = Trainer(squares, optax.sgd(0.1), plan_of(20, 0.5, steps=2), 1.0, mesh=mesh)
         ended = made.fit(made.init(np.zeros(2, np.float32), KEY), rows, progress=False)

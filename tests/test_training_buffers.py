@@ -9,9 +9,7 @@ import optax
 import pytest
 from training_runs import adam, plan_of, shared, squares
 
-from jaxacct.engines import programs
 from jaxacct.training import Ledger, Source, trainer
-from jaxacct.training.run import program
 from jaxacct.training.sharding.placement import Placement
 from jaxacct.training.step.step_function import numbers_at
 
@@ -39,27 +37,9 @@ def test_the_loop_moves_no_array_unsaid(data, tmp_path):
     assert len(records) == 6
 
 
-def test_a_program_is_compiled_once_in_a_process(monkeypatch):
-    asked, real = [], programs.kept_step
-    monkeypatch.setattr(program, "_COMPILED", {})
-    monkeypatch.setattr(programs, "kept_step", lambda *args: asked.append(args) or real(*args))
-
-    def run(name, rate=0.1):
-        made = trainer.Trainer(lambda params, x: squares(params[name], x), optax.adam(rate), PLAN, 1.0)
-        return made.fit(made.init({name: jnp.zeros(2)}, bytes(32)), DATA, progress=False).params[name]
-
-    first = run("w")
-    np.testing.assert_array_equal(first, run("w"))  # another trainer, the same program
-    assert len(asked) == 1
-    assert np.all(np.isfinite(run("v")))  # the same program, for parameters of another name
-    assert len(asked) == 2
-    assert np.all(np.isfinite(run("v", 0.2)))  # another program
-    assert len(asked) == 3
-
-
 @pytest.mark.parametrize("data", [DATA, Source(DATA)], ids=["resident", "loaded"])
 def test_losses_that_use_other_frozen_arrays_have_other_keys(data, tmp_path, monkeypatch):
-    """With equal keys their gradients would differ by no noise; and a kept program is not taken for the other one."""
+    """With equal keys their gradients would differ by no noise."""
     params = {"w": jnp.zeros(2), "near": jnp.ones(2), "far": jnp.full(2, -5.0)}
     digests, real = [], Placement.digest_program
     monkeypatch.setattr(Placement, "digest_program", lambda *each: digests.append(real(*each)) or digests[-1])
@@ -75,27 +55,6 @@ def test_losses_that_use_other_frozen_arrays_have_other_keys(data, tmp_path, mon
 
     near, far = run("near"), run("far")
     assert near[0] != far[0] and not {*near[2]} & {*far[2]}
-    if not isinstance(data, Source):  # the keys of loaded data have random bits of their own
-        program._COMPILED.clear()
-        assert run("far") == far
-
-
-def test_a_callback_of_a_loss_is_its_own():
-    calls = []
-
-    def run(name):
-        def loss(params, x):
-            jax.debug.callback(lambda _: calls.append(name), x[0])
-            return squares(params, x)
-
-        made = trainer.Trainer(loss, optax.sgd(0.1), PLAN, 1.0)
-        jax.block_until_ready(made.fit(made.init(jnp.zeros(2), bytes(32)), DATA, progress=False).params)
-        jax.effects_barrier()
-
-    run("one")
-    before = len(calls)
-    run("other")
-    assert {*calls[:before]} == {"one"} and {*calls[before:]} == {"other"}
 
 
 def test_a_step_overwrites_all_that_it_is_given():

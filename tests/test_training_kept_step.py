@@ -8,7 +8,6 @@ from training_runs import plan_of
 
 from jaxacct.engines import programs
 from jaxacct.training import Ledger, Trainer
-from jaxacct.training.run import program
 from jaxacct.training.step import key_derivation
 
 pytestmark = pytest.mark.usefixtures("without_cache_of_jax")
@@ -23,8 +22,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(ledger=None, target=0.0):
-    """Parameters after four steps, of a trainer that shares nothing with others, as in a new process."""
-    program._COMPILED.clear()
+    """Parameters after four steps, of a trainer that shares nothing with others."""
     loss = lambda params, example: jnp.sum((params - example - target) ** 2)
     made = Trainer(loss, optax.adam(0.1), plan_of(20, q=0.5, steps=4), 1.0)
     return made.fit(made.init(jnp.zeros(3), bytes(32)), DATA, ledger=ledger, progress=False).params.tolist()

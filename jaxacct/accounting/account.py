@@ -63,8 +63,8 @@ WIDE = 8e-4
 """A bracket of epsilon whose relative width exceeds this is computed again. The profiles of rounds of random
 allocation are then computed at more losses."""
 MOST_BY_LOSSES = 3e-3
-"""If the relative width of a bracket of epsilon is above this, profiles are not computed at more losses. The bracket is
-then wide because the brackets of delta at the losses are wide, and more losses do not make them narrower."""
+"""Largest relative width of a bracket of epsilon for which profiles are computed at more losses. A wider one is wide
+because the brackets of delta at the losses are wide, and more losses do not make them narrower."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """Each relation with its directions exchanged. Relations that are not listed are symmetric."""
 _KERNEL = "jaxacct.kernels.contour"

@@ -31,7 +31,7 @@ WIDE = 0.1
 """Relative width above which a bracket is wide. Then the search ends once epsilon is below the target by at most a
 tenth of the bracket's width, or x = log(value) is known to within a tenth of rtol."""
 AT_LIMIT = 1e-12
-"""A value counts as a limit of the search if their logarithms differ by less than this."""
+"""A value counts as a limit of the search if log(value) and log(limit) differ by less than this."""
 
 Evaluate = Callable[[np.ndarray, np.ndarray], Bounds]
 """Maps (rows, a value for each row) to certified Bounds of epsilon."""

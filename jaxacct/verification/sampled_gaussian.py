@@ -251,7 +251,7 @@ class SampledGaussian:
     def _fall(self, end: Any, side: int) -> Any:
         """Return the least rate at which the normal density, times the shares that some cuts keep, decays beyond `end`.
 
-        Only those cuts count whose share falls towards `side`.
+        These are the cuts whose share falls towards `side`.
         """
         fall = side * end
         for cut in self.cuts:

@@ -639,7 +639,7 @@ class Profile:
             self.decay = decay_of(bins, np.geomspace(0.1, 500.0, 40) / min(bins.deviation, 3.0))
 
     def known(self, sign: float, eps: np.ndarray) -> np.ndarray:
-        """Return low, middle, high of delta_remove (sign 1) or delta_add (sign -1), (3, K), by the contours so far."""
+        """Return low, middle, high of delta_remove (sign 1) or delta_add (sign -1), (3, K), by the known contours."""
         low, high = theorems(self.bins, sign, eps)
         if sign < 0 and self.decay.x.size > 1:
             k, x = np.exp(-eps), self.decay.x[1:]

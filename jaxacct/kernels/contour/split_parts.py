@@ -548,7 +548,7 @@ def _rounded_down(law: LossLaw, sampled: Array, frequency: Array) -> Array:
 
 
 def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Bound the sampled Gaussians' part of the decay (`decay_of_both`) from below for keep_bulk 1, by level sets."""
+    """Bound the sampled Gaussians' part of the decay (`decay_of_both`) from below, for keep_bulk = 1: by level sets."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     whole = _whole(grids, parts, law.sign[..., None], c[..., None])
     slabs, lengths = gaussian_errors.level_sets(law.gauss_sigma, law.gauss_q, whole)
@@ -557,7 +557,7 @@ def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequenc
 
 
 def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Bound the sampled Gaussians' part of the decay (`decay_of_both`) from below for keep_bulk 0, by the fall of B."""
+    """Bound the sampled Gaussians' part of the decay (`decay_of_both`) from below, for keep_bulk = 0: by jumps."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     ceilings = _jump_ceiling(law, windows, c[..., None], grids, parts.log_jump, frequency[..., None])
     odds = parts.log_jump - parts.log_bulk

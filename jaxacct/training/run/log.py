@@ -484,9 +484,9 @@ class EpsilonSoFar:
         self._tables = [*([_Table(plan)] if self._of_plan else []), _Table(plan, step, held)]
 
     def point(self, step: int, stretches: tuple[Stretch, ...]) -> TablePoint | None:
-        """Return a table, and a step in it whose epsilon covers all releases so far; None if there is no such step.
+        """Return a table and one of its steps; None if no step serves.
 
-        The step is `step` itself or a later one.
+        The step is `step` or a later one, and its epsilon in the table covers all releases so far.
         """
         if self._ledger is None and self._of_plan and len(stretches) == 1:  # usual case, without counting
             plan, first, end, _ = stretches[0]

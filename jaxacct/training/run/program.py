@@ -39,11 +39,6 @@ from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, ORDER, TR
 Item = TypeVar("Item")
 _PATIENCE = 1.0
 """Number of seconds to wait silently for a thread to end; then a line says what is waited for."""
-_COMPILED: dict[Any, tuple[Any, Any]] = {}
-"""The last programs of this process, with the forms of their arguments and results. The keys are the digests and the
-devices of the programs."""
-_MOST_COMPILED = 8
-"""Largest number of programs in `_COMPILED`."""
 _sending = functools.partial(jax.transfer_guard_host_to_device, "allow")
 """Lets a program take a step's key and numbers from the host, which costs a tenth of `device_put`."""
 _HOST = b"host 1"
@@ -110,26 +105,14 @@ class Program:
 
     def begin(self, line: Lineage, step: int, until: int) -> None:
         """Compile the program, or load it, before steps `step` to `until - 1` are run."""
-        traced = self._traced
-        # the text of a program does not say which Python function an effect calls
-        if traced.jaxpr.effects or not key_derivation.repeats(key_derivation.contents(traced)[1]):
-            self._compiled = traced.lower().compile()
+        lowered = self._traced.lower()
+        if not key_derivation.repeats(key_derivation.contents(self._traced)[1]):
+            self._compiled = lowered.compile()
             return
-        place, forms = (self._digest, tuple(self._where.in_order(self.carried))), (traced.in_tree, traced.out_tree)
-        found = _COMPILED.get(place)
-        if found is None or found[0] != forms:
-            if len(_COMPILED) >= _MOST_COMPILED:
-                _COMPILED.clear()
-            found = _COMPILED[place] = forms, self._kept(step)
-        self._compiled = found[1]
-
-    def _kept(self, step: int) -> Any:
-        """Return the program from the disk, or compile it."""
         zero = np.zeros(8, np.uint32)
-        now = self._numbers(step, zero)
+        now, devices = self._numbers(step, zero), self._where.in_order(self.carried)
         trial = lambda compiled: compiled(copied(self.carried), zero, zero, self._whole, now, self.frozen)
-        devices = self._where.in_order(self.carried)
-        return programs.kept_step(self._traced.lower(), self._digest.hex(), devices, trial)
+        self._compiled = programs.kept_step(lowered, self._digest.hex(), devices, trial)
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
         """Return the step after a lineage, ready to be noted and run; steps must be asked for in their order."""

@@ -124,6 +124,11 @@ ALONE = Processes(1, 0)
 """Processes of a run that has only one process."""
 
 
+def _whole(function: Callable[..., Any], **options: Any) -> Any:
+    """Return a jitted function whose text shows the arguments that it does not use: the keys depend on the text."""
+    return jax.jit(function, keep_unused=True, **options)
+
+
 class Placement:
     """Puts the arrays of a run on JAX's default device, or on a mesh.
 
@@ -214,12 +219,8 @@ class Placement:
         return digest(*self.processes.gather(digest(mesh, own)))
 
     def step(self, carried: Carried, *rest: Any) -> Any:
-        """Trace the step's program, which overwrites the `Carried` that it is given.
-
-        It keeps arguments that it does not use, so that its text, on which the keys depend, says which it uses.
-        """
-        options = {"donate_argnums": 0, "keep_unused": True, **self._after(carried)}
-        return jax.jit(self.step_function, **options).trace(carried, *rest)
+        """Trace the step's program, which overwrites the `Carried` that it is given."""
+        return _whole(self.step_function, donate_argnums=0, **self._after(carried)).trace(carried, *rest)
 
     def loaded(self, carried: Carried, words: Any, batch: Any, now: Any, frozen: Any) -> list[Any]:
         """Trace the three programs of a step whose batch the host loads; ``batch`` has a micro-batch's shapes."""
@@ -237,9 +238,9 @@ class Placement:
             so_far = Gathering(*map(placed, jax.eval_shape(nothing, carried, frozen), where))
             batch, lies = placed(batch, spread), {"out_shardings": where}
         return [
-            jax.jit(nothing, keep_unused=True, **lies).trace(carried, frozen),
-            jax.jit(one, donate_argnums=2, keep_unused=True, **lies).trace(carried, words, so_far, *batch, frozen),
-            jax.jit(end, keep_unused=True, **self._after(carried)).trace(carried, words, so_far, now),
+            _whole(nothing, **lies).trace(carried, frozen),
+            _whole(one, donate_argnums=2, **lies).trace(carried, words, so_far, *batch, frozen),
+            _whole(end, **self._after(carried)).trace(carried, words, so_far, now),
         ]
 
     def batch(self, batch: Any) -> Any:
