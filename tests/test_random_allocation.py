@@ -241,6 +241,15 @@ def test_groups():
     )
 
 
+@pytest.mark.parametrize("sigma", [0.01, pytest.param(0.2, marks=pytest.mark.slow)])
+def test_no_round_costs_more_than_its_slots_revealed(sigma):
+    """Of g records in one slot the Gaussian has a g-th of the noise; of k participations it is k Gaussians."""
+    for kind, of in (({"group": 12}, 12.0), ({"participations": 3.0}, np.sqrt(3.0)), ({}, 1.0)):
+        found = ja.epsilon(ja.repeat(ja.RandomAllocation(ja.Gaussian(sigma), 5, **kind), 2), 1e-5)
+        revealed = ja.epsilon(ja.repeat(ja.Gaussian(sigma / of), 2), 1e-5).upper
+        assert found.upper <= 1.01 * revealed and found.status in ("ok", "width")
+
+
 def test_a_group_of_two_is_above_two_records_in_independent_bins():
     """dP/dQ = (S_1^2 - (1 - e^{-s^2}) S_2)/t^2 for two records, by sampling under Q."""
     sigma, t, eps = 2.0, 20, 0.5

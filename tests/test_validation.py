@@ -72,7 +72,7 @@ def test_messages_in_full():
         "noise_multiplier = nan must be finite and > 0; use a positive, finite noise multiplier"
     )
     assert refusal(check, "steps", [[1, 2], [3, 2.5]], COUNT) == (
-        "steps[1, 1] = 2.5 must be an integer >= 1 and <= 2**53; use a whole number of steps"
+        "steps[1, 1] = 2.5 must be an integer >= 1 and <= 2**53; use a whole number, 1 or more"
     )
     assert refusal(check, "delta", 1.0, DELTA) == (
         "delta = 1.0 must be > 0 and < 1; use a small positive delta such as 1e-5"

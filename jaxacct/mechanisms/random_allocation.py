@@ -58,6 +58,8 @@ MOST_ATOMS = 20_000
 """Largest number of possible vectors of counts, which say how many slots have each output. Each vector has one loss."""
 LEAST_MASS = 1e-290
 """Smallest mass, near the smallest float64, that a law for lower ends keeps; laws for upper ends keep all masses."""
+FAR = 37.0
+"""At the loss mu (mu/2 + FAR), delta of a Gaussian of sensitivity mu is some 1e-300."""
 KEPT = 1024
 """Number of rounds whose profiles and pairs are cached; each takes some 40 kB."""
 Made = TypeVar("Made")
@@ -204,6 +206,11 @@ class RandomAllocation(Mechanism):
             raise InputError(
                 "relation = 'replace_one' gives no pair for random allocation; ask ja.epsilon or ja.delta for a bound"
             )
+        if not below:  # a pair holds no loss above LARGEST_LOSS; where larger ones matter, the slots are revealed
+            mu = group / sigma
+            bound = (group > 1.0) | (taken > 1.0) | (_LOSSES.get() == "far")
+            revealed = bound & ~(mu * (0.5 * mu + FAR) <= LARGEST_LOSS)
+            slots = np.where(revealed, taken, slots)
         small = np.floor(slots / taken)
         larger = slots - small * taken  # number of blocks with `small` + 1 slots
         plain = GaussianPart(sigma / group / SENSITIVITY[relation], np.where(small == 1.0, 1.0, 0.0))
@@ -413,7 +420,7 @@ def law_below_round(sigma: float, slots: float, direction: str) -> FinitePart:
 
 @functools.lru_cache(maxsize=KEPT)
 def _pair_above(sigma: float, slots: float, losses: Losses, group: float) -> FinitePair:
-    return pair_above(*(_of_group(profile, group) for profile in _profiles(sigma, slots, losses)))
+    return pair_above(*(_of_group(profile, group, 1.0 / sigma) for profile in _profiles(sigma, slots, losses)))
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -444,30 +451,36 @@ def _pair_of_revealed(sigma: float, group: float) -> FinitePair:
         eps = np.linspace(0.0, min(mu * (0.5 * mu + 12.0), LARGEST_LOSS), 300)
         revealed = profile_of_gaussian(mu, eps)
         revealed = np.where(revealed <= 1.0, revealed, 1.0)
-        profile = _of_group(BracketedProfile(eps, np.zeros_like(revealed), revealed), group)
+        profile = _of_group(BracketedProfile(eps, np.zeros_like(revealed), revealed), group, 1.0 / sigma)
         return pair_above(profile, profile)
     except FAILURES:
         return FinitePair(np.zeros(1), np.zeros(1), np.zeros(1), np.asarray(1.0), np.asarray(1.0))
 
 
-def _of_group(profile: BracketedProfile, group: float) -> BracketedProfile:
-    """Bound the profile of g records added in turn: delta_g(g eps) <= delta(eps) (1 + e^eps + ... + e^{(g-1) eps})."""
+def _of_group(profile: BracketedProfile, group: float, mu: float) -> BracketedProfile:
+    """Bound the profile of g records added in turn: delta_g(g eps) <= delta(eps) (1 + e^eps + ... + e^{(g-1) eps}).
+
+    It is also at most that of a Gaussian of g mu: revealed slots are shifted by at most g in all.
+    """
     if group == 1.0:
         return profile
-    eps = profile.epsilon
+    eps, together = profile.epsilon, group * mu * (1.0 + 8.0 * ROUNDOFF)
     # the sum is a quotient of two expm1 for eps > 0, and at most group * e^{(group - 1) eps}
     with np.errstate(over="ignore", invalid="ignore"):
         sums = np.where(eps > 0.0, np.expm1(group * eps) / np.expm1(np.where(eps > 0.0, eps, 1.0)), group)
         sums = np.minimum(np.where(np.isnan(sums), np.inf, sums), group * np.exp((group - 1.0) * eps))
         high = np.where(profile.upper > 0.0, profile.upper * sums * (1.0 + 64.0 * ROUNDOFF * (1.0 + group * eps)), 0.0)
-    high = np.minimum(np.where(np.isnan(high), 1.0, high), 1.0)
-    return BracketedProfile(group * eps, np.zeros_like(high), high)
+    far = np.linspace(0.0, min(together * (0.5 * together + FAR), LARGEST_LOSS), 300)
+    losses = np.union1d(group * eps, far)
+    capped = np.fmin(profile_of_gaussian(together, losses), 1.0)
+    own = np.searchsorted(losses, group * eps)
+    capped[own] = np.fmin(capped[own], high)
+    return BracketedProfile(losses, np.zeros_like(capped), capped)
 
 
 def _with_far_losses(profile: BracketedProfile, mu: float) -> BracketedProfile:
     """Extend the profile to larger losses, by the Gaussian that reveals the slot, so that less mass is at infinity."""
-    # at `end` the Gaussian's delta is some 1e-300
-    last, end = profile.epsilon[-1], min(mu * (0.5 * mu + 37.0), LARGEST_LOSS)
+    last, end = profile.epsilon[-1], min(mu * (0.5 * mu + FAR), LARGEST_LOSS)
     if not (last < end and profile.upper[-1] > 0.0):
         return profile
     far = np.linspace(last, end, 41)[1:]
