@@ -33,7 +33,7 @@ RUNS = {
     "without_replacement": {"batch_size": 30, "dataset_size": 1000, "epochs": 2},
     "with_replacement": {"batch_size": 2, "dataset_size": 20, "epochs": 0.1},
     "cyclic_poisson": {"batch_size": 30, "dataset_size": 1000, "epochs": 2, "bands": 4, "groups": 5},
-    "shuffled": {"slots": 34, "epochs": 2},
+    "shuffled": {"slots": 34, "epochs": 1},
 }
 """A run by every batch rule."""
 
@@ -113,7 +113,7 @@ def test_every_door_gives_the_same_epsilon(capsys, sampling):
 
 @pytest.mark.parametrize("sampling", ["poisson", "random_allocation", "shuffled", "without_replacement"])
 def test_a_plan_gives_the_same_epsilon(sampling):
-    run = {"noise_multiplier": 2.0, "batch_size": 50, "dataset_size": 1000, "epochs": 2, "sampling": sampling}
+    run = {"noise_multiplier": 2.0, "batch_size": 50, "dataset_size": 1000, "epochs": 1, "sampling": sampling}
     asked = ja.epsilon(ja.dp_sgd(**run), DELTA, relation=usual_relation(sampling))
     assert float(Plan(target_delta=DELTA, **run).epsilon.upper) == pytest.approx(float(asked.upper), rel=1e-4)
 
@@ -157,8 +157,8 @@ def test_epochs_with_a_rate_that_is_solved_for():
 
 
 def test_many_epochs_and_no_rate_that_holds_are_a_status():
-    found = ja.calibrate_sampling_probability(2.0, DELTA, noise_multiplier=1.0, epochs=[1e15, 20])
-    assert found.status.tolist() == ["infeasible_rate", "ok"]
+    found = ja.calibrate_sampling_probability(2.0, DELTA, noise_multiplier=[1.0, 100.0], epochs=[1e15, 20])
+    assert found.status.tolist() == ["infeasible_rate", "not_binding"]
 
 
 def test_epochs_and_batch_sizes_are_rounded_to_whole_steps_and_slots():
@@ -177,11 +177,11 @@ def test_epochs_and_batch_sizes_are_rounded_to_whole_steps_and_slots():
 
 def test_a_rule_may_differ_from_row_to_row():
     rules = ["poisson", "shuffled", "poisson"]
-    grid = {"noise_multiplier": 4.0, "batch_size": 250, "dataset_size": 1000, "epochs": 3, "delta": DELTA}
+    grid = {"noise_multiplier": 4.0, "batch_size": 250, "dataset_size": 1000, "epochs": 1, "delta": DELTA}
     table = ja.sweep(grid | {"sampling": rules}, mode="zip", progress=False)
     assert table["relation"].tolist() == ["add_or_remove_one", "zero_out", "add_or_remove_one"]
     for row, rule in enumerate(rules):
-        run = ja.dp_sgd(4.0, batch_size=250, dataset_size=1000, epochs=3, sampling=rule)
+        run = ja.dp_sgd(4.0, batch_size=250, dataset_size=1000, epochs=1, sampling=rule)
         assert table["upper"][row] == ja.epsilon(run, DELTA, relation=usual_relation(rule)).upper
 
 
@@ -214,10 +214,10 @@ def test_what_is_said_twice_or_not_at_all_is_refused_in_one_line():
 
 
 def test_the_other_name_of_a_rule_is_known_at_every_door(capsys):
-    run = {"noise_multiplier": 2.0, "slots": 10, "epochs": 2, "delta": DELTA}
+    run = {"noise_multiplier": 2.0, "slots": 10, "epochs": 1, "delta": DELTA}
     table = ja.sweep(run | {"sampling": ["fixed_batches", "shuffled"]}, progress=False)
     assert table["sampling"].tolist() == ["shuffled"] * 2 and table["upper"][0] == table["upper"][1]
-    line = ["--noise-multiplier", "2", "--slots", "10", "--epochs", "2", "--sampling", "fixed_batches"]
+    line = ["--noise-multiplier", "2", "--slots", "10", "--epochs", "1", "--sampling", "fixed_batches"]
     assert main(["epsilon", *line, "--delta", "1e-5", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["upper"] == table["upper"][0] and told["relation"] == "zero_out"
@@ -232,24 +232,24 @@ def test_a_rate_is_solved_for_in_rows_with_steps_and_rows_with_epochs(capsys):
     for row, length in enumerate(lengths):
         alone = ja.calibrate_sampling_probability(2.0, DELTA, noise_multiplier=1.5, **length)
         assert table["status"][row] == "ok" and table["sampling_probability"][row] == pytest.approx(float(alone.value))
-    line = ["--noise-multiplier", "1.5", "--epochs", "3", "--target-epsilon", "2", "--target-delta", "1e-5"]
+    line = ["--noise-multiplier", "100", "--epochs", "3", "--target-epsilon", "2", "--target-delta", "1e-5"]
     assert main(["calibrate", *line]) == 0
     assert "run " not in capsys.readouterr().out  # no other number follows
-    line = ["--noise-multiplier", "4", "--slots", "3", "--epochs", "1,2", "--sampling", "shuffled", "--epsilon", "1"]
+    line = ["--noise-multiplier", "4", "--slots", "3,4", "--epochs", "1", "--sampling", "shuffled", "--epsilon", "1"]
     assert main(["delta", *line]) == 0
     assert "zero_out" in capsys.readouterr().out  # a table says the relation where it is not the usual one
 
 
 def test_a_report_knows_the_slots_that_follow_from_a_batch_size(tmp_path):
     sampling = "shuffled"
-    run = {"noise_multiplier": 2.0, "batch_size": 300, "dataset_size": 1000, "epochs": 2, "delta": DELTA}
+    run = {"noise_multiplier": 2.0, "batch_size": 300, "dataset_size": 1000, "epochs": 1, "delta": DELTA}
     table = ja.sweep(run | {"sampling": sampling}, progress=False)
     claim = report(table, tmp_path / "page.html").claims[0]
     assert claim.may_be_claimed and claim.upper >= table["upper"][0]
     for name, false in (("sampling_probability", 0.02), ("steps", 34.0)):
         other = Table(table.columns | {name: np.array([false])})
         assert not report(other, tmp_path / f"{name}.html").claims[0].may_be_claimed
-    slots = ja.sweep({"noise_multiplier": 2.0, "slots": 5, "epochs": 2, "delta": DELTA, "sampling": sampling})
+    slots = ja.sweep({"noise_multiplier": 2.0, "slots": 5, "epochs": 1, "delta": DELTA, "sampling": sampling})
     other = Table(slots.columns | {"sampling_probability": np.array([0.1])})
     assert not report(other, tmp_path / "slots.html").claims[0].may_be_claimed
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import refusal
-from training_runs import sharing_programs
+from training_runs import quick_candidates
 
 import jaxacct as ja
 from jaxacct import selection, tuning
@@ -44,9 +44,8 @@ def in_rounds(plan=PLAN, space=SPACE, update=lambda winners: SPACE, **more):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_once():
-    """The tests train alike, and share the programs."""
-    with sharing_programs():
+def nothing_compiled():
+    with quick_candidates():
         yield
 
 
@@ -144,7 +143,7 @@ def test_fewer_candidates_than_winners_are_all_released(forced):
         assert len(best.winners) == count and best.status == ("tuned" if count else "none")
 
 
-def test_rounds_follow_the_public_winners_and_are_a_composition(tmp_path, forced):
+def test_rounds_follow_the_public_winners_and_are_a_composition(tmp_path, forced, coarse_pairs):
     forced(2, 3, 1)
     told, path = [], tmp_path / "ledger.jsonl"
 

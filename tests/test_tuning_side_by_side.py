@@ -70,29 +70,22 @@ def test_each_candidate_is_the_trainers_dp_sgd(plan, data):
         np.testing.assert_allclose(a, b[3], rtol=2e-4, atol=2e-5)
 
 
-def test_the_noise_has_the_scale_of_the_plan_and_the_clip_norm():
-    plan, count = plan_of(4, 1.0, 3.0, 1), 400
-    train = side_by_side(linear, lambda c: optax.sgd(1.0), plan)
-    norms = np.where(np.arange(count) % 2, 0.5, 2.0)
+def test_noise_has_the_scale_of_the_plan_and_the_clip_norm_and_a_ruined_candidate_spoils_no_other():
+    plan, count = plan_of(4, 1.0, 3.0, 2), 100
+    train = side_by_side(linear, lambda c: optax.sgd(c["rate"]), plan)
+    norms, rates = np.where(np.arange(count) % 2, 0.5, 2.0), np.ones(count)
     keys = key_words([i.to_bytes(32, "little") for i in range(1, count + 1)])
-    done = np.asarray(
-        train(np.zeros((count, 50), np.float32), {"clip_norm": norms}, keys, np.zeros((4, 50), np.float32))
-    )
+    zeros, data = np.zeros((count, 50), np.float32), np.zeros((4, 50), np.float32)
+    done = np.asarray(train(zeros, {"rate": rates, "clip_norm": norms}, keys, data))
     for norm in (0.5, 2.0):
-        draws = done[norms == norm].ravel() / (3.0 * norm / 4.0)  # divided by the expected batch
+        draws = done[norms == norm].ravel() / (np.sqrt(2) * 3.0 * norm / 4.0)  # divided by the expected batch
         assert abs(draws.std() - 1.0) < 5.0 / np.sqrt(2 * draws.size)
         assert abs(draws.mean()) < 5.0 / np.sqrt(draws.size)
     assert abs(np.corrcoef(done[0], done[1])[0, 1]) < 0.8 and len(np.unique(done)) > 0.999 * done.size
-
-
-def test_a_candidate_that_is_ruined_does_not_spoil_the_others(data):
-    train = side_by_side(regression, lambda c: optax.sgd(c["rate"]), plan_of(40, 0.5, 1.0, 5))
-    good = train(first(5), {"rate": np.full(5, 0.01)}, key_words(ROOTS), data)
-    bad = train(first(5), {"rate": np.array([0.01, np.nan, 0.01, np.inf, 0.01])}, key_words(ROOTS), data)
-    for a, b in zip(jax.tree.leaves(good), jax.tree.leaves(bad), strict=True):
-        np.testing.assert_array_equal(a[::2], b[::2])
-        assert not np.isfinite(b[1]).any()
-        assert len(np.unique(a.reshape(5, -1)[:, 0])) == 5
+    rates[[7, 9]] = np.nan, np.inf
+    ruined = np.asarray(train(zeros, {"rate": rates, "clip_norm": norms}, keys, data))
+    np.testing.assert_array_equal(np.delete(ruined, [7, 9], axis=0), np.delete(done, [7, 9], axis=0))
+    assert not np.isfinite(ruined[[7, 9]]).any()
 
 
 @pytest.mark.slow

@@ -11,16 +11,16 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 from helpers import refusal
-from training_runs import sharing_programs, squares
+from training_runs import quick_candidates, squares
 
 import jaxacct as ja
 from jaxacct import selection, tuning
-from jaxacct.core.chacha import CHACHA20
+from jaxacct.core.chacha import key_from_bytes
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan, PrivateLoss
 from jaxacct.training.run.evaluations import units
-from jaxacct.tuning import private_score
-from jaxacct.tuning.candidates import selected
+from jaxacct.tuning import private_score, tuning_run
+from jaxacct.tuning.candidates import selected, side_by_side
 from jaxacct.tuning.private_score import noise_for_score, noisy, whole
 
 SIZE = 40
@@ -49,10 +49,10 @@ def run(plan, space=SPACE, score=lambda w: -float(np.sum((w - 1.0) ** 2)), optim
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_once():
-    """Tests that train the same share the programs."""
-    with sharing_programs():
-        yield
+def given():
+    """What was given to `side_by_side`, which is replaced."""
+    with quick_candidates() as given:
+        yield given
 
 
 @pytest.fixture
@@ -69,8 +69,11 @@ GEOMETRIC = plan_of(selection.Geometric(0.1))
 TRUNCATED = plan_of(tuning.truncated(selection.Geometric(0.1), 50))
 
 
-def test_the_whole_meets_its_target():
+def test_the_whole_meets_its_target(monkeypatch):
+    """Candidates are trained here; the other tests need none that learns."""
+    monkeypatch.setattr(tuning_run, "side_by_side", side_by_side)
     best = run(GEOMETRIC)
+    assert np.all(best.params != 0.0)
     again = ja.epsilon(selection.select(GEOMETRIC.mechanism, selection.Geometric(0.1)), 1e-5)
     assert 7.99 < best.epsilon.upper <= 8.0 and best.epsilon.kind == "certified"
     assert again.lower <= best.epsilon.upper and best.epsilon.lower <= again.upper
@@ -108,22 +111,11 @@ def test_a_ruined_candidate_and_a_nan_score_lose(forced):
     assert lost.status == "tuned" and math.isnan(lost.score)  # somebody wins, always
 
 
-def test_what_the_trainer_takes_is_handed_on(forced):
-    """A key for each example, a part that is frozen, and a private loss for the optimizer."""
-    forced(2)
-    best = tuning.tune(
-        lambda p, x, key: jnp.sum((p["w"] * jax.random.bernoulli(key, 0.5, (2,)) + p["b"] - x) ** 2),
-        lambda config: optax.chain(optax.sgd(config["rate"]), optax.contrib.reduce_on_plateau(patience=1)),
-        tuning.grid(rate=[0.1, 0.2]),
-        DATA,
-        GEOMETRIC,
-        init=lambda key: {"w": jnp.zeros(2), "b": jnp.full(2, 0.25)},
-        score=lambda p: float(p["w"][0]),
-        rngs=True,
-        trainable=lambda path: path == "w",
-        private_loss=PrivateLoss(bound=4.0, noise=20.0),
-    )
-    assert best.status == "tuned" and np.array_equal(best.params["b"], [0.25, 0.25]) and np.all(best.params["w"] != 0)
+def test_what_the_trainer_takes_is_handed_on(given):
+    more = {"clip_norm": 2.0, "method": "ghost", "micro_batch": 7, "rngs": True, "trainable": lambda path: path == "w"}
+    more["private_loss"] = PrivateLoss(bound=4.0, noise=20.0)
+    run(GEOMETRIC, **more)
+    assert given[-1] == (squares, GEOMETRIC, more)
 
 
 class Line(nn.Module):
@@ -143,21 +135,17 @@ def of_line(params, example):
 
 
 @pytest.mark.parametrize("tune, more", [(tuning.tune, {}), (tuning.tune_in_rounds, {"update": list, "rounds": 1})])
-def test_a_linen_module_is_tuned_as_a_loss_function_is(tune, more):
-    law, data, module = selection.PointMass(2), (DATA, DATA[:, 0]), Line()
-    given = (
-        tuning.grid(rate=[0.1, 0.2]),
-        data,
-        Plan(None, 1e-5, SIZE, sampling_probability=1.0, steps=2, noise_multiplier=9.0, repetitions=law),
-    )
-    more = {"key": KEY, "score": lambda w: -float(jnp.sum(w["params"]["Dense_0"]["kernel"] ** 2)), **more}
-    of_module = tune(module, sgd, *given, loss=distance, **more)
-    of_function = tune(of_line, sgd, *given, init=lambda key: module.init({"params": key}, DATA[0]), **more)
-    assert of_module.config == of_function.config and jax.tree.structure(of_module.params) == jax.tree.structure(
-        of_function.params
-    )
-    for a, b in zip(jax.tree.leaves(of_module.params), jax.tree.leaves(of_function.params), strict=True):
-        np.testing.assert_array_equal(a, b)
+def test_a_linen_module_is_tuned_as_a_loss_function_is(tune, more, given):
+    law, module = selection.PointMass(2), Line()
+    plan = Plan(None, 1e-5, SIZE, sampling_probability=1.0, steps=2, noise_multiplier=9.0, repetitions=law)
+    rest = sgd, tuning.grid(rate=[0.1, 0.2]), (DATA, DATA[:, 0]), plan
+    more = {"key": KEY, "score": lambda w: -float(np.sum(w["params"]["Dense_0"]["kernel"] ** 2)), **more}
+    of_module = tune(module, *rest, loss=distance, **more)
+    of_function = tune(of_line, *rest, init=lambda key: module.init({"params": key}, DATA[0]), **more)
+    assert of_module.config == of_function.config
+    jax.tree.map(np.testing.assert_array_equal, of_module.params, of_function.params)
+    losses = [float(loss(of_module.params, (DATA[0], 3.0))) for loss, *_ in given[-2:]]
+    assert losses[0] == losses[1] > 0.0
 
 
 def test_what_is_no_linen_module_or_lacks_a_start_is_refused():
@@ -255,14 +243,14 @@ def test_plans_and_data_that_do_not_fit_are_refused():
     assert "score must be a function" in refusal(run, GEOMETRIC, score=3)
 
 
-def test_a_score_on_private_validation_data_costs_no_more_than_the_worse_of_both(monkeypatch):
+def test_a_score_on_private_validation_data_costs_no_more_than_the_worse_of_both(monkeypatch, coarse_pairs):
     score = tuning.PrivateScore(lambda w, x: x > w[0], np.linspace(-1.0, 1.0, 30))
     best = run(GEOMETRIC, score=score)
     noise = noise_for_score(selection.Geometric(0.1), 8.0, 1e-5, "add_or_remove_one")
     alone = ja.epsilon(selection.select(ja.Gaussian(noise), selection.Geometric(0.1)), 1e-5)
     assert 7.99 < alone.upper <= 8.0 and best.epsilon.upper <= 8.0
-    found = ja.epsilon(best.mechanism, 1e-5).upper  # through points of both profiles, at that epsilon too
-    assert found <= 8.0 * (1 + 3e-4)
+    found = ja.epsilon(best.mechanism, 1e-5).upper  # through points of both profiles, few of them here
+    assert found <= 8.0 * (1 + 1e-2)
     monkeypatch.setattr(private_score, "candidates_profile", lambda *given, **more: None)  # takes seconds
     louder = tuning.PrivateScore(score.value, score.data, noise_multiplier=0.9 * noise)
     assert "above the plan's target" in refusal(run, GEOMETRIC, score=louder)
@@ -280,11 +268,11 @@ def test_a_score_on_the_training_data_is_composed_with_every_candidate():
 
 def test_the_noise_of_a_private_score_is_there():
     value = lambda w, x: x > w
-    count = units(value, 4.0, jnp.arange(10.0), 2.0**-20)
-    keys = jax.random.split(jax.random.key(1, impl=CHACHA20), 500)
+    count = jax.jit(lambda data: units(value, 4.0, data, 2.0**-20))(np.arange(10.0))
+    keys = [key_from_bytes(number.to_bytes(32)) for number in range(1, 201)]
     found = np.array([noisy(count, key, 3.0, 2.0**-20) for key in keys])
-    assert abs(found.mean() - 5.0) < 4.5 * 3.0 / math.sqrt(500)
-    assert abs(found.std() / 3.0 - 1.0) < 4.5 / math.sqrt(1_000)
+    assert abs(found.mean() - 5.0) < 4.5 * 3.0 / math.sqrt(200)
+    assert abs(found.std() / 3.0 - 1.0) < 4.5 / math.sqrt(400)
 
 
 def test_one_record_moves_a_count_by_at_most_one_whatever_the_size():
@@ -302,7 +290,7 @@ def test_one_record_moves_a_count_by_at_most_one_whatever_the_size():
 def test_tune_with_a_function_of_ones_own(forced):
     forced(7)
     law = selection.Geometric(0.2)
-    for declared, word in ((None, "adaptive"), ("adaptive", "adaptive"), ("iid", "iid, declared")):
+    for declared, word in ((None, "adaptive"), ("iid", "iid, declared")):
         calls = []
         best = tuning.tune_with(
             lambda config, key, calls=calls: calls.append(config) or config["x"],

@@ -56,7 +56,6 @@ THINNED = {
         "test_a_plan_costs_no_more_than_its_event",
         "test_a_written_plan_has_at_least_the_noise",
     ),
-    "test_journal": ("test_a_full_disk_is_one_line_and_what_is_solved_is_kept",),
     "test_kernel_namespaces": (
         "test_calibration_slopes_are_forward_mode_derivatives",
         "test_numpy_gives_the_same_bits_in_any_batch",

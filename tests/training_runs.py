@@ -4,6 +4,7 @@ import contextlib
 import functools
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -63,24 +64,28 @@ def shared(loss, optimizer, plan, clip_norm=1.0, **more):
 
 
 @contextlib.contextmanager
-def sharing_programs():
-    """Tunings with the same loss, optimizer, steps and settings share their programs, which take seconds to compile.
+def quick_candidates():
+    """Candidates of tunings move by their rates and keys alone, and nothing is compiled.
 
-    The noise is that of the first one: for tests of anything but the noise, which `test_tuning_side_by_side.py` has.
+    Yields a list of what each call of `side_by_side` got: (loss, plan, settings).  For tests of anything but the
+    training, which `test_tuning_side_by_side.py` has.
     """
-    made, real = {}, tuning_run.side_by_side
+    given = []
 
     def side_by_side(loss_fn, make_optimizer, plan, **settings):
-        words = tuple(cell.cell_contents for cell in make_optimizer.__closure__ or ())
-        kind = plan.sampling, plan.sampling_probability, plan.dataset_size, plan.steps
-        key = loss_fn, words, kind, repr(sorted(settings.items()))
-        if key not in made:
-            made[key] = real(loss_fn, make_optimizer, plan, **settings)
-        return made[key]
+        given.append((loss_fn, plan, settings))
+
+        def train(params, configs, keys, data):
+            make_optimizer({name: column[0] for name, column in configs.items()})
+            luck = np.array([np.random.default_rng(words).random() for words in np.asarray(keys)])
+            move = (configs["rate"] * (1.0 + luck)).astype(np.float32)
+            return jax.tree.map(lambda a: a + move.reshape(-1, *(1 for _ in a.shape[1:])), params)
+
+        return train
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning_run, "side_by_side", side_by_side)
-        yield
+        yield given
 
 
 def start():
