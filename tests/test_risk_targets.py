@@ -70,7 +70,7 @@ def test_steps_and_sampling_probability():
     assert found.value.tolist() == [1000.0, 1.0] and np.all(found.risk.upper <= [0.161018, 0.3415])
     found = steps(target_tpr=0.0040686, at_fpr=0.001, noise_multiplier=1.0, sampling_probability=0.01)
     assert found.value == 1000.0 and found.risk.upper <= 0.0040686
-    checked(rate(target_tpr=TPR_001[2], at_fpr=0.001, noise_multiplier=1.0, steps=1000), TPR_001[2], 0.01, 1e-4)
+    checked(rate(target_tpr=TPR_001[0], at_fpr=0.001, noise_multiplier=1.0, steps=1), TPR_001[0], 0.1, 1e-4)
     checked(rate(target_advantage=ADVANTAGE[:2], noise_multiplier=NOISE[:2], steps=1), ADVANTAGE[:2], RATE[:2], 1e-4)
     most = rate(target_advantage=0.9, noise_multiplier=10.0, steps=1)
     assert most.value == 1.0 and most.status == "not_binding" and most.ok
@@ -146,37 +146,31 @@ def test_targets_at_the_ends_of_float64_have_a_status():
         held(value, target_mu=value)
 
 
-def test_rates_at_the_ends_of_float64_say_nothing_on_the_way():
+@pytest.mark.parametrize("target, fpr", [(0.95, 0.9), pytest.param(0.5, 1e-300, marks=pytest.mark.slow)])
+def test_rates_at_the_ends_of_float64_say_nothing_on_the_way(target, fpr):
     """e^eps overflowed at a place that was only tried, with a warning."""
-    found = ja.calibrate_noise_multiplier(
-        target_tpr=[0.5, 0.95], at_fpr=[1e-300, 0.9], sampling_probability=0.5, steps=2
-    )
-    assert found.ok.all() and np.all(found.risk.upper <= [0.5, 0.95])
-    assert found.epsilon.upper[1] < 0.0 and found.best.tolist() == [
-        False,
-        True,
-    ]  # the first is the least noise searched
+    found = noise(target_tpr=target, at_fpr=fpr, sampling_probability=0.5, steps=1)
+    assert found.ok and found.risk.upper <= target
+    assert found.epsilon.upper < 0.0 if fpr == 0.9 else not found.best  # the least noise searched
 
 
 def test_noise_for_a_rate_is_the_smallest_even_where_few_hits_are_expected():
     # the profile's own reading, which searches its eps anew, shows more than the target a little below the noise
-    q, t, goal = np.array([1.65e-4]), [66931], [0.0566]
+    q, t, goal = 1.65e-4, 66931, 0.0566
     found = noise(target_tpr=goal, at_fpr=0.01, sampling_probability=q, steps=t)
-    assert found.ok.all() and found.best.all() and np.all(found.risk.upper <= goal)
-    assert np.all(found.risk.lower >= 0.98 * np.array(goal)) and np.all(np.asarray(found.risk.status) == "ok")
-    below = ja.profile(ja.dp_sgd(found.value * (1 - 2e-4), q, t)).tradeoff(0.01)
-    at = ja.profile(ja.dp_sgd(found.value, q, t)).tradeoff(0.01)
-    assert np.all(1.0 - below.upper > goal) and np.all(1.0 - at.upper <= goal)
+    assert found.ok and found.best and found.risk.upper <= goal
+    assert found.risk.lower >= 0.98 * goal and found.risk.status == "ok"
+    below, at = ja.profile(ja.dp_sgd(found.value * np.array([1 - 2e-4, 1.0]), q, t)).tradeoff(0.01).upper
+    assert 1.0 - below > goal and 1.0 - at <= goal
 
 
 def test_noise_for_a_mu_is_the_smallest():
-    q, t, goal = np.array([0.01]), np.array([1000]), [0.5]
+    q, t, goal = 0.01, 1000, 0.5
     found = noise(target_mu=goal, above_fpr=1e-6, sampling_probability=q, steps=t)
-    assert found.ok.all() and np.all(found.risk.upper <= goal)
-    assert np.all(found.risk.upper - found.risk.lower <= 1e-4 * found.risk.upper)
-    below = ja.profile(ja.dp_sgd(found.value * (1 - 1e-4), q, t)).gdp_mu(1e-6)
-    at = ja.profile(ja.dp_sgd(found.value, q, t)).gdp_mu(1e-6)
-    assert np.all(below.lower > goal) and np.all(at.lower <= goal) and np.all(at.upper >= found.risk.lower)
+    assert found.ok and found.risk.upper <= goal
+    assert found.risk.upper - found.risk.lower <= 1e-4 * found.risk.upper
+    mu = ja.profile(ja.dp_sgd(found.value * np.array([1 - 1e-4, 1.0]), q, t)).gdp_mu(1e-6)
+    assert mu.lower[0] > goal >= mu.lower[1] and mu.upper[1] >= found.risk.lower
 
 
 def test_every_relation_meets_a_rate_in_its_own_direction():

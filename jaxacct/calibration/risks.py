@@ -286,7 +286,8 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
         solved.close[full] = False
         near[full] = np.clip(np.sqrt(goal.known["steps"]) / np.maximum(mu, 1e-300), *NOISE_RANGE)[full]
         epsilon[full] = gaussian[full]
-        settled, sure = settled | full, solved.fits | full
+        known = full | (goal.known["sampling_probability"] == 0.0)  # any eps shows a run that samples nothing
+        settled, sure = settled | known, solved.fits | known
 
     def by_rounds(rows: np.ndarray) -> None:
         epsilon[rows], near[rows] = _by_rounds(goal.take(rows), rate[rows], fpr[rows], mu[rows], gaussian[rows])
