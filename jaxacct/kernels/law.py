@@ -18,12 +18,14 @@ the saddle point is found.
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from jaxacct.kernels.arrays import Array, constant, keep_apart, log1p, namespace, repeat, total
+from jaxacct.kernels.arrays import Array, constant, iterate, keep_apart, log1p, namespace, total
 
 NEWTON_STEPS = 14
-"""Number of safeguarded Newton steps from a start that may be far off. All rows of a batch take equally many."""
+"""Largest number of safeguarded Newton steps from a start that may be far off."""
 REFINEMENT_STEPS = 7
-"""Number of Newton steps from a start that is within a factor of two of the solution."""
+"""Largest number of Newton steps from a start that is within a factor of two of the solution."""
+NEAR_ENOUGH = 1e-4
+"""A row takes no further Newton step after one that moves log c by at most this."""
 LARGEST_STEP = 3.0
 """Largest Newton step in log c."""
 Cumulants: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
@@ -244,8 +246,13 @@ def saddle_point(
     # and the variance without a tilt.
     begin = xp.log(1e-3) * xp.ones_like(target) if start is None else xp.log(start)
 
-    def body(i: Array, carry: tuple[Array, Array, Array, Array, Saddle]) -> tuple[Array, Array, Array, Array, Saddle]:
-        w, lo, hi, last, _ = carry
+    def going(carry: tuple[Array, Array, Array, Array, Array, Saddle]) -> Array:
+        return (carry[0] < iterations) & (carry[4] > NEAR_ENOUGH)
+
+    def body(
+        carry: tuple[Array, Array, Array, Array, Array, Saddle],
+    ) -> tuple[Array, Array, Array, Array, Array, Saddle]:
+        i, w, lo, hi, last, _ = carry
         c = xp.exp(w)
         k0, k1, k2 = k(c)
         curvature = k2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
@@ -276,8 +283,8 @@ def saddle_point(
             following = xp.where(i == 0, w0, following)
             lo, hi = xp.where(i == 0, w0 - down, lo), xp.where(i == 0, w0 + up, hi)
             last = xp.where(i == 0, xp.inf, last)
-        return following, lo, hi, last, saddle
+        return i + 1, following, lo, hi, last, saddle
 
     nothing = xp.zeros_like(begin)
-    carry = (begin, begin - down, begin + up, xp.full_like(begin, xp.inf), Saddle(*([nothing] * 5)))
-    return repeat(xp, iterations, body, carry)[-1]
+    carry = (nothing, begin, begin - down, begin + up, xp.full_like(begin, xp.inf), Saddle(*([nothing] * 5)))
+    return iterate(xp, going, body, carry)[-1]
