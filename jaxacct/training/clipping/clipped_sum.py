@@ -109,7 +109,7 @@ def clipped_sum(
     traced, shapes = jax.make_jaxpr(loss_fn, return_shape=True)(params, one_of(batch))
     split_loss(shapes, has_aux)
     refuse_closed_over("loss_fn", traced, batch)
-    mask = jnp.ones(examples, bool) if mask is None else mask
+    mask = np.ones(examples, bool) if mask is None else mask
     done, aux = _clipped_sum(loss_fn, params, batch, mask, clip_norm, method, has_aux)
     return (done, aux) if has_aux else done
 

@@ -177,7 +177,7 @@ def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
         run = _quickly_compiled(jax.jit(batched).lower(consts, *rows))
         before = _bits(run(consts, *rows))
         for place in (0, _ROWS - 1):
-            changed = [row.at[place].set(other[place]) for row, other in zip(rows, others, strict=True)]
+            changed = [_replaced(row, place, other) for row, other in zip(rows, others, strict=True)]
             after = _bits(run(consts, *changed))
             moved = [np.delete(a != b, place, axis=0) for a, b in zip(before, after, strict=True)]
             if any(map(np.any, moved)):
@@ -210,7 +210,7 @@ def _is_known(const: Any) -> bool:
 
 
 def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> Any:
-    """Draw a random array: normal for matrices of weights, otherwise floats in [0.25, 1] or integers in {0, 1}."""
+    """Draw an array of NumPy, or keys: normal for weights, otherwise floats in [0.25, 1] or integers in {0, 1}."""
     shape, dtype = aval.shape, aval.dtype
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         impl = next(i for i in ("threefry2x32", CHACHA20) if jax.random.key(0, impl=i).dtype == dtype)
@@ -222,7 +222,16 @@ def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> Any:
         found = rng.uniform(0.25, 1.0, shape)
     else:
         found = rng.integers(0, 2, shape)
-    return jnp.asarray(found.astype(dtype))
+    return found.astype(dtype)
+
+
+def _replaced(rows: Any, place: int, others: Any) -> Any:
+    """Return the rows with one of them replaced by another array's row at the same place."""
+    if isinstance(rows, jax.Array):  # keys
+        return rows.at[place].set(others[place])
+    changed = rows.copy()
+    changed[place] = others[place]
+    return changed
 
 
 def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
