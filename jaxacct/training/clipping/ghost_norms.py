@@ -8,6 +8,7 @@ with the loss and its gradient anyway.  Derivations, and bounds of all rounding:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ It is so low that its sum with any exponent is below all exponents of numbers.
 """
 HIGHEST = jax.lax.Precision.HIGHEST
 """Precision of products: the error bounds need full float32, and some devices would round the factors first."""
+inlined = functools.partial(jax.jit, inline=True)
+"""Traces a function once for all arguments of the same shapes, and writes its operations out wherever it is called."""
 
 
 class Rows(NamedTuple):
@@ -219,6 +222,7 @@ def _arranged(use: Use, x: Any, dy: Any) -> tuple[Any, Any]:
     )
 
 
+@inlined
 def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
     """Return (rows', E, m): the gradient is 2^E sum_t x'_t dy'_t^T, and m = sum_t max|x'_t| max|dy'_t|."""
     number, beside, x, dy = rows
@@ -271,6 +275,7 @@ def _size(steps: Sequence[Step]) -> int:
     return math.prod(size for size, _ in steps)
 
 
+@inlined
 def exponent(values: Any) -> Any:
     """Return e with 2^e <= |value| < 2^(e+1), int32; zero and subnormals give NOTHING, inf and NaN ``finfo.maxexp``."""
     info = jnp.finfo(values.dtype)
@@ -278,12 +283,14 @@ def exponent(values: Any) -> Any:
     return jnp.where(field > 0, field - (info.maxexp - 1), NOTHING)
 
 
+@inlined
 def normal(values: Any) -> Any:
     """Return the values with zeros in place of subnormal numbers."""
     info = jnp.finfo(values.dtype)
     return jnp.where(_magnitude(values) >= 1 << info.nmant, values, 0)
 
 
+@functools.partial(inlined, static_argnums=1)
 def power(exponents: Any, dtype: Any) -> Any:
     """Return 2^e: zero where 2^e is subnormal, and the largest power of two where it overflows."""
     info = jnp.finfo(dtype)
@@ -291,6 +298,7 @@ def power(exponents: Any, dtype: Any) -> Any:
     return jax.lax.bitcast_convert_type(field.astype(_integer(dtype)) << info.nmant, dtype)
 
 
+@inlined
 def scaled(values: Any, exponents: Any) -> Any:
     """Return values * 2^e, where e is at most twice the dtype's largest exponent.
 
@@ -315,6 +323,7 @@ def sum_squares(values: Any) -> Any:
     return blocked_sum(jnp.square(values))
 
 
+@inlined
 def blocked_sum(values: Any) -> Any:
     """Sum non-negative terms; at each level of blocks the relative error is at most that of 63 rounded additions."""
     flat = values.reshape(-1)
