@@ -82,7 +82,8 @@ ORDINARY = {
 
 
 def trace_with(constant):
-    return jax.make_jaxpr(lambda w: w * jnp.sum(jnp.asarray(constant).astype(jnp.float32)))(1.0)
+    constant = np.asarray(constant, jax.dtypes.canonicalize_dtype(constant.dtype))
+    return jax.make_jaxpr(lambda w: w * jnp.sum(constant + w))(np.float32(1))
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -103,7 +104,7 @@ def contrastive(others):
 
 class Memory(nnx.Module):
     def __init__(self, rows):
-        self.w, self.rows = nnx.Param(jnp.ones(6)), nnx.Variable(jnp.asarray(rows))
+        self.w, self.rows = nnx.Param(np.ones(6, np.float32)), nnx.Variable(rows)
 
 
 def in_a_loop(w, x):
@@ -121,10 +122,15 @@ CLOSED = {
 
 
 @pytest.mark.parametrize("name", CLOSED)
-def test_a_trainer_refuses_a_loss_that_closes_over_the_data(name, tmp_path):
-    trainer = Trainer(CLOSED[name], optax.sgd(0.1), PLAN, 1.0)
-    state = trainer.init(jnp.ones(6))
-    for data in (X, Source(X)) if name == "closure" else (X,):
+def test_records_are_found_wherever_the_loss_uses_them(name):
+    closed = jax.make_jaxpr(CLOSED[name])(np.ones(6, np.float32), X[0])
+    assert "loss_fn closes over" in refusal(refuse_closed_over, "loss_fn", closed, X)
+
+
+def test_a_trainer_refuses_a_loss_that_closes_over_the_data(tmp_path):
+    trainer = Trainer(CLOSED["jit"], optax.sgd(0.1), PLAN, 1.0)
+    state = trainer.init(np.ones(6, np.float32))
+    for data in (X, Source(X)):
         text = refusal(trainer.fit, state, data, ledger=tmp_path / "run.jsonl", progress=False)
         assert "loss_fn closes over" in text
     assert not (tmp_path / "run.jsonl").exists()
@@ -139,9 +145,9 @@ def test_records_in_a_frozen_variable_are_found():
 
 def test_every_other_door_refuses_it_too():
     train = side_by_side(contrastive(X), lambda config: optax.sgd(config["rate"]), PLAN)
-    given = jnp.ones((2, 6)), {"rate": np.ones(2)}, key_words([bytes(32), bytes(range(32))])
+    given = np.ones((2, 6), np.float32), {"rate": np.ones(2)}, key_words([bytes(32), bytes(range(32))])
     assert "loss_fn closes over" in refusal(train, *given, X)
-    assert "loss_fn closes over" in refusal(clipped_sum, contrastive(X), jnp.ones(6), X[5:20])
+    assert "loss_fn closes over" in refusal(clipped_sum, contrastive(X), np.ones(6, np.float32), X[5:20])
     value = lambda w, x: jnp.max(jnp.asarray(X) @ x) > w
     assert PrivateScore(value, X, noise_multiplier=1.0).data is X
     assert "value closes over" in refusal(units, value, 1.0, X, 2.0**-20)
@@ -149,9 +155,10 @@ def test_every_other_door_refuses_it_too():
 
 def test_a_loss_that_closes_over_the_batch_of_a_traced_step_is_refused():
     step = jax.jit(lambda w, batch: clipped_sum(contrastive(batch), w, batch).total)
-    assert "closes over the batch" in refusal(step, jnp.ones(6), X[:8])
+    w = np.ones(6, np.float32)
+    assert "closes over the batch" in refusal(step, w, X[:8])
     frozen = jax.jit(lambda w, base, batch: clipped_sum(lambda w, x: jnp.sum(base @ (w * x)), w, batch).total)
-    assert frozen(jnp.ones(6), jnp.ones((3, 6)), X[:8]).shape == (6,)
+    assert jax.eval_shape(frozen, w, np.ones((3, 6), np.float32), X[:8]).shape == (6,)
 
 
 def test_large_data_are_compared_by_some_rows(monkeypatch):

@@ -352,8 +352,8 @@ def refuse_closed_over(name: str, closed: ClosedJaxpr, data: Any, more: Any = ()
             if columns:
                 groups.append(([*_views(each, 1)], [cast[:, [j]] for j in range(width)]))
             for ours, theirs in groups:
-                hashed = [(view, _hashed(view)) for view in ours]
-                if any(_meet(view, mine, other) for other in map(_hashed, theirs) for view, mine in hashed):
+                hashed = [_Hashed(view) for view in ours]
+                if any(_meet(view, other) for other in map(_Hashed, theirs) for view in hashed):
                     raise _refusal(name, f"an array of shape {each.shape} that holds rows of the data")
 
 
@@ -423,29 +423,48 @@ def _views(constant: np.ndarray, width: int) -> Iterator[np.ndarray]:
                 yield from (turned[:, [j]] for j in range(turned.shape[1]))
 
 
-def _meet(ours: np.ndarray, mine: np.ndarray, theirs: np.ndarray) -> bool:
-    """Return whether a constant contains rows of the data that are too complex to agree by accident.
+class _Hashed:
+    """Rows, the hash of each, and each hash once, sorted, with the number of its rows."""
 
-    `mine` are the hashes of its rows, and `theirs` those of the data's.
-    """
-    known, counts = np.unique(theirs, return_counts=True)
-    first = np.unique(mine[np.isin(mine, known)])[:64]
-    if not first.size:
-        return False
-    for one in first:
-        row, often = ours[np.argmax(mine == one)], counts[np.searchsorted(known, one)]
-        if 2 * often <= max(len(theirs), 2) and not _is_progression(row) and _own_bytes(row) >= _OWN_BYTES:
+    def __init__(self, rows: np.ndarray) -> None:
+        self.rows, self.hashes = rows, _hashed(rows)
+        self.once, self.counts = np.unique(self.hashes, return_counts=True)
+
+    @functools.cached_property
+    def length(self) -> int:
+        """Length of a run of rows with at least 96 bits of entropy, or more than all rows if there is none.
+
+        The entropy of a row follows from how often each row occurs.
+        """
+        share = self.counts / len(self.rows)
+        entropy = -float(np.sum(share * np.log2(share)))
+        return max(math.ceil(96.0 / entropy), _LEAST_RUN) if entropy > 0.01 else len(self.rows) + 1
+
+    @functools.cached_property
+    def runs(self) -> np.ndarray:
+        """Hashes of all runs of that length, sorted."""
+        return np.sort(_runs(self.hashes, self.length))
+
+
+def _meet(ours: _Hashed, theirs: _Hashed) -> bool:
+    """Return whether a constant contains rows of the data that are too complex to agree by accident."""
+    shared = ours.once[_among(ours.once, theirs.once)][:64]
+    for one in shared:
+        row, often = ours.rows[np.argmax(ours.hashes == one)], theirs.counts[np.searchsorted(theirs.once, one)]
+        if 2 * often <= max(len(theirs.rows), 2) and not _is_progression(row) and _own_bytes(row) >= _OWN_BYTES:
             return True
-    share = counts / len(theirs)
-    entropy = -float(np.sum(share * np.log2(share)))
-    # A run of consecutive rows that the constant and the data have in common shows that the constant holds data, if the
-    # run has at least 96 bits of entropy. The entropy of a row follows from how often each row occurs in the data.
-    length = max(math.ceil(96.0 / entropy), _LEAST_RUN) if entropy > 0.01 else len(theirs) + 1
-    if length > min(len(theirs), len(ours)):
+    # A run of consecutive rows that the constant and the data have in common shows that the constant holds data.
+    length, size = theirs.length, len(ours.rows)
+    if not shared.size or length > min(len(theirs.rows), size):
         return False
-    begins = np.unique([*range(0, len(ours) - length + 1, length), len(ours) - length])
-    same = np.isin(_runs(mine, length)[begins], _runs(theirs, length))
-    return any(_own_bytes(_numbered(ours[begin : begin + length])) >= _OWN_BYTES for begin in begins[same][:64])
+    begins = np.unique([*range(0, size - length + 1, length), size - length])
+    same = _among(_runs(ours.hashes, length)[begins], theirs.runs)
+    return any(_own_bytes(_numbered(ours.rows[begin : begin + length])) >= _OWN_BYTES for begin in begins[same][:64])
+
+
+def _among(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Return which values are among the known ones, which are sorted."""
+    return known[np.searchsorted(known, values).clip(max=len(known) - 1)] == values
 
 
 def _hashed(rows: np.ndarray) -> np.ndarray:

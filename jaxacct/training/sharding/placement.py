@@ -292,14 +292,16 @@ def _on_device(tree: Any) -> Any:
     An uncommitted array on this device stays as it is.  A committed array goes through the host: with it, the step
     would be lowered differently, and so get other keys.
     """
-    default = jnp.zeros(()).devices()
+    default = jax.device_put(np.float32(0)).devices()
+    # on a CPU `device_put` keeps an array of NumPy itself, which the caller may change
+    copy = True if {device.platform for device in default} == {"cpu"} else None
 
     def one(leaf: Any) -> Any:
         if _is_key(leaf):
             return jax.random.wrap_key_data(one(_numbers(leaf)), impl=jax.random.key_impl(leaf))
         if isinstance(leaf, jax.Array) and not leaf.committed and leaf.devices() == default:
             return jnp.asarray(leaf, leaf.dtype)
-        return jnp.asarray(np.asarray(leaf))
+        return jax.device_put(np.array(leaf, copy=copy))
 
     return jax.tree.map(one, tree)
 
