@@ -59,7 +59,10 @@ def problem(name, examples=5, seed=0):
     if name == "conv":
         x, model = rng.normal(size=(examples, 8, 9, 2)).astype(np.float32), Convnet()
     elif name == "mlp":
-        x, model = rng.normal(size=(examples, 12)).astype(np.float32), nn.Sequential([nn.Dense(9), nn.tanh, nn.Dense(4)])
+        x, model = (
+            rng.normal(size=(examples, 12)).astype(np.float32),
+            nn.Sequential([nn.Dense(9), nn.tanh, nn.Dense(4)]),
+        )
     else:
         x, model = rng.integers(0, 8, (examples, 6)), Text() if name == "text" else Tied()
     params = jax.eval_shape(lambda x: model.init(jax.random.key(seed), x), x[0])
@@ -269,7 +272,9 @@ def test_bad_clipping_is_refused(change, text):
 @pytest.mark.parametrize("method", ["vmap", "ghost"])
 def test_parameters_without_entries_are_carried_along(method):
     loss = lambda p, x: p["w"] @ x + jnp.sum(p["none"] @ p["w"]) + jnp.sum(x @ p["no column"])
-    params = {name: np.zeros(shape, np.float32) for name, shape in {"w": 3, "none": (0, 3), "no column": (3, 0)}.items()}
+    params = {
+        name: np.zeros(shape, np.float32) for name, shape in {"w": 3, "none": (0, 3), "no column": (3, 0)}.items()
+    }
     done = clipped_sum(loss, params, np.full((2, 3), 9, np.float32), method=method)
     assert jax.tree.map(np.shape, done.total) == jax.tree.map(np.shape, params)
     assert int(done.clipped) == 2 and abs(np.linalg.norm(done.total["w"]) - 2) < 1e-4
