@@ -188,9 +188,7 @@ THINNED = {
         "test_in_one_order_the_noise_covers_all_passes",
         "test_the_noise_of_a_run_is_the_strategys",
     ),
-    "test_training_ghost_routes": (
-        "test_uses_that_cancel",
-    ),
+    "test_training_ghost_routes": ("test_uses_that_cancel",),
     "test_training_mixing": ("test_operations_within_one_example_are_not",),
     "test_training_params_of": ("test_the_moving_average_is_read_too",),
     "test_training_recalibrate": ("test_full_batches_through_a_filter",),
