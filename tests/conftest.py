@@ -134,12 +134,49 @@ def dp_sgd_table() -> dict[str, np.ndarray]:
 @pytest.fixture
 def still_steps(monkeypatch):
     """Steps that move nothing, compiled in no time, for tests of what is counted whatever the steps put out."""
+    _steps_are(monkeypatch, "still")
+
+
+@pytest.fixture
+def keyed_steps(monkeypatch):
+    """Steps that move parameters by their keys, compiled in no time."""
+    _steps_are(monkeypatch, "keyed")
+
+
+def _steps_are(monkeypatch, name):
     import training_runs
 
     from jaxacct.training.sharding import placement
 
     monkeypatch.setattr(training_runs, "_FIRST", {})
-    monkeypatch.setattr(placement, "private_step", lambda rule: training_runs.still)
+    monkeypatch.setattr(placement, "private_step", lambda rule: getattr(training_runs, name))
+
+
+_ANSWERS = {}
+
+
+@pytest.fixture(autouse=True)
+def asked_once(request):
+    """Plans, ledgers and states ask for epsilon of the same releases: tests of training compute each of them once."""
+    if not request.path.stem.startswith("test_training_"):
+        yield
+        return
+    from jaxacct.accounting import account
+
+    real = account.epsilon
+
+    def epsilon(mechanism, delta, **settings):
+        try:
+            key = mechanism, delta, *sorted(settings.items())
+            if key not in _ANSWERS:
+                _ANSWERS[key] = real(mechanism, delta, **settings)
+        except TypeError:  # arrays are no keys
+            return real(mechanism, delta, **settings)
+        return _ANSWERS[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(account, "epsilon", epsilon)
+        yield
 
 
 @pytest.fixture

@@ -15,20 +15,27 @@ import optax
 import pytest
 import training_runs
 from helpers import refusal
+from training_runs import KEY, plan_of, still_trainer
 
 from jaxacct.training import Trainer
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.run import checkpoints
 
 
+def begun():
+    """(trainer, first state, data) of a run whose steps move nothing."""
+    trainer = still_trainer(plan_of(4, noise=None, steps=12, target_epsilon=4.0))
+    return trainer, trainer.init(jnp.zeros(3), KEY), jnp.ones((4, 3))
+
+
 def test_a_resumed_run_is_the_same_run(tmp_path):
     trainer, state, data = training_runs.start()
     whole = trainer.fit(state, data, progress=False)
     half = trainer.fit(
-        state, data, checkpoints=tmp_path, checkpoint_every=7, callbacks=[lambda s: s.step == 23], progress=False
+        state, data, checkpoints=tmp_path, checkpoint_every=20, callbacks=[lambda s: s.step == 23], progress=False
     )
     in_memory = trainer.fit(half, data, progress=False)
-    resumed = trainer.fit(trainer.init(jnp.zeros(3)), data, checkpoints=tmp_path, checkpoint_every=7, progress=False)
+    resumed = trainer.fit(trainer.init(jnp.zeros(3)), data, checkpoints=tmp_path, progress=False)
     for other in (in_memory, resumed):
         assert other.step == training_runs.STEPS and other.lineage == whole.lineage
         for a, b in zip(jax.tree.leaves(other.opt_state), jax.tree.leaves(whole.opt_state), strict=True):
@@ -85,7 +92,7 @@ def modes(folder):
 
 
 def test_checkpoints_are_their_owners_alone_whatever_was_there(tmp_path):
-    trainer, state, data = training_runs.start()
+    trainer, state, data = begun()
     folder = tmp_path / "run"
     before = os.umask(0o000)
     try:
@@ -117,14 +124,14 @@ def test_files_are_private_while_they_are_written(tmp_path, monkeypatch):
         real(self, found)
 
     monkeypatch.setattr(checkpoints.Store, "save", save)
-    trainer, state, data = training_runs.start()
+    trainer, state, data = begun()
     trainer.fit(state, data, checkpoints=tmp_path / "run", callbacks=[lambda s: True], progress=False)
     assert len(seen) >= 2 and set(seen) == {0o077}
 
 
 def test_checkpoints_that_do_not_say_what_was_spent_are_refused(tmp_path):
     """Those of earlier versions: parameters and keys, and nothing of the plan."""
-    trainer, state, data = training_runs.start()
+    trainer, state, data = begun()
     trainer.fit(state, data, checkpoints=tmp_path, callbacks=[lambda s: s.step == 2], progress=False)
     last = max(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
     shutil.rmtree(tmp_path / str(last) / "run")
@@ -132,19 +139,19 @@ def test_checkpoints_that_do_not_say_what_was_spent_are_refused(tmp_path):
 
 
 def test_a_state_that_is_not_the_last_checkpoint_is_refused(tmp_path):
-    trainer, state, data = training_runs.start()
+    trainer, state, data = begun()
     seen = []
     trainer.fit(state, data, checkpoints=tmp_path, callbacks=[lambda s: seen.append(s) or s.step == 4], progress=False)
     other = trainer.fit(trainer.init(jnp.zeros(3)), data, callbacks=[lambda s: s.step == 4], progress=False)
     early, last = seen[1], seen[3]
     again = lambda start: refusal(trainer.fit, start, data, checkpoints=tmp_path, progress=False)
     assert "is not the last checkpoint, 4" in again(early) and "are of two runs" in again(other)
-    assert trainer.fit(last, data, checkpoints=tmp_path, progress=False).step == training_runs.STEPS
+    assert trainer.fit(last, data, checkpoints=tmp_path, progress=False).step == 12
 
 
 def test_a_checkpoint_of_another_program_needs_a_ledger(tmp_path):
     """Steps after it may have been released, of which it says nothing."""
-    trainer, state, data = training_runs.start()
+    trainer, state, data = begun()
 
     def crash(state):
         if state.step == 10:
@@ -156,9 +163,9 @@ def test_a_checkpoint_of_another_program_needs_a_ledger(tmp_path):
         more |= {"ledger": f"{folder}.jsonl"} if with_ledger else {}
         with pytest.raises(RuntimeError):
             trainer.fit(state, data, callbacks=[crash], **more)
-        changed = Trainer(trainer.loss_fn, optax.adam(0.2), trainer.plan, 1.0)
+        changed = still_trainer(trainer.plan, rate=0.2)
         if not with_ledger:
             assert "keep a ledger" in refusal(changed.fit, changed.init(jnp.zeros(3)), data, **more)
             continue
         ended = changed.fit(changed.init(jnp.zeros(3)), data, **more)
-        assert (ended.step, ended.stopped) == (training_runs.STEPS - 3, "budget")  # steps 8 to 10 were taken twice
+        assert (ended.step, ended.stopped) == (12 - 3, "budget")  # steps 8 to 10 were taken twice

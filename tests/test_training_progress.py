@@ -9,13 +9,12 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from training_cases import gaussian_epsilon
-from training_runs import plan_of
+from training_runs import plan_of, sgd, shared, squares
 
 from jaxacct.core import progress
-from jaxacct.training import Plan, Trainer
+from jaxacct.training import Plan
 from jaxacct.training.run import log
 
 
@@ -26,12 +25,12 @@ def every_step(monkeypatch):
     monkeypatch.setattr(progress, "WAIT", 1e9)  # no lines before the first step, however slow the machine
 
 
-def fitted(plan):
-    trainer = Trainer(lambda p, x: jnp.sum((p - x) ** 2), optax.sgd(0.1), plan, 1.0)
-    return trainer.fit(trainer.init(jnp.zeros(2)), jnp.ones((10, 2)), progress=True)
+def fitted(plan, progress=True):
+    trainer = shared(squares, sgd(0.1), plan)
+    return trainer.fit(trainer.init(jnp.zeros(2)), jnp.ones((10, 2)), progress=progress)
 
 
-def test_training_does_not_wait_for_the_table(every_step, monkeypatch, capsys):
+def test_training_does_not_wait_for_the_table(every_step, still_steps, monkeypatch, capsys):
     """It ends while the table is still being computed; nothing is said of epsilon before it is there."""
     real, go = Plan.epsilon_curve, threading.Event()
 
@@ -59,12 +58,10 @@ def test_training_does_not_wait_for_the_table(every_step, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("show", [True, False, None])
-def test_tracing_and_compiling_say_so(monkeypatch, capsys, show):
+def test_tracing_and_compiling_say_so(monkeypatch, still_steps, capsys, show):
     monkeypatch.setattr(progress, "WAIT", 0.0)
     monkeypatch.setattr(progress, "on_terminal", lambda: False)
-    plan = plan_of(10, noise=3.0, steps=2)
-    trainer = Trainer(lambda p, x: jnp.sum((p - x) ** 2), optax.sgd(0.1), plan, 1.0)
-    trainer.fit(trainer.init(jnp.zeros(2)), jnp.ones((10, 2)), progress=show)
+    fitted(plan_of(10, noise=3.0, steps=2), show)
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == (["0 steps: tracing the step", "0 steps: compiling the step"] if show else [])
 
@@ -95,8 +92,9 @@ def test_a_short_script_ends_quietly():
     program = """
 import time
 from concurrent.futures import ThreadPoolExecutor, thread
-import jax.numpy as jnp, optax
-from jaxacct.training import Plan, Trainer
+import jax.numpy as jnp
+from jaxacct.training import Plan
+from jaxacct.training.run import log
 
 def table(plan, points=64):
     while not thread._shutdown:
@@ -105,8 +103,8 @@ def table(plan, points=64):
 
 Plan.epsilon_curve = table
 plan = Plan(target_delta=1e-5, dataset_size=10, sampling_probability=1.0, noise_multiplier=3.0, steps=3)
-trainer = Trainer(lambda p, x: jnp.sum((p - x) ** 2), optax.sgd(0.1), plan, 1.0)
-trainer.fit(trainer.init(jnp.zeros(2)), jnp.ones((10, 2)), progress=True)
+bar = log.ProgressLine(plan, 0, True)
+bar.update(1, jnp.zeros(()))
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     ended = subprocess.run(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from helpers import refusal
 from training_cases import gaussian_epsilon
-from training_runs import linear, sgd, shared
+from training_runs import still_trainer as trained
 
 from jaxacct.core.validation import InputError
 from jaxacct.training import Plan
@@ -26,10 +26,6 @@ DATA = jnp.linspace(0.0, 1.0, 20).reshape(10, 2)
 
 class Crash(Exception):
     pass
-
-
-def trained(plan, rate=0.1):
-    return shared(linear, sgd(rate), plan)
 
 
 def trainer_of(which):
@@ -256,7 +252,7 @@ def test_the_budget_counts_what_came_before(tmp_path, with_ledger):
     assert float(ended.epsilon.upper) == pytest.approx(truth, rel=1e-6)
 
 
-def test_a_pass_that_goes_on_with_other_data_is_another_pass(still_steps):
+def test_a_pass_that_goes_on_with_other_data_is_another_pass():
     """Of fixed batches, without a ledger: cut anew, a record may be in a batch of both."""
     plan = Plan(
         target_delta=1e-5, dataset_size=10, expected_batch_size=2, steps=5, noise_multiplier=2.0,
@@ -276,7 +272,7 @@ def test_a_warm_start_in_the_same_ledger_counts_both_runs(tmp_path):
     assert float(second.epsilon.upper) == pytest.approx(gaussian_epsilon(mu((1.0, 16))), rel=1e-6)
 
 
-def test_other_relations_and_filters_are_refused(tmp_path, still_steps):
+def test_other_relations_and_filters_are_refused(tmp_path):
     plan = full(1.0, 4, sampling="without_replacement", relation="replace_one")
     state = trained(full(1.0, 2)).fit(trained(full(1.0, 2)).init(jnp.zeros(2)), DATA, progress=False)
     for more in ({}, {"ledger": tmp_path / "ledger"}):
@@ -286,7 +282,7 @@ def test_other_relations_and_filters_are_refused(tmp_path, still_steps):
     assert "Renyi filter" in refusal(trained(full(1.0, 4)).fit, state, DATA, progress=False)
 
 
-def test_a_change_of_plan_after_looks_at_outputs_must_be_declared(tmp_path, still_steps):
+def test_a_change_of_plan_after_looks_at_outputs_must_be_declared(tmp_path):
     """A stop by the number of steps may be followed by another plan; one by outputs only through a filter."""
     for declared, looks in itertools.product((False, True), repeat=2):
         plan = full(target=2.0, steps=8, data_dependent=declared)

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from helpers import refusal
 from training_cases import DELTA, gaussian_epsilon, note
-from training_runs import KEY, linear, sgd, still
+from training_runs import KEY, still_trainer
 
 import jaxacct as ja
 from jaxacct import cli, strategies
-from jaxacct.training import AdaptiveClip, Ledger, Plan, Trainer
+from jaxacct.training import AdaptiveClip, Ledger, Plan
 from jaxacct.training.run.run_ledger import RunLedger
 from jaxacct.training.sharding.placement import Processes
 
@@ -56,14 +56,6 @@ def trainer_of(rule="everyone", rate=0.1, **more):
     clip = AdaptiveClip(initial=1.0, count_noise=5.0) if rule == "adaptive clip" else 1.0
     users = {"examples_per_user": 1} if given.get("unit") == "user" else {}
     return still_trainer(Plan(**given), rate, clip, **users)
-
-
-def still_trainer(plan, rate=0.1, clip=1.0, **users):
-    """Its steps move nothing; those of another rate are another program."""
-    trainer = Trainer(linear, sgd(rate), plan, clip, **users)
-    seen = still(None, *[None] * 4)[1]._replace(loss=jnp.float32(rate))
-    trainer.placement.step_function = lambda carried, *given: (carried, seen)
-    return trainer
 
 
 def fit(trainer, path, state=None, **more):
