@@ -181,10 +181,10 @@ def asked_once(request):
 
 @pytest.fixture
 def coarse_pairs(monkeypatch):
-    """A composed selection is made from 32 points of its profile, not 160: a looser bound at a fifth of the cost."""
+    """A composed selection is made from 20 points of its profile, not 160: a looser bound at an eighth of the cost."""
     from jaxacct.selection import any_selection
 
-    monkeypatch.setattr(any_selection, "COMPOSED_POINTS", 32)
+    monkeypatch.setattr(any_selection, "COMPOSED_POINTS", 20)
     any_selection._pair_of.cache_clear()
     yield
     any_selection._pair_of.cache_clear()

@@ -291,10 +291,10 @@ def test_processes_exit_with_the_documented_status(tmp_path, capsys):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
-def test_standard_output_that_is_full_is_one_line(tmp_path):
-    environment = {"PATH": "", "JAXACCT_CACHE_DIR": "", "PYTHONPATH": ":".join(sys.path)}
-    command = [sys.executable, "-m", "jaxacct", *f"epsilon {GAUSSIAN} --delta 1e-5".split()]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
-    assert done.returncode == 2
-    assert done.stderr == "jaxacct epsilon: standard output: cannot be written: No space left on device\n"
+def test_standard_output_that_is_full_is_one_line(capsys, monkeypatch):
+    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        status = cli.main(f"epsilon {GAUSSIAN} --delta 1e-5".split())
+    assert status == 2
+    said = "jaxacct epsilon: standard output: cannot be written: No space left on device\n"
+    assert capsys.readouterr().err == said

@@ -65,7 +65,13 @@ def test_a_picture_of_a_file_is_that_of_its_table(tmp_path, table):
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
 
 
-def test_the_input_with_most_values_goes_along_x_and_the_next_makes_the_family(tmp_path, table, calibrated):
+@pytest.fixture
+def unsaved(monkeypatch):
+    """Saving takes most of the time of a picture."""
+    monkeypatch.setattr(style, "save", lambda canvas, path: None)
+
+
+def test_the_input_with_most_values_goes_along_x_and_the_next_makes_the_family(tmp_path, table, calibrated, unsaved):
     report = plot(table, tmp_path / "figure.svg")
     assert report == {
         "kind": "curve", "value": "epsilon", "x": "steps", "by": "noise_multiplier", "fixed": {"delta": 1e-5},
@@ -80,7 +86,7 @@ def test_the_input_with_most_values_goes_along_x_and_the_next_makes_the_family(t
     assert (report["value"], report["by"]) == ("epsilon", None) and set(report["fixed"]) == {"target_epsilon"}
 
 
-def test_what_follows_from_an_axis_is_not_held_fixed(tmp_path):
+def test_what_follows_from_an_axis_is_not_held_fixed(tmp_path, unsaved):
     fields = {"epochs": [1, 4], "noise_multiplier": [2.0, 4.0], "delta": 1e-5}
     sizes = {"a": 10, "b": 20}
     blocks = [expand({"dataset_size": n, "batch_size": n, **fields}, name=name) for name, n in sizes.items()]
@@ -163,7 +169,7 @@ def test_the_trade_off_of_a_gaussian_is_bounded_from_below_and_closely():
 
 
 def test_a_picture_of_several_batch_rules_says_every_relation():
-    run = {"noise_multiplier": [2.0, 3.0], "slots": 10, "epochs": 2, "delta": 1e-5}
+    run = {"noise_multiplier": [2.0, 3.0], "slots": 10, "epochs": 1, "delta": 1e-5}
     table = sweep(run | {"sampling": ["random_allocation", "shuffled"]}, progress=False)
     axes = drawn(results.draw_curves, "curve", table, by="sampling")[1]
     assert "add or remove one record, or zero out one record" in axes.get_title(loc="left")
@@ -221,6 +227,8 @@ def test_other_refusals(tmp_path, table, calibrated, monkeypatch):
     zipped = sweep(
         {**FULL, "noise_multiplier": [1.0, 2.0, 3.0], "steps": [1, 2, 3], "delta": [1e-5, 1e-6, 1e-7]}, mode="zip"
     )
-    assert plot(zipped, tmp_path / "figure.svg")["by"] is None
+    with monkeypatch.context() as patch:
+        patch.setattr(style, "save", lambda canvas, path: None)
+        assert plot(zipped, tmp_path / "figure.svg")["by"] is None
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     assert "needs the package matplotlib" in refusal(plot, table, tmp_path / "figure.png")

@@ -25,8 +25,8 @@ def exact_mu(sigma, q, floor):
         return mpmath.sqrt(2) * mpmath.erfinv(2 * p - 1)
 
     most = mpmath.mpf(0)
-    with mpmath.workdps(40):
-        for z in np.linspace(0.0, 6.0, 13):
+    with mpmath.workdps(25):
+        for z in np.linspace(0.0, 6.0, 7):
             for edge in (mpmath.mpf(z), -quantile(mpmath.mpf(floor))):  # in deviations of the output
                 above = mpmath.ncdf(-edge)
                 power = (1 - q) * above + q * mpmath.ncdf(1 / mpmath.mpf(sigma) - edge)
@@ -89,11 +89,6 @@ def asked():
     return run, place, place * np.linspace(0.0, 1.05, 9)[:, None]
 
 
-@pytest.fixture(scope="module")
-def mu():
-    return ja.profile(asked()[0]).gdp_mu()
-
-
 @pytest.mark.parametrize("relation", ("add_or_remove_one", "remove_one", "add_one"))
 def test_ends_far_from_the_contour_hold(relation):
     run, place, epsilon = asked()
@@ -138,12 +133,11 @@ def test_what_the_kernel_gets_wrong_shows_nothing(monkeypatch, wrong):
 
 
 @pytest.mark.parametrize("place", (np.nan, np.inf, 0.0, -1.0, 1e-300, 1e300))
-def test_a_place_that_is_none_shows_nothing_false(place, mu):
-    run = asked()[0]
-    shown = risks.shown_on_one_contour(
-        run, "add_or_remove_one", np.full(3, 1e-10), Place(np.full(3, place), np.ones(3)), 1e-4
-    )
-    assert np.all(shown.lower <= mu.upper) and np.all((shown.upper >= mu.lower) | ~shown.narrow)
+def test_a_place_that_is_none_shows_nothing_false(place):
+    mu = 0.522201  # of shared/reference/risk.csv
+    run, there = ja.dp_sgd(np.array([1.0]), 0.01, 1000), Place(np.array([place]), np.ones(1))
+    shown = risks.shown_on_one_contour(run, "add_or_remove_one", np.array([1e-10]), there, 1e-4)
+    assert np.all(shown.lower <= mu * (1 + 2e-6)) and np.all((shown.upper >= mu * (1 - 2e-6)) | ~shown.narrow)
 
 
 def test_few_values_are_tried_where_large_losses_are_rare(monkeypatch):

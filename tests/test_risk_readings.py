@@ -48,21 +48,18 @@ def test_mu_and_regret_of_the_reference(table):
     assert np.all(np.asarray(table["gdp_mu"].kind) == "certified")
 
 
-def test_mu_is_larger_above_a_lower_floor(table):
-    lower = ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 0.1)).gdp_mu([1e-13, 1e-2])
-    assert lower.lower[0] > table["gdp_mu"].upper[0] > lower.upper[1]
-
-
-def test_mu_holds_between_the_tangents():
+def test_mu_holds_between_the_tangents_and_is_larger_above_a_lower_floor():
     # T = 1: f of removing is known in closed form, and f_mu must lie below it everywhere above the floor
-    sigma, q, floor = 0.7, 0.2, 1e-6
-    mu = float(ja.profile(ja.PoissonSampled(ja.Gaussian(sigma), q)).gdp_mu(floor).upper)
-    a = np.geomspace(floor, 0.9, 4001)
-    removed = (1 - q) * a + q * norm.sf(norm.isf(a) - 1 / sigma)  # the true-positive rate
-    covered = 1 - removed >= floor
-    assert np.all(removed[covered] <= norm.sf(norm.isf(a[covered]) - mu) * (1 + 1e-12))
-    # and no smaller mu does
-    assert np.max(norm.isf(a) - norm.isf(removed)) >= mu * (1 - 1e-5)
+    floors, q = np.array([1e-13, 1e-6, 1e-2]), 0.1
+    found = ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), q)).gdp_mu(floors)
+    assert np.all(found.lower[:-1] > found.upper[1:])
+    for floor, mu in zip(floors, found.upper, strict=True):
+        a = np.geomspace(floor, 0.9, 4001)
+        removed = (1 - q) * a + q * norm.sf(norm.isf(a) - 1.0)  # the true-positive rate
+        covered = 1 - removed >= floor
+        assert np.all(removed[covered] <= norm.sf(norm.isf(a[covered]) - mu) * (1 + 1e-12))
+        # and no smaller mu does
+        assert np.max(norm.isf(a) - norm.isf(removed)) >= mu * (1 - 1e-5)
 
 
 def test_gaussians_have_their_mu_whatever_the_floor():

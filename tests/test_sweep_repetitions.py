@@ -76,7 +76,7 @@ def test_the_answers_are_those_of_the_reference_table_in_the_order_of_the_grid(t
     """Rows of two bases in mixed order and one without repetitions; a single law's class, so one program."""
     known = [row for _, row in rows() if row["repetitions"] == "truncated_negative_binomial"]
     known = [row for row in known if row["gdp_mu"] in ("0.2681", "0.5016")]
-    known = [known[i] for i in np.random.default_rng(1).permutation(len(known))]
+    known = [known[i] for i in np.random.default_rng(1).permutation(len(known))[::3]]
     numbers = [[part.split("=")[1] for part in row["parameters"].split(";")] for row in known]
     lines = [
         f"{1 / float(row['gdp_mu'])!r},1,1,1e-5,truncated_negative_binomial,{eta},{gamma}"
