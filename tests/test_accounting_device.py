@@ -174,11 +174,15 @@ def run(program, **more):
 
 
 def test_programs_are_put_on_the_host_and_training_is_not():
-    """Small kernels through both ways to XLA; the accounting leaves no program behind on the default device."""
+    """Small kernels through both ways to XLA; the accounting leaves no program behind on the default device.
+
+    The host has four devices, to which the chunks of a batch go in turn.
+    """
     found, told = run(
         TWO_BACKENDS
         + """
 from jaxacct.engines import backend
+hosts = set(jax.local_devices(backend="cpu"))
 def kernel(x, *, points):
     return (1j * x).real, jax.numpy.sqrt(x)
 with backend.job(1, "xla"):
@@ -186,11 +190,22 @@ with backend.job(1, "xla"):
 with devices.double_precision():
     other = backend._by_xla(lambda x: x + 1.0, np.ones(1))
 print(double.dtype, double.size, other.dtype, other.devices().pop().client is host.client)
+used, program = set(), backend.program(lambda x: (jax.numpy.exp(x) / 3, x))
+def spy(x):
+    used.add(x.device)
+    return program(x)
+line = np.linspace(0, 1, 33)
+out, same = backend.in_chunks(spy, 4, (line,), 33)
+with devices.double_precision():
+    alone = program(line[:4])[0]
+print(len(hosts), used == hosts, (same == line).all(), (out[:4] == alone).all())
 print(len(default.client.live_executables()))
 print(jax.jit(lambda x: x + 1.0)(np.ones(1)).devices().pop().client is default.client)
-"""
+""",
+        XLA_FLAGS="--xla_force_host_platform_device_count=4",
+        JAX_PLATFORMS="",
     )
-    assert found == ["float64", "5", "float64", "True", "0", "True"]
+    assert found == ["float64", "5", "float64", "True", "4", "True", "True", "True", "0", "True"]
     assert told.count("accounting runs on the host's CPU") == 1
 
 

@@ -15,12 +15,26 @@ pytestmark = pytest.mark.usefixtures("without_cache_of_jax")
 QUERY = "epsilon --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --delta 1e-5 --json"
 
 
-def test_a_plain_query_imports_no_scipy_and_compiles_nothing(tmp_path):
-    code = f"import sys; from jaxacct import cli; cli.main({QUERY.split()!r}); print('scipy' in sys.modules)"
-    environment = {**os.environ, "JAXACCT_CACHE_DIR": str(tmp_path / "programs")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("False\n") and done.stderr == ""
-    assert not (tmp_path / "programs").exists()
+PLAIN = f"""
+import jax, pathlib, sys
+before = dict(jax.config.values)
+from jaxacct import cli
+cli.main({QUERY.split()!r})
+print("scipy" in sys.modules, pathlib.Path(sys.argv[1]).exists())
+import numpy as np
+from jaxacct.engines import backend
+program = backend.program(lambda x, scale: (scale * x,), scale=3)
+print(backend.in_chunks(program, 4, (np.arange(4.0),), 4)[0][3], dict(jax.config.values) == before)
+"""
+
+
+def test_a_plain_query_imports_no_scipy_compiles_nothing_and_leaves_the_settings_of_jax_alone(tmp_path):
+    """Nor does a program that is compiled change a setting."""
+    folder = str(tmp_path / "programs")
+    environment = {**os.environ, "JAXACCT_CACHE_DIR": folder, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", PLAIN, folder]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False False\n9.0 True\n") and done.stderr == ""
 
 
 @pytest.mark.slow  # `test_program_cache.py` has it for a small program

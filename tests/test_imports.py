@@ -59,6 +59,8 @@ MODULES = modules()
 def statements(node: ast.AST, lazily: bool) -> Iterator[ast.Import | ast.ImportFrom]:
     """The imports in a piece of source, all of them, or (lazily) all but those under `if TYPE_CHECKING`."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):  # which holds no statement
+            continue
         if lazily and isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue
         if isinstance(child, ast.Import | ast.ImportFrom):

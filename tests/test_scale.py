@@ -187,28 +187,7 @@ def finish(process):
     return out.decode()
 
 
-def test_chunks_go_to_the_devices_in_turn():
-    code = """
-import jax, numpy as np
-from jaxacct.engines import backend
-used = set()
-def kernel(x):
-    return jax.numpy.exp(x) / 3, x
-program = backend.program(kernel)
-def spy(x):
-    used.add(x.device)
-    return program(x)
-out, same = backend.in_chunks(spy, 4, (np.linspace(0, 1, 33),), 33)
-assert len(jax.devices()) == 4 and used == set(jax.devices())
-with jax.enable_x64():
-    alone = [np.asarray(x) for x in program(np.linspace(0, 1, 33)[:4])][0]
-assert (same == np.linspace(0, 1, 33)).all() and (out[:4] == alone).all()
-"""
-    environment = os.environ | {"XLA_FLAGS": FOUR_DEVICES, "PYTHONPATH": ":".join(sys.path)}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
-
-
-@pytest.mark.slow
+@pytest.mark.slow  # test_accounting_device.py has the chunks of a small program
 def test_four_devices_give_the_bytes_of_one(tmp_path):
     (tmp_path / "grid.toml").write_text(CALIBRATED)
     finish(start(tmp_path, "--out", "four.csv", XLA_FLAGS=FOUR_DEVICES))
