@@ -96,21 +96,22 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
     delta = delta * np.exp(-_log_survival(parts)) * (1.0 + EXP_ERROR)
     known = delta < 1.0
     delta = np.where(known, delta, 0.5)
-    slack = np.full(delta.size, 8.0 * ROUNDOFF)
     for sigma, q, n in _gaussians(parts):
         present = known & (n > 0)
-        found = closed_form.epsilon_of_one_step(sigma, q, removing, delta, slack).lower
-        best = np.fmax(best, np.where(present, found, 0.0))
         several = present & removing & (n > 1)
-        if not several.any():
-            continue
-        for more in SHARE_MARGINS:
-            share = delta / np.maximum(n, 1.0) * (1.0 + more)
-            # Below 1e-306, near the end of float64's range, a step's delta has no relative accuracy.
-            usable = several & (share > 1e-306) & (share < 1.0)
-            found = closed_form.epsilon_of_one_step(sigma, q, removing, np.where(usable, share, 0.5), slack).lower
-            holds = _any_step(sigma, q, n, removing, found) >= delta
-            best = np.fmax(best, np.where(usable & holds, found, 0.0))
+        # A row for delta itself, and one for each margin, are searched together: a search takes many short calls.
+        margins = np.array([1.0 + more for more in SHARE_MARGINS] if several.any() else [])[:, None]
+        share = delta / np.maximum(n, 1.0) * margins
+        # Below 1e-306, near the end of float64's range, a step's delta has no relative accuracy.
+        usable = several & (share > 1e-306) & (share < 1.0)
+        targets = np.concatenate([delta[None], np.where(usable, share, 0.5)])
+        law = (np.tile(x, len(targets)) for x in (sigma, q, removing))
+        slack = np.full(targets.size, 8.0 * ROUNDOFF)
+        found = closed_form.epsilon_of_one_step(*law, targets.ravel(), slack).lower.reshape(targets.shape)
+        best = np.fmax(best, np.where(present, found[0], 0.0))
+        for eps, fits in zip(found[1:], usable, strict=True):
+            holds = _any_step(sigma, q, n, removing, eps) >= delta
+            best = np.fmax(best, np.where(fits & holds, eps, 0.0))
     return best
 
 
