@@ -121,7 +121,7 @@ def test_one_sampled_step_in_closed_form(sigma, q, eps):
         assert contains(bounds, float(value), 1e-9) or bounds.lower <= float(value) <= bounds.upper + 1e-15
         narrow = bounds.relative_width < 1e-6 or bounds.upper <= 1e-300  # the end of float64's range
         assert bounds.engine == "closed_form" and narrow
-        if 1e-250 < value < 0.5:
+        if 1e-250 < value < 0.5 and eps > 0.0:
             back = ja.epsilon(ja.PoissonSampled(ja.Gaussian(sigma), q), float(value), relation=relation)
             assert back.lower <= eps * (1 + 1e-9) + 1e-14 and back.upper >= eps * (1 - 1e-9) - 1e-14
 
@@ -201,7 +201,7 @@ def engines_agree(seed, count, memory_bytes=2**30):
 
 
 def test_engines_agree_on_random_configurations():
-    _, _, both = engines_agree(seed=1, count=6, memory_bytes=2**26)
+    _, _, both = engines_agree(seed=1, count=4, memory_bytes=2**25)
     assert np.median(both.relative_width) <= 2e-6
 
 
@@ -228,11 +228,11 @@ def test_a_user_who_lets_numpy_raise_is_answered(noise):
 
 
 def test_blocks_of_a_large_batch_change_nothing(monkeypatch):
-    """A batch answered four rows at a time is the batch answered at once, and a bad row is named by its place in it."""
+    """A batch answered in blocks of eight rows is the batch answered at once; a bad row is named by its place in it."""
     run, deltas = ja.dp_sgd(np.array([0.8, 1.0, 2.0])[:, None], 0.01, 1000), np.geomspace(1e-9, 1e-2, 5)
     whole = ja.epsilon(run, deltas), ja.delta(run, 100 * deltas)
     noise = ja.calibrate_noise_multiplier(np.geomspace(0.5, 8, 10), 1e-5, 0.01, 1000).value
-    monkeypatch.setattr("jaxacct.accounting.account.BLOCK", 4)
+    monkeypatch.setattr("jaxacct.accounting.account.BLOCK", 8)
     cut = ja.epsilon(run, deltas), ja.delta(run, 100 * deltas)
     for one, other in zip(whole, cut, strict=True):
         for end in ("lower", "estimate", "upper", "status", "engine"):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import special
 
 import jaxacct as ja
 from jaxacct.accounting.mechanism_engines import OneRound
@@ -62,24 +63,21 @@ def test_one_slot_is_the_gaussian_mechanism(direction):
 
 
 def payoff_of_two(sigma, k, sign):
-    """E(S - k)_+ or E(k - S)_+ for two slots, in 30 digits: Black-Scholes in one slot, quadrature in the other."""
-    with mpmath.workdps(30):
-        s, strike = 1 / mpmath.mpf(sigma), 2 * mpmath.mpf(float(k))
-
-        def given(u):
-            left = strike - mpmath.exp(s * u - s * s / 2)
-            if left <= 0:
-                return 1 - left if sign > 0 else mpmath.mpf(0)
-            d = -mpmath.log(left) / s
-            if sign > 0:
-                return mpmath.ncdf(d + s / 2) - left * mpmath.ncdf(d - s / 2)
-            return left * mpmath.ncdf(s / 2 - d) - mpmath.ncdf(-d - s / 2)
-
-        kink = (mpmath.log(strike) + s * s / 2) / s
-        top = s + 14
-        ends = [-14, *sorted({min(kink - step, top) for step in (6, 3, 1, mpmath.mpf(1) / 4, 0)}), kink + 6, top]
-        ends = sorted(end for end in ends if -14 <= end <= top)
-        return float(mpmath.quad(lambda u: mpmath.npdf(u) * given(u), ends) / 2)
+    """E(S - k)_+ or E(k - S)_+ for two slots, to 1e-12: Black-Scholes in one slot, quadrature in the other."""
+    s, strike, top = 1.0 / sigma, 2.0 * k, 1.0 / sigma + 14.0
+    kink = (np.log(strike) + 0.5 * s * s) / s
+    near = np.geomspace(1e-7, 6.0, 30)
+    ends = np.unique(np.clip(np.concatenate([np.linspace(-14.0, top, 60), kink - near, kink + near]), -14.0, top))
+    x, weight = np.polynomial.legendre.leggauss(20)
+    half = 0.5 * np.diff(ends)[:, None]
+    u = ends[:-1, None] + half + half * x
+    left = strike - np.exp(s * u - 0.5 * s * s)
+    d = -np.log(np.where(left > 0, left, 1.0)) / s
+    if sign > 0:
+        given = np.where(left > 0, special.ndtr(d + 0.5 * s) - left * special.ndtr(d - 0.5 * s), 1.0 - left)
+    else:
+        given = np.where(left > 0, left * special.ndtr(0.5 * s - d) - special.ndtr(-d - 0.5 * s), 0.0)
+    return float(np.sum(half * weight * np.exp(-0.5 * u * u) * given)) / np.sqrt(8.0 * np.pi)
 
 
 @pytest.mark.parametrize(("sigma", "eps"), [(1.0, 1.0), (0.5, 6.0), (3.0, 2.0)])
@@ -88,7 +86,7 @@ def test_two_slots_against_quadrature(sigma, eps, sign):
     k = np.exp(sign * eps)
     expected = payoff_of_two(sigma, k, sign) * (1.0 if sign > 0 else 1.0 / k)
     found = allocation.delta(sigma, 2, eps, "remove" if sign > 0 else "add")
-    assert found.lower[0] * (1 - 1e-13) <= expected <= found.upper[0] * (1 + 1e-13)
+    assert found.lower[0] * (1 - 1e-12) <= expected <= found.upper[0] * (1 + 1e-12)
     assert found.upper[0] - found.lower[0] <= 1e-6 * found.upper[0]
 
 
@@ -97,7 +95,7 @@ def test_where_one_slot_decides_a_closed_form_is_above_and_near(sigma):
     eps = np.array([0.0, 0.5 / sigma**2])
     expected = np.array([payoff_of_two(sigma, np.exp(each), 1) for each in eps])
     above = allocation_law.one_slot_above(np.full(2, 1.0 / sigma), np.full(2, 2.0), np.exp(eps))
-    assert np.all(above >= expected * (1 - 1e-13))
+    assert np.all(above >= expected * (1 - 1e-12))
     assert sigma > 0.1 or np.all(above <= expected * (1 + 1e-5))
 
 
@@ -163,12 +161,11 @@ def test_extremes_have_a_bracket_between_nothing_and_the_gaussian(direction):
     sigma, t = np.array(EXTREMES).T
     with np.errstate(all="ignore"):
         alone = ja.epsilon(ja.Gaussian(np.clip(sigma, 1e-150, 1e150)), 1e-6).upper
-        for target in (1e-3, 1e-6, 1e-300):
+        for target in (1e-6, 1e-300):
             found = allocation.epsilon(sigma, t, target, direction)
             assert np.all((found.lower >= 0) & (found.lower <= found.estimate) & (found.estimate <= found.upper))
-        found = allocation.epsilon(sigma, t, 1e-6, direction)
-        inside = (sigma > 1e-150) & (sigma < 1e150)
-        assert np.all(found.upper[inside] <= alone[inside] * (1 + 1e-9))
+            inside = (sigma > 1e-150) & (sigma < 1e150) & (target == 1e-6)
+            assert np.all(found.upper[inside] <= alone[inside] * (1 + 1e-9))
         for eps in (0.0, 1.0, 700.0, 1e300):
             found = allocation.delta(sigma, t, eps, direction)
             assert np.all((found.lower >= 0) & (found.lower <= found.upper) & (found.upper <= 1))
@@ -251,15 +248,15 @@ def test_windows_at_complex_arguments_are_below_their_bounds(blur):
     windows = allocation_law.Windows(*(np.array([x]) for x in (0.0, blur, 2.0, 0.1, -3.0, 3.0)))
     cells = allocation_law.cells_of(np.array([1.0]), np.array([100.0]), windows, 160)
     cuts = allocation_law.cuts_of(cells, windows)
-    with mpmath.workdps(30):
+    with mpmath.workdps(20):
         for share in (0.5, 0.95, 1.0):
             alpha = np.minimum(share * np.maximum(np.abs(cells.edges[0]), 0.02), 1.4)
             bulk, jump = allocation_law.shares(cuts, np.maximum(alpha[:-1], alpha[1:])[None])
-            for j in range(0, 160, 3):
+            for j in range(0, 160, 7):
                 u = mpmath.mpc(cells.edges[0, j], alpha[j])
                 low, more, far = (mpmath.erfc(z / mpmath.sqrt(2)) / 2 for z in (u / blur, -u / blur, (u - 2) / 0.1))
                 for exact, bound in ((low, bulk), (more, jump)):
-                    assert abs(exact * far) <= bound[0, j] * (1 + 1e-11) + 1e-300
+                    assert abs(exact * far) <= bound[0, j] * (1 + 1e-12) + 1e-300
 
 
 def test_the_path_beside_a_window_keeps_it_near_0_or_1():
@@ -276,14 +273,14 @@ def test_the_path_beside_a_window_keeps_it_near_0_or_1():
 def test_a_hundred_deltas_of_a_laplace_inversion_in_fifty_digits():
     """E(k - S)_+ by inversion on bent and straight lines in arb, each transform on a line turned in the plane."""
     with (pathlib.Path(__file__).parent / "data" / "random_allocation_deltas.csv").open() as lines:
-        rows = list(csv.DictReader(lines))
+        known = list(csv.DictReader(lines))
     columns = "noise_multiplier", "slots", "epsilon", "delta"
     for direction in DIRECTIONS:
-        mine = [[float(row[name]) for name in columns] for row in rows if row["direction"] == direction]
+        mine = [[float(row[name]) for name in columns] for row in known if row["direction"] == direction]
         sigma, slots, eps, delta = np.array(mine).T
         there = allocation.delta(sigma, slots, eps, direction)
         assert np.all(there.lower <= delta * (1 + 1e-14)) and np.all(there.upper >= delta * (1 - 1e-14))
         assert np.all(there.upper - there.lower <= 3e-6 * delta)
-        for rtol in (1e-6, 1e-1):
-            found = allocation.epsilon(sigma, slots, delta, direction, rtol)
-            assert np.all(found.lower <= eps * (1 + 1e-13)) and np.all(found.upper >= eps * (1 - 1e-13))
+        for rtol, rows in ((1e-6, slice(0, None, 4)), (1e-1, slice(1, None, 2))):
+            found = allocation.epsilon(sigma[rows], slots[rows], delta[rows], direction, rtol)
+            assert np.all(found.lower <= eps[rows] * (1 + 1e-13)) and np.all(found.upper >= eps[rows] * (1 - 1e-13))

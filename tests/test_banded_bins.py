@@ -117,7 +117,7 @@ def test_the_likelihood_ratio_draws_the_same_ten_million_times():
 def test_one_band_is_random_allocation():
     run = ja.MatrixMechanism(Identity(steps=60), 2.0, BallsInBins(20))
     same = ja.RandomAllocation(ja.Gaussian(2.0 / 3**0.5), 20)
-    for relation in ("add_or_remove_one", "zero_out", "add_one"):
+    for relation in ("zero_out", "add_one"):
         mine, theirs = (ja.epsilon(x, 1e-5, relation=relation) for x in (run, same))
         np.testing.assert_allclose([mine.lower, mine.upper], [theirs.lower, theirs.upper], rtol=1e-9)
         assert mine.kind == theirs.kind == "certified"
@@ -136,7 +136,7 @@ def test_epsilon_and_delta_are_inverse():
     run = ja.MatrixMechanism(Toeplitz(HALF.column[:2], 8), 1.0, BallsInBins(8))
     found = ja.epsilon(run, 1e-5)
     assert found.ok and found.upper - found.lower < 1e-4 * found.upper
-    assert ja.delta(run, found.upper).lower <= 1e-5 <= ja.delta(run, found.lower).upper
+    assert ja.delta(run, found.upper, rtol=1e-2).lower <= 1e-5 <= ja.delta(run, found.lower, rtol=1e-2).upper
 
 
 def test_more_shared_noise_between_bins_costs_more():
@@ -144,7 +144,7 @@ def test_more_shared_noise_between_bins_costs_more():
     deltas = []
     for angle in (0.1, np.pi / 4):
         run = ja.MatrixMechanism(Toeplitz((np.cos(angle), np.sin(angle)), 4), 1.0, BallsInBins(4))
-        deltas.append([ja.delta(run, 0.5, relation=r) for r in ("remove_one", "add_one")])
+        deltas.append([ja.delta(run, 0.5, relation=r, rtol=1e-2) for r in ("remove_one", "add_one")])
     assert all(less.upper < more.lower for less, more in zip(*deltas, strict=True))
 
 
@@ -164,7 +164,7 @@ def test_contributions_that_are_not_parallel_or_adapt_cost_less():
     run = ja.MatrixMechanism(Toeplitz(tuple(c), 3), 1.0, BallsInBins(3))
     for values, relation in ((mixed - np.exp(eps), "remove_one"), (1.0 - np.exp(eps) * mixed, "add_one")):
         seen = np.maximum(values, 0.0)
-        assert seen.mean() + 4.0 * seen.std() / draws**0.5 < ja.delta(run, eps, relation=relation).lower
+        assert seen.mean() + 4.0 * seen.std() / draws**0.5 < ja.delta(run, eps, relation=relation, rtol=1e-3).lower
 
 
 @pytest.mark.parametrize(
@@ -226,20 +226,20 @@ def test_refusals(strategy, bins, words):
 
 
 def test_it_composes_and_is_written_down(monkeypatch):
-    """With a third of the losses, whose bracket is wider."""
-    monkeypatch.setattr(banded_bins, "losses_for", lambda *given: losses_for(*given)[::3])
+    """With few of the losses, whose bracket is wider."""
+    monkeypatch.setattr(banded_bins, "losses_for", lambda *given: losses_for(*given)[::9])
     run = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 3), 4.5, BallsInBins(3))
     assert interop.from_json(interop.to_json(run)) == run
     assert "BallsInBins(bins=3)" in run.expression()
     alone, both = ja.epsilon(run, 1e-3), ja.epsilon(ja.compose(run, ja.Gaussian(4.0)), 1e-3)
     assert alone.upper < both.lower and both.upper < alone.upper + ja.epsilon(ja.Gaussian(4.0), 1e-4).upper
-    assert both.upper - both.lower < 3e-2 * both.upper and both.kind == "certified"
+    assert both.upper - both.lower < 0.2 * both.upper and both.kind == "certified"
 
 
 def test_several_deltas_are_as_narrow_as_one():
     run, eps = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 3), 4.0, BallsInBins(3)), np.array([0.1, 0.0, 0.3, 0.1])
     one = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 3), 4.0 * (1.0 + 1e-15), BallsInBins(3))  # with contours of its own
-    for relation in ("add_or_remove_one", "add_one"):
+    for relation in ("remove_one", "add_one"):
         several, alone = ja.delta(run, eps, relation=relation), ja.delta(one, 0.3, relation=relation)
         assert np.all(several.upper - several.lower <= 1e-6 * several.upper) and several.upper[0] == several.upper[3]
         assert abs(several.estimate[2] - alone.estimate) <= 1e-6 * alone.estimate

@@ -65,17 +65,17 @@ def test_what_does_not_fit_is_refused_in_one_line(given, said):
 @pytest.mark.parametrize("sampling", RULES)
 def test_calibrated_noise_meets_the_target_and_little_less_does_not(sampling):
     asked = {"sampling_probability": 0.1, "steps": 20, "sampling": sampling, **NUMBERS.get(sampling, {})}
-    found = ja.calibrate_noise_multiplier(2.0, 1e-5, **asked, rtol=1e-3)
+    found = ja.calibrate_noise_multiplier(2.0, 1e-5, **asked, rtol=1e-2)
     assert found.ok and found.best
     assert ja.epsilon(run(sampling, float(found.value)), 1e-5).upper <= 2.0
-    assert ja.epsilon(run(sampling, 0.99 * float(found.value)), 1e-5).upper > 2.0
+    assert ja.epsilon(run(sampling, 0.97 * float(found.value)), 1e-5).upper > 2.0
 
 
 def test_steps_and_rate_of_a_group():
-    steps = ja.calibrate_steps(3.0, 1e-5, noise_multiplier=5.0, sampling_probability=0.01, group=3)
-    many = lambda n: ja.epsilon(ja.dp_sgd(5.0, 0.01, n, group=3), 1e-5).upper
+    steps = ja.calibrate_steps(3.0, 1e-5, noise_multiplier=5.0, sampling_probability=0.2, group=3)
+    many = lambda n: ja.epsilon(ja.dp_sgd(5.0, 0.2, n, group=3), 1e-5).upper
     assert many(steps.value) <= 3.0 < many(steps.value + 1)
-    rate = ja.calibrate_sampling_probability(3.0, 1e-5, noise_multiplier=5.0, steps=100, group=3)
+    rate = ja.calibrate_sampling_probability(3.0, 1e-5, noise_multiplier=5.0, steps=100, group=3, rtol=1e-2)
     assert rate.ok and rate.epsilon.upper <= 3.0
     with pytest.raises(InputError, match="slots are whole"):
         ja.calibrate_sampling_probability(3.0, 1e-5, noise_multiplier=5.0, steps=100, sampling="random_allocation")
@@ -89,8 +89,9 @@ def test_a_grid_of_rules_is_row_by_row_the_single_question():
         GRID | {"sampling": rule} | {name: column[i] for name, column in numbers.items()}
         for i, rule in enumerate(RULES)
     ] + [GRID | {"group": 2}]
-    table = ja.sweep(records, progress=False)
-    single = [ja.epsilon(run(rule), 1e-5).upper for rule in RULES] + [ja.epsilon(run("poisson", group=2), 1e-5).upper]
+    table = ja.sweep(records, relation="remove_one", progress=False)
+    runs = [*(run(rule) for rule in RULES), run("poisson", group=2)]
+    single = [ja.epsilon(one, 1e-5, relation="remove_one").upper for one in runs]
     np.testing.assert_allclose(table["upper"], single, rtol=1e-4)
     assert list(table["sampling"]) == [*RULES, ""]
 

@@ -25,12 +25,12 @@ def test_the_scale_of_laplace_noise_is_known_in_closed_form(log_epsilon, log_del
 def test_a_batch_agrees_with_the_calibration_of_dp_sgd():
     target, rate = np.array([[0.5], [2.0]]), np.array([0.02, 1.0])
     found = ja.calibrate(
-        lambda s: ja.dp_sgd(s, rate, 500), target_epsilon=target, target_delta=1e-5, bracket=(0.6, 300.0)
+        lambda s: ja.dp_sgd(s, rate, 500), target_epsilon=target, target_delta=1e-5, bracket=(0.6, 300.0), rtol=1e-3
     )
     known = ja.calibrate_noise_multiplier(target, 1e-5, rate, 500)
     assert found.value.shape == (2, 2) and found.ok.all() and not found.best.any() and known.best.all()
     assert (found.epsilon.upper <= target).all()
-    np.testing.assert_allclose(found.value, known.value, rtol=2e-4)
+    np.testing.assert_allclose(found.value, known.value, rtol=2e-3)
     again = ja.epsilon(ja.dp_sgd(found.value, rate, 500), 1e-5)
     assert (again.lower <= target).all() and (again.upper <= target * (1 + 1e-6)).all()
 
@@ -65,11 +65,12 @@ def test_what_is_not_monotone_still_meets_the_target():
     def hump(x):
         return ja.Laplace(1.0 / (0.2 + 3.0 * np.exp(-((np.log(x) - 1.0) ** 2) * 8.0) + 0.3 / x))
 
-    for target in (0.3, 0.45, 1.0, 3.0):
-        found = ja.calibrate(hump, target_epsilon=target, target_delta=1e-7, bracket=(0.5, 50.0))
-        assert not found.best
-        if found.ok:
-            assert found.epsilon.upper <= target and ja.epsilon(hump(found.value), 1e-7).lower <= target
+    target = np.array([0.3, 0.45, 1.0, 3.0])
+    found = ja.calibrate(hump, target_epsilon=target, target_delta=1e-7, bracket=(0.5, 50.0))
+    assert not found.best.any() and found.ok.any()
+    some = target[found.ok]
+    assert np.all(found.epsilon.upper[found.ok] <= some)
+    assert np.all(ja.epsilon(hump(found.value[found.ok]), 1e-7).lower <= some)
 
 
 def test_a_selection_can_be_calibrated():
@@ -110,11 +111,11 @@ def test_bad_input_gets_one_line(arguments, words):
 
 CASES = {
     "noise": (lambda s: ja.repeat(ja.Gaussian(s), 1000), 0.5, 1e-6, False),
-    "a rate, at most 1": (lambda q: ja.PoissonSampled(ja.Gaussian(2.0), q), 0.5, 1e-6, False),
-    "a rate that is always met": (lambda q: ja.PoissonSampled(ja.Gaussian(20.0), q), 5.0, 1e-6, False),
+    "a rate, at most 1": (lambda q: ja.PoissonSampled(ja.PureDP(2.0), q), 0.5, 0.0, False),
+    "a rate that is always met": (lambda q: ja.PoissonSampled(ja.PureDP(2.0), q), 5.0, 0.0, False),
     "steps": (lambda n: ja.repeat(ja.Gaussian(30.0), n), [0.5, 9.0], 1e-6, True),
     "growing": (ja.PureDP, [1e-4, 0.3, 20.0], 0.0, False),
-    "never met": (lambda s: ja.compose(ja.PureDP(1.0 / s), ja.PureDP(2.0)), [3.0, 1.0], 1e-5, False),
+    "never met": (lambda s: ja.PureDP(2.0 + 1.0 / s), [3.0, 1.0], 0.0, False),
     "unbounded": (ja.Gaussian, 1.0, 0.0, False),
     "a large batch of values": (ja.Laplace, np.geomspace(1e-5, 1e5, 11), 0.0, False),
 }

@@ -27,9 +27,15 @@ def test_whole_blocks_are_the_matrix_mechanism(bands, groups, steps):
 
 def test_a_cut_block_is_a_bound_that_a_strategy_attains():
     run = ja.epsilon(ja.dp_sgd(0.8, 0.3, 13, bands=6, **CYCLIC), DELTA)
+    column = 0.5 ** np.arange(6)
+    columns = column[:, None] * (np.add.outer(np.arange(6), np.arange(13)) < 13)  # the last ones are short
+    diagonals = columns / np.linalg.norm(columns, axis=0)
     cut, whole = (
-        ja.epsilon(ja.MatrixMechanism(strategy(6, 13), 0.8, CyclicPoisson(6, 0.3)), DELTA)
-        for strategy in (Banded, ColumnNormalised)
+        ja.epsilon(ja.MatrixMechanism(strategy, 0.8, CyclicPoisson(6, 0.3)), DELTA)
+        for strategy in (
+            Banded(6, 13, coefficients=tuple(column / np.linalg.norm(column))),
+            ColumnNormalised(6, 13, diagonals=diagonals),
+        )
     )
     assert cut.upper < 0.97 * run.lower  # one row of the last block is left
     np.testing.assert_allclose(whole.upper, run.upper, rtol=1e-9)
@@ -81,16 +87,15 @@ def test_the_remedy_for_several_records_leaks_no_less():
 def test_every_parameter_is_calibrated():
     run = {"bands": 4, "groups": 5, **CYCLIC}
     ask = lambda noise, rate, **length: ja.epsilon(ja.dp_sgd(noise, rate, **length, **run), DELTA).upper
-    noise = ja.calibrate_noise_multiplier([1.0, 2.0], DELTA, 0.2, 33, **run)
-    plain = ja.calibrate_noise_multiplier([1.0, 2.0], DELTA, 0.2, 7)
-    assert noise.value.tolist() == plain.value.tolist()
+    noise = ja.calibrate_noise_multiplier(1.0, DELTA, 0.2, 33, **run)
+    assert noise.value == ja.calibrate_noise_multiplier(1.0, DELTA, 0.2, 7).value
     steps = ja.calibrate_steps(1.0, DELTA, 2.0, 0.2, **run)
     assert steps.value % 5 == 0 and steps.best  # a whole block costs no more than its first step
     assert ask(2.0, 0.2, steps=steps.value) <= 1.0 < ask(2.0, 0.2, steps=steps.value + 1)
     rate = ja.calibrate_sampling_probability(1.0, DELTA, 2.0, 33, **run)
     assert 0.999 <= ask(2.0, rate.value, steps=33) <= 1.0
-    passes = ja.calibrate_sampling_probability(1.0, DELTA, 2.0, epochs=3, **run)
-    assert 0.99 <= ask(2.0, passes.value, epochs=3) <= 1.0
+    passes = ja.calibrate_sampling_probability(1.0, DELTA, 2.0, epochs=3, rtol=1e-2, **run)
+    assert 0.97 <= ask(2.0, passes.value, epochs=3) <= 1.0
     risk = ja.calibrate_noise_multiplier(target_advantage=0.1, sampling_probability=0.2, steps=33, **run)
     assert 0.0999 <= risk.risk.upper <= 0.1
 
@@ -100,12 +105,10 @@ def test_a_sweep_searches_for_no_matrix(monkeypatch):
     grid = {"bands": [1, 5], "epochs": [1, 2.5], "batch_size": [20, 30], "dataset_size": 1000, **CYCLIC}
     table = ja.sweep(grid | {"noise_multiplier": 2.0, "delta": DELTA}, progress=False)
     assert table["groups"].tolist() == table["bands"].tolist() == np.repeat([1.0, 5.0], 4).tolist()
-    runs = [
-        ja.dp_sgd(2.0, batch_size=b, dataset_size=1000, epochs=e, bands=p, **CYCLIC)
-        for p, e, b in zip(table["bands"], table["epochs"], table["batch_size"], strict=True)
-    ]
-    np.testing.assert_allclose(table["upper"], [ja.epsilon(run, DELTA).upper for run in runs], rtol=1e-6)
-    target = {"target_epsilon": 1.0, "target_delta": DELTA}
+    columns = {name: table[name] for name in ("bands", "epochs", "batch_size")}
+    runs = ja.dp_sgd(2.0, dataset_size=1000, **columns, **CYCLIC)
+    np.testing.assert_allclose(table["upper"], ja.epsilon(runs, DELTA).upper, rtol=1e-6)
+    target = {"target_epsilon": 1.0, "target_delta": DELTA, "epochs": 2.5, "batch_size": 30}
     noise = ja.sweep(grid | target, progress=False)["noise_multiplier"]
     assert (
         noise[-1]

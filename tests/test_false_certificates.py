@@ -20,7 +20,7 @@ DELTA = 1e-5
 
 @pytest.fixture(autouse=True)
 def digits():
-    with mp.workdps(50):
+    with mp.workdps(30):
         yield
 
 

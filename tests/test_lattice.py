@@ -44,6 +44,12 @@ ROWS = [  # noise multiplier, sampling probability, steps, delta, epsilon remove
 ]
 
 
+def deltas(parts, epsilons, **options):
+    """One configuration at several eps."""
+    at = np.array(epsilons)
+    return lattice.deltas(parts.take(np.zeros(at.size, int)), range(at.size), at, **options)
+
+
 def delta(parts, index, epsilon, **options):
     """One configuration at one eps."""
     return lattice.deltas(parts, [index], np.array([epsilon]), **options)[0]
@@ -61,26 +67,24 @@ def backend(request):
         yield
 
 
-def symmetric_profile(kind: str, size: float, alpha: float) -> float:
+def symmetric_profile(kind: str, size: float, alpha):
     """H_alpha(P || Q) of the unsampled Gaussian ("g", sigma) or Laplace ("l", b) pair."""
-    if alpha <= 0:
-        return 1.0 - alpha
-    e = math.log(alpha)
+    e = np.log(alpha)
     if kind == "g":
-        low, high = log_ndtr(0.5 / size - e * size), log_ndtr(-0.5 / size - e * size)
-        return float(np.exp(low) - alpha * np.exp(high))
-    if abs(e) >= 1.0 / size:
-        return max(1.0 - alpha, 0.0)
-    return -math.expm1(0.5 * (e - 1.0 / size))
+        value = np.exp(log_ndtr(0.5 / size - e * size)) - alpha * np.exp(log_ndtr(-0.5 / size - e * size))
+    else:
+        value = np.where(np.abs(e) >= 1.0 / size, np.maximum(1.0 - alpha, 0.0), -np.expm1(0.5 * (e - 1.0 / size)))
+    return np.where(alpha <= 0, 1.0 - alpha, value)
 
 
-def one_step(kind: str, size: float, q: float, direction: str, eps: float) -> float:
+def one_step(kind: str, size: float, q: float, direction: str, eps):
     """delta(eps) of one Poisson-sampled step, by the hockey-stick identities for mixtures."""
-    a = math.exp(eps)
-    if direction == "remove":
-        return q * symmetric_profile(kind, size, 1.0 + (a - 1.0) / q) if a > 1.0 - q else 1.0 - a
-    rest = 1.0 - a * (1.0 - q)
-    return rest * symmetric_profile(kind, size, a * q / rest) if rest > 0 else 0.0
+    a = np.exp(eps)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if direction == "remove":
+            return np.where(a > 1.0 - q, q * symmetric_profile(kind, size, 1.0 + (a - 1.0) / q), 1.0 - a)
+        rest = 1.0 - a * (1.0 - q)
+        return np.where(rest > 0, rest * symmetric_profile(kind, size, a * q / rest), 0.0)
 
 
 def step(kind: str, size: float, q: float):
@@ -123,7 +127,7 @@ def test_few_expected_hits_are_narrow(target, direction, backend):
     parts = components(dp_sgd(0.3, 1e-4, 10_000), RELATION, direction)
     b = lattice.epsilon(parts, 0, target, target)
     assert b.status == "ok"
-    back = delta(parts, 0, b.estimate, rtol=1e-3)
+    back = delta(parts, 0, b.estimate, rtol=1e-2)
     assert back.lower <= target * 1.01 and back.upper >= target * 0.99
 
 
@@ -134,19 +138,19 @@ def test_few_expected_hits_are_narrow(target, direction, backend):
 )
 def test_one_step_closed_form(kind, size, q, direction, backend):
     parts = components(step(kind, size, q), RELATION, direction)
-    for eps in (0.0, 0.1, 3.0):
-        truth = one_step(kind, size, q, direction, eps)
-        b = delta(parts, 0, eps, memory_bytes=SMALL)
+    epsilons = (0.0, 0.1, 3.0)
+    for eps, b in zip(epsilons, deltas(parts, epsilons, memory_bytes=SMALL), strict=True):
+        truth = float(one_step(kind, size, q, direction, eps))
         assert b.lower <= truth * (1 + 1e-12) + 1e-16 and b.upper >= truth * (1 - 1e-12) - 1e-16
         assert b.upper - b.lower <= 5e-2 * b.upper + 1e-16
-        if truth > 1e-12:
+        if eps == 0.1 and truth > 1e-12:
             e = lattice.epsilon(parts, 0, truth, truth, memory_bytes=SMALL)
             assert e.lower <= eps * (1 + 1e-9) + 1e-12 and e.upper >= eps * (1 - 1e-9) - 1e-12
 
 
 def test_tail_of_one_step_to_1e_minus_30():
     parts = components(PoissonSampled(Gaussian(0.5), 1e-3), RELATION, "remove")
-    for eps in (2.0, 10.0, 18.0):
+    for eps in (2.0, 18.0):
         truth = one_step("g", 0.5, 1e-3, "remove", eps)
         b = delta(parts, 0, eps)
         assert b.lower <= truth * (1 + 1e-11) and b.upper >= truth * (1 - 1e-11)
@@ -171,9 +175,8 @@ def test_two_laws_and_finite_parts(first, second, direction, backend):
         for _ in range(int(n)):
             loss = (loss[:, None] + values).ravel()
             mass = (mass[:, None] * weights).ravel()
-    for eps in (0.0, 1.5):
-        truth = sum(m * one_step(*first, direction, eps - x) for x, m in zip(loss, mass, strict=True) if m > 0)
-        b = delta(parts, 0, eps, memory_bytes=2 * SMALL)
+    for eps, b in zip((0.0, 1.5), deltas(parts, (0.0, 1.5), memory_bytes=2 * SMALL), strict=True):
+        truth = mass @ one_step(*first, direction, eps - loss)
         assert b.lower <= truth * (1 + 1e-7) and b.upper >= truth * (1 - 1e-7)
         assert b.upper - b.lower <= 2e-2 * b.upper
 
@@ -350,7 +353,7 @@ def test_overstated_mass_compounds():
 
 
 MANY = [
-    (repeat(Laplace(10.0), 50), np.linspace(0.0, 6.0, 16)),
+    (repeat(Laplace(10.0), 20), np.linspace(0.0, 6.0, 16)),
     (repeat(RandomizedResponse(0.6), 12), np.linspace(4.0, 0.0, 16)),
     (repeat(PoissonSampled(Laplace(1.0), 0.1), 30), np.linspace(0.0, 5.0, 16)),
 ]
@@ -364,10 +367,10 @@ def test_many_eps_share_compositions(mechanism, eps, monkeypatch):
     for direction in ("remove", "add"):
         parts = components(mechanism, RELATION, direction).take(np.zeros(eps.size, int))
         made.clear()
-        together = lattice.deltas(parts, range(eps.size), eps, rtol=1e-3)
+        together = lattice.deltas(parts, range(eps.size), eps, rtol=1e-2)
         assert len(made) <= eps.size / 3
-        for place in range(0, eps.size, 7):
-            alone = delta(parts, place, float(eps[place]), rtol=1e-3)
+        for place in (4, 12):
+            alone = delta(parts, place, float(eps[place]), rtol=1e-2)
             found = together[place]
             assert found.status == "ok"
             assert found.lower <= alone.upper
@@ -390,29 +393,34 @@ def test_rows_of_different_numbers_do_not_share_compositions():
     several = Laplace(np.array([5.0, 10.0, 5.0, 10.0]))
     parts = components(repeat(several, 20), RELATION, "remove")
     eps = np.array([1.0, 1.0, 1.5, 1.5])
-    for place, found in enumerate(lattice.deltas(parts, range(4), eps)):
+    together = lattice.deltas(parts, range(4), eps)
+    for place in (1, 2):
+        found = together[place]
         alone = delta(components(repeat(Laplace(5.0 + 5.0 * (place % 2)), 20), RELATION, "remove"), 0, eps[place])
         assert max(found.lower, alone.lower) <= min(found.upper, alone.upper)
         assert found.upper - found.lower <= 1e-4 * found.upper
 
 
-MIXED = [
-    repeat(PoissonSampled(Laplace(1.0), 0.05), 200),
-    compose(repeat(Laplace(5.0), 10), dp_sgd(1.0, 0.01, 1000)),
-    compose(Gaussian(3.0), repeat(PureDP(0.2), 20)),
-]
+MIXED = {
+    "Laplace": repeat(PoissonSampled(Laplace(1.0), 0.05), 200),
+    "mixed": compose(repeat(Laplace(5.0), 10), dp_sgd(1.0, 0.01, 1000)),
+    "plain": compose(Gaussian(3.0), repeat(PureDP(0.2), 20)),
+}
 
 
-@pytest.mark.parametrize("direction", ["remove", "add"])
-@pytest.mark.parametrize("mechanism", MIXED, ids=["Laplace", "mixed", "plain"])
-def test_numpy_and_xla_agree(mechanism, direction):
-    parts, rtol = components(mechanism, RELATION, direction), 1e-4
+@pytest.mark.parametrize(
+    ("kind", "direction", "rtol"),
+    [("mixed", "remove", 1e-2)]
+    + [pytest.param(kind, way, 1e-4, marks=pytest.mark.slow) for kind in MIXED for way in ("remove", "add")],
+)
+def test_numpy_and_xla_agree(kind, direction, rtol):
+    parts = components(MIXED[kind], RELATION, direction)
     with job(1, "numpy"):
         ours = lattice.epsilon(parts, 0, 1e-6, 1e-6, rtol=rtol)
     with job(1, "xla"):
         theirs = lattice.epsilon(parts, 0, 1e-6, 1e-6, rtol=rtol)
     assert ours.status == theirs.status
-    assert np.all(np.abs(np.subtract(ours[:3], theirs[:3])) <= 1e-9 + 0.1 * rtol * theirs.upper)
+    assert np.all(np.abs(np.subtract(ours[:3], theirs[:3])) <= 1e-9 + 1e-5 * theirs.upper)
 
 
 @pytest.mark.parametrize("gap", [1.0, 1.2, 1.5, 1.6, 1.99, 2.0, 2.9, 3.1, 700.3])
@@ -447,13 +455,13 @@ def test_little_noise_is_narrow():
         return stats.binom.pmf(hits, n, q) @ given - delta
 
     truth = optimize.brentq(excess, 4e4, 5e4, xtol=1e-9)
-    found = ja.epsilon(ja.dp_sgd(sigma, q, n), delta, relation="remove_one")
+    found = ja.epsilon(ja.dp_sgd(sigma, q, n), delta, relation="remove_one", engine="lattice")
     assert found.lower <= truth * (1 + 1e-9) and found.upper >= truth * (1 - 1e-9) and found.ok
     assert found.upper - found.lower < 1e-5 * truth
 
 
 def test_few_hits_stop_where_the_width_asked_for_is_reached():
-    found = ja.epsilon(ja.dp_sgd(1.0, 0.01, 5), 0.01)
+    found = ja.epsilon(ja.dp_sgd(1.0, 0.01, 5), 0.01, relation="remove_one")
     assert found.ok and 6.132265e-4 <= found.upper <= 6.1326e-4 and found.lower <= 6.1323195e-4
 
 
@@ -471,13 +479,12 @@ def test_lengths_beyond_the_quick_ones_are_for_what_is_asked():
 
 def test_narrow_panels_need_fewer_points(monkeypatch):
     law = lattice.laws_of(components(dp_sgd(1.0, 0.01, 5), RELATION, "remove"), 0)[0]
-    for upper in (True, False):
-        placed = law.place((math.log1p(-0.01), 7.0), 7.1 / 2**18, 2**18, upper, runner())
-        with monkeypatch.context() as patched:
-            patched.setattr(lattice_laws, "LONG", 2**30)
-            exact = law.place((math.log1p(-0.01), 7.0), 7.1 / 2**18, 2**18, upper, runner())
-        np.testing.assert_allclose(placed.mass, exact.mass, rtol=1e-6, atol=1e-20)
-        assert abs(placed.mass.sum() - exact.mass.sum()) < 1e-13
+    where = (math.log1p(-0.01), 7.0), 7.1 / 2**18, 2**18, True, runner()
+    placed = law.place(*where)
+    monkeypatch.setattr(lattice_laws, "LONG", 2**30)
+    exact = law.place(*where)
+    np.testing.assert_allclose(placed.mass, exact.mass, rtol=1e-6, atol=1e-20)
+    assert abs(placed.mass.sum() - exact.mass.sum()) < 1e-13
 
 
 def test_a_trade_off_function_of_nearly_an_atom_is_narrow():
@@ -488,7 +495,11 @@ def test_a_trade_off_function_of_nearly_an_atom_is_narrow():
 
 @pytest.mark.parametrize(
     ("run", "delta", "longest"),
-    [((12.3, 0.01, 1000), 1e-288, 0), ((0.1, 1e-9, 1e9), 0.01, 2**18), ((10.0, 1e-9, 1e6), 1e-20, 2**18)],
+    [
+        ((12.3, 0.01, 1000), 1e-288, 0),
+        ((0.1, 1e-9, 1e9), 0.01, 2**18),
+        pytest.param((10.0, 1e-9, 1e6), 1e-20, 2**18, marks=pytest.mark.slow),
+    ],
 )
 def test_lattices_that_cannot_help_are_not_made(run, delta, longest, monkeypatch):
     """Below delta = 1e-290 a step, where the width stalls, and where the first width predicts nothing."""

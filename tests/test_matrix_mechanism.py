@@ -33,6 +33,13 @@ def monte_carlo(strategy, noise, groups, rate, eps, draws, seed=0):
     return values.mean(), values.std() / np.sqrt(draws)
 
 
+def column_normalised(bands, n):
+    """Random columns of norm 1, but for rounding."""
+    columns = np.random.default_rng(bands).uniform(0.1, 1.0, (bands, n))
+    columns *= np.add.outer(np.arange(bands), np.arange(n)) < n
+    return ColumnNormalised(bands, n, diagonals=columns / np.linalg.norm(columns, axis=0))
+
+
 def unit(*column):
     return tuple((np.array(column) / np.linalg.norm(column)).tolist())
 
@@ -43,7 +50,7 @@ def unit(*column):
 def test_whole_blocks_are_dp_sgd(noise, rate, n, bands, groups):
     run = ja.MatrixMechanism(Banded(bands, n), noise, CyclicPoisson(groups, rate))
     plain = ja.dp_sgd(noise, rate, n // groups)
-    for relation in ("add_or_remove_one", "zero_out", "replace_one"):
+    for relation in ("zero_out", "replace_one"):
         mine, theirs = (ja.epsilon(x, 1e-5, relation=relation) for x in (run, plain))
         np.testing.assert_allclose([mine.upper, mine.lower], [theirs.upper, theirs.lower], rtol=1e-9)
         assert mine.kind == theirs.kind
@@ -52,9 +59,7 @@ def test_whole_blocks_are_dp_sgd(noise, rate, n, bands, groups):
 def test_a_cut_last_block_costs_less_than_a_whole_one():
     run = ja.MatrixMechanism(Toeplitz(unit(1, -0.7), 5), 1.5, CyclicPoisson(2, 0.5))
     # mpmath values of the composition with the cut block; without the cut they are .2262, .0910, .0284
-    np.testing.assert_allclose(
-        [ja.delta(run, eps).upper for eps in (0.0, 0.5, 1.0)], [0.213727, 0.079404, 0.022163], atol=1e-6
-    )
+    np.testing.assert_allclose(ja.delta(run, [0.0, 0.5, 1.0]).upper, [0.213727, 0.079404, 0.022163], atol=1e-6)
 
 
 @pytest.mark.parametrize("draws", [40_000, pytest.param(2_000_000, marks=pytest.mark.slow)])
@@ -65,7 +70,9 @@ def test_what_the_exact_likelihood_ratio_draws(draws):
         groups, n = bands + int(draw.integers(0, 2)), int(draw.integers(4, 12))
         strategy = Toeplitz(tuple(np.r_[1.0, draw.normal(0, 0.6, bands - 1)]), n)
         noise, rate, eps = float(draw.uniform(0.6, 1.5)), float(draw.uniform(0.1, 0.9)), float(draw.uniform(0, 0.7))
-        found = ja.delta(ja.MatrixMechanism(strategy, noise, CyclicPoisson(groups, rate)), eps, relation="remove_one")
+        found = ja.delta(
+            ja.MatrixMechanism(strategy, noise, CyclicPoisson(groups, rate)), eps, relation="remove_one", rtol=1e-3
+        )
         chunks = [monte_carlo(strategy, noise, groups, rate, eps, 40_000, (case, i)) for i in range(draws // 40_000)]
         mean, error = np.mean(chunks, axis=0)[0], np.linalg.norm([e for _, e in chunks]) / len(chunks)
         assert abs(float(found.upper) - mean) < 5 * error + 1e-6, (case, found, mean, error)
@@ -80,7 +87,7 @@ def test_without_sampling_it_is_one_gaussian():
 
 
 def test_columns_that_differ_by_rounding_are_one_law():
-    run = ja.MatrixMechanism(ColumnNormalised(4, 64), 2.0, CyclicPoisson(4, 0.1))
+    run = ja.MatrixMechanism(column_normalised(4, 64), 2.0, CyclicPoisson(4, 0.1))
     assert len(run.expand("add_or_remove_one", "remove")) == 1
     np.testing.assert_allclose(ja.epsilon(run, 1e-5).upper, ja.epsilon(ja.dp_sgd(2.0, 0.1, 16), 1e-5).upper, rtol=1e-9)
 
@@ -118,7 +125,7 @@ def test_more_bands_than_groups_would_be_a_false_claim():
 def test_json_expressions_and_events_say_the_same():
     from jaxacct import interop
 
-    for strategy in (Banded(3, 12), strategies.PrefixSum(8, 2, 2), ColumnNormalised(2, 6), strategies.BLT(2, 8)):
+    for strategy in (Banded(3, 12), strategies.PrefixSum(8, 2, 2), column_normalised(2, 6), strategies.BLT(2, 8)):
         run = ja.MatrixMechanism(strategy, [1.0, 2.0], strategies.MinSeparation(2))
         assert interop.from_json(interop.to_json(run)) == run
 
@@ -129,7 +136,7 @@ EVENTS = [
     ja.MatrixMechanism(Toeplitz((1.0, -0.7, 0.3), 10), 5.0, strategies.MinSeparation(1)),
     ja.MatrixMechanism(Banded(2, 4), 1.5, CyclicPoisson(2, 0.1)),
     ja.MatrixMechanism(Banded(3, 8), 1.5, CyclicPoisson(3, 0.1)),
-    ja.compose(ja.repeat(ja.MatrixMechanism(ColumnNormalised(2, 6), 2.0, CyclicPoisson(2, 0.2)), 2), ja.Gaussian(5.0)),
+    ja.compose(ja.repeat(ja.MatrixMechanism(column_normalised(2, 6), 2.0, CyclicPoisson(2, 0.2)), 2), ja.Gaussian(5.0)),
 ]
 
 
@@ -139,9 +146,8 @@ def test_an_event_is_read_back_with_the_same_epsilon(run):
 
     event = interop.to_dp_event(run)
     back = interop.from_dp_event(event)
-    for relation in ("add_or_remove_one", "zero_out"):
-        mine, theirs = (ja.epsilon(one, 1e-5, relation=relation) for one in (run, back))
-        assert (mine.upper, mine.kind) == (theirs.upper, theirs.kind)
+    mine, theirs = (ja.epsilon(one, 1e-5) for one in (run, back))
+    assert (mine.upper, mine.kind) == (theirs.upper, theirs.kind)
     from dp_accounting.pld import PLDAccountant
 
     other = PLDAccountant(value_discretization_interval=1e-3).compose(event).get_epsilon(1e-5)

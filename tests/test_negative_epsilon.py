@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from scipy import integrate, stats
+from scipy import stats
 
 import jaxacct as ja
 from jaxacct import selection
@@ -35,16 +35,12 @@ def test_finite_outputs_in_every_relation(steps):
 
 def test_a_sampled_gaussian_against_its_integral():
     q, sigma = 0.3, 0.8
-    for relation in ("remove_one", "add_one"):
+    x, step = np.linspace(-8.0, 9.0, 400_001, retstep=True)
+    base = stats.norm.pdf(x, 0.0, sigma)
+    mixed = (1 - q) * base + q * stats.norm.pdf(x, 1.0, sigma)
+    for relation, (p, other) in (("remove_one", (mixed, base)), ("add_one", (base, mixed))):
         for epsilon in (-2.0, -0.2):
-
-            def excess(x, epsilon=epsilon, relation=relation):
-                base = stats.norm.pdf(x, 0.0, sigma)
-                mixed = (1 - q) * base + q * stats.norm.pdf(x, 1.0, sigma)
-                first, second = (mixed, base) if relation == "remove_one" else (base, mixed)
-                return max(first - np.exp(epsilon) * second, 0.0)
-
-            exact = integrate.quad(excess, -8.0, 9.0, limit=400, points=[-1, 0, 0.5, 1, 2], epsabs=1e-12)[0]
+            exact = np.maximum(p - np.exp(epsilon) * other, 0.0).sum() * step
             found = ja.delta(ja.PoissonSampled(ja.Gaussian(sigma), q), epsilon, relation=relation)
             assert found.lower - 1e-9 <= exact <= found.upper + 1e-9 and found.upper - found.lower < 1e-4
     mu = 1 / 0.7

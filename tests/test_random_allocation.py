@@ -82,7 +82,7 @@ def test_a_single_round_of_pairs_holds_the_engine_for_one_round():
     one = ja.RandomAllocation(ja.Gaussian(2.0), 100)
     for direction in ("remove_one", "add_one"):
         exact = ja.epsilon(one, 1e-5, relation=direction)
-        pairs = ja.epsilon(ja.repeat(one, 1), 1e-5, relation=direction, engine="lattice")
+        pairs = ja.epsilon(ja.repeat(one, 1), 1e-5, relation=direction, engine="lattice", rtol=1e-2)
         assert (
             exact.engine == "allocation"
             and pairs.engine == "lattice"
@@ -99,8 +99,8 @@ def test_rows_of_one_round_are_asked_of_the_engine_for_one_round():
         np.testing.assert_array_equal(found.upper[:, 0], alone.upper[:, 0])
         np.testing.assert_array_equal(found.lower[:, 0], alone.lower[:, 0])
         assert np.all(found.engine == [["allocation", "lattice"]] * 2) and np.all(found.kind == "certified")
-        np.testing.assert_array_equal(found.upper[:, 1], ask(ja.repeat(one, 2), at).upper[:, 0])
-        assert ask(ja.repeat(one, 1), at).engine.tolist() == [["allocation"], ["allocation"]]
+    np.testing.assert_array_equal(found.upper[:, 1], ja.delta(ja.repeat(one, 2), 0.1).upper[:, 0])
+    assert ja.delta(ja.repeat(one, 1), 0.1).engine.tolist() == [["allocation"], ["allocation"]]
     with pytest.raises(InputError, match="= 0 must be > 0"):
         ja.epsilon(twice, 0.0)
 
@@ -143,7 +143,7 @@ def test_one_slot_is_the_base_and_all_slots_are_plain_releases():
     )
 
 
-@pytest.mark.parametrize("row", [PARTICIPATIONS[0], PARTICIPATIONS[3]], ids=str)
+@pytest.mark.parametrize("row", [PARTICIPATIONS[3], pytest.param(PARTICIPATIONS[0], marks=pytest.mark.slow)], ids=str)
 def test_some_of_the_slots_are_bounded_by_blocks(row):
     t, k, monte_carlo = row
     found = ja.delta(ja.RandomAllocation(ja.Gaussian(1.0), t, participations=k), 1.5)
@@ -196,7 +196,7 @@ def test_relations():
     assert np.all(delta.upper[1] <= split * (1.0 + 1e-9))
 
 
-def test_kinds_and_what_takes_the_dominating_pair_alone(coarse_pairs):
+def test_kinds_and_what_takes_the_dominating_pair_alone(coarse_pairs, monkeypatch):
     run = allocation(2.0, 100, 10)
     assert run.kind == "certified" and run.kind_under("add_or_remove_one") == "bound"
     assert ja.compose(run, ja.MixtureOfGaussians(1.0, [0.0, 1.0], [0.5, 0.5])).kind == "certified"
@@ -204,8 +204,9 @@ def test_kinds_and_what_takes_the_dominating_pair_alone(coarse_pairs):
     assert ja.compose(run, ja.Gaussian(1.0)).kind == "certified"
     assert allocation(2.0, 100, 10, participations=2).kind == "bound"
     assert str(ja.profile(run).renyi(2.0).kind) == "bound"
-    chosen = ja.epsilon(selection.select(run, selection.Geometric(0.5)), 1e-5)
-    assert chosen.kind == "bound" and chosen.lower == 0.0 and chosen.upper > ja.epsilon(run, 1e-5).lower
+    monkeypatch.setattr(selection.any_selection, "COMPOSED_POINTS", 6)
+    chosen = ja.delta(selection.select(run, selection.Geometric(0.5)), 1.0)
+    assert chosen.kind == "bound" and chosen.lower == 0.0 and chosen.upper > ja.delta(run, 1.0).lower
 
 
 def test_pair_below_has_no_mass_at_infinity_and_the_one_above_a_little():
@@ -225,7 +226,7 @@ def test_readings_of_the_profile_hold_the_gaussian_shape():
     assert rate.kind == advantage.kind == "certified"
     assert 0.01 < rate.lower <= rate.upper < 0.5 and rate.upper - rate.lower < 1e-4
     assert advantage.lower >= rate.lower - 0.01 and advantage.upper - advantage.lower < 1e-6  # delta at eps = 0 alone
-    mu = run.gdp_mu(1e-6)
+    mu = run.gdp_mu(1e-2)
     # one round is near a Gaussian of mu^2 = (e^(1/4) - 1)/20 at a small loss
     assert mu.lower <= mu.upper < 1.6 * np.sqrt(np.expm1(0.25) / 20.0) < 2.0 * mu.upper
 
@@ -270,10 +271,10 @@ def test_the_same_bins_in_every_epoch():
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it is told once
         found = ja.epsilon(kept, 1e-5)
-        twice = ja.epsilon(ja.repeat(kept, 2), 1e-5)
+        twice = ja.epsilon(ja.repeat(kept, 2), 1e-5, rtol=1e-2)
     assert found.kind == "certified" and found.upper == pytest.approx(one.upper, rel=1e-7)
     assert found.lower <= one.upper and one.lower <= found.upper
-    again = ja.epsilon(allocation(1.0, 20, 2), 1e-5)
+    again = ja.epsilon(allocation(1.0, 20, 2), 1e-5, rtol=1e-2)
     assert twice.lower <= again.upper and again.lower <= twice.upper
     assert found.lower > 1.5 * ja.epsilon(allocation(2.0, 20, 4), 1e-5).upper
 
@@ -349,8 +350,8 @@ def fails(*given):
     [
         ("round_profiles", 2.0625, True),
         ("pair_below", 2.0626, True),
-        ("pair_above", 2.0627, False),
-        ("profile_of_gaussian", 2.0628, False),
+        ("profile_of_gaussian", 2.0627, False),
+        ("pair_above", 2.0628, False),
     ],
 )
 def test_a_round_whose_pairs_fail_leaves_the_others(failing, sigma, is_finite, monkeypatch):
@@ -412,7 +413,7 @@ def test_a_second_bracket_that_contradicts_the_first_leaves_neither(monkeypatch)
 
     monkeypatch.setattr(account, "_larger_of_pairs", other)
     monkeypatch.setattr(account, "WIDE", 1e-9)
-    found = ja.epsilon(ja.repeat(ja.RandomAllocation(ja.Gaussian(1.0), 10), 3), 1e-5)
+    found = ja.epsilon(allocation(2.0, 20, 2), 1e-5)
     assert len(second) == 2 and (found.lower, found.upper, found.status) == (0.0, np.inf, "contradiction")
 
 

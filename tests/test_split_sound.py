@@ -1,7 +1,6 @@
 """Regressions of the split contour's certificate."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -28,7 +27,7 @@ def test_many_jumps_claim_no_decay():
 
 
 def test_far_proves_nothing_where_its_masses_vanish():
-    with jax.enable_x64():
-        masses = split_remainder.far_masses(law(0.05, 0.001, 1), jnp.array([41.0]))
+    with np.errstate(all="ignore"):
+        masses = split_remainder.far_masses(law(0.05, 0.001, 1), np.array([41.0]))
         assert masses.p > 0
-        assert split_remainder.far(masses, 620.0)[0] == 0.0
+        assert split_remainder.far(masses, np.float64(620.0))[0] == 0.0

@@ -1,5 +1,6 @@
 """Two sampled steps: against quadrature by mpmath, the other engines, tests from below, and limits of all kinds."""
 
+import functools
 import math
 
 import mpmath
@@ -72,13 +73,14 @@ def one_step(sigma, q, direction, alpha):
     return (1 - alpha * (1 - q)) * tail(-at) - alpha * q * tail(s - at)
 
 
-def integrated(law, direction, eps, reach=13, digits=30, method="gauss-legendre"):
-    """delta of two steps: the outer integral by mpmath, from the definition, to `reach` deviations.
+@functools.cache
+def integrated(law, direction, eps, reach=13, method="gauss-legendre"):
+    """delta of two steps, to 1e-12: the outer integral by mpmath, from the definition, to `reach` deviations.
 
-    Far in the tail the edges of the second step are as good as singular, which tanh-sinh bears.
+    Far in the tail the edges of the second step of add are as good as singular, which tanh-sinh bears.
     """
     sigma, q, other_sigma, other_q = law
-    with mpmath.workdps(digits):
+    with mpmath.workdps(20):
         s, q, grown = 1 / mpmath.mpf(sigma), mpmath.mpf(q), mpmath.exp(mpmath.mpf(eps))
 
         def outer(u):
@@ -122,7 +124,7 @@ def test_delta_by_quadrature(law, eps, direction):
     if direction == "add" and eps > -math.log1p(-law[1]) - math.log1p(-law[3]):
         assert truth == 0 and low[0] == high[0] == 0.0
         return
-    assert low[0] * (1 - 1e-18) <= truth <= high[0] * (1 + 1e-18)
+    assert low[0] * (1 - 1e-12) <= truth <= high[0] * (1 + 1e-12)
     assert high[0] - low[0] <= 1e-6 * high[0]
 
 
@@ -139,14 +141,20 @@ def test_delta_by_a_sum_over_the_plane(sigma, q, eps, direction):
     assert low[0] * (1 - 1e-5) <= summed <= high[0] * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize(("law", "delta"), [((1.0, 0.05, 1.0, 0.05), 1e-3), ((4.0, 0.3, 1.0, 0.02), 1e-40)])
-def test_epsilon_by_quadrature(direction, law, delta):
+@pytest.mark.parametrize(
+    ("law", "delta", "direction", "reach", "method"),
+    [
+        ((1.0, 0.05, 1.0, 0.05), 1e-3, "remove", 13, "gauss-legendre"),
+        ((4.0, 0.3, 1.0, 0.02), 1e-40, "remove", 16, "gauss-legendre"),
+        pytest.param((1.0, 0.05, 1.0, 0.05), 1e-3, "add", 13, "gauss-legendre", marks=pytest.mark.slow),
+        pytest.param((4.0, 0.3, 1.0, 0.02), 1e-40, "add", 16, "tanh-sinh", marks=pytest.mark.slow),
+    ],
+)
+def test_epsilon_by_quadrature(law, delta, direction, reach, method):
     low, high = epsilon_of(direction, law, delta)
     assert 0.0 < low[0] <= high[0] and high[0] - low[0] <= 1e-6 * high[0]
-    reach, method = (13, "gauss-legendre") if delta > 1e-10 else (20, "tanh-sinh")
-    assert integrated(law, direction, high[0], reach, method=method) <= delta * (1 + mpmath.mpf("1e-15"))
-    assert integrated(law, direction, low[0], reach, method=method) >= delta * (1 - mpmath.mpf("1e-15"))
+    assert integrated(law, direction, high[0], reach, method) <= delta * (1 + 1e-12)
+    assert integrated(law, direction, low[0], reach, method) >= delta * (1 - 1e-12)
 
 
 RUNS = pair([1.0, 2.0, 0.8, 3.0], [0.3, 0.2, 0.5, 0.05], [1.0, 0.9, 0.8, 30.0], [0.3, 0.1, 0.5, 0.4])
@@ -158,7 +166,7 @@ def overlapping(one, other):
 
 @pytest.mark.parametrize("relation", ["remove_one", "add_one"])
 def test_the_lattice_engine_agrees(relation):
-    one, other = (ja.epsilon(RUNS, 1e-6, relation=relation, engine=engine) for engine in ("auto", "lattice"))
+    one, other = (ja.epsilon(RUNS, 1e-6, relation=relation, engine=x, rtol=1e-3) for x in ("auto", "lattice"))
     assert set(one.engine) == {"two_steps"} and set(one.status) == {"ok"}
     assert overlapping(one, other) and np.all(other.relative_width < 1e-3)
 
@@ -363,11 +371,11 @@ def test_badly_placed_cells_are_wide_and_not_wrong(direction):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_cells_placed_elsewhere_are_not_wrong(direction):
     """Cells for one eps, asked about another."""
-    law = (0.7, 0.1, 2.0, 0.3)
+    law = (1.0, 0.2, 1.0, 0.2)
     steps = steps_of(*law, direction)
     nodes = placed(steps, np.array([0.1]), 300, surveyed(steps, np.array([0.1])))
-    low, high = bounded(steps, nodes, 0.3)
-    assert low <= integrated(law, direction, 0.3) <= high
+    low, high = bounded(steps, nodes, 0.25)
+    assert low <= integrated(law, direction, 0.25) <= high
 
 
 def test_a_row_does_not_depend_on_the_others():
