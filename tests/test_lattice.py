@@ -353,7 +353,7 @@ def test_overstated_mass_compounds():
 
 
 MANY = [
-    (repeat(Laplace(10.0), 20), np.linspace(0.0, 6.0, 16)),
+    (repeat(Laplace(10.0), 50), np.linspace(0.0, 6.0, 16)),
     (repeat(RandomizedResponse(0.6), 12), np.linspace(4.0, 0.0, 16)),
     (repeat(PoissonSampled(Laplace(1.0), 0.1), 30), np.linspace(0.0, 5.0, 16)),
 ]
@@ -367,10 +367,10 @@ def test_many_eps_share_compositions(mechanism, eps, monkeypatch):
     for direction in ("remove", "add"):
         parts = components(mechanism, RELATION, direction).take(np.zeros(eps.size, int))
         made.clear()
-        together = lattice.deltas(parts, range(eps.size), eps, rtol=1e-2)
+        together = lattice.deltas(parts, range(eps.size), eps, rtol=1e-3)
         assert len(made) <= eps.size / 3
         for place in (4, 12):
-            alone = delta(parts, place, float(eps[place]), rtol=1e-2)
+            alone = delta(parts, place, float(eps[place]), rtol=1e-3)
             found = together[place]
             assert found.status == "ok"
             assert found.lower <= alone.upper
@@ -410,7 +410,7 @@ MIXED = {
 
 @pytest.mark.parametrize(
     ("kind", "direction", "rtol"),
-    [("mixed", "remove", 1e-2)]
+    [("Laplace", "remove", 1e-2)]
     + [pytest.param(kind, way, 1e-4, marks=pytest.mark.slow) for kind in MIXED for way in ("remove", "add")],
 )
 def test_numpy_and_xla_agree(kind, direction, rtol):
@@ -455,7 +455,7 @@ def test_little_noise_is_narrow():
         return stats.binom.pmf(hits, n, q) @ given - delta
 
     truth = optimize.brentq(excess, 4e4, 5e4, xtol=1e-9)
-    found = ja.epsilon(ja.dp_sgd(sigma, q, n), delta, relation="remove_one", engine="lattice")
+    found = ja.epsilon(ja.dp_sgd(sigma, q, n), delta, relation="remove_one")
     assert found.lower <= truth * (1 + 1e-9) and found.upper >= truth * (1 - 1e-9) and found.ok
     assert found.upper - found.lower < 1e-5 * truth
 

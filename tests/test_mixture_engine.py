@@ -34,7 +34,7 @@ def test_moment_generating_function_lies_within_its_error(sign, shift, weight):
     law = BranchLaw(np.array(shift), np.array(weight), sign)
     found = quadrature(law, c, t, -40.0)
     power, turn = (c + 1.0, t) if sign > 0 else (-c, -t)
-    whole, at = exact_m(law.shifts, law.weights, power, 0.0), exact_m(law.shifts, law.weights, power, turn)
+    whole, at = (exact_m(np.array(shift), weight, power, turned) for turned in (0.0, turn))
     assert abs(found.log_m - np.log(whole.real)) <= found.log_m_error < 1e-12
     ratio = np.sum(found.p * np.exp(1j * t * sign * found.log_mix))
     error = found.from_step + min(found.by_size, t * found.by_length)

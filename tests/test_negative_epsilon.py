@@ -63,11 +63,11 @@ def test_kinds_statuses_and_mixed_batches():
 
 
 def test_sweeps_and_the_command_line(capsys):
-    grid = {"noise_multiplier": [1.0], "sampling_probability": [0.1], "steps": [10], "epsilon": [-0.5, 0.5]}
+    grid = {"noise_multiplier": [1.0], "sampling_probability": [0.1], "steps": [1], "epsilon": [-0.5, 0.5]}
     table = ja.sweep(grid)
-    run = ja.dp_sgd(1.0, 0.1, 10)
+    run = ja.dp_sgd(1.0, 0.1, 1)
     assert np.allclose(table["upper"], [ja.delta(run, e).upper for e in (-0.5, 0.5)], rtol=1e-9)
-    words = "delta --noise-multiplier 1 --sampling-probability 0.1 --steps 10 --epsilon -0.5 --json"
+    words = "delta --noise-multiplier 1 --sampling-probability 0.1 --steps 1 --epsilon -0.5 --json"
     assert main(words.split()) == 0
     assert json.loads(capsys.readouterr().out)["upper"] == pytest.approx(float(table["upper"][0]), rel=1e-9)
     with pytest.raises(ja.InputError, match="epsilon = -1.0 must be > 0"):
