@@ -1,4 +1,4 @@
-"""Runs on several devices, which have to be there before JAX is: `python mesh_runs.py COMMAND FOLDER DEVICES [...]`.
+"""Runs on several devices, which have to be there before JAX is: `python mesh_runs.py 'COMMAND ...' FOLDER DEVICES`
 
 With a coordinator's address and a number it is one of two processes, each with so many devices.
 """
@@ -404,4 +404,5 @@ if __name__ == "__main__":
         jax.distributed.initialize(process[0], 2, int(process[1]), initialization_timeout=60)
     here = "none" if devices == "0" else f"{devices}x2" if process else devices
     commands = {each.__name__: each for each in (steps, run, move, noise, kept, audit, one_audit)}
-    commands[command](folder, here)
+    for each in command.split():
+        commands[each](folder, here)

@@ -10,16 +10,16 @@ import sys
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from training_runs import keyed, still_trainer
 
 import jaxacct as ja
-from jaxacct.training import Ledger, Plan, Trainer
+from jaxacct.training import Ledger, Plan
 from jaxacct.training.run import run_ledger
 
 STEPS = 300
-PLAN = Plan(target_delta=1e-5, dataset_size=40, sampling_probability=0.5, noise_multiplier=20.0, steps=STEPS)
-TRAINER = Trainer(lambda w, x: jnp.sum((w - x) ** 2), optax.sgd(0.1), PLAN, 1.0, micro_batch=40)
+PLAN = Plan(target_delta=1e-5, dataset_size=40, sampling_probability=1.0, noise_multiplier=20.0, steps=STEPS)
+TRAINER = still_trainer(PLAN, step=keyed)
 DATA = np.ones((40, 2), np.float32)
 KEY = bytes(range(32))
 
@@ -71,9 +71,9 @@ def test_a_run_that_was_stopped_goes_on_with_the_steps_that_were_noted(tmp_path)
     assert ended.epsilon.upper == alone.epsilon.upper
 
 
-def test_the_budget_ends_a_run_at_the_same_step(tmp_path, still_steps):
+def test_the_budget_ends_a_run_at_the_same_step(tmp_path):
     plan = Plan(target_epsilon=2.0, target_delta=1e-5, dataset_size=40, sampling_probability=1.0, steps=STEPS)
-    trainer, ended = Trainer(TRAINER.loss_fn, optax.sgd(0.1), plan, 1.0, micro_batch=40), {}
+    trainer, ended = still_trainer(plan), {}
     for most in (1, None):
         path = tmp_path / f"{most}.jsonl"
         with Ledger.create(path, PLAN) as ledger:
@@ -89,14 +89,10 @@ def test_the_budget_ends_a_run_at_the_same_step(tmp_path, still_steps):
     "rule",
     [{"sampling": "fixed_batches", "sampling_probability": 0.5}, {"sampling": "random_allocation", "epochs": 150.0}],
 )
-def test_steps_of_a_pass_are_noted_one_by_one(tmp_path, still_steps, rule):
+def test_steps_of_a_pass_are_noted_one_by_one(tmp_path, rule):
     settings = {"steps": STEPS} if "epochs" not in rule else {"expected_batch_size": 20.0}
     plan = Plan(target_delta=1e-5, dataset_size=40, noise_multiplier=20.0, **rule, **settings)
-    trainer, path, ahead = (
-        Trainer(TRAINER.loss_fn, optax.sgd(0.1), plan, 1.0, micro_batch=40),
-        tmp_path / "run.jsonl",
-        [],
-    )
+    trainer, path, ahead = still_trainer(plan), tmp_path / "run.jsonl", []
     run(path, trainer, callbacks=[lambda s: ahead.append(steps_noted(path) - s.step) or s.step == 12])
     assert ahead == [0] * 12
 

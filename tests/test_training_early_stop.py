@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers import refusal
 from scipy import stats
-from training_runs import KEY, linear, sgd, shared
+from training_runs import KEY, keyed, linear, sgd, still_trainer
 
 import jaxacct as ja
 from jaxacct import cli
@@ -34,7 +34,7 @@ def plan_of(rule=RULE, **more):
 
 @functools.cache
 def trainer_of(rule=RULE, **more):
-    return shared(linear, sgd(0.1), plan_of(rule, **more), 1.0)
+    return still_trainer(plan_of(rule, **more), step=keyed)
 
 
 def score(params, x):
@@ -69,7 +69,7 @@ def test_the_plan_pays_for_it():
     assert plan.epsilon_after(1).upper > ja.epsilon(ja.AboveThreshold(2.0, 4.0), 1e-5).upper
 
 
-@pytest.mark.parametrize("open_setting", ["steps", "sampling_probability"])
+@pytest.mark.parametrize("open_setting", ["steps", pytest.param("sampling_probability", marks=pytest.mark.slow)])
 def test_whatever_is_solved_for(open_setting):
     given = {**GIVEN, "noise_multiplier": 11.0, "early_stop": RULE} | {open_setting: None}
     plan = Plan(**given)
@@ -112,7 +112,7 @@ def test_what_is_refused():
         assert next(iter(bad)) in refusal(lambda bad=bad: EarlyStop(**{"epsilon": 1.0, "every": 4} | bad))
     assert "is missing" in refusal(lambda: fit(score=None))
     assert "is missing" in refusal(lambda: fit(validation=None))
-    assert "early stop" in refusal(lambda: fit(shared(linear, sgd(0.1), Plan(**GIVEN), 1.0)))
+    assert "early stop" in refusal(lambda: fit(still_trainer(Plan(**GIVEN))))
     assert "first axes" in refusal(lambda: fit(validation=np.float32(1.0)))
     rows = np.random.default_rng(0).normal(size=(20, 16)).astype(np.float32)
     wide = {"state": trainer_of().init(jnp.zeros(16)), "data": rows}

@@ -56,8 +56,8 @@ def test_what_is_seen_of_a_batch():
     state = trainer.init(jnp.ones(2), KEY)
     before.append(np.asarray(state.params))
     keep = lambda state: before.append(np.asarray(state.params))
-    trainer.fit(state, data, log=records.append, progress=False, callbacks=[keep])
-    assert steps(records) == [1, 2, 3]
+    ended = trainer.fit(state, data, log=records.append, progress=False, callbacks=[keep])
+    assert steps(records) == [1, 2, 3] and int(ended.not_finite) == 3 and np.isfinite(ended.params).all()
     for record, params in zip(records, before, strict=False):
         seen = record["not_private"]
         assert seen["loss"] == pytest.approx(float(np.mean(kept @ params)), rel=1e-5)

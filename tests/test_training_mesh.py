@@ -24,8 +24,15 @@ def one_device():
     return jax.make_mesh((1,), ("x",))
 
 
-def test_noise_is_the_same_wherever_it_is_drawn_and_nothing_crosses_devices():
-    for crossing, share, off in json.loads(mesh_runs.done(mesh_runs.begin("noise", "", 4))[0]):
+@pytest.fixture(scope="module")
+def four_devices(tmp_path_factory):
+    """What one process with four devices tells of noise and of kept steps."""
+    folder = tmp_path_factory.mktemp("programs")
+    return [json.loads(line) for line in mesh_runs.done(mesh_runs.begin("noise kept", folder, 4))[0].splitlines()]
+
+
+def test_noise_is_the_same_wherever_it_is_drawn_and_nothing_crosses_devices(four_devices):
+    for crossing, share, off in four_devices[0]:
         assert crossing == [] and share <= 0.5 and off <= 1e-6  # scratch memory on one of four devices
 
 
@@ -42,8 +49,8 @@ def test_a_mesh_of_one_device_trains():
     assert again.lineage.chain != other.lineage.chain
 
 
-def test_a_kept_step_goes_to_devices_in_the_order_of_their_mesh(tmp_path):
-    compiled, loaded, other = json.loads(mesh_runs.done(mesh_runs.begin("kept", tmp_path, 2))[0])
+def test_a_kept_step_goes_to_devices_in_the_order_of_their_mesh(four_devices):
+    compiled, loaded, other = four_devices[1]
     assert compiled[0] == loaded[0] != other[0]
     assert [each[1:] for each in (compiled, loaded, other)] == [[1, 0], [1, 1], [2, 1]]
 

@@ -177,7 +177,7 @@ def zeros(shapes, dtype=jnp.float32):
     return [jnp.zeros(shape, dtype) for shape in shapes]
 
 
-@pytest.mark.parametrize("pieces", ["one", "small_pieces"])
+@pytest.mark.parametrize("pieces", [pytest.param("one", marks=pytest.mark.slow), "small_pieces"])
 def test_no_column_of_the_keystream_is_used_twice(pieces, request, columns):
     if pieces != "one":
         request.getfixturevalue(pieces)
@@ -200,7 +200,7 @@ def draws_of_a_leaf(words, place, size):
     """The draws of one leaf, from the RFC's block function and the documented layout alone."""
     units = -(-size // 32)
     most = np.arange(25)  # more than any leaf here has: one shape for all
-    blocks = [chacha.block(words, most, np.array([place, third, 4])) for third in range(3)]
+    blocks = [chacha.host_block(words, most, (place, third, 4)) for third in range(3)]
     pairs = [np.asarray(each) for each in jax.jit(noise.from_bits, static_argnums=3)(*blocks, "float32")]
     return np.array([pairs[p // units >= 16][p % units, p // units % 16] for p in range(size)])
 
@@ -210,7 +210,10 @@ def test_a_leaf_gets_the_noise_of_its_place_and_size_whatever_the_others_are(pie
     if pieces != "one":
         request.getfixturevalue(pieces)
     secret = key(41)
-    alone = [draws_of_a_leaf(jax.random.key_data(secret), i, math.prod(shape)) for i, shape in enumerate(ODD_SIZES)]
+    alone = [
+        draws_of_a_leaf(np.asarray(jax.random.key_data(secret)), i, math.prod(shape))
+        for i, shape in enumerate(ODD_SIZES)
+    ]
     others = [shape if i % 2 else (45,) for i, shape in enumerate(ODD_SIZES)]
     for shapes in (ODD_SIZES, others):
         noisy = compiled()(secret, zeros(shapes))
@@ -224,7 +227,7 @@ def test_noise_takes_all_bits_of_a_key_and_only_them():
     """No word of the keystream is one of another purpose: the nonces end with different words."""
     words = chacha.key_words(key(42))
     noise_blocks = {tuple(c) for c in np.asarray(chacha.noise_words(words, *(np.arange(4, dtype=np.uint32),) * 3)).T}
-    other = {tuple(r) for p in range(4) for r in np.asarray(chacha.block(words, np.arange(4), np.array([0, 0, p])))}
+    other = {tuple(r) for p in range(4) for r in chacha.host_block(np.asarray(words), np.arange(4), (0, 0, p))}
     assert len(noise_blocks) == 4 and len(other) == 16 and not noise_blocks & other
     draw = jax.jit(lambda data: noise.normal(jax.random.wrap_key_data(data, impl=chacha.CHACHA20), (32,)))
     drawn = [draw(words), *(draw(words.at[changed].add(np.uint32(2**31))) for changed in range(8))]
@@ -376,7 +379,10 @@ def test_fixed_batches_take_every_example_once_an_epoch():
         (lambda: sampler.fixed_batches(jax.random.key(0), 4, 2, 0), "key has 64 bits"),
         (lambda: jax.jit(noise.add)(jax.random.key(0), {"w": jnp.zeros(2)}, 1.0), "key has 64 bits"),
         (lambda: noisy_mean(jax.random.PRNGKey(0), 1.0, 1.0, 10.0), "must be a typed JAX key"),
-        (lambda: sampler.over_micro_batches(sampler.poisson(key(0), 4, 1.0), 2.5, max, 0), "micro_batch = 2.5 must be"),
+        (
+            lambda: sampler.over_micro_batches(sampler.Selection(np.arange(4), 4), 2.5, max, 0),
+            "micro_batch = 2.5 must be",
+        ),
     ],
 )
 def test_bad_sampling_is_refused(call, text):

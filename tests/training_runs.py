@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from jaxacct.training import Plan, Trainer
-from jaxacct.training.step.step_function import Observed
+from jaxacct.training.step.step_function import Observed, draw, keys
 from jaxacct.tuning import tuning_run
 
 STEPS = 40
@@ -58,6 +58,20 @@ def still_trainer(plan, rate=0.1, clip_norm=1.0, step=still, **more):
         return after, observed._replace(loss=jnp.float32(rate))
 
     trainer.placement.step_function = one
+    return trainer
+
+
+def drawing_trainer(plan, rate=1.0):
+    """A Trainer whose steps take a rate off the parameter of each record that is drawn, and do no more."""
+    trainer = still_trainer(plan, rate)
+
+    def step(carried, words, pass_words, data, now, frozen=None):
+        drawn = draw(trainer.rule, *keys(words, pass_words), plan.dataset_size, now)
+        there = jnp.arange(len(drawn.indices)) < drawn.count
+        moved = carried._replace(params=carried.params.at[drawn.indices].add(-rate * there))
+        return moved, still(carried, words, pass_words, data, now)[1]
+
+    trainer.placement.step_function = step
     return trainer
 
 
