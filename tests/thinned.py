@@ -182,9 +182,7 @@ THINNED = {
     ),
     "test_training_correlated": (
         "test_a_ledger_counts_all_that_branches_of_a_run_tell",
-        "test_a_recalibrated_run_keeps_its_rate_to_the_last_digit",
         "test_in_one_order_the_noise_covers_all_passes",
-        "test_the_noise_of_a_run_is_the_strategys",
     ),
     "test_training_ghost_routes": ("test_uses_that_cancel",),
     "test_training_mixing": ("test_operations_within_one_example_are_not",),
