@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from training_runs import adam, plan_of, shared, squares
+from training_runs import adam, plan_of, shared, squares, still
 
 from jaxacct.training import Ledger, Source, trainer
+from jaxacct.training.run.program import Program, Streamed
 from jaxacct.training.sharding.placement import Placement
 from jaxacct.training.step.step_function import numbers_at
 
@@ -40,28 +41,32 @@ def test_the_loop_moves_no_array_unsaid(data, tmp_path):
 @pytest.mark.parametrize("data", [DATA, Source(DATA)], ids=["resident", "loaded"])
 def test_losses_that_use_other_frozen_arrays_have_other_keys(data, tmp_path, monkeypatch):
     """With equal keys their gradients would differ by no noise."""
-    params = {"w": jnp.zeros(2), "near": jnp.ones(2), "far": jnp.full(2, -5.0)}
-    digests, real = [], Placement.digest_program
+    params = {"w": jnp.zeros(2), "near": jnp.zeros(2), "far": jnp.zeros(2)}
+    digests, real, compile = [], Placement.digest_program, jax.stages.Lowered.compile
     monkeypatch.setattr(Placement, "digest_program", lambda *each: digests.append(real(*each)) or digests[-1])
+    # the steps are traced, and move nothing; only the check of the loss has options
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *low, **how: compile(*low, **how) if how else None)
+    for kind in (Program, Streamed):
+        monkeypatch.setattr(kind, "run", lambda self, carried, *given: still(carried, *given, None))
 
     def run(name):
         digests.clear()
         loss = lambda p, x: squares(p["w"] + p[name], x)
         made = trainer.Trainer(loss, optax.sgd(0.1), PLAN, 1.0, trainable=lambda path: path == "w")
         path = tmp_path / f"{len([*tmp_path.iterdir()])}.jsonl"
-        ended = made.fit(made.init(params, bytes(32)), data, ledger=path, progress=False).params["w"].tolist()
+        assert made.fit(made.init(params, bytes(32)), data, ledger=path, progress=False).step == 6
         (run,) = Ledger.read(path).runs.values()
-        return {*digests}, ended, [entry.key for entry in run.seen]
+        return {*digests}, {entry.key for entry in run.seen}
 
     near, far = run("near"), run("far")
-    assert near[0] != far[0] and not {*near[2]} & {*far[2]}
+    assert near[0] != far[0] and len(near[1]) == 6 and not near[1] & far[1]
 
 
 def test_a_step_overwrites_all_that_it_is_given():
     made = shared(squares, adam(0.1), PLAN)
-    carried = made.placement.carried(made.init(jnp.zeros(50)), jnp.zeros(50))
-    words, data = np.zeros(8, np.uint32), np.ones((20, 50), np.float32)
-    step = made.placement.step(carried, words, words, data, numbers_at(PLAN, 0, None), None)
+    carried = made.placement.carried(made.init(jnp.zeros(2)), jnp.zeros(2))
+    words = np.zeros(8, np.uint32)
+    step = made.placement.step(carried, words, words, DATA, numbers_at(PLAN, 0, None), None)
     used = step.lower().compile().memory_analysis()
     assert used.alias_size_in_bytes >= sum(leaf.nbytes for leaf in jax.tree.leaves(carried))
 
@@ -81,7 +86,7 @@ def test_only_what_may_be_kept_is_copied(monkeypatch):
     monkeypatch.setattr(trainer, "copied", lambda carried: copies.append(1) or real(carried))
     fit(callbacks=[lambda state: state.step > 99])
     assert not copies
-    fit(callbacks=[lambda state: state.step == 3 and state.params[0] > 99])
+    fit(callbacks=[lambda state: state.step == 3 and np.asarray(state.params)[0] > 99])
     assert len(copies) == 1
     kept = []
     fit(callbacks=[lambda state: state.step == 4 and kept.append(state)])
@@ -93,4 +98,4 @@ def test_the_first_state_is_not_overwritten():
     begun = made.init(jnp.zeros(2), bytes(32))
     ended = [made.fit(begun, DATA, progress=False).params for _ in range(2)]
     np.testing.assert_array_equal(*ended)
-    assert np.all(begun.params == 0.0)
+    assert not np.any(begun.params)

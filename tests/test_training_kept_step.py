@@ -4,10 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from training_runs import plan_of
+from training_runs import plan_of, still
 
 from jaxacct.engines import programs
 from jaxacct.training import Ledger, Trainer
+from jaxacct.training.sharding import placement
 from jaxacct.training.step import key_derivation
 
 pytestmark = pytest.mark.usefixtures("without_cache_of_jax")
@@ -32,8 +33,17 @@ def kept(folder):
     return sorted(folder.glob("*.program"))
 
 
-def test_a_loaded_step_is_the_compiled_one(folder, tmp_path):
+def moving(carried, words, pass_words, data, now, frozen=None):
+    """A step that is compiled in no time, and moves by the key and the data."""
+    moved = carried.params + words[:3].astype(jnp.float32) / 2.0**32 + data.sum(0)
+    return carried._replace(params=moved), still(carried, words, pass_words, data, now)[1]
+
+
+@pytest.mark.parametrize("step", [moving, pytest.param(None, marks=pytest.mark.slow)], ids=["small", "real"])
+def test_a_loaded_step_is_the_compiled_one(folder, tmp_path, monkeypatch, step):
     """A file that is damaged is compiled anew."""
+    if step is not None:
+        monkeypatch.setattr(placement, "private_step", lambda rule: step)
     before, ledgers = programs.loading.count, [tmp_path / "compiled.jsonl", tmp_path / "loaded.jsonl"]
     compiled = run(ledgers[0])
     (file,) = kept(folder)

@@ -12,7 +12,10 @@ from jaxacct.training import AdaptiveClip, Ledger, Plan, Trainer
 DATA = np.eye(8, dtype=np.float32)
 
 
-@pytest.mark.parametrize("sampling", [{"sampling_probability": 1.0}, {"sampling": "random_allocation", "slots": 1}])
+OF_ROUNDS = {"sampling": "random_allocation", "slots": 1}
+
+
+@pytest.mark.parametrize("sampling", [{"sampling_probability": 1.0}, pytest.param(OF_ROUNDS, marks=pytest.mark.slow)])
 def test_another_noise_on_the_count_of_clipped_gradients_has_keys_of_its_own(tmp_path, sampling):
     """With one key two sums would differ in nothing but the scale of one noise, which gives both of them away."""
     plan = Plan(target_delta=DELTA, dataset_size=8, noise_multiplier=1.0, steps=1, **sampling)

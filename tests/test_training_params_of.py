@@ -68,7 +68,7 @@ def killed(request, tmp_path):
     def fit(trainer=trainer, callbacks=()):
         more = {"ledger": path} if request.param else {}
         return trainer.fit(
-            state, data, checkpoints=folder, checkpoint_every=7, callbacks=callbacks, progress=False, **more
+            state, data, checkpoints=folder, checkpoint_every=14, callbacks=callbacks, progress=False, **more
         )
 
     def copy(state):
@@ -122,16 +122,20 @@ def test_what_cannot_be_read_is_refused(tmp_path, still_steps):
         assert "is not the model of the checkpoint" in refusal(params_of, tmp_path / "run", other)
 
 
-@pytest.mark.parametrize("killed", [True], indirect=True)
-def test_a_ledger_in_use_or_lost_is_refused(still_steps, killed):
-    _, folder, path, *_ = killed
+def test_a_ledger_in_use_or_lost_is_refused(tmp_path, still_steps):
+    folder, path = tmp_path / "run", tmp_path / "run.jsonl"
+    trainer, state = begun(jnp.zeros(2))
+    stop = [lambda state: state.step == 2]
+    trainer.fit(state, DATA, checkpoints=folder, ledger=path, callbacks=stop, progress=False)
     with Ledger.open(path):
         assert "another process is writing it" in refusal(params_of, folder)
     path.rename(f"{path}.away")
     assert str(path) in refusal(params_of, folder)
 
 
-@pytest.mark.parametrize("kind", ["dicts", "part", "adapters", "nnx"])
+@pytest.mark.parametrize(
+    "kind", ["dicts", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("part", "adapters", "nnx"))]
+)
 def test_the_moving_average_is_read_too(tmp_path, kind):
     model, like, more = MODELS[kind]
     model, like = (x() if callable(x) else x for x in (model, like))

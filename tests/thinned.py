@@ -167,10 +167,6 @@ THINNED = {
     "test_strategies": ("test_published_errors",),
     "test_training_ahead": ("test_no_step_runs_before_it_is_noted_and_few_are_noted_ahead",),
     "test_training_apart": ("test_no_row_moves_with_another",),
-    "test_training_batch_rules": (
-        "test_a_capped_sample_has_its_law",
-        "test_words_beyond_the_last_whole_multiple_are_drawn_again",
-    ),
     "test_training_clipping": (
         "test_clipped_sum_against_each_gradient_by_itself",
         "test_convolutions_with_channels_last_are_the_same",
@@ -186,13 +182,11 @@ THINNED = {
     ),
     "test_training_ghost_routes": ("test_uses_that_cancel",),
     "test_training_mixing": ("test_operations_within_one_example_are_not",),
-    "test_training_params_of": ("test_the_moving_average_is_read_too",),
     "test_training_recalibrate": ("test_full_batches_through_a_filter",),
     "test_training_resume": ("test_what_a_plan_spent_counts_under_the_next",),
     "test_training_rounds": ("test_what_goes_on_otherwise_within_a_round_draws_slots_anew_and_counts_another",),
     "test_training_sources_draws": ("test_every_rule_draws_the_same_records",),
     "test_training_step": ("test_all_examples_drawn_are_used_and_normalised_by_the_expected_number",),
-    "test_training_users": ("test_every_way_of_sampling_draws_users",),
     "test_truncated_poisson": (
         "test_enumeration_of_small_data_sets",
         "test_table",
