@@ -105,9 +105,10 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
         # Below 1e-306, near the end of float64's range, a step's delta has no relative accuracy.
         usable = several & (share > 1e-306) & (share < 1.0)
         targets = np.concatenate([delta[None], np.where(usable, share, 0.5)])
-        law = (np.tile(x, len(targets)) for x in (sigma, q, removing))
+        sigmas, rates, directions = (np.tile(x, len(targets)) for x in (sigma, q, removing))
         slack = np.full(targets.size, 8.0 * ROUNDOFF)
-        found = closed_form.epsilon_of_one_step(*law, targets.ravel(), slack).lower.reshape(targets.shape)
+        steps = closed_form.epsilon_of_one_step(sigmas, rates, directions, targets.ravel(), slack)
+        found = steps.lower.reshape(targets.shape)
         best = np.fmax(best, np.where(present, found[0], 0.0))
         for eps, fits in zip(found[1:], usable, strict=True):
             holds = _any_step(sigma, q, n, removing, eps) >= delta
