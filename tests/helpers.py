@@ -1,6 +1,7 @@
 """What several test files need."""
 
 import doctest
+import itertools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -36,3 +37,12 @@ def compositions(steps: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         ),
         max_leaves=6,
     )
+
+
+def integral(function: Callable[[Any, bool], Any], *points: float) -> Any:
+    """A ball of Arb that holds the integral of an analytic function from each point to the next.
+
+    ``function(u, analytic)`` passes ``analytic`` to the logarithms and roots that it takes.
+    """
+    acb = pytest.importorskip("flint").acb
+    return sum((acb.integral(function, *ends) for ends in itertools.pairwise(points)), acb(0))

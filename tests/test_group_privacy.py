@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from helpers import refusal
-from scipy.stats import binom, hypergeom, norm
+from scipy.stats import binom, hypergeom
 
 import jaxacct as ja
 from jaxacct.interop import from_json, to_json
@@ -51,7 +51,7 @@ def test_certain_sampling_is_a_gaussian_of_k_times_the_sensitivity():
 
 
 def test_larger_groups_leak_more():
-    ends = [ja.epsilon(ja.dp_sgd(2.0, 0.02, 200, group=k), 1e-6) for k in (1, 2, 3, 5, 8)]
+    ends = [ja.epsilon(ja.dp_sgd(2.0, 0.02, 200, group=k), 1e-6) for k in (1, 2, 5)]
     assert all(a.upper < b.lower for a, b in itertools.pairwise(ends))
 
 
@@ -65,9 +65,10 @@ def test_weights():
 
 def hockey_stick(p, q, sigma, eps):
     """H of two mixtures of N(m, sigma^2) on the line, each a dict of means and weights."""
-    x = np.linspace(-20.0, 20.0, 20_001)
-    one, two = (sum(w * norm.pdf(x, m, sigma) for m, w in law.items()) for law in (p, q))
-    return float(np.maximum(one - math.exp(eps) * two, 0.0).sum() * (x[1] - x[0]))
+    x = np.linspace(-12.0, 12.0, 4_801)
+    one, two = (sum(w * np.exp(-0.5 * ((x - m) / sigma) ** 2) for m, w in law.items()) for law in (p, q))
+    area = np.maximum(one - math.exp(eps) * two, 0.0).sum() * (x[1] - x[0])
+    return float(area / (sigma * math.sqrt(2.0 * math.pi)))
 
 
 def law_of_sums(values, batch):
@@ -166,10 +167,10 @@ def test_shuffled_batches_are_one_gaussian_a_pass():
 
 def test_calibration_of_noise_and_of_the_group():
     goal = {"target_epsilon": 2.0, "target_delta": 1e-5}
-    noise = ja.calibrate(lambda s: ja.dp_sgd(s, 0.05, 50, group=2), bracket=(1.0, 8.0), rtol=1e-2, **goal)
+    noise = ja.calibrate(lambda s: ja.dp_sgd(s, 0.05, 1, group=2), bracket=(0.5, 8.0), rtol=1e-2, **goal)
     assert noise.status == "ok" and noise.epsilon.upper <= 2.0 < noise.epsilon.upper * 1.02
-    group = ja.calibrate(lambda k: ja.dp_sgd(4.0, 0.05, 50, group=k), bracket=(2, 9), whole=True, rtol=1e-2, **goal)
-    at, beyond = (ja.epsilon(ja.dp_sgd(4.0, 0.05, 50, group=int(group.value) + more), 1e-5) for more in (0, 1))
+    group = ja.calibrate(lambda k: ja.dp_sgd(2.0, 0.05, 1, group=k), bracket=(2, 20), whole=True, rtol=1e-2, **goal)
+    at, beyond = (ja.epsilon(ja.dp_sgd(2.0, 0.05, 1, group=int(group.value) + more), 1e-5) for more in (0, 1))
     assert at.upper <= 2.0 < beyond.upper
 
 

@@ -65,7 +65,7 @@ def test_calibration_at_a_tiny_delta_meets_what_moments_meet():
 
 
 def test_replaced_groups_are_removed_and_added():
-    run = ja.dp_sgd(1.0, 0.01, 200, group=2)
+    run = ja.dp_sgd(1.0, 0.01, 1, group=2)
     found = ja.epsilon(run, 1e-5, relation="replace_one")
     share = 1e-5 / 2  # half of delta for the first step
     first = ja.epsilon(run, share, relation="remove_one").upper
@@ -96,7 +96,7 @@ def test_noisy_maxima_against_their_laws(m, monotone):
     found = ja.delta(ja.GaussianNoisyMax(sigma, m, monotone=monotone), epsilon).upper
     replaced = ja.delta(ja.GaussianNoisyMax(sigma, m, monotone=monotone), epsilon, relation="replace_one").upper
     largest = 0.0
-    for _ in range(12):
+    for _ in range(6):
         scores = rng.choice([0.0, 0.5, 1.0, 3.0], m)
         moved = scores + rng.choice([0.0, 1.0] if monotone else [-1.0, 1.0], m)
         away = scores - rng.choice([0.0, 1.0] if monotone else [-1.0, 1.0], m)
@@ -125,7 +125,7 @@ def test_noisy_maxima_take_the_smaller_bound():
 
 def chances_of_the_largest(scores, cdf, density, top):
     """The law of the place of the largest noisy score, by quadrature of the density from the scores on."""
-    x = np.linspace(scores.min() - top, scores.max() + top, 40_001)[:, None]
+    x = np.linspace(scores.min() - top, scores.max() + top, 20_001)[:, None]
     below = cdf(x - scores)
     others = np.stack([np.prod(np.delete(below, i, axis=1), axis=1) for i in range(scores.size)], 1)
     law = np.trapezoid(density(x - scores) * others, x[:, 0], axis=0)
@@ -144,7 +144,7 @@ def test_laplace_pair_dominates_noisy_maxima(noise, law, m):
     limit = ja.delta(ja.ReportNoisyMax(epsilon, noise=noise), at).upper
     assert limit == pytest.approx(-np.expm1((at - epsilon) / 2), rel=1e-3)  # of Laplace noise of scale 1/epsilon
     largest = 0.0
-    for turn in range(12):
+    for turn in range(6):
         scores, inside = rng.choice([0.0, 0.4, 1.0, 3.0, 8.0], m), rng.integers(1, m)
         if turn == 0:  # two that matter, whose order is turned round
             scores, inside = np.concatenate([[0.0, 1.0], np.full(m - 2, -30.0)]), 1

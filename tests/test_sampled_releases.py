@@ -8,12 +8,24 @@ from helpers import refusal
 
 import jaxacct as ja
 from jaxacct import interop
-from jaxacct.mechanisms import components
+from jaxacct.mechanisms import components, sampled_releases
 
 P1, Q1, P2, Q2 = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5]), np.array([0.7, 0.3]), np.array([0.6, 0.4])
 ONE, TWO = ja.FiniteOutput(P1, Q1), ja.FiniteOutput(P2, Q2)
 BOTH = ja.compose(ONE, TWO)
 EPS = np.array([0.0, 0.02, 0.1, 0.3])
+
+
+@pytest.fixture
+def few_points(monkeypatch):
+    """Profiles are bracketed at a tenth of the losses: a looser pair at a fraction of the cost."""
+    monkeypatch.setattr(sampled_releases, "POINTS", 48)
+    cached = [each for each in vars(sampled_releases).values() if hasattr(each, "cache_clear")]
+    for each in cached:
+        each.cache_clear()
+    yield
+    for each in cached:
+        each.cache_clear()
 
 
 def product(*laws):
@@ -58,8 +70,7 @@ def test_finite_outputs_by_enumeration(rate):
     run = ja.PoissonSampled(BOTH, rate)
     holds(ja.delta(run, EPS, relation="remove_one"), hockey(p, q, EPS), 1e-4)
     holds(ja.delta(run, EPS, relation="add_one"), hockey(q, p, EPS), 1e-4)
-    holds(ja.delta(run, EPS), np.maximum(hockey(p, q, EPS), hockey(q, p, EPS)), 1e-4)
-    for relation, (one, two) in {"remove_one": (p, q), "add_one": (q, p), "zero_out": (p, q)}.items():
+    for relation, (one, two) in {"add_one": (q, p), "zero_out": (p, q)}.items():
         delta = 0.05 * rate
         truth = epsilon_by_search(one, two, delta)
         if relation == "zero_out":
@@ -88,7 +99,8 @@ def test_a_sample_inside_a_sample():
     holds(ja.delta(run, EPS, relation="remove_one"), hockey(*laws, EPS), 1e-4)
     holds(ja.delta(run, EPS, relation="add_one"), hockey(*laws[::-1], EPS), 1e-4)
     twice = ja.PoissonSampled(ja.PoissonSampled(BOTH, 0.5), 0.4)
-    assert ja.delta(twice, 0.1).upper == pytest.approx(float(ja.delta(ja.PoissonSampled(BOTH, 0.2), 0.1).upper), 1e-12)
+    one, two = (ja.delta(each, 0.1, relation="remove_one") for each in (twice, ja.PoissonSampled(BOTH, 0.2)))
+    assert one.upper == pytest.approx(float(two.upper), 1e-12)
 
 
 def test_gaussians_are_one_gaussian():
@@ -161,11 +173,12 @@ def test_an_infinite_epsilon_beside_a_finite_one(sampling):
     assert np.isinf(found.lower[0]) and found.upper[1] <= np.log(2.0) * (1.0 + 1e-9)
 
 
-def test_a_mass_at_infinity_is_sampled():
+def test_a_mass_at_infinity_is_sampled(few_points):
     run = ja.PoissonSampled(ja.compose(ja.ApproximateDP(0.5, 1e-3), ja.RandomizedResponse(0.7)), 0.1)
-    assert ja.epsilon(run, 1e-5).status == "mass_at_infinity"
+    assert ja.epsilon(run, 1e-5, relation="remove_one").status == "mass_at_infinity"
     assert ja.epsilon(run, 1e-5, relation="add_one").upper <= -np.log1p(-0.1) * (1 + 1e-12)
-    assert np.isfinite(ja.epsilon(run, 2e-4, rtol=0.1).upper) and np.isinf(ja.epsilon(ja.repeat(run, 3), 1e-5).upper)
+    assert np.isfinite(ja.epsilon(run, 2e-4, rtol=0.1).upper)
+    assert np.isinf(ja.epsilon(ja.repeat(run, 3), 1e-5, relation="remove_one").upper)
     assert ja.delta(ja.repeat(run, 3), 50.0).upper == pytest.approx(1.0 - (1.0 - 1e-4) ** 3, rel=1e-6)
 
 
@@ -176,8 +189,13 @@ def three_laws(scale, count, step=0.02, width=40.0):
     return [law if count == 1 else np.outer(law, law).ravel() for law in laws]
 
 
-@pytest.mark.parametrize(("scale", "rate", "count"), [(1.0, 0.1, 1), (0.3, 0.01, 1), (5.0, 0.5, 1), (2.0, 0.2, 2)])
-def test_a_replaced_record_of_a_poisson_sample(scale, rate, count):
+@pytest.mark.parametrize(
+    ("scale", "rate", "count"),
+    [(2.0, 0.2, 2), *(pytest.param(*row, 1, marks=pytest.mark.slow) for row in ((1.0, 0.1), (0.3, 0.01), (5.0, 0.5)))],
+)
+def test_a_replaced_record_of_a_poisson_sample(scale, rate, count, request):
+    if count == 2:
+        request.getfixturevalue("few_points")
     none, one, other = three_laws(scale, count, 0.02 if count == 2 else 1e-4, 15.0 if count == 2 else 40.0)
     p, q = ((1.0 - rate) * none + rate * law for law in (one, other))
     base = ja.Laplace(scale) if count == 1 else ja.repeat(ja.Laplace(scale), count)
@@ -220,7 +238,7 @@ def test_every_door_answers_replace_one():
     assert rates[2] == pytest.approx(float(ja.epsilon(ja.Laplace(1.0), 1e-5).upper), rel=1e-4)
 
 
-def test_without_replacement_by_enumeration():
+def test_without_replacement_by_enumeration(few_points):
     base = ja.compose(ja.RandomizedResponse(0.7), ja.RandomizedResponse(0.6, categories=3))
     laws = ([0.7, 0.3], [0.6, 0.2, 0.2]), ([0.3, 0.7], [0.2, 0.6, 0.2])
     ratio = 0.2
@@ -229,11 +247,8 @@ def test_without_replacement_by_enumeration():
     holds(ja.delta(run, EPS, relation="remove_one"), hockey(p, q, EPS), 1e-4)
     holds(ja.delta(run, EPS, relation="add_one"), hockey(q, p, EPS), 1e-4)
     holds(ja.delta(run, EPS, relation="replace_one"), hockey(p, q, EPS), 1e-4)
-    three, truth = (
-        ja.delta(ja.repeat(run, 3), 0.1, relation="remove_one"),
-        hockey(product(p, p, p), product(q, q, q), 0.1),
-    )
-    holds(three, truth, 2e-2)
+    truth = hockey(product(p, p, p), product(q, q, q), 0.1)
+    holds(ja.delta(ja.repeat(run, 3), 0.1, relation="remove_one"), truth, 2e-2)
     swapped = ja.delta(ja.repeat(run, 3), 0.1, relation="replace_one")
     assert swapped.kind == "bound" and swapped.upper >= truth
 

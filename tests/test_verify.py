@@ -1,6 +1,7 @@
 """ja.verify against closed forms, mpmath, the reference values and tampered brackets."""
 
 import csv
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import mpmath
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
 import jaxacct as ja
 from jaxacct.core.validation import InputError
@@ -97,42 +99,35 @@ def test_composed_gaussians_by_the_sum_equal_the_closed_form():
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_two_sampled_steps_equal_a_double_integral(direction):
-    """delta of two steps from its definition, by mpmath: the inner integral is a closed form."""
+    """delta of two steps from its definition, by quadrature: the inner integral is a closed form."""
     sigma, rate, epsilon = 0.9, 0.2, 0.3
     run = ja.dp_sgd(sigma, rate, 2)
-    with mpmath.workdps(20):
-        log_mix = lambda x: mpmath.log(1 - rate + rate * mpmath.exp((2 * x - 1) / (2 * sigma**2)))
-        density = lambda x: mpmath.npdf(x / sigma) / sigma
+    mix = lambda x: 1 - rate + rate * np.exp((2 * x - 1) / (2 * sigma**2))
 
-        def one(left):
-            """H at e^left of one step, left any real number."""
-            grown = mpmath.exp(left)
-            if direction == "remove":
-                above = 1 + (grown - 1) / rate
-                if above <= 0:
-                    return 1 - grown
-                at = sigma**2 * mpmath.log(above) + 0.5
-                p = (1 - rate) * mpmath.ncdf(-at / sigma) + rate * mpmath.ncdf((1 - at) / sigma)
-                return p - grown * mpmath.ncdf(-at / sigma)
-            above = (1 / grown - 1 + rate) / rate
-            if above <= 0:
-                return mpmath.mpf(0)
-            at = sigma**2 * mpmath.log(above) + 0.5
-            q = (1 - rate) * mpmath.ncdf(at / sigma) + rate * mpmath.ncdf((at - 1) / sigma)
-            return mpmath.ncdf(at / sigma) - grown * q
+    def one(grown):
+        """H at any grown > 0 of one step."""
+        above = 1 + (grown - 1) / rate if direction == "remove" else (1 / grown - 1 + rate) / rate
+        at = sigma**2 * np.log(np.maximum(above, 1e-300)) + 0.5
+        if direction == "remove":
+            p = (1 - rate) * ndtr(-at / sigma) + rate * ndtr((1 - at) / sigma)
+            return np.where(above > 0, p - grown * ndtr(-at / sigma), 1 - grown)
+        q = (1 - rate) * ndtr(at / sigma) + rate * ndtr((at - 1) / sigma)
+        return np.where(above > 0, ndtr(at / sigma) - grown * q, 0.0)
 
-        def outer(x):
-            loss = log_mix(x) if direction == "remove" else -log_mix(x)
-            weight = mpmath.exp(log_mix(x)) if direction == "remove" else 1
-            return density(x) * weight * one(epsilon - loss)
-
-        kinks = [sigma**2 * mpmath.log(1 + (mpmath.exp(k) - 1) / rate) + 0.5 for k in (epsilon,)]
-        truth = mpmath.quad(outer, sorted([-12, -4, -1, 0, 1, 2, 4, 12, *kinks]), method="gauss-legendre")
+    # beyond this x the second step decides nothing
+    bend = sigma**2 * np.log((math.exp(epsilon if direction == "remove" else -epsilon) / (1 - rate) - 1 + rate) / rate)
+    nodes, weights = np.polynomial.legendre.leggauss(40)
+    truth = 0.0
+    for low, high in itertools.pairwise(sorted([-9.0, -4, -1, 0, 1, 2, 4, 9, bend + 0.5])):
+        x = low + (high - low) * (nodes + 1) / 2
+        density = np.exp(-0.5 * (x / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
+        weight, ratio = (mix(x), mix(x)) if direction == "remove" else (1.0, 1 / mix(x))
+        truth += np.sum(weights * density * weight * one(math.exp(epsilon) / ratio)) * (high - low) / 2
     found = delta_enclosure.enclose(
-        lambda: loss_definition.expand(run, "add_or_remove_one", direction), epsilon, float(mpmath.log(truth)), 1
+        lambda: loss_definition.expand(run, "add_or_remove_one", direction), epsilon, math.log(truth), 1
     )
-    assert abs(float(found.mid()) / float(truth) - 1) < 1e-9
-    assert float(found.rad()) < 1e-8 * float(truth)
+    assert abs(float(found.mid()) / truth - 1) < 1e-9
+    assert float(found.rad()) < 1e-8 * truth
 
 
 def test_smoothing_brackets_the_truth():
@@ -149,7 +144,7 @@ def test_smoothing_brackets_the_truth():
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize("sigma", [0.2, 1.0, 30.0])
 def test_moments_equal_a_direct_integral(sigma, direction):
-    """M(c + it) from the nodes against mpmath's integral of the definition, t where the phase turns fast."""
+    """M(c + it) from the nodes against a fine sum of the definition in mpmath, t where the phase turns fast."""
     rate, c, t = 0.05, 2.5, 7.0
     run = ja.dp_sgd(sigma, rate, 10)
     with precision(200):
@@ -164,9 +159,8 @@ def test_moments_equal_a_direct_integral(sigma, direction):
             mix = 1 - rate + rate * mpmath.exp(u / sigma - mpmath.mpf(0.5) / sigma**2)
             return mpmath.npdf(u) * mix**power
 
-        middle = (c + 1) / sigma if direction == "remove" else 0
-        points = sorted({float(x) for x in [*np.linspace(-14, 14 + middle, 40)]})
-        truth = mpmath.quad(integrand, points, method="gauss-legendre")
+        last = 14 + ((c + 1) / sigma if direction == "remove" else 0)
+        truth = mpmath.fsum(integrand(mpmath.mpf(k) / 12) for k in range(-14 * 12, int(last * 12))) / 12
     with precision(200):
         error = arb(mpmath.nstr(abs(truth) * 1e-13 + abs(mean_value(mean)) * 1e-18, 5))
         near = flint.acb(arb(mpmath.nstr(truth.real, 20)), arb(mpmath.nstr(truth.imag, 20)))
@@ -181,16 +175,21 @@ def test_a_wrong_mechanism_is_refuted():
         assert ja.verify(ja.dp_sgd(sigma, 0.01, 1000), answer, delta=1e-5).status == "refuted"
 
 
-def test_known_false_certificates_are_refuted():
-    """Answers that earlier engines certified (defects of November 2026)."""
-    false = [
+@pytest.mark.parametrize(
+    "mechanism, delta, upper, relation",
+    [
         (ja.Laplace(1 / 400), 1e-5, 1e-11, "add_or_remove_one"),
         (ja.PoissonSampled(ja.Laplace(1e-3), 0.5), 1e-5, 0.693, "add_or_remove_one"),
         (ja.dp_sgd(0.01, 0.01, 1), 1e-5, 705.18, "add_or_remove_one"),
-        (ja.dp_sgd(0.03, 0.1, 2), 1e-6, 1279.899, "remove_one"),
-    ]
-    for mechanism, delta, upper, relation in false:
-        assert ja.verify(mechanism, bracket(0.0, upper), delta=delta, relation=relation).status == "refuted"
+        pytest.param(ja.dp_sgd(0.03, 0.1, 2), 1e-6, 1279.899, "remove_one", marks=pytest.mark.slow),
+    ],
+)
+def test_known_false_certificates_are_refuted(mechanism, delta, upper, relation):
+    """Answers that earlier engines certified (defects of November 2026)."""
+    assert ja.verify(mechanism, bracket(0.0, upper), delta=delta, relation=relation).status == "refuted"
+
+
+def test_deltas_near_the_smallest_numbers():
     for upper, status in ((0.0, "refuted"), (5e-171, "verified")):
         found = ja.verify(ja.Gaussian(1e170), bracket(0.0, upper), epsilon=0.0)
         assert found.status == status, found.explanation
@@ -284,9 +283,9 @@ def test_steps_with_small_loss_taken_apart_change_nothing(run, epsilon, scale, d
 def test_the_tail_without_steps_of_small_loss_bounds_the_integrand(direction):
     """|M^n - A^n| at nodes of the line, against the bound of everything beyond each of them."""
     build = lambda: loss_definition.expand(ja.dp_sgd(0.8, 0.02, 50), "add_or_remove_one", direction).parts
-    with precision(300):
+    with precision(200):
         parts = build()
-        plan = line_sum._plan(parts, 0.4, -35.0, 400_000, True)
+        plan = line_sum._plan(parts, 0.4, -20.0, 400_000, True)
         line = line_sum.LineSum(build, plan)
         for j in (1, 2, line.width, len(line.values) - 1):
             z = flint.acb(plan.line.c, j * line.step)
@@ -360,7 +359,7 @@ def test_repeated_laplace_and_powers_on_a_grid_equal_the_sum_over_a_line():
     for run, epsilon in ((ja.repeat(ja.Laplace(2.0), 5), 1.3), (ja.repeat(ja.DiscreteGaussian(2.0), 4), 3.0)):
         build = lambda run=run: loss_definition.expand(run, "add_or_remove_one", "remove")
         exact = delta_enclosure.enclose(build, epsilon, -8.0, 0)
-        line = line_sum.enclose(lambda build=build: build().parts, epsilon, -8.0, 4, 20_000)
+        line = line_sum.enclose(lambda build=build: build().parts, epsilon, -8.0, 3, 1_000)
         with precision(200):
             assert line.overlaps(exact)
             assert exact.rad() < exact * arb("1e-15") < line.rad() < exact * arb("0.01")
