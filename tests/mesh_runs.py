@@ -1,4 +1,4 @@
-"""Runs on several devices, which have to be there before JAX is: `python mesh_runs.py 'COMMAND ...' FOLDER DEVICES`
+"""Runs on several devices, which have to be there before JAX is: `mesh_runs.py 'COMMAND ...' FOLDER DEVICES [...]`.
 
 With a coordinator's address and a number it is one of two processes, each with so many devices.
 """

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import refusal
-from training_runs import KEY, linear, sgd, shared
+from training_runs import KEY, keyed, still_trainer
 
 from jaxacct.core.validation import InputError
 from jaxacct.training import Ledger, Plan
@@ -21,7 +21,7 @@ def score(params, data):
 
 
 def fit(path=None, state=None, rate=0.1, **more):
-    trainer = shared(linear, sgd(rate), Plan(**PLAN), 1.0)
+    trainer = still_trainer(Plan(**PLAN), rate, step=keyed)
     state = trainer.init(jnp.zeros(2), KEY) if state is None else state
     return trainer.fit(state, DATA, ledger=path, progress=False, **more)
 
@@ -74,7 +74,7 @@ def test_a_stop_because_of_a_value_claims_the_whole_plan(tmp_path, with_ledger):
     assert (state.step, state.stopped, state.seen) == (3, "callback", True)
     assert float(state.epsilon.upper) == pytest.approx(whole, rel=1e-6)
     np.asarray(told[0])  # the next step has not overwritten what the function kept
-    other = shared(linear, sgd(0.1), Plan(**PLAN | {"steps": 20}), 1.0)
+    other = still_trainer(Plan(**PLAN | {"steps": 20}), step=keyed)
     with pytest.raises(InputError, match="looked at its outputs"):
         other.fit(state, DATA, ledger=path, progress=False)
     if with_ledger:
@@ -104,6 +104,6 @@ def test_what_is_refused():
     assert "must give a number" in refusal(lambda: fit(evaluate=lambda p, d: p, public_data=PUBLIC))
     assert "eval_every" in refusal(lambda: fit(evaluate=score, public_data=PUBLIC, eval_every=0))
     halves = np.concatenate([DATA, PUBLIC])  # parts of one array that do not overlap
-    trainer = shared(linear, sgd(0.1), Plan(**PLAN), 1.0)
+    trainer = still_trainer(Plan(**PLAN))
     more = {"evaluate": score, "public_data": halves[20:], "progress": False}
     assert trainer.fit(trainer.init(jnp.zeros(2)), halves[:20], **more).evaluations[-1].step == 12

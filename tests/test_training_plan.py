@@ -66,9 +66,9 @@ def test_poisson_noise_against_dp_accounting():
     plan = Plan(target_epsilon=2.0, target_delta=DELTA, dataset_size=500, expected_batch_size=100, steps=60)
     assert 2.0 - 1e-4 <= plan.epsilon.upper <= 2.0
     event = dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(plan.noise_multiplier))
-    accountant = peer.PLDAccountant(value_discretization_interval=1e-4)
+    accountant = peer.PLDAccountant(value_discretization_interval=1e-3)
     accountant.compose(dp_accounting.SelfComposedDpEvent(event, 60))
-    assert accountant.get_epsilon(DELTA) == pytest.approx(plan.epsilon.upper, abs=1e-6)
+    assert 0.0 <= accountant.get_epsilon(DELTA) - plan.epsilon.upper <= 1e-4  # it rounds up
     assert plan.mechanism == ja.dp_sgd(plan.noise_multiplier, 0.2, 60)
 
 
@@ -111,6 +111,7 @@ def test_a_schedule_per_step_and_one_in_pieces_are_the_same():
     assert [per_step.at(step) for step in (0, 9, 10, 29)] == [first, first, second, second]
 
 
+@pytest.mark.slow
 def test_a_thousand_different_steps():
     factors = np.geomspace(1.0, 3.0, 1000)
     plan = Plan(target_epsilon=2.0, **FULL, steps=1000, noise_schedule=factors)
@@ -240,6 +241,7 @@ def test_the_curve_of_many_different_steps_is_above_them():
     plan = Plan(target_epsilon=2.0, **FULL, steps=200, noise_schedule=factors)
     steps, curve = plan.epsilon_curve(20)
     exact = [gaussian_epsilon(math.sqrt(np.sum((plan.noise_multiplier * factors[:s]) ** -2.0))) for s in steps]
+    assert len(plan.segments) == 200 and 2.0 - 1e-4 <= exact[-1] <= 2.0
     assert (curve.upper >= exact).all() and (curve.upper <= np.array(exact) * 1.15).all()
     assert curve.upper[-1] <= 2.0 and set(curve.kind) == {"bound"} and (curve.lower == 0).all()
     varied = [Release("poisson", s, q) for s in (1.0, 1.1, 2.0) for q in (0.1, 0.2, 0.4)]
@@ -300,15 +302,17 @@ def test_steps_outside_the_plan_are_refused():
 # Documents
 
 
-def plans():
-    yield Plan(target_epsilon=2.0, **FULL, steps=30, noise_schedule=[(10, 1.0), (None, 2.0)])
-    yield Plan(**FULL, steps=10, noise_multiplier=20.0, repetitions=selection.Geometric(0.1))
-    yield Plan(**FIXED, steps=10, noise_multiplier=2.0, batch_schedule=[(6, 250), (None, 500)])
-    yield Plan(target_epsilon=2.0, **FULL, steps=30, data_dependent=True).recalibrate(3, steps=40)
+PLANS = {
+    "scheduled": lambda: Plan(target_epsilon=2.0, **FULL, steps=30, noise_schedule=[(10, 1.0), (None, 2.0)]),
+    "repeated": lambda: Plan(**FULL, steps=10, noise_multiplier=20.0, repetitions=selection.Geometric(0.1)),
+    "batches": lambda: Plan(**FIXED, steps=10, noise_multiplier=2.0, batch_schedule=[(6, 250), (None, 500)]),
+    "filtered": lambda: Plan(target_epsilon=2.0, **FULL, steps=30, data_dependent=True).recalibrate(3, steps=40),
+}
 
 
-@pytest.mark.parametrize("plan", list(plans()), ids=range(4))
-def test_documents_round_trip(plan):
+@pytest.mark.parametrize("name", PLANS)
+def test_documents_round_trip(name):
+    plan = PLANS[name]()
     again = Plan.from_json(plan.to_json())
     assert again == plan and hash(again) == hash(plan) and again.to_json() == plan.to_json()
     assert again.filter == plan.filter and again.segments == plan.segments and again.steps == plan.steps

@@ -166,8 +166,11 @@ def raises(error):
     return callback
 
 
-@pytest.mark.parametrize("error", [Oops(), KeyboardInterrupt(), SystemExit()], ids=repr)
-@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize(
+    ("error", "checkpoints"),
+    [(Oops(), False), (KeyboardInterrupt(), False), (SystemExit(), False), (Oops(), True)],
+    ids=repr,
+)
 def test_a_callback_that_raises_has_looked(path, tmp_path, error, checkpoints):
     more = {"checkpoints": tmp_path / "run", "checkpoint_every": 3} if checkpoints else {}
     trainer = trainer_of()

@@ -222,8 +222,16 @@ THINNED = {
 
 DOCTESTS = {
     "jaxacct.mechanisms.sampled_batches.SampledWithReplacement",
+    "jaxacct.audit.selection_game.cell_audit",
+    "jaxacct.audit.selection_game.gaussian",
+    "jaxacct.training.run.checkpoints.params_of",
     "jaxacct.training.sampling.sampler.cyclic_poisson",
+    "jaxacct.training.sampling.sampler.fixed_batches",
+    "jaxacct.training.sampling.sampler.poisson",
+    "jaxacct.training.sampling.sampler.random_allocation",
     "jaxacct.training.sampling.sampler.truncated_poisson",
+    "jaxacct.training.sampling.sampler.without_replacement",
+    "jaxacct.training.step.step_function.averaged",
     "jaxacct.tuning.advisor.Advice",
     "jaxacct.tuning.plans.MatchedPlan",
     "jaxacct.selection.mechanism.rounds",
