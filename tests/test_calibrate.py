@@ -173,8 +173,8 @@ def test_targets_at_the_ends_of_float64_are_answered_and_met():
     target, delta = np.meshgrid([1e-300, 1.0, 1e300], [1e-300, 0.5, 1 - 1e-16])
     for steps in (1, 2**53):
         found = [ja.calibrate_noise_multiplier(target, delta, 1.0, steps)]
-        noises = (1e-300, 1e6) if steps == 1 else (0.1, 1e300)
-        found += [ja.calibrate_steps(target, delta, s, 1.0, max_steps=steps) for s in noises]
+        noises = np.array((1e-300, 1e6) if steps == 1 else (0.1, 1e300))[:, None, None]
+        found.append(ja.calibrate_steps(target, delta, noises, 1.0, max_steps=steps))
         for c in found:
             assert (np.isfinite(c.value) == c.ok).all() and not (c.ok & ~(c.epsilon.upper <= target)).any()
             assert set(np.unique(c.status)) <= set(STATUSES)

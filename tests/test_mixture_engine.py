@@ -172,7 +172,7 @@ def test_many_gaussians_are_rounded_once():
         assert abs(branch.shifts[0] / exact - 1) <= 4 * ROUNDOFF
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_loss_beyond_700_of_a_chance_left_out(steps):
     """The loss of add is at most -log w a step; without that rare contribution it is about 1250."""
     rare = 1e-306

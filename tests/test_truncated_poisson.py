@@ -100,7 +100,7 @@ def test_cap_that_never_binds_is_poisson_sampling():
 
 
 def test_larger_caps_leak_less():
-    caps = [50, 60, 75, 100, 999]
+    caps = [50, 75, 999]
     run = ja.repeat(ja.TruncatedPoissonSampled(ja.Gaussian(1.0), 0.05, 1000, caps), 300)
     upper = ja.epsilon(run, 1e-5).upper
     assert np.all(np.diff(upper) <= 1e-9 * upper[1:])
@@ -121,9 +121,9 @@ def test_cap_for_finds_one_that_costs_nothing():
 def test_calibration_of_noise_under_a_cap():
     found = ja.calibrate(
         lambda s: ja.repeat(ja.TruncatedPoissonSampled(ja.Gaussian(s), 0.05, 1000, 80), 50),
-        target_epsilon=1.5, target_delta=1e-5, bracket=(0.5, 9.0), rtol=5e-3,
+        target_epsilon=1.5, target_delta=1e-5, bracket=(0.5, 9.0), rtol=3e-2,
     )  # fmt: skip
-    assert found.status == "ok" and found.epsilon.upper <= 1.5 <= found.epsilon.upper * 1.01
+    assert found.status == "ok" and found.epsilon.upper <= 1.5 <= found.epsilon.upper * 1.06
 
 
 def tail_and_rate(n, q, cap):
