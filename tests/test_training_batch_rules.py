@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from helpers import refusal
 from scipy import stats
-from training_runs import KEY, linear, sgd, shared
+from training_runs import KEY, drawing_trainer, linear, sgd
 
 from jaxacct.core.chacha import key_from_bytes
-from jaxacct.training import Plan
+from jaxacct.training import Plan, Trainer
 from jaxacct.training.sampling import sampler
 
 RARE = 1e-6
@@ -33,13 +33,12 @@ def taken(selection):
     return np.asarray(selection.indices)[: int(selection.count)].tolist()
 
 
-def batches(plan, data=None, **more):
-    """What each real step of the trainer draws: a row for each step, a column for each record."""
-    data = np.eye(plan.dataset_size, dtype=np.float32) if data is None else data
-    trainer = shared(linear, sgd(plan.expected_batch_size), plan, micro_batch=3)
-    seen = [np.zeros(data.shape[1])]
+def batches(trainer):
+    """What each step of the trainer draws: a row for each step, a column for each record."""
+    data = np.eye(trainer.plan.dataset_size, dtype=np.float32)
+    seen = [np.zeros(len(data))]
     look = lambda state: seen.append(np.asarray(state.params))
-    trainer.fit(trainer.init(jnp.zeros(data.shape[1]), KEY), data, callbacks=[look], progress=False, **more)
+    trainer.fit(trainer.init(jnp.zeros(len(data)), KEY), data, callbacks=[look], progress=False)
     return np.round(-np.diff(seen, axis=0)).astype(int)
 
 
@@ -129,12 +128,12 @@ def test_a_capped_batch_does_the_same_work_whatever_was_drawn():
     assert [*map(int, run(np.zeros(8, np.int32), np.int32(1)))] == [1, 3, 1]
 
 
-def test_real_steps_allocate_every_record_once_a_round_and_afresh():
+def test_steps_allocate_every_record_once_a_round_and_afresh():
     plan = Plan(
         target_delta=1e-5, dataset_size=20, slots=4, noise_multiplier=1e-6, steps=11, sampling="random_allocation"
     )
     assert plan.expected_batch_size == 5.0 and plan.sampling_probability == 0.25
-    found = batches(plan)
+    found = batches(drawing_trainer(plan))
     for first in (0, 4):
         assert (found[first : first + 4].sum(0) == 1).all()
     assert found[8:].sum(0).max() == 1 and found[8:].sum() < 20  # three of four slots
@@ -147,7 +146,7 @@ def test_real_steps_stay_within_the_cap():
         target_delta=1e-5, dataset_size=20, sampling_probability=0.5, cap=10, noise_multiplier=1e-6, steps=30,
         sampling="truncated_poisson",
     )  # fmt: skip
-    found = batches(plan)
+    found = batches(Trainer(linear, sgd(plan.expected_batch_size), plan, 1.0, micro_batch=3))
     assert found.sum(1).max() == 10 and found.max() == 1 and found.sum(1).min() < 10
     assert found.sum(0).all()  # the last records as well as the first; by chance not in 4 of a million runs
 

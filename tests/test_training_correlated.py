@@ -42,12 +42,17 @@ def plan_of(noise=None, size=8, steps=12, groups=4, sigma=0.5, rate=1.0, **more)
     return Plan(target_delta=1e-5, dataset_size=size, steps=steps, noise_multiplier=sigma, **kind | more)
 
 
-BANDED = plan_of(strategies.Banded(4))
+BANDED = plan_of(strategies.Banded(4), size=24)
+
+
+def trainer_of(plan):
+    """Real steps of parameters of one width: those with the same batches and buffers are one program."""
+    return shared(linear, sgd(1.0), plan, micro_batch=3)
 
 
 def noise_of(plan):
     """The noise of each step in clip norms, (steps, WIDTH): the data are zeros."""
-    trainer = shared(linear, sgd(1.0), plan)
+    trainer = trainer_of(plan)
     seen = [np.zeros(WIDTH)]
     look = lambda state: seen.append(np.asarray(state.params, np.float64))
     data = np.zeros((plan.dataset_size, WIDTH), np.float32)
@@ -131,7 +136,7 @@ def test_the_noise_of_a_run_is_any_strategys(strategy):
 
 def in_order(noise, **more):
     """A run of three passes of four batches, in one order."""
-    kind = {"sampling": "fixed_order", "groups": None, "sampling_probability": None, "batch_size": 2}
+    kind = {"sampling": "fixed_order", "groups": None, "sampling_probability": None, "batch_size": 3, "size": 10}
     return plan_of(noise, **kind | more)
 
 
@@ -157,7 +162,7 @@ def test_tree_aggregation_trains(restarts):
 
 @pytest.mark.parametrize("source", [False, pytest.param(True, marks=pytest.mark.slow)])  # test_training_sources.py
 def test_an_order_is_kept_for_all_passes(source):
-    data, plan = np.eye(10, dtype=np.float32), in_order(ORDERED, size=10, sigma=1e-4, batch_size=3)
+    data, plan = np.eye(10, WIDTH, dtype=np.float32), in_order(strategies.Banded(4), sigma=1e-4)
     drawn = batches(plan, data)
     assert (drawn.sum(1) == [3, 3, 3, 1] * 3).all() and (drawn[:4].sum(0) == 1).all()
     assert (drawn[:4] == drawn[4:8]).all() and (drawn[:4] == drawn[8:]).all()
@@ -220,7 +225,7 @@ def test_one_independent_noise_in_two_steps_is_found_out(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["float64", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_noise_of_other_models_is_that_of_the_matrix(kind):
-    """Adapters of two dtypes in micro-batches of 3 of 8 records: C W is independent noise in each part.
+    """Adapters of two dtypes in micro-batches of 3 of 24 records: C W is independent noise in each part.
 
     Under x64 the sums of losses beside the gradients keep the dtype with which the loop over micro-batches begins.
     """
@@ -233,7 +238,7 @@ def test_noise_of_other_models_is_that_of_the_matrix(kind):
         note = lambda state: seen.append([np.ravel(np.asarray(p, np.float64)) for p in adapters(state)])
         state = trainer.init(first, KEY)
         note(state)
-        done = trainer.fit(state, np.zeros((8, 2), np.float32), callbacks=[note], progress=False)
+        done = trainer.fit(state, np.zeros((24, 2), np.float32), callbacks=[note], progress=False)
     assert done.stopped == "finished"
     for part in zip(*seen, strict=True):
         noise = -np.diff(np.array(part), axis=0)
@@ -245,20 +250,20 @@ def test_noise_of_other_models_is_that_of_the_matrix(kind):
 
 def batches(plan, data, **more):
     """What each real step draws: a row for each step, a column for each record; the noise is too small to matter."""
-    trainer = shared(linear, sgd(1.0), plan, micro_batch=3)
-    seen = [np.zeros(plan.dataset_size)]
-    look = lambda state: seen.append(np.asarray(state.params) * plan.expected_batch_size)
-    trainer.fit(trainer.init(jnp.zeros(plan.dataset_size), KEY), data, callbacks=[look], progress=False, **more)
+    trainer, size = trainer_of(plan), plan.dataset_size
+    seen = [np.zeros(size)]
+    look = lambda state: seen.append(np.asarray(state.params)[:size] * plan.expected_batch_size)
+    trainer.fit(trainer.init(jnp.zeros(WIDTH), KEY), data, callbacks=[look], progress=False, **more)
     return np.round(-np.diff(seen, axis=0)).astype(int)
 
 
 @pytest.mark.parametrize("source", [False, pytest.param(True, marks=pytest.mark.slow)])  # test_training_sources.py
 def test_each_record_stays_in_its_group(source):
     """At rate 1 a record is in one step of each pass, always at the same place; at rate 1/2 in half of them."""
-    size = 40
-    data = np.eye(size, dtype=np.float32)
+    size = 24
+    data = np.eye(size, WIDTH, dtype=np.float32)
     for rate in (1.0, 0.5):
-        plan = plan_of(strategies.Banded(3), size=size, steps=32, sigma=1e-4, rate=rate)
+        plan = plan_of(strategies.Banded(4), size=size, steps=32, sigma=1e-4, rate=rate)
         drawn = batches(plan, Source(data) if source else data)
         assert set(drawn.ravel()) == {0, 1}
         passes = drawn.reshape(8, 4, size)
@@ -266,9 +271,9 @@ def test_each_record_stays_in_its_group(source):
         assert (
             (places.sum(0) <= 1).all()
             and places.any(0).sum() >= size - (0 if rate == 1.0 else 5)
-            and (places.sum(1) > 3).all()
+            and (places.sum(1) > 1).all()
         )
-        assert passes.sum() == 8 * size if rate == 1.0 else 120 < passes.sum() < 200
+        assert passes.sum() == 8 * size if rate == 1.0 else 70 < passes.sum() < 122
     where = {tuple(np.flatnonzero(column)) for column in passes.sum(1).T}
     assert len(where) > size / 2  # records are drawn independently
 
@@ -286,23 +291,20 @@ def test_host_and_device_draw_the_same():
 
 
 DATA = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
-RUN = plan_of(strategies.Banded(3), size=24, steps=12, groups=4, sigma=2.0, rate=0.6)
-
-
-def trainer_of(plan):
-    return shared(linear, sgd(0.1), plan)
+RUN = plan_of(strategies.Banded(4), size=24, steps=12, groups=4, sigma=2.0, rate=0.6)
+ROWS = np.random.default_rng(0).normal(size=(24, WIDTH)).astype(np.float32)
 
 
 def test_a_resumed_run_is_the_same_to_the_last_bit(tmp_path):
     trainer = trainer_of(RUN)
-    begin = lambda: trainer.init(jnp.zeros(3), KEY)
-    whole = trainer.fit(begin(), DATA, progress=False, ledger=tmp_path / "a.jsonl")
-    stopped = trainer.fit(begin(), DATA, progress=False, callbacks=[lambda state: state.step == 5])
-    assert np.array_equal(trainer.fit(stopped, DATA, progress=False).params, whole.params)
+    begin = lambda: trainer.init(jnp.zeros(WIDTH), KEY)
+    whole = trainer.fit(begin(), ROWS, progress=False, ledger=tmp_path / "a.jsonl")
+    stopped = trainer.fit(begin(), ROWS, progress=False, callbacks=[lambda state: state.step == 5])
+    assert np.array_equal(trainer.fit(stopped, ROWS, progress=False).params, whole.params)
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(
             begin(),
-            DATA,
+            ROWS,
             progress=False,
             ledger=tmp_path / "b.jsonl",
             checkpoints=tmp_path / "b",
@@ -310,7 +312,7 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(tmp_path):
             callbacks=[lambda state: (_ for _ in ()).throw(KeyboardInterrupt()) if state.step == 8 else None],
         )
     again = trainer.fit(
-        begin(), DATA, progress=False, ledger=tmp_path / "b.jsonl", checkpoints=tmp_path / "b", checkpoint_every=6
+        begin(), ROWS, progress=False, ledger=tmp_path / "b.jsonl", checkpoints=tmp_path / "b", checkpoint_every=6
     )
     assert np.array_equal(again.params, whole.params)
     assert Ledger.read(tmp_path / "b.jsonl").runs[Ledger.read(tmp_path / "b.jsonl").run].same > 0
@@ -318,19 +320,19 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(tmp_path):
 
 def test_a_resumption_without_the_buffers_is_another_run(monkeypatch, tmp_path):
     trainer = trainer_of(RUN)
-    whole = trainer.fit(trainer.init(jnp.zeros(3), KEY), DATA, progress=False)
-    stopped = trainer.fit(trainer.init(jnp.zeros(3), KEY), DATA, progress=False, callbacks=[lambda s: s.step == 5])
+    whole = trainer.fit(trainer.init(jnp.zeros(WIDTH), KEY), ROWS, progress=False)
+    stopped = trainer.fit(trainer.init(jnp.zeros(WIDTH), KEY), ROWS, progress=False, callbacks=[lambda s: s.step == 5])
     real = Placement.carried
     monkeypatch.setattr(
         Placement, "carried", lambda self, state, trained: real(self, dataclasses.replace(state, past=None), trained)
     )
-    assert not np.array_equal(trainer.fit(stopped, DATA, progress=False).params, whole.params)
+    assert not np.array_equal(trainer.fit(stopped, ROWS, progress=False).params, whole.params)
 
 
 def test_the_buffers_are_secret():
     trainer = trainer_of(RUN)
-    state = trainer.fit(trainer.init(jnp.zeros(3), KEY), DATA, progress=False, callbacks=[lambda s: s.step == 5])
-    assert jax.tree_util.tree_leaves(state.past.arrays)[0].shape == (2, 3)
+    state = trainer.fit(trainer.init(jnp.zeros(WIDTH), KEY), ROWS, progress=False, callbacks=[lambda s: s.step == 5])
+    assert jax.tree_util.tree_leaves(state.past.arrays)[0].shape == (3, WIDTH)
     assert "past" not in repr(state) and "past" not in repr(state.opt_state)
     assert copy.deepcopy(state).past.arrays is state.past.arrays
     told = pickle.dumps(state.past)
@@ -618,11 +620,11 @@ def test_another_clip_norm_or_other_parameters_are_refused(still_steps):
 
 
 def test_a_state_that_has_not_begun_goes_with_any_plan():
-    begun = trainer_of(of_groups()).init(jnp.zeros(3), KEY)
-    plan = of_groups(strategies.Toeplitz((0.8, 0.6, 0.1)), rate=0.6)
+    begun = trainer_of(of_groups()).init(jnp.zeros(WIDTH), KEY)
+    plan = of_groups(strategies.Toeplitz((0.8, 0.6, 0.1, 0.05)), rate=0.6)
     one, other = (
-        trainer_of(plan).fit(state, DATA, progress=False).params
-        for state in (begun, trainer_of(plan).init(jnp.zeros(3), KEY))
+        trainer_of(plan).fit(state, ROWS, progress=False).params
+        for state in (begun, trainer_of(plan).init(jnp.zeros(WIDTH), KEY))
     )
     assert np.array_equal(one, other)
 

@@ -122,25 +122,15 @@ def test_what_is_frozen_has_no_noise_no_optimizer_state_and_no_site():
     params = {"base": {"kernel": jnp.ones((9, 3))}, "head": jnp.zeros(3)}
     assert list(trainer.norm_methods(params, X[:4])) == ["['head']"]
     recorded = optax.GradientTransformation(lambda p: p, lambda g, s, p: (g, g))
-    trainer = Trainer(loss, recorded, plan_of(4, noise=2.0), 3.0, trainable=lambda path: path == "head")
-    before, after, _ = one_step(trainer, params, X[:4])
-    assert jax.tree.map(jnp.shape, before.opt_state) == {"base": {"kernel": None}, "head": (3,)}
-    # the noise is that of a model which has the trained part alone
+    # the noise is that of a model which has the trained part alone, whatever the clip norm of what is frozen
     key = noise.stream(jax.random.wrap_key_data(WORDS, impl=CHACHA20), noise.NOISE)
-    alone = jax.jit(noise.add)(key, {"head": jnp.zeros(3)}, 6.0)["head"] / 4
-    np.testing.assert_allclose(after.opt_state["head"], alone, rtol=1e-5)
-
-
-def test_a_clip_norm_of_what_is_frozen_adds_no_noise():
-    loss = lambda p, x: 0.0 * linear(p["head"]["w"], x) * p["base"]["w"].sum()
-    recorded = optax.GradientTransformation(lambda p: p, lambda g, s, p: (g, g))
-    found = []
+    alone = jax.jit(noise.add)(key, {"head": jnp.zeros(3)}, 6.0)["head"] / np.float32(4)
     for base in (1.0, 1e6):
-        clip = {"base": base, "head": 3.0}
-        trainer = shared(loss, recorded, plan_of(4), clip, trainable={"base": False, "head": True}, method="vmap")
-        params = {"base": {"w": jnp.ones(2)}, "head": {"w": jnp.zeros(3)}}
-        found.append(one_step(trainer, params, X[:4])[1].opt_state["head"]["w"])
-    np.testing.assert_array_equal(*found)
+        clip, trainable = {"base": base, "head": 3.0}, {"base": False, "head": True}
+        trainer = shared(loss, recorded, plan_of(4, noise=2.0), clip, trainable=trainable)
+        before, after, _ = one_step(trainer, params, X[:4])
+        assert jax.tree.map(jnp.shape, before.opt_state) == {"base": {"kernel": None}, "head": (3,)}
+        np.testing.assert_allclose(after.opt_state["head"], alone, rtol=1e-5)
 
 
 def test_frozen_values_are_in_the_chain_of_keys():
