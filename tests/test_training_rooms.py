@@ -1,6 +1,7 @@
 """The rooms of jaxacct.training: no import circle, arrows one way, and plans that nobody writes to from outside."""
 
 import ast
+import functools
 import graphlib
 import pathlib
 
@@ -22,10 +23,11 @@ MAY_IMPORT = {
     "trainer": ("plan", "ledger", "clipping", "sampling", "step", "sharding", "source", "run"),
 }
 """For each room the rooms, or the modules of them, that it may import; jaxacct/training/README.md says why."""
-WRITERS = {("plan/plan.py", "self"), ("run/state.py", "view")}
-"""(file, object) of what is written through vars(): a plan by its own class, a state for callbacks as it is made."""
+WRITERS = {("plan.plan", "self"), ("run.state", "view")}
+"""(module, object) of what is written through vars(): a plan by its own class, a state for callbacks as it is made."""
 
 
+@functools.cache
 def modules(folder):
     """{name within the package: tree}; a package is under its own name."""
     found = {}
@@ -53,6 +55,7 @@ def imported(tree, known):
                 yield inner
 
 
+@functools.cache
 def graph(folder):
     known = modules(folder)
     # the front door names everything, for type checkers alone
@@ -79,9 +82,9 @@ def wrong_arrows(imports):
 
 
 def written(folder):
-    """(file, object) of every `vars(object)[...] = `, `vars(object).update(...)` and the like."""
-    for path in sorted(folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    """(module, object) of every `vars(object)[...] = `, `vars(object).update(...)` and the like."""
+    for name, tree in modules(folder).items():
+        for node in ast.walk(tree):
             target = None
             if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
                 target = node.value
@@ -89,11 +92,11 @@ def written(folder):
                 if node.func.attr in ("update", "setdefault", "pop", "popitem", "clear", "__setitem__"):
                     target = node.func.value
                 elif node.func.attr == "__setattr__":
-                    yield str(path.relative_to(folder)), ast.unparse(node.args[0])
+                    yield name, ast.unparse(node.args[0])
             if isinstance(target, ast.Call) and ast.unparse(target.func) == "vars":
-                yield str(path.relative_to(folder)), ast.unparse(target.args[0])
+                yield name, ast.unparse(target.args[0])
             elif isinstance(target, ast.Attribute) and target.attr == "__dict__":
-                yield str(path.relative_to(folder)), ast.unparse(target.value)
+                yield name, ast.unparse(target.value)
 
 
 def test_every_module_is_in_a_room():
@@ -132,4 +135,4 @@ def test_what_breaks_the_rules_is_found(broken):
     imports = graph(broken)
     assert set(circle(imports)) == {"plan.plan", "ledger.ledger"}
     assert list(wrong_arrows(imports)) == [("plan.plan", "ledger.ledger")]
-    assert list(written(broken)) == [("ledger/ledger.py", name) for name in ("plan", "plan", "other")]
+    assert list(written(broken)) == [("ledger.ledger", name) for name in ("plan", "plan", "other")]

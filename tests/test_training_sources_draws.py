@@ -38,14 +38,14 @@ def on_both(rule, size, cases):
     run = jax.jit(one)
     for words, pass_words, now in cases:
         found = run(words, pass_words, now)
-        yield found.indices[: int(found.count)], draw_on_host(rule, words, pass_words, size, now)
+        yield np.asarray(found.indices)[: int(found.count)], draw_on_host(rule, words, pass_words, size, now)
 
 
 def test_the_keystream_is_the_devices():
     counter = np.array([0, 1, 7, 2**32 - 1], np.uint32)
     np.testing.assert_array_equal(host_block(WORDS[0], counter, (1, 2, 3)), block(WORDS[0], counter, [1, 2, 3]))
     key = key_of(WORDS[0])
-    np.testing.assert_array_equal(host_bits(WORDS[0], 23, 37), jax.random.bits(key, (60,), jnp.uint32)[37:])
+    np.testing.assert_array_equal(host_bits(WORDS[0], 23, 37), np.asarray(jax.random.bits(key, (60,), jnp.uint32))[37:])
     np.testing.assert_array_equal(np.array(host_split(WORDS[0])), jax.random.key_data(jax.random.split(key)))
     np.testing.assert_array_equal(noise.host_stream(WORDS[0], 7), jax.random.key_data(noise.stream(key, 7)))
 
@@ -171,5 +171,5 @@ def test_of_users_the_same_examples_are_taken(most):
             noise.host_stream(words, noise.EXAMPLES), order, first, count, chosen[has_any], most
         )
         np.testing.assert_array_equal(has_any, count[chosen] > 0)
-        np.testing.assert_array_equal(numbers, examples[has_any])
-        np.testing.assert_array_equal(shares, weights[has_any])
+        np.testing.assert_array_equal(numbers, np.asarray(examples)[has_any])
+        np.testing.assert_array_equal(shares, np.asarray(weights)[has_any])
