@@ -137,7 +137,7 @@ def two_steps(p, q, a, step=0.04):
     means = [float(m) for m in (*p, *q)]
     total = mp.mpf(0)
     with mp.workdps(DIGITS):
-        for x in np.arange(min(means) - 10.0, max(means) + 10.0, step):
+        for x in np.arange(min(means) - 8.0, max(means) + 8.0, step):
             x = mp.mpf(float(x))
             density, other = (sum(w * mp.npdf(x - m) for m, w in law.items()) for law in (p, q))
             total += mp.mpf(step) * density * hockey_stick(p, q, a * other / density)

@@ -46,3 +46,18 @@ def integral(function: Callable[[Any, bool], Any], *points: float) -> Any:
     """
     acb = pytest.importorskip("flint").acb
     return sum((acb.integral(function, *ends) for ends in itertools.pairwise(points)), acb(0))
+
+
+def gaussian_moment(sigma: float, q: float, power: complex) -> Any:
+    """A ball that holds the mean of mix^power over a standard normal u.
+
+    ``mix`` is ``1 - q + q e^y`` with ``y = u/sigma - 1/(2 sigma^2)``.
+    """
+    flint = pytest.importorskip("flint")
+    low, high = -20 - abs(min(power.real, 0)) * q / sigma, max(power.real, 1) / sigma + 25
+
+    def inside(u: Any, analytic: bool) -> Any:
+        mix = 1 - q + q * (u / sigma - 0.5 / (flint.arb(sigma) * sigma)).exp()
+        return (mix.log(analytic=analytic) * flint.acb(power) - u * u / 2).exp()
+
+    return integral(inside, low, high) / (2 * flint.arb.pi()).sqrt()

@@ -64,7 +64,7 @@ def test_guarantees_stay_guarantees():
 
 
 @given(st.floats(0.05, 6.0), st.floats(0.0, 8.0))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=24, deadline=None)
 def test_gdp_round_trip(mu, eps):
     with mpmath.workdps(40):
         m, e = mpmath.mpf(mu), mpmath.mpf(eps)
@@ -92,7 +92,7 @@ def test_renyi_to_epsilon_is_the_formula_minimised():
 
 
 @given(st.floats(0.01, 5.0), st.floats(1e-12, 1e-2))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=18, deadline=None)
 def test_zcdp(rho, delta):
     found = ja.epsilon(ja.ZCDP(rho), delta).upper
     alpha = 1 + np.geomspace(1e-3, 1e5, 4_001)
@@ -105,7 +105,7 @@ def test_zcdp(rho, delta):
 def test_renyi_to_tradeoff_never_exceeds_the_truth():
     orders = np.concatenate([[0.55, 0.75, 1.0], np.geomspace(1.1, 60.0, 30)])
     a = np.array([1e-4, 0.01, 0.1, 0.4, 0.8])
-    for mu in (0.5, 1.0, 2.0):
+    for mu in (0.5, 2.0):
         found = tradeoff_from_renyi(orders, orders * mu**2 / 2, a)
         truth = norm.cdf(norm.isf(a) - mu)
         assert (found.lower <= truth).all() and (found.kind == "bound").all()

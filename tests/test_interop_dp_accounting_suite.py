@@ -34,6 +34,7 @@ SLOW = (
     "test_poisson_subsampled_gaussian",
     "test_self_composed_subsampled_gaussian",
     "test_composition_errors_for_neighboring_relation2",
+    "test_laplace_basic",
 )
 """Tests of compositions that the lattice engine answers, and of one that is only bounded."""
 

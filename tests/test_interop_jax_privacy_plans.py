@@ -145,20 +145,20 @@ def test_a_plan_costs_no_more_than_its_event(column_normalize):
 @pytest.mark.parametrize(
     "iterations, examples, accountant",
     [
-        (61, None, coarse),
+        (13, None, coarse),
         pytest.param(60, None, dpa.pld.PLDAccountant, marks=pytest.mark.slow),
         pytest.param(61, 1000, dpa.pld.PLDAccountant, marks=pytest.mark.slow),
     ],
 )
 def test_the_same_plan_needs_no_more_noise_certified(iterations, examples, accountant):
-    coefs = strategies.Banded(4, iterations).column
+    coefs, cut = strategies.Banded(4, iterations).column, iterations % 4 > 0  # the end of the run cuts a block
     plan = BandMFExecutionPlanConfig(iterations=iterations, strategy=coefs, sampling_prob=0.2, num_examples=examples)
     relation = "add_or_remove_one" if examples is None else "zero_out"
     known = plan.calibrate(2.0, 1e-5, accountant)
     assert ja.epsilon(from_jax_privacy(known, relation=relation), 1e-5, relation=relation).upper <= 2.0
-    less = dataclasses.replace(known, noise_multiplier=known.noise_multiplier * (0.998 if iterations == 61 else 0.9999))
+    less = dataclasses.replace(known, noise_multiplier=known.noise_multiplier * (0.998 if cut else 0.9999))
     spent = ja.epsilon(from_jax_privacy(less, relation=relation), 1e-5, relation=relation)
-    assert spent.upper <= 2.0 if iterations == 61 else spent.lower > 2.0  # the end of the run cuts a block
+    assert spent.upper <= 2.0 if cut else spent.lower > 2.0
 
 
 def test_strategies_are_read_and_written(theirs):

@@ -48,8 +48,10 @@ def test_every_remedy_in_the_sources_names_an_extra():
 
 
 def test_no_room_fails_to_be_looked_at_where_every_optional_package_is_absent():
-    """And the verifier names the package that it needs."""
+    """And a name that needs a package says so in one line, however it is used; so does the verifier."""
     hidden = [*EXTRAS, "equinox", "torch"]
+    uses = ("interop.supports()", "from jaxacct.interop import supports", "type('Own', (interop.supports,), {})")
+    words = "jaxacct.interop.supports needs the package dp-accounting; pip install 'jaxacct[interop]'"
     code = (
         f"import sys\nfor name in {hidden!r}:\n    sys.modules[name] = None\n"
         "import importlib, inspect, pydoc\n"
@@ -62,6 +64,11 @@ def test_no_room_fails_to_be_looked_at_where_every_optional_package_is_absent():
         "    assert pydoc.render_doc(room)\n"
         "    exec(f'from {package} import *')\n"
         "import jaxacct as ja\n"
+        "from jaxacct import interop\n"
+        f"for use in {uses!r}:\n"
+        "    try:\n        exec(use)\n"
+        f"    except ModuleNotFoundError as error:\n        assert str(error) == {words!r}, error\n"
+        "    else:\n        raise AssertionError(use)\n"
         "ja.verify(ja.Gaussian(1.0), ja.epsilon(ja.Gaussian(1.0), 1e-5), delta=1e-5)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

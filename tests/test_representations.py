@@ -6,7 +6,7 @@ import jax
 import mpmath
 import numpy as np
 import pytest
-from helpers import doctests_of, integral, refusal
+from helpers import doctests_of, gaussian_moment, integral, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -18,7 +18,7 @@ from jaxacct.representations.profile_conversions import conjugate
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
 flint = pytest.importorskip("flint")
-acb, arb = flint.acb, flint.arb
+arb = flint.arb
 
 BOTH = "add_or_remove_one"
 RATES = np.array([0.0, 1e-6, 1e-3, 0.05, 0.3, 0.5, 0.9, 0.999, 1.0])
@@ -35,14 +35,6 @@ def test_doctests(name):
 
 
 # Moments
-
-
-def gaussian_moment(sigma, q, power):
-    """E[mix^power] of a standard normal u."""
-    mix = lambda u, analytic: (1 - q + q * (u / sigma - 0.5 / (arb(sigma) * sigma)).exp()).log(analytic=analytic)
-    low, high = -20 - abs(min(power.real, 0)) * q / sigma, max(power.real, 1) / sigma + 25
-    whole = integral(lambda u, analytic: (mix(u, analytic) * acb(power) - u * u / 2).exp(), low, high)
-    return whole / (2 * arb.pi()).sqrt()
 
 
 @flint.ctx.workprec(100)

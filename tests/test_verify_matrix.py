@@ -124,12 +124,12 @@ CASES = [
     run(strategies.BLT(2, 12, 3, **KNOWN), MinSeparation(3, 2)),
     run(Banded(3, 8), CyclicPoisson(3, 0.2)),
     run(of_columns(9), CyclicPoisson(4, 0.2)),
-    run(Toeplitz((1.0, -0.7), 5), CyclicPoisson(2, 0.5)),
     ja.compose(run(Banded(2, 8), CyclicPoisson(2, 0.2)), ja.Gaussian(3.0)),
 ]
+SLOW = [pytest.param(run(Toeplitz((1.0, -0.7), 5), CyclicPoisson(2, 0.5)), marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("mechanism", CASES, ids=lambda m: m.expression().replace("ja.", "")[:90])
+@pytest.mark.parametrize("mechanism", [*CASES, *SLOW], ids=lambda m: m.expression().replace("ja.", "")[:90])
 def test_answers_are_verified_and_false_ones_refuted(mechanism):
     found = ja.epsilon(mechanism, 1e-5)
     assert ja.verify(mechanism, found, delta=1e-5).status == "verified"

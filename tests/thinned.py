@@ -221,6 +221,8 @@ THINNED = {
 }
 
 DOCTESTS = {
+    "jaxacct.calibration.allowed_repetitions.AllowedRepetitions",
+    "jaxacct.selection.subset_privacy.subset_epsilon",
     "jaxacct.mechanisms.sampled_batches.SampledWithReplacement",
     "jaxacct.audit.selection_game.cell_audit",
     "jaxacct.audit.selection_game.gaussian",
