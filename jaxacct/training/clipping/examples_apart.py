@@ -172,12 +172,17 @@ def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
         rng = np.random.default_rng(0)
         consts = [const if _is_known(const) else _drawn(rng, const.aval, True) for const in traced.consts]
         rows, others = ([_drawn(rng, each, False) for each in examples] for _ in range(2))
-        one = lambda consts, *row: evaluate(ClosedJaxpr(traced.jaxpr, consts), row)
+        avals = [const.aval for const in traced.jaxpr.constvars]
+        one = lambda consts, *row: evaluate(
+            ClosedJaxpr(traced.jaxpr, [*map(_as_keys, consts, avals)]), [*map(_as_keys, row, traced.in_avals)]
+        )
         batched = jax.vmap(one, (None, *(0 for _ in rows)))
         run = _quickly_compiled(jax.jit(batched).lower(consts, *rows))
         before = _bits(run(consts, *rows))
         for place in (0, _ROWS - 1):
-            changed = [_replaced(row, place, other) for row, other in zip(rows, others, strict=True)]
+            changed = [row.copy() for row in rows]
+            for row, other in zip(changed, others, strict=True):
+                row[place] = other[place]
             after = _bits(run(consts, *changed))
             moved = [np.delete(a != b, place, axis=0) for a, b in zip(before, after, strict=True)]
             if any(map(np.any, moved)):
@@ -209,13 +214,11 @@ def _is_known(const: Any) -> bool:
     return not isinstance(const, jax.core.Tracer) and getattr(const, "is_fully_addressable", True)
 
 
-def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> Any:
-    """Draw an array of NumPy, or keys: normal for weights, otherwise floats in [0.25, 1] or integers in {0, 1}."""
+def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> np.ndarray:
+    """Draw an array: normal for weights, otherwise floats in [0.25, 1], integers in {0, 1}, or the words of keys."""
     shape, dtype = aval.shape, aval.dtype
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        impl = next(i for i in ("threefry2x32", CHACHA20) if jax.random.key(0, impl=i).dtype == dtype)
-        words = jax.random.key_data(jax.random.key(0, impl=impl)).shape
-        return jax.random.wrap_key_data(jnp.asarray(rng.integers(0, 2**32, (*shape, *words), np.uint32)), impl=impl)
+        return rng.integers(0, 2**32, (*shape, *_known_keys()[dtype][1]), np.uint32)
     if weights and len(shape) > 1:
         found = rng.standard_normal(shape) / math.sqrt(math.prod(shape[:-1]))
     elif jnp.issubdtype(dtype, jnp.inexact):
@@ -225,13 +228,11 @@ def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> Any:
     return found.astype(dtype)
 
 
-def _replaced(rows: Any, place: int, others: Any) -> Any:
-    """Return the rows with one of them replaced by another array's row at the same place."""
-    if isinstance(rows, jax.Array):  # keys
-        return rows.at[place].set(others[place])
-    changed = rows.copy()
-    changed[place] = others[place]
-    return changed
+def _as_keys(values: Any, aval: Any) -> Any:
+    """Return the keys that have these words, or the values themselves if they are no words of keys."""
+    if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key) or values.dtype == aval.dtype:
+        return values
+    return jax.random.wrap_key_data(values, impl=_known_keys()[aval.dtype][0])
 
 
 def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
@@ -267,11 +268,17 @@ def _refuse_keys(who: str, variables: Sequence[Any]) -> None:
 
 
 @functools.cache
-def _known_keys() -> tuple[Any, ...]:
-    """Return the key types whose random numbers for an example depend on its own key alone."""
-    return tuple(
-        jax.eval_shape(lambda impl=impl: jax.random.key(0, impl=impl)).dtype for impl in ("threefry2x32", CHACHA20)
-    )
+def _known_keys() -> dict[Any, tuple[Any, tuple[int, ...]]]:
+    """Return the key types whose random numbers for an example depend on its own key alone.
+
+    Each is given with its implementation and the shape of a key's words.
+    """
+
+    def of(impl: Any) -> tuple[Any, tuple[Any, tuple[int, ...]]]:
+        key = jax.eval_shape(lambda: jax.random.key(0, impl=impl))
+        return key.dtype, (impl, jax.eval_shape(jax.random.key_data, key).shape)
+
+    return dict(map(of, ("threefry2x32", CHACHA20)))
 
 
 def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:
