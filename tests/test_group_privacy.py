@@ -160,7 +160,7 @@ def test_refusals_and_forms():
 
 
 def test_shuffled_batches_are_one_gaussian_a_pass():
-    passes = ja.repeat(ja.ShuffledBatches(ja.Gaussian(3.0), 10), 4)
+    passes = ja.repeat(ja.ShuffledBatches(ja.Gaussian(3.0), 2), 4)
     assert ja.epsilon(passes, 1e-5, relation="zero_out").upper == ja.epsilon(ja.Gaussian(1.5), 1e-5).upper
     assert ja.epsilon(passes, 1e-5, relation="replace_one").upper == ja.epsilon(ja.Gaussian(0.75), 1e-5).upper
 

@@ -91,9 +91,14 @@ def test_pytree_round_trip(mechanism):
     placeholders = jax.tree_util.tree_unflatten(structure, [object()] * len(leaves))
     assert jax.tree_util.tree_structure(placeholders) == structure
     assert mechanism.validated() == mechanism
+
+
+def test_a_mechanism_goes_through_a_compiled_program():
+    rest = repeat(PoissonSampled(RandomizedResponse(0.7, 3), 0.1), 5)
+    mechanism = compose(dp_sgd([0.8, 1.2], 0.01, 10), Laplace(2.0), ApproximateDP(0.5, 0.1), PureDP(1.0), rest)
     with jax.enable_x64():
         through = jax.jit(lambda m: m)(mechanism)
-    assert through.validated() == mechanism
+    assert type(through) is type(mechanism) and through.validated() == mechanism
 
 
 def test_unflatten_does_not_validate_but_components_does():

