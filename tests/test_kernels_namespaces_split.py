@@ -67,7 +67,7 @@ def test_the_bits_do_not_depend_on_the_batch(case):
     _, kernel, arguments = case
     whole = on_numpy(kernel, arguments)
     assert all(isinstance(x, np.ndarray) for x in whole)
-    for chunk in (1, 2, 3):
+    for chunk in (1, 3):
         starts = range(0, whole[0].shape[0], chunk)
         pieces = [on_numpy(kernel, jax.tree.map(lambda x, i=i, n=chunk: x[i : i + n], arguments)) for i in starts]
         for all_at_once, parts in zip(whole, zip(*pieces, strict=True), strict=True):

@@ -497,7 +497,7 @@ def test_a_trade_off_function_of_nearly_an_atom_is_narrow():
     ("run", "delta", "longest"),
     [
         ((12.3, 0.01, 1000), 1e-288, 0),
-        ((0.1, 1e-9, 1e9), 0.01, 2**18),
+        pytest.param((0.1, 1e-9, 1e9), 0.01, 2**18, marks=pytest.mark.slow),
         pytest.param((10.0, 1e-9, 1e6), 1e-20, 2**18, marks=pytest.mark.slow),
     ],
 )

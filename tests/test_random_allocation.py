@@ -372,6 +372,7 @@ def test_a_round_whose_pairs_fail_leaves_the_others(failing, sigma, is_finite, m
     assert found.upper[0] <= (told * (1.0 + 1e-3) if is_finite else np.inf) and expected.status[0] == "ok"
 
 
+@pytest.mark.slow  # `test_only_the_wide_rows_of_a_batch_are_asked_again` has the first of these
 @pytest.mark.parametrize(("sigma", "slots", "rounds", "delta", "lower", "upper"), ONE_SLOT)
 def test_rounds_where_one_slot_decides_are_asked_again_with_more_losses(sigma, slots, rounds, delta, lower, upper):
     run = allocation(sigma, slots, rounds)
@@ -400,6 +401,7 @@ def test_what_is_wider_than_a_thousandth_does_not_say_ok(monkeypatch):
 def test_only_the_wide_rows_of_a_batch_are_asked_again():
     batch = ja.epsilon(allocation([2.0, 0.586], [100, 3644], 100), [1e-5, 1e-6])
     alone = [ja.epsilon(allocation(*row, 100), delta) for row, delta in (((2.0, 100), 1e-5), ((0.586, 3644), 1e-6))]
+    assert batch.lower[1] <= ONE_SLOT[0][5] and ONE_SLOT[0][4] <= batch.upper[1]
     for i, one in enumerate(alone):
         assert batch.lower[i] <= one.upper and one.lower <= batch.upper[i] and batch.status[i] == "ok"
 
@@ -437,7 +439,7 @@ def test_far_losses_hold_against_the_usual_ones(monkeypatch, sigma, slots, round
     """Where both have an upper end, each contains what the other shows from below."""
     mechanism = ja.repeat(ja.RandomAllocation(ja.Gaussian(sigma), slots), rounds)
     with random_allocation.with_losses("far"):
-        for delta in (1e-3, 1e-25):
+        for delta in (1e-25,):
             far = ja.epsilon(mechanism, delta)
             token = random_allocation._LOSSES.set("usual")
             usual = ja.epsilon(mechanism, delta)
