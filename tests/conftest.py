@@ -53,6 +53,7 @@ def pytest_configure(config):
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(of_jax)
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
         os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that a test begins compiles the package
         if config.getoption("numprocesses", None):  # rewriting is half of what each worker collects in
             os.environ["PYTEST_ADDOPTS"] = f"--assert=plain {os.environ.get('PYTEST_ADDOPTS', '')}"
         if config.option.markexpr != "slow":  # the slow run tests programs as users have them
