@@ -93,9 +93,9 @@ def test_events_sampled_at_rate_zero_leak_nothing(base):
 
 
 def test_relations(monkeypatch):
-    monkeypatch.setattr(
-        sampled_releases, "_upper", lambda base, loss, relation: np.exp(-loss)
-    )  # supports() makes a pair
+    # a pair is made, whatever its losses and deltas are
+    monkeypatch.setattr(sampled_releases, "_losses", lambda base, relation: np.linspace(0.0, 9.0, 20))
+    monkeypatch.setattr(sampled_releases, "_upper", lambda base, loss, relation: np.exp(-loss))
     monkeypatch.setattr(sampled_releases, "_replaced", sampled_releases._replaced.__wrapped__)
     assert CertifiedAccountant().neighboring_relation is ADD_OR_REMOVE
     assert not CertifiedAccountant().supports(Response(0.1, 3)) and CertifiedAccountant(REPLACE).supports(
