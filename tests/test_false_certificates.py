@@ -72,15 +72,15 @@ def from_above(sigma, q, n, eps):
 @pytest.mark.parametrize(
     "sigma, q, steps",
     [
-        (0.02, 0.01, 100),
         (0.02, 0.5, 10),
+        (0.02, 0.01, 100),
+        (0.02, 0.1, 100),
         (0.02, 0.9, 2),
-        pytest.param(0.02, 0.1, 100, marks=pytest.mark.slow),
         (1e-12, 0.01, 1000),
     ],
 )
 def test_hits_of_large_loss_are_in_the_certificate(sigma, q, steps):
-    """They were 1.005, 6.93, 4.6, 10.5 and 2.4e-8."""
+    """They were 6.93, 1.005, 10.5, 4.6 and 2.4e-8."""
     found = ja.epsilon(ja.dp_sgd(sigma, q, steps), DELTA, memory_bytes=SMALL)
     assert from_below(sigma, q, steps, found.upper * 0.999) > 0 or found.upper > 700
     assert from_below(sigma, q, steps, found.upper) <= DELTA

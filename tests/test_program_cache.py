@@ -15,6 +15,7 @@ import types
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import jaxacct as ja
 from jaxacct import cli
@@ -122,6 +123,7 @@ def test_what_came_from_the_cache_of_jax_is_kept_only_if_it_works(folder, tmp_pa
         assert answer() == [0.0, 1.5, 3.0] and len(kept(folder)) == works
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
+        compilation_cache.reset_cache()  # else JAX would go on to use that folder for what later tests compile
 
 
 @pytest.mark.parametrize("what", ["version", "environment", "setting", "label", "sources", "processor"])
