@@ -72,7 +72,7 @@ def test_winners_have_the_law_of_the_mathematics(law):
 
 @pytest.mark.parametrize("law", LAWS[:4], ids=lambda law: type(law).__name__)
 def test_cells_are_won_as_often_as_they_should_be(law):
-    masses, runs = np.array([0.3, 0.05, 1e-3, 0.4, 0.249]), 100_000
+    masses, runs = np.array([0.3, 0.05, 1e-3, 0.4, 0.249]), 50_000
     exact = selection.output_law(masses, law)
     assert chosen_at_least(cell_counts(masses, law, runs, seed=2), exact, runs) > 1e-6
     place = np.array([3, 0, 4, 1, 2])  # outcome i of the base has the score place[i]
@@ -81,8 +81,9 @@ def test_cells_are_won_as_often_as_they_should_be(law):
     assert won.sum() == runs and chosen_at_least(won, exact, runs) > 1e-6
 
 
-def test_counts_are_those_of_the_winners_whatever_the_chunks():
-    runs = selection_game.SELECTIONS_PER_CALL + 12_345
+def test_counts_are_those_of_the_winners_whatever_the_chunks(monkeypatch):
+    monkeypatch.setattr(selection_game, "SELECTIONS_PER_CALL", 2**13)
+    runs = 2**13 + 1234
     law, inside = selection.Poisson(2.0), lambda x: (x > 1.0) & (x < 2.0)
     kept = winners(gaussian(0.5), from_worst, law, runs, seed=4)
     assert kept.shape == (runs,) and kept.dtype == np.float32
@@ -95,7 +96,7 @@ def test_counts_are_those_of_the_winners_whatever_the_chunks():
 
 def test_draws_of_k_beyond_the_table(monkeypatch):
     monkeypatch.setattr(selection_game, "LONGEST_TABLE", 8)
-    law, runs = selection.Logarithmic(1e-3), 3000
+    law, runs = selection.Logarithmic(1e-3), 600
     table = selection_game._table(law)
     assert table.size == 10
     drawn = selection_game.repetition_counts(law, table, runs, np.random.default_rng(0))
@@ -165,7 +166,7 @@ def test_cells_of_an_attack_leak_what_it_says(example):
 def test_candidates_by_the_worst_score_are_won_like_cells(example):
     """K Gaussian candidates, scored one by one, against the draw of the winner's rank."""
     mu, law, _, cells = example
-    runs, order = 100_000, np.argsort(cells.rank[:, 0])
+    runs, order = 50_000, np.argsort(cells.rank[:, 0])
     ends = -ndtri(cells.rank[order[1:], 0])[::-1].astype(np.float32)  # cells of x, ascending
     place = np.empty(order.size, np.int32)
     place[np.arange(order.size)[::-1]] = order

@@ -24,7 +24,7 @@ def fourier_epsilon(mechanism: ja.Mechanism, delta: float, high: float, steps: i
 
 
 def numbers(small: bool) -> dict[str, np.ndarray]:
-    k = np.unique(np.geomspace(1, 1000, 4 if small else 25).round())
+    k = np.unique(np.geomspace(1, 1000, 3 if small else 25).round())
     run_k = ja.repeat(ja.Gaussian(SIGMA), k)
     exact, renyi = ja.epsilon(run_k, DELTA), rdp_epsilon(run_k, DELTA)
     tops = 1.5 * exact.upper + 0.1

@@ -19,7 +19,7 @@ def mechanism(k: float | np.ndarray) -> ja.Mechanism:
 
 
 def numbers(small: bool) -> dict[str, np.ndarray]:
-    k = np.unique(np.geomspace(2, 50, 3 if small else 12).round())
+    k = np.unique(np.geomspace(2, 50, 2 if small else 12).round())
     renyi = rdp_epsilon(mechanism(k), DELTA).upper
     fourier = [fourier_epsilon(mechanism(n), DELTA, top) for n, top in zip(k, renyi, strict=True)]
     exact = ja.epsilon(mechanism(k), DELTA).upper

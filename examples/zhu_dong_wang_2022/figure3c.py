@@ -17,7 +17,7 @@ Q, SIGMA, EPSILON = 0.02, 2.0, 1.0
 def numbers(small: bool) -> dict[str, np.ndarray]:
     k = np.unique(np.geomspace(500, 2000, 2 if small else 10).round())
     batch = ja.dp_sgd(SIGMA, Q, k)
-    riemann = [riemann_delta(SIGMA, Q, n, EPSILON, cells=1500 if small else 40_000) for n in k]
+    riemann = [riemann_delta(SIGMA, Q, n, EPSILON, cells=400 if small else 40_000) for n in k]
     double = [fourier_delta(ja.dp_sgd(SIGMA, Q, n), EPSILON, relation="remove_one").estimate for n in k]
     return {
         "compositions": k,
