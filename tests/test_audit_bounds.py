@@ -130,7 +130,6 @@ CHOSEN, NONE = [0.3, 0.5, 0.7, 0.9], None
     ("method", "thresholds", "repeats"),
     [
         ("clopper_pearson", NONE, 100),
-        ("gaussian_fit", CHOSEN, 150),
         *(
             pytest.param(method, thresholds, 150, marks=pytest.mark.slow)
             for method in ("clopper_pearson", "gaussian_fit")

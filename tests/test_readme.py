@@ -19,8 +19,11 @@ def test_the_first_snippet_keeps_its_promises():
     run("first", "assert c.ok and c.epsilon.upper <= 2.0 and b.ok.all()")
 
 
-def test_training_gives_the_model_that_its_checkpoint_holds(tmp_path, monkeypatch, capsys):
-    """With fewer epochs."""
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_training_gives_the_model_that_its_checkpoint_holds(tmp_path, monkeypatch, request, real):
+    """With fewer epochs; of steps that are not real nothing is compiled."""
+    if not real:
+        request.getfixturevalue("still_steps")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(BLOCKS, "training", BLOCKS["training"].replace("epochs=5", "epochs=1"))
     run(

@@ -58,10 +58,10 @@ def test_private_scores_are_whole_units_and_follow_from_the_key():
 
 @functools.cache
 def batches(sigma):
-    """(member counts, private losses, clip norms after the steps) of 100 batches of some 1,000 of 2,000 records."""
+    """(member counts, private losses, clip norms after the steps) of 60 batches of some 1,000 of 2,000 records."""
     rule = AdaptiveClip(1.0, learning_rate=0.1, count_noise=sigma / 2)
     how = {"clip_norm": rule, "private_loss": PrivateLoss(bound=4.0, noise=sigma / 4)}
-    plan = Plan(target_delta=1e-5, dataset_size=2000, sampling_probability=0.5, noise_multiplier=1.0, steps=100)
+    plan = Plan(target_delta=1e-5, dataset_size=2000, sampling_probability=0.5, noise_multiplier=1.0, steps=60)
     trainer = Trainer(lambda w, x: 0.0 * w + x, optax.sgd(0.0), plan, micro_batch=2000, **how)
     told, norms = [], []
     see = lambda state: norms.append(float(state.clip_norm))
@@ -83,7 +83,7 @@ def test_a_private_loss_hides_how_many_there_are(sigma):
     released, inside = (losses - 2.0) * 1000.0, (losses > 0.0) & (losses < 4.0)  # at an end it tells less
     check_hidden(released[inside], truth[inside], MEMBERS, PRIOR, sigma)
     units = released[inside] * 256.0  # of 4/1024 each
-    assert len(units) > 90 and np.max(np.abs(units - np.rint(units))) < 0.2
+    assert len(units) > 54 and np.max(np.abs(units - np.rint(units))) < 0.2
 
 
 @pytest.mark.parametrize("sigma", [20.0, 30.0, 200.0])

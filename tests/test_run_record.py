@@ -136,7 +136,7 @@ def test_calibrated_noise_meets_the_target_in_the_run(sampling):
 
 def test_noise_under_replace_one():
     """It was refused, with relations as the remedy that leak less."""
-    run = {"sampling_probability": 0.1, "steps": 1}
+    run = {"sampling_probability": 0.3, "steps": 1}
     found = ja.calibrate_noise_multiplier(1.0, DELTA, **run, relation="replace_one")
     spent = ja.epsilon(ja.dp_sgd(found.value, **run), DELTA, relation="replace_one")
     assert 0.999 <= float(spent.upper) <= 1.0 and found.epsilon.kind == "bound"

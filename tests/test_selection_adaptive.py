@@ -13,6 +13,7 @@ import jaxacct as ja
 from jaxacct import selection
 from jaxacct.interop import from_json, to_json
 from jaxacct.mechanisms import components
+from jaxacct.selection import adaptive as adaptive_selection
 from jaxacct.selection.adaptive import weights
 
 MU = 0.2680511  # a (1, 1e-5)-DP Gaussian
@@ -49,7 +50,8 @@ def test_the_law_of_the_theorem_on_randomised_response():
     assert set(found.kind.tolist()) == {"certified"}
 
 
-def test_below_eps_0_what_is_released_without_a_run_counts():
+def test_below_eps_0_what_is_released_without_a_run_counts(monkeypatch):
+    monkeypatch.setattr(adaptive_selection, "COMPOSED_POINTS", 81)
     law, ratio = [0.1, 0.5, 0.4], 0.3
     run = adaptive(ja.RandomizedResponse(0.75), selection.Categorical(law))
     truth = sum(p * randomized(k, ratio) for k, p in enumerate(law))

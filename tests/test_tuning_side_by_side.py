@@ -136,14 +136,14 @@ def test_keys_frozen_parameters_and_a_private_loss(data, monkeypatch):
 
     optimizer = lambda config: optax.chain(optax.sgd(config["rate"]), optax.contrib.reduce_on_plateau(patience=1))
     more = {"trainable": lambda path: path == "w", "private_loss": told}
-    train = side_by_side(loss, optimizer, plan, rngs=True, micro_batch=4, **more)
+    train = side_by_side(loss, optimizer, plan, rngs=True, micro_batch=4, method="vmap", **more)
     roots = ROOTS[:2]
     params = first(2) | {"b": np.array([0.5, -0.5], np.float32)}
     done = train(params, {"rate": np.array([0.1, 0.3]), "clip_norm": NORMS[1:3]}, key_words(roots), data)
     assert np.array_equal(done["b"], params["b"]) and not np.allclose(done["w"], params["w"])
     for i, rate in ((1, 0.3),):
         one = optimizer({"rate": np.float32(rate)})
-        rule = StepRule(loss, one, plan.sampling, 4, "auto", None, rngs=True, private_loss=told)
+        rule = StepRule(loss, one, plan.sampling, 4, "vmap", None, rngs=True, private_loss=told)
         trained, rest = split_model(jax.tree.map(lambda a, i=i: a[i], params), more["trainable"])
         carried = Carried(trained, one.init(trained), jnp.float32(NORMS[1 + i]), jnp.int32(0))
         step = jax.jit(private_step(rule))

@@ -40,8 +40,8 @@ def bounds(m: np.ndarray, delta: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def numbers(small: bool) -> dict[str, dict[str, np.ndarray]]:
-    m = np.unique(np.geomspace(2, 1e4, 4 if small else 17).round())
-    delta = np.geomspace(1e-10, 1e-2, 4 if small else 17)
+    m = np.unique(np.geomspace(2, 1e4, 2 if small else 17).round())
+    delta = np.geomspace(1e-10, 1e-2, 2 if small else 17)
     return {
         f"sigma = {SIGMA:g}, delta = {DELTA:g}": {"m": m, **bounds(m, np.full(m.shape, DELTA))},
         f"sigma = {SIGMA:g}, m = {M}": {"delta": delta, **bounds(np.full(delta.shape, float(M)), delta)},
