@@ -30,7 +30,7 @@ def test_chernoffs_bound_is_above_the_put_and_not_far_above(share):
     assert np.all(above >= np.log(exact.lower)) and np.all(above <= np.log(exact.upper) + 6.0)
 
 
-@pytest.mark.parametrize("chernoff", [True, False])
+@pytest.mark.parametrize("chernoff", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_larger_direction_is_the_larger_of_both(chernoff, monkeypatch):
     if not chernoff:  # contours at the floor decide then
         monkeypatch.setattr(allocation, "put_below", lambda s, t, k: np.full_like(s, np.inf))

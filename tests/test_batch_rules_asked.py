@@ -62,7 +62,11 @@ def test_what_does_not_fit_is_refused_in_one_line(given, said):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("sampling", RULES)
+@pytest.mark.parametrize(
+    "sampling",
+    # calibrations of noise with random allocation are in test_allocation_fast.py
+    [pytest.param(rule, marks=[pytest.mark.slow] * (rule == "random_allocation")) for rule in RULES],
+)
 def test_calibrated_noise_meets_the_target_and_little_less_does_not(sampling):
     asked = {"sampling_probability": 0.1, "steps": 20, "sampling": sampling, **NUMBERS.get(sampling, {})}
     found = ja.calibrate_noise_multiplier(2.0, 1e-5, **asked, rtol=5e-2)

@@ -14,8 +14,8 @@ import jaxacct as ja
 
 @pytest.mark.parametrize(
     ("sigma", "epsilon", "direction"),
-    [(1.0, 1.0, "remove"), (2.0, 1.46, "add")]
-    + [pytest.param(*law, "remove", marks=pytest.mark.slow) for law in ((0.3, 8.0), (30.0, 0.05), (2.0, 1.46))]
+    [(2.0, 1.46, "add")]
+    + [pytest.param(*law, "remove", marks=pytest.mark.slow) for law in ((1.0, 1.0), (0.3, 8.0), (30.0, 0.05))]
     + [pytest.param(*law, "add", marks=pytest.mark.slow) for law in ((1.0, 1.0), (0.3, 8.0), (30.0, 0.05))],
 )
 def test_two_slots_by_nested_sums_and_by_mpmath(sigma, epsilon, direction, monkeypatch):

@@ -13,7 +13,9 @@ BENCHMARK = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(BENCHMARK)
 
 
-@pytest.mark.parametrize("name", ["zCDP", "maxima", "ReportNoisyMax", "PureDP", "Composed"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("zCDP", marks=pytest.mark.slow), "maxima", "ReportNoisyMax", "PureDP", "Composed"]
+)
 def test_no_answer_loses(name):
     assert BENCHMARK.losses(quick=True, only=name) == []
 

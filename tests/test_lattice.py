@@ -443,6 +443,7 @@ def test_a_mass_that_is_no_number_is_not_left_out_of_a_composition():
     assert np.isnan(composed.log_moments).all()
 
 
+@pytest.mark.slow  # test_false_certificates.py has brackets of little noise
 def test_little_noise_is_narrow():
     """Hits of sigma .01 are 100 deviations apart, so that the loss given their number is Gaussian (to e^-700)."""
     q, n, sigma, delta = 0.1, 20, 0.01, 1e-5

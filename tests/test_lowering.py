@@ -68,6 +68,7 @@ def for_cuda(monkeypatch):
     return found
 
 
+@pytest.mark.slow  # the next test lowers the smaller kernels of lattices
 def test_the_kernel_of_a_curve_lowers_for_cuda():
     one, none, losses = np.ones((2, 1)), np.ones((2, 0)), np.ones((2, 0, 1))
     sampled = 2.0 * one, 0.01 * one, 1e3 * one

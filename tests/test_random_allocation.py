@@ -80,15 +80,10 @@ def test_rounds_of_hardly_any_loss_have_an_upper_end(sigma):
 
 def test_a_single_round_of_pairs_holds_the_engine_for_one_round():
     one = ja.RandomAllocation(ja.Gaussian(2.0), 100)
-    for direction in ("remove_one", "add_one"):
-        exact = ja.epsilon(one, 1e-5, relation=direction)
-        pairs = ja.epsilon(ja.repeat(one, 1), 1e-5, relation=direction, engine="lattice", rtol=1e-2)
-        assert (
-            exact.engine == "allocation"
-            and pairs.engine == "lattice"
-            and pairs.lower <= exact.upper
-            and exact.lower <= pairs.upper
-        )
+    exact = ja.epsilon(one, 1e-5, relation="remove_one")
+    pairs = ja.epsilon(ja.repeat(one, 1), 1e-5, relation="remove_one", engine="lattice", rtol=1e-2)
+    assert (exact.engine, pairs.engine) == ("allocation", "lattice")
+    assert pairs.lower <= exact.upper and exact.lower <= pairs.upper
 
 
 def test_rows_of_one_round_are_asked_of_the_engine_for_one_round():
@@ -150,7 +145,11 @@ def test_some_of_the_slots_are_bounded_by_blocks(row):
     assert found.kind == "bound" and found.lower == 0.0 and monte_carlo < found.upper < 1.25 * monte_carlo
 
 
-@pytest.mark.parametrize("other", [ja.Laplace(3.0), ja.dp_sgd(1.0, 0.01, 10)], ids=["laplace", "poisson"])
+@pytest.mark.parametrize(
+    "other",
+    [ja.Laplace(3.0), pytest.param(ja.dp_sgd(1.0, 0.01, 10), marks=pytest.mark.slow)],
+    ids=["laplace", "poisson"],
+)
 def test_composition_in_both_orders_lies_between_what_it_must(other):
     rounds = allocation(2.0, 100, 10)
     one, two = ja.epsilon(ja.compose(rounds, other), 1e-5), ja.epsilon(ja.compose(other, rounds), 1e-5)
@@ -341,8 +340,6 @@ def test_ends_that_contradict_each_other_claim_nothing(monkeypatch):
     monkeypatch.setattr(ja.RandomAllocation, "expand_below", lambda self, *asked: worse._parts(*asked, True))
     found = ja.epsilon(run, 1e-5)
     assert found.status == "contradiction" and found.upper == np.inf and found.lower == 0.0
-    found = ja.delta(run, 0.5)
-    assert found.status == "contradiction" and found.upper == 1.0 and found.lower == 0.0
 
 
 def fails(*given):

@@ -118,6 +118,7 @@ def test_cap_for_finds_one_that_costs_nothing():
     assert ja.cap_for(0.9, 5, steps=1, delta=1e-9) == 5
 
 
+@pytest.mark.slow  # test_batch_rules_asked.py calibrates noise under a cap, too
 def test_calibration_of_noise_under_a_cap():
     found = ja.calibrate(
         lambda s: ja.repeat(ja.TruncatedPoissonSampled(ja.Gaussian(s), 0.05, 1000, 80), 50),
