@@ -23,7 +23,7 @@ def loss_and_params(name):
     """(loss, parameters, the shape and dtype of an example)."""
     if name in LAYERS:
         module, (shape, dtype) = LAYERS[name]
-        params = module.init(jax.random.key(0), jnp.ones(shape, dtype))
+        params = jax.jit(module.init)(jax.random.key(0), np.ones(shape, dtype))
         return lambda p, x: jnp.sum(jnp.sin(module.apply(p, x))), params, shape, dtype
     function = PROGRAMS[name] if name in PROGRAMS else REFUSED[name]
     as_number = lambda out: jnp.sum(jnp.sin(jnp.asarray(out).astype(jnp.float32)))

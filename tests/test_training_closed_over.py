@@ -136,7 +136,7 @@ def test_a_trainer_refuses_a_loss_that_closes_over_the_data(tmp_path):
     assert not (tmp_path / "run.jsonl").exists()
 
 
-def test_records_in_a_frozen_variable_are_found():
+def test_records_in_a_frozen_variable_are_found(still_steps):
     trainer = Trainer(lambda m, x: jnp.sum(m.rows[...] @ (m.w[...] * x)), optax.sgd(0.1), PLAN, 1.0)
     assert "closes over" in refusal(trainer.fit, trainer.init(Memory(X[:20])), X, progress=False)
     state = trainer.fit(trainer.init(Memory(np.ones((20, 6), np.float32))), X, progress=False)

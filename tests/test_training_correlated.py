@@ -225,16 +225,17 @@ def test_one_independent_noise_in_two_steps_is_found_out(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["float64", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_noise_of_other_models_is_that_of_the_matrix(kind):
-    """Adapters of two dtypes in micro-batches of 3 of 24 records: C W is independent noise in each part.
+    """Weights, or adapters, of two dtypes in micro-batches of 3 of 24 records: C W is independent noise in each part.
 
     Under x64 the sums of losses beside the gradients keep the dtype with which the loop over micro-batches begins.
     """
     with jax.enable_x64(kind == "float64"):
-        first = lora({name: {"kernel": np.ones((60, 70), name)} for name in ("float32", kind)}, rank=40)
-        loss = lambda params, x: sum(jnp.sum(p["kernel"]).astype(jnp.float32) for p in params.values()) * jnp.sum(x)
+        first = {name: np.ones((60, 70), name) for name in ("float32", kind)}
+        first = first if kind == "float64" else lora(first, rank=40, where=lambda path: True)
+        loss = lambda params, x: sum(jnp.sum(p).astype(jnp.float32) for p in params.values()) * jnp.sum(x)
         trainer = Trainer(loss, optax.sgd(BANDED.expected_batch_size), BANDED, 1.0, micro_batch=3)
         seen = []
-        adapters = lambda state: jax.tree.leaves(state.params.adapters)
+        adapters = lambda state: jax.tree.leaves(getattr(state.params, "adapters", state.params))
         note = lambda state: seen.append([np.ravel(np.asarray(p, np.float64)) for p in adapters(state)])
         state = trainer.init(first, KEY)
         note(state)

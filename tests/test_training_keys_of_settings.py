@@ -28,7 +28,7 @@ def test_another_noise_on_the_count_of_clipped_gradients_has_keys_of_its_own(tmp
     assert Ledger.read(tmp_path / "run").releases().total() == 2
 
 
-def test_a_pass_of_fixed_batches_that_begins_elsewhere_is_cut_anew(tmp_path):
+def test_a_pass_of_fixed_batches_that_begins_elsewhere_is_cut_anew(tmp_path, still_steps):
     """From one state: steps 2 to 5 are a pass in one plan, and steps 2 and 3 the end of a pass in the other.
 
     Batches of the same cut at other steps would put a record in steps that the ledger takes to be disjoint.
