@@ -61,6 +61,7 @@ def test_noise_of_a_step_has_the_deviation_of_the_plan():
     assert float(trainer.init(jnp.zeros(2)).clip_norm) == 3.0
     draws = one_step(trainer, np.zeros((40, 6), np.float32), 1_500) / (1.7 * 1.0 / 10.0)
     assert stats.kstest(draws.ravel(), "norm").pvalue > 1e-6
+    assert abs(draws.std() - 1) < 6 / math.sqrt(2 * draws.size)
     assert np.abs(np.corrcoef(draws.T) - np.eye(6)).max() < 6 / math.sqrt(1_500)
 
 
