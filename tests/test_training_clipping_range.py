@@ -1,6 +1,7 @@
 """Contributions of single examples over the whole range of each dtype, measured in float64: never more than C."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -216,8 +217,13 @@ UNSIGNED = {"xla_cpu_use_fusion_emitters": True}
 """With the other emitters, which the quick run takes, XLA has the index 255 of a uint8 for -1."""
 
 
-@pytest.mark.parametrize("index", [np.uint8, np.int8, np.int32, np.uint32])
-@pytest.mark.parametrize("rows", [100, 300])
+OTHERS = [(100, np.int8), (300, np.uint8), *itertools.product((100, 300), (np.int32, np.uint32))]
+
+
+@pytest.mark.parametrize(
+    "rows, index",
+    [(100, np.uint8), (300, np.int8), *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)],
+)
 def test_the_rows_of_an_embedding_by_indices_of_any_integer(index, rows):
     """Numbers of rows that do not fit the index's dtype, and indices that no row has."""
     form = jax.lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,))
@@ -253,7 +259,7 @@ def test_what_is_clipped_is_what_is_summed(method):
     loss = lambda w, example: jnp.sum((example[0] * example[1] - example[2]) @ w)
     w = np.zeros((3, 9), np.float32)
     step = jax.jit(lambda *batch: clipped_sum(loss, w, batch, batch[3], 1.0, method).total)
-    for examples in (1, 16):
+    for examples in (1, 16) if method == "ghost" else (16,):
         a, b = np.random.default_rng(examples).uniform(1e5, 1e6, (2, examples, 3)).astype(np.float32)
         for place in range(min(examples, 4)):
             alone = np.asarray(step(a, b, a * b, np.arange(examples) == place), np.float64)

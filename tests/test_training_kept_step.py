@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from training_runs import plan_of, still
+from training_runs import moving, plan_of
 
 from jaxacct.engines import programs
 from jaxacct.training import Ledger, Trainer
@@ -31,12 +31,6 @@ def run(ledger=None, target=0.0):
 
 def kept(folder):
     return sorted(folder.glob("*.program"))
-
-
-def moving(carried, words, pass_words, data, now, frozen=None):
-    """A step that is compiled in no time, and moves by the key and the data."""
-    moved = carried.params + words[:3].astype(jnp.float32) / 2.0**32 + data.sum(0)
-    return carried._replace(params=moved), still(carried, words, pass_words, data, now)[1]
 
 
 @pytest.mark.parametrize("step", [moving, pytest.param(None, marks=pytest.mark.slow)], ids=["small", "real"])
