@@ -67,11 +67,10 @@ def test_the_bits_do_not_depend_on_the_batch(case):
     _, kernel, arguments = case
     whole = on_numpy(kernel, arguments)
     assert all(isinstance(x, np.ndarray) for x in whole)
-    for chunk in (1, 3):
-        starts = range(0, whole[0].shape[0], chunk)
-        pieces = [on_numpy(kernel, jax.tree.map(lambda x, i=i, n=chunk: x[i : i + n], arguments)) for i in starts]
-        for all_at_once, parts in zip(whole, zip(*pieces, strict=True), strict=True):
-            np.testing.assert_array_equal(np.concatenate(parts), all_at_once)
+    starts = range(0, whole[0].shape[0], 2)
+    pieces = [on_numpy(kernel, jax.tree.map(lambda x, i=i: x[i : i + 2], arguments)) for i in starts]
+    for all_at_once, parts in zip(whole, zip(*pieces, strict=True), strict=True):
+        np.testing.assert_array_equal(np.concatenate(parts), all_at_once)
     # and none of a batch at all
     for all_at_once, alone in zip(whole, on_numpy(kernel, jax.tree.map(lambda x: x[1], arguments)), strict=True):
         np.testing.assert_array_equal(alone, all_at_once[1])
