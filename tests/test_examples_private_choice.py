@@ -17,7 +17,7 @@ def example(name):
 
 def test_private_voting(tmp_path, capsys):
     drawn = tmp_path / "voting.png"
-    curves = example("private_voting").main(["--trials", "100", "--out", str(drawn)])
+    curves = example("private_voting").main(["--trials", "50", "--out", str(drawn)])
     assert drawn.stat().st_size > 1000 and "any number of names" in capsys.readouterr().out
     for (title, name), shares in curves.items():
         assert shares[-1] > shares[0]
