@@ -14,6 +14,7 @@ from training_runs import KEY
 
 from jaxacct.training import Trainer, averaged, lora, params_of
 from jaxacct.training.ledger import Ledger
+from jaxacct.training.sharding import placement
 
 DATA = np.eye(20, 2, dtype=np.float32)
 PLAIN = {"it's": {"b": jnp.arange(3.0)}, '"]': jnp.ones((2, 2), jnp.bfloat16)}
@@ -39,9 +40,10 @@ MODELS = {  # what is trained, what `like` gets or None, more for the trainer
 }
 
 
-def begun(model, loss=lambda w, x: jnp.sum(x), optimizer=None, **more):
+def begun(model, loss=lambda w, x: jnp.sum(x), optimizer=None, steps=3, noise=1.0, **more):
     """A trainer and its first state."""
-    trainer = Trainer(loss, optimizer or optax.sgd(0.1), training_runs.plan_of(20, steps=3), 1.0, **more)
+    plan = training_runs.plan_of(20, steps=steps, noise=noise)
+    trainer = Trainer(loss, optimizer or training_runs.sgd(0.1), plan, 1.0, **more)
     return trainer, trainer.init(model, key=KEY)
 
 
@@ -60,15 +62,16 @@ def test_parameters_are_those_of_the_state(tmp_path, still_steps, kind):
 
 
 @pytest.fixture(params=[True, False], ids=["ledger", "no ledger"])
-def killed(request, tmp_path):
+def killed(request, tmp_path, monkeypatch):
     """What kill -9 at step 18 leaves: (fit, folder, ledger, parameters and epsilon of a run that was left in peace)."""
+    monkeypatch.setattr(placement, "private_step", lambda rule: training_runs.moving)
     folder, path = tmp_path / "run", tmp_path / "run.jsonl"
-    trainer, state, data = training_runs.start()
+    trainer, state = begun(jnp.zeros(2), steps=40)
 
     def fit(trainer=trainer, callbacks=()):
         more = {"ledger": path} if request.param else {}
         return trainer.fit(
-            state, data, checkpoints=folder, checkpoint_every=14, callbacks=callbacks, progress=False, **more
+            state, DATA, checkpoints=folder, checkpoint_every=14, callbacks=callbacks, progress=False, **more
         )
 
     def copy(state):
@@ -97,8 +100,7 @@ def test_a_run_that_was_cut_off_counts_as_seen(killed):
         ledger = Ledger.read(path)
         assert float(ledger.epsilon(1e-5).upper) == pytest.approx(claim, rel=1e-6)
         assert ledger.runs[ledger.run].looks.looked
-    trainer, *_ = training_runs.start()
-    longer = Trainer(trainer.loss_fn, trainer.optimizer, training_runs.plan_of(30, noise=30.0, steps=60), 1.0)
+    longer, _ = begun(jnp.zeros(2), steps=60, noise=30.0)
     assert "may not go on with another plan" in refusal(fit, longer)
     resumed = fit()
     assert resumed.seen and resumed.stopped == "finished" and float(resumed.epsilon.upper) == pytest.approx(claim)

@@ -140,7 +140,7 @@ def test_noise_that_float32_does_not_hold_is_refused(z):
     assert text in refusal(lambda: noisy_mean(fresh_key(), z, 1.0, 4.0))
 
 
-@pytest.mark.parametrize("small", [1, 300, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("small", [1, 100, pytest.param(3000, marks=pytest.mark.slow)])
 def test_the_noise_of_many_clip_norms_is_not_rounded_down(small):
     """Squares of 2^-25, added one by one to 1 in float32, are lost."""
     norms, z = [1.0, *[2.0**-12.5] * small], 1.1
