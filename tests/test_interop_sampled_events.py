@@ -91,7 +91,7 @@ def test_true_positive_rates():
 
 def test_true_positive_rates_of_pure_privacy():
     """Randomised response: min(e^eps a, 1 - e^-eps (1 - a))."""
-    rates, eps = np.array([0.0, 0.01, 0.2, 0.9, 1.0]), 1.0
+    rates, eps = np.array([0.0, 0.2, 1.0]), 1.0
     accountant = CertifiedAccountant(SPECIAL).compose(Laplace(1.0))
     most = np.minimum(np.exp(eps) * rates, 1.0 - np.exp(-eps) * (1.0 - rates))
     found = accountant.get_true_positive_rates(rates)

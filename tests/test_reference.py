@@ -10,12 +10,17 @@ RELATIONS = {"epsilon": "add_or_remove_one", "epsilon_remove": "remove_one", "ep
 ROUNDED = 3e-7  # the table has nine digits
 
 
-@pytest.mark.parametrize("column", RELATIONS)
-def test_reference_rows(dp_sgd_table, column):
+@pytest.fixture(scope="module")
+def answers(dp_sgd_table):
+    """For each column of epsilon, its bounds in every row."""
     t = dp_sgd_table
     run = ja.dp_sgd(t["noise_multiplier"], t["sampling_probability"], t["steps"])
-    bounds = ja.epsilon(run, t["delta"], relation=RELATIONS[column])
-    truth = t[column]
+    return {column: ja.epsilon(run, t["delta"], relation=relation) for column, relation in RELATIONS.items()}
+
+
+@pytest.mark.parametrize("column", RELATIONS)
+def test_reference_rows(dp_sgd_table, answers, column):
+    bounds, truth = answers[column], dp_sgd_table[column]
     assert np.all(bounds.lower <= truth * (1 + ROUNDED)) and np.all(truth * (1 - ROUNDED) <= bounds.upper)
     assert np.all(bounds.ok) and np.all(bounds.relative_width <= 1e-4)
     np.testing.assert_allclose(bounds.estimate, truth, rtol=1e-6)
@@ -31,11 +36,9 @@ def test_reference_rows_on_request_to_a_millionth(dp_sgd_table):
     assert np.all(bounds.upper >= t["epsilon"] * (1 - ROUNDED))
 
 
-def test_directions_are_taken_at_the_end(dp_sgd_table):
-    t = {key: column[:20] for key, column in dp_sgd_table.items()}
-    run = ja.dp_sgd(t["noise_multiplier"], t["sampling_probability"], t["steps"])
-    both = ja.epsilon(run, t["delta"])
-    single = [ja.epsilon(run, t["delta"], relation=r).upper for r in ("remove_one", "add_one")]
+def test_directions_are_taken_at_the_end(answers):
+    both, *single = (answers[column] for column in RELATIONS)
+    single = [each.upper for each in single]
     assert np.all(both.upper <= np.max(single, axis=0) * (1 + 1e-9))
     assert np.all(both.upper >= np.max(single, axis=0) * (1 - 1e-6))
 

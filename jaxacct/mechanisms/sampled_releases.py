@@ -144,7 +144,8 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
         return replaced_gaussian(q, 1.0 / base.noise_multiplier)
     grid = _losses(base, "replace_one")
     grid = grid[grid < 600.0]  # e^loss must not overflow
-    replaced, removed, added = (_upper(base, grid, side) for side in ("replace_one", "remove_one", "add_one"))
+    replaced, removed = _upper(base, grid, "replace_one"), _upper(base, grid, "remove_one")
+    added = removed if base.symmetric() else _upper(base, grid, "add_one")
     eps = np.minimum(log_mixture(grid, np.asarray(q)) * (1.0 + 32.0 * ROUNDOFF), grid)
     share = np.exp(eps - grid)
     whole = q * ((1.0 - share) * np.minimum(removed, replaced) + share * replaced)
