@@ -184,7 +184,7 @@ def test_the_grid_of_single_sampled_steps(sigma):
         event = Poisson(q, Gauss(sigma))
         ours = CertifiedAccountant().compose(event)
         renyi = dpa.rdp.RdpAccountant(range(2, 50)).compose(event)
-        for delta in (0.99, 0.1, 1e-3, 1e-12):
+        for delta in (0.9, 1e-3, 1e-12):
             epsilon = ours.get_epsilon(delta)
             assert epsilon <= renyi.get_epsilon(delta)
             assert exact_delta(q, sigma, epsilon) <= delta * (1 + 1e-12)
