@@ -29,7 +29,7 @@ def plan_of(noise=1e-6, steps=1, users=5, **more):
 
 def step_of(data, users, most, clip=1.0, plan=None, micro_batch=2):
     """Minus the noisy sum of one real step."""
-    plan = plan_of() if plan is None else plan
+    plan = plan_of(sampling="without_replacement") if plan is None else plan  # draws all
     more = {"examples_per_user": most, "micro_batch": micro_batch}
     trainer = shared(linear, sgd(plan.expected_batch_size), plan, clip, **more)
     state = trainer.fit(trainer.init(jnp.zeros(data.shape[1]), KEY), data, users=users, progress=False)
@@ -108,12 +108,8 @@ def test_ghost_clipping_takes_a_users_examples_for_rows(method):
     assert trainer.norm_methods(params, DATA) == {"['w']": method}
 
 
-RULES = [
-    pytest.param(one, marks=pytest.mark.slow) for one in ("random_allocation", "truncated_poisson", "fixed_batches")
-]
-
-
-@pytest.mark.parametrize("sampling", ["without_replacement", *RULES])
+@pytest.mark.slow  # in quick tests Poisson samples of users are drawn, and all users without replacement
+@pytest.mark.parametrize("sampling", ["random_allocation", "truncated_poisson", "without_replacement", "fixed_batches"])
 def test_every_way_of_sampling_draws_users(sampling):
     """Users are the units of any rule: with noise of nothing each is drawn whole or not at all."""
     more = {"cap": 2} if sampling == "truncated_poisson" else {}
