@@ -58,6 +58,10 @@ TOGETHER = 32
 """Number of bases whose profiles are asked for in one call. More would need more memory and save hardly any time."""
 CONTOUR_WIDTH = 1e-4
 """Largest relative width of a bracket from a shared contour. An eps with a wider bracket gets a contour of its own."""
+FEW = 64
+"""Largest number of eps that get a contour each where the lattice can answer more of them together."""
+FEW_HITS = 10.0
+"""Largest expected number of steps that sample a record, where the law of the loss is rough and contours are long."""
 VALUE_ERROR = 1e-12
 """Arithmetic with values of the profile is taken to have at most this relative error."""
 LINE_EPS = 650.0
@@ -129,8 +133,18 @@ def delta_ends(run: Mechanism, at: np.ndarray, relation: str) -> tuple[np.ndarra
     if laws := _finite_laws(run, relation):
         low, high = (np.max([_delta_by_sum(law, at, side) for law in laws], axis=0) for side in (-1.0, 1.0))
         return low, high
-    found = delta(run, at, relation=relation) if np.all(at >= 0.0) else profile(run, relation).delta(at)
+    engine = "lattice" if at.size > FEW and few_hits(run) else "auto"
+    if np.all(at >= 0.0):
+        found = delta(run, at, relation=relation, engine=engine)
+    else:
+        found = profile(run, relation, engine=engine).delta(at)
     return np.asarray(found.lower), np.asarray(found.upper)
+
+
+def few_hits(run: Mechanism) -> bool:
+    """Return whether one base samples a record so rarely that each eps would need a long contour of its own."""
+    parts = components(run, "add_or_remove_one", "remove")
+    return parts.sign.size == 1 and 0.0 < float(np.sum(parts.gauss_n * parts.gauss_q)) <= FEW_HITS
 
 
 def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
@@ -336,14 +350,19 @@ def _by_engine(
             for row, found in zip(some, _on_few_contours(part.take(some), [within[row] for row in some]), strict=True):
                 ends[row] = found
             wide = [_wide(*bounds) if shared[row] else np.arange(bounds[0].size) for row, bounds in enumerate(ends)]
-            for chosen, those in (("contour", by_contour), ("auto", ~by_contour)):
+            many = shared & (np.array([some.size for some in wide]) > FEW)
+            for chosen, those in (("contour", by_contour & ~many), ("lattice", many), ("auto", ~by_contour)):
                 due = np.flatnonzero(those & ~beyond)
                 asked = np.repeat(due, [wide[i].size for i in due])
                 if asked.size:
                     values = np.concatenate([within[i][wide[i]] for i in due])
                     rest = delta(_rows(run, asked), values, relation=name, engine=chosen, rtol=PROFILE_RTOL)
                     for i in due:
-                        ends[i][:, wide[i]] = rest.lower[asked == i], rest.upper[asked == i]
+                        low, high = ends[i][:, wide[i]]
+                        ends[i][:, wide[i]] = (
+                            np.maximum(low, rest.lower[asked == i]),
+                            np.minimum(high, rest.upper[asked == i]),
+                        )
             known[name] = [_filled(low, high, eps.size) for (low, high), eps in zip(ends, at, strict=True)]
     # if half of the mass has losses beyond the engines' range, the curve says nothing; `profile_ends.by_base` answers
     nothing = np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS]), np.zeros((2, 3)), np.ones((2, 3))
@@ -359,7 +378,7 @@ def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
 
 
 def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return indices of wide brackets from shared contours. Each is computed again on a contour of its own."""
+    """Return indices of wide brackets from shared contours. Each is computed again, alone or by the lattice."""
     wide = np.flatnonzero(high - low > CONTOUR_WIDTH * high)
     # a separate contour hardly ever raises a lower bound of 0: only every eighth such eps is computed again
     nothing = low[wide] == 0.0
