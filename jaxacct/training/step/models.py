@@ -525,7 +525,7 @@ def _plain_errors() -> Iterator[None]:
             raise InputError(_NO_KEY) from None  # "requires a key" is from Equinox's dropout
         if of_flax == "LazyInitError":
             raise InputError(
-                "the module's first parameters depend on the values of the example, which is private, must depend on "
+                "the module's initial parameters depend on the values of the example, which is private, must depend on "
                 "its shape alone; give params that come from public data"
             ) from None
         if of_flax == "ModifyScopeVariableError":
