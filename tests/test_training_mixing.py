@@ -135,7 +135,7 @@ def test_a_rule_for_batches_that_mixes_rows_is_seen_by_its_bits(monkeypatch):
         assert text.startswith("loss_fn moves the result of one example when another changes")
 
 
-@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("kind", ["rbg", pytest.param("unsafe_rbg", marks=pytest.mark.slow)])
 def test_keys_of_rbg_are_refused_however_they_are_made(kind):
     seed = lambda x: (1e4 * x[0]).astype(jnp.int32)
     draw = lambda key: jax.random.bernoulli(key, 0.5, (3,))

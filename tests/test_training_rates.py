@@ -98,7 +98,10 @@ def test_equal_rates_are_one_rate():
     assert batches[0].tolist() == batches[1].tolist()
 
 
-@pytest.mark.parametrize("relation", ["add_or_remove_one", "add_one", "remove_one", "zero_out"])
+ONE_WAY = [pytest.param(relation, marks=pytest.mark.slow) for relation in ("add_one", "remove_one")]
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "zero_out", *ONE_WAY])
 def test_own_epsilon_is_that_of_the_rate(relation):
     plan = plan_of(relation=relation)
     asked = ja.epsilon(ja.dp_sgd(1.5, RATES, STEPS), DELTA, relation=relation)
@@ -162,6 +165,7 @@ def test_one_step_by_its_densities(other):
     assert at(0.999 * own) > delta if other is None else at(own) < delta
 
 
+@pytest.mark.slow
 def test_audit_of_the_trainers_step():
     """The bound of the rare record is nearly its own epsilon, and below it; that of the frequent one is far above."""
     plan = Plan(None, 0.01, 2, noise_multiplier=0.4, steps=1, sampling_rates=[0.1, 0.9])

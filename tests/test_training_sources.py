@@ -118,9 +118,8 @@ def equal_keys(monkeypatch):
 # From equal keys the same examples, and the same result
 
 
-@pytest.mark.parametrize(
-    "sampling", [pytest.param(name, marks=() if name == "cyclic_poisson" else pytest.mark.slow) for name in RULES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", RULES)
 def test_equal_keys_give_what_resident_data_give(equal_keys, sampling):
     plan = Plan(target_delta=1e-5, dataset_size=60, noise_multiplier=0.5, steps=5, sampling=sampling, **RULES[sampling])
     trainer = trainer_of(plan)
@@ -132,7 +131,7 @@ def test_equal_keys_give_what_resident_data_give(equal_keys, sampling):
 
 
 def test_equal_keys_give_the_same_of_users_keys_of_examples_and_adaptive_norms(equal_keys):
-    """Every part of a step that draws: which examples of a user, the model's own randomness, and the clip norm."""
+    """Every part of a step that draws: users, examples of a user, the model's own randomness, and the clip norm."""
     plan = plan_of(20, 0.5, noise=0.5, steps=5, unit="user")
     users = np.random.default_rng(1).integers(0, 17, 60)  # three have none
     loss = lambda w, x, key: jnp.dot(w, x * jax.random.bernoulli(key, 0.5, x.shape))

@@ -306,6 +306,7 @@ def test_adaptive_clipping_follows_the_quantile_and_costs_what_the_plan_says():
     assert "must be > 1, which leaves room" in refusal(AdaptiveClip(1.0, count_noise=1.0).gradient_noise, 2.0, 9.0)
 
 
+@pytest.mark.slow
 def test_a_module_with_a_loss():
     plan = plan_of(12, noise=0.01, steps=30)
     loss = lambda out, y: optax.softmax_cross_entropy_with_integer_labels(out, y)
