@@ -134,6 +134,8 @@ def _random_bits(key: Any, bit_width: int, shape: tuple[int, ...]) -> Any:
     blocks = -(-words // 16)
     if blocks > 2**32:  # the block counter has 32 bits [RFC 8439]; beyond that the keystream would repeat
         raise InputError(f"{count} draws from one key must be <= 2**36 words; split the key first")
+    if blocks > 48:  # XLA compiles loops over whole vectors in two thirds of the time
+        blocks += -blocks % 16
     stream = block(key, jnp.arange(blocks, dtype=jnp.uint32), _nonce(_BITS)).reshape(-1)
     if bit_width == 32:
         return stream[:count].reshape(shape)

@@ -116,8 +116,8 @@ def truncated_poisson(key: jax.Array, dataset_size: int, sampling_probability: A
     draw_key, order_key = jax.random.split(secret(key))
     taken = _sampled(draw_key, dataset_size, sampling_probability)
     order = permutation(order_key, taken.shape[0])
-    kept = jnp.nonzero(taken[order], size=places, fill_value=0)[0]
-    return Selection(order[kept], jnp.minimum(jnp.sum(taken, dtype=jnp.int32), places))
+    kept, count = _first_of(taken[order], places)
+    return Selection(order[kept], count)
 
 
 def random_allocation(round_key: jax.Array, dataset_size: int, number: ArrayLike, position: ArrayLike) -> Selection:
@@ -297,8 +297,19 @@ def _sampled(key: Any, dataset_size: int, sampling_probability: Any, several: bo
 
 def _of_taken(taken: Any) -> Selection:
     """Return the selection of all marked records, in ascending order."""
-    indices = jnp.nonzero(taken, size=taken.shape[0], fill_value=0)[0]
-    return Selection(indices.astype(jnp.int32), jnp.sum(taken, dtype=jnp.int32))
+    return _first_of(taken, taken.shape[0])
+
+
+def _first_of(taken: Any, places: int) -> Selection:
+    """Return the first marked records, as many as there are places, in ascending order; unused places hold 0.
+
+    `jnp.nonzero` forms three sums along the records where one is enough, and takes twice as long to compile and to run.
+    """
+    size = taken.shape[0]
+    rank = jax.lax.cumsum(taken.astype(jnp.int32))  # the record's place, from 1
+    where = jnp.where(taken, rank - 1, places)  # beyond the last place, a record is dropped
+    indices = jnp.zeros(places, jnp.int32).at[where].set(jnp.arange(size, dtype=jnp.int32), mode="drop")
+    return Selection(indices, jnp.minimum(rank[-1], places))
 
 
 def over_micro_batches(

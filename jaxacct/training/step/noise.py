@@ -49,9 +49,12 @@ otherwise compete for the same lines of the cache.
 """
 
 
-def stream(key: Any, purpose: int, step: Any = 0) -> Any:
+@jax.jit
+def stream(key: Any, purpose: Any, step: Any = 0) -> Any:
     """Return the key for one purpose at one step; different purposes and steps have independent keys."""
-    return jax.random.fold_in(jax.random.fold_in(key, purpose), step)
+    # in a loop, the two calls are compiled once
+    numbers = jnp.stack([jnp.asarray(number, jnp.uint32) for number in (purpose, step)])
+    return jax.lax.fori_loop(0, 2, lambda i, key: jax.random.fold_in(key, numbers[i]), key)
 
 
 def host_stream(words: Any, purpose: int) -> np.ndarray:
