@@ -178,14 +178,14 @@ def test_bounds_cover_what_a_coarse_lattice_is_off_by(strategy, bins, noise):
     z = np.array([2.0, 3.0 + 4.0j, 10.0 + 30.0j, 1.0 + 15.0j, 15.0j - 1.0, 40.0j - 9.0]) * min(
         1.0, 0.25 / law.deviation
     )
-    fine = kernel.Errors(law, kernel.lattice_for(law, 130.0))
-    exact, log_error = fine.best_paths(decay, z)
-    exact = kernel.transform(law, fine.lattice, z, exact)
+    fine = kernel.lattice_for(law, 130.0)
+    (best,) = kernel.pieces(law, decay, z, np.zeros(z.size), -np.inf, [fine])
+    exact, log_error = kernel.transform(law, fine, z, best.path), best.log_error
     wedge, tight = kernel.Wedge.around(z, np.arange(z.size)), []
-    for nats in (12.0, 34.0):
-        errors = kernel.Errors(law, kernel.lattice_for(law, nats))
+    for nats, reach in ((12.0, 5.0), (34.0, 7.0)):
+        errors = kernel.Errors(law, kernel.lattice_for(law, nats, reach))
         for path in kernel.paths(errors, wedge):
-            log = errors.log_error(decay, wedge, path)
+            log = errors.log_error(decay, wedge, path)[0]
             seen = log < 2.0
             found = kernel.transform(law, errors.lattice, z[seen], kernel.Path(*(each[seen] for each in path)))
             off, log, rest = np.abs(found - exact[seen]), log[seen], np.exp(log_error[seen])
@@ -194,8 +194,50 @@ def test_bounds_cover_what_a_coarse_lattice_is_off_by(strategy, bins, noise):
     assert min(tight) < 18.0  # the bounds are not vacuous
     x = decay.x[1::4]
     straight = kernel.Path(np.zeros(x.size), np.full(x.size, -np.inf), np.ones(x.size), np.ones(x.size))
-    real = kernel.transform(law, fine.lattice, x + 0j, straight).real
+    real = kernel.transform(law, fine, x + 0j, straight).real
     assert np.all(np.log(real) <= decay.log[1::4])
+
+
+def test_every_point_of_a_line_gets_one_lattice_and_its_bound_holds():
+    """Points far out get coarse lattices; the sums of errors keep the goal, also beside a finer lattice."""
+    law = normals_of(Toeplitz((1.0, 0.8), 7), 5, 1.3)
+    decay = kernel.decay_of(law, np.geomspace(0.1, 500.0, 40) / law.deviation)
+    z = 3.0 + 1j * np.arange(0.0, 40.0)
+    weight, goal = -2.0 * np.log(np.abs(z)), -16.0
+    lattices = [kernel.lattice_for(law, nats) for nats in (12.0, 20.0, 35.0, 60.0, 90.0)]
+    found = list(kernel.pieces(law, decay, z, weight, goal, lattices))
+    assert sorted(np.concatenate([piece.at for piece in found]).tolist()) == list(range(40))
+    assert sum(piece.at.size > 0 for piece in found) >= 2
+    fine = kernel.lattice_for(law, 130.0)
+    (best,) = kernel.pieces(law, decay, z, weight, -np.inf, [fine])
+    exact, total = kernel.transform(law, fine, z, best.path), 0.0
+    for piece in found:
+        off = np.abs(kernel.transform(law, piece.lattice, z[piece.at], piece.path) - exact[piece.at])
+        assert np.all(off <= np.exp(piece.log_error) + np.exp(best.log_error[piece.at]))
+        total += float(np.sum(np.exp(piece.log_error + weight[piece.at])))
+    assert total <= 3.0 * np.exp(goal)
+
+
+def test_a_contour_keeps_the_error_of_each_of_its_terms(monkeypatch):
+    """A term is factor Psi(z), and its error is |factor| times the error of Psi(z), also where Psi(z) is small."""
+    law, seen, pieces = normals_of(Toeplitz((1.0, 0.8), 7), 5, 1.3), [], kernel.pieces
+    monkeypatch.setattr(kernel, "pieces", lambda *given: seen.extend(pieces(*given)) or seen)
+    decay = kernel.decay_of(law, np.geomspace(0.1, 500.0, 40) / law.deviation)
+    found, _ = kernel.contour(law, decay, 1.5, -20.0, 0.0, 1e12)
+    assert np.concatenate([piece.at for piece in seen]).size == found.z.size
+    for piece in seen:
+        size = np.abs(kernel.transform(law, piece.lattice, found.z[piece.at], piece.path))
+        expected = np.exp(piece.log_error) * np.abs(found.value[piece.at]) / size
+        np.testing.assert_allclose(found.error[piece.at], expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("rows, inner, columns", [(1, 5, 3), (12, 12, 12), (30, 193, 7), (141, 141, 141)])
+def test_products_in_blocks_round_no_more_than_their_bound(rows, inner, columns):
+    rng = np.random.default_rng(inner)
+    a, b = (rng.normal(size=shape) + 1j * rng.normal(size=shape) for shape in ((rows, inner), (inner, columns)))
+    wide = a.astype(np.clongdouble) @ b.astype(np.clongdouble)
+    units = 2.83 * kernel.BLOCK + (inner // kernel.BLOCK).bit_length()
+    assert np.all(np.abs(kernel._times(a, b) - wide) <= units * 2.0**-53 * (np.abs(a) @ np.abs(b)) * 1.001)
 
 
 def test_several_answers_of_one_contour():

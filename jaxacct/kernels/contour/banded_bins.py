@@ -14,7 +14,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,8 @@ RAISED = 8.0 * ROUNDOFF
 """The variances are multiplied by 1 + this number, so that coefficients exist in spite of rounding."""
 ALIKE = 64
 """Bins share bounds of errors if their coefficients differ by at most 1/ALIKE of the largest coefficient."""
+ROUGHLY = 4
+"""The same for estimates of errors."""
 QUANTILES = np.linspace(-6.0, 3.0, 28)
 """Values u that are tried in the bound E e^{-xX} >= Phi(u) e^{-x X(u)}, where log X is normal. X(u) is the value of X
 where log X lies u standard deviations above its mean."""
@@ -40,14 +42,18 @@ CELLS = 200
 BOX, MOST_BOXES = 0.6, 36
 """The nodes of a normal are grouped into at most MOST_BOXES boxes. log X grows by BOX over one box, or by more if boxes
 of this size would be too many."""
-WINDOWS = ((0.0, 1.0), (0.8, 8.0), (0.8, 60.0), (1.0, 8.0), (1.0, 60.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0))
+WINDOWS = ((0.0, 1.0), (0.8, 8.0), (1.0, 8.0), (1.0, 60.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0))
 """Two numbers for each path that is tried: its shift as a share of the largest shift, and the value of |z| X/b where
 its window begins. If the second number is 0, the path has no window: the shift is the same everywhere."""
+NEARLY = 0.2
+"""Where no lattice reaches the accuracy asked for, an error up to e^NEARLY times the least possible one suffices."""
 GROUPS = 16
 """Approximate number of wedges into which the nodes of a line are divided."""
-REACH = 9.0
-"""Approximate largest node of a lattice, in standard deviations of a normal."""
-BLOCK = 9
+REACH = 7.0, 9.0
+"""Smallest and largest reach of a lattice: its largest node is about as many standard deviations of a normal."""
+LATTICES = 13
+"""Number of lattices that are tried for a line."""
+BLOCK = 12
 """Number of nodes over which a matrix product is summed at a time."""
 LEAST = -200.0
 """Exponents with a smaller real part are raised to this, so that no product is subnormal."""
@@ -120,14 +126,21 @@ class Bins:
         # the standard deviation of S
         self.deviation = float(np.sqrt(np.sum(risen(self.variances) + 2.0 * risen(self.shared)))) / self.count
 
-    def kinds(self) -> Iterator[Kind]:
-        """Yield a `Kind` for each group of bins with similar coefficients (`ALIKE`)."""
+    def kinds(self, rough: bool = False) -> Iterator[Kind]:
+        """Yield a `Kind` for each group of bins with similar coefficients (`ALIKE`).
+
+        If `rough` is true, yield fewer kinds, whose ends both are the mean of the group.
+        """
+        alike = ROUGHLY if rough else ALIKE
+        ends: tuple[Any, Any] = (np.mean, np.mean) if rough else (np.min, np.max)
         pairs, groups = np.stack([self.first, self.second]), collections.defaultdict[tuple[float, ...], list[int]](list)
-        for at, cell in enumerate(np.ceil(pairs * (ALIKE / self.largest)).T.tolist()):
+        for at, cell in enumerate(np.ceil(pairs * (alike / self.largest)).T.tolist()):
             groups[tuple(cell)].append(at)
-        for alike in groups.values():
-            first, second, variance = ((float(x[alike].min()), float(x[alike].max())) for x in (*pairs, self.variances))
-            yield Kind(first, second, variance, len(alike))
+        for some in groups.values():
+            first, second, variance = (
+                (float(ends[0](x[some])), float(ends[1](x[some]))) for x in (*pairs, self.variances)
+            )
+            yield Kind(first, second, variance, len(some))
 
     def runs(self) -> Iterator[tuple[float, float, int]]:
         """Yield (first, second, count) for each run of neighbouring bins with equal coefficients, among 1 to b - 2."""
@@ -136,7 +149,7 @@ class Bins:
 
 
 class Lattice(NamedTuple):
-    """The nodes i * step, |i| <= half, of the sums that replace integrals over a normal; `BLOCK` divides 2 half + 1."""
+    """The nodes i * step, |i| <= half, of the sums that replace integrals over a normal."""
 
     step: float
     half: int
@@ -171,14 +184,13 @@ class Path(NamedTuple):
         return real, np.where(always, 0.0, e * np.sin(turn) / below), np.where(always, 0.0, e / below / width)
 
 
-def lattice_for(bins: Bins, nats: float) -> Lattice:
-    """Choose a lattice on which sums are off by about e^-nats. Error bounds hold on any lattice."""
+def lattice_for(bins: Bins, nats: float, reach: float = REACH[1]) -> Lattice:
+    """Choose a lattice up to `reach` on which sums are off by about e^-nats. Error bounds hold on any lattice."""
     width = min(0.85 * RIGHT / bins.largest, (2.0 * nats) ** 0.5)
     found = min(2.0 * np.pi * width / (nats + 0.5 * width * width), np.pi * (2.0 / nats) ** 0.5)
     unit = 2.0 ** (np.floor(np.log2(found)) - 7)
     step = float(unit * np.floor(found / unit))  # few binary digits, so that squares of nodes are exact
-    # 2 half + 1 is an odd multiple of the block
-    return Lattice(step, BLOCK * int(np.ceil(REACH / step / BLOCK - 0.5)) + BLOCK // 2)
+    return Lattice(step, int(np.ceil(reach / step)))
 
 
 def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.ndarray:
@@ -225,13 +237,13 @@ def _times_power(product: np.ndarray, kernel: np.ndarray, count: int) -> np.ndar
 
 
 def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Multiply matrices block by block: this rounds less, and the linear algebra library starts hardly any threads."""
-    blocks = np.matmul(a.reshape(len(a), -1, BLOCK).swapaxes(0, 1), b.reshape(-1, BLOCK, b.shape[1]))
-    while len(blocks) > 1:  # in pairs, so that each block is in few sums
-        half = len(blocks) // 2
-        blocks[:half] += blocks[-half:]
-        blocks = blocks[:-half]
-    return blocks[0]
+    """Multiply matrices. Products over at most `BLOCK` nodes are added in pairs, which rounds less than one product."""
+    if len(b) <= BLOCK:
+        return a @ b
+    half = (len(b) + BLOCK - 1) // BLOCK // 2 * BLOCK
+    product = _times(a[:, :half], b[:half])
+    product += _times(a[:, half:], b[half:])
+    return product
 
 
 class Decay(NamedTuple):
@@ -279,8 +291,8 @@ class Boxed(NamedTuple):
 class Errors:
     """Bounds of the error of `transform` on a lattice."""
 
-    def __init__(self, bins: Bins, lattice: Lattice) -> None:
-        self.bins, self.lattice, self.kinds = bins, lattice, list(bins.kinds())
+    def __init__(self, bins: Bins, lattice: Lattice, rough: bool = False) -> None:
+        self.bins, self.lattice, self.kinds = bins, lattice, list(bins.kinds(rough))
         step, half, nodes = lattice.step, lattice.half, 2 * lattice.half + 1
         many = int(np.ceil(max(BOX / bins.angles[1] / step, nodes / MOST_BOXES)))
         begin = np.arange(0, nodes, many)
@@ -305,9 +317,13 @@ class Errors:
         each = x * np.exp(best * QUANTILES - 0.5 * best * best) - log_ndtr(QUANTILES)
         return np.minimum(2.0 * np.minimum(np.min(each, axis=-1), x[..., 0]) + 1e-9, 600.0)
 
-    def log_error(self, decay: Decay, z: Wedge, path: Path) -> np.ndarray:
-        """Bound the log of the error of the transform from above, (N,), for every z of each wedge."""
-        bins, edges, step = self.bins, self.edges, self.lattice.step
+    def log_error(self, decay: Decay, z: Wedge, path: Path, others: Sequence[Errors] = ()) -> np.ndarray:
+        """Bound the log of the error of the transform from above, for every z of each wedge.
+
+        The first row of the result, (1 + len(others), N), is the bound on this lattice. The other rows are estimates
+        for the lattices of `others`: they take the norms of bins from this lattice.
+        """
+        bins, edges = self.bins, self.edges
         turned = np.maximum(z.high - path.shift * bins.angles[0], path.shift * bins.angles[1] - z.low)
         away = np.where(np.isinf(path.start), turned, z.high)
         x = np.where(path.shift == 0.0, z.real, z.least * np.cos(np.minimum(away, RIGHT)))
@@ -324,12 +340,16 @@ class Errors:
                 log_total += 0.5 * kind.many * np.log(total)
                 units += kind.many * np.sqrt(rounded / total)
                 pair = np.maximum(pair, np.sqrt(missed / total))
-            lost = _geometric(path.strip, step, False)
-            both = np.sum(pair[0] * pair[1] * [lost, lost, np.ones(x.size)], axis=0)
-            freed = np.exp(self.freed(x))
-            units += self.units + 16.0 * bins.count * path.shift * (step * self.lattice.half + path.shift)
-            found = np.log(1.05 * (freed * bins.count * both + ROUNDOFF * units)) + log_total + decay(x)
-        return np.where((self.straight * freed < 0.01) & ~np.isnan(found), found, np.inf)
+            up, down, beyond = pair[0] * pair[1]
+            freed, rows = np.exp(self.freed(x)), []
+            for each in (self, *others):
+                reach = each.lattice.step * each.lattice.half
+                both = (up + down) * _geometric(path.strip, each.lattice.step, False)
+                both = both + beyond * (each.mass[0] / self.mass[0])  # the mass that lies beyond the lattice
+                rounding = units + each.units + 16.0 * bins.count * path.shift * (reach + path.shift)
+                found = np.log(1.05 * (freed * bins.count * both + ROUNDOFF * rounding)) + log_total + decay(x)
+                rows.append(np.where((each.straight * freed < 0.01) & ~np.isnan(found), found, np.inf))
+        return np.array(rows)
 
     def _bin(
         self, kind: Kind, z: Wedge, x: np.ndarray, path: Path, sides: list[Boxed], weights: tuple[np.ndarray, ...]
@@ -377,15 +397,52 @@ class Errors:
         missed[:, 2] = [norm(square, *ordered(place, weights[3], plain)) for place in (0, 1)]
         return norm(square, plain, plain), norm(units, plain, plain), missed
 
-    def best_paths(self, decay: Decay, z: np.ndarray) -> tuple[Path, np.ndarray]:
-        """Return a path for each z, and the log of a bound of the error on this path."""
-        groups = np.arange(0, z.size, max(1, z.size // GROUPS))
-        wedge = Wedge.around(z, groups)
-        tried = paths(self, wedge)
-        logs = np.array([self.log_error(decay, wedge, path) for path in tried])
-        best, many = np.argmin(logs, axis=0), np.diff(np.append(groups, z.size))
-        chosen = Path(*(np.repeat(np.choose(best, each), many) for each in zip(*tried, strict=True)))
-        return chosen, np.repeat(np.min(logs, axis=0), many)
+
+class Piece(NamedTuple):
+    """Some points z of a line, the lattice and the path for each of them, and logs of bounds of the errors there."""
+
+    at: np.ndarray
+    lattice: Lattice
+    path: Path
+    log_error: np.ndarray
+
+
+def pieces(
+    bins: Bins, decay: Decay, z: np.ndarray, log_weight: np.ndarray, log_goal: float, lattices: Sequence[Lattice]
+) -> Iterator[Piece]:
+    """Choose a path and one of the `lattices`, coarsest first, for each z; yield the points of each lattice.
+
+    The errors at all z, multiplied by the weights, should add up to at most e^log_goal, or nearly (`NEARLY`) to their
+    least sum if that is larger. Each wedge gets the coarsest lattice with which its error exceeds its least error by at
+    most a share, and the share is as large as the sum allows.
+    """
+    groups = np.arange(0, z.size, max(1, z.size // GROUPS))
+    many = np.diff(np.append(groups, z.size))
+    wedge, errors = Wedge.around(z, groups), [Errors(bins, lattice) for lattice in lattices]
+    middle = Errors(bins, lattices[len(lattices) // 2], rough=True)
+    tried = paths(middle, wedge)
+    guess = np.array([middle.log_error(decay, wedge, path, errors)[1:] for path in tried])  # (paths, lattices, wedges)
+    total = np.min(guess, axis=0) + np.logaddexp.reduceat(log_weight, groups)
+    least = np.min(total, axis=0)
+    limit = max(log_goal, float(np.logaddexp.reduce(least)) + NEARLY)
+    for share in limit - np.arange(0.0, 10.0, 0.5):
+        enough = total <= np.logaddexp(least, share)
+        if np.logaddexp.reduce(total[np.argmax(enough, axis=0), np.arange(groups.size)]) <= limit:
+            break
+    left = np.ones(groups.size, bool)
+    for each, lattice, rows, guesses in zip(errors, lattices, enough, guess.swapaxes(0, 1), strict=True):
+        here = np.flatnonzero(left & rows if each is not errors[-1] else left)
+        if here.size == 0:
+            continue
+        best = np.argmin(guesses[:, here], axis=0)
+        path = Path(*(np.array(every)[best, here] for every in zip(*tried, strict=True)))
+        logs = each.log_error(decay, Wedge(*(every[here] for every in wedge)), path)[0]
+        # a wedge whose bound is much worse than its estimate is left to the next lattice
+        keep = logs <= guesses[best, here] + 1.0 if each is not errors[-1] else np.ones(here.size, bool)
+        left[here[keep]] = False
+        at = np.concatenate([np.arange(0), *(np.arange(groups[i], groups[i] + many[i]) for i in here[keep])])
+        spread = lambda values, keep=keep, many=many[here[keep]]: np.repeat(values[keep], many)
+        yield Piece(at, lattice, Path(*map(spread, path)), spread(logs))
 
 
 def _boxed(path: Path, edges: np.ndarray, side: int) -> Boxed:
@@ -433,11 +490,15 @@ def paths(errors: Errors, z: Wedge) -> list[Path]:
 
 
 def decay_of(bins: Bins, x: np.ndarray) -> Decay:
-    """Bound Psi from above at ascending x > 0. An x where sums over the lattice may be off by over 1 % is left out."""
-    errors = Errors(bins, lattice_for(bins, 45.0 + np.log(bins.count)))
-    x = x[errors.straight * np.exp(errors.freed(x)) < 0.01]
-    value = transform(bins, errors.lattice, x + 0j, Path(*np.outer([0.0, -np.inf, 1.0, 1.0], np.ones(x.size)))).real
-    return Decay(np.append(0.0, x), np.append(0.0, np.log(np.maximum(value, 1e-290)) + 0.02))
+    """Bound Psi from above at ascending x > 0. An x where sums over a lattice may be off by over 1 % is left out."""
+    value = np.full(x.size, np.nan)
+    for nats in (20.0, 45.0):
+        errors = Errors(bins, lattice_for(bins, nats + np.log(bins.count)))
+        now = np.isnan(value) & (errors.straight * np.exp(errors.freed(x)) < 0.01)
+        path = Path(*np.outer([0.0, -np.inf, 1.0, 1.0], np.ones(np.sum(now))))
+        value[now] = transform(bins, errors.lattice, x[now] + 0j, path).real
+    known = np.isfinite(value)
+    return Decay(np.append(0.0, x[known]), np.append(0.0, np.log(np.maximum(value[known], 1e-290)) + 0.02))
 
 
 def log_modulus(bins: Bins, decay: Decay, size: Array, low: Array, high: Array) -> Array:
@@ -571,24 +632,25 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float
     count = int(np.ceil(end / step))
     z, speed = line.at(step * np.arange(count + 1))
     factor = step / np.pi * speed / (1j * z * z) * np.where(np.arange(count + 1) == 0, 0.5, 1.0)
-    nats = float(np.clip(2.4 * (k * line.c + decay(line.c) - np.log(line.c) - log_goal) + 6.0, 36.0, 110.0))
-    found: tuple[Any, ...] | None = None
-    for lattice in (lattice_for(bins, times * nats) for times in (1.0, 1.6, 2.5)):
-        work = (nodes + 3.0) * _work(bins, lattice)
-        if work < most and lattice.half < MOST_HALF and log_most > log_goal:
-            errors = Errors(bins, lattice)
-            path, logs = errors.best_paths(decay, z)
-            log_error = float(np.logaddexp.reduce(logs + np.log(np.abs(factor)) + k * z.real))
-            if log_error < log_most:  # a finer lattice is used only if its error is smaller by a factor e
-                found, log_most = (lattice, work, path, logs), max(log_error - 1.0, log_goal)
-    if found is None:
+    log_weight = np.log(np.abs(factor)) + k * z.real
+    nats = max(float(k * line.c + decay(line.c) - np.log(line.c)) - log_goal, 10.0)
+    fineness = np.geomspace(0.6 * nats, 6.0 * nats + 36.0, LATTICES).tolist()
+    lattices = [lattice_for(bins, each, min(max((1.4 * each + 8.0) ** 0.5, REACH[0]), REACH[1])) for each in fineness]
+    lattices = [each for each in lattices if each.half < MOST_HALF and (nodes + 3.0) * _work(bins, each) < most]
+    # the errors of lattices are a seventh of the error of the contour
+    used = list(pieces(bins, decay, z, log_weight, log_goal - 2.0, lattices)) if lattices else []
+    logs, psi = np.full(z.size, np.inf), np.zeros(z.size, complex)
+    for piece in used:
+        logs[piece.at] = piece.log_error
+    if not max(float(np.logaddexp.reduce(logs + log_weight)), log_goal) < log_most:
         raise ArithmeticError("a contour for these bins takes too long, or its error is too large")
-    lattice, work, path, logs = found
-    value = factor * transform(bins, lattice, z, path)
+    for piece in used:
+        psi[piece.at] = transform(bins, piece.lattice, z[piece.at], piece.path)
+    work = sum(len(piece.at) * _work(bins, piece.lattice) for piece in used)
     last, turns = step * np.array([count]), 2.0 * np.pi * width / step
     beyond = Cells(line.at(last)[0].real, log_beyond(bins, decay, line, 0.0, last))
     cut = -turns - np.log(-np.expm1(-turns))
-    return Contour(z, value, np.exp(logs) * np.abs(factor), strips, cut, beyond), work
+    return Contour(z, factor * psi, np.exp(logs) * np.abs(factor), strips, cut, beyond), work
 
 
 def _work(bins: Bins, lattice: Lattice) -> float:
