@@ -178,7 +178,7 @@ def test_bounds_cover_what_a_coarse_lattice_is_off_by(strategy, bins, noise):
     z = np.array([2.0, 3.0 + 4.0j, 10.0 + 30.0j, 1.0 + 15.0j, 15.0j - 1.0, 40.0j - 9.0]) * min(
         1.0, 0.25 / law.deviation
     )
-    fine = kernel.lattice_for(law, 130.0)
+    fine = kernel.lattice_for(law, 110.0)
     (best,) = kernel.pieces(law, decay, z, np.zeros(z.size), -np.inf, [fine])
     exact, log_error = kernel.transform(law, fine, z, best.path), best.log_error
     wedge, tight = kernel.Wedge.around(z, np.arange(z.size)), []
@@ -208,12 +208,15 @@ def test_every_point_of_a_line_gets_one_lattice_and_its_bound_holds():
     found = list(kernel.pieces(law, decay, z, weight, goal, lattices))
     assert sorted(np.concatenate([piece.at for piece in found]).tolist()) == list(range(40))
     assert sum(piece.at.size > 0 for piece in found) >= 2
-    fine = kernel.lattice_for(law, 130.0)
+    fine = kernel.lattice_for(law, 110.0)
     (best,) = kernel.pieces(law, decay, z, weight, -np.inf, [fine])
-    exact, total = kernel.transform(law, fine, z, best.path), 0.0
+    total = 0.0
     for piece in found:
-        off = np.abs(kernel.transform(law, piece.lattice, z[piece.at], piece.path) - exact[piece.at])
-        assert np.all(off <= np.exp(piece.log_error) + np.exp(best.log_error[piece.at]))
+        some = np.arange(0, piece.at.size, 5)
+        points, own, finest = piece.at[some], kernel.Path(*np.array(piece.path)[:, some]), np.array(best.path)
+        exact = kernel.transform(law, fine, z[points], kernel.Path(*finest[:, points]))
+        off = np.abs(kernel.transform(law, piece.lattice, z[points], own) - exact)
+        assert np.all(off <= np.exp(piece.log_error[some]) + np.exp(best.log_error[points]))
         total += float(np.sum(np.exp(piece.log_error + weight[piece.at])))
     assert total <= 3.0 * np.exp(goal)
 
