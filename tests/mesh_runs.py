@@ -311,7 +311,8 @@ def noise(_, __):
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
     P = PartitionSpec
     told = []
-    for specs in (param_specs(mesh, "fsdp", tree), {"a": P("x", "y"), "b": P(None, "y"), "c": P(), "d": P("y", "x")}):
+    whole = param_specs(mesh, "fsdp", tree)["a"]  # over both axes
+    for specs in ({"a": whole, "b": P(None, "y"), "c": P(), "d": P("y", "x")},):
         put = {name: jax.device_put(leaf, NamedSharding(mesh, specs[name])) for name, leaf in tree.items()}
         program = jax.jit(sharded_noise(mesh, specs)).lower(key, put, 1.0).compile()
         crossing = re.findall(r"all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute", program.as_text())

@@ -131,7 +131,7 @@ def worst(layer, method, dtype, count, seed=0):
 
 @pytest.mark.parametrize("layer, method, dtype", PROGRAMS)
 def test_no_contribution_exceeds_the_clip_norm_over_the_whole_range(layer, method, dtype):
-    ratio, clipped, _ = worst(layer, method, dtype, 60)
+    ratio, clipped, _ = worst(layer, method, dtype, 30)
     assert ratio > 0.9 and clipped >= 2
 
 
@@ -217,12 +217,16 @@ UNSIGNED = {"xla_cpu_use_fusion_emitters": True}
 """With the other emitters, which the quick run takes, XLA has the index 255 of a uint8 for -1."""
 
 
-OTHERS = [(100, np.int8), (300, np.uint8), *itertools.product((100, 300), (np.int32, np.uint32))]
+OTHERS = [
+    *itertools.product((100, 300), (np.uint8,)),
+    (100, np.int8),
+    *itertools.product((100, 300), (np.int32, np.uint32)),
+]
 
 
 @pytest.mark.parametrize(
     "rows, index",
-    [(100, np.uint8), (300, np.int8), *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)],
+    [(300, np.int8), *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)],
 )
 def test_the_rows_of_an_embedding_by_indices_of_any_integer(index, rows):
     """Numbers of rows that do not fit the index's dtype, and indices that no row has."""

@@ -238,14 +238,14 @@ def test_one_bad_example_is_left_out(route, dtype):
             np.testing.assert_array_equal(a, b)
 
 
-def test_gradients_beyond_the_range_of_a_cast_are_not_finite():
+@pytest.mark.parametrize("method", ["ghost", pytest.param("vmap", marks=pytest.mark.slow)])
+def test_gradients_beyond_the_range_of_a_cast_are_not_finite(method):
     """In float16, through which the parameter goes, they would be infinite."""
     loss = lambda w, e: jnp.sum((e[0] @ w.astype(jnp.float16)) * e[1]).astype(jnp.float32)
     ones = np.ones((3, 1, 4), np.float16)
     batch = ones * np.array([1, 2000, 100], np.float16)[:, None, None], ones * np.float16(100)
-    for method in ("ghost", "vmap"):
-        got = clipped_sum(loss, np.zeros((4, 4), np.float32), batch, clip_norm=1.0, method=method)
-        assert int(got.not_finite) == 1 and 1.99 <= size(got.total) <= 2
+    got = clipped_sum(loss, np.zeros((4, 4), np.float32), batch, clip_norm=1.0, method=method)
+    assert int(got.not_finite) == 1 and 1.99 <= size(got.total) <= 2
 
 
 @functools.cache

@@ -47,7 +47,7 @@ def test_what_is_used_and_why(case):
     assert way == case.split(",")[0] and told in way.reason and bool(way.reason) == (way != "ghost")
 
 
-QUICK = ("vmap, also", "vmap, carry", "vmap, rule", "none, late", "ghost, stop")
+QUICK = ("vmap, rule", "none, late", "ghost, stop")
 
 
 @pytest.mark.parametrize("case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in REASONS])

@@ -54,7 +54,7 @@ def test_a_loss_counts_between_zero_and_the_bound(loss, bound):
 
 
 def test_the_noise_has_its_deviation_and_the_mean_its_middle():
-    rule, keys = PrivateLoss(8.0, noise=5.0), np.random.default_rng(3).integers(0, 2**32, (4000, 8), np.uint32)
+    rule, keys = PrivateLoss(8.0, noise=5.0), np.random.default_rng(3).integers(0, 2**32, (1500, 8), np.uint32)
     release = lambda drawn: rule.release(jnp.int32(400 * 128), jnp.int32(100), drawn, 100.0)
     drawn = np.asarray(jax.jit(jax.vmap(release))(np.array([rule.draw(key, 100.0) for key in keys])))
     assert stats.kstest((drawn - 4.0) / (5.0 * 8.0 / 100.0), "norm").pvalue > 1e-6

@@ -63,19 +63,19 @@ def test_parameters_are_those_of_the_state(tmp_path, still_steps, kind):
 
 @pytest.fixture(params=[True, False], ids=["ledger", "no ledger"])
 def killed(request, tmp_path, monkeypatch):
-    """What kill -9 at step 18 leaves: (fit, folder, ledger, parameters and epsilon of a run that was left in peace)."""
+    """What kill -9 at step 6 leaves: (fit, folder, ledger, parameters and epsilon of a run that was left in peace)."""
     monkeypatch.setattr(placement, "private_step", lambda rule: training_runs.moving)
     folder, path = tmp_path / "run", tmp_path / "run.jsonl"
-    trainer, state = begun(jnp.zeros(2), steps=40)
+    trainer, state = begun(jnp.zeros(2), steps=12)
 
     def fit(trainer=trainer, callbacks=()):
         more = {"ledger": path} if request.param else {}
         return trainer.fit(
-            state, DATA, checkpoints=folder, checkpoint_every=14, callbacks=callbacks, progress=False, **more
+            state, DATA, checkpoints=folder, checkpoint_every=4, callbacks=callbacks, progress=False, **more
         )
 
     def copy(state):
-        if state.step == 18:
+        if state.step == 6:
             shutil.copytree(folder, tmp_path / "copy")
             if request.param:
                 shutil.copy(path, tmp_path / "copy.jsonl")
@@ -100,7 +100,7 @@ def test_a_run_that_was_cut_off_counts_as_seen(killed):
         ledger = Ledger.read(path)
         assert float(ledger.epsilon(1e-5).upper) == pytest.approx(claim, rel=1e-6)
         assert ledger.runs[ledger.run].looks.looked
-    longer, _ = begun(jnp.zeros(2), steps=60, noise=30.0)
+    longer, _ = begun(jnp.zeros(2), steps=18, noise=30.0)
     assert "may not go on with another plan" in refusal(fit, longer)
     resumed = fit()
     assert resumed.seen and resumed.stopped == "finished" and float(resumed.epsilon.upper) == pytest.approx(claim)

@@ -1,5 +1,6 @@
 """Rounds of random allocation: what plans, ledgers and resumed runs count, and when slots are drawn anew."""
 
+import functools
 from collections import Counter
 
 import jax.numpy as jnp
@@ -26,12 +27,16 @@ def stop_at(step):
     return [lambda state: state.step == step]
 
 
+@functools.cache
+def trainer_of(noise, rate, steps, slots):
+    return drawing_trainer(Plan(**(ROUNDS | {"noise_multiplier": noise}), slots=slots, steps=steps), rate)
+
+
 class Run:
     """A run of four slots to a round whose steps show who was drawn."""
 
     def __init__(self, noise=1e-6, rate=1.0, steps=12, slots=4):
-        plan = Plan(**(ROUNDS | {"noise_multiplier": noise}), slots=slots, steps=steps)
-        self.trainer = drawing_trainer(plan, rate)
+        self.trainer = trainer_of(noise, rate, steps, slots)
         self.rate = rate
 
     def half(self, step=6, **more):

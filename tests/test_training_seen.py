@@ -83,7 +83,14 @@ def upper(path, **more):
     return float(ledger.epsilon(ledger.plan.target_delta, **more).upper)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "everyone"])
+DEEPER = ("random_allocation", "truncated", "groups")
+"""Rules whose accounting takes longest."""
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [pytest.param(rule, marks=pytest.mark.slow if rule in DEEPER else ()) for rule in RULES if rule != "everyone"],
+)
 def test_a_stop_by_outputs_is_in_the_ledger(path, rule):
     """For every way of drawing the ledger claims what the state does: the whole plan, of which a third was run."""
     trainer = trainer_of(rule)
@@ -320,7 +327,7 @@ def as_version_1(path):
     path.write_bytes(text)
 
 
-@pytest.mark.parametrize("rule", ["poisson", "random_allocation", "fixed"])
+@pytest.mark.parametrize("rule", ["poisson", pytest.param("random_allocation", marks=pytest.mark.slow), "fixed"])
 def test_an_old_ledger_of_an_unfinished_run_counts_its_plan_to_the_end(path, rule, capsys):
     """It cannot tell whether outputs were seen.  A run that has finished costs what it did."""
     trainer = trainer_of(rule)
@@ -389,7 +396,7 @@ class Killed(BaseException):
     pass
 
 
-QUICK = [("everyone", "look and stop"), ("fixed", "killed after a look")]
+QUICK = [("fixed", "killed after a look")]
 SLOW = [(rule, way) for rule in ("everyone", "poisson", "random_allocation", "fixed") for way in PATHS]
 
 

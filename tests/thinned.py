@@ -241,6 +241,7 @@ DOCTESTS = {
     "jaxacct.selection.mechanism.rounds",
     "jaxacct.training.plan.strategy_advice.advise_strategy",
     "jaxacct.training.step.noise.noisy_mean",
+    "jaxacct.training.trainer.Trainer",
     "jaxacct.tuning.tuning_run.tune",
     "jaxacct.audit.canary_game.gradient_canaries",
     "jaxacct.audit.canary_game.input_canary",
