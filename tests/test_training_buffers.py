@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from training_runs import adam, moving, plan_of, shared, squares, still
+from training_runs import adam, moving, plan_of, shared, squares, still, still_trainer
 
 from jaxacct.training import Ledger, Source, trainer
 from jaxacct.training.run.program import Program, Streamed
@@ -26,6 +26,7 @@ def fit(data=DATA, optimizer=None, **more):
 
 @pytest.mark.parametrize("data", [DATA, Source(DATA)], ids=["resident", "loaded"])
 def test_the_loop_moves_no_array_unsaid(data, tmp_path):
+    made = still_trainer(PLAN, step=moving) if data is DATA else shared(squares, adam(0.1), PLAN)
     with contextlib.ExitStack() as stack:
 
         def look(state):
@@ -35,11 +36,12 @@ def test_the_loop_moves_no_array_unsaid(data, tmp_path):
 
         records = []
         folders = {"ledger": tmp_path / "run.jsonl", "checkpoints": tmp_path / "run", "checkpoint_every": 2}
-        assert fit(data, callbacks=[look], log=records.append, **folders).step == 6
+        more = {"callbacks": [look], "log": records.append, "progress": False}
+        assert made.fit(made.init(jnp.zeros(2)), data, **more, **folders).step == 6
     assert len(records) == 6
 
 
-@pytest.mark.parametrize("data", [DATA, Source(DATA)], ids=["resident", "loaded"])
+@pytest.mark.parametrize("data", [DATA, pytest.param(Source(DATA), marks=pytest.mark.slow)], ids=["resident", "loaded"])
 def test_losses_that_use_other_frozen_arrays_have_other_keys(data, tmp_path, monkeypatch):
     """With equal keys their gradients would differ by no noise."""
     params = {"w": jnp.zeros(2), "near": jnp.zeros(2), "far": jnp.zeros(2)}

@@ -1,5 +1,6 @@
 """Checkpoints: a resumed run is the same run, and a killed one loses nothing."""
 
+import functools
 import os
 import pathlib
 import random
@@ -29,8 +30,8 @@ def begun():
 
 
 def test_a_resumed_run_is_the_same_run(tmp_path):
-    trainer, state, data = training_runs.start()
-    whole = trainer.fit(state, data, progress=False)
+    trainer, data, whole = whole_run()
+    state = trainer.init(jnp.zeros(3), training_runs.KEY)
     half = trainer.fit(
         state, data, checkpoints=tmp_path, checkpoint_every=20, callbacks=[lambda s: s.step == 23], progress=False
     )
@@ -45,6 +46,13 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
     assert "is not of this model and optimizer" in refusal(
         changed.fit, changed.init(jnp.zeros(3)), data, checkpoints=tmp_path, progress=False
     )
+
+
+@functools.cache
+def whole_run():
+    """(trainer, data, last state) of a run that was left in peace."""
+    trainer, state, data = training_runs.start()
+    return trainer, data, trainer.fit(state, data, progress=False)
 
 
 def killed_run(folder, kills, seed):
@@ -63,20 +71,37 @@ def killed_run(folder, kills, seed):
                 break
         acknowledged = max([acknowledged, *map(int, run.stdout.read().split())])
         run.wait()
-        ledger = Ledger.read(f"{folder}/run.jsonl")
-        assert sum(ledger.releases().values()) >= acknowledged
-        assert float(ledger.epsilon(1e-5).upper) <= 4.0
-    trainer, state, data = training_runs.start()
+        counts_all(folder, acknowledged)
+    goes_on(folder)
+
+
+def counts_all(folder, acknowledged):
+    ledger = Ledger.read(f"{folder}/run.jsonl")
+    assert sum(ledger.releases().values()) >= acknowledged
+    assert float(ledger.epsilon(1e-5).upper) <= 4.0
+
+
+def goes_on(folder):
+    """A run ends from the files that a killed one has left as one that was left in peace."""
+    trainer, data, whole = whole_run()
+    state = trainer.init(jnp.zeros(3), training_runs.KEY)
     ended = trainer.fit(state, data, ledger=f"{folder}/run.jsonl", checkpoints=f"{folder}/checkpoints", progress=False)
-    whole = trainer.fit(state, data, progress=False)
     np.testing.assert_array_equal(ended.params, whole.params)
     assert ended.step == training_runs.STEPS and float(ended.epsilon.upper) <= 4.0
     assert float(ended.epsilon.upper) == pytest.approx(float(whole.epsilon.upper), rel=1e-9)
     assert pathlib.Path(folder, "checkpoints").stat().st_mode & 0o077 == 0
 
 
-def test_a_killed_run_loses_nothing(tmp_path):
-    killed_run(tmp_path, kills=1, seed=0)
+def test_files_as_a_kill_leaves_them_lose_nothing(tmp_path):
+    """Those of step 11, copied while the run goes on; the slow test below kills processes."""
+    running, left = tmp_path / "running", tmp_path / "left"
+    running.mkdir()
+    copy = lambda state: state.step == 11 and bool(shutil.copytree(running, left))
+    files = {"ledger": running / "run.jsonl", "checkpoints": running / "checkpoints", "checkpoint_every": 7}
+    trainer, data, _ = whole_run()
+    trainer.fit(trainer.init(jnp.zeros(3), training_runs.KEY), data, callbacks=[copy], progress=False, **files)
+    counts_all(left, 11)
+    goes_on(left)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import refusal
-from training_runs import KEY, linear, sgd, shared
+from training_runs import KEY, linear, sgd, shared, still
 
 import jaxacct as ja
 from jaxacct import strategies
@@ -25,6 +25,7 @@ from jaxacct.report import subjects
 from jaxacct.training import AdaptiveClip, Ledger, Plan, PrivateLoss, Source, Trainer, fresh_key, lora
 from jaxacct.training.ledger.contents import Spent, ahead
 from jaxacct.training.ledger.format import Step
+from jaxacct.training.run.program import Program
 from jaxacct.training.run.state import Stretch, released
 from jaxacct.training.sampling import sampler
 from jaxacct.training.sharding.placement import Placement
@@ -223,12 +224,22 @@ def test_one_independent_noise_in_two_steps_is_found_out(monkeypatch):
     assert not is_white(noise_of(BANDED), BANDED.noise, 0.5)
 
 
-@pytest.mark.parametrize("kind", ["float64", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_noise_of_other_models_is_that_of_the_matrix(kind):
-    """Weights, or adapters, of two dtypes in micro-batches of 3 of 24 records: C W is independent noise in each part.
+def test_steps_of_two_dtypes_are_traced_under_x64(monkeypatch):
+    """The sums of losses beside the gradients keep the dtype with which the loop over micro-batches begins."""
+    compile = jax.stages.Lowered.compile  # only the check of the loss has options
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *low, **how: compile(*low, **how) if how else None)
+    monkeypatch.setattr(Program, "run", lambda self, carried, *given: still(carried, *given, None))
+    with jax.enable_x64(True):
+        loss = lambda params, x: sum(jnp.sum(p).astype(jnp.float32) for p in params.values()) * jnp.sum(x)
+        trainer = Trainer(loss, sgd(1.0), BANDED, 1.0, micro_batch=3)
+        first = trainer.init({name: np.ones(2, name) for name in ("float32", "float64")}, KEY)
+        assert trainer.fit(first, np.zeros((24, 2), np.float32), progress=False).stopped == "finished"
 
-    Under x64 the sums of losses beside the gradients keep the dtype with which the loop over micro-batches begins.
-    """
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["float64", "bfloat16"])
+def test_noise_of_other_models_is_that_of_the_matrix(kind):
+    """Weights, or adapters, of two dtypes in micro-batches of 3 of 24 records: C W is independent noise in each."""
     with jax.enable_x64(kind == "float64"):
         first = {name: np.ones((60, 70), name) for name in ("float32", kind)}
         first = first if kind == "float64" else lora(first, rank=40, where=lambda path: True)

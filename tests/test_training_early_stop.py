@@ -180,7 +180,7 @@ def moving(params, x):
     return (jnp.sin(7.0 * params[0]) > x).astype(jnp.float32)
 
 
-@pytest.mark.parametrize("with_ledger", [True, False])
+@pytest.mark.parametrize("with_ledger", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_resumed_run_ends_at_the_same_step(tmp_path, with_ledger):
     rule = EarlyStop(0.3, every=2, patience=6)
     trainer = trainer_of(rule)

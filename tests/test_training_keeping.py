@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import refusal
-from training_runs import adam, sgd, shared, squares
+from training_runs import adam, sgd, shared, squares, still
 
 from jaxacct.training import Ledger, Plan, Trainer
 from jaxacct.training.run.checkpoints import Store
@@ -213,7 +213,13 @@ def test_a_memory_map_is_not_copied_into_memory(tmp_path):
     size = 2**16
     rows = np.memmap(tmp_path / "rows", np.float32, "w+", shape=(size, 2048))  # 512 MiB, on a disk none of it
     plan = Plan(target_delta=1e-5, dataset_size=size, expected_batch_size=8, noise_multiplier=1.0, steps=3)
+
+    def step(carried, words, pass_words, data, now, frozen=None):
+        moved = carried.params + data[0][words[0] % size] + data[1][words[1] % size]
+        return carried._replace(params=moved), still(carried, words, pass_words, data, now)[1]
+
     trainer = Trainer(lambda w, x: jnp.sum((w - x[0]) ** 2) + 0 * x[1], optax.sgd(0.1), plan, 1.0)
+    trainer.placement.step_function = step
     grown = []
     before = anonymous()
     see = lambda state: grown.append(anonymous() - before)

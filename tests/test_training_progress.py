@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -87,6 +88,18 @@ def test_nothing_is_computed_where_nothing_is_shown(every_step):
     assert bar.table is None and not bar._plan.has_curve
 
 
+def test_a_table_that_ends_in_an_error_says_nothing(every_step, monkeypatch):
+    """As where the interpreter is ending and takes no new work, which the slow test below shows."""
+    told = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    monkeypatch.setattr(Plan, "epsilon_curve", lambda plan, points=64: ThreadPoolExecutor(0))
+    bar = log.ProgressLine(plan_of(10, noise=3.0, steps=3), 0, True)
+    bar.update(1, jnp.zeros(()))
+    bar.table.join(60)
+    assert not told and not bar.table.daemon and not bar._plan.has_curve
+
+
+@pytest.mark.slow
 def test_a_short_script_ends_quietly():
     """The interpreter is ending while the table is computed, and takes no new work."""
     program = """

@@ -81,7 +81,7 @@ def scenarios(draw):
 
 
 @given(scenarios())
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 def test_a_recalibrated_plan_is_never_above_its_target(scenario):
     plan, at, change = scenario
     data_dependent = plan.data_dependent

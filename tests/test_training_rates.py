@@ -221,18 +221,23 @@ def test_other_rates_have_other_keys(tmp_path):
     assert len(keys[0]) == STEPS and not keys[0] & keys[1]
 
 
-@pytest.mark.parametrize("how", ["source", "mesh of users"])
+@pytest.mark.parametrize(
+    "how", ["source of users", *(pytest.param(how, marks=pytest.mark.slow) for how in ("source", "mesh of users"))]
+)
 def test_other_ways_to_train(how):
     """Only records of rate 1 are drawn, so that there is one sum; it is divided by the sum of the rates."""
     rates = np.array([1.0, 1e-9, 1.0, 1e-9])
     plan = plan_of(rates, noise_multiplier=1e-6, steps=2, unit="user" if "users" in how else "record")
     data = np.array([[0.25], [0.5], [0.125], [0.5]], np.float32)
+    if "users" in how:
+        data = np.concatenate([data, [[0.75], [0.375]]], dtype=np.float32)  # of users 0 and 2
+        data[0], data[2] = -0.25, -0.125
     mesh = {"mesh": jax.make_mesh((1,), ("devices",))} if "mesh" in how else {}
-    users = {"users": np.arange(4)} if "users" in how else {}
-    most = {"examples_per_user": 1} if "users" in how else {}
+    users = {"users": np.array([0, 1, 2, 3, 0, 2])} if "users" in how else {}
+    most = {"examples_per_user": 2} if "users" in how else {}
     trainer = Trainer(linear, optax.sgd(1.0), plan, 1.0, **mesh, **most)
     state = trainer.init(jnp.zeros(1))
-    given = Source(data) if how == "source" else data
+    given = Source(data) if "source" in how else data
     assert trainer.fit(state, given, progress=False, **users).params == pytest.approx([-2 * 0.375 / 2], abs=1e-4)
 
 

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import re
+import shutil
 import signal
 import threading
 
@@ -13,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import refusal
-from training_runs import KEY, linear, plan_of, sgd, shared
+from training_runs import KEY, linear, plan_of, sgd, shared, still
 
 from jaxacct import strategies
 from jaxacct.core.validation import InputError
@@ -130,6 +131,7 @@ def test_equal_keys_give_what_resident_data_give(equal_keys, sampling):
         np.testing.assert_allclose(params, resident[step], rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_equal_keys_give_the_same_of_users_keys_of_examples_and_adaptive_norms(equal_keys):
     """Every part of a step that draws: users, examples of a user, the model's own randomness, and the clip norm."""
     plan = plan_of(20, 0.5, noise=0.5, steps=5, unit="user")
@@ -276,16 +278,27 @@ def cut_off_at(number):
     return cut
 
 
-@pytest.fixture
-def killed_run(tmp_path):
-    """A run of 12 steps that was killed after step 8, with a checkpoint of step 6: (trainer, parameters, options)."""
-    trainer = trainer_of(plan_of(60, 0.3, steps=12))
-    more = {"ledger": tmp_path / "run.jsonl", "checkpoints": tmp_path / "run", "checkpoint_every": 6, "progress": False}
-    seen = {}
+def files_in(folder):
+    return {"ledger": folder / "run.jsonl", "checkpoints": folder / "run", "checkpoint_every": 6, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def left_by_a_kill(tmp_path_factory):
+    """A run of 12 steps that was killed after step 8, with a checkpoint of step 6: (trainer, parameters, folder)."""
+    trainer, folder = trainer_of(plan_of(60, 0.3, steps=12)), tmp_path_factory.mktemp("killed")
+    more, seen = files_in(folder), {}
     keep = lambda state: seen.update({state.step: np.asarray(state.params)})
     with killed(), pytest.raises(KeyboardInterrupt):
         trainer.fit(trainer.init(jnp.zeros(3), KEY), Source(ROWS), callbacks=[keep, cut_off_at(8)], **more)
-    return trainer, seen, more
+    return trainer, seen, folder
+
+
+@pytest.fixture
+def killed_run(left_by_a_kill, tmp_path):
+    """(trainer, parameters, options), with files of the test's own."""
+    trainer, seen, folder = left_by_a_kill
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    return trainer, seen, files_in(tmp_path)
 
 
 def go_on(killed_run, data):
@@ -447,7 +460,10 @@ def test_an_interrupt_while_the_source_is_waited_for(prefetch, tmp_path, capsys)
     assert state.epsilon.upper == trainer.plan.epsilon_after(30).upper
 
 
-def test_checkpoints_hold_no_examples(tmp_path):
+def test_checkpoints_hold_no_examples(tmp_path, monkeypatch):
+    compile = jax.stages.Lowered.compile  # only the check of the loss has options
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *low, **how: compile(*low, **how) if how else None)
+    monkeypatch.setattr(program.Streamed, "run", lambda self, carried, *given: still(carried, *given, None))
     data = np.random.default_rng(0).normal(size=(60, 20_000)).astype(np.float32)
     loss = lambda w, x: jnp.dot(w, x[:3])
     trainer = trainer_of(plan_of(60, 0.3, steps=2), loss)
