@@ -201,7 +201,7 @@ def engines_agree(seed, count, memory_bytes=2**30, rtol=1e-4):
 
 
 def test_engines_agree_on_random_configurations():
-    _, _, both = engines_agree(seed=4, count=4, memory_bytes=2**25, rtol=1e-2)
+    _, _, both = engines_agree(seed=4, count=2, memory_bytes=2**25, rtol=1e-2)
     assert np.median(both.relative_width) <= 2e-6
 
 
@@ -231,14 +231,13 @@ def test_blocks_of_a_large_batch_change_nothing(monkeypatch):
     """A batch answered in blocks of eight rows is the batch answered at once; a bad row is named by its place in it."""
     run, deltas = ja.dp_sgd(np.array([0.8, 1.0, 2.0])[:, None], 0.01, 1000), np.geomspace(1e-9, 1e-2, 5)
     whole = ja.epsilon(run, deltas)
-    noise = ja.calibrate_noise_multiplier(np.geomspace(0.5, 8, 10), 1e-5, 0.01, 1000).value
+    solved = lambda: ja.calibrate_noise_multiplier(np.geomspace(0.5, 8, 10), 1e-5, 1.0, 1000).value
+    noise = solved()
     monkeypatch.setattr("jaxacct.accounting.account.BLOCK", 8)
     cut = ja.epsilon(run, deltas)
     for end in ("lower", "estimate", "upper", "status", "engine"):
         np.testing.assert_array_equal(getattr(whole, end), getattr(cut, end))
-    np.testing.assert_array_equal(
-        noise, ja.calibrate_noise_multiplier(np.geomspace(0.5, 8, 10), 1e-5, 0.01, 1000).value
-    )
+    np.testing.assert_array_equal(noise, solved())
     assert ja.epsilon(ja.dp_sgd(1.0, 0.01, np.ones(0)), 1e-5).upper.shape == (0,)
     with pytest.raises(ja.InputError, match=r"delta\[2, 1\] = 0"):
         ja.epsilon(run, np.where(np.arange(15).reshape(3, 5) == 11, 0.0, 1e-5))
@@ -249,7 +248,7 @@ def test_directions_that_agree_are_solved_once(monkeypatch):
     solved = []
     whole = account.ask_engines
     monkeypatch.setattr(account, "ask_engines", lambda *given: solved.append(1) or whole(*given))
-    ja.epsilon(ja.dp_sgd(2.0, 0.01, 3), 1e-6, relation="replace_one")
+    ja.epsilon(ja.dp_sgd(2.0, 0.01, 3), 1e-6, relation="replace_one", rtol=1e-2)
     assert len(solved) == 1
-    ja.epsilon(ja.dp_sgd(2.0, 0.01, 3), 1e-6)
+    ja.epsilon(ja.dp_sgd(2.0, 0.01, 3), 1e-6, rtol=1e-2)
     assert len(solved) == 3

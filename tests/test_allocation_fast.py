@@ -176,18 +176,18 @@ def test_nodes_that_are_left_out_are_counted(monkeypatch):
 
 
 def test_calibrations_of_a_batch_meet_their_targets_from_any_side():
-    slots = np.array([50, 200, 1000])
+    slots = np.array([50, 200])
     found = ja.calibrate(
         lambda s: ja.RandomAllocation(ja.Gaussian(s), slots),
-        target_epsilon=[0.3, 1.0, 0.1],
+        target_epsilon=[0.3, 1.0],
         target_delta=1e-6,
         bracket=(0.2, 30.0),
         monotone=True,
         rtol=5e-2,
     )
     there = ja.epsilon(ja.RandomAllocation(ja.Gaussian(found.value), slots), 1e-6)
-    assert np.all(found.status == "ok") and np.all(there.upper <= [0.3, 1.0, 0.1])
-    assert np.all(there.upper >= np.multiply([0.3, 1.0, 0.1], 1 - 0.2))
+    assert np.all(found.status == "ok") and np.all(there.upper <= [0.3, 1.0])
+    assert np.all(there.upper >= np.multiply([0.3, 1.0], 1 - 0.2))
     inverse = ja.calibrate(  # epsilon grows with x
         lambda x: ja.RandomAllocation(ja.Gaussian(1 / x), slots[:1]),
         target_epsilon=[0.3],

@@ -77,7 +77,7 @@ def brute_p_value(epsilon, v, r, m, delta):
     return tail(v) + 2 * m * delta * max((tail(v - i) - tail(v)) / i for i in range(1, v + 1))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(st.floats(0, 6), st.integers(1, 200), st.floats(0, 1), st.integers(0, 300), st.floats(-9, -1))
 def test_one_run_p_value_against_sums_of_tails(epsilon, r, share, more, log_delta):
     v, m, delta = max(int(share * r), 1), r + more, 10.0**log_delta

@@ -27,12 +27,12 @@ def test_a_planted_gradient_has_length_c_in_every_step_it_takes_part_in():
     data = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32) * [0, 1, 1]
     trainer = Trainer(quadratic, optax.sgd(0.1), plan_of(7, q=0.3, noise=1e-6, steps=5), 0.7)
     game = gradient_canaries(trainer, data)
-    counts, absent = (game.play(START, there, 1000).scores[:, 0] for there in (True, False))
+    counts, absent = (game.play(START, there, 400).scores[:, 0] for there in (True, False))
     taken = np.round(counts)
     np.testing.assert_allclose(counts, taken, atol=1e-4)
     np.testing.assert_allclose(absent, 0.0, atol=1e-4)
-    assert abs(taken.mean() - 1.5) < 5 * np.sqrt(5 * 0.21 / 1000) and set(taken) == set(range(6))
-    assert 0.8 < taken.var() / (5 * 0.21) < 1.2
+    assert abs(taken.mean() - 1.5) < 5 * np.sqrt(5 * 0.21 / 400) and set(range(5)) <= set(taken) <= set(range(6))
+    assert 0.7 < taken.var() / (5 * 0.21) < 1.3
 
 
 def test_a_run_is_the_trainers_and_its_score_is_the_product_with_the_clipped_gradient():
@@ -56,8 +56,7 @@ def test_a_run_is_the_trainers_and_its_score_is_the_product_with_the_clipped_gra
         found = game.play(start, there, 2)
         np.testing.assert_allclose(found.outcome, [w, w], atol=1e-5)
         np.testing.assert_allclose(found.scores, [[score], [score]], rtol=1e-4)
-    kept = game.play(start, True, 20, seed=3).scores
-    np.testing.assert_array_equal(kept[:7], game.play(start, True, 7, seed=3).scores)
+    np.testing.assert_array_equal(found.scores[:1], game.play(start, True, 1).scores)
 
 
 @pytest.mark.parametrize("sampling", ["poisson", pytest.param("fixed_batches", marks=pytest.mark.slow)])

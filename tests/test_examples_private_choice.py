@@ -17,7 +17,7 @@ def example(name):
 
 def test_private_voting(tmp_path, capsys):
     drawn = tmp_path / "voting.png"
-    curves = example("private_voting").main(["--trials", "50", "--out", str(drawn)])
+    curves = example("private_voting").main(["--trials", "20", "--out", str(drawn)])
     assert drawn.stat().st_size > 1000 and "any number of names" in capsys.readouterr().out
     for (title, name), shares in curves.items():
         assert shares[-1] > shares[0]
@@ -29,7 +29,7 @@ def test_private_voting(tmp_path, capsys):
 
 def test_small_db(tmp_path, capsys):
     drawn = tmp_path / "small_db.png"
-    arguments = ["--records", "100", "1000", "--bits", "2", "--queries", "4", "--trials", "100", "--out", str(drawn)]
+    arguments = ["--records", "100", "1000", "--bits", "2", "--queries", "4", "--trials", "30", "--out", str(drawn)]
     columns = example("small_db").main(arguments)
     assert drawn.stat().st_size > 1000 and "databases of" in capsys.readouterr().out
     for best, reached, theorem in zip(*list(columns.values())[:3], strict=True):
@@ -51,10 +51,10 @@ def test_the_parts_of_a_budget_meet_it():
     import jaxacct as ja
 
     module = example("private_multiplicative_weights")
-    for parts, delta in ((50, 0.0), (20, 1e-6)):
+    for parts, delta in ((50, 0.0), (500, 1e-6)):
         each = module.part_epsilon(parts, 1.0, delta)
         assert 1.0 / parts * 0.999 < each and ja.epsilon(ja.repeat(ja.PureDP(each), parts), delta).upper <= 1.0
-    assert module.part_epsilon(500, 1.0, 1e-6) > 3 / 500
+    assert each > 3 / 500
 
 
 @pytest.mark.slow  # tests/test_interop_jax_privacy.py has the same questions

@@ -7,7 +7,7 @@ import jaxacct as ja
 
 
 def test_gradient_of_dp_sgd():
-    sigma, q, n = np.array([0.8, 1.0, 2.0]), np.array([0.01, 0.02, 0.05]), np.array([1000.0, 300.0, 5000.0])
+    sigma, q, n = np.array([0.8, 2.0]), np.array([0.01, 0.05]), np.array([1000.0, 5000.0])
     g = ja.epsilon_gradient(ja.dp_sgd(sigma, q, n), 1e-6)
 
     def estimate(*fields):

@@ -93,7 +93,7 @@ def hockey_stick(mean, p_scale, q_scale, epsilon):
 
 def test_points_of_smooth_sensitivity():
     rng = np.random.default_rng(4)
-    for _ in range(20):
+    for _ in range(8):
         m, smoothness = uniform_exponent(rng, -4, 4), uniform_exponent(rng, -5, 0.3)
         ratio, more = np.exp(smoothness), np.expm1(2 * smoothness)
         place = rng.uniform(-3.0, 36.0)
@@ -109,7 +109,7 @@ def test_points_of_smooth_sensitivity():
 def test_epsilon_is_infinite_where_delta_is_below_the_mass_at_infinity():
     """Masses as exact fractions of the floats that were given; of replaced records rounding decides nothing."""
     rng = np.random.default_rng(6)
-    for _ in range(10):
+    for _ in range(5):
         given = [(uniform_exponent(rng, -12, -0.3), int(rng.integers(1, 6))) for _ in range(rng.integers(1, 4))]
         run = ja.compose(*(ja.repeat(ja.ApproximateDP(0.5, d), n) for d, n in given))
         mass = 1 - math.prod((1 - Fraction(d)) ** n for d, n in given)

@@ -46,7 +46,7 @@ def drawn(draw, kind, view_of, **choices):
         ("curve", "pdf", b"%PDF"),
         ("heatmap", "svg", b"<?xml"),
         ("profile", "png", b"\x89PNG"),
-        ("tradeoff", "svg", b"<?xml"),
+        pytest.param("tradeoff", "svg", b"<?xml", marks=pytest.mark.slow),  # the tests below write svg too
     ],
 )
 def test_every_kind_and_format_is_written_and_again_the_same_bytes(tmp_path, table, kind, ending, mark):

@@ -113,9 +113,9 @@ def test_the_attacks_find_noise_of_float32():
 @pytest.mark.parametrize("std", [Fraction(1, 10), Fraction(0.4), Fraction(4, 3), Fraction(7)])
 def test_rounded_gaussian_noise_fits_its_law(std):
     rng, reach = exact_draws.KeyedBits(KEY), int(12 * std) + 2
-    draws = np.array([exact_draws.rounded_gaussian(std * std, rng) for _ in range(4000)])
+    draws = np.array([exact_draws.rounded_gaussian(std * std, rng) for _ in range(2000)])
     ends = stats.norm.cdf(np.arange(-reach, reach + 2) - 0.5, scale=float(std))
-    expected, seen = np.diff(ends) * 4000, np.bincount(draws + reach, minlength=2 * reach + 1)
+    expected, seen = np.diff(ends) * 2000, np.bincount(draws + reach, minlength=2 * reach + 1)
     common = expected >= 5
     pooled = [np.append(x[common], x[~common].sum() + 1e-3) for x in (seen, expected)]
     pooled[1] *= pooled[0].sum() / pooled[1].sum()

@@ -201,7 +201,7 @@ def test_tradeoff_of_a_single_sampled_gaussian():
     sigma, q = 0.7, 0.2
     step = ja.PoissonSampled(ja.Gaussian(sigma), q)
     removed = (1 - q) * (1 - RATES) + q * gaussian_tradeoff(1 / sigma, RATES)
-    assert contains(ja.profile(step, "remove_one").tradeoff(RATES[::2]), removed[::2])
+    assert contains(ja.profile(step, "remove_one").tradeoff(RATES[::4]), removed[::4])
     fine = np.concatenate([np.geomspace(1e-12, 0.1, 20_000), np.linspace(0.1, 1, 200_001)])
     forward = (1 - q) * (1 - fine) + q * gaussian_tradeoff(1 / sigma, fine)
     added = np.interp(RATES, forward[::-1], fine[::-1])

@@ -43,8 +43,9 @@ def compiled():
 
 @pytest.mark.parametrize(
     ("name", "quantity"),
-    [("poisson", "delta"), *(pytest.param(name, "epsilon", marks=pytest.mark.slow) for name in LAWS)],
+    [("poisson", "delta"), *((name, "epsilon") for name in LAWS)],
 )
+@pytest.mark.slow  # a law that calls JAX, below, takes the same programs
 def test_numpy_and_xla_agree(name, quantity):
     """One program for each law and quantity serves all bases."""
     batch = LAWS[name].flattened((2,))

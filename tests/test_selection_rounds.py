@@ -58,9 +58,8 @@ def test_rounds_that_differ_are_composed(coarse_pairs):
     parts = [ja.repeat(selection.select(BASE, laws[0]), 2), ja.repeat(selection.select(BASE, laws[1]), 1)]
     assert whole == ja.compose(*parts)
     found = ja.epsilon(whole, 1e-5)
-    assert found.kind == "bound" and 1.0 < found.upper < sum(
-        float(ja.epsilon(selection.select(BASE, law), 1e-5 / 3).upper) for law in laws
-    )
+    one, two = (float(ja.epsilon(selection.select(BASE, law), 1e-5 / 3).upper) for law in laws[:2])
+    assert found.kind == "bound" and 1.0 < found.upper < 2 * one + two
     more = selection.rounds(BASE, [selection.Geometric(0.5)] * 2, target_delta=1e-5, top=2)
     assert more == ja.repeat(selection.select(BASE, laws[0], top=2), 2)
 
@@ -86,7 +85,7 @@ def test_an_adversary_who_encodes_history_reaches_the_adaptive_answer():
     """
     mass, trials, rng = np.array([0.1, 0.3, 0.35, 0.25]), 100_000, np.random.default_rng(20261124)
     law, run = selection.Categorical(mass), ja.RandomizedResponse(0.75)
-    for ratio in (2.0, 5.0, 8.0):
+    for ratio in (2.0, 5.0):
         sure = []
         for truth in (0.75, 0.25):
             length = rng.choice(4, trials, p=mass)

@@ -222,6 +222,8 @@ DOCTESTS = {
     "jaxacct.calibration.allowed_repetitions.AllowedRepetitions",
     "jaxacct.selection.subset_privacy.subset_epsilon",
     "jaxacct.mechanisms.sampled_batches.SampledWithReplacement",
+    "jaxacct.representations.mechanism_profile.Profile.gdp_mu",
+    "jaxacct.representations.mechanism_profile.Profile.gdp_regret",
     "jaxacct.audit.selection_game.cell_audit",
     "jaxacct.audit.selection_game.count_winners",
     "jaxacct.audit.selection_game.gaussian",
