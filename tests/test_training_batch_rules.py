@@ -141,12 +141,14 @@ def test_steps_allocate_every_record_once_a_round_and_afresh():
     assert len(set(found.sum(1).tolist())) > 1  # independent slots: batches differ in size
 
 
-def test_real_steps_stay_within_the_cap():
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_steps_stay_within_the_cap(real):
     plan = Plan(
         target_delta=1e-5, dataset_size=20, sampling_probability=0.5, cap=10, noise_multiplier=1e-6, steps=30,
         sampling="truncated_poisson",
     )  # fmt: skip
-    found = batches(Trainer(linear, sgd(plan.expected_batch_size), plan, 1.0, micro_batch=3))
+    trained = lambda: Trainer(linear, sgd(plan.expected_batch_size), plan, 1.0, micro_batch=3)
+    found = batches(trained() if real else drawing_trainer(plan))
     assert found.sum(1).max() == 10 and found.max() == 1 and found.sum(1).min() < 10
     assert found.sum(0).all()  # the last records as well as the first; by chance not in 4 of a million runs
 

@@ -450,14 +450,14 @@ def test_an_interrupt_while_the_source_is_waited_for(prefetch, tmp_path, capsys)
     loaded = itertools.count()  # whose steps are atomic, unlike a look at the length of a list
     rows.at = lambda number: next(loaded) == 100
     rows.act = lambda number: os.kill(os.getpid(), signal.SIGINT) or ROWS[number]
-    trainer = trainer_of(plan_of(60, 0.3, steps=30))
+    trainer = trainer_of(plan_of(60, 0.3, steps=12))
     before, error = states_of(trainer, Source(rows, prefetch=prefetch), checkpoints=tmp_path / "run")
     assert isinstance(error, KeyboardInterrupt)
     step = int(re.search(r"cut off after step (\d+); its checkpoint is written", capsys.readouterr().err)[1])
-    assert step - len(before) in (0, 1) and 1 <= step < 30
+    assert step - len(before) in (0, 1) and 1 <= step < 12
     after, state = states_of(trainer, Source(rows), checkpoints=tmp_path / "run")
-    assert list(after) == list(range(step + 1, 31))
-    assert state.epsilon.upper == trainer.plan.epsilon_after(30).upper
+    assert list(after) == list(range(step + 1, 13))
+    assert state.epsilon.upper == trainer.plan.epsilon_after(12).upper
 
 
 def test_checkpoints_hold_no_examples(tmp_path, monkeypatch):
