@@ -334,19 +334,17 @@ def kept(folder, _):
     """Parameters of two runs on devices in another order: compiled, and loaded."""
     import jax
     import numpy as np
-    import optax
     from jax.sharding import Mesh
-    from training_runs import plan_of, squares
+    from training_runs import moving, plan_of, still_trainer
 
     from jaxacct.engines import programs
-    from jaxacct.training import Trainer
 
     os.environ["JAXACCT_CACHE_DIR"], programs.STEP_SECONDS = folder, 0.0
     jax.config.update("jax_compilation_cache_dir", None)
     rows, told = np.ones((20, 2), np.float32), []
     for _ in range(2):
         mesh = Mesh(np.array(jax.devices())[[1, 0]], ("x",))
-        made = Trainer(squares, optax.sgd(0.1), plan_of(20, 0.5, steps=2), 1.0, mesh=mesh)
+        made = still_trainer(plan_of(20, 0.5, steps=2), step=moving, mesh=mesh)
         ended = made.fit(made.init(np.zeros(2, np.float32), KEY), rows, progress=False)
         told.append([ended.params.tolist(), programs.saving.count, programs.loading.count])
     print(json.dumps(told))

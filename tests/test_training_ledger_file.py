@@ -18,6 +18,7 @@ from jaxacct.training.ledger.contents import Spent
 from jaxacct.training.ledger.ledger import LedgerFile
 
 
+@pytest.mark.slow  # each line is on the disk, and a last one may be cut off anywhere: below
 def test_what_was_acknowledged_survives_a_kill(tmp_path):
     """Four times a process is killed while it writes; every step that `record` returned for is in the ledger.
 

@@ -282,7 +282,7 @@ def test_other_relations_and_filters_are_refused(tmp_path):
 
 def test_a_change_of_plan_after_looks_at_outputs_must_be_declared(tmp_path):
     """A stop by the number of steps may be followed by another plan; one by outputs only through a filter."""
-    for declared, looks in itertools.product((False, True), repeat=2):
+    for declared, looks in ((False, False), (False, True), (True, True)):
         plan = full(target=2.0, steps=8, data_dependent=declared)
         trainer, folder = trained(plan), tmp_path / f"{declared} {looks}"
         policy = (lambda s: s.step == 5 and bool(s.params[0] < 1e9)) if looks else (lambda s: s.step == 5)
