@@ -26,7 +26,7 @@ def test_few_hits_are_certified_at_and_near_zero():
 
 
 def test_two_steps_agree_with_their_own_engine():
-    sigma, q = np.array([0.4, 0.7, 1.2]), np.array([1e-3, 0.02, 0.2])
+    sigma, q = np.array([0.4, 1.2]), np.array([1e-3, 0.2])
     run = ja.dp_sgd(sigma, q, 2)
     for eps in (0.0, 0.05):
         ours, other = (ja.delta(run, eps, relation="remove_one", engine=name) for name in ("contour", "auto"))

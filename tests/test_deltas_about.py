@@ -19,7 +19,7 @@ EPSILON = np.array([0.9, 1.0, 1.15])[:, None] * np.ones(NOISE.size)
 @pytest.mark.parametrize("relation", ("add_or_remove_one", "remove_one", "add_one"))
 def test_the_brackets_meet_those_of_single_deltas(relation):
     run = ja.dp_sgd(NOISE, RATE, STEPS)
-    for epsilon in (EPSILON, EPSILON - 1.0):  # negative ones follow from the reverse direction
+    for epsilon in (EPSILON[::2], EPSILON[::2] - 1.0):  # negative ones follow from the reverse direction
         found = deltas_about(run, epsilon, relation, 1e-4)
         assert np.all(found.upper - found.lower <= 1e-4 * found.upper)
         if np.all(epsilon >= 0):
