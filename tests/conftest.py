@@ -26,8 +26,8 @@ QUICKLY = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitter
 
 They take indices of uint8 above 127 for negative ones, so that a test of these asks for the default.
 """
-EXAMPLES = 3, 4
-"""The quick run draws a third of a property's examples, and at least four; the slow run draws all of them."""
+EXAMPLES = 4, 3
+"""The quick run draws a quarter of a property's examples, and at least three; the slow run draws all of them."""
 LARGEST_CACHE = 2**28
 """Bytes of JAX's own cache that a run may begin with."""
 

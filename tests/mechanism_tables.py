@@ -62,7 +62,7 @@ EXAMPLES: tuple[Mechanism, ...] = (
     PrivacyProfile([0.0, 1.0], [0.3, 0.0]),
     ExponentialMechanism(1.0),
     ReportNoisyMax(1.0),
-    GaussianNoisyMax(4.0, 10),
+    GaussianNoisyMax(4.0, 4),
     RandomAllocation(Gaussian(4.0), 10),
     BallsInBins(Gaussian(4.0), 10, 1),
     MatrixMechanism(Identity(4), 4.0),

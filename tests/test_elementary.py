@@ -74,7 +74,7 @@ def test_angles_beyond_the_largest_are_off_by_units_of_one(angle):
 
 
 def test_log_ndtr_is_as_near_as_it_says():
-    x = np.concatenate([np.random.default_rng(0).uniform(-60.0, 9.0, 3000), [-36.0, -37.5, 0.0]])
+    x = np.concatenate([np.random.default_rng(0).uniform(-60.0, 9.0, 1000), [-36.0, -37.5, 0.0]])
     ours = arrays.log_ndtr(x)
     with mpmath.workprec(160):
         for at, value in zip(x, ours, strict=True):

@@ -49,7 +49,7 @@ def test_atoms_are_reported():
     assert fourier_delta(ja.PureDP(1.0), 0.5, method="analytical").status == "width"
 
 
-@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("direction", ["remove", pytest.param("add", marks=pytest.mark.slow)])
 def test_riemann_sums_bracket_and_narrow(direction):
     exact = ja.delta(ja.dp_sgd(1.0, 0.05, 300), 1.0, relation=f"{direction}_one")
     wide, narrow = (riemann_delta(1.0, 0.05, 300, 1.0, direction=direction, cells=c) for c in (500, 2500))

@@ -117,5 +117,5 @@ def test_a_bar_does_not_stand_after_an_interrupt(terminal, monkeypatch):
 
 def test_a_search_for_a_strategy_counts_its_steps(terminal):
     optimise.column_normalised.cache_clear()
-    optimise.column_normalised(3, 40)
+    optimise.column_normalised(2, 4)
     assert "steps of the search for a strategy  for 0:0" in terminal.text and "[" not in terminal.text

@@ -81,7 +81,7 @@ def test_two_steps_against_plain_quadrature(pairs, epsilon, direction):
     [
         (((1.0, 0.2),) * 2, 0.3),
         (((1.0, 0.2),) * 3, 0.3),
-        (((1.0, 0.2), (1.0, 0.2), (0.8, 0.1)), 0.4),
+        pytest.param(((1.0, 0.2), (1.0, 0.2), (0.8, 0.1)), 0.4, marks=pytest.mark.slow),
         pytest.param(((1.0, 0.2), (1.3, 0.1), (0.8, 0.15)), 0.25, marks=pytest.mark.slow),
     ],
     ids=["two", "three alike", "two alike", "three"],

@@ -126,10 +126,15 @@ CASES = [
     run(of_columns(9), CyclicPoisson(4, 0.2)),
     ja.compose(run(Banded(2, 8), CyclicPoisson(2, 0.2)), ja.Gaussian(3.0)),
 ]
-SLOW = [pytest.param(run(Toeplitz((1.0, -0.7), 5), CyclicPoisson(2, 0.5)), marks=pytest.mark.slow)]
+SLOW = [
+    pytest.param(one, marks=pytest.mark.slow)
+    for one in (CASES[-2], run(Toeplitz((1.0, -0.7), 5), CyclicPoisson(2, 0.5)))
+]
 
 
-@pytest.mark.parametrize("mechanism", [*CASES, *SLOW], ids=lambda m: m.expression().replace("ja.", "")[:90])
+@pytest.mark.parametrize(
+    "mechanism", [*CASES[:-2], CASES[-1], *SLOW], ids=lambda m: m.expression().replace("ja.", "")[:90]
+)
 def test_answers_are_verified_and_false_ones_refuted(mechanism):
     found = ja.epsilon(mechanism, 1e-5)
     assert ja.verify(mechanism, found, delta=1e-5).status == "verified"
