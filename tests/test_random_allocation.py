@@ -229,7 +229,11 @@ def test_readings_of_the_profile_hold_the_gaussian_shape():
     assert rate.kind == advantage.kind == "certified"
     assert 0.01 < rate.lower <= rate.upper < 0.5 and rate.upper - rate.lower < 1e-4
     assert advantage.lower >= rate.lower - 0.01 and advantage.upper - advantage.lower < 1e-6  # delta at eps = 0 alone
-    mu = run.gdp_mu(1e-2)
+
+
+@pytest.mark.slow  # the test above reads the same profile, and tests of `gdp_mu` others
+def test_mu_of_a_round_is_near_that_of_a_gaussian():
+    mu = ja.profile(allocation(2.0, 20)).gdp_mu(1e-2)
     # one round is near a Gaussian of mu^2 = (e^(1/4) - 1)/20 at a small loss
     assert mu.lower <= mu.upper < 1.6 * np.sqrt(np.expm1(0.25) / 20.0) < 2.0 * mu.upper
 
@@ -245,13 +249,17 @@ def test_groups():
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "of"),
+    [({"participations": 3.0}, np.sqrt(3.0)), pytest.param({"group": 12}, 12.0, marks=pytest.mark.slow), ({}, 1.0)],
+    ids=["participations", "group", "alone"],
+)
 @pytest.mark.parametrize("sigma", [0.01, pytest.param(0.2, marks=pytest.mark.slow)])
-def test_no_round_costs_more_than_its_slots_revealed(sigma):
+def test_no_round_costs_more_than_its_slots_revealed(sigma, kind, of):
     """Of g records in one slot the Gaussian has a g-th of the noise; of k participations it is k Gaussians."""
-    for kind, of in (({"group": 12}, 12.0), ({"participations": 3.0}, np.sqrt(3.0)), ({}, 1.0)):
-        found = ja.epsilon(ja.repeat(ja.RandomAllocation(ja.Gaussian(sigma), 5, **kind), 2), 1e-5)
-        revealed = ja.epsilon(ja.repeat(ja.Gaussian(sigma / of), 2), 1e-5).upper
-        assert found.upper <= 1.01 * revealed and found.status in ("ok", "width")
+    found = ja.epsilon(ja.repeat(ja.RandomAllocation(ja.Gaussian(sigma), 5, **kind), 2), 1e-5)
+    revealed = ja.epsilon(ja.repeat(ja.Gaussian(sigma / of), 2), 1e-5).upper
+    assert found.upper <= 1.01 * revealed and found.status in ("ok", "width")
 
 
 def test_a_group_of_two_is_above_two_records_in_independent_bins():

@@ -144,7 +144,7 @@ def test_delta_by_a_sum_over_the_plane(sigma, q, eps, direction):
 @pytest.mark.parametrize(
     ("law", "delta", "direction", "reach", "method"),
     [
-        ((1.0, 0.05, 1.0, 0.05), 1e-3, "remove", 13, "gauss-legendre"),
+        pytest.param((1.0, 0.05, 1.0, 0.05), 1e-3, "remove", 13, "gauss-legendre", marks=pytest.mark.slow),
         ((4.0, 0.3, 1.0, 0.02), 1e-40, "remove", 16, "gauss-legendre"),
         pytest.param((1.0, 0.05, 1.0, 0.05), 1e-3, "add", 13, "gauss-legendre", marks=pytest.mark.slow),
         pytest.param((4.0, 0.3, 1.0, 0.02), 1e-40, "add", 16, "tanh-sinh", marks=pytest.mark.slow),
