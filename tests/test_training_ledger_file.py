@@ -18,9 +18,8 @@ from jaxacct.training.ledger.contents import Spent
 from jaxacct.training.ledger.ledger import LedgerFile
 
 
-@pytest.mark.slow  # each line is on the disk, and a last one may be cut off anywhere: below
 def test_what_was_acknowledged_survives_a_kill(tmp_path):
-    """Four times a process is killed while it writes; every step that `record` returned for is in the ledger.
+    """Twice a process is killed while it writes; every step that `record` returned for is in the ledger.
 
     A process that is killed before a ledger has its first line leaves no ledger.
     """
@@ -32,7 +31,7 @@ path = sys.argv[1]
 plan = Plan(target_delta=1e-5, dataset_size=10, sampling_probability=1.0, steps=10**6, noise_multiplier=1.0)
 Ledger.create(path, plan).close()
 random.seed(1)
-for life in range(4):
+for life in range(2):
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:
@@ -64,7 +63,7 @@ os.wait()
     ledger = Ledger.read(path)
     noted = {(entry.key, entry.step) for entry in ledger.runs[ledger.run].seen}
     lives = out.splitlines()
-    assert len(lives) == 4
+    assert len(lives) == 2
     for line in lives:
         life, *steps = line.split()
         assert steps and {(life, int(step.strip("b'"))) for step in steps} <= noted

@@ -131,7 +131,6 @@ def test_equal_keys_give_what_resident_data_give(equal_keys, sampling):
         np.testing.assert_allclose(params, resident[step], rtol=2e-6, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_equal_keys_give_the_same_of_users_keys_of_examples_and_adaptive_norms(equal_keys):
     """Every part of a step that draws: users, examples of a user, the model's own randomness, and the clip norm."""
     plan = plan_of(20, 0.5, noise=0.5, steps=5, unit="user")
