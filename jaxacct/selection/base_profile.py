@@ -60,8 +60,8 @@ CONTOUR_WIDTH = 1e-4
 """Largest relative width of a bracket from a shared contour. An eps with a wider bracket gets a contour of its own."""
 FEW = 64
 """Largest number of eps that get a contour each where the lattice can answer more of them together."""
-FEW_HITS = 10.0
-"""Largest expected number of steps that sample a record, where the law of the loss is rough and contours are long."""
+FEW_STEPS = 100.0
+"""Largest number of steps for which the lattice is as narrow as a contour for each eps, and quicker."""
 VALUE_ERROR = 1e-12
 """Arithmetic with values of the profile is taken to have at most this relative error."""
 LINE_EPS = 650.0
@@ -133,18 +133,14 @@ def delta_ends(run: Mechanism, at: np.ndarray, relation: str) -> tuple[np.ndarra
     if laws := _finite_laws(run, relation):
         low, high = (np.max([_delta_by_sum(law, at, side) for law in laws], axis=0) for side in (-1.0, 1.0))
         return low, high
-    engine = "lattice" if at.size > FEW and few_hits(run) else "auto"
-    if np.all(at >= 0.0):
-        found = delta(run, at, relation=relation, engine=engine)
-    else:
-        found = profile(run, relation, engine=engine).delta(at)
+    found = delta(run, at, relation=relation) if np.all(at >= 0.0) else profile(run, relation).delta(at)
     return np.asarray(found.lower), np.asarray(found.upper)
 
 
-def few_hits(run: Mechanism) -> bool:
-    """Return whether one base samples a record so rarely that each eps would need a long contour of its own."""
-    parts = components(run, "add_or_remove_one", "remove")
-    return parts.sign.size == 1 and 0.0 < float(np.sum(parts.gauss_n * parts.gauss_q)) <= FEW_HITS
+def few_steps(parts: Components) -> np.ndarray:
+    """Return whether each base is a few sampled Gaussian steps and nothing else, (B,): their contours are long."""
+    steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
+    return (steps > 0.0) & (steps <= FEW_STEPS) & (others == 0.0) & (parts.mu == 0.0) & (parts.delta_infinity == 0.0)
 
 
 def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
@@ -350,7 +346,7 @@ def _by_engine(
             for row, found in zip(some, _on_few_contours(part.take(some), [within[row] for row in some]), strict=True):
                 ends[row] = found
             wide = [_wide(*bounds) if shared[row] else np.arange(bounds[0].size) for row, bounds in enumerate(ends)]
-            many = shared & (np.array([some.size for some in wide]) > FEW)
+            many = shared & few_steps(part) & (np.array([some.size for some in wide]) > FEW)
             for chosen, those in (("contour", by_contour & ~many), ("lattice", many), ("auto", ~by_contour)):
                 due = np.flatnonzero(those & ~beyond)
                 asked = np.repeat(due, [wide[i].size for i in due])
