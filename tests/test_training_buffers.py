@@ -43,11 +43,11 @@ def test_the_loop_moves_no_array_unsaid(data, tmp_path):
 
 @pytest.mark.parametrize("data", [DATA, pytest.param(Source(DATA), marks=pytest.mark.slow)], ids=["resident", "loaded"])
 def test_losses_that_use_other_frozen_arrays_have_other_keys(data, tmp_path, monkeypatch):
-    """With equal keys their gradients would differ by no noise."""
+    """With equal keys both results would have the same noise, and their difference would be that of the gradients."""
     params = {"w": jnp.zeros(2), "near": jnp.zeros(2), "far": jnp.zeros(2)}
     digests, real, compile = [], Placement.digest_program, jax.stages.Lowered.compile
     monkeypatch.setattr(Placement, "digest_program", lambda *each: digests.append(real(*each)) or digests[-1])
-    # the steps are traced, and move nothing; only the check of the loss has options
+    # steps are only traced; the options matter to the check of the loss alone
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *low, **how: compile(*low, **how) if how else None)
     for kind in (Program, Streamed):
         monkeypatch.setattr(kind, "run", lambda self, carried, *given: still(carried, *given, None))

@@ -374,7 +374,7 @@ def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
 
 
 def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return indices of wide brackets from shared contours. Each is computed again, alone or by the lattice."""
+    """Return indices of wide brackets from shared contours. Each gets a contour of its own, or the lattice."""
     wide = np.flatnonzero(high - low > CONTOUR_WIDTH * high)
     # a separate contour hardly ever raises a lower bound of 0: only every eighth such eps is computed again
     nothing = low[wide] == 0.0
