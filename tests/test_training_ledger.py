@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from training_cases import DELTA, FIXED, PLAN, gaussian_epsilon, mu2, note
 
 import jaxacct as ja
-from jaxacct import selection
+from jaxacct import selection, strategies
 from jaxacct.training import Ledger, Plan
 
 
@@ -90,6 +90,20 @@ def test_a_partition_costs_its_dearest_step(tmp_path_factory, data):
         costs[partition, step] += noise**-2
     worst = sum(max((c for (p, _), c in costs.items() if p == label), default=0.0) for label in "ab")
     assert counted == pytest.approx(worst, abs=1e-12) == pytest.approx(mu2(Ledger.read(path)), abs=1e-12)
+
+
+def test_a_step_of_sampled_groups_is_not_outweighed_by_several_with_more_noise(path):
+    """No sum of 1/sigma^2 orders sampled Gaussians: at rate 1 % two of noise 1.3 cost less than one of noise 1."""
+    plan = Plan(
+        target_delta=DELTA, dataset_size=2000, sampling="cyclic_poisson", sampling_probability=0.01, groups=4, steps=4,
+        noise=strategies.Identity(), noise_multiplier=1.0, noise_schedule=[(1, 1.0), (None, 1.3)],
+    )  # fmt: skip
+    cost = lambda noise, count: float(ja.epsilon(ja.dp_sgd(noise, 0.01, count), DELTA).upper)
+    with Ledger.create(path, plan) as ledger:
+        for step, noise, key in ((0, 1.0, ""), (1, 1.3, ""), (2, 1.3, ""), (1, 1.3, "another program")):
+            note(ledger, step, key, noise=noise, rate=0.01, partition="pass")
+        held, both = float(ledger.epsilon(DELTA).upper), ja.compose(ja.dp_sgd(1.0, 0.01, 1), ja.dp_sgd(1.3, 0.01, 1))
+        assert cost(1.3, 2) < cost(1.0, 1) < held == pytest.approx(float(ja.epsilon(both, DELTA).upper), rel=1e-6)
 
 
 def test_without_a_partition_every_fixed_batch_counts(path):

@@ -465,6 +465,29 @@ def test_the_ledger_claims_what_the_state_does_on_every_path(path, tmp_path, mon
         assert following not in ("other plan", "recalibrated") or not looked
 
 
+def test_a_pass_that_another_program_begins_again_costs_one_more(path, monkeypatch):
+    """Steps 0 to 6, then 4 to 7 by another program: a record is in one batch of the first pass, and in a batch of the
+    second pass twice.  These are the three passes that the target allows, whatever was seen: the run ends after step 8.
+    """
+    given = {"checkpoints": path.with_name("run"), "checkpoint_every": 4}
+    real = RunLedger.note
+
+    def note(self, plan, step, *rest):
+        if step == 7:
+            raise Killed
+        return real(self, plan, step, *rest)
+
+    with monkeypatch.context() as patch, suppress(Killed):
+        patch.setattr(RunLedger, "note", note)
+        patch.setattr(RunLedger, "cut_off", lambda *_: None)
+        fit(trainer_of("fixed"), path, callbacks=[lambda state: state.params is None], **given)
+    state = fit(trainer_of("fixed", rate=0.2), path, **given)
+    assert [line["step"] for line in lines(path) if line["kind"] == "step"] == [*range(7), *range(4, 8)]
+    mu = math.sqrt(3) / trainer_of("fixed").plan.noise_multiplier
+    assert (state.step, state.stopped) == (8, "budget")
+    assert float(state.epsilon.upper) == upper(path) == pytest.approx(gaussian_epsilon(mu), rel=1e-6)
+
+
 class Enough(BaseException):
     """What a user's signal handler may raise."""
 

@@ -5,11 +5,16 @@ import math
 import numpy as np
 import pytest
 from helpers import refusal
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from training_cases import DELTA, FIXED, FULL, PLAN, TARGETED, gaussian_epsilon, mu2, note
 
 import jaxacct as ja
+from jaxacct import strategies
 from jaxacct.accounting import account
 from jaxacct.training import Ledger, Plan
+from jaxacct.training.ledger.contents import Spent, ahead
+from jaxacct.training.ledger.format import Step
 
 
 def trained(plan, ledger, replays=()):
@@ -98,6 +103,49 @@ def test_another_partition_in_a_pass_costs_a_pass(path):
         assert plan.allows(ledger, 15) and plan.allows(ledger, 15, partition="1")
         assert not plan.allows(ledger, 15, partition="anew")
         assert not plan.allows(ledger, 14, partition="1")  # in that partition it was taken already
+
+
+RULES = {
+    "fixed_batches": {"expected_batch_size": 5},
+    "random_allocation": {"slots": 4},
+    "cyclic_poisson": {"sampling_probability": 0.6, "groups": 4, "noise": strategies.Identity()},
+    "fixed_order": {"expected_batch_size": 5, "noise": strategies.PrefixSum()},
+}
+
+
+@given(st.sampled_from([*RULES]), st.data())
+@settings(max_examples=100, deadline=None)
+def test_the_stop_expects_what_the_entries_will_cost(rule, data):
+    """If every record is in its batch: exactly for batches in which it is, and never too little for the others."""
+    plan = Plan(target_delta=DELTA, dataset_size=20, sampling=rule, noise_multiplier=2.0, steps=12, **RULES[rule])
+    spent = Spent(shared=None)
+    entries = st.tuples(st.integers(0, 11), st.sampled_from("ab"), st.integers(0, 2), st.integers(1, 12))
+    for step, name, key, count in data.draw(st.lists(entries, max_size=12)):
+        label = lambda each, name=name: name if rule == "fixed_order" else f"{name}{plan.pass_of(each)[0]}"
+        numbers = range(step, min(step + count, plan.pass_of(step)[2]))
+        expected = spent.releases + ahead(plan, spent, step, len(numbers), label(step))
+        for each in numbers:
+            entry = (f"{key} {len(spent.seen)}", "", *plan.at(each)[2:4], rule, label(each))
+            spent.add(Step("", each, *entry, groups=plan.groups or 0))
+        cost = sum(n / release.noise_multiplier**2 for release, n in spent.releases.items())
+        most = sum(n / release.noise_multiplier**2 for release, n in expected.items())
+        assert cost <= most * (1 + 1e-9)
+        assert cost >= most * (1 - 1e-9) or rule in ("random_allocation", "fixed_order")
+
+
+def test_the_stop_expects_gaussians_where_no_slots_are_told(path):
+    """Without a partition everybody may be in a step; a second sum over the same slots is not a round of its own."""
+    plan = Plan(
+        target_delta=DELTA, dataset_size=20, sampling="random_allocation", slots=4, noise_multiplier=2.0, steps=8
+    )
+    asked = Plan.of(plan.segments, plan, target_epsilon=float(plan.epsilon.upper) * 1.001)
+    one = float(ja.epsilon(ja.Gaussian(2.0), DELTA).upper)
+    assert one > asked.target_epsilon
+    with Ledger.create(path, asked) as ledger:
+        assert not asked.allows(ledger, 0) and asked.allows(ledger, 0, "a")
+        note(ledger, 0, noise=2.0, rate=0.25, partition="a")
+        assert asked.allows(ledger, 1) and not asked.allows(ledger, 0, "a")
+        assert float(ledger.epsilon(DELTA).upper) <= asked.target_epsilon
 
 
 def test_without_a_target_everything_is_allowed(path):

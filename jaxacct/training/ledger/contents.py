@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 
 from jaxacct.accounting import account
@@ -47,7 +48,7 @@ class _Partition:
 
     first : the first entry.
     steps : for each step number, the noise multipliers of the entries of that step.
-    dearest : the noise multipliers of the entries of the costliest step.
+    dearest : the noise multipliers that the pass counts with (`dearest_with`).
     """
 
     first: Step
@@ -66,6 +67,24 @@ class _Partition:
             return own and share == entry.sampling_probability
         full = len(self.steps) >= nearest_slots(share) and entry.step not in self.steps
         return share == entry.sampling_probability and not full
+
+    def goes_on(self, plan: Plan, step: int) -> bool:
+        """Return whether a step of a plan belongs to this partition, whose steps are all of that step's pass."""
+        _, first, last = plan.pass_of(step)
+        entry = Step("", step, "", "", *plan.at(step)[2:4], plan.sampling, None, groups=plan.groups or 0)
+        again = entry.sampling == rules.ORDER and step in self.steps
+        return (again or self.has_room_for(entry)) and all(first <= number < last for number in self.steps)
+
+    def dearest_with(self, step: int, noise: float) -> list[float]:
+        """Return what `dearest` becomes when a step gets one more entry.
+
+        Gaussians are ordered by their sum of 1/sigma^2, so the costliest step counts.  Nothing orders several sampled
+        Gaussians but the noise of each one.  So the least noise of the first, second, ... entries of all steps counts.
+        """
+        mine = sorted([*self.steps.get(step, []), noise])
+        if self.first.sampling == rules.CYCLIC:
+            return [min(pair) for pair in zip_longest(self.dearest, mine, fillvalue=math.inf)]
+        return mine if cost(mine) > cost(self.dearest) else self.dearest
 
     def releases(self) -> list[Release]:
         """Return the releases that the partition counts as.
@@ -161,34 +180,14 @@ class Spent:
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
     def _within(self, partition: _Partition, entry: Step) -> None:
-        """Count one more entry in a partition, where entries of one step share records and two steps share none.
-
-        So the partition costs as much as its costliest step, and changes its releases only if that step changes.
-        """
-        before = partition.releases()
-        mine = partition.steps.setdefault(entry.step, [])
-        mine.append(entry.noise_multiplier)
-        if cost(mine) > cost(partition.dearest) or partition.dearest is mine:
-            partition.dearest = mine
+        """Count one more entry in a partition, where entries of one step share records and two steps share none."""
+        before, dearest = partition.releases(), partition.dearest_with(entry.step, entry.noise_multiplier)
+        partition.steps.setdefault(entry.step, []).append(entry.noise_multiplier)
+        if dearest != partition.dearest:
+            partition.dearest = dearest
             self.releases.subtract(before)
             self.releases.update(partition.releases())
             self.releases += Counter()  # removes the releases whose count is now 0
-
-    def within(self, plan: Plan, step: int, label: str | None) -> float:
-        """Return the cost so far, a sum of 1/sigma^2, of the partition that a plan's new step continues.
-
-        `label` is the fingerprint of that partition; by default it is the partition of the last step entry.  The cost
-        is 0 if there is no such partition, if it has the new step already, or if it has steps of another pass.  If it
-        has no room for the step, the result is -1 with a `label` and 0 without one.
-        """
-        partition = self.partitions.get(label or (self.last and self.last.partition) or "")
-        if partition is None or step in partition.steps:
-            return 0.0
-        _, first, last = plan.pass_of(step)
-        entry = Step("", step, "", "", *plan.at(step)[2:4], plan.sampling, label, groups=plan.groups or 0)
-        if not partition.has_room_for(entry):
-            return 0.0 if label is None else -1.0
-        return cost(partition.dearest) if all(first <= number < last for number in partition.steps) else 0.0
 
 
 def cost(noise: list[float]) -> float:
@@ -387,7 +386,7 @@ class Contents:
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
         """Return whether the counted releases and a plan's next `steps` steps meet the plan's target and filter."""
         held, others = _held(plan, self, self.run)
-        more = lambda steps: ahead(plan, self.runs[self.run], next_step, steps, partition)
+        more = lambda steps: ahead(plan, self.runs[self.run], next_step, steps, partition, begins=True)
         wanted = held + more(steps)
         if not others and plan.within and wanted <= plan.whole:
             return True
@@ -396,7 +395,7 @@ class Contents:
             of_plan, releases, beside = self._certified
             if (of_plan, beside) == (document, others) and wanted <= releases:
                 return True
-        least = room(plan, self, next_step, partition)
+        least = room(plan, self, next_step, partition, begins=True)
         if least:
             self._certified = document, held + more(least), others
         return least >= steps
@@ -411,48 +410,71 @@ class Contents:
         return self.runs[run]
 
 
-def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None) -> Counter[Release]:
-    """Return the releases that the steps `step` to `step + steps - 1` of a plan add to what a run has spent."""
+def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, begins: bool = False) -> Counter[Release]:
+    """Return the releases that the steps `step` to `step + steps - 1` of a plan add to what a run has spent.
+
+    label : the fingerprint of the first step's pass or round.  The default is that of the last step entry.  If that
+        entry has none, the steps are taken to have none either, and each counts alone.
+    begins : whether this holds for the first step of a run, too, which has no entry before it.
+    """
     if steps < 1:
         return Counter()
-    end = step + steps
+    end, last = step + steps, spent.last
     if plan.sampling not in rules.BY_PASS:
         return plan.releases_between(step, end)
-    last = plan.pass_of(step)[2]
-    found = plan.releases_between(min(last, end), end)
-    noise = min(release.noise_multiplier for release in plan.releases_between(step, min(last, end)))
-    before = spent.within(plan, step, partition)
-    if before < 0.0:
-        found[Release(plan.sampling, noise, 1.0)] += min(last, end) - step
-    elif before < noise**-2:
-        found[release_of_pass(plan.sampling, noise, plan.at(step).sampling_probability)] += 1
-    cyclic = plan.sampling == rules.CYCLIC and (plan.shared or spent.shared is not None)
-    if cyclic or plan.sampling == rules.ORDER:
-        again = sum(step <= number < end for number in spent.numbers)
-        again += cyclic and not spent.leads_to(plan.turn(step))
-        if again:
-            least = min(segment.noise_multiplier for segment in plan.segments)
-            found[Release(plan.sampling, least, 1.0)] += again
+    stop = min(plan.pass_of(step)[2], end)
+    own = plan.releases_between(step, stop)
+    noise = min(release.noise_multiplier for release in own)
+    bare = label is None and (begins if last is None else last.partition is None and last.sampling == plan.sampling)
+    partition = spent.partitions.get((last and last.partition) or "" if label is None else label)
+    fits = partition is not None and partition.goes_on(plan, step)
+    first = step  # the first of the steps that join a pass; those before count alone, each a Gaussian
+    if bare or (partition is not None and label is not None and not fits):
+        first = end if bare else stop
+    shares = plan.sampling == rules.CYCLIC and (plan.shared or spent.shared is not None)
+    apart = spent.numbers if shares else partition.steps if partition and plan.sampling == rules.ORDER else ()
+    alone = first - step + sum(first <= number < end for number in apart)
+    alone += shares and not spent.leads_to(plan.turn(step))
+    found = plan.releases_between(max(first, stop), end)
+    if partition is not None and fits and first == step:
+        again = [number for number in partition.steps if step <= number < stop and number not in apart]
+        if any(partition.dearest_with(number, noise) != partition.dearest for number in (*again, -1)):
+            # a round with two sums over the same slots costs more than two rounds, but at most a Gaussian beside one
+            gaussian = again and plan.sampling == rules.ALLOCATION
+            found += Counter([Release(plan.sampling, noise, 1.0)]) if gaussian else own
+    elif first == step:
+        found += own
+    if alone:
+        least = min(release.noise_multiplier for release in plan.releases_between(step, end))
+        found[Release(plan.sampling, least, 1.0)] += alone
     return found
 
 
-def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, run: str | None = None) -> int:
-    """Return how many steps, beginning with `step`, the plan's target and filter allow beside the ledger's entries."""
+def room(
+    plan: Plan,
+    ledger: Contents,
+    step: int,
+    partition: str | None = None,
+    run: str | None = None,
+    begins: bool = False,
+) -> int:
+    """Return how many steps, beginning with `step`, the plan's target and filter allow beside the ledger's entries.
+
+    `partition` and `begins` are the `label` and `begins` of `ahead`.
+    """
     name = ledger.run if run is None else run
     own, left = ledger.runs.get(name, Spent()), plan.steps - step
     if plan.target_epsilon is None and plan.filter is None:
         return left
     held, others = _held(plan, ledger, name)
-    if not others and plan.within and held + ahead(plan, own, step, left, partition) <= plan.whole:
+    more = lambda steps: held + ahead(plan, own, step, steps, partition, begins)
+    if not others and plan.within and more(left) <= plan.whole:
         return left
     several = [replace(ledger.runs[each], releases=Counter()) for each in counted(plan, ledger, name)]
     beside = [total(several)] if any(one.others for one in several) else []
     if plan.early_stop is not None and not own.has_early_stop(plan):
         beside.append(plan.early_stop.mechanism)
-    return furthest(
-        lambda steps: plan.holds(compose(*beside, composed(at_most(held + ahead(plan, own, step, steps, partition))))),
-        left,
-    )
+    return furthest(lambda steps: plan.holds(compose(*beside, composed(at_most(more(steps))))), left)
 
 
 def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int]:

@@ -692,7 +692,7 @@ class Plan(PlanRequest):
 
         next_step : the step to be taken, the first of `steps` steps.
         partition : for a batch rule with passes or rounds, the fingerprint of the step's pass or round; by default the
-            fingerprint in the ledger's last step entry.
+            fingerprint in the ledger's last step entry.  Without any the step is taken to be noted without one.
         """
         if self.target_epsilon is None and self.filter is None:
             return True
