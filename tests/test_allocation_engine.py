@@ -166,7 +166,7 @@ def test_extremes_have_a_bracket_between_nothing_and_the_gaussian(direction):
             assert np.all((found.lower >= 0) & (found.lower <= found.estimate) & (found.estimate <= found.upper))
             inside = (sigma > 1e-150) & (sigma < 1e150) & (target == 1e-6)
             assert np.all(found.upper[inside] <= alone[inside] * (1 + 1e-9))
-        for eps in (0.0, 1.0, 700.0, 1e300):
+        for eps in (0.0, 1.0, 1e300):
             found = allocation.delta(sigma, t, eps, direction)
             assert np.all((found.lower >= 0) & (found.lower <= found.upper) & (found.upper <= 1))
 

@@ -69,18 +69,18 @@ def test_what_does_not_fit_is_refused_in_one_line(given, said):
 )
 def test_calibrated_noise_meets_the_target_and_little_less_does_not(sampling):
     asked = {"sampling_probability": 0.1, "steps": 20, "sampling": sampling, **NUMBERS.get(sampling, {})}
-    found = ja.calibrate_noise_multiplier(2.0, 1e-5, **asked, rtol=5e-2)
+    found = ja.calibrate_noise_multiplier(2.0, 1e-5, **asked, rtol=0.2)
     assert found.ok and found.best
     assert ja.epsilon(run(sampling, float(found.value)), 1e-5).upper <= 2.0
-    assert ja.epsilon(run(sampling, 0.9 * float(found.value)), 1e-5).upper > 2.0
+    assert ja.epsilon(run(sampling, 0.7 * float(found.value)), 1e-5).upper > 2.0
 
 
 def test_steps_and_rate_of_a_group():
-    steps = ja.calibrate_steps(3.0, 1e-5, noise_multiplier=5.0, sampling_probability=0.2, group=3)
-    spent = ja.epsilon(ja.dp_sgd(5.0, 0.2, steps.value + np.array([0, 1]), group=3), 1e-5).upper
-    assert spent[0] <= 3.0 < spent[1]
-    rate = ja.calibrate_sampling_probability(3.0, 1e-5, noise_multiplier=5.0, steps=100, group=3, rtol=0.2)
-    assert rate.ok and rate.epsilon.upper <= 3.0
+    steps = ja.calibrate_steps(0.5, 1e-5, noise_multiplier=5.0, sampling_probability=0.2, group=2)
+    spent = ja.epsilon(ja.dp_sgd(5.0, 0.2, steps.value + np.array([0, 1]), group=2), 1e-5).upper
+    assert spent[0] <= 0.5 < spent[1]
+    rate = ja.calibrate_sampling_probability(1.0, 1e-2, noise_multiplier=2.0, steps=1, group=2, rtol=0.2)
+    assert rate.ok and 0.8 <= rate.epsilon.upper <= 1.0
     with pytest.raises(InputError, match="slots are whole"):
         ja.calibrate_sampling_probability(3.0, 1e-5, noise_multiplier=5.0, steps=100, sampling="random_allocation")
     with pytest.raises(InputError, match="a risk cannot be met here with group = 2"):

@@ -66,7 +66,7 @@ def test_full_batch_is_the_gaussian_mechanism():
 
 
 def test_what_cannot_be_met_says_so_and_leaves_the_rest_alone():
-    c = ja.calibrate_steps([1e-3, 2.0], 1e-9, [0.5, 2.0], 0.1)
+    c = ja.calibrate_steps([1e-3, 2.0], 1e-9, [0.5, 8.0], 1.0)
     assert list(c.status) == ["infeasible_steps", "ok"] and list(c.ok) == [False, True]
     assert np.isnan(c.value[0]) and c.value[1] > 1
     assert "noise multiplier" in ja.explain(c.status[0])

@@ -25,12 +25,12 @@ def test_the_scale_of_laplace_noise_is_known_in_closed_form(log_epsilon, log_del
 def test_a_batch_agrees_with_the_calibration_of_dp_sgd():
     target, rate = np.array([[0.5], [2.0]]), np.array([0.02, 1.0])
     found = ja.calibrate(
-        lambda s: ja.dp_sgd(s, rate, 500), target_epsilon=target, target_delta=1e-5, bracket=(0.6, 300.0), rtol=1e-3
+        lambda s: ja.dp_sgd(s, rate, 500), target_epsilon=target, target_delta=1e-5, bracket=(0.6, 300.0), rtol=2e-2
     )
     known = ja.calibrate_noise_multiplier(target, 1e-5, rate, 500)
     assert found.value.shape == (2, 2) and found.ok.all() and not found.best.any() and known.best.all()
     assert (found.epsilon.upper <= target).all()
-    np.testing.assert_allclose(found.value, known.value, rtol=2e-3)
+    np.testing.assert_allclose(found.value, known.value, rtol=4e-2)
     again = ja.epsilon(ja.dp_sgd(found.value, rate, 500), 1e-5)
     assert (again.lower <= target).all() and (again.upper <= target * (1 + 1e-6)).all()
 

@@ -6,7 +6,7 @@ Configurations with sampling probability 1 are answered by a formula, so these t
 import json
 import math
 import os
-import subprocess
+import runpy
 import sys
 
 import pytest
@@ -213,7 +213,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(capsys, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["grid.toml"]
 
 
-def test_slices_are_merged_and_plotted(capsys, tmp_path):
+def test_slices_are_merged_and_plotted(capsys, tmp_path, monkeypatch):
     grid, out = tmp_path / "grid.toml", tmp_path / "result.csv"
     grid.write_text("noise_multiplier = [2, 4]\nsampling_probability = 1\nsteps = [1, 2, 3]\ndelta = 1e-5\n")
     parts = [f"{out}.{i}-of-2.part" for i in (1, 2)]
@@ -229,6 +229,7 @@ def test_slices_are_merged_and_plotted(capsys, tmp_path):
     figure = tmp_path / "figure.svg"
     text = answered(capsys, f"plot {out} --out {figure} --where noise-multiplier=2")
     assert "x        steps" in text and "noise_multiplier = 2" in text and figure.exists()
+    monkeypatch.setattr("jaxacct.plots.style.save", lambda canvas, path: None)
     report = json.loads(answered(capsys, f"plot {out} --out {figure} --kind profile --rows 0,5 --json"))
     assert (report["kind"], report["curves"]) == ("profile", 2)
 
@@ -276,15 +277,11 @@ def test_numbers_stay_exact():
         number("delta", "1_0x")
 
 
-def process(line, tmp_path):
-    environment = {"PATH": "", "JAXACCT_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": ":".join(sys.path)}
-    command = [sys.executable, "-m", "jaxacct", *line.split()]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
-
-
-def test_processes_exit_with_the_documented_status(tmp_path, capsys):
-    good = process(f"epsilon {GAUSSIAN} --delta 1e-5 --json", tmp_path)
-    assert good.returncode == 0 and json.loads(good.stdout)["status"] == "ok"
+def test_python_m_jaxacct_exits_with_the_documented_status(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["jaxacct", *f"epsilon {GAUSSIAN} --delta 1e-5 --json".split()])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_module("jaxacct", run_name="__main__")
+    assert left.value.code == 0 and json.loads(capsys.readouterr().out)["status"] == "ok"
     assert refused(capsys, query("-1.0", 1, 1)).startswith("jaxacct epsilon: noise_multiplier = -1.0 must be > 0; ")
     line = f"{TARGET.replace('1 ', '1e-9 ', 1)} --noise-multiplier 1"
     assert run(capsys, line)[0] == 1

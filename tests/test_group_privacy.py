@@ -167,8 +167,8 @@ def test_shuffled_batches_are_one_gaussian_a_pass():
 
 def test_calibration_of_noise_and_of_the_group():
     goal = {"target_epsilon": 2.0, "target_delta": 1e-5}
-    noise = ja.calibrate(lambda s: ja.dp_sgd(s, 0.05, 1, group=2), bracket=(0.5, 8.0), rtol=1e-2, **goal)
-    assert noise.status == "ok" and noise.epsilon.upper <= 2.0 < noise.epsilon.upper * 1.02
+    noise = ja.calibrate(lambda s: ja.dp_sgd(s, 0.05, 1, group=2), bracket=(0.5, 8.0), rtol=0.1, **goal)
+    assert noise.status == "ok" and noise.epsilon.upper <= 2.0 < noise.epsilon.upper * 1.3
     group = ja.calibrate(lambda k: ja.dp_sgd(2.0, 0.05, 1, group=k), bracket=(2, 20), whole=True, rtol=1e-2, **goal)
     at, beyond = (ja.epsilon(ja.dp_sgd(2.0, 0.05, 1, group=int(group.value) + more), 1e-5) for more in (0, 1))
     assert at.upper <= 2.0 < beyond.upper

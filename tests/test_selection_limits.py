@@ -101,7 +101,7 @@ def test_mass_at_infinity_is_that_of_the_outcomes_on_top(law):
 
 @pytest.mark.parametrize("run", [ja.Laplace(2.0), ja.RandomizedResponse(0.7)], ids=repr)
 def test_a_symmetric_base_has_the_same_largest_loss_in_every_direction(run):
-    both, *single = (ends(run, LAWS[0], [0.0, 1e-20], name) for name in ("add_or_remove_one", "remove_one", "add_one"))
+    both, *single = (ends(run, LAWS[0], [0.0], name) for name in ("add_or_remove_one", "remove_one", "add_one"))
     assert np.all(both[1] > 0.0) and all(np.array_equal(one, both) for one in single)
 
 

@@ -357,14 +357,14 @@ def test_one_step_up_to_its_largest_loss(sigma, q, delta):
 )
 def test_basic_composition_where_hits_are_rare(sigma, q, steps, delta):
     """The answer without sampling, 195, 17 and 5e-52, once stood above these."""
-    bounds = ja.epsilon(ja.dp_sgd(sigma, q, steps), delta, memory_bytes=2**24)  # no lattice is narrow here
+    bounds = ja.epsilon(ja.dp_sgd(sigma, q, steps), delta, engine="contour")  # no lattice is narrow here
     most = max(
         steps * float(ja.epsilon(ja.dp_sgd(sigma, q, 1), delta / steps, relation=relation).upper)
         for relation in ("remove_one", "add_one")
     )
     least = ja.epsilon(ja.dp_sgd(sigma, q, 1), delta).lower
     assert least * (1 - 1e-9) <= bounds.lower <= bounds.upper <= most * (1 + 1e-9) < 1e-9
-    back = ja.delta(ja.dp_sgd(sigma, q, steps), float(bounds.upper), memory_bytes=2**24)
+    back = ja.delta(ja.dp_sgd(sigma, q, steps), float(bounds.upper), engine="contour")
     assert back.lower <= delta <= back.upper * (1 + 1e-9)
 
 

@@ -94,7 +94,7 @@ def test_an_answer_is_converted_as_before():
     assert answered.to_pandas().equals(answered)
 
 
-def test_the_answer_of_a_frame_is_drawn_and_reported(tmp_path):
+def test_the_answer_of_a_frame_is_drawn_and_reported(tmp_path, monkeypatch):
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("matplotlib")
     given = pandas.DataFrame(
@@ -110,6 +110,7 @@ def test_the_answer_of_a_frame_is_drawn_and_reported(tmp_path):
     answered, table = ja.sweep(given), read_table(ja.sweep(given))
     assert table["site"].tolist() == ["A", "", "C"] and table["noise_multiplier"].tolist() == [2.0, 3.0, 4.0]
     np.testing.assert_array_equal(table["upper"], answered["upper"])
+    monkeypatch.setattr("jaxacct.plots.style.save", lambda canvas, path: None)
     assert plots.plot(answered, tmp_path / "figure.png") == plots.plot(table, tmp_path / "figure.png")
     reports = [
         report.report(each, tmp_path / f"{name}.html", rows=[1]) for name, each in (("a", answered), ("b", table))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -364,6 +365,7 @@ def number(name: str, text: str) -> float | int | list[float | int]:
     return values if len(values) > 1 else values[0]
 
 
+@functools.cache  # building it takes longer than most commands
 def _parser() -> _Parser:
     parser = _Parser(
         prog="jaxacct",

@@ -102,9 +102,8 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
         move = 4.0 * (np.abs(value - target) * (eps > 0) + error + slack) / np.maximum(slope, LEAST_GAP)
         move += 4 * ROUNDOFF * eps
         upper, lower = eps + move, np.maximum(eps - move, 0.0)
-        value_up, _, error_up = log_delta(mu, upper)
-        value_low, _, error_low = log_delta(mu, lower)
-        zero_value, _, zero_error = log_delta(mu, np.zeros_like(mu))
+        values, _, errors = log_delta(mu, np.stack([upper, lower, np.zeros_like(mu)]))
+        (value_up, value_low, zero_value), (error_up, error_low, zero_error) = values, errors
         zero = (zero_value + zero_error <= target - slack) | (np.log(mu / np.sqrt(2 * np.pi)) <= target - slack - 1e-12)
         upper = np.where(value_up + error_up <= target - slack, upper, np.inf)
         lower = np.where(value_low - error_low >= target + slack, lower, 0.0)
