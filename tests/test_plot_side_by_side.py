@@ -10,16 +10,17 @@ import pytest
 import jaxacct as ja
 
 pytest.importorskip("matplotlib")
-from matplotlib import pyplot
-from matplotlib.figure import Figure
 
 POINTS = [0.0, 0.3, 0.9, 1.5]
 
 
 @pytest.fixture(autouse=True)
-def no_figures_left():
+def pyplot():
+    """Imported by the worker that runs these tests, not by each that collects; no figure is left."""
+    from matplotlib import pyplot
+
     pyplot.switch_backend("agg")
-    yield
+    yield pyplot
     pyplot.close("all")
 
 
@@ -74,8 +75,8 @@ def test_a_batch_is_a_curve_each_and_a_profile_keeps_its_relation():
     assert line(axes, "Gaussian")[1][-1] == ja.delta(ja.Gaussian(1.0), 1.5, relation="replace_one").upper
 
 
-def test_axes_that_are_given_are_drawn_on():
-    given = Figure().add_subplot()
+def test_axes_that_are_given_are_drawn_on(pyplot):
+    given = pyplot.matplotlib.figure.Figure().add_subplot()
     assert ja.profile(ja.Gaussian(1.0)).plot(epsilon=POINTS, axes=given) is given and len(given.get_lines()) == 1
     assert pyplot.get_fignums() == []
 

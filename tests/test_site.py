@@ -7,7 +7,6 @@ import sys
 import build_site as site
 import pytest
 import tutorials
-from matplotlib import pyplot
 from test_front_door import PACKAGES, public
 
 import jaxacct
@@ -44,9 +43,16 @@ def test_no_page_speaks_of_a_name_that_is_not_there():
 # Tutorials
 
 
+def no_figures():
+    """Close what other tests of this process may have left."""
+    from matplotlib import pyplot  # takes a second: not while tests are collected
+
+    pyplot.close("all")
+
+
 def test_the_first_tutorial_runs(tmp_path):
     """In this process; the site runs each in a process of its own."""
-    pyplot.close("all")
+    no_figures()
     (tmp_path / "pictures").mkdir()
     text = tutorials.filled(TUTORIALS[0], tmp_path / "pictures")
     assert "Bounds(6.18771239 in [6.1877123, 6.18771249], certified, ok, contour)" in text
@@ -60,7 +66,7 @@ def test_the_front_page_lists_every_tutorial():
 
 
 def filled(tmp_path, text):
-    pyplot.close("all")  # other tests of this process may have left figures
+    no_figures()
     page = tmp_path / "page.md"
     page.write_text(text)
     return tutorials.filled(page, tmp_path)
