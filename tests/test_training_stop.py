@@ -105,6 +105,19 @@ def test_another_partition_in_a_pass_costs_a_pass(path):
         assert not plan.allows(ledger, 14, partition="1")  # in that partition it was taken already
 
 
+def test_what_was_certified_of_one_run_says_nothing_of_a_dearer_one(path):
+    """Each of two runs of a tuning has one other release; that of the second is above the target by itself."""
+    given = {"target_delta": DELTA, "dataset_size": 20, "sampling_probability": 1.0, "noise_multiplier": 9.0}
+    plan = Plan(**given, steps=3, repetitions=ja.selection.PointMass(2))
+    plan = Plan.of(plan.segments, plan, target_epsilon=float(plan.epsilon.upper) * 1.5)
+    with Ledger.create(path, plan) as ledger:
+        ledger.spend(ja.Gaussian(50.0))
+        assert plan.allows(ledger, 0, steps=3) and plan.allows(ledger, 0)
+        ledger.begin(plan)
+        ledger.spend(ja.Gaussian(0.5))
+        assert not plan.allows(ledger, 0)
+
+
 RULES = {
     "fixed_batches": {"expected_batch_size": 5},
     "random_allocation": {"slots": 4},

@@ -279,8 +279,8 @@ class Contents:
         self.runs: dict[str, Spent] = {}
         self.headers: dict[str, list[Run]] = {}
         self.run = ""
-        # what `leaves_room` certified last: (the plan as JSON, the releases, the number of other mechanisms)
-        self._certified: tuple[str, Counter[Release], int] | None = None
+        # what `leaves_room` certified last: (the plan as JSON, the releases, the other mechanisms)
+        self._certified: tuple[str, Counter[Release], Counter[Mechanism]] | None = None
 
     @property
     def plan(self) -> Plan:
@@ -477,8 +477,8 @@ def room(
     return furthest(lambda steps: plan.holds(compose(*beside, composed(at_most(more(steps))))), left)
 
 
-def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int]:
-    """Return the spending before a run's next steps: releases of training steps, and the number of other mechanisms.
+def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], Counter[Mechanism]]:
+    """Return the spending before a run's next steps: releases of training steps, and other mechanisms.
 
     The early stop of the run's own plan is not among the other mechanisms.
     """
@@ -487,11 +487,14 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int
     one_filter(plan, plans)
     one_unit(plan, plans)
     held: Counter[Release] = Counter()
+    others: Counter[Mechanism] = Counter()
     for name in names:
         spent = ledger.runs[name]
         held += spent.releases + (spent.owed if name == run else ledger.promised(name))
-    own = ledger.runs.get(run, Spent()).has_early_stop(plan)  # the cost of the plan includes its early stop
-    return held, sum(ledger.runs[name].others.total() for name in names) - own
+        others += spent.others
+    if plan.early_stop is not None and ledger.runs.get(run, Spent()).has_early_stop(plan):
+        others -= Counter([plan.early_stop.mechanism])  # the cost of the plan includes it
+    return held, others
 
 
 def counted(plan: Plan, ledger: Contents, run: str | None = None) -> list[str]:
