@@ -153,6 +153,39 @@ def test_whatever_shows_outputs_is_a_look(path, way):
     assert state.seen and ledger.runs[ledger.run].looks[1:] == (2, 12, True)
 
 
+class Killed(BaseException):
+    pass
+
+
+def test_a_refusal_before_the_first_step_leaves_the_ledger_as_it_was(path, monkeypatch):
+    """Nobody has looked, and nothing was released: the run costs its steps, and no more."""
+    trainer, given = trainer_of(), {"checkpoints": path.with_name("run"), "checkpoint_every": 2}
+
+    def ends_at(step, error, patch):
+        real = RunLedger.note
+
+        def note(self, plan, number, *rest):
+            if number == step:
+                raise error
+            return real(self, plan, number, *rest)
+
+        patch.setattr(RunLedger, "note", note)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(RunLedger, "cut_off", lambda *_: None)
+        ends_at(5, Killed(), patch)
+        fit(trainer, path, **given)
+    before, claimed = path.read_bytes(), upper(path)
+    with monkeypatch.context() as patch:
+        ends_at(4, ja.InputError("the source has other examples"), patch)
+        refusal(fit, trainer, path, **given)
+    assert path.read_bytes() == before and upper(path) == claimed
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        ends_at(4, KeyboardInterrupt(), patch)
+        fit(trainer, path, **given)
+    assert upper(path) > claimed  # who interrupts may have seen what the steps before have put out
+
+
 def test_without_looks_and_stops_nothing_is_noted(path):
     steps = []
     told = lambda s: steps.append((s.step, float(s.epsilon.upper), s.stopped, repr(s)))
@@ -390,10 +423,6 @@ def test_a_full_disk_shows_nothing(path, monkeypatch):
 
 PATHS = ["finish", "look and stop", "stop", "raise", "interrupt", "killed", "killed after a look"]
 NEXT = ["none", "same", "other program", "other plan", "second run", "recalibrated"]
-
-
-class Killed(BaseException):
-    pass
 
 
 QUICK = [("fixed", "killed after a look")]

@@ -105,6 +105,17 @@ def test_another_partition_in_a_pass_costs_a_pass(path):
         assert not plan.allows(ledger, 14, partition="1")  # in that partition it was taken already
 
 
+def test_a_filter_does_not_meet_its_target_beside_other_runs(path):
+    """The claim adds its whole budget to what others have spent, so no step of it may be allowed."""
+    plan = Plan(target_epsilon=1.0, **FULL, steps=50, data_dependent=True)
+    with Ledger.create(path, plan) as ledger:
+        ledger.spend(ja.Gaussian(50.0))  # in the run itself: within its budget
+        assert plan.allows(ledger, 0)
+        ledger.begin(plan)
+        assert not plan.allows(ledger, 0)
+        assert ledger.epsilon(DELTA).upper > 1.0
+
+
 def test_what_was_certified_of_one_run_says_nothing_of_a_dearer_one(path):
     """Each of two runs of a tuning has one other release; that of the second is above the target by itself."""
     given = {"target_delta": DELTA, "dataset_size": 20, "sampling_probability": 1.0, "noise_multiplier": 9.0}

@@ -13,12 +13,13 @@ from helpers import refusal
 from training_runs import quick_candidates, squares
 
 import jaxacct as ja
-from jaxacct import selection, tuning
+from jaxacct import selection, strategies, tuning
 from jaxacct.core.progress import Progress
 from jaxacct.selection import law_of_k
-from jaxacct.training import Ledger, Plan
+from jaxacct.training import Ledger, Plan, PrivateLoss
 from jaxacct.training.run.evaluations import units
-from jaxacct.tuning.candidates import best_few, rank
+from jaxacct.tuning import tuning_run
+from jaxacct.tuning.candidates import best_few, rank, side_by_side
 from jaxacct.tuning.search_spaces import draws_alike
 
 SIZE = 40
@@ -70,6 +71,46 @@ def run(plan, space=SPACE, score=lambda w: -float(np.sum((w - 1.0) ** 2)), **mor
 def with_function(train, score=float, **more):
     more = {"target_delta": 1e-5, "key": KEY} | more
     return tuning.tune_with(train, tuning.grid(x=list(range(8))), ja.Gaussian(2.0), LAW, score=score, **more)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"clip_norm": -1.0},
+        {"method": "fast"},
+        {"micro_batch": 0},
+        {"private_loss": PrivateLoss(bound=1.0, noise=0.01)},
+        {"plan": {"unit": "user"}},
+        {"plan": {"noise": strategies.PrefixSum(), "sampling": "fixed_order"}},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_trained_is_refused_before_it_is_paid_for(tmp_path, more):
+    given = SETTINGS | more.pop("plan", {})
+    if "noise" in given:
+        given = given | {"sampling_probability": None, "expected_batch_size": 10}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning_run, "side_by_side", side_by_side)
+        refusal(run, Plan(noise_multiplier=5.0, **given), ledger=tmp_path / "ledger", **more)
+    assert not (tmp_path / "ledger").exists()
+
+
+@pytest.mark.parametrize("kind", ["relation", "unit"])
+def test_a_tuning_for_other_neighbours_than_the_ledger_is_refused(tmp_path, kind):
+    """Fixed batches and records: their guarantees are none for records that are added, and none for users."""
+    asked = {"unit": "user"} if kind == "unit" else {}
+    if kind == "relation":
+        batches = {"sampling_probability": None, "sampling": "fixed_batches", "expected_batch_size": 10}
+        plan = Plan(noise_multiplier=3.0, **SETTINGS | batches)
+    else:
+        plan = Plan(noise_multiplier=3.0, **SETTINGS)
+    path, once = tmp_path / "ledger", SETTINGS | {"repetitions": None}
+    with Ledger.create(path, Plan(noise_multiplier=20.0, **once, **asked)) as ledger:
+        ledger.record(0, "key", "batch", 20.0, 1.0)
+        before = float(ledger.epsilon(1e-5).upper)
+    score = tuning.PrivateScore(lambda w, x: x[0] > 0.0, DATA, noise_multiplier=6.0)
+    words = refusal(run, plan, tuning.grid(rate=[0.1]), ledger=path, score=score)
+    assert f"{kind} = " in words and float(Ledger.read(path).epsilon(1e-5).upper) == before
 
 
 def test_the_librarys_spaces_draw_alike_and_others_do_not():

@@ -285,6 +285,21 @@ def test_one_ledger_entry_before_anything_runs(plans, monkeypatch, tmp_path):
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.parametrize(
+    "more", [{"clip_norm": -1.0}, {"method": "fast"}, {"micro_batch": 0}, {"space": "rate"}], ids=str
+)
+def test_what_cannot_be_trained_is_refused_before_it_is_paid_for(plans, monkeypatch, tmp_path, more):
+    class Other:
+        def sample(self, key):
+            return {"rate": 0.1}
+
+    if "space" in more:
+        monkeypatch.setitem(globals(), "Rates", Other)
+        more = {}
+    refusal(tuned, plans["rest"], np.eye(200, dtype=np.float32), monkeypatch, ledger=tmp_path / "ledger", **more)
+    assert not (tmp_path / "ledger").exists()
+
+
 def test_refusals(plans):
     make = lambda **changed: tuning_plans.SubsetPlan(
         **({"target_epsilon": 2.0, "target_delta": DELTA, "dataset_size": 9, "share": 0.5, "sampling_probability": 1.0}

@@ -459,8 +459,10 @@ class Trainer:
                         stopped = "callback"
                         break
         except BaseException as error:
-            # a user who ends a run here may have seen its checkpoints, its log or its progress line
-            if ledger is not None and step:
+            # a user who ends a run here may have seen its checkpoints, its log or its progress line; a `fit` that is
+            # refused before its first step leaves the ledger as it was
+            refused = isinstance(error, InputError) and step == state.step
+            if ledger is not None and step and not refused:
                 _whatever_fails(functools.partial(ledger.cut_off, plan, step))
             # perhaps only one of several processes has the error, and no process can write a checkpoint by itself
             if store is not None and alone and program.keeps_after(error):

@@ -30,7 +30,7 @@ from jaxacct.training.plan import Plan
 from jaxacct.training.plan.plan import UNUSUAL
 from jaxacct.training.source import require_rows
 from jaxacct.training.step import noise
-from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
+from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss, gradient_noise
 from jaxacct.training.step.models import Untrained, join_model, split_model
 from jaxacct.training.step.step_function import Carried, Numbers, StepRule, draws, numbers, private_step
 from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE, WITH_NOISE
@@ -351,6 +351,30 @@ def _best(some: list[Found], top: int) -> list[Found]:
     return sorted(some, key=lambda one: rank(one.score, one.number), reverse=True)[:top]
 
 
+def require_side_by_side(
+    plan: Plan,
+    clip_norm: PyTree = 1.0,
+    method: str = "auto",
+    micro_batch: int | None = None,
+    private_loss: PrivateLoss | None = None,
+    **_: Any,
+) -> None:
+    """Raise InputError for a plan or a setting that `side_by_side` does not take; tunings ask before they spend."""
+    choice("method", method, METHODS)
+    adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
+    sensitivity(adaptive.initial if adaptive else clip_norm)  # refuses anything but a clip norm
+    if plan.sampling in WITH_NOISE:
+        raise InputError(f"sampling = {plan.sampling!r} is not supported side by side; train by a Trainer each")
+    for name, usual in UNUSUAL.items():
+        if name not in _SUPPORTED and getattr(plan, name) != usual:
+            word = name.replace("rates_digest", "sampling_rates")
+            raise InputError(f"{word} is not supported side by side; train each candidate by a Trainer")
+    if micro_batch is not None:
+        check("micro_batch", micro_batch, COUNT)
+    for segment in plan.segments:  # refuses releases that leave no room for the gradients
+        gradient_noise(segment.noise_multiplier, segment.expected_batch_size, adaptive, private_loss)
+
+
 def side_by_side(
     loss_fn: Callable[..., Any],
     make_optimizer: Callable[[Mapping[str, Any]], Any],
@@ -401,17 +425,10 @@ def side_by_side(
     >>> done.shape, bool(jnp.all(done[0] == 0.0)), np.isfinite(done).all(axis=1).tolist()
     ((4, 2), True, [True, True, True, False])
     """
-    choice("method", method, METHODS)
+    require_side_by_side(plan, clip_norm, method, micro_batch, private_loss)
     adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
     first_clip = adaptive.initial if adaptive else clip_norm
-    sensitivity(first_clip)  # refuses anything but a clip norm
-    if plan.sampling in WITH_NOISE:
-        raise InputError(f"sampling = {plan.sampling!r} is not supported side by side; train by a Trainer each")
-    for name, usual in UNUSUAL.items():
-        if name not in _SUPPORTED and getattr(plan, name) != usual:
-            word = name.replace("rates_digest", "sampling_rates")
-            raise InputError(f"{word} is not supported side by side; train each candidate by a Trainer")
-    size = _room(plan) if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
+    size = _room(plan) if micro_batch is None else int(micro_batch)
     schedule = _schedule(plan, adaptive, private_loss)
 
     def one(

@@ -5,6 +5,7 @@ The sample and the other data are held in arrays whose shapes depend neither on 
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from jaxacct.training.plan import Plan
 from jaxacct.training.plan.segments import Segment
 from jaxacct.training.sampling import sampler
 from jaxacct.training.source import require_rows
-from jaxacct.tuning.candidates import Secret, key_words, selected, several, side_by_side
+from jaxacct.tuning.candidates import Secret, key_words, require_side_by_side, selected, several, side_by_side
 from jaxacct.tuning.plans import Cost, Setting, SubsetPlan
 from jaxacct.tuning.search_spaces import Sampled, draws_alike
 from jaxacct.tuning.tuning_run import note_whole
@@ -152,18 +153,27 @@ def tune_on_subset(
     )
     word = "iid" if draws_alike(space) else "iid, declared"
     note = f"tuning on a share of {plan.share:g}, and a final run: {plan.variant}; candidates {word}"
-    note_whole(ledger, run, plan.mechanism, note, plan.target_epsilon)
-
-    inside, outside = _split(secret.key(b"sample"), data, plan)
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
 
-    def trainer(setting: Setting, final: bool) -> Callable[..., Any]:
-        """Return a function (params, configs, keys) -> params that trains several runs, compiled once."""
-        held, noise = (outside, setting.final_noise) if final else (inside, setting.tuning_noise)
+    def run_of(setting: Setting, final: bool, size: int) -> Plan:
+        noise = setting.final_noise if final else setting.tuning_noise
         # sums are divided by the expected batch size, which does not depend on the drawn sample
         batch = plan.expected_batch_size(setting, final)
         segment = Segment(0, setting.steps, noise, setting.sampling_probability, batch)
-        run = Plan.of([segment], target_delta=plan.target_delta, dataset_size=len(held[1]))
+        return Plan.of([segment], target_delta=plan.target_delta, dataset_size=size)
+
+    for each, final in itertools.product(plan.settings, (False, True)):
+        require_side_by_side(run_of(each, final, plan.dataset_size), **shared)
+    if not callable(extrapolate):  # refuses configurations without a learning rate
+        extrapolated(dict(space.sample(secret.key(b"config", 0))), plan.growth, extrapolate)
+    note_whole(ledger, run, plan.mechanism, note, plan.target_epsilon)
+
+    inside, outside = _split(secret.key(b"sample"), data, plan)
+
+    def trainer(setting: Setting, final: bool) -> Callable[..., Any]:
+        """Return a function (params, configs, keys) -> params that trains several runs, compiled once."""
+        held = outside if final else inside
+        run = run_of(setting, final, len(held[1]))
         # an absent example has a constant loss, and so no gradient
         present = lambda params, held: jax.numpy.where(held[1], loss_fn(params, held[0]), 0.0)
         train = side_by_side(present, make_optimizer, run, **shared)

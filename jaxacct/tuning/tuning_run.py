@@ -25,6 +25,7 @@ from jaxacct.training.ledger.contents import Spent, claim
 from jaxacct.training.ledger.format import Run
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.evaluations import units
+from jaxacct.training.run.run_ledger import require_same_relation
 from jaxacct.training.source import require_rows
 from jaxacct.training.step.counts_and_losses import PrivateLoss
 from jaxacct.training.step.models import initialised, is_equinox, is_nnx, loss_of, refuse_state
@@ -35,6 +36,7 @@ from jaxacct.tuning.candidates import (
     Winner,
     rank,
     require_pad,
+    require_side_by_side,
     selected,
     several,
     side_by_side,
@@ -378,6 +380,8 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
         # the declaration also covers the spaces of later rounds, which are not known yet
         word = "iid, declared" if candidates == "iid" else word
     plans, secret = getattr(plan, "plans", (plan,)), Secret(given["key"])
+    for each in plans:
+        require_side_by_side(each, **shared)
     note = f"tuning: {what} among runs of the plan; candidates {word}{more}"
     note_whole(given["ledger"], plans[0], cost.mechanism, note, plan.target_epsilon)
     programs: dict[Any, Any] = {}  # all rounds share the compiled programs
@@ -486,7 +490,8 @@ def note_whole(
 ) -> None:
     """Note a whole tuning in an open ledger or at a path; the entry is on the disk when this returns.
 
-    If the tuning and the ledger's releases together cost more than the target, raise InputError and write nothing.
+    Raise InputError and write nothing if the tuning and the ledger's releases together cost more than the target, or if
+    the ledger's plans have another relation or unit than the tuning.
     """
     if ledger is None:
         return
@@ -496,6 +501,7 @@ def note_whole(
     else:
         opened = Ledger.open(ledger) if os.path.exists(ledger) else Ledger.create(ledger, plan)
     with opened as one:
+        require_same_relation(plan, [line.plan for lines in one.headers.values() for line in lines])
         several = [(one.counting(name), headers) for name, headers in one.headers.items()]
         if target is not None and any(spent.releases or spent.others for spent, _ in several):
             several.append((Spent(others=Counter([mechanism])), [Run("", "", plan)]))

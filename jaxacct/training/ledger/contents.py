@@ -386,6 +386,8 @@ class Contents:
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
         """Return whether the counted releases and a plan's next `steps` steps meet the plan's target and filter."""
         held, others = _held(plan, self, self.run)
+        if not _filter_leaves_room(plan, self, self.run):
+            return False
         more = lambda steps: ahead(plan, self.runs[self.run], next_step, steps, partition, begins=True)
         wanted = held + more(steps)
         if not others and plan.within and wanted <= plan.whole:
@@ -467,6 +469,8 @@ def room(
     if plan.target_epsilon is None and plan.filter is None:
         return left
     held, others = _held(plan, ledger, name)
+    if not _filter_leaves_room(plan, ledger, name):
+        return 0
     more = lambda steps: held + ahead(plan, own, step, steps, partition, begins)
     if not others and plan.within and more(left) <= plan.whole:
         return left
@@ -495,6 +499,15 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], Cou
     if plan.early_stop is not None and ledger.runs.get(run, Spent()).has_early_stop(plan):
         others -= Counter([plan.early_stop.mechanism])  # the cost of the plan includes it
     return held, others
+
+
+def _filter_leaves_room(plan: Plan, ledger: Contents, run: str) -> bool:
+    """Return whether a plan's filter meets its target beside the other runs: the whole budget counts, as in `claim`."""
+    if plan.filter is None or plan.target_epsilon is None:
+        return True
+    beside = [(ledger.counting(name), ledger.headers[name]) for name in counted(plan, ledger, run) if name != run]
+    claimed = [(Spent(), [Run(run, "", plan)]), *beside]
+    return not beside or bool(claim(claimed, plan.target_delta, plan.relation).upper <= plan.target_epsilon)
 
 
 def counted(plan: Plan, ledger: Contents, run: str | None = None) -> list[str]:
