@@ -248,7 +248,7 @@ def test_directions_that_agree_are_solved_once(monkeypatch):
     solved = []
     whole = account.ask_engines
     monkeypatch.setattr(account, "ask_engines", lambda *given: solved.append(1) or whole(*given))
-    ja.epsilon(ja.dp_sgd(2.0, 0.01, 3), 1e-6, relation="replace_one", rtol=1e-2)
+    ja.epsilon(ja.dp_sgd(2.0, 0.1, 1), 1e-6, relation="replace_one", rtol=1e-2)
     assert len(solved) == 1
-    ja.epsilon(ja.dp_sgd(2.0, 0.01, 3), 1e-6, rtol=1e-2)
+    ja.epsilon(ja.dp_sgd(2.0, 0.1, 1), 1e-6, rtol=1e-2)
     assert len(solved) == 3

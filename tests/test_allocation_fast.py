@@ -103,7 +103,7 @@ def test_an_interrupt_cancels_what_has_not_begun(monkeypatch):
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize(("sigma", "slots"), [(0.55, 250), (1.0, 100), (4.0, 30)])
+@pytest.mark.parametrize(("sigma", "slots"), [(1.0, 100), (0.55, 250), (4.0, 30)])
 def test_losses_read_together_hold_their_own_deltas(sign, sigma, slots):
     found = round_profile(1 / sigma, float(slots), sign)
     some = np.linspace(0, found.epsilon.size - 1, 12).astype(int)

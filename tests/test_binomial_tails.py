@@ -27,7 +27,9 @@ def log_tail(n, k, p):
     """log Pr[N >= k], to 40 digits at least."""
     n, k = int(n), int(k)
     if n <= 400:
-        terms = [mpmath.binomial(n, j) * p**j * (1 - p) ** (n - j) for j in range(n + 1)]
+        terms = [(1 - p) ** n]
+        for j in range(n):
+            terms.append(terms[-1] * (n - j) / (j + 1) * p / (1 - p))
         tail, rest = mpmath.fsum(terms[k:]), mpmath.fsum(terms[:k])
         return mpmath.log(tail) if tail < rest else mpmath.log1p(-rest)  # the larger one is 1 less the other
     return mpmath.log(series(n, k, p, 1)) if k > n * p else mpmath.log1p(-series(n, k - 1, p, -1))

@@ -15,7 +15,7 @@ DELTA = 1e-5
 CYCLIC = {"sampling": "cyclic_poisson"}
 
 
-@pytest.mark.parametrize("bands, groups, steps", [(8, 8, 64), (3, 5, 60), (1, 1, 20)])
+@pytest.mark.parametrize("bands, groups, steps", [(3, 5, 60), (8, 8, 64), (1, 1, 20)])
 def test_whole_blocks_are_the_matrix_mechanism(bands, groups, steps):
     mine = ja.dp_sgd(0.8, 0.1, steps, bands=bands, groups=groups, **CYCLIC)
     theirs = ja.MatrixMechanism(Banded(bands, steps), 0.8, CyclicPoisson(groups, 0.1))
@@ -101,9 +101,9 @@ def test_every_parameter_is_calibrated():
 
 def test_a_sweep_searches_for_no_matrix(monkeypatch):
     monkeypatch.setattr(optimise, "_minimise", None)
-    grid = {"bands": [1, 5], "epochs": [1, 2.5], "batch_size": [20, 30], "dataset_size": 1000, **CYCLIC}
+    grid = {"bands": [1, 5], "epochs": [1, 2.5], "batch_size": 30, "dataset_size": 1000, **CYCLIC}
     table = ja.sweep(grid | {"noise_multiplier": 2.0, "delta": DELTA}, progress=False)
-    assert table["groups"].tolist() == table["bands"].tolist() == np.repeat([1.0, 5.0], 4).tolist()
+    assert table["groups"].tolist() == table["bands"].tolist() == np.repeat([1.0, 5.0], 2).tolist()
     columns = {name: table[name] for name in ("bands", "epochs", "batch_size")}
     runs = ja.dp_sgd(2.0, dataset_size=1000, **columns, **CYCLIC)
     np.testing.assert_allclose(table["upper"], ja.epsilon(runs, DELTA).upper, rtol=1e-6)

@@ -45,7 +45,7 @@ def assert_within_units(name, size, seed):
 
 @pytest.mark.parametrize("name", VALUES)
 def test_numpys_functions_keep_to_their_units(name):
-    assert_within_units(name, 300, 0)
+    assert_within_units(name, 100, 0)
 
 
 @pytest.mark.slow

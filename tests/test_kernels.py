@@ -176,7 +176,7 @@ def test_log1p(function, units):
     middle = np.random.default_rng(0).uniform(-0.9, 3.0, 3001)
     x = np.concatenate([-(10.0 ** np.linspace(-18, -1e-3, 3001)), 10.0 ** np.linspace(-18, 300, 3001), middle, [0.0]])
     ours = np.asarray(jax.jit(function)(x))
-    for value, argument in list(zip(ours, x, strict=True))[::-5]:
+    for value, argument in list(zip(ours, x, strict=True))[::-15]:
         exact = mpmath.log1p(mpmath.mpf(float(argument)))
         assert abs(value - exact) <= units * ROUNDOFF * abs(exact)
 

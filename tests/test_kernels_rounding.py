@@ -13,23 +13,23 @@ from jaxacct.kernels.contour import core, gaussian_errors
 from jaxacct.kernels.law import LossLaw, log_mix
 
 RNG = np.random.default_rng(0)
-WIDE = 10.0 ** RNG.uniform(-300, 20, 300) * RNG.choice([-1.0, 1.0], 300)
-NEAR = RNG.uniform(-40.0, 40.0, 300)
-POSITIVE = np.concatenate([10.0 ** RNG.uniform(-307, 308, 300), 1.0 + 10.0 ** RNG.uniform(-15, -0.5, 100)])
+WIDE = 10.0 ** RNG.uniform(-300, 20, 100) * RNG.choice([-1.0, 1.0], 100)
+NEAR = RNG.uniform(-40.0, 40.0, 100)
+POSITIVE = np.concatenate([10.0 ** RNG.uniform(-307, 308, 100), 1.0 + 10.0 ** RNG.uniform(-15, -0.5, 50)])
 SIMPLE, COMPOUND = (lambda x: arrays.SIMPLE_UNITS), (lambda x: arrays.COMPOUND_UNITS)
 FUNCTIONS = {
-    "exp": (jnp.exp, mpmath.exp, np.concatenate([NEAR, RNG.uniform(-708.0, 709.0, 300)]), SIMPLE),
+    "exp": (jnp.exp, mpmath.exp, np.concatenate([NEAR, RNG.uniform(-708.0, 709.0, 100)]), SIMPLE),
     "log": (jnp.log, mpmath.log, POSITIVE, SIMPLE),
-    "sin": (jnp.sin, mpmath.sin, np.concatenate([NEAR, WIDE, np.pi * np.arange(1, 200)]), SIMPLE),
-    "cos": (jnp.cos, mpmath.cos, np.concatenate([NEAR, WIDE, np.pi * (np.arange(200) + 0.5)]), SIMPLE),
+    "sin": (jnp.sin, mpmath.sin, np.concatenate([NEAR, WIDE, np.pi * np.arange(1, 100)]), SIMPLE),
+    "cos": (jnp.cos, mpmath.cos, np.concatenate([NEAR, WIDE, np.pi * (np.arange(100) + 0.5)]), SIMPLE),
     "expm1": (jnp.expm1, mpmath.expm1, np.concatenate([NEAR, WIDE[np.abs(WIDE) < 700], NEAR / 40.0]), COMPOUND),
     "log1p": (
         arrays.log1p,
         mpmath.log1p,
-        np.concatenate([POSITIVE, -(10.0 ** RNG.uniform(-300, -0.01, 300))]),
+        np.concatenate([POSITIVE, -(10.0 ** RNG.uniform(-300, -0.01, 100))]),
         COMPOUND,
     ),
-    "erfc": (lax.erfc, mpmath.erfc, RNG.uniform(-6.0, 26.0, 400), lambda x: arrays.SIMPLE_UNITS * (4.0 + x * x)),
+    "erfc": (lax.erfc, mpmath.erfc, RNG.uniform(-6.0, 26.0, 150), lambda x: arrays.SIMPLE_UNITS * (4.0 + x * x)),
 }
 
 
@@ -61,7 +61,7 @@ def test_departures_are_within_their_depth(turn):
     angle = turn * RNG.random(points)
     re, im = jax.jit(lambda w, a: core.departures(w, a, count))(weight, angle)
     with mpmath.workdps(40):
-        for k in (1, 2, 7, 8, 37, count - 1):
+        for k in (1, 7, 8, count - 1):
             terms = [(mpmath.mpf(float(w)), mpmath.mpf(float(a)) * k) for w, a in zip(weight, angle, strict=True)]
             exact = mpmath.fsum(w * mpmath.expm1(1j * x) for w, x in terms)
             allowed = sum(w * (min(2, x) * core.depth(points, count) + 12 * x) for w, x in terms) * ROUNDOFF

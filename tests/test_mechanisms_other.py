@@ -126,7 +126,7 @@ def test_replace_one_without_replacement_of_continuous_noise_is_piecewise(ratio)
 
 def test_replace_one_without_replacement_of_a_gaussian_dominates_its_bins():
     """Which bin the output fell in is a post-processing with finitely many outcomes."""
-    edges = np.linspace(-9.0, 10.0, 1500)
+    edges = np.linspace(-9.0, 10.0, 600)
     q, p = (np.diff(scipy.special.ndtr(np.concatenate([[-np.inf], edges - m, [np.inf]]))) for m in (0.0, 1.0))
     runs = (ja.FiniteOutput(p / p.sum(), q / q.sum()), ja.Gaussian(2.0))
     bins, whole = (ja.repeat(ja.SampledWithoutReplacement(base, 0.1), 100) for base in runs)

@@ -10,7 +10,7 @@ from jaxacct.engines import closed_form, quick_bounds, theorems
 from jaxacct.mechanisms import components
 
 RELATION = "add_or_remove_one"
-SIZE = 400
+SIZE = 150
 
 
 def log_uniform(rng, low, high):

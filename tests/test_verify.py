@@ -70,7 +70,11 @@ def test_the_engines_brackets_are_verified_and_tampered_ones_refuted(name):
         assert ja.verify(mechanism, wrong, delta=delta).status == "refuted"
 
 
-@pytest.mark.parametrize("row", REFERENCE[::6], ids=lambda row: "-".join(list(row.values())[:4]))
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=[pytest.mark.slow] * (int(row["steps"]) > 10_000)) for row in REFERENCE[::6]],
+    ids=lambda row: "-".join(list(row.values())[:4]),
+)
 def test_the_reference_values_are_bracketed(row):
     """They are correct to 2e-7; half as much again on either side must hold, 1e-5 on the wrong side must not."""
     delta = float(row["delta"])
