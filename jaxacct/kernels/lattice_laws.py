@@ -129,9 +129,6 @@ def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
     """Return sums of T = `mass` times f = e^{-theta d} (1 - e^{-d})_+ at d = loss - eps = start + i step."""
     xp = namespace(mass, start, step, theta)
     d = start + step * xp.arange(mass.shape[0])
-    if xp is np:  # the nodes at or below eps, which add nothing, are left out
-        first = np.searchsorted(d[:-1], 0.0, side="right")
-        d, mass = d[first:], mass[first:]
     above = d > 0
     d = xp.where(above, d, 0.0)
     f = xp.where(above, -xp.exp(-theta * d) * xp.expm1(-d), 0.0)
