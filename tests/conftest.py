@@ -160,12 +160,17 @@ def _steps_are(monkeypatch, name):
 
 
 _ANSWERS = {}
+OF_ROWS = "test_training_apart", "test_training_mixing"
+"""Files that ask whether a change of one row changes another row's result."""
 
 
 @pytest.fixture(autouse=True)
 def asked_once(request):
-    """Plans, ledgers and states ask for epsilon of the same releases: tests of training compute each of them once."""
-    if not request.path.stem.startswith("test_training_"):
+    """Plans, ledgers and states ask for epsilon of the same releases: tests of training compute each of them once.
+
+    The quick run takes examples to be apart where that is not the question: each loss would be compiled once more.
+    """
+    if not request.path.stem.startswith(("test_training_", "test_tuning_", "test_audit_")):
         yield
         return
     from jaxacct.accounting import account
@@ -183,6 +188,8 @@ def asked_once(request):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(account, "epsilon", epsilon)
+        if request.config.option.markexpr != "slow" and request.path.stem not in OF_ROWS:
+            patch.setattr("jaxacct.training.clipping.examples_apart._rows_stay", lambda *given: True)
         yield
 
 

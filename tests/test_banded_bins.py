@@ -150,7 +150,7 @@ def test_more_shared_noise_between_bins_costs_more():
 
 def test_contributions_that_are_not_parallel_or_adapt_cost_less():
     """Directions that turn with the outputs, in the plane, by the exact likelihood ratio of three bins."""
-    rng, c, draws, eps = np.random.default_rng(3), np.array([0.8, 0.6]), 400_000, 0.3
+    rng, c, draws, eps = np.random.default_rng(3), np.array([0.8, 0.6]), 50_000, 0.3
     ratio, before = np.ones((3, draws)), np.zeros((2, draws))
     angle = np.zeros(draws)
     for step in range(3):

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from training_runs import keyed, still_trainer
@@ -31,7 +30,7 @@ def _slow_disk(monkeypatch):
 
 
 def run(path, trainer=TRAINER, key=KEY, **how):
-    return trainer.fit(trainer.init(jnp.zeros(2), key=key), DATA, ledger=path, progress=False, **how)
+    return trainer.fit(trainer.init(np.zeros(2, np.float32), key=key), DATA, ledger=path, progress=False, **how)
 
 
 def entries(path):
@@ -100,7 +99,7 @@ def test_steps_of_a_pass_are_noted_one_by_one(tmp_path, rule):
 def test_a_state_that_was_put_back_draws_other_keys(tmp_path):
     """A state of a callback, with the parameters of an earlier one, is none that its chain of keys has led to."""
     path, seen = tmp_path / "run.jsonl", {}
-    start = TRAINER.init(jnp.zeros(2), key=KEY)
+    start = TRAINER.init(np.zeros(2, np.float32), key=KEY)
     keep = lambda s: seen.update({s.step: dataclasses.replace(s)}) or s.step == 6
     TRAINER.fit(start, DATA, ledger=path, progress=False, callbacks=[keep], note_ahead=1)
     back = dataclasses.replace(seen[3], params=start.params, opt_state=start.opt_state)

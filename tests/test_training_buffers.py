@@ -21,7 +21,7 @@ PLAN = plan_of(20, q=0.5, steps=6)
 
 def fit(data=DATA, optimizer=None, **more):
     made = shared(squares, optimizer or adam(0.1), PLAN)
-    return made.fit(made.init(jnp.zeros(2), bytes(32)), data, progress=False, **more)
+    return made.fit(made.init(np.zeros(2, np.float32), bytes(32)), data, progress=False, **more)
 
 
 @pytest.mark.parametrize("data", [DATA, Source(DATA)], ids=["resident", "loaded"])
@@ -37,7 +37,7 @@ def test_the_loop_moves_no_array_unsaid(data, tmp_path):
         records = []
         folders = {"ledger": tmp_path / "run.jsonl", "checkpoints": tmp_path / "run", "checkpoint_every": 2}
         more = {"callbacks": [look], "log": records.append, "progress": False}
-        assert made.fit(made.init(jnp.zeros(2)), data, **more, **folders).step == 6
+        assert made.fit(made.init(np.zeros(2, np.float32)), data, **more, **folders).step == 6
     assert len(records) == 6
 
 
@@ -67,7 +67,7 @@ def test_losses_that_use_other_frozen_arrays_have_other_keys(data, tmp_path, mon
 
 def test_a_step_overwrites_all_that_it_is_given():
     made = shared(squares, adam(0.1), PLAN)
-    carried = made.placement.carried(made.init(jnp.zeros(2)), jnp.zeros(2))
+    carried = made.placement.carried(made.init(np.zeros(2, np.float32)), jnp.zeros(2))
     words = np.zeros(8, np.uint32)
     step = made.placement.step(carried, words, words, DATA, numbers_at(PLAN, 0, None), None)
     used = step.lower().compile().memory_analysis()
@@ -100,7 +100,7 @@ def test_only_what_may_be_kept_is_copied(monkeypatch):
 
 def test_the_first_state_is_not_overwritten():
     made = shared(squares, adam(0.1), PLAN)
-    begun = made.init(jnp.zeros(2), bytes(32))
+    begun = made.init(np.zeros(2, np.float32), bytes(32))
     ended = [made.fit(begun, DATA, progress=False).params for _ in range(2)]
     np.testing.assert_array_equal(*ended)
     assert not np.any(begun.params)

@@ -26,17 +26,17 @@ from jaxacct.training.run import checkpoints
 def begun():
     """(trainer, first state, data) of a run whose steps move nothing."""
     trainer = still_trainer(plan_of(4, noise=None, steps=12, target_epsilon=4.0))
-    return trainer, trainer.init(jnp.zeros(3), KEY), jnp.ones((4, 3))
+    return trainer, trainer.init(np.zeros(3, np.float32), KEY), jnp.ones((4, 3))
 
 
 def test_a_resumed_run_is_the_same_run(tmp_path):
     trainer, data, whole = whole_run()
-    state = trainer.init(jnp.zeros(3), training_runs.KEY)
+    state = trainer.init(np.zeros(3, np.float32), training_runs.KEY)
     half = trainer.fit(
         state, data, checkpoints=tmp_path, checkpoint_every=20, callbacks=[lambda s: s.step == 23], progress=False
     )
     in_memory = trainer.fit(half, data, progress=False)
-    resumed = trainer.fit(trainer.init(jnp.zeros(3)), data, checkpoints=tmp_path, progress=False)
+    resumed = trainer.fit(trainer.init(np.zeros(3, np.float32)), data, checkpoints=tmp_path, progress=False)
     for other in (in_memory, resumed):
         assert other.step == training_runs.STEPS and other.lineage == whole.lineage
         for a, b in zip(jax.tree.leaves(other.opt_state), jax.tree.leaves(whole.opt_state), strict=True):
@@ -44,7 +44,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
         np.testing.assert_array_equal(other.params, whole.params)
     changed = Trainer(trainer.loss_fn, optax.sgd(0.1), trainer.plan, 1.0)
     assert "is not of this model and optimizer" in refusal(
-        changed.fit, changed.init(jnp.zeros(3)), data, checkpoints=tmp_path, progress=False
+        changed.fit, changed.init(np.zeros(3, np.float32)), data, checkpoints=tmp_path, progress=False
     )
 
 
@@ -84,7 +84,7 @@ def counts_all(folder, acknowledged):
 def goes_on(folder):
     """A run ends from the files that a killed one has left as one that was left in peace."""
     trainer, data, whole = whole_run()
-    state = trainer.init(jnp.zeros(3), training_runs.KEY)
+    state = trainer.init(np.zeros(3, np.float32), training_runs.KEY)
     ended = trainer.fit(state, data, ledger=f"{folder}/run.jsonl", checkpoints=f"{folder}/checkpoints", progress=False)
     np.testing.assert_array_equal(ended.params, whole.params)
     assert ended.step == training_runs.STEPS and float(ended.epsilon.upper) <= 4.0
@@ -99,7 +99,9 @@ def test_files_as_a_kill_leaves_them_lose_nothing(tmp_path):
     copy = lambda state: state.step == 11 and bool(shutil.copytree(running, left))
     files = {"ledger": running / "run.jsonl", "checkpoints": running / "checkpoints", "checkpoint_every": 7}
     trainer, data, _ = whole_run()
-    trainer.fit(trainer.init(jnp.zeros(3), training_runs.KEY), data, callbacks=[copy], progress=False, **files)
+    trainer.fit(
+        trainer.init(np.zeros(3, np.float32), training_runs.KEY), data, callbacks=[copy], progress=False, **files
+    )
     counts_all(left, 11)
     goes_on(left)
 
@@ -167,7 +169,7 @@ def test_a_state_that_is_not_the_last_checkpoint_is_refused(tmp_path):
     trainer, state, data = begun()
     seen = []
     trainer.fit(state, data, checkpoints=tmp_path, callbacks=[lambda s: seen.append(s) or s.step == 4], progress=False)
-    other = trainer.fit(trainer.init(jnp.zeros(3)), data, callbacks=[lambda s: s.step == 4], progress=False)
+    other = trainer.fit(trainer.init(np.zeros(3, np.float32)), data, callbacks=[lambda s: s.step == 4], progress=False)
     early, last = seen[1], seen[3]
     again = lambda start: refusal(trainer.fit, start, data, checkpoints=tmp_path, progress=False)
     assert "is not the last checkpoint, 4" in again(early) and "are of two runs" in again(other)
@@ -190,7 +192,7 @@ def test_a_checkpoint_of_another_program_needs_a_ledger(tmp_path):
             trainer.fit(state, data, callbacks=[crash], **more)
         changed = still_trainer(trainer.plan, rate=0.2)
         if not with_ledger:
-            assert "keep a ledger" in refusal(changed.fit, changed.init(jnp.zeros(3)), data, **more)
+            assert "keep a ledger" in refusal(changed.fit, changed.init(np.zeros(3, np.float32)), data, **more)
             continue
-        ended = changed.fit(changed.init(jnp.zeros(3)), data, **more)
+        ended = changed.fit(changed.init(np.zeros(3, np.float32)), data, **more)
         assert (ended.step, ended.stopped) == (12 - 3, "budget")  # steps 8 to 10 were taken twice

@@ -57,7 +57,7 @@ def noise_of(plan):
     seen = [np.zeros(WIDTH)]
     look = lambda state: seen.append(np.asarray(state.params, np.float64))
     data = np.zeros((plan.dataset_size, WIDTH), np.float32)
-    trainer.fit(trainer.init(jnp.zeros(WIDTH), KEY), data, callbacks=[look], progress=False)
+    trainer.fit(trainer.init(np.zeros(WIDTH, np.float32), KEY), data, callbacks=[look], progress=False)
     return -np.diff(seen, axis=0) * plan.expected_batch_size
 
 
@@ -265,7 +265,7 @@ def batches(plan, data, **more):
     trainer, size = trainer_of(plan), plan.dataset_size
     seen = [np.zeros(size)]
     look = lambda state: seen.append(np.asarray(state.params)[:size] * plan.expected_batch_size)
-    trainer.fit(trainer.init(jnp.zeros(WIDTH), KEY), data, callbacks=[look], progress=False, **more)
+    trainer.fit(trainer.init(np.zeros(WIDTH, np.float32), KEY), data, callbacks=[look], progress=False, **more)
     return np.round(-np.diff(seen, axis=0)).astype(int)
 
 
@@ -309,7 +309,7 @@ ROWS = np.random.default_rng(0).normal(size=(24, WIDTH)).astype(np.float32)
 
 def test_a_resumed_run_is_the_same_to_the_last_bit(tmp_path):
     trainer = trainer_of(RUN)
-    begin = lambda: trainer.init(jnp.zeros(WIDTH), KEY)
+    begin = lambda: trainer.init(np.zeros(WIDTH, np.float32), KEY)
     whole = trainer.fit(begin(), ROWS, progress=False, ledger=tmp_path / "a.jsonl")
     stopped = trainer.fit(begin(), ROWS, progress=False, callbacks=[lambda state: state.step == 5])
     assert np.array_equal(trainer.fit(stopped, ROWS, progress=False).params, whole.params)
@@ -332,8 +332,10 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(tmp_path):
 
 def test_a_resumption_without_the_buffers_is_another_run(monkeypatch, tmp_path):
     trainer = trainer_of(RUN)
-    whole = trainer.fit(trainer.init(jnp.zeros(WIDTH), KEY), ROWS, progress=False)
-    stopped = trainer.fit(trainer.init(jnp.zeros(WIDTH), KEY), ROWS, progress=False, callbacks=[lambda s: s.step == 5])
+    whole = trainer.fit(trainer.init(np.zeros(WIDTH, np.float32), KEY), ROWS, progress=False)
+    stopped = trainer.fit(
+        trainer.init(np.zeros(WIDTH, np.float32), KEY), ROWS, progress=False, callbacks=[lambda s: s.step == 5]
+    )
     real = Placement.carried
     monkeypatch.setattr(
         Placement, "carried", lambda self, state, trained: real(self, dataclasses.replace(state, past=None), trained)
@@ -343,7 +345,9 @@ def test_a_resumption_without_the_buffers_is_another_run(monkeypatch, tmp_path):
 
 def test_the_buffers_are_secret():
     trainer = trainer_of(RUN)
-    state = trainer.fit(trainer.init(jnp.zeros(WIDTH), KEY), ROWS, progress=False, callbacks=[lambda s: s.step == 5])
+    state = trainer.fit(
+        trainer.init(np.zeros(WIDTH, np.float32), KEY), ROWS, progress=False, callbacks=[lambda s: s.step == 5]
+    )
     assert jax.tree_util.tree_leaves(state.past.arrays)[0].shape == (3, WIDTH)
     assert "past" not in repr(state) and "past" not in repr(state.opt_state)
     assert copy.deepcopy(state).past.arrays is state.past.arrays
@@ -419,7 +423,9 @@ def test_the_stop_rule_expects_what_the_ledger_will_count(tmp_path):
 
 def test_a_ledger_must_begin_with_the_run(tmp_path, still_steps):
     trainer = trainer_of(RUN)
-    state = trainer.fit(trainer.init(jnp.zeros(3), KEY), DATA, progress=False, callbacks=[lambda s: s.step == 4])
+    state = trainer.fit(
+        trainer.init(np.zeros(3, np.float32), KEY), DATA, progress=False, callbacks=[lambda s: s.step == 4]
+    )
     assert "from the first step on" in refusal(
         lambda: trainer.fit(state, DATA, progress=False, ledger=tmp_path / "l.jsonl")
     )
@@ -430,7 +436,9 @@ def test_another_plan_may_follow_where_the_noise_goes_on(still_steps):
     target = 1.2 * float(plan.epsilon.upper)
     plan = Plan.of(plan.segments, plan, target_epsilon=target)
     trainer = trainer_of(plan)
-    state = trainer.fit(trainer.init(jnp.zeros(3), KEY), DATA, progress=False, callbacks=[lambda s: s.step == 8])
+    state = trainer.fit(
+        trainer.init(np.zeros(3, np.float32), KEY), DATA, progress=False, callbacks=[lambda s: s.step == 8]
+    )
     longer = plan.recalibrate(8, steps=24)
     assert longer.noise.column.tolist() == plan.noise.column.tolist() and longer.noise.steps == 24
     assert longer.at(8).noise_multiplier > 2.0 and longer.epsilon.upper <= target
@@ -511,7 +519,9 @@ SHARED = strategies.Toeplitz((0.6, 0.8))
 
 def stopped_at(step, plan):
     trainer = trainer_of(plan)
-    return trainer.fit(trainer.init(jnp.zeros(3), KEY), DATA, progress=False, callbacks=[lambda s: s.step == step])
+    return trainer.fit(
+        trainer.init(np.zeros(3, np.float32), KEY), DATA, progress=False, callbacks=[lambda s: s.step == step]
+    )
 
 
 def of_groups(noise=SHARED, steps=16, groups=4, sigma=2.0, rate=0.5, **more):
@@ -549,7 +559,7 @@ def test_what_must_stay_is_asked_alike_everywhere(fact, before, after, tmp_path,
     other, path = after(before.noise), tmp_path / "run.jsonl"
     noted = trainer_of(before)
     state = noted.fit(
-        noted.init(jnp.zeros(3), KEY), DATA, ledger=path, progress=False, callbacks=[lambda s: s.step == 4]
+        noted.init(np.zeros(3, np.float32), KEY), DATA, ledger=path, progress=False, callbacks=[lambda s: s.step == 4]
     )
     with Ledger.create(tmp_path / "l.jsonl", before) as ledger:
         ledger.replan(other)
@@ -596,7 +606,7 @@ def test_what_does_not_follow_costs_alike_everywhere(steps, sigmas, alone):
 def test_independent_noise_may_fall_with_a_ledger(tmp_path, still_steps):
     """No step has the noise of another, so that the ledger counts what the plan does."""
     trainer = trainer_of(of_groups(noise=None, rate=1.0, noise_schedule=[(8, 2.0), (None, 1.0)]))
-    state = trainer.init(jnp.zeros(3), KEY)
+    state = trainer.init(np.zeros(3, np.float32), KEY)
     done = [trainer.fit(state, DATA, progress=False, ledger=ledger) for ledger in (None, tmp_path / "run.jsonl")]
     assert {(one.stopped, float(one.epsilon.upper)) for one in done} == {
         ("finished", float(trainer.plan.epsilon.upper))
@@ -631,12 +641,12 @@ def test_another_clip_norm_or_other_parameters_are_refused(still_steps):
         assert told.startswith(fact) and "share noise" in told
 
 
-def test_a_state_that_has_not_begun_goes_with_any_plan():
-    begun = trainer_of(of_groups()).init(jnp.zeros(WIDTH), KEY)
+def test_a_state_that_has_not_begun_goes_with_any_plan(keyed_steps):
+    begun = trainer_of(of_groups()).init(np.zeros(WIDTH, np.float32), KEY)
     plan = of_groups(strategies.Toeplitz((0.8, 0.6, 0.1, 0.05)), rate=0.6)
     one, other = (
         trainer_of(plan).fit(state, ROWS, progress=False).params
-        for state in (begun, trainer_of(plan).init(jnp.zeros(WIDTH), KEY))
+        for state in (begun, trainer_of(plan).init(np.zeros(WIDTH, np.float32), KEY))
     )
     assert np.array_equal(one, other)
 

@@ -44,7 +44,7 @@ def score(params, x):
 
 def fit(trainer=None, path=None, state=None, **more):
     trainer = trainer or trainer_of()
-    state = trainer.init(jnp.zeros(2), KEY) if state is None else state
+    state = trainer.init(np.zeros(2, np.float32), KEY) if state is None else state
     given = {"score": score, "validation": VALIDATION} | more
     return trainer.fit(state, given.pop("data", DATA), ledger=path, progress=False, **given)
 
@@ -115,7 +115,7 @@ def test_what_is_refused():
     assert "early stop" in refusal(lambda: fit(still_trainer(Plan(**GIVEN))))
     assert "first axes" in refusal(lambda: fit(validation=np.float32(1.0)))
     rows = np.random.default_rng(0).normal(size=(20, 16)).astype(np.float32)
-    wide = {"state": trainer_of().init(jnp.zeros(16)), "data": rows}
+    wide = {"state": trainer_of().init(np.zeros(16, np.float32)), "data": rows}
     assert "closes over" in refusal(lambda: fit(score=lambda p, x: jnp.sum(jnp.asarray(rows) @ p) * x, **wide))
     trainer = Trainer(linear, sgd(0.1), plan_of(), 1.0, mesh=__import__("jax").make_mesh((1,), ("d",)))
     assert "mesh" in refusal(lambda: fit(trainer))
@@ -143,7 +143,7 @@ def test_a_run_that_ends_early_claims_its_plan_everywhere(path, capsys, tmp_path
     assert "early_stop must be the same" in refusal(lambda: fit(trainer_of(rule), path, state))
     assert "the state is older" in refusal(lambda: fit(path=path))
     lone = trainer_of(steps=8)  # a run of its own gets only what is left: nothing
-    assert "none of" in refusal(lambda: fit(lone, path, lone.init(jnp.zeros(2))))
+    assert "none of" in refusal(lambda: fit(lone, path, lone.init(np.zeros(2, np.float32))))
 
 
 def test_the_claim_includes_the_answers_before_the_run_ends(path):

@@ -22,7 +22,7 @@ def score(params, data):
 
 def fit(path=None, state=None, rate=0.1, **more):
     trainer = still_trainer(Plan(**PLAN), rate, step=keyed)
-    state = trainer.init(jnp.zeros(2), KEY) if state is None else state
+    state = trainer.init(np.zeros(2, np.float32), KEY) if state is None else state
     return trainer.fit(state, DATA, ledger=path, progress=False, **more)
 
 
@@ -106,4 +106,4 @@ def test_what_is_refused():
     halves = np.concatenate([DATA, PUBLIC])  # parts of one array that do not overlap
     trainer = still_trainer(Plan(**PLAN))
     more = {"evaluate": score, "public_data": halves[20:], "progress": False}
-    assert trainer.fit(trainer.init(jnp.zeros(2)), halves[:20], **more).evaluations[-1].step == 12
+    assert trainer.fit(trainer.init(np.zeros(2, np.float32)), halves[:20], **more).evaluations[-1].step == 12

@@ -26,7 +26,7 @@ def run(ledger=None, target=0.0):
     """Parameters after four steps, of a trainer that shares nothing with others."""
     loss = lambda params, example: jnp.sum((params - example - target) ** 2)
     made = Trainer(loss, optax.adam(0.1), plan_of(20, q=0.5, steps=4), 1.0)
-    return made.fit(made.init(jnp.zeros(3), bytes(32)), DATA, ledger=ledger, progress=False).params.tolist()
+    return made.fit(made.init(np.zeros(3, np.float32), bytes(32)), DATA, ledger=ledger, progress=False).params.tolist()
 
 
 def kept(folder):

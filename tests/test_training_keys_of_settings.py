@@ -1,6 +1,5 @@
 """Steps of the same state under other settings: each has noise and batches of its own, or the ledger counts both."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from training_cases import DELTA
@@ -23,7 +22,7 @@ def test_another_noise_on_the_count_of_clipped_gradients_has_keys_of_its_own(tmp
     plan = Plan(target_delta=DELTA, dataset_size=8, noise_multiplier=1.0, steps=1, **sampling)
     clips = [AdaptiveClip(1.0, count_noise=noise) for noise in (5.0, 0.6)]
     trainers = [still_trainer(plan, clip_norm=clip, step=keyed) for clip in clips]
-    first = trainers[0].init(jnp.zeros(8), KEY)
+    first = trainers[0].init(np.zeros(8, np.float32), KEY)
     moved = [float(t.fit(first, DATA, progress=False, ledger=tmp_path / "run").params[0]) for t in trainers]
     assert moved[0] != moved[1]
     assert Ledger.read(tmp_path / "run").releases().total() == 2
@@ -39,7 +38,7 @@ def test_a_pass_of_fixed_batches_that_begins_elsewhere_is_cut_anew(tmp_path, sti
     assert [plan.pass_of(2)[1] for plan in plans] == [2, 1]
     trainers = [shared(linear, sgd(1.0), plan) for plan in plans]
     with Ledger.create(tmp_path / "run", plans[0]) as ledger:
-        first, stop = trainers[0].init(jnp.zeros(8), KEY), [lambda state: state.step == 2]
+        first, stop = trainers[0].init(np.zeros(8, np.float32), KEY), [lambda state: state.step == 2]
         half = trainers[0].fit(first, DATA, callbacks=stop, progress=False, ledger=ledger)
         for trainer in trainers:
             trainer.fit(half, DATA, progress=False, ledger=ledger)

@@ -5,7 +5,6 @@ import resource
 import sys
 import warnings
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import refusal
@@ -168,7 +167,7 @@ def test_pipes_folders_devices_and_other_files_are_refused_at_once(tmp_path, cap
     ):
         for call in (Ledger.open, Ledger.read):
             assert words in refusal(call, given)
-        assert words in refusal(trainer.fit, trainer.init(jnp.zeros(2)), data, ledger=given, progress=False)
+        assert words in refusal(trainer.fit, trainer.init(np.zeros(2, np.float32)), data, ledger=given, progress=False)
         for command in (["ledger", "show", given], ["verify", given], ["report", given, "--out", "page.html"]):
             assert main(command) == 2
             error = capsys.readouterr().err
@@ -220,14 +219,14 @@ def small(steps=8):
 def test_the_same_script_run_twice_is_refused(path):
     """As the README's: no checkpoints, and a first state with a key of its own."""
     trainer, data = small()
-    trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=path, progress=False)
+    trainer.fit(trainer.init(np.zeros(2, np.float32)), data, ledger=path, progress=False)
     before = path.read_bytes()
-    words = refusal(trainer.fit, trainer.init(jnp.zeros(2)), data, ledger=path, progress=False)
+    words = refusal(trainer.fit, trainer.init(np.zeros(2, np.float32)), data, ledger=path, progress=False)
     assert "holds 8 steps of other runs; of this new run none of 8 steps fits the budget" in words
     assert "give its checkpoints=; for other data use another ledger" in words
     assert path.read_bytes() == before
     with Ledger.open(path) as ledger:
-        assert words == refusal(trainer.fit, trainer.init(jnp.zeros(2)), data, ledger=ledger, progress=False)
+        assert words == refusal(trainer.fit, trainer.init(np.zeros(2, np.float32)), data, ledger=ledger, progress=False)
     assert path.read_bytes() == before
 
 
@@ -237,7 +236,7 @@ def test_an_interrupted_run_that_is_begun_anew_says_so(path):
         for step in range(3):
             note(ledger, step, noise=trainer.plan.noise_multiplier)
     with pytest.warns(UserWarning, match="holds 3 steps of other runs.* 5 of 8 steps fit the budget") as caught:
-        state = trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=path, progress=False)
+        state = trainer.fit(trainer.init(np.zeros(2, np.float32)), data, ledger=path, progress=False)
     assert caught[0].filename == __file__ and (state.step, state.stopped) == (5, "budget")
     assert float(state.epsilon.upper) <= 2.0
 
@@ -247,16 +246,16 @@ def test_going_on_says_nothing(path, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         more = {"ledger": path, "checkpoints": tmp_path / "run", "progress": False}
-        half = trainer.fit(trainer.init(jnp.zeros(2)), data, callbacks=[lambda s: s.step == 4], **more)
-        assert trainer.fit(trainer.init(jnp.zeros(2)), data, **more).step == 8
-        assert trainer.fit(trainer.init(jnp.zeros(2)), data, **more).step == 8
+        half = trainer.fit(trainer.init(np.zeros(2, np.float32)), data, callbacks=[lambda s: s.step == 4], **more)
+        assert trainer.fit(trainer.init(np.zeros(2, np.float32)), data, **more).step == 8
+        assert trainer.fit(trainer.init(np.zeros(2, np.float32)), data, **more).step == 8
         assert half.step == 4
 
 
 def test_the_same_first_state_without_room_is_refused(path):
     """Its run is in the ledger, with other data: no step of it fits, and its first parameters are no answer."""
     trainer, data = small()
-    first = trainer.init(jnp.zeros(2))
+    first = trainer.init(np.zeros(2, np.float32))
     trainer.fit(first, data, ledger=path, progress=False)
     before = path.read_bytes()
     words = refusal(trainer.fit, first, data + 1.0, ledger=path, progress=False)

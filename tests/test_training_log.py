@@ -53,7 +53,7 @@ def test_what_is_seen_of_a_batch():
         has_aux=True,
         private_loss=PrivateLoss(bound=2.0, noise=50.0),
     )
-    state = trainer.init(jnp.ones(2), KEY)
+    state = trainer.init(np.ones(2, np.float32), KEY)
     before.append(np.asarray(state.params))
     keep = lambda state: before.append(np.asarray(state.params))
     ended = trainer.fit(state, data, log=records.append, progress=False, callbacks=[keep])
@@ -139,7 +139,7 @@ def test_several_runs_in_one_file(tmp_path):
     path = tmp_path / "log.jsonl"
     for key in (bytes(32), bytes([1] * 32)):
         trainer, _, data = start()
-        trainer.fit(trainer.init(jnp.zeros(3), key), data, log=path, log_every=20, progress=False)
+        trainer.fit(trainer.init(np.zeros(3, np.float32), key), data, log=path, log_every=20, progress=False)
     found = lines(path)
     assert [record["event"] for record in found] == ["begin", "step", "step", "end"] * 2
     assert len({record["run"] for record in found}) == 2 and not any("again" in record for record in found)
@@ -150,7 +150,7 @@ def test_what_json_has_no_number_for(tmp_path):
     """An infinite loss whose gradient is finite."""
     path = tmp_path / "log.jsonl"
     trainer = Trainer(lambda p, x: linear(p, x) + jnp.inf, optax.sgd(0.1), plan_of(4, steps=1), 1.0)
-    trainer.fit(trainer.init(jnp.ones(2)), np.ones((4, 2), np.float32), log=path, progress=False)
+    trainer.fit(trainer.init(np.ones(2, np.float32)), np.ones((4, 2), np.float32), log=path, progress=False)
     assert lines(path)[1]["not_private"]["loss"] is None
 
 

@@ -40,13 +40,13 @@ def test_a_mesh_of_one_device_trains():
     """What the mesh costs is a key of its own; the claim is that of the plan."""
     plan, data = plan_of(5, 0.5, steps=3), np.eye(5, dtype=np.float32)
     trainer = Trainer(linear, optax.sgd(1.0), plan, 1.0, mesh=one_device())
-    state = trainer.fit(trainer.init(jnp.zeros(5)), data, progress=False)
+    state = trainer.fit(trainer.init(np.zeros(5, np.float32)), data, progress=False)
     assert state.step == 3 and float(state.epsilon.upper) == float(plan.epsilon.upper)
     assert "1 x" in trainer._repr_html_() and "data" in trainer._repr_html_()
     chains = set()
     for more in ({"mesh": one_device()}, {}, {}):  # whose steps are the same
         trainer = still_trainer(plan, **more)
-        state = trainer.fit(trainer.init(jnp.zeros(5), bytes(32)), data, progress=False)
+        state = trainer.fit(trainer.init(np.zeros(5, np.float32), bytes(32)), data, progress=False)
         chains.add(state.lineage.chain)
     assert len(chains) == 2
 

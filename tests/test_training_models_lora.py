@@ -46,17 +46,17 @@ CASES = {
     "nnx": lambda: (nnx.Linear(8, 6, rngs=nnx.Rngs(0)), lambda model, x: model(x), None),
     "equinox": equinox_case,
     "both sides": lambda: (
-        {"w": jnp.ones((8, 4)), "v": jnp.ones((4, 5))},
+        {"w": np.ones((8, 4), np.float32), "v": np.ones((4, 5), np.float32)},
         lambda p, x: p["v"] @ (x @ p["w"]) + jnp.einsum("tf,fk->kt", x, p["w"]) @ x[:, :4],
         lambda path: True,
     ),
     "three axes": lambda: (
-        {"kernel": jnp.ones((8, 2, 4)), "out": jnp.ones((2, 4, 8))},
+        {"kernel": np.ones((8, 2, 4), np.float32), "out": np.ones((2, 4, 8), np.float32)},
         lambda p, x: jnp.einsum("thd,hdf->tf", jnp.einsum("tf,fhd->thd", x, p["kernel"]), p["out"]),
         lambda path: True,
     ),
     "other uses": lambda: (
-        {"kernel": jnp.ones((8, 8)) / 8, "table": jnp.ones((9, 4))},
+        {"kernel": np.ones((8, 8), np.float32) / 8, "table": np.ones((9, 4), np.float32)},
         lambda p, x: (
             jax.lax.fori_loop(0, 2, lambda i, y: y @ p["kernel"], x).sum()
             + p["table"][jnp.array([1, 2])]
@@ -65,7 +65,7 @@ CASES = {
         lambda path: True,
     ),
     "jit and a cast": lambda: (
-        {"kernel": jnp.ones((8, 4))},
+        {"kernel": np.ones((8, 4), np.float32)},
         lambda p, x: jax.jit(lambda w, x: x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16))(p["kernel"], x).astype(
             jnp.float32
         ),
@@ -98,7 +98,9 @@ def test_adapters_are_the_merged_parameters(case):
 @pytest.mark.parametrize("method", ["ghost", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_clipped_gradients_are_those_of_the_merged_parameters(method):
     function = lambda p, x: jnp.sum(jnp.sin(x @ p["kernel"] + p["bias"]))
-    params = moved(lora({"kernel": jnp.ones((8, 6)), "bias": jnp.zeros(6)}, 2, key=key_from_bytes(KEY)))
+    params = moved(
+        lora({"kernel": np.ones((8, 6), np.float32), "bias": np.zeros(6, np.float32)}, 2, key=key_from_bytes(KEY))
+    )
     trained, rest = split_model(params, lambda path: path == "bias")
     loss = lambda t, x: adapted(function)(join_model(t, rest), x)
     done = clipped_sum(loss, trained, X, clip_norm=0.7, method=method)
@@ -113,22 +115,25 @@ def test_clipped_gradients_are_those_of_the_merged_parameters(method):
 
 def test_no_example_has_a_gradient_of_the_size_of_the_base():
     function = lambda p, x: jnp.sum(jnp.sin(x @ p["kernel"]))
-    trained, rest = split_model(lora({"kernel": jnp.ones((8, 6))}, 2))
+    trained, rest = split_model(lora({"kernel": np.ones((8, 6), np.float32)}, 2))
     one = jax.grad(lambda t, x: adapted(function)(join_model(t, rest), x))
     shapes = {v.aval.shape for e in jax.make_jaxpr(one)(trained, X[0]).jaxpr.eqns for v in e.outvars}
     assert (8, 2) in shapes and (8, 6) not in shapes
 
 
 def test_a_cast_to_integers_rounds_the_sum():
-    params = lora({"kernel": jnp.full((2, 2), 0.6)}, 1)
-    adapters = {"kernel": {"a": jnp.ones((2, 1)), "b": jnp.full((1, 2), 0.6)}}
+    params = lora({"kernel": np.full((2, 2), 0.6, np.float32)}, 1)
+    adapters = {"kernel": {"a": np.ones((2, 1), np.float32), "b": np.full((1, 2), 0.6, np.float32)}}
     function = lambda params: params["kernel"].astype(jnp.int32)
     found = adapted(function)(dataclasses.replace(params, adapters=adapters))
     assert found.tolist() == [[1, 1], [1, 1]]  # of 1.2, not of .6 and .6
 
 
 def test_what_is_adapted():
-    params = {"conv": {"kernel": jnp.ones((3, 3, 4, 4))}, "d": {"kernel": jnp.ones((4, 2, 3)), "bias": jnp.ones(3)}}
+    params = {
+        "conv": {"kernel": np.ones((3, 3, 4, 4), np.float32)},
+        "d": {"kernel": np.ones((4, 2, 3), np.float32), "bias": np.ones(3, np.float32)},
+    }
     shapes = lambda tree: jax.tree.map(jnp.shape, tree.adapters)
     assert shapes(lora(params, 2)) == {"d/kernel": {"a": (4, 2), "b": (2, 2, 3)}}
     assert shapes(lora(params, 1, where=lambda p: "conv" in p)) == {"conv/kernel": {"a": (3, 3, 1), "b": (1, 4, 4)}}

@@ -108,7 +108,7 @@ def test_what_is_not_private_or_leaves_no_room_is_refused(call, text):
 
 
 def of(optimizer, private_loss=None):
-    return Trainer(SQUARE, optimizer, plan_of(30), 1.0, private_loss=private_loss).init(jnp.zeros(2))
+    return Trainer(SQUARE, optimizer, plan_of(30), 1.0, private_loss=private_loss).init(np.zeros(2, np.float32))
 
 
 def test_canaries_refuse_a_trainer_with_more_than_a_gradient():
@@ -123,6 +123,6 @@ def test_canaries_refuse_a_trainer_with_more_than_a_gradient():
 )
 def test_optimizers_that_look_at_the_loss(optimizer):
     trainer = Trainer(SQUARE, optimizer, plan_of(50, noise=0.1, steps=40), 1.0, private_loss=PrivateLoss(4.0))
-    state = trainer.fit(trainer.init(jnp.zeros(2), KEY), np.full((50, 2), 0.5, np.float32), progress=False)
+    state = trainer.fit(trainer.init(np.zeros(2, np.float32), KEY), np.full((50, 2), 0.5, np.float32), progress=False)
     np.testing.assert_allclose(state.params, 0.5, atol=0.2)
     assert float(state.epsilon.upper) == float(trainer.plan.epsilon.upper)

@@ -28,7 +28,7 @@ def every_step(monkeypatch):
 
 def fitted(plan, progress=True):
     trainer = shared(squares, sgd(0.1), plan)
-    return trainer.fit(trainer.init(jnp.zeros(2)), jnp.ones((10, 2)), progress=progress)
+    return trainer.fit(trainer.init(np.zeros(2, np.float32)), jnp.ones((10, 2)), progress=progress)
 
 
 def test_training_does_not_wait_for_the_table(every_step, still_steps, monkeypatch, capsys):

@@ -181,7 +181,7 @@ def test_audit_of_the_trainers_step():
 
 def test_a_resumed_run_is_the_direct_one(tmp_path):
     trainer = trainer_of(plan_of())
-    first = trainer.init(jnp.zeros(2), KEY)
+    first = trainer.init(np.zeros(2, np.float32), KEY)
     whole = trainer.fit(first, DATA, ledger=tmp_path / "whole", progress=False)
 
     class Crash(Exception):
@@ -194,7 +194,7 @@ def test_a_resumed_run_is_the_direct_one(tmp_path):
     more = {"ledger": tmp_path / "cut", "checkpoints": tmp_path / "run", "checkpoint_every": 3, "progress": False}
     with pytest.raises(Crash):
         trainer_of(plan_of()).fit(first, DATA, callbacks=[crash], **more)
-    resumed = trainer_of(plan_of()).fit(trainer.init(jnp.zeros(2), KEY), DATA, **more)
+    resumed = trainer_of(plan_of()).fit(trainer.init(np.zeros(2, np.float32), KEY), DATA, **more)
     assert resumed.params.tolist() == whole.params.tolist() and resumed.step == STEPS
     entries = [Ledger.read(tmp_path / name) for name in ("whole", "cut")]
     fingerprints = [{(one.step, one.key, one.batch) for one in ledger.runs[ledger.run].seen} for ledger in entries]
@@ -215,7 +215,7 @@ def test_other_rates_have_other_keys(tmp_path):
     keys = []
     for place, rates in enumerate((RATES, RATES[::-1])):
         trainer = trainer_of(plan_of(rates))
-        trainer.fit(trainer.init(jnp.zeros(2), KEY), DATA, ledger=tmp_path / str(place), progress=False)
+        trainer.fit(trainer.init(np.zeros(2, np.float32), KEY), DATA, ledger=tmp_path / str(place), progress=False)
         ledger = Ledger.read(tmp_path / str(place))
         keys.append({entry.key for entry in ledger.runs[ledger.run].seen})
     assert len(keys[0]) == STEPS and not keys[0] & keys[1]
@@ -236,7 +236,7 @@ def test_other_ways_to_train(how):
     users = {"users": np.array([0, 1, 2, 3, 0, 2])} if "users" in how else {}
     most = {"examples_per_user": 2} if "users" in how else {}
     trainer = Trainer(linear, optax.sgd(1.0), plan, 1.0, **mesh, **most)
-    state = trainer.init(jnp.zeros(1))
+    state = trainer.init(np.zeros(1, np.float32))
     given = Source(data) if "source" in how else data
     assert trainer.fit(state, given, progress=False, **users).params == pytest.approx([-2 * 0.375 / 2], abs=1e-4)
 
@@ -273,7 +273,7 @@ def test_rates_stay_as_they_were_given():
 def test_a_run_keeps_its_rates(tmp_path):
     trainer = trainer_of(plan_of())
     more = {"ledger": tmp_path / "ledger", "progress": False}
-    state = trainer.fit(trainer.init(jnp.zeros(2)), DATA, callbacks=[lambda s: s.step == 2], **more)
+    state = trainer.fit(trainer.init(np.zeros(2, np.float32)), DATA, callbacks=[lambda s: s.step == 2], **more)
     other = Plan(target_delta=DELTA, dataset_size=8, sampling_probability=1.0, noise_multiplier=1.5, steps=STEPS)
     for plan in (plan_of(RATES[::-1]), other):
         words = refusal(trainer_of(plan).fit, state, DATA, **more)

@@ -3,7 +3,6 @@
 import functools
 from collections import Counter
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import refusal
@@ -41,12 +40,12 @@ class Run:
 
     def half(self, step=6, **more):
         """The state after some steps, stopped by nothing that looked at outputs."""
-        first = self.trainer.init(jnp.zeros(20), KEY)
+        first = self.trainer.init(np.zeros(20, np.float32), KEY)
         return self.trainer.fit(first, DATA, callbacks=stop_at(step), progress=False, **more)
 
     def fit(self, state=None, until=None, data=DATA, **more):
         """(state, {step: who was drawn})."""
-        state = self.trainer.init(jnp.zeros(20), KEY) if state is None else state
+        state = self.trainer.init(np.zeros(20, np.float32), KEY) if state is None else state
         drawn, last = {}, [np.asarray(state.params)]
 
         def look(now):
@@ -205,7 +204,7 @@ def test_fixed_batches_of_another_size_are_another_pass(tmp_path):
     make = lambda size, steps: Plan(**given, expected_batch_size=size, steps=steps)
     first, second = (still_trainer(make(*sizes)) for sizes in ((5, 2), (2, 5)))
     half = first.fit(
-        first.init(jnp.zeros(10), KEY), data, callbacks=stop_at(1), progress=False, ledger=tmp_path / "run"
+        first.init(np.zeros(10, np.float32), KEY), data, callbacks=stop_at(1), progress=False, ledger=tmp_path / "run"
     )
     second.fit(half, data, progress=False, ledger=tmp_path / "run")
     assert Ledger.read(tmp_path / "run").releases() == {Release("fixed_batches", 1e-6, 1.0): 2}

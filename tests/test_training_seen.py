@@ -10,7 +10,6 @@ import shutil
 import zlib
 from contextlib import suppress
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import refusal
@@ -59,7 +58,7 @@ def trainer_of(rule="everyone", rate=0.1, **more):
 
 
 def fit(trainer, path, state=None, **more):
-    state = trainer.init(jnp.zeros(2), KEY) if state is None else state
+    state = trainer.init(np.zeros(2, np.float32), KEY) if state is None else state
     users = {"users": np.arange(20)} if trainer.plan.unit == "user" else {}
     return trainer.fit(state, DATA, ledger=path, progress=False, **users, **more)
 
@@ -285,13 +284,13 @@ def test_a_second_run_is_given_nothing_of_what_was_promised(path):
     trainer = trainer_of()
     fit(trainer, path, callbacks=[look])
     before = path.read_bytes()
-    other = trainer.init(jnp.zeros(2), bytes(32))
+    other = trainer.init(np.zeros(2, np.float32), bytes(32))
     words = refusal(fit, trainer, path, other)
     assert "holds 5 steps of other runs" in words and "none of 12 steps fits the budget" in words
     assert path.read_bytes() == before
     wider = trainer_of(target_epsilon=4.0)
     with pytest.warns(UserWarning, match=r"holds 5 steps of other runs.* \d+ of 12 steps fit"):
-        state = fit(wider, path, wider.init(jnp.zeros(2), bytes(32)))
+        state = fit(wider, path, wider.init(np.zeros(2, np.float32), bytes(32)))
     assert state.stopped == "budget" and 2.0 < float(state.epsilon.upper) == upper(path) <= 4.0
     with Ledger.open(path) as ledger:
         assert "would cost epsilon" in refusal(spend_tuning, ledger)
@@ -310,9 +309,13 @@ def test_a_run_that_is_begun_in_a_callback_is_given_nothing_either(path):
 
         def begin_another(state):
             if state.step == 3 and state.params is not None:
-                words.append(refusal(trainer.fit, trainer.init(jnp.zeros(2)), DATA, ledger=ledger, progress=False))
+                words.append(
+                    refusal(trainer.fit, trainer.init(np.zeros(2, np.float32)), DATA, ledger=ledger, progress=False)
+                )
 
-        state = trainer.fit(trainer.init(jnp.zeros(2)), DATA, ledger=ledger, callbacks=[begin_another], progress=False)
+        state = trainer.fit(
+            trainer.init(np.zeros(2, np.float32)), DATA, ledger=ledger, callbacks=[begin_another], progress=False
+        )
     assert state.stopped == "finished" and "none of 12 steps fits the budget" in words[0]
     assert float(state.epsilon.upper) == upper(path) <= 2.0
 
@@ -378,7 +381,7 @@ def test_an_old_ledger_of_an_unfinished_run_counts_its_plan_to_the_end(path, rul
 
 def test_a_history_without_a_ledger_tells_the_ledger_that_begins_late(path):
     trainer = trainer_of()
-    half = trainer.fit(trainer.init(jnp.zeros(2)), DATA, callbacks=[look], progress=False)
+    half = trainer.fit(trainer.init(np.zeros(2, np.float32)), DATA, callbacks=[look], progress=False)
     with pytest.raises(Oops):
         trainer.fit(half, DATA, ledger=path, callbacks=[lambda s: (_ for _ in ()).throw(Oops)], progress=False)
     kinds = [line["kind"] for line in lines(path)]
@@ -478,7 +481,7 @@ def test_the_ledger_claims_what_the_state_does_on_every_path(path, tmp_path, mon
                 state = fit(trainer_of(rule, target_epsilon=3.0), path, **more)
                 target = 3.0
             elif following == "second run":
-                state = fit(trainer, path, trainer.init(jnp.zeros(2), bytes(32)), checkpoints=None)
+                state = fit(trainer, path, trainer.init(np.zeros(2, np.float32), bytes(32)), checkpoints=None)
             else:
                 state = fit(still_trainer(trainer.plan.recalibrate(4, steps=16)), path, **more)
         except ja.InputError as error:

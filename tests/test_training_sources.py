@@ -60,7 +60,7 @@ def states_of(trainer, data, state=None, **more):
     """{step: parameters} of a run, and its last state; it may be cut off by an error, which is the state then."""
     seen = {}
     keep = lambda state: seen.update({state.step: np.asarray(state.params)})
-    state = trainer.init(jnp.zeros(3), KEY) if state is None else state
+    state = trainer.init(np.zeros(3, np.float32), KEY) if state is None else state
     try:
         return seen, trainer.fit(state, data, callbacks=[keep], progress=False, **more)
     except (InputError, KeyboardInterrupt) as error:
@@ -68,7 +68,7 @@ def states_of(trainer, data, state=None, **more):
 
 
 def fit(trainer, data, **more):
-    return trainer.fit(trainer.init(jnp.zeros(3), KEY), data, progress=False, **more)
+    return trainer.fit(trainer.init(np.zeros(3, np.float32), KEY), data, progress=False, **more)
 
 
 def of_users():
@@ -288,7 +288,7 @@ def left_by_a_kill(tmp_path_factory):
     more, seen = files_in(folder), {}
     keep = lambda state: seen.update({state.step: np.asarray(state.params)})
     with killed(), pytest.raises(KeyboardInterrupt):
-        trainer.fit(trainer.init(jnp.zeros(3), KEY), Source(ROWS), callbacks=[keep, cut_off_at(8)], **more)
+        trainer.fit(trainer.init(np.zeros(3, np.float32), KEY), Source(ROWS), callbacks=[keep, cut_off_at(8)], **more)
     return trainer, seen, folder
 
 
@@ -304,7 +304,7 @@ def go_on(killed_run, data):
     trainer, _, more = killed_run
     seen = {}
     keep = lambda state: seen.update({state.step: np.asarray(state.params)})
-    return seen, trainer.fit(trainer.init(jnp.zeros(3), KEY), data, callbacks=[keep], **more)
+    return seen, trainer.fit(trainer.init(np.zeros(3, np.float32), KEY), data, callbacks=[keep], **more)
 
 
 def test_a_run_that_was_killed_repeats_its_last_steps_to_the_last_bit_and_counts_them_once(killed_run):
@@ -351,8 +351,8 @@ def test_without_a_ledger_a_killed_run_counts_whole(tmp_path):
     trainer = trainer_of(plan_of(60, 0.3, steps=6))
     more = {"checkpoints": tmp_path / "run", "checkpoint_every": 2, "progress": False}
     with killed(), pytest.raises(KeyboardInterrupt):
-        trainer.fit(trainer.init(jnp.zeros(3), KEY), Source(ROWS), callbacks=[cut_off_at(3)], **more)
-    state = trainer.fit(trainer.init(jnp.zeros(3), KEY), Source(ROWS), **more)
+        trainer.fit(trainer.init(np.zeros(3, np.float32), KEY), Source(ROWS), callbacks=[cut_off_at(3)], **more)
+    state = trainer.fit(trainer.init(np.zeros(3, np.float32), KEY), Source(ROWS), **more)
     whole = state.epsilon.upper
     assert whole > plan_of(60, 0.3, steps=6).epsilon_after(6).upper * 1.05
 
@@ -360,7 +360,7 @@ def test_without_a_ledger_a_killed_run_counts_whole(tmp_path):
 def test_continuations_of_one_state_have_draws_of_their_own(path):
     """Whatever the source has become meanwhile: equal draws under different noise are no two independent releases."""
     trainer = trainer_of(plan_of(60, 0.3, steps=2))
-    first = trainer.init(jnp.zeros(3), KEY)
+    first = trainer.init(np.zeros(3, np.float32), KEY)
     batches = set()
     for number in range(3):
         states_of(trainer, Source(ROWS), first, ledger=path.with_name(f"{number}.jsonl"))
@@ -375,7 +375,9 @@ def test_a_fit_that_does_not_repeat_begins_a_pass_of_its_own(sampling, path):
     plan = Plan(target_delta=1e-5, dataset_size=60, noise_multiplier=1.0, steps=4, sampling=sampling, **rule)
     trainer = trainer_of(plan)
     stop = lambda state: state.step == 2
-    state = trainer.fit(trainer.init(jnp.zeros(3)), Source(ROWS), ledger=path, callbacks=[stop], progress=False)
+    state = trainer.fit(
+        trainer.init(np.zeros(3, np.float32)), Source(ROWS), ledger=path, callbacks=[stop], progress=False
+    )
     trainer.fit(state, Source(ROWS), ledger=path, progress=False)
     by_step = {entry.step: entry.partition for entry in entries(path).seen}
     assert by_step[0] == by_step[1] != by_step[2] == by_step[3]
@@ -467,7 +469,7 @@ def test_checkpoints_hold_no_examples(tmp_path, monkeypatch):
     loss = lambda w, x: jnp.dot(w, x[:3])
     trainer = trainer_of(plan_of(60, 0.3, steps=2), loss)
     more = {"ledger": tmp_path / "run.jsonl", "checkpoints": tmp_path / "run", "checkpoint_every": 1}
-    state = trainer.fit(trainer.init(jnp.zeros(3)), Source(data, prefetch=2), progress=False, **more)
+    state = trainer.fit(trainer.init(np.zeros(3, np.float32)), Source(data, prefetch=2), progress=False, **more)
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) < data[0].nbytes
     store = Store(tmp_path / "run")

@@ -44,7 +44,7 @@ def test_a_run_against_its_definition():
     x, w = rng.normal(size=(20, 3)).astype(np.float32), np.zeros(3)
     plan = plan_of(20, noise=1e-6, steps=15)
     trainer = Trainer(lambda p, e: 0.5 * jnp.sum((p - e) ** 2), optax.sgd(0.3, momentum=0.9), plan, 0.7, micro_batch=6)
-    state = trainer.fit(trainer.init(jnp.zeros(3), KEY), x, progress=False)
+    state = trainer.fit(trainer.init(np.zeros(3, np.float32), KEY), x, progress=False)
     velocity = np.zeros(3)
     for _ in range(15):
         g = w - x
@@ -58,7 +58,7 @@ def test_a_run_against_its_definition():
 def test_noise_of_a_step_has_the_deviation_of_the_plan():
     """Gradients of zero: what is left is noise of deviation z C / expected batch size, independent in each entry."""
     trainer = shared(linear, sgd(1.0), plan_of(40, q=0.25, noise=1.7), 3.0, micro_batch=4)
-    assert float(trainer.init(jnp.zeros(2)).clip_norm) == 3.0
+    assert float(trainer.init(np.zeros(2, np.float32)).clip_norm) == 3.0
     draws = one_step(trainer, np.zeros((40, 6), np.float32), 1_500) / (1.7 * 1.0 / 10.0)
     assert stats.kstest(draws.ravel(), "norm").pvalue > 1e-6
     assert abs(draws.std() - 1) < 6 / math.sqrt(2 * draws.size)
@@ -122,6 +122,7 @@ def test_audit_of_one_step_finds_its_epsilon_and_no_more():
     assert 0.85 * claimed <= found <= claimed
 
 
+@pytest.mark.slow  # the deviation is tested above; test_audit_sound.py has an audit of steps with too little noise
 def test_audit_catches_noise_of_the_wrong_scale(monkeypatch):
     """Noise on the mean of what belongs on the sum, divided by the batch size once too often."""
     from jaxacct.training.step import noise
@@ -154,5 +155,5 @@ def test_noisy_mean_does_not_round_the_noise_down(monkeypatch, z):
     seen = []
     monkeypatch.setattr(noise, "add", lambda key, tree, std: seen.append(std) or tree)
     transformation = noisy_mean(fresh_key(), z, 1.0, 1.0)
-    transformation.update(jnp.zeros(3), transformation.init(jnp.zeros(3)))
+    transformation.update(jnp.zeros(3), transformation.init(np.zeros(3, np.float32)))
     assert z <= np.float64(np.float32(seen[0])) <= z * (1 + 1e-6)

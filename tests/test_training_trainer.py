@@ -31,7 +31,7 @@ def small(noise=3.0, steps=4, rate=0.5, clip=1.0, **more):
 @pytest.mark.usefixtures("still_steps")
 def test_epsilon_is_that_of_the_ledger(tmp_path):
     trainer, data = small()
-    state = trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=tmp_path / "run", progress=False, by="ada")
+    state = trainer.fit(trainer.init(np.zeros(2, np.float32)), data, ledger=tmp_path / "run", progress=False, by="ada")
     assert float(state.epsilon.upper) == pytest.approx(gaussian_epsilon(math.sqrt(4) / 3.0), rel=1e-6)
     ledger = Ledger.read(tmp_path / "run")
     assert sum(ledger.releases().values()) == 4 and ledger.headers[ledger.run][0].by == "ada"
@@ -43,7 +43,7 @@ def test_steps_that_use_no_data_go_with_data_of_any_form():
     """Their programs have one text, whatever the shapes of what they do not use."""
     for width in (2, 3):
         trainer, _ = small()
-        state = trainer.fit(trainer.init(jnp.zeros(2)), jnp.zeros((10, width)), progress=False)
+        state = trainer.fit(trainer.init(np.zeros(2, np.float32)), np.zeros((10, width), np.float32), progress=False)
         assert state.step == 4
 
 
@@ -59,7 +59,13 @@ def test_nothing_is_released_that_is_not_on_record(tmp_path, monkeypatch):
     monkeypatch.setattr(Ledger, "record_many", record_many)
     trainer, data = small()
     with pytest.raises(OSError, match="disk full"):
-        trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=tmp_path / "run", callbacks=[seen.append], progress=False)
+        trainer.fit(
+            trainer.init(np.zeros(2, np.float32)),
+            data,
+            ledger=tmp_path / "run",
+            callbacks=[seen.append],
+            progress=False,
+        )
     assert [state.step for state in seen] == [1, 2]
     assert sum(Ledger.read(tmp_path / "run").releases().values()) == 2
 
@@ -75,9 +81,9 @@ def test_a_run_within_a_run_leaves_the_outer_ones_entries_what_they_are(path):
 
         def train_another(state):
             if state.step == 1:
-                trainers[1].fit(trainers[1].init(jnp.zeros(2)), data, ledger=ledger, progress=False)
+                trainers[1].fit(trainers[1].init(np.zeros(2, np.float32)), data, ledger=ledger, progress=False)
 
-        first = trainers[0].init(jnp.zeros(2))
+        first = trainers[0].init(np.zeros(2, np.float32))
         state = trainers[0].fit(first, data, ledger=ledger, callbacks=[train_another], progress=False)
     ledger = Ledger.read(path)
     own, *others = [ledger.runs[name] for name in sorted(ledger.runs, key=lambda name: -ledger.runs[name].steps)]
@@ -111,7 +117,9 @@ def test_runs_in_threads_on_one_open_ledger_each_have_their_own_entries(path, mo
         def train(plan):
             trainer = shared(linear, sgd(0.1), plan)
             try:
-                states[plan.sampling] = trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=ledger, progress=False)
+                states[plan.sampling] = trainer.fit(
+                    trainer.init(np.zeros(2, np.float32)), data, ledger=ledger, progress=False
+                )
             except Exception as error:
                 errors.append(error)
 
@@ -181,13 +189,13 @@ def test_the_budget_stops_the_run(tmp_path):
     with Ledger.create(tmp_path / "run", plan, "before") as ledger:
         ledger.spend(ja.Gaussian(2 * plan.noise_multiplier / math.sqrt(8)), "an earlier look")
     trainer = shared(squares, sgd(0.1), plan)
-    data = jnp.ones((10, 2))
-    state = trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=tmp_path / "run", progress=False)
+    data = np.ones((10, 2), np.float32)
+    state = trainer.fit(trainer.init(np.zeros(2, np.float32)), data, ledger=tmp_path / "run", progress=False)
     assert (state.step, state.stopped) == (6, "budget")  # the look took a quarter of 8 steps
     whole = Ledger.read(tmp_path / "run").epsilon(1e-5)
     assert float(whole.upper) <= 2.0
     before = (tmp_path / "run").read_bytes()
-    words = refusal(trainer.fit, trainer.init(jnp.zeros(2)), data, ledger=tmp_path / "run", progress=False)
+    words = refusal(trainer.fit, trainer.init(np.zeros(2, np.float32)), data, ledger=tmp_path / "run", progress=False)
     assert "holds 6 steps and 1 other release of other runs" in words and "none of 8 steps fits the budget" in words
     assert (tmp_path / "run").read_bytes() == before
 
@@ -196,9 +204,9 @@ def test_the_budget_stops_the_run(tmp_path):
 def test_a_recalibrated_plan_goes_on_in_the_same_ledger(tmp_path):
     plan = Plan(target_epsilon=2.0, target_delta=1e-5, dataset_size=10, sampling_probability=1.0, steps=8)
     make = lambda plan: shared(squares, sgd(0.1), plan)
-    trainer, data, path = make(plan), jnp.ones((10, 2)), tmp_path / "run"
+    trainer, data, path = make(plan), np.ones((10, 2), np.float32), tmp_path / "run"
     half = [lambda state: state.step == 4]
-    state = trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=path, callbacks=half, progress=False)
+    state = trainer.fit(trainer.init(np.zeros(2, np.float32)), data, ledger=path, callbacks=half, progress=False)
     longer = plan.recalibrate(4, steps=20)
     ended = make(longer).fit(state, data, ledger=path, progress=False)
     assert (ended.step, ended.stopped) == (20, "finished")
@@ -212,7 +220,7 @@ def test_callbacks_see_every_step_and_can_stop():
     trainer, data = small(steps=6)
     seen = []
     state = trainer.fit(
-        trainer.init(jnp.zeros(2)),
+        trainer.init(np.zeros(2, np.float32)),
         data,
         callbacks=[lambda s: seen.append(s.step), lambda s: s.step == 4],
         progress=False,
@@ -227,8 +235,8 @@ def test_callbacks_see_every_step_and_can_stop():
 def test_a_stop_by_outputs_costs_what_the_ledger_holds_and_the_rest_of_the_plan(tmp_path):
     """A replay that is in the ledger counts beside the whole plan; in callbacks epsilon is what is spent."""
     trainer, data = small(steps=6)
-    trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=tmp_path / "other", progress=False)
-    state, seen = trainer.init(jnp.zeros(2), KEY), []
+    trainer.fit(trainer.init(np.zeros(2, np.float32)), data, ledger=tmp_path / "other", progress=False)
+    state, seen = trainer.init(np.zeros(2, np.float32), KEY), []
     stop = [lambda s: seen.append(float(s.epsilon.upper)), lambda s: s.step == 2]
     half = trainer.fit(state, data, ledger=tmp_path / "run", callbacks=stop, progress=False)
     epsilon = lambda steps: pytest.approx(gaussian_epsilon(math.sqrt(steps) / 3.0), rel=1e-6)
@@ -244,7 +252,9 @@ def test_a_stop_by_outputs_costs_what_the_ledger_holds_and_the_rest_of_the_plan(
 def test_a_stop_by_outputs_in_fixed_batches_costs_every_pass(tmp_path):
     trainer, data = small(steps=6, q=0.5, sampling="fixed_batches")
     stop = [lambda s: s.step == 3]
-    state = trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=tmp_path / "run", callbacks=stop, progress=False)
+    state = trainer.fit(
+        trainer.init(np.zeros(2, np.float32)), data, ledger=tmp_path / "run", callbacks=stop, progress=False
+    )
     assert float(state.epsilon.upper) == pytest.approx(gaussian_epsilon(math.sqrt(3) / 3.0), rel=1e-6)
 
 
@@ -262,7 +272,7 @@ def test_other_data_in_the_middle_of_a_pass_are_another_pass(tmp_path):
     trainer = shared(squares, sgd(0.1), plan)
     data, path = jnp.linspace(0.0, 1.0, 20).reshape(10, 2), tmp_path / "run"
     stop = [lambda s: s.step == 2]
-    state = trainer.fit(trainer.init(jnp.zeros(2), KEY), data, ledger=path, callbacks=stop, progress=False)
+    state = trainer.fit(trainer.init(np.zeros(2, np.float32), KEY), data, ledger=path, callbacks=stop, progress=False)
     other = trainer.fit(state, data.at[0, 0].add(1.0), ledger=path, progress=False)
     assert (other.step, other.stopped) == (2, "budget")
     same = trainer.fit(state, data, ledger=path, progress=False)
@@ -276,7 +286,7 @@ def test_other_ways_to_draw(sampling, q):
     trainer = drawing_trainer(plan_of(10, q=q, steps=6, sampling=sampling))
     seen = [np.zeros(10)]
     trainer.fit(
-        trainer.init(jnp.zeros(10), KEY),
+        trainer.init(np.zeros(10, np.float32), KEY),
         jnp.eye(10),
         callbacks=[lambda s: seen.append(np.asarray(s.params))],
         progress=False,
@@ -300,7 +310,10 @@ def test_adaptive_clipping_follows_the_quantile_and_costs_what_the_plan_says():
     trainer = Trainer(linear, optax.sgd(0.0), plan_of(100, noise=2.0, steps=60), rule)
     path = []
     trainer.fit(
-        trainer.init(jnp.zeros(1), KEY), norms, callbacks=[lambda s: path.append(float(s.clip_norm))], progress=False
+        trainer.init(np.zeros(1, np.float32), KEY),
+        norms,
+        callbacks=[lambda s: path.append(float(s.clip_norm))],
+        progress=False,
     )
     assert np.mean(path[-20:]) == pytest.approx(1.2, abs=0.06)
     assert "must be > 1, which leaves room" in refusal(AdaptiveClip(1.0, count_noise=1.0).gradient_noise, 2.0, 9.0)
@@ -323,8 +336,8 @@ def test_a_module_with_a_loss():
     [
         (lambda: Trainer(nn.Dense(2), optax.sgd(0.1), plan_of(10), 1.0), "with a module, give loss as well"),
         (lambda: Trainer(linear, optax.sgd(0.1), plan_of(10), 0.0), "clip_norm = 0.0 must be"),
-        (lambda: small()[0].init(jnp.zeros(2), b"short"), "key must be 32 bytes"),
-        (lambda: small()[0].fit(small()[0].init(jnp.zeros(2)), jnp.ones((9, 2))), "the plan's dataset_size"),
+        (lambda: small()[0].init(np.zeros(2, np.float32), b"short"), "key must be 32 bytes"),
+        (lambda: small()[0].fit(small()[0].init(np.zeros(2, np.float32)), jnp.ones((9, 2))), "the plan's dataset_size"),
         (lambda: small(clip=AdaptiveClip(1.0, count_noise=1.0)), "which leaves room"),
     ],
 )

@@ -32,7 +32,7 @@ def step_of(data, users, most, clip=1.0, plan=None, micro_batch=2):
     plan = plan_of(sampling="without_replacement") if plan is None else plan  # draws all
     more = {"examples_per_user": most, "micro_batch": micro_batch}
     trainer = shared(linear, sgd(plan.expected_batch_size), plan, clip, **more)
-    state = trainer.fit(trainer.init(jnp.zeros(data.shape[1]), KEY), data, users=users, progress=False)
+    state = trainer.fit(trainer.init(np.zeros(data.shape[1], np.float32), KEY), data, users=users, progress=False)
     return -np.asarray(state.params), state
 
 
@@ -77,7 +77,7 @@ def test_users_are_drawn_as_units_and_their_subsets_anew_in_every_step():
     trainer = shared(linear, sgd(plan.expected_batch_size), plan, examples_per_user=2)
     seen = [np.zeros(15)]
     look = lambda state: seen.append(np.asarray(state.params))
-    trainer.fit(trainer.init(jnp.zeros(15), KEY), pulls, users=owner, callbacks=[look], progress=False)
+    trainer.fit(trainer.init(np.zeros(15, np.float32), KEY), pulls, users=owner, callbacks=[look], progress=False)
     drawn = np.round(-2 * np.diff(seen, axis=0)).astype(int).reshape(40, 5, 3)
     assert set(np.unique(drawn.sum(2))) == {0, 2} and drawn.max() == 1
     assert (drawn.sum((0, 1)) > 5).all() and 60 < (drawn.sum(2) > 0).sum() < 140
@@ -131,7 +131,7 @@ def test_records_and_users_are_not_added_up(tmp_path, monkeypatch, still_steps):
     """A step whose records were clipped one by one says nothing of a user with several."""
     records = Plan(target_delta=1e-5, dataset_size=5, sampling_probability=1.0, noise_multiplier=1.0, steps=1)
     spent = shared(linear, sgd(1.0), records)
-    state = spent.fit(spent.init(jnp.zeros(3), KEY), DATA[:5], progress=False)
+    state = spent.fit(spent.init(np.zeros(3, np.float32), KEY), DATA[:5], progress=False)
     of_users = shared(linear, sgd(1.0), plan_of(noise=1.0, steps=3), examples_per_user=3)
     for more in ({}, {"ledger": tmp_path / "run"}):
         assert "use one unit for both" in refusal(of_users.fit, state, DATA, users=USERS, progress=False, **more)
@@ -163,6 +163,6 @@ def test_a_user_without_examples_is_in_no_count():
     plan = plan_of()
     rule = AdaptiveClip(100.0, learning_rate=1.0, count_noise=1e-3)
     trainer = Trainer(linear, optax.sgd(1.0), plan, rule, examples_per_user=3)
-    state = trainer.fit(trainer.init(jnp.zeros(3), KEY), DATA, users=USERS, progress=False)
+    state = trainer.fit(trainer.init(np.zeros(3, np.float32), KEY), DATA, users=USERS, progress=False)
     halves = -np.log(np.asarray(state.clip_norm) / 100.0) * plan.expected_batch_size
     assert abs(halves - 1.5) < 0.02  # half of the three users with examples, none of which is clipped

@@ -281,8 +281,7 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
     marks = np.arange(1, count + 1, dtype=np.int32)
     if data is not None:
         size = jax.tree_util.tree_leaves(data)[0].shape[0]
-        first = jax.tree.map(lambda a: jnp.repeat(jnp.asarray(a)[:1], count, axis=0), data)
-        data = jax.tree.map(lambda a, b: jnp.concatenate([jnp.asarray(a), b]), data, first)
+        data = jax.tree.map(lambda a: np.concatenate([a, np.repeat(a[:1], count, axis=0)]), jax.device_get(data))
         marks = np.concatenate([np.full(size, REAL_MARK, np.int32), marks])
     return Game(trainer, planted, data, marks, observe, count)
 
@@ -318,7 +317,7 @@ def input_canary(trainer: Trainer, data: PyTree, example: PyTree) -> Game:
     """
     loss_fn = trainer.loss_fn
     crafted, norm = jax.tree.map(jnp.asarray, example), sensitivity(trainer.clip_norm)
-    whole = jax.tree.map(lambda a, b: jnp.concatenate([jnp.asarray(a), b[None].astype(a.dtype)]), data, crafted)
+    whole = jax.tree.map(lambda a, b: np.concatenate([a, b[None].astype(a.dtype)]), *jax.device_get((data, crafted)))
     size = jax.tree_util.tree_leaves(whole)[0].shape[0]
 
     def marked_loss(params: Any, marked: Any) -> Any:

@@ -241,8 +241,8 @@ def extrapolated(
 
 def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
     """Return (examples, present) of the sample and of the final run."""
-    drawn = sampler.poisson(key, plan.dataset_size, sampler.threshold(plan.share))
-    inside = np.sort(np.asarray(drawn.indices)[: int(drawn.count)])
+    words = np.asarray(jax.random.key_data(key))  # on the host nothing is compiled
+    inside = sampler.host_poisson(words, plan.dataset_size, sampler.threshold(plan.share))
     rest = np.setdiff1d(np.arange(plan.dataset_size), inside)
     other = rest if plan.variant == "rest" else np.arange(plan.dataset_size)
     rooms = [_room(plan.dataset_size, plan.share), plan.dataset_size]

