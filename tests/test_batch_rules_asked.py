@@ -142,3 +142,18 @@ def test_pictures_and_reports_describe_the_run_of_the_row(tmp_path):
     text = (tmp_path / "page.md").read_text()
     assert "RandomAllocation" in text or "In every round each record takes part" in text
     assert "Not to be claimed" not in text
+
+
+def test_groups_of_fixed_size_samples_at_every_door(capsys):
+    """Sweeps, calibrations and the command line gave the data set's size as a batch, which the mechanism refused."""
+    run = {"noise_multiplier": 4.0, "batch_size": 10, "dataset_size": 100, "steps": 7, "sampling": "without_replacement"}
+    run |= {"group": 2}
+    one = ja.epsilon(ja.dp_sgd(**run), 1e-4)
+    table = ja.sweep({**run, "dataset_size": [100, 200], "delta": 1e-4}, progress=False)
+    assert table["upper"][0] == one.upper > table["upper"][1] > 0.0
+    left = {name: value for name, value in run.items() if name != "noise_multiplier"}
+    found = ja.calibrate_noise_multiplier(one.upper, 1e-4, **left)
+    assert found.best and abs(found.value - 4.0) < 4e-3
+    flags = [word for name, value in run.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    assert main(["epsilon", *flags, "--delta", "1e-4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["upper"] == one.upper

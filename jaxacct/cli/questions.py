@@ -55,7 +55,8 @@ def _run(inputs: dict[str, np.ndarray]) -> tuple[Mechanism, str]:
     """Return the runs of all rows and their batch rule. All rows must have the same group size."""
     kinds = list(alike(inputs))
     if len(kinds) > 1:
-        raise InputError("group must be one number, not a list; ask for one size at a time")
+        name = "group" if len({kind["group"] for kind, _ in kinds}) > 1 else "dataset_size"
+        raise InputError(f"{name} must be one number, not a list; ask for one size at a time")
     return run_of(inputs, kinds[0][0]), kinds[0][0]["sampling"]
 
 

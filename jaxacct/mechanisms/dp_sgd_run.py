@@ -156,7 +156,7 @@ def dp_sgd(
             "which leaks no less"
         )
     count = rounds_of(fields["steps"], fields[rule.period]) if rule.period else fields["steps"]
-    of_group = {} if group == 1 else {"group": group, **{name: fields[name] for name in rule.taken_for_groups}}
+    of_group = {} if group == 1 else {"group": group, **{n: _only(fields[n]) for n in rule.taken_for_groups}}
     step = rule.step(Gaussian(noise_multiplier), *(fields[name] for name in rule.takes), **of_group)
     return Repeated(step, count)
 
@@ -261,6 +261,12 @@ def rounds_of(steps: Any, size: Any) -> float | np.ndarray:
     11.0
     """
     return _plain(np.ceil(np.asarray(check("steps", steps, COUNT)) / np.asarray(size)))
+
+
+def _only(values: Any) -> Any:
+    """Return the number that all elements of a batch share; return unequal numbers as they are."""
+    distinct = [] if isinstance(values, Tracer) else np.unique(values)
+    return distinct[0] if len(distinct) == 1 else values
 
 
 class Rule(NamedTuple):

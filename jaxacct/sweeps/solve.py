@@ -16,7 +16,7 @@ from jaxacct.core.bounds import Bounds, in_order
 from jaxacct.core.validation import InputError, options
 from jaxacct.engines.backend import suiting
 from jaxacct.mechanisms import Mechanism, dp_sgd
-from jaxacct.mechanisms.dp_sgd_run import NUMBERS, numbers_of_rule, rule_name, usual_relation
+from jaxacct.mechanisms.dp_sgd_run import NUMBERS, RULES, numbers_of_rule, rule_name, usual_relation
 from jaxacct.sweeps.grid import ANSWER, LAWS, WORDS, Grid
 from jaxacct.sweeps.table import Table, blank
 
@@ -171,16 +171,20 @@ def _shared(words: np.ndarray) -> np.ndarray:
 def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
     """Yield a batch rule with a group size, and the rows that have them, for each such pair.
 
-    Rows with a number of steps and rows without one are yielded separately.
+    Rows with a number of steps and rows without one are yielded separately. So are rows whose other numbers differ,
+    where a mechanism of groups takes one number (`Rule.taken_for_groups`).
     """
     size = next(iter(inputs.values())).size
     rules = inputs.get("sampling", np.full(size, "", object))
     group = np.nan_to_num(inputs.get("group", np.ones(size)), nan=1.0)
     in_epochs = np.isnan(inputs.get("steps", np.ones(size)))
     for word in dict.fromkeys(rules.tolist()):
-        for number, by_epochs in np.unique(np.stack([group, in_epochs])[:, rules == word], axis=1).T:
-            rows = np.flatnonzero((rules == word) & (group == number) & (in_epochs == by_epochs))
-            yield {"sampling": word or "poisson", "group": int(number)}, rows
+        single = RULES[rule_name(word or "poisson")].taken_for_groups
+        apart = [np.where(group == 1.0, 0.0, np.nan_to_num(inputs[name])) for name in single if name in inputs]
+        numbers = np.stack([group, in_epochs, *apart])
+        for kind in np.unique(numbers[:, rules == word], axis=1).T:
+            rows = np.flatnonzero((rules == word) & np.all(numbers == kind[:, None], axis=0))
+            yield {"sampling": word or "poisson", "group": int(kind[0])}, rows
 
 
 def _numbers(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> dict[str, Any]:
