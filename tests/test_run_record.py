@@ -6,10 +6,13 @@ import json
 import numpy as np
 import pytest
 from helpers import refusal
+from mechanism_tables import EXAMPLES
 
 import jaxacct as ja
+from jaxacct import strategies
 from jaxacct.cli import main
 from jaxacct.cli.arguments import CONFIGURATION
+from jaxacct.interop.documents import mechanism_of
 from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES, RULES, usual_relation
 from jaxacct.plots import style
 from jaxacct.report import report
@@ -269,6 +272,12 @@ def test_the_command_takes_any_mechanism(capsys, text, expected):
     told = json.loads(capsys.readouterr().out)
     name = told["mechanism"] if isinstance(told["mechanism"], str) else told["mechanism"][0]
     assert expected in name
+
+
+@pytest.mark.parametrize("mechanism", [*EXAMPLES, ja.MatrixMechanism(strategies.Identity(4), 4.0, strategies.BallsInBins(2))])
+def test_what_a_mechanism_shows_can_be_typed(mechanism):
+    """`ja.BallsInBins(mechanism=...)` was taken for the way to participate of the same name."""
+    assert mechanism_of(mechanism.expression()) == mechanism
 
 
 def test_a_mechanism_may_be_json(capsys):

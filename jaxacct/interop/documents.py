@@ -6,6 +6,7 @@ Text from strangers is safe to read.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -418,7 +419,7 @@ def _value(node: ast.expr) -> Any:
         case ast.Call(func=function, args=args, keywords=words):
             given = {str(word.arg): _value(word.value) for word in words if word.arg is not None}
             if len(given) == len(words):
-                return _called(function)(*map(_value, args), **given)
+                return _called(function, [_value(item) for item in args], given)
     raise InputError(f"{ast.unparse(node)[:60]!r} cannot stand in a mechanism; use mechanisms, numbers and lists")
 
 
@@ -429,12 +430,21 @@ def _operand(node: ast.expr) -> Any:
     return value
 
 
-def _called(function: ast.expr) -> Callable[..., Any]:
-    """Return the class or function of a name such as Gaussian, ja.Gaussian or selection.select."""
+def _called(function: ast.expr, args: list[Any], given: dict[str, Any]) -> Any:
+    """Call the class or function of a name such as Gaussian, ja.Gaussian or selection.select.
+
+    A mechanism and a way to participate are both called BallsInBins: the one that takes these arguments is meant.
+    """
     makers = ((name, importlib.import_module(home)) for home, names in _MAKERS.items() for name in names)
-    known = classes() | laws() | strategies() | {name: getattr(module, name) for name, module in makers}
+    known = classes() | laws() | {name: getattr(module, name) for name, module in makers}
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    if name not in known:
-        hint = nearest(name, known)
+    found = [some[name] for some in (known, strategies()) if name in some]
+    if not found:
+        hint = nearest(name, known | strategies())
         raise InputError(f"{ast.unparse(function)[:60]!r} is no mechanism{f'; did you mean {hint!r}?' if hint else ''}")
-    return known[name]  # type: ignore[no-any-return]  # the values are classes and functions
+    for maker in found:
+        with contextlib.suppress(TypeError):
+            inspect.signature(maker).bind(*args, **given)
+            found = [maker]
+            break
+    return found[0](*args, **given)
