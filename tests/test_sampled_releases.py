@@ -1,6 +1,7 @@
 """Several releases from one sample, against enumeration and quadrature of the laws themselves."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -321,3 +322,16 @@ def test_calibration():
         rtol=1e-3,
     )
     assert found.ok and found.epsilon.upper <= 0.3
+
+
+def test_a_bound_on_the_add_direction_is_searched_to_its_end():
+    """The search stopped after one turn, 3 % above, since a bound has no lower end that rises."""
+    releases = ja.compose(ja.ReportNoisyMax(0.019), ja.FiniteOutput([0.002, 0.998], [0.1, 0.9]))
+    found = ja.epsilon(ja.PoissonSampled(releases, 0.48), 4e-6, relation="add_one")
+    largest = math.log(50.0) + 0.019  # of the releases
+    least = -math.log(1.0 - 0.48 + 0.48 * math.exp(-largest))
+    assert found.kind == "bound" and found.upper <= least * (1.0 + 1e-4)
+    once = ja.PoissonSampled(releases, [0.2, 0.48])
+    rows = ja.epsilon(once, [1e-3, 4e-6], relation="add_one").upper
+    np.testing.assert_allclose(rows[1], found.upper, rtol=1e-4)
+    assert np.all(ja.delta(once, rows, relation="add_one").upper <= [1e-3, 4e-6])

@@ -203,19 +203,23 @@ class _Releases:
         small = (ends[1] <= delta) & np.isfinite(known)  # the other direction is larger
         high = np.where(small, np.minimum(high, known), high)
         share = np.arange(1, SECTIONS + 1).reshape(-1, *(1,) * q.ndim) / (SECTIONS + 1)
+        # `floor`: where the search for the upper end begins. A bound has no lower end, so `low` would stay 0.
+        floor = low
         # Each turn divides the bracket by SECTIONS + 1.
         for _ in range(40):
-            wide = high * (1.0 - 0.25 * self.question.effort.rtol) > low
+            wide = high * (1.0 - 0.25 * self.question.effort.rtol) > floor
             if not np.any(~small & np.isfinite(high) & wide):  # an infinite upper end is not searched
                 break
-            first = np.where(np.isfinite(low), low, 0.0)
+            first = np.where(np.isfinite(floor), floor, 0.0)
             last = np.where(np.isfinite(high), high, first)
             at = np.concatenate([first[None], first + share * (last - first)])
             ends = self.delta(at, "add")
             above, below = ends[0] > delta, ends[1] <= delta
-            before, low = low, np.maximum(low, np.max(np.where(above, at, 0.0), axis=0))
+            before, low = floor, np.maximum(low, np.max(np.where(above, at, 0.0), axis=0))
+            missed = np.max(np.where(below, 0.0, at), axis=0)
+            floor = low if self.kinds == {"certified"} else np.maximum(floor, missed)
             narrower = np.minimum(high, np.min(np.where(below, at, np.inf), axis=0))
-            if np.all((narrower == high) & (low == before)):
+            if np.all((narrower == high) & (floor == before)):
                 break
             high = narrower
         return np.minimum(low, high), high
