@@ -1,5 +1,6 @@
 """Gradients against differences of certified brackets that are far narrower than the step."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -52,3 +53,36 @@ def test_more_fields_than_are_differentiated_one_by_one_are_refused():
     many = ja.compose(*[ja.Gaussian(900.0 + i) for i in range(2000)])
     with pytest.raises(ja.InputError, match="at most 400 fields and this mechanism has 2000; gather equal parts"):
         ja.epsilon_gradient(many, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "make, fields, relation",
+    [
+        (ja.ZCDP, {"rho": 0.1, "xi": 0.0}, "add_or_remove_one"),
+        (lambda epsilon: ja.compose(ja.Gaussian(2.0), ja.PureDP(epsilon)), {"epsilon": 0.0}, "add_or_remove_one"),
+        (lambda delta: ja.compose(ja.Gaussian(2.0), ja.ApproximateDP(0.1, delta)), {"delta": 0.0}, "add_or_remove_one"),
+        (lambda batches: ja.ShuffledBatches(ja.Gaussian(2.0), batches), {"batches": 5}, "zero_out"),
+        (lambda r: ja.SampledWithoutReplacement(ja.Gaussian(2.0), r), {"sampling_ratio": 1.0}, "replace_one"),
+        (
+            lambda n, cap: ja.TruncatedPoissonSampled(ja.Gaussian(2.0), 0.1, n, cap),
+            {"dataset_size": 100, "cap": 20},
+            "add_or_remove_one",
+        ),
+        (
+            lambda batch, n: ja.SampledWithReplacement(ja.Gaussian(2.0), batch, n),
+            {"batch_size": 5, "dataset_size": 100},
+            "add_or_remove_one",
+        ),
+    ],
+)
+def test_fields_at_a_limit_and_whole_fields_have_derivatives(make, fields, relation):
+    """Steps led outside the limits, and the message named values that nobody gave: "xi[0] = -1e-17 must be >= 0"."""
+    found = {}
+    gradient = ja.epsilon_gradient(make(*fields.values()), 1e-4, relation=relation)
+    for leaf in jax.tree_util.tree_flatten_with_path(gradient)[0]:
+        found[leaf[0][-1].name] = float(leaf[1])
+    at = lambda values: float(ja.epsilon(make(*values), 1e-4, relation=relation, rtol=1e-6).estimate)
+    for place, (name, value) in enumerate(fields.items()):
+        step = 1 if isinstance(value, int) else -1e-3 if name == "sampling_ratio" else 2e-6 if name == "delta" else 1e-3
+        moved = [other + step * (i == place) for i, other in enumerate(fields.values())]
+        assert found[name] == pytest.approx((at(moved) - at(fields.values())) / step, rel=2e-2, abs=1e-9)

@@ -274,7 +274,10 @@ def test_the_command_takes_any_mechanism(capsys, text, expected):
     assert expected in name
 
 
-@pytest.mark.parametrize("mechanism", [*EXAMPLES, ja.MatrixMechanism(strategies.Identity(4), 4.0, strategies.BallsInBins(2))])
+IN_BINS = ja.MatrixMechanism(strategies.Identity(4), 4.0, strategies.BallsInBins(2))
+
+
+@pytest.mark.parametrize("mechanism", [*EXAMPLES, IN_BINS])
 def test_what_a_mechanism_shows_can_be_typed(mechanism):
     """`ja.BallsInBins(mechanism=...)` was taken for the way to participate of the same name."""
     assert mechanism_of(mechanism.expression()) == mechanism

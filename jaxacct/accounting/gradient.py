@@ -13,7 +13,16 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.core.types import ArrayLike
-from jaxacct.core.validation import DELTA, InputError, broadcast_shape, check, options, refuse_tracers, with_hints
+from jaxacct.core.validation import (
+    DELTA,
+    Constraint,
+    InputError,
+    broadcast_shape,
+    check,
+    options,
+    refuse_tracers,
+    with_hints,
+)
 from jaxacct.engines import contour
 from jaxacct.engines.backend import evaluate, job
 from jaxacct.kernels.calibration import sensitivity
@@ -24,8 +33,6 @@ from jaxacct.mechanisms.loss_components import add_and_remove
 FIELD_STEP = 1e-5
 """Relative step of the central difference for the map from fields to the loss law. Near this step, about the cube root
 of the unit roundoff, rounding and curvature cause errors of the same size."""
-COUNT_FIELDS = ("steps", "candidates", "answers", "slots", "participations", "epochs", "group")
-"""Names of the fields that hold whole numbers."""
 MOST_FIELDS = 400
 """Largest number of fields for which a gradient is computed. The time is proportional to their number."""
 
@@ -117,8 +124,8 @@ def _differentiate(
     structure: Any, fields: list[np.ndarray], delta: np.ndarray, epsilon: np.ndarray, relation: str, direction: str
 ) -> list[np.ndarray]:
     """Return one array of derivatives for each field, for a flat batch of configurations in one direction."""
-    places = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(structure, range(structure.num_leaves)))[0]
-    names = [str(path[-1]).lstrip(".") for path, _ in places]
+    marked = jax.tree.unflatten(structure, range(structure.num_leaves))
+    allowed = [_constraint(marked, path) for path, _ in jax.tree_util.tree_flatten_with_path(marked)[0]]
 
     def at(index: int, values: np.ndarray) -> Mechanism:
         return jax.tree.unflatten(structure, [*fields[:index], values, *fields[index + 1 :]])
@@ -126,11 +133,11 @@ def _differentiate(
     parts = components(at(0, fields[0]), relation, direction)
     answers = []
     for index, field in enumerate(fields):
-        low, high = _around(names[index], field, FIELD_STEP)
+        low, high = _around(allowed[index], field, FIELD_STEP)
         try:
             below, above = (components(at(index, v), relation, direction) for v in (low, high))
         except InputError:
-            if names[index] not in COUNT_FIELDS:
+            if not allowed[index].integral:
                 raise
             answers.append(np.full(delta.size, np.nan))  # the count cannot grow by one
             continue
@@ -153,24 +160,31 @@ def _differentiate(
         if rough.size:
             # Where the contour has no answer, a difference quotient of epsilon is taken. The lattice's estimates are
             # off by about 1e-5. A relative step below 1e-3 would magnify these errors too much.
-            low, high = _around(names[index], field, 1e-3)
+            low, high = _around(allowed[index], field, 1e-3)
             ends = [_one_sided(at(index, v), delta, relation, direction).estimate[rough] for v in (low, high)]
             answer[rough] = (ends[1] - ends[0]) / (high - low)[rough]
         answers.append(answer)
     return answers
 
 
-def _around(name: str, values: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the two values of a field for a difference quotient; a probability is not raised above 1."""
-    if name in COUNT_FIELDS:
+def _constraint(mechanism: Any, path: tuple[Any, ...]) -> Constraint:
+    """Return the values that the field at a path into a mechanism may take."""
+    for key in path[:-1]:
+        mechanism = getattr(mechanism, key.name) if hasattr(key, "name") else mechanism[key.idx]
+    constraint: Constraint = type(mechanism).constraints[path[-1].name]
+    return constraint
+
+
+def _around(allowed: Constraint, values: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the two values of a field for a difference quotient, inside the closed limits of the allowed values."""
+    if allowed.integral:
         # Counts take whole numbers only, so they change by 1 at least. The components of the loss law are linear in
         # `steps`, so for this field the quotient is the exact derivative.
         width = 1.0 if step == FIELD_STEP else np.maximum(np.round(step * values), 1.0)
         return values, values + width
-    width = step * np.maximum(np.abs(values), 1e-12)
-    if "probability" in name:
-        return values - width, np.minimum(values + width, 1.0)
-    return values - width, values + width
+    width = step * np.where(values == 0.0, 1.0, np.abs(values))
+    upper = np.inf if allowed.upper is None else allowed.upper
+    return np.maximum(values - width, allowed.lower), np.minimum(values + width, upper)
 
 
 def _along(law: Any, tangent: Any, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
