@@ -48,7 +48,7 @@ def epsilon_gradient(
     engine answers. Elsewhere it is a difference of the lattice engine's estimates, accurate to about 1e-3. The
     derivative is 0 where epsilon is 0 or infinite. Counts are differentiated as if they were real. If a count cannot
     grow by one, its derivative is NaN in all configurations. An example is the ``group`` of a `RandomAllocation` whose
-    mechanism has finitely many outputs.
+    mechanism has finitely many outputs. At an end of its range, a field is differentiated from inside.
 
     Parameters
     ----------

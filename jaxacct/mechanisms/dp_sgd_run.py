@@ -265,7 +265,7 @@ def rounds_of(steps: Any, size: Any) -> float | np.ndarray:
 
 def _only(values: Any) -> Any:
     """Return the number that all elements of a batch share; return unequal numbers as they are."""
-    distinct = [] if isinstance(values, Tracer) else np.unique(values)
+    distinct: Any = [] if isinstance(values, Tracer) else np.unique(values)
     return distinct[0] if len(distinct) == 1 else values
 
 
