@@ -10,6 +10,7 @@ from helpers import refusal
 from scipy.stats import norm
 
 import jaxacct as ja
+from jaxacct.accounting import risk_readings
 from jaxacct.accounting.risk_readings import Place, _cells, best_epsilon, gaussian_fit, rate_at
 from jaxacct.core.text import outward, percent
 
@@ -45,6 +46,13 @@ def test_mu_and_regret_of_the_reference(table):
     held(table["gdp_mu"], MU, 1e-5, 2e-6)
     held(table["gdp_regret"], REGRET, 5e-3, 5e-3)
     assert np.all(np.asarray(table["gdp_mu"].kind) == "certified")
+
+
+def test_the_search_for_mu_ends_where_its_bracket_narrows_no_more(monkeypatch):
+    rounds, lines = [], risk_readings._lines
+    monkeypatch.setattr(risk_readings, "_lines", lambda *given: rounds.append(1) or lines(*given))
+    found = ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 0.1)).gdp_mu(1e-10)
+    assert len(rounds) <= 3 and found.relative_width <= 2e-6
 
 
 def test_mu_holds_between_the_tangents_and_is_larger_above_a_lower_floor():
