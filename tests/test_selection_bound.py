@@ -10,7 +10,7 @@ import jaxacct as ja
 from jaxacct import selection
 from jaxacct.kernels import worst_score
 from jaxacct.mechanisms import RELATIONS
-from jaxacct.selection.base_profile import curves, inner
+from jaxacct.selection.base_profile import bases, inner
 from jaxacct.selection.worst_case import bracket
 
 
@@ -44,7 +44,7 @@ CASES = [
 @pytest.mark.parametrize(("run", "law", "eps", "effort"), CASES, ids=["infinite mass", "large K", "fixed K"])
 def test_upper_bounds_are_convex_and_above_plain_sums(run, law, eps, effort):
     """At many E from the lines for one, wherever its groups are said to be served."""
-    above, below = curves(run)[0]["remove"]
+    above, below = bases(run)[0].curves["remove"]
     at = np.exp(np.linspace(0.05, 2.0 * eps, 41))
     sums = leak(below.q, below.p, law.generating, at)
     with np.errstate(all="ignore"):
@@ -203,7 +203,7 @@ def test_slopes_of_a_group_may_differ_by_any_factor(effort):
     """Weights of a group's steepest and flattest line make every slope between, also beside one of 1e22."""
     base = ja.FiniteOutput([1e-3, 0.02, 0.03, 0.15, 0.3, 0.499], [0.0, 0.001, 0.01, 0.139, 0.35, 0.5])
     law = selection.Poisson(10.0)
-    above = curves(base)[0]["remove"].above
+    above = bases(base)[0].curves["remove"].above
     with np.errstate(all="ignore"):
         seen = worst_score.sketch(law, above.q, above.p, np.sum(above.ratio > 1.0), effort)
         where = worst_score.mesh(seen, 2.0, effort)

@@ -90,7 +90,7 @@ def test_points_are_the_best_of_all_lines_and_0(law):
     for run in (ja.Gaussian(2.0), ja.RandomizedResponse(0.9)):
         top = float(ja.epsilon(run, 1e-12).upper)
         grid = np.linspace(-top, top, 201)
-        table, knots = table_of(grid, upper_delta(run, grid, "add_or_remove_one"))
+        table, knots = table_of(np.exp(grid), upper_delta(run, grid, "add_or_remove_one"))
         gain, cost = lines(law, *knots)
         found = points_of(gain, cost, table)
         at = np.geomspace(np.exp(-top), np.exp(2 * top), 50)

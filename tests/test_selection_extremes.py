@@ -14,7 +14,7 @@ from jaxacct import selection
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_score import GLANCE
 from jaxacct.selection import mechanism, profile_ends, worst_case
-from jaxacct.selection.base_profile import curves, inner, meet
+from jaxacct.selection.base_profile import bases, inner, meet
 from jaxacct.selection.envelope import Envelope, Points, Table
 
 DELTAS = np.array([0.0, 1e-310, 1e-300, 1e-100, 1e-12, 1e-5, 0.1, 0.9])
@@ -81,7 +81,7 @@ def test_the_largest_loss_of_randomised_response_at_any_size(law, loss):
 @pytest.mark.parametrize("law", few_of(LAWS, 8), ids=repr)
 def test_curves_of_large_losses_claim_no_mass_at_infinity(law, loss):
     """A knot whose Q-mass float64 loses has some all the same."""
-    found = curves(ja.PureDP(loss))[0]["remove"]
+    found = bases(ja.PureDP(loss))[0].curves["remove"]
     assert found.below.p[0] == 0.0 and np.all(np.isfinite(found.above.q)) and np.all(np.diff(found.above.q) >= 0.0)
     low, high = below_and_above(ja.PureDP(loss), law)
     assert np.all(np.isfinite(low)) and np.isfinite(high[0])
@@ -123,7 +123,7 @@ def test_brackets_that_contradict_each_other_are_open():
 def test_curves_that_contradict_each_other_give_nothing():
     """A polygon "below" that lies above: its order leaks more than the bound allows."""
     law = selection.Geometric(0.1)
-    above, false = curves(ja.Gaussian(2.0))[0]["remove"].above, curves(ja.Gaussian(0.5))[0]["remove"].below
+    above, false = bases(ja.Gaussian(2.0))[0].curves["remove"].above, bases(ja.Gaussian(0.5))[0].curves["remove"].below
     with np.errstate(all="ignore"):
         leak = worst_score.delta(law, above, false, np.exp(1.0), GLANCE)
         loss = worst_score.epsilon(law, above, false, np.log(1e-5), np.float64(600.0), GLANCE)

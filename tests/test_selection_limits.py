@@ -13,7 +13,7 @@ from jaxacct import selection
 from jaxacct.mechanisms.base import register
 from jaxacct.selection import profile_ends
 from jaxacct.selection.profile_ends import log_ratio_at_knots
-from jaxacct.selection.worst_case import known_curves
+from jaxacct.selection.worst_case import known_bases
 
 LAWS = [
     selection.Geometric(0.1),
@@ -157,8 +157,8 @@ def test_of_a_law_that_is_not_known_the_knots_decide_nothing():
     class Own(selection.Poisson):
         """K = 0 or 1 more than a Poisson law: its formula is not that of its base class."""
 
-    (curves,) = known_curves(ja.FiniteOutput([0.6, 0.3, 0.1], [0.2, 0.3, 0.5]))
-    above = curves["remove"].above
+    (base,) = known_bases(ja.FiniteOutput([0.6, 0.3, 0.1], [0.2, 0.3, 0.5]))
+    above = base.curves["remove"].above
     assert np.isfinite(log_ratio_at_knots(above, selection.Poisson(3.0), 0.0))
     for law in (Own(3.0), selection.Categorical([0.5, 0.5])):
         assert log_ratio_at_knots(above, law, 0.0) == np.inf

@@ -15,7 +15,7 @@ from jaxacct.engines import backend
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_score import GLANCE
 from jaxacct.mechanisms.base import register
-from jaxacct.selection.base_profile import curves
+from jaxacct.selection.base_profile import bases
 from jaxacct.selection.law_of_k import Law
 
 BASES = {
@@ -59,7 +59,7 @@ def test_numpy_and_xla_agree(name, quantity):
     with jax.enable_x64():
         program = jax.jit(ends, compiler_options={"xla_backend_optimization_level": 0})
         for base in BASES.values():
-            curve = curves(base)[0]["remove"]
+            curve = bases(base)[0].curves["remove"]
             for i, value in ((0, 1e-2), (1, 1e-6)):
                 law = jax.tree.map(lambda x, i=i: x[i], batch)
                 with np.errstate(all="ignore"):

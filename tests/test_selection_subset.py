@@ -9,15 +9,8 @@ from selection_cases import hockey_stick
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.selection import envelope
 
 ONCE = selection.PointMass(1)
-
-
-@pytest.fixture(autouse=True)
-def coarse_envelopes(monkeypatch):
-    """Envelopes of 300 points, not 2000, are a little looser, and take a seventh of the time."""
-    monkeypatch.setattr(envelope, "POINTS", 300)
 
 
 @pytest.mark.parametrize("q", [0.2, 0.7])

@@ -143,10 +143,10 @@ def test_replacing_a_record_takes_the_worse_direction_of_a_finite_base():
 
 def test_a_batch_of_which_some_bases_are_symmetric():
     p, q = np.array([[0.7, 0.3], [0.6, 0.4]]), np.array([[0.3, 0.7], [0.1, 0.9]])
-    whole = base_profile.curves(ja.FiniteOutput(p, q))
+    whole = [base.curves for base in base_profile.bases(ja.FiniteOutput(p, q))]
     assert [each["remove"] is each["add"] for each in whole] == [True, False]
     for i, each in enumerate(whole):
-        alone = base_profile.curves(ja.FiniteOutput(p[i], q[i]))[0]
+        alone = base_profile.bases(ja.FiniteOutput(p[i], q[i]))[0].curves
         for direction in ("remove", "add"):
             np.testing.assert_array_equal(each[direction].above.p, alone[direction].above.p)
 
@@ -157,9 +157,9 @@ def test_a_batch_of_which_some_bases_are_symmetric():
     ids=["Gaussian", "DP-SGD"],
 )
 def test_bases_asked_together_have_the_curves_that_each_has_alone(run):
-    whole = base_profile.curves(run, coarse=True)
+    whole = [base.curves for base in base_profile.bases(run, coarse=True)]
     for i, each in enumerate(whole):
-        alone = base_profile.curves(element(run, (i,)), coarse=True)[0]
+        alone = base_profile.bases(element(run, (i,)), coarse=True)[0].curves
         assert (each["remove"] is each["add"]) == (alone["remove"] is alone["add"])
         for direction in ("remove", "add"):
             for one, other in zip(
@@ -168,6 +168,20 @@ def test_bases_asked_together_have_the_curves_that_each_has_alone(run):
                 strict=True,
             ):
                 np.testing.assert_array_equal(one, other)
+
+
+def test_a_profile_ends_at_a_delta_that_is_known_to_be_small():
+    """Adding has no losses beyond -4 log(1 - q), where no engine has a narrow bracket."""
+    profile = base_profile.bases(ja.dp_sgd(0.3, 0.03, 4), coarse=True)[0].profile
+    assert profile.high[1][-1] <= 1.01 * base_profile.LAST_DELTA
+    assert profile.eps[-1] > 4 * -np.log1p(-0.03)
+
+
+def test_an_envelope_asks_for_no_profile_of_its_own(monkeypatch):
+    run, law = ja.dp_sgd(1.0, 0.1, 20), selection.Geometric(0.1)
+    worst = ja.epsilon(selection.select(run, law), 1e-5)
+    monkeypatch.setattr(base_profile, "delta", None)
+    assert worst.upper <= selection.bound_epsilon(run, law, 1e-5, bound="envelope").upper <= 1.02 * worst.upper
 
 
 def test_attack_is_a_score_that_leaks_what_it_says():
@@ -182,7 +196,7 @@ def test_attack_is_a_score_that_leaks_what_it_says():
 
 def test_polygons_enclose_the_gaussian_curve():
     mu = 0.7
-    found = base_profile.curves(ja.Gaussian(1.0 / mu))[0]["remove"]
+    found = base_profile.bases(ja.Gaussian(1.0 / mu))[0].curves["remove"]
     for ends, sign in ((found.above, 1.0), (found.below, -1.0)):
         q = ends.q[1:-1]
         truth = stats.norm.sf(stats.norm.isf(q) - mu)

@@ -14,12 +14,11 @@ from scipy.special import ndtr
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.selection import envelope
 from jaxacct.training.ledger import Ledger
 from jaxacct.tuning import plans as tuning_plans
 from jaxacct.tuning import subset_tuning
 
-DELTA, POINTS, ENVELOPE_POINTS = 1e-5, tuning_plans.TUNING_POINTS, envelope.POINTS
+DELTA, POINTS = 1e-5, tuning_plans.TUNING_POINTS
 
 
 def randomised(p):
@@ -100,10 +99,9 @@ def test_exact_worst_case_is_below_the_envelope(variant):
 
 @pytest.fixture(scope="module", autouse=True)
 def few_points():
-    """Few points of the tuning's profile and of envelopes, upper ends all: plans are made quickly."""
+    """Few points of the tuning's profile, upper ends all: plans are made quickly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning_plans, "TUNING_POINTS", 8)
-        patch.setattr(envelope, "POINTS", 300)
         yield
 
 
@@ -115,8 +113,6 @@ def plan_of(points=None, **changed):
     with pytest.MonkeyPatch.context() as patch:
         if points is not None:
             patch.setattr(tuning_plans, "TUNING_POINTS", points)
-        if points == POINTS:
-            patch.setattr(envelope, "POINTS", ENVELOPE_POINTS)
         given = SETTINGS | {"repetitions": selection.Poisson(4), "sampling_probability": 1.0} | changed
         return tuning_plans.SubsetPlan(**given)
 

@@ -270,18 +270,54 @@ class Curve(NamedTuple):
     below: Inner
 
 
-def curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
-    """Return, for each configuration, the curves of its directions. If `coarse`, they have half as many points."""
+class Profile(NamedTuple):
+    """Bounds of delta of one base at eps >= 0, (2, K): the first row is for removing, the second for adding."""
+
+    eps: np.ndarray  # (K,), ascending from 0
+    low: np.ndarray
+    high: np.ndarray
+
+    def joined(self, direction: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return e^eps for eps of both signs, ascending, and lower and upper bounds of delta in one direction there.
+
+        delta(-eps) = 1 - e^-eps (1 - reverse(eps)), with the delta `reverse` of the reverse direction.
+        """
+        turn = slice(None, None, 1 if direction == "remove" else -1)
+        eps, low, high = self.eps, self.low[turn], self.high[turn]
+        shrink = np.exp(-eps)
+        reverse = [-np.expm1(-eps) + shrink * end for end in (low[1], high[1])]
+        keep = eps > 0.0
+        ratio = np.concatenate([shrink[keep][::-1], np.exp(eps)])
+        lower = np.concatenate([reverse[0][keep][::-1], low[0]]) * (1.0 - VALUE_ERROR)
+        upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + VALUE_ERROR)
+        # as a function of e^eps, delta is convex and falls at a rate of at most 1.  So beyond a point it falls no
+        # faster than the chord before the point, and the rounding of e^eps moves delta by at most `moved`
+        steepest = np.minimum(upper[:-1] / np.diff(ratio), 1.0)
+        moved = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(ratio[1:]))) * ratio[1:] * steepest
+        upper[1:] += moved
+        lower[1:] -= moved
+        return ratio, np.maximum(lower, np.maximum(1.0 - ratio, 0.0)), np.minimum(upper, 1.0)
+
+
+class Base(NamedTuple):
+    """One configuration of a base: its profile, and the curve of each direction."""
+
+    profile: Profile
+    curves: dict[str, Curve]
+
+
+def bases(run: Mechanism, coarse: bool = False) -> list[Base]:
+    """Return each configuration of a base. If `coarse`, its profile and its curves have half as many points."""
     size, parts = math.prod(batch_shape(run)), _both(run)
     # a call for many Gaussian bases takes little longer than a call for one; the last bits of the profile of another
     # base may depend on the bases that share its call
     together = not any(np.any(part.laplace_n > 0.0) or np.any(part.finite_n > 0.0) for part in parts)
     if batch_shape(run) and not (together and size):
-        return [_curves_of(element(run, index), coarse)[0] for index in np.ndindex(batch_shape(run))]
-    found: list[dict[str, Curve]] = []
+        return [_bases(element(run, index), coarse)[0] for index in np.ndindex(batch_shape(run))]
+    found: list[Base] = []
     for first in range(0, size, TOGETHER):
         rows = np.arange(first, min(first + TOGETHER, size))
-        found += _curves_of(_rows(run, rows), coarse)
+        found += _bases(_rows(run, rows), coarse)
     return found
 
 
@@ -294,39 +330,42 @@ def _rows(run: Mechanism, rows: np.ndarray) -> Mechanism:
     return take_rows(run, rows) if batch_shape(run) else run
 
 
-def _curves_of(run: Mechanism, coarse: bool) -> list[dict[str, Curve]]:
-    """Return the curves of each configuration. A `run` with parts other than Gaussians has only one configuration."""
-    parts = _both(run)
-    if all(map(finite_once, parts)):
-        ratio, low, high = _by_sum(parts)
-        remove, add = (
-            _curve(*_joined(ratio, low[turn], high[turn]), _by_atoms(part))
-            for turn, part in zip((slice(None), slice(None, None, -1)), parts, strict=True)
-        )
-        return [{"remove": remove, "add": remove if run.symmetric() else add}]
-    found = []
-    for eps, low, high in _by_engine(run, parts, coarse):
-        remove = _curve(*_joined(eps, low, high), None)
+def _bases(run: Mechanism, coarse: bool) -> list[Base]:
+    """Return each configuration. A `run` with parts other than Gaussians has only one configuration."""
+    found, parts = [], _both(run)
+    inside = [_by_atoms(part) if all(map(finite_once, parts)) else None for part in parts]
+    for each in _profiles(run, parts, coarse):
         # at some parameters, such as a sampling probability of 1, the directions are alike
-        alike = run.symmetric() or (np.array_equal(low[0], low[1]) and np.array_equal(high[0], high[1]))
-        found.append({"remove": remove, "add": remove if alike else _curve(*_joined(eps, low[::-1], high[::-1]), None)})
+        equal = all(np.array_equal(*ends) for ends in (each.low, each.high))
+        alike = run.symmetric() or (equal and inside[0] is None)
+        remove = _curve(*each.joined("remove"), inside[0])
+        found.append(Base(each, {"remove": remove, "add": remove if alike else _curve(*each.joined("add"), inside[1])}))
     return found
 
 
-def _by_engine(
-    run: Mechanism, parts: list[Components], coarse: bool
-) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Return, for each configuration, eps >= 0 and the engines' lower and upper bounds of delta there, (2, K) each.
+def profile_up_to(run: Mechanism, last: float) -> Profile:
+    """Return the profile of one configuration up to the eps `last`, or of a finite law at its atoms."""
+    return _profiles(run, _both(run), False, last)[0]
 
-    The first row of the bounds is for removing, the second for adding.
-    """
+
+def _profiles(run: Mechanism, parts: list[Components], coarse: bool, last: float | None = None) -> list[Profile]:
+    """Return the profile of each configuration; without `last`, up to where delta is LAST_DELTA above its least."""
+    if all(map(finite_once, parts)):
+        return [_by_sum(parts)]
+    return _by_engine(run, parts, coarse, last)
+
+
+def _by_engine(run: Mechanism, parts: list[Components], coarse: bool, until: float | None) -> list[Profile]:
+    """Return the profile of each configuration, by the engines."""
     names = ["add_or_remove_one"] * 2 if run.symmetric() else ["remove_one", "add_one"]
     infinite = np.max([part.delta_infinity for part in parts], axis=0)
     size = infinite.size
     with backend.job(1, apart=True):  # chooses NumPy or XLA as for one base, whatever the caller's batch
-        lasts = {name: _last(run, LAST_DELTA + 1.001 * infinite, name) for name in dict.fromkeys(names)}
+        level = LAST_DELTA + 1.001 * infinite
+        end = lambda name: _last(run, level, name) if until is None else np.full(size, until)
+        lasts = {name: end(name) for name in dict.fromkeys(names)}
         first, at_most = (pick(list(lasts.values()), axis=0) for pick in (np.min, np.max))
-        beyond = first == ASKED_EPS
+        beyond = (first == ASKED_EPS) & (until is None)
         for name in lasts:
             due = np.flatnonzero(beyond)
             if due.size:
@@ -359,11 +398,13 @@ def _by_engine(
                             np.maximum(low, rest.lower[asked == i]),
                             np.minimum(high, rest.upper[asked == i]),
                         )
+            for row in np.flatnonzero((last < ASKED_EPS) & (until is None)):  # delta(last) is at most `level`
+                ends[row][1, -1] = min(ends[row][1, -1], level[row])
             known[name] = [_filled(low, high, eps.size) for (low, high), eps in zip(ends, at, strict=True)]
     # if half of the mass has losses beyond the engines' range, the curve says nothing; `profile_ends.by_base` answers
-    nothing = np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS]), np.zeros((2, 3)), np.ones((2, 3))
+    nothing = Profile(np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS]), np.zeros((2, 3)), np.ones((2, 3)))
     of = lambda row, end: np.stack([known[name][row][end] for name in names])
-    return [nothing if beyond[row] else (at[row], of(row, 0), of(row, 1)) for row in range(size)]
+    return [nothing if beyond[row] else Profile(at[row], of(row, 0), of(row, 1)) for row in range(size)]
 
 
 def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
@@ -407,15 +448,15 @@ def _last(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
     return np.minimum(np.maximum(found, 1e-6), ASKED_EPS)
 
 
-def _by_sum(parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return eps = |loss| at the atoms of finite laws, and lower and upper bounds of delta there, (2, K) each."""
+def _by_sum(parts: list[Components]) -> Profile:
+    """Return the profile of finite laws at eps = |loss| of their atoms."""
     losses = np.concatenate([np.abs(part.finite_loss[0, 0][part.finite_mass[0, 0] > 0.0]) for part in parts])
     at = np.unique(np.concatenate([[0.0], losses]))
     at = at[np.concatenate([[True], np.diff(at) > 1e-12])]
     # beyond the last atom the profile is the mass at infinity, so that one eps there is enough
     at = np.append(at, at[-1] + 50.0) if at[-1] < LINE_EPS - 50.0 else np.append(at[at < LINE_EPS], LINE_EPS)
     low, high = (np.stack([_delta_by_sum(part, at, side) for part in parts]) for side in (-1.0, 1.0))
-    return at, low, high
+    return Profile(at, low, high)
 
 
 def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
@@ -431,26 +472,6 @@ def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
     u, t = np.concatenate([[0.0], u, [1.0]]), np.concatenate([part.delta_infinity * (1.0 - VALUE_ERROR), t, [1.0]])
     chain = upper_hull(u, t)
     return u[chain], t[chain]
-
-
-def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return e^eps for eps of both signs, and bounds of delta there.
-
-    delta(-eps) = 1 - e^-eps (1 - reverse(eps)), with the delta `reverse` of the reverse direction.
-    """
-    shrink = np.exp(-eps)
-    reverse = [-np.expm1(-eps) + shrink * end for end in (low[1], high[1])]
-    keep = eps > 0.0
-    ratio = np.concatenate([shrink[keep][::-1], np.exp(eps)])
-    lower = np.concatenate([reverse[0][keep][::-1], low[0]]) * (1.0 - VALUE_ERROR)
-    upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + VALUE_ERROR)
-    # as a function of e^eps, delta is convex and falls at a rate of at most 1.  So beyond a point it falls no faster
-    # than the chord before the point, and the rounding of e^eps moves delta by at most `moved`
-    steepest = np.minimum(upper[:-1] / np.diff(ratio), 1.0)
-    moved = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(ratio[1:]))) * ratio[1:] * steepest
-    upper[1:] += moved
-    lower[1:] -= moved
-    return ratio, np.maximum(lower, np.maximum(1.0 - ratio, 0.0)), np.minimum(upper, 1.0)
 
 
 def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[np.ndarray, np.ndarray] | None) -> Curve:

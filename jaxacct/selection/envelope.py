@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.mechanisms import Mechanism, batch_shape, components
+from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.selection.base_profile import (
     each_pair,
-    few_steps,
     infinite_mass,
     outer,
+    profile_up_to,
     sides,
     upper_delta,
     upper_epsilon,
@@ -31,13 +31,14 @@ from jaxacct.selection.base_profile import (
 )
 from jaxacct.selection.law_of_k import Law, evaluated
 from jaxacct.selection.profile_ends import mass_on_top
+from jaxacct.selection.worst_case import known_bases
 
 INFLATED = 4e-12
 """Upper bound of the relative errors of generating functions and of sums."""
 LARGEST_EPS = 700.0
 """Largest eps that is tried, so that e^eps is finite."""
-POINTS = 2000
-"""A table holds the profile at this many eps > 0 and at as many eps < 0."""
+VALUES = 24_000
+"""Number of v, evenly placed among the knots of the polygon above T, that become lines besides the knots."""
 TAIL_SHARE = 1e-6
 """The base's tail beyond the table may add at most this number times delta to the answer."""
 
@@ -107,7 +108,7 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
         last = np.broadcast_to(last, shape).reshape(-1)
         for here, base, one in each_pair(run, law, shape):
             at, top = wanted[here], float(last[here[0]])
-            made = _of_table(base, one, top, side.forward)
+            made = _of_table(base, one, top, side.direction)
             value[here] = np.maximum(value[here], made.leak(at) if quantity == "delta" else solved(made, at, top))
     return value.reshape(shape)
 
@@ -143,9 +144,9 @@ def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
     return found
 
 
-def _of_table(run: Mechanism, law: Law, last: float, relation: str) -> Envelope:
-    """Return the envelope of one base and law, from a table that ends at eps = `last`."""
-    table, (u, t) = table_of(*profile_points(run, last, relation))
+def _of_table(run: Mechanism, law: Law, last: float, direction: str) -> Envelope:
+    """Return the envelope of one base and law, from a table that ends at eps = `last` or later."""
+    table, (u, t) = table_of(*profile_points(run, last, direction))
     lost = float(table.delta[-1])
     points = points_of(*lines(law, u, t), Table(table.ratio, table.delta - lost))
     return Envelope(mass_on_top(law, lost)[1], (points,))
@@ -158,20 +159,21 @@ def last_eps(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
     return np.clip(upper_epsilon(run, least, relation), 1e-6, LARGEST_EPS)
 
 
-def profile_points(run: Mechanism, last: float, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return eps from -`last` to `last`, and upper bounds of one base's delta at these eps."""
-    # these contours are long: fewer of them give a slightly larger bound, and take seconds in place of minutes
-    few = bool(np.all(few_steps(components(run, "add_or_remove_one", "remove"))))
-    eps = np.linspace(-last, last, 2 * (POINTS // 16 if few else POINTS) + 1)
-    return eps, upper_delta(run, eps, relation)
+def profile_points(run: Mechanism, last: float, direction: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return e^eps, for eps from -`last` or less to `last` or more, and upper bounds of one base's delta there."""
+    profile = known_bases(run)[0].profile
+    if profile.eps[-1] < last:
+        profile = profile_up_to(run, last)
+    ratio, _, high = profile.joined(direction)
+    return ratio, high
 
 
-def table_of(eps: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarray, np.ndarray]]:
-    """Return the Table of the upper bounds `high` at eps, and the knots of a polygon above the trade-off curve T.
+def table_of(ratio: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarray, np.ndarray]]:
+    """Return the Table of the upper bounds `high` at e^eps, and the knots of a polygon above the trade-off curve T.
 
     The knots are arrays u and t of the two coordinates.
     """
-    ratio, high = np.exp(eps) * (1.0 + 4.0 * ROUNDOFF), np.where(high <= 1.0, high, 1.0)
+    high = np.where(high <= 1.0, high, 1.0)
     _, u, t = outer(ratio, high)
     return Table(np.append(0.0, ratio), np.minimum.accumulate(np.append(1.0, high))), (u, t)
 
@@ -182,7 +184,7 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
     u, t : knots of a polygon above the trade-off curve T.
     """
     near_one = 1.0 - np.geomspace(1e-13, 1.0, 1500)
-    knots = np.linspace(0.0, u.size - 1.0, 12 * (POINTS + 2))
+    knots = np.linspace(0.0, u.size - 1.0, VALUES)
     v = np.concatenate([u, np.interp(knots, np.arange(u.size), u), near_one, np.interp(near_one, t, u)])
     v = np.sort(v)
     with np.errstate(all="ignore"):  # `points_of` handles NaN

@@ -49,7 +49,7 @@ from jaxacct.selection.law_of_k import (
     evaluated,
     largest_k,
 )
-from jaxacct.selection.worst_case import known_curves
+from jaxacct.selection.worst_case import known_bases
 
 MASS_ERROR = 16.0 * ROUNDOFF
 """Upper bound of the absolute error of a mass. Masses are at most 1, and a difference of two takes a few roundings."""
@@ -109,7 +109,7 @@ def narrowed(
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
     for here, base, one in each_pair(run, law, shape, rows):
         both = np.zeros((2, here.size))
-        for limits in _limits(known_curves(base)[0], base, one, relation):
+        for limits in _limits(known_bases(base)[0].curves, base, one, relation):
             side = limits.epsilon(flat[here]) if quantity == "epsilon" else limits.delta(flat[here])
             both = np.maximum(both, side)
         found[:, here] = meet(found[:, here], both, SAYS_NOTHING[quantity])
@@ -121,7 +121,7 @@ def last(run: Mechanism, law: Law, relation: str) -> tuple[np.ndarray, np.ndarra
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     found = np.zeros((2, int(np.prod(shape))))
     for here, base, one in each_pair(run, law, shape):
-        for limits in _limits(known_curves(base)[0], base, one, relation):
+        for limits in _limits(known_bases(base)[0].curves, base, one, relation):
             found[:, here] = np.maximum(found[:, here], [[limits.largest], [limits.leak[1]]])
     largest, mass = found.reshape(2, *shape)
     return largest, mass

@@ -208,8 +208,8 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
     share = envelope.TAIL_SHARE / max(most, 1.0) if np.isfinite(most) else 0.0
     one, sums = np.ones(1), []
     for k in range(1, top + 1):
-        eps, high = _profile(run, parts, k, side, level * share)
-        table, knots = envelope.table_of(eps, high)
+        ratio, high = _profile(run, parts, k, side, level * share)
+        table, knots = envelope.table_of(ratio, high)
         if k == 1:
             u, t = knots
         lost = -math.expm1(k * math.log1p(-min(apart, 1.0 - ROUNDOFF))) * (1.0 - RELATIVE_ERROR)  # `1 - (1 - apart)^k`
@@ -221,16 +221,16 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
             weight = scale / math.factorial(top) * (1.0 + 2.0 * envelope.INFLATED)
             sums.append(envelope.points_of(*best, table, weight))
     infinite = profile_ends.mass_on_top(law, apart)[1] if apart > 0.0 else 0.0
-    return envelope.Envelope(infinite, tuple(sums)), float(eps[-1])
+    return envelope.Envelope(infinite, tuple(sums)), float(np.log(ratio[-1]))
 
 
 def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return several eps, and upper bounds of the delta of `count` runs at these eps."""
+    """Return e^eps for several eps, and upper bounds of the delta of `count` runs there."""
     seen = parts.finite_mass[0, 0] > 0.0 if finite_once(parts) else np.zeros(0, bool)
     if not (seen.any() and np.count_nonzero(seen) ** count <= MOST_ATOMS):
         runs = repeat(run, count)
         last = float(envelope.last_eps(runs, np.asarray(level), side.forward))
-        return envelope.profile_points(runs, last, side.forward)
+        return envelope.profile_points(runs, last, side.direction)
     # the law of the runs is computed outcome by outcome; the profile bends at the law's losses, and is evaluated there
     loss, mass = parts.finite_loss[0, 0][seen], parts.finite_mass[0, 0][seen]
     total, product = np.zeros(1), np.ones(1)
@@ -242,4 +242,5 @@ def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: 
     at = np.concatenate([[at[0] - 1.0], at, at[-1] + np.array([10.0 * slack, 50.0])])
     at = np.unique(np.clip(at, -envelope.LARGEST_EPS, envelope.LARGEST_EPS))
     infinite = -math.expm1(count * math.log1p(-min(float(np.abs(parts.delta_infinity[0])), 1.0 - ROUNDOFF)))
-    return at, sum_of_atoms(total + slack, product, infinite * (1.0 + RELATIVE_ERROR), at, 1.0)
+    high = sum_of_atoms(total + slack, product, infinite * (1.0 + RELATIVE_ERROR), at, 1.0)
+    return np.exp(at) * (1.0 + 4.0 * ROUNDOFF), high

@@ -21,15 +21,15 @@ from jaxacct.kernels.arrays import namespace
 from jaxacct.kernels.worst_score import FINE, FINEST, GLANCE, MIDDLE, QUICK, STEADY, Inner, Resolution
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import element, require_mechanism
-from jaxacct.selection.base_profile import SAYS_NOTHING, Curve, curves, meet, sides, under
+from jaxacct.selection.base_profile import SAYS_NOTHING, Base, Curve, bases, meet, sides, under
 from jaxacct.selection.law_of_k import Law, evaluated, require_law
 
 LARGEST_EPS = 600.0
 """Largest eps that is searched, far from the overflow of exp.  At a larger eps, delta is at most delta(LARGEST_EPS)."""
 MOST_KEPT = 128
 """Number of bases whose curves are kept. The curves of a base take up to 2 MB."""
-_kept: dict[tuple[Mechanism, bool, bool], dict[str, Curve]] = {}
-"""Curves by (base, `coarse`, whether NumPy computed them). The curves asked for last are at the end."""
+_kept: dict[tuple[Mechanism, bool, bool], Base] = {}
+"""Bases by (mechanism, `coarse`, whether NumPy computed them). The bases asked for last are at the end."""
 _keeping = threading.Lock()
 PER_CALL = 16
 """Number of configurations in one call of a compiled program.  The calls run on all cores."""
@@ -37,24 +37,24 @@ WIDTH = 1e-4
 """A finer resolution is used for a bracket wider than this. The width is absolute for eps, and relative for delta."""
 
 
-def known_curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
-    """Return the curves of each configuration of a base. If `coarse`, they come from half as many points.
+def known_bases(run: Mechanism, coarse: bool = False) -> list[Base]:
+    """Return each configuration of a base. If `coarse`, its curves come from half as many points.
 
-    The curves of the last bases asked about are kept, since computing the curves of a DP-SGD run takes 0.1 s.
+    The last bases asked about are kept, since computing the curves of a DP-SGD run takes 0.1 s.
     """
     with backend.job(1, apart=True):  # NumPy or XLA is chosen as for one base, whatever the batch
         shape, way = batch_shape(run), (coarse, backend.on_numpy(1))
-        bases = [element(run, index) if shape else run for index in np.ndindex(shape)]
-        keys = [(base, *way) for base in bases]
+        each = [element(run, index) if shape else run for index in np.ndindex(shape)]
+        keys = [(one, *way) for one in each]
         if any(key in _kept for key in keys):
-            kept = [_kept.get(key) for key in keys]  # read once: another thread may drop a curve
-            found = [curves(base, coarse)[0] if c is None else c for base, c in zip(bases, kept, strict=True)]
+            kept = [_kept.get(key) for key in keys]  # read once: another thread may drop a base
+            found = [bases(one, coarse)[0] if base is None else base for one, base in zip(each, kept, strict=True)]
         else:
-            found = curves(run, coarse)
+            found = bases(run, coarse)
     with _keeping:
-        for key, curve in zip(keys, found, strict=True):
+        for key, base in zip(keys, found, strict=True):
             _kept.pop(key, None)
-            _kept[key] = curve
+            _kept[key] = base
         for key in list(_kept)[:-MOST_KEPT]:
             del _kept[key]
     return found
@@ -69,7 +69,7 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
     # curves through half as many points are narrow enough for a `width` of 1e-3 or more
-    known = known_curves(run, 1e-3 <= width < np.inf)
+    known = [each.curves for each in known_bases(run, 1e-3 <= width < np.inf)]
     size = int(np.prod(shape))
     base = np.broadcast_to(np.arange(len(known)).reshape(batch_shape(run)), shape).reshape(-1)
     flat = np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
@@ -282,7 +282,7 @@ def attack(
     each: list[Attack] = []
     run, relation = under(run, relation)
     find = _order if backend.on_numpy(1) else jax.jit(_order)
-    curves = known_curves(run)[0]
+    curves = known_bases(run)[0].curves
     for side in sides(run, relation):
         below = curves[side.direction].below
         reached = float(bracket("epsilon", run, k, target, side.forward, math.inf)[0])
