@@ -62,6 +62,31 @@ def test_users_and_caps_are_shown(path, capsys):
     assert "relation   add_or_remove_one, unit user" in out and "rate 0.1, cap 20 of 50" in out
 
 
+def test_a_candidate_is_shown_with_what_its_choice_costs(path, capsys):
+    """Its steps do not pay for the choice: the report refuses the claim, and this command says what is left out."""
+    given = {"target_delta": 1e-5, "dataset_size": 50, "sampling_probability": 1.0, "steps": 4}
+    plan = Plan(**given, noise_multiplier=9.0, repetitions=ja.selection.PointMass(3))
+    with Ledger.create(path, plan) as ledger:
+        note(ledger, 0, noise=9.0)
+    _, out, _ = shown(capsys, "show", path)
+    assert f"by its plan the whole tuning costs epsilon <= {plan.epsilon.upper:.3f}"[:-1] in out
+    report = json.loads(shown(capsys, "show", path, "--json")[1])
+    assert report["runs"][0]["upper_of_tuning"] == float(plan.epsilon.upper) > report["runs"][0]["upper"]
+
+
+def test_runs_that_do_not_add_up_are_shown_one_by_one(path, capsys):
+    given = {"target_delta": 1e-5, "dataset_size": 50, "noise_multiplier": 9.0, "steps": 4}
+    with Ledger.create(path, Plan(**given, sampling_probability=1.0)) as ledger:
+        note(ledger, 0, noise=9.0)
+        ledger.begin(Plan(**given, sampling="fixed_batches", expected_batch_size=10))
+        note(ledger, 0, noise=9.0, rate=0.2, partition="a")
+    status, out, _ = shown(capsys, "show", path)
+    assert status == 0 and out.count("epsilon    <= 0.382099") == 2
+    assert "all runs  none: relation is missing; the plans have add_or_remove_one and zero_out" in out
+    report = json.loads(shown(capsys, "show", path, "--json")[1])
+    assert report["upper"] is None and all(one["upper"] < 0.5 for one in report["runs"])
+
+
 def test_the_command_refuses_in_one_line(path, capsys, monkeypatch):
     monkeypatch.setenv("JAXACCT_CACHE_DIR", "")
     lines = written(path).splitlines(keepends=True)

@@ -120,7 +120,13 @@ def ledger(options: argparse.Namespace) -> int:
     found = Ledger.read(options.ledger)
     at = found.plan.target_delta if options.delta is None else options.delta
     runs = [_run(found, name, at) for name in found.runs]
-    content = {"ledger": options.ledger, "delta": at, "runs": runs, **_answer(found.epsilon(at))}
+    try:
+        together = _answer(found.epsilon(at))
+    except InputError as error:  # such as runs of two relations, each of which has an epsilon of its own
+        if len(runs) == 1:
+            raise
+        together = {"lower": None, "estimate": None, "upper": None, "kind": None, "status": str(error)}
+    content = {"ledger": options.ledger, "delta": at, "runs": runs, **together}
     return output.report(content, _ledger_text, options)
 
 
@@ -131,6 +137,7 @@ def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
     noted = all(line.told for line in headers)
     promised = [release._asdict() | {"count": count} for release, count in ledger.promised(name).items()]
     whole = float(ledger.epsilon(delta, run=name, whole=True).upper) if ledger.unfinished(name) else None
+    candidate = plan.repetitions is not None and (spent.numbers or spent.torn)  # of a choice that no step pays for
     return {
         "run": name,
         "by": headers[0].by,
@@ -147,6 +154,7 @@ def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
         "outputs_noted": noted,
         "promised": promised,
         "upper_if_seen": output.plain("upper", whole),
+        "upper_of_tuning": output.plain("upper", float(plan.epsilon.upper)) if candidate else None,
         "releases": [release._asdict() | {"count": count} for release, count in spent.releases.items()],
         "others": [{"mechanism": repr(entry.mechanism)[:200], "note": entry.note} for entry in spent.noted],
         **_answer(ledger.epsilon(delta, run=name)),
@@ -198,6 +206,12 @@ def _ledger_text(report: dict[str, Any]) -> str:
         if one["upper_if_seen"] is not None:
             whole = one["upper_if_seen"] if one["upper_if_seen"] == "inf" else output.up(one["upper_if_seen"], 6)
             lines["assumed"] = f"its plan is not at its end; if outputs decided that, epsilon is <= {whole}"
+        if one["upper_of_tuning"] is not None:
+            whole = one["upper_of_tuning"] if one["upper_of_tuning"] == "inf" else output.up(one["upper_of_tuning"], 6)
+            lines["not counted"] = (
+                f"the choice of this candidate among others; by its plan the whole tuning costs epsilon <= {whole} "
+                f"at delta = {one['target_delta']!r}"
+            )
         blocks.append(output.block(lines))
     if len(report["runs"]) > 1:
         blocks.append(output.block({"all runs": _claim(report, report["delta"])}))
@@ -205,6 +219,8 @@ def _ledger_text(report: dict[str, Any]) -> str:
 
 
 def _claim(answer: dict[str, Any], delta: float) -> str:
+    if answer["upper"] is None:
+        return f"none: {answer['status']}"
     if answer["upper"] == "inf":
         return f"no finite bound at delta = {delta!r} ({answer['status']})"
     upper = output.up(answer["upper"], 6)
