@@ -407,6 +407,17 @@ def test_a_plan_that_is_left_after_looks_counts_to_its_end(path):
         assert upper(place) == pytest.approx(gaussian_epsilon(math.sqrt(steps / 4 + 1 / 16)), rel=1e-6)
 
 
+def test_a_filter_that_follows_by_hand_forgets_no_promise(path):
+    """The run was ended by outputs, and the filter was chosen after them: what was left of the plan stays a debt."""
+    given = {"target_delta": DELTA, "dataset_size": 20, "sampling_probability": 1.0}
+    with Ledger.create(path, Plan(**given, noise_multiplier=2.0, steps=40)) as ledger:
+        note(ledger, 0, noise=2.0)
+        ledger.seen(1)
+        promised = upper(path)
+        ledger.replan(Plan(**given, noise_multiplier=6.0, steps=60, data_dependent=True))
+        assert upper(path) >= promised
+
+
 def test_a_full_disk_shows_nothing(path, monkeypatch):
     """The line cannot be written: the callback gets an error in the place of outputs."""
     got = []
@@ -518,6 +529,17 @@ def test_a_pass_that_another_program_begins_again_costs_one_more(path, monkeypat
     mu = math.sqrt(3) / trainer_of("fixed").plan.noise_multiplier
     assert (state.step, state.stopped) == (8, "budget")
     assert float(state.epsilon.upper) == upper(path) == pytest.approx(gaussian_epsilon(mu), rel=1e-6)
+
+
+def test_a_pass_whose_noise_falls_counts_with_what_it_would_have_had(path):
+    """Seen in the middle of a pass: its least noise is still to come, and takes the place of that so far."""
+    trainer = trainer_of("fixed", noise_schedule=((3, 1.0), (6, 1.6), (None, 1.2)))
+    state = fit(trainer, path, callbacks=[lambda state: state.step == 6 and state.params is not None])
+    seen = [line for line in lines(path) if line["kind"] == "seen"]
+    assert [(line["step"], line["until"]) for line in seen] == [(6, 12)]
+    whole = float(trainer.plan.epsilon.upper)
+    assert float(state.epsilon.upper) == upper(path) == pytest.approx(whole, rel=1e-6)
+    assert float(fit(trainer, path, state).epsilon.upper) == pytest.approx(whole, rel=1e-6)
 
 
 class Enough(BaseException):

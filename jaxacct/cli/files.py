@@ -135,7 +135,8 @@ def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
     spent, headers = ledger.runs[name], ledger.headers[name]
     plan = headers[-1].plan
     noted = all(line.told for line in headers)
-    promised = [release._asdict() | {"count": count} for release, count in ledger.promised(name).items()]
+    # a release that a dearer one of its pass will replace has a negative count
+    promised = [release._asdict() | {"count": count} for release, count in (+ledger.promised(name)).items()]
     whole = float(ledger.epsilon(delta, run=name, whole=True).upper) if ledger.unfinished(name) else None
     candidate = plan.repetitions is not None and (spent.numbers or spent.torn)  # of a choice that no step pays for
     return {

@@ -391,7 +391,7 @@ def _spent(ledger: Ledger, delta: float) -> Rows:
     several, plan, rows = len(ledger.runs) > 1, ledger.plan, []
     for name, spent in ledger.runs.items():
         lines = [_release(plan, "Gaussian noise, ", *item) for item in spent.releases.items()]
-        lines += [_release(plan, "not taken, but promised: ", *item) for item in ledger.promised(name).items()]
+        lines += [_release(plan, "not taken, but promised: ", *item) for item in (+ledger.promised(name)).items()]
         lines += [[f"{safe(repr(one.mechanism))[:300]} {safe(one.note)}".rstrip(), "", "", "1"] for one in spent.noted]
         own = _epsilon(ledger.epsilon(delta, run=name)) if several else ""
         for place, line in enumerate(lines):

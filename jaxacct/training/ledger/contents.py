@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -27,7 +27,7 @@ from jaxacct.mechanisms.dp_sgd_run import nearest_slots
 from jaxacct.representations.renyi_divergences import epsilon_from_renyi, renyi_curve
 from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step, Torn, run_of
 from jaxacct.training.plan import Plan
-from jaxacct.training.plan.segments import gathered, stand_ins
+from jaxacct.training.plan.segments import Segment, gathered, stand_ins
 from jaxacct.training.plan.solver import DISPLACING
 from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.step_mechanisms import Release, Turn, composed, release_of_pass
@@ -71,31 +71,44 @@ class _Partition:
     def goes_on(self, plan: Plan, step: int) -> bool:
         """Return whether a step of a plan belongs to this partition, whose steps are all of that step's pass."""
         _, first, last = plan.pass_of(step)
-        entry = Step("", step, "", "", *plan.at(step)[2:4], plan.sampling, None, groups=plan.groups or 0)
-        again = entry.sampling == rules.ORDER and step in self.steps
-        return (again or self.has_room_for(entry)) and all(first <= number < last for number in self.steps)
+        again = plan.sampling == rules.ORDER and step in self.steps
+        return (again or self.has_room_for(_entry(plan, step))) and all(first <= each < last for each in self.steps)
 
-    def dearest_with(self, step: int, noise: float) -> list[float]:
-        """Return what `dearest` becomes when a step gets one more entry.
+    def dearest_with(self, entries: Iterable[tuple[int, float]]) -> list[float]:
+        """Return what `dearest` becomes with more entries (step number, noise multiplier), at most one of each step.
 
         Gaussians are ordered by their sum of 1/sigma^2, so the costliest step counts.  Nothing orders several sampled
         Gaussians but the noise of each one.  So the least noise of the first, second, ... entries of all steps counts.
         """
-        mine = sorted([*self.steps.get(step, []), noise])
-        if self.first.sampling == rules.CYCLIC:
-            return [min(pair) for pair in zip_longest(self.dearest, mine, fillvalue=math.inf)]
-        return mine if cost(mine) > cost(self.dearest) else self.dearest
+        dearest = self.dearest
+        for step, noise in entries:
+            mine = sorted([*self.steps.get(step, []), noise])
+            if self.first.sampling == rules.CYCLIC:
+                dearest = [min(pair) for pair in zip_longest(dearest, mine, fillvalue=math.inf)]
+            elif cost(mine) > cost(dearest):
+                dearest = mine
+        return dearest
 
-    def releases(self) -> list[Release]:
-        """Return the releases that the partition counts as.
+    def change(self, dearest: list[float]) -> Counter[Release]:
+        """Return what another `dearest` adds to the releases, and, with a negative count, what it takes away."""
+        change = Counter(self._releases(dearest))
+        change.subtract(self._releases(self.dearest))
+        return change
+
+    def _releases(self, noise: list[float]) -> list[Release]:
+        """Return the releases that the partition counts as if `dearest` is `noise`.
 
         Steps of a round count as one round.  Steps of a pass count as one pass for each entry of the costliest step.
         """
-        noise = self.dearest
         if self.first.sampling == rules.ALLOCATION and len(noise) > 1:
             # the relative rounding error of a sum of 1000 terms is below 2^-40, so this never exceeds the exact noise
             noise = [cost(noise) ** -0.5 * (1.0 - 2.0**-40)]
         return [release_of_pass(self.first.sampling, sigma, self.first.sampling_probability) for sigma in noise]
+
+
+def _entry(plan: Plan, step: int) -> Step:
+    """Return a step of a plan as an entry, without its run and its fingerprints."""
+    return Step("", step, "", "", *plan.at(step)[2:4], plan.sampling, None, groups=plan.groups or 0)
 
 
 @dataclass
@@ -181,13 +194,17 @@ class Spent:
 
     def _within(self, partition: _Partition, entry: Step) -> None:
         """Count one more entry in a partition, where entries of one step share records and two steps share none."""
-        before, dearest = partition.releases(), partition.dearest_with(entry.step, entry.noise_multiplier)
+        dearest = partition.dearest_with([(entry.step, entry.noise_multiplier)])
         partition.steps.setdefault(entry.step, []).append(entry.noise_multiplier)
         if dearest != partition.dearest:
-            partition.dearest = dearest
-            self.releases.subtract(before)
-            self.releases.update(partition.releases())
+            self.releases.update(partition.change(dearest))
             self.releases += Counter()  # removes the releases whose count is now 0
+            partition.dearest = dearest
+
+    def of_pass(self, plan: Plan, step: int) -> _Partition | None:
+        """Return the pass through the groups that a plan's step belongs to, if it has entries."""
+        turns = (each for each in self.partitions.values() if each.first.sampling == rules.CYCLIC)
+        return next((each for each in turns if each.goes_on(plan, step)), None)
 
 
 def cost(noise: list[float]) -> float:
@@ -326,15 +343,16 @@ class Contents:
     def promised(self, run: str, whole: bool = False) -> Counter[Release]:
         """Return the remaining steps of a run whose outputs were seen.
 
-        No steps remain if the run ended by itself, and none count if the run has a Rényi filter.  README.md of this
-        folder, "Outputs that were seen", says why remaining steps count.  `whole` is as in `epsilon`.
+        No steps of a plan remain if the run ended by itself, and none count if the plan has a Rényi filter.  A release
+        that a dearer one of its pass will replace has a negative count.  README.md of this folder, "Outputs that were
+        seen", says why remaining steps count.  `whole` is as in `epsilon`.
         """
-        spent, headers = self._known(run), self.headers[run]
-        if any(line.plan.filter for line in headers):
-            return Counter()
-        plan, looks = headers[-1].plan, spent.looks
-        until = plan.steps if whole else spent.next if looks is None else looks.until
-        return spent.owed + ahead(plan, spent, spent.next, until - spent.next, None)
+        spent, plan = self._known(run), self.headers[run][-1].plan
+        promised = Counter(spent.owed)
+        if not plan.filter:
+            until = plan.steps if whole else spent.next if spent.looks is None else spent.looks.until
+            promised.update(ahead(plan, spent, spent.next, until - spent.next, None))
+        return promised
 
     def unfinished(self, run: str | None = None) -> list[str]:
         """Return which runs (`run`, or all) stopped before the end of their plan and have no `seen` entry."""
@@ -357,7 +375,7 @@ class Contents:
         self.run = entry.run
         if not headers or headers[-1].plan != entry.plan:
             if spent.looks is not None and spent.looks.looked:
-                spent.owed = self.promised(entry.run)
+                spent.owed = +self.promised(entry.run)  # what replaces a release counts beside it
             spent.looks = None if entry.told else Seen(entry.run, spent.next, entry.plan.steps, False)
         if not headers or spent.shared is None:
             spent.shared = spent.next if entry.plan.shared else None
@@ -413,7 +431,11 @@ class Contents:
 
 
 def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, begins: bool = False) -> Counter[Release]:
-    """Return the releases that the steps `step` to `step + steps - 1` of a plan add to what a run has spent.
+    """Return how the steps `step` to `step + steps - 1` of a plan change the releases that a run has spent.
+
+    A negative count is of a release that a dearer one replaces.  The result is exact: were it too small, the stop rule
+    would let a step pass that exceeds the target; were it too large, a run whose outputs were seen would be taken to
+    end earlier than it can.
 
     label : the fingerprint of the first step's pass or round.  The default is that of the last step entry.  If that
         entry has none, the steps are taken to have none either, and each counts alone.
@@ -425,31 +447,50 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
     if plan.sampling not in rules.BY_PASS:
         return plan.releases_between(step, end)
     stop = min(plan.pass_of(step)[2], end)
-    own = plan.releases_between(step, stop)
-    noise = min(release.noise_multiplier for release in own)
-    bare = label is None and (begins if last is None else last.partition is None and last.sampling == plan.sampling)
     partition = spent.partitions.get((last and last.partition) or "" if label is None else label)
     fits = partition is not None and partition.goes_on(plan, step)
     first = step  # the first of the steps that join a pass; those before count alone, each a Gaussian
-    if bare or (partition is not None and label is not None and not fits):
-        first = end if bare else stop
+    if label is None and (begins if last is None else last.partition is None and last.sampling == plan.sampling):
+        first = end
+    elif partition is not None and label is not None and not fits:
+        first = stop
     shares = plan.sampling == rules.CYCLIC and (plan.shared or spent.shared is not None)
-    apart = spent.numbers if shares else partition.steps if partition and plan.sampling == rules.ORDER else ()
-    alone = first - step + sum(first <= number < end for number in apart)
-    alone += shares and not spent.leads_to(plan.turn(step))
-    found = plan.releases_between(max(first, stop), end)
-    if partition is not None and fits and first == step:
-        again = [number for number in partition.steps if step <= number < stop and number not in apart]
-        if any(partition.dearest_with(number, noise) != partition.dearest for number in (*again, -1)):
-            # a round with two sums over the same slots costs more than two rounds, but at most a Gaussian beside one
-            gaussian = again and plan.sampling == rules.ALLOCATION
-            found += Counter([Release(plan.sampling, noise, 1.0)]) if gaussian else own
-    elif first == step:
-        found += own
-    if alone:
-        least = min(release.noise_multiplier for release in plan.releases_between(step, end))
-        found[Release(plan.sampling, least, 1.0)] += alone
-    return found
+    alone = lambda noise: Release(plan.sampling, noise, 1.0)
+    found: Counter[Release] = Counter()
+    if shares and not spent.leads_to(plan.turn(step)):
+        found[alone(plan.at(step).noise_multiplier)] += 1
+    for segment, low, high in _pieces(plan, step, first):
+        found[alone(segment.noise_multiplier)] += high - low
+    passes = [(step, stop, partition if fits else None)] if first == step else []
+    if plan.sampling == rules.CYCLIC and first < end and _inside(spent.numbers, stop, plan.pass_of(end - 1)[2]):
+        starts = range(stop, end, plan.pass_of(step)[2] - plan.pass_of(step)[1])
+        passes += [(each, min(plan.pass_of(each)[2], end), spent.of_pass(plan, each)) for each in starts]
+    else:
+        found.update(plan.releases_between(max(first, stop), end))
+    for begin, until, known in passes:
+        own = _Partition(_entry(plan, begin)) if known is None else known
+        apart = spent.numbers if shares else own.steps if plan.sampling == rules.ORDER else ()
+        joining = []
+        for segment, low, high in _pieces(plan, begin, until):
+            again = _inside(apart, low, high)  # noted again, outside of their pass
+            inside = [number for number in own.steps if low <= number < high and number not in apart]
+            joining += [(number, segment.noise_multiplier) for number in inside]
+            joining += [(-1, segment.noise_multiplier)] if high - low > again + len(inside) else []
+            found[alone(segment.noise_multiplier)] += again
+        found.update(own.change(own.dearest_with(joining)))
+    return Counter({release: count for release, count in found.items() if count})
+
+
+def _inside(numbers: Collection[int], low: int, high: int) -> int:
+    """Count the numbers from `low` to `high` - 1 in a set or dict, whichever of the two is shorter to go through."""
+    few = high - low < len(numbers)
+    return sum(number in numbers for number in range(low, high)) if few else sum(low <= n < high for n in numbers)
+
+
+def _pieces(plan: Plan, step: int, end: int) -> list[tuple[Segment, int, int]]:
+    """Return the segments that the steps `step` to `end - 1` are in, each with its first of these steps and its end."""
+    pieces = [(each, max(each.start, step), min(each.end, end)) for each in plan.segments]
+    return [(each, low, high) for each, low, high in pieces if low < high]
 
 
 def room(
