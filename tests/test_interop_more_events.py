@@ -206,6 +206,17 @@ def test_events_of_later_versions(later, event, mechanism):
     assert interop.from_dp_event(interop.to_dp_event(mechanism)) == mechanism
 
 
+def test_events_have_no_groups(later):
+    """Of random allocation the group was left out: the event promised the epsilon of one record."""
+    base, given = ja.Gaussian(2.0), {"group": 3}
+    draws = [ja.RandomAllocation(base, 10, **given), ja.PoissonSampled(base, 0.1, **given)]
+    draws += [ja.SampledWithoutReplacement(base, 0.1, dataset_size=100, **given)]
+    draws += [ja.SampledWithReplacement(base, 10, 100, **given)]
+    for step in draws:
+        for run in (step, ja.repeat(step, 2)):
+            assert f"{type(step).__name__} with group = 3 has no DpEvent" in refusal(interop.to_dp_event, run)
+
+
 def test_what_later_versions_may_ask_and_is_refused(later):
     assert "dimension = 0 must be a whole number or None" in refusal(
         interop.from_dp_event, DiscreteGaussianDpEvent(3.0, 1.0, 0)

@@ -501,7 +501,7 @@ def _named(mechanism: Mechanism) -> tuple[str, dict[str, Any]]:
             sizes |= {"noise_multiplier": mechanism.mechanism.noise_multiplier}
             rate = mechanism.sampling_probability
             return "TruncatedSubsampledGaussianDpEvent", sizes | {"sampling_probability": rate}
-        case RandomAllocation():
+        case RandomAllocation(group=1):
             slots = {"num_selected": int(mechanism.participations), "num_steps": int(mechanism.slots)}
             return "RandomAllocationDpEvent", slots | {"event": inside()}
         case Selection(bound="worst_case", law=Poisson() | TruncatedNegativeBinomial()):
@@ -539,7 +539,8 @@ def _named(mechanism: Mechanism) -> tuple[str, dict[str, Any]]:
                 words = f"probability = {mechanism.probability!r} must be >= 1/{k} to have a DpEvent; ask ja.epsilon"
                 raise InputError(words)
             return "RandomizedResponseDpEvent", {"noise_parameter": rounded(exact, 0.0), "num_buckets": k}
-    raise InputError(f"{type(mechanism).__name__} has no DpEvent; account for it with jaxacct.epsilon")
+    group = f" with group = {mechanism.group:g}" if getattr(mechanism, "group", 1) != 1 else ""
+    raise InputError(f"{type(mechanism).__name__}{group} has no DpEvent; account for it with jaxacct.epsilon")
 
 
 def _sizes(ratio: float) -> tuple[int, int]:
