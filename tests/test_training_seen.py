@@ -320,6 +320,28 @@ def test_a_run_that_is_begun_in_a_callback_is_given_nothing_either(path):
     assert float(state.epsilon.upper) == upper(path) <= 2.0
 
 
+def test_a_run_that_goes_on_beyond_its_promise_promises_more(path):
+    """Another run left its plan for a shorter one, so there is more room than when the outputs were seen first."""
+    first, second = trainer_of(), trainer_of(target_epsilon=3.0)
+    half = fit(first, path, callbacks=[lambda state: state.step == 5])
+    looks = lambda step: [lambda state: state.params is not None and state.step == step]
+    with pytest.warns(UserWarning, match="steps fit the budget"):
+        other = fit(second, path, second.init(np.zeros(2, np.float32), bytes(32)), callbacks=looks(2))
+    promised = lambda: [line for line in lines(path) if line["kind"] == "seen"][-1]["until"]
+    until = promised()
+    assert 2 < until < 12
+    fit(trainer_of(steps=6, target_epsilon=None, noise_multiplier=9.0), path, half)
+    fit(second, path, other, callbacks=looks(until + 1))
+    assert until + 1 < promised() < 12
+    cost = lambda steps, noise: steps / noise**2
+    whole = lambda steps: gaussian_epsilon(
+        math.sqrt(cost(5, first.plan.noise_multiplier) + 1 / 81 + cost(steps, second.plan.noise_multiplier))
+    )
+    assert upper(path) == pytest.approx(whole(promised()), rel=1e-6) and whole(promised()) <= 3.0 < whole(
+        promised() + 1
+    )
+
+
 def test_every_command_counts_what_was_promised(path, tmp_path, capsys):
     state = fit(trainer_of(), path, callbacks=[look])
     page = tmp_path / "page.html"

@@ -352,14 +352,17 @@ class Ledger(Contents):
     def another_way(self, step: int, partition: str | None) -> int | None:
         """Return the new end (step after the last) of a run whose outputs were seen; None if the old end still holds.
 
-        Noting `step` moves the end if `step` is not the run's next step.  It also moves the end if the pass or round
-        of `step` changes the cost of the steps ahead.  `partition` is the fingerprint of this pass or round.
+        Noting `step` moves the end if `step` is not the run's next step, or is at the old end, which lies farther now
+        that other runs need less.  It also moves the end if the pass or round of `step` changes the cost of the steps
+        ahead.  `partition` is the fingerprint of this pass or round.
         """
         spent, plan = self.runs[self.run], self.plan
         if spent.looks is None:
             return None
         left = spent.looks.until - step
-        if step == spent.next and ahead(plan, spent, step, left, partition) == ahead(plan, spent, step, left, None):
+        if step != spent.next or left < 1:
+            return step + room(plan, self, step, partition)
+        if ahead(plan, spent, step, left, partition) == ahead(plan, spent, step, left, None):
             return None
         return step + room(plan, self, step, partition)
 
