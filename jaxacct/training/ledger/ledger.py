@@ -352,9 +352,9 @@ class Ledger(Contents):
     def another_way(self, step: int, partition: str | None) -> int | None:
         """Return the new end (step after the last) of a run whose outputs were seen; None if the old end still holds.
 
-        Noting `step` moves the end if `step` is not the run's next step, or is at the old end, which lies farther now
-        that other runs need less.  It also moves the end if the pass or round of `step` changes the cost of the steps
-        ahead.  `partition` is the fingerprint of this pass or round.
+        Noting `step` moves the end if `step` is not the run's next step, or is beyond the old end, as other runs now
+        need less.  It also moves the end if the pass or round of `step` changes the cost of the steps ahead.
+        `partition` is the fingerprint of this pass or round.
         """
         spent, plan = self.runs[self.run], self.plan
         if spent.looks is None:
@@ -365,6 +365,14 @@ class Ledger(Contents):
         if ahead(plan, spent, step, left, partition) == ahead(plan, spent, step, left, None):
             return None
         return step + room(plan, self, step, partition)
+
+    def promise_more(self) -> None:
+        """Note that a run whose outputs were seen goes farther than was noted, as other runs now need less."""
+        spent, plan = self.runs[self.run], self.plan
+        if spent.looks is not None and spent.looks.until < plan.steps:
+            until = spent.next + room(plan, self, spent.next)
+            if until > spent.looks.until:
+                self.promise(spent.next, until)
 
     def promise(self, step: int, until: int) -> None:
         """Note the next step of a run whose outputs were seen, and `until`, the step before which the run now ends."""
