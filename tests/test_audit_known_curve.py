@@ -34,6 +34,14 @@ def p_value(correct, guesses, canaries, claim, guessed="both"):
     return _p_value(*flat, by_lines(claimed_lines(claim, guessed)), guessed).reshape(counts[0].shape)
 
 
+def test_a_plan_whose_filter_promises_no_curve_is_no_claim():
+    """Its run may have been changed by outputs: the curve of the plan as it was made would be refuted wrongly."""
+    plan = plan_of(100, noise=3.0, steps=4, data_dependent=True)
+    with pytest.raises(InputError, match="promises an epsilon at every delta, but no curve; give plan.mechanism"):
+        one_run(95, 100, 100, claim=plan)
+    assert one_run(95, 100, 100, claim=plan.mechanism, delta=1e-5).claim.startswith("curve of ")
+
+
 @pytest.mark.parametrize(
     ("m", "g", "c", "both", "only_in"),
     [(100, 100, 75, 0.703, 0.352), (100, 20, 19, 0.391, 0.244), (20, 20, 17, 0.360, 0.183)],

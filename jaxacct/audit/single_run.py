@@ -138,8 +138,8 @@ def one_run(
         All arrays broadcast.  If the claim is a Plan, delta may be left out; its own delta is then used.
     confidence : float in (0, 1)
     claim : the claim about adding or removing one canary: the curve of one run of a plan, the curve of a mechanism, or
-        mu-Gaussian DP for a number mu > 0.  A plan or profile under replace_one or zero_out claims the curve of
-        replacing a canary, or of zeroing it out.
+        mu-Gaussian DP for a number mu > 0.  A plan with data_dependent=True claims no curve, and is refused.  A plan or
+        profile under replace_one or zero_out claims the curve of replacing a canary, or of zeroing it out.
     guessed : {"both", "in"}
         Use "in" if every guess says that a canary was in, and some coins are not guessed.  With a claim, "in" refutes
         more than "both".
@@ -357,6 +357,11 @@ def claimed_lines(claim: Any, guessed: str) -> Lines:
     """Return lines above the claimed curve of adding or removing a canary; if `guessed` is "in", of removing alone."""
     relation = "add_or_remove_one" if guessed == "both" else "remove_one"
     if isinstance(claim, Plan):
+        if claim.filter is not None:
+            raise InputError(
+                "claim is a Plan with data_dependent = True, which promises an epsilon at every delta, but no curve; "
+                "give plan.mechanism if the run followed the plan as it was made"
+            )
         one = profile(claim.mechanism, claim.relation)
     elif isinstance(claim, Profile):
         one = claim
