@@ -489,8 +489,12 @@ def _inside(numbers: Collection[int], low: int, high: int) -> int:
 
 def _pieces(plan: Plan, step: int, end: int) -> list[tuple[Segment, int, int]]:
     """Return the segments that the steps `step` to `end - 1` are in, each with its first of these steps and its end."""
-    pieces = [(each, max(each.start, step), min(each.end, end)) for each in plan.segments]
-    return [(each, low, high) for each, low, high in pieces if low < high]
+    pieces = []
+    while step < end:
+        segment = plan.at(step)
+        pieces.append((segment, step, min(segment.end, end)))
+        step = segment.end
+    return pieces
 
 
 def room(
