@@ -272,15 +272,15 @@ def test_steps_with_small_loss_taken_apart_change_nothing(run, epsilon, scale, d
     build = lambda: loss_definition.expand(run, "add_or_remove_one", direction).parts
     with precision(160):
         parts = build()
-    aim = scale - 9 * math.log(10.0)
+    aim = scale - 6 * math.log(10.0)
     apart = line_sum._plan(parts, epsilon, aim, 400_000, True)
     assert apart.small_loss is not None
     found = line_sum.LineSum(build, apart).at(arb(epsilon))
     truth = line_sum.LineSum(build, line_sum._plan(parts, epsilon, aim, 400_000, False)).at(arb(epsilon))
     with precision(200):
         assert found.overlaps(truth)
-        assert found.rad() < arb(scale).exp() * arb("1e-8")
-        assert truth.rad() < arb(scale).exp() * arb("1e-8")
+        assert found.rad() < arb(scale).exp() * arb("1e-5")
+        assert truth.rad() < arb(scale).exp() * arb("1e-5")
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
@@ -303,7 +303,7 @@ def test_outputs_left_out_cost_no_more_than_their_mass(width):
     build = lambda: loss_definition.expand(ja.dp_sgd(1.0, 0.01, 1000), "add_or_remove_one", "remove").parts
     with precision(160):
         parts = build()
-    aim = -11.5 - 9 * math.log(10.0)
+    aim = -11.5 - 6 * math.log(10.0)
     kept = small_loss_steps.without_largest(parts, aim - 2.0, width)
     plan = line_sum._plan(kept, 1.8, aim, 400_000, False)
     cut = line_sum.LineSum(build, replace(plan, cuts=tuple(part.cuts for part, _ in kept)))
