@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
+import importlib
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -313,5 +313,5 @@ def _record(subject: Subject, when: datetime) -> list[tuple[str, str]]:
                 told = f"none: {safe(str(error))[:120]}"
             facts.append((name if len(subject.claims) == 1 else f"{name}, {claim.title}", told))
     facts.append(("jaxacct", jaxacct.__version__))
-    facts += [(name, importlib.metadata.version(name)) for name in ("jax", "jaxlib", "numpy", "scipy")]
+    facts += [(name, importlib.import_module(name).__version__) for name in ("jax", "jaxlib", "numpy", "scipy")]
     return [*facts, ("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")]

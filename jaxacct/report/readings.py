@@ -92,7 +92,8 @@ def _read(mechanism: Mechanism, relation: str, prior: float, tick: Callable[[str
     tick("advantage")
     advantage = known.advantage()
     tick("posterior")
-    posterior = known.posterior(prior, FALSE_POSITIVE_RATES)
+    places = np.searchsorted(_CURVE, FALSE_POSITIVE_RATES)
+    posterior = known.posterior_at(prior, _CURVE[places], tpr[places])
     tick("Bayes success")
     return Readings(_CURVE, tpr, advantage, prior, posterior, known.bayes_success(prior))
 
