@@ -114,6 +114,7 @@ def one_step(trainer, words, params, noise_multiplier, rows, users=None, past=No
     import numpy as np
 
     from jaxacct.training.run.state import Past
+    from jaxacct.training.sharding.placement import copied
     from jaxacct.training.step.models import split_model
 
     where, now = trainer.placement, numbers_of(trainer, noise_multiplier)
@@ -122,11 +123,11 @@ def one_step(trainer, words, params, noise_multiplier, rows, users=None, past=No
         state = dataclasses.replace(state, past=Past(past, state.clip_norm))
     trained, rest = split_model(state.params, trainer.trainable)
     carried, frozen = where.carried(state, trained), where.frozen(trained, rest)
-    given = (carried, words, words, where.data(rows, users), now, frozen)
-    compiled = where.step(*given).lower().compile()
-    after, observed = compiled(*given)
+    given = (words, words, where.data(rows, users), now, frozen)
+    compiled = where.step(carried, *given).lower().compile()
+    after, observed = compiled(copied(carried), *given)  # which a step overwrites
     for _ in range(5):  # equal keys must mean equal sums, to the last bit
-        again = compiled(*given)[0]
+        again = compiled(copied(carried), *given)[0]
         for one, other in zip(*map(jax.tree.leaves, map(whole, (after, again))), strict=True):
             np.testing.assert_array_equal(one, other)
     return taken_off(carried, after, observed, now)

@@ -11,12 +11,19 @@ import optax
 import pytest
 from helpers import refusal
 from training_cases import gaussian_epsilon
-from training_runs import KEY, linear, plan_of, start
+from training_runs import KEY, keyed, linear, plan_of, still_trainer
 
 from jaxacct.core.validation import InputError
-from jaxacct.training import Ledger, Trainer
+from jaxacct.training import Ledger, Plan, Trainer
 from jaxacct.training.run import log as run_log
 from jaxacct.training.step.counts_and_losses import PrivateLoss
+
+
+def start():
+    """(trainer, first state, data) of a small run with a target, whose steps move by their keys."""
+    plan = Plan(target_epsilon=4.0, target_delta=1e-5, dataset_size=30, sampling_probability=1.0, steps=40)
+    trainer = still_trainer(plan, step=keyed)
+    return trainer, trainer.init(np.zeros(3, np.float32), KEY), np.zeros((30, 3), np.float32)
 
 
 def run(log=None, **more):

@@ -55,15 +55,21 @@ def moving(carried, words, pass_words, data, now, frozen=None):
     return carried._replace(params=moved), still(carried, words, pass_words, data, now)[1]
 
 
-def still_trainer(plan, rate=0.1, clip_norm=1.0, step=still, **more):
-    """A Trainer whose steps are compiled in no time; those of another rate are another program."""
-    trainer = Trainer(linear, sgd(rate), plan, clip_norm, **more)
+@functools.cache
+def of_rate(step, rate):
+    """The same program whenever it is asked for with the same step and rate, and another one for any other rate."""
 
     def one(*given):
         after, observed = step(*given)
         return after, observed._replace(loss=jnp.float32(rate))
 
-    trainer.placement.step_function = one
+    return one
+
+
+def still_trainer(plan, rate=0.1, clip_norm=1.0, step=still, **more):
+    """A Trainer whose steps are compiled in no time; those of another rate are another program."""
+    trainer = Trainer(linear, sgd(rate), plan, clip_norm, **more)
+    trainer.placement.step_function = of_rate(step, rate)
     return trainer
 
 
