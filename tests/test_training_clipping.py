@@ -25,8 +25,7 @@ class Convnet(nn.Module):
     def __call__(self, x):
         x = nn.relu(nn.Conv(5, (3, 3), strides=(2, 1), padding="SAME")(x))
         x = nn.relu(nn.Conv(6, (2, 3), padding="VALID", kernel_dilation=(1, 2))(x))
-        x = nn.LayerNorm()(x.reshape(-1))
-        return nn.Dense(4, use_bias=False)(x)
+        return nn.Dense(4, use_bias=False)(x.reshape(-1))
 
 
 class Text(nn.Module):
