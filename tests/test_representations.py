@@ -421,3 +421,48 @@ def test_true_positive_rates_are_as_narrow_as_asked_for():
     found = p.true_positive_rate([[0.01], [0.001]])
     assert np.all((found.lower < truth) & (truth < found.upper)) and np.all(found.ok)
     assert np.all(found.upper - found.lower <= 1e-4 * found.upper)
+
+
+def test_orders_at_the_ends_of_float64():
+    """Rounding and overflow gave [0, 2e269] with status "ok", NaN, and no upper end."""
+    order = np.array([5e-324, 1e-300, 1e-12, 1.0 + 1e-12, 1e6, 1e300])
+    for mechanism in (ja.Gaussian(2.0), ja.dp_sgd(2.0, 0.1, 5), ja.Laplace(1.0)):
+        found, rho = renyi_divergence(mechanism, order), zero_concentrated(mechanism)
+        assert np.all(found.lower <= found.estimate) and np.all(found.estimate <= found.upper)
+        assert np.all(np.diff(found.upper) >= 0.0) and np.all(found.upper[:3] <= 1e-11)
+        assert np.all(found.upper[4:] <= order[4:] * rho.upper * (1.0 + 1e-9))
+        wide = found.upper - found.lower > 1e-3 * found.upper
+        assert np.array_equal(found.status == "width", wide)
+        assert found.upper[3] <= found.lower[3] * (1.0 + 1e-3)
+    assert renyi_divergence(ja.Laplace(1.0), 1e300).upper == pytest.approx(1.0)
+
+
+def test_the_zcdp_of_a_guarantee_is_the_guarantee():
+    """The chords between grid points gave .1001139, with status "width"."""
+    for mechanism, rho in (
+        (ja.ZCDP(0.1), 0.1),
+        (ja.repeat(ja.ZCDP(0.1, 0.05), 3), 0.45),
+        (ja.compose(ja.ZCDP(0.1), ja.Gaussian(2.0)), 0.225),
+    ):
+        found = zero_concentrated(mechanism)
+        assert rho <= found.upper <= rho * (1.0 + 1e-9)
+        assert (found.kind, found.status, found.lower) == ("bound", "ok", 0.0) and found.estimate == found.upper
+
+
+def test_distribution_of_losses_beyond_the_largest_exponent():
+    """exp(loss) overflowed to NaN."""
+    for mechanism in (ja.Gaussian(2.0), ja.ApproximateDP(1.0, 0.01)):
+        under = ja.profile(mechanism).cdf([-1e308, -800.0, 800.0, 1e308])
+        for found in under:
+            assert (
+                np.all(found.lower <= found.upper) and np.all(found.upper[2:] == 1.0) and np.all(found.lower[:2] == 0.0)
+            )
+        assert np.all(under.p.lower[2:] >= 0.99 - 1e-12) and np.all(under.p.upper[:2] <= 1e-12)
+
+
+def test_a_posterior_is_ok_only_where_its_own_bracket_is_narrow():
+    """Small true-positive rates are known to within 1e-7, which says nothing of their ratio to a smaller rate."""
+    for fpr in (0.0, 5e-324):
+        found = ja.profile(ja.Gaussian(2.0)).posterior(0.3, fpr)
+        assert 0.3 <= found.lower <= found.upper == 1.0 and found.status == "width"
+    assert ja.profile(ja.Gaussian(2.0)).posterior(0.3, 1e-3).status == "ok"

@@ -539,8 +539,9 @@ def _named(mechanism: Mechanism) -> tuple[str, dict[str, Any]]:
                 words = f"probability = {mechanism.probability!r} must be >= 1/{k} to have a DpEvent; ask ja.epsilon"
                 raise InputError(words)
             return "RandomizedResponseDpEvent", {"noise_parameter": rounded(exact, 0.0), "num_buckets": k}
-    group = f" with group = {mechanism.group:g}" if getattr(mechanism, "group", 1) != 1 else ""
-    raise InputError(f"{type(mechanism).__name__}{group} has no DpEvent; account for it with jaxacct.epsilon")
+    group = getattr(mechanism, "group", 1)
+    words = f"{type(mechanism).__name__}{f' with group = {group:g}' if group != 1 else ''}"
+    raise InputError(f"{words} has no DpEvent; account for it with jaxacct.epsilon")
 
 
 def _sizes(ratio: float) -> tuple[int, int]:

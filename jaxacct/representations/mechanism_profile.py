@@ -47,6 +47,8 @@ from jaxacct.representations.renyi_divergences import renyi_divergence, zero_con
 
 FARTHEST_EPSILON = 50.0
 """The tried slopes e^epsilon end where delta is near the mass at infinity, or here if no such epsilon is found."""
+FARTHEST_LOSS = 600.0
+"""Largest size of a loss at which distribution functions are computed; beyond it they follow from its value here."""
 TRADEOFF_ROUNDS = 4
 """A grid of slopes is refined at most this many times. For each rate with a wide bracket, the cell with the largest
 upper bound and the two cells beside it are split.
@@ -153,7 +155,8 @@ class Profile:
         the loss they stay as wide as the atom.
         """
         choice("direction", direction, DIRECTIONS)
-        loss = np.asarray(check("loss", loss, REAL))
+        given = np.asarray(check("loss", loss, REAL))
+        loss = np.clip(given, -FARTHEST_LOSS, FARTHEST_LOSS)
         side = self._one_direction(direction)
         at = side.delta(loss)
         ratio = np.exp(loss)
@@ -169,7 +172,11 @@ class Profile:
         base = (1.0 - most, 1.0 - least)
         # 1e-15 is more than the rounding of the two terms
         with_record = (1.0 - at.upper - ratio * most - 1e-15, 1.0 - at.lower - ratio * least + 1e-15)
-        return LossDistribution(*(self._certified(low, high, at) for low, high in (with_record, base)))
+        # a distribution function does not fall, and is between 0 and 1
+        ends = (
+            (np.where(given < loss, 0.0, low), np.where(given > loss, 1.0, high)) for low, high in (with_record, base)
+        )
+        return LossDistribution(*(self._certified(low, high, at) for low, high in ends))
 
     def log_characteristic(self, t: ArrayLike, direction: str = "remove") -> LogCharacteristic:
         """Estimate `log E_P[e^{itL} ; L < inf]` of one direction at real frequencies t, kind "estimate".
@@ -263,7 +270,10 @@ class Profile:
         """Return `posterior` for a known true-positive rate at `fpr`."""
         ends = (rate.lower, rate.estimate, rate.upper)
         low, middle, high = (posterior_of(end, prior, fpr, turn) for end, turn in zip(ends, (-1, 0, 1), strict=True))
-        return Bounds(low, np.clip(middle, low, high), high, rate.kind, rate.status, rate.engine)
+        low = np.maximum(low, prior * (rate.lower >= fpr))  # such a test does not lower the probability
+        # a narrow bracket of a small true-positive rate may give a wide one here
+        status = np.where((rate.status == "ok") & ~is_narrow(low, high, self.rtol), "width", rate.status)
+        return Bounds(low, np.clip(middle, low, high), high, rate.kind, status, rate.engine)
 
     def bayes_success(self, prior: ArrayLike) -> Bounds:
         """Compute the largest probability that an attack tells rightly whether the record was there, given a prior.

@@ -37,6 +37,11 @@ CUT = 1e-290
 """Largest mass at infinity that counts as a tail that was cut off, such as that of discrete Gaussian noise."""
 NEAR_ONE = 1e-5
 """Distance d from order 1: the divergences of the orders 1 - d and 1 + d bracket the divergence of order 1."""
+LEAST_ORDER, MOST_ORDER = 1e-12, 1e150
+"""Orders whose divergence bounds that of orders further out, where rounding or overflow spoils the moments: the
+divergence does not fall as the order rises."""
+OK_WIDTH = 1e-3
+"""Largest relative width of a bracket whose status is "ok"."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
 """Values of alpha - 1 for orders alpha, dense where R_alpha/alpha usually has its maximum (R_alpha is the divergence).
 Between them convexity bounds R_alpha/alpha."""
@@ -235,7 +240,8 @@ def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "ad
     -------
     Bounds
         kind "certified", or "bound" with lower 0 if the pair only bounds the mechanism. Both ends are inf, with status
-        "mass_at_infinity", where an infinite loss has positive probability and order >= 1.
+        "mass_at_infinity", where an infinite loss has positive probability and order >= 1. The status is "width" where
+        a certified bracket is relatively wider than 1e-3, as it is at orders below 1e-12.
 
     References
     ----------
@@ -253,17 +259,18 @@ def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "ad
         side = _divergence(parts, flat)
         low, high = np.maximum(low, side.low), np.maximum(high, side.high)
     low = np.minimum(np.maximum(low, 0.0), high)
-    return _answer(mechanism, relation, low.reshape(shape), high.reshape(shape), 1.0)
+    return _answer(mechanism, relation, low.reshape(shape), high.reshape(shape))
 
 
-def _answer(mechanism: Mechanism, relation: str, low: np.ndarray, high: np.ndarray, width: float) -> Bounds:
-    """Return the bracket with its kind, and the status "ok" if its relative width is at most `width`."""
+def _answer(mechanism: Mechanism, relation: str, low: np.ndarray, high: np.ndarray) -> Bounds:
+    """Return the bracket with its kind; "ok" is a narrow bracket, or a finite bound."""
     # (P, Q) may stand for several pairs of data sets, none of which has this law of the loss: hence `composed`
     kind = mechanism.kind_under(relation, composed=True)
-    low = low if kind == "certified" else np.zeros_like(low)
+    certified = kind == "certified"
+    low = low if certified else np.zeros_like(low)
     with np.errstate(invalid="ignore"):
-        narrow = np.isfinite(high) & (high - low <= width * high)
-        middle = np.where(np.isinf(high), low, np.clip(0.5 * (low + high), low, high))
+        narrow = np.isfinite(high) & ((high - low <= OK_WIDTH * high) | (not certified))
+        middle = np.where(np.isinf(high), low, np.clip(0.5 * (low + high), low, high)) if certified else high
     status = np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width"))
     return Bounds(low, middle, high, kind, status, "quadrature")
 
@@ -301,7 +308,7 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
     for direction in directions(mechanism, relation):
         side = _largest_ratio(components(mechanism, relation, direction))
         low, high = np.maximum(low, side.low), np.maximum(high, side.high)
-    return _answer(mechanism, relation, low.reshape(shape), high.reshape(shape), 1e-3)
+    return _answer(mechanism, relation, low.reshape(shape), high.reshape(shape))
 
 
 def sides(
@@ -313,17 +320,28 @@ def sides(
 
 
 def _divergence(parts: Components, order: np.ndarray) -> Interval:
-    at_one = order == 1.0
-    c = np.where(at_one, NEAR_ONE, order - 1.0)
-    moments = log_moments(parts, c)
-    first, second = moments.low / c, moments.high / c
+    used = np.maximum(order, LEAST_ORDER)
+    at_one = (order >= 1.0) & (order < 1.0 + NEAR_ONE)
+    c = np.where(at_one, NEAR_ONE, used - 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        moments = log_moments(parts, c)
+        first, second = moments.low / c, moments.high / c
+        lost = np.isnan(first) | np.isnan(second)  # c (c + 1) overflowed
+        if lost.any():
+            first[lost] = log_moments(parts.take(lost), np.full(int(lost.sum()), MOST_ORDER)).low / MOST_ORDER
+            second[lost] = np.inf
     low, high = np.minimum(first, second), np.maximum(first, second)
     if at_one.any():
         below = log_moments(parts.take(at_one), np.full(int(at_one.sum()), -NEAR_ONE))
         low[at_one] = below.high / -NEAR_ONE
     # allows for the rounding of `order - 1`; it matters near order 0, where the divergence is proportional to the order
-    slack = 4.0 * ROUNDOFF * (1.0 + 1.0 / order)
+    slack = 4.0 * ROUNDOFF * (1.0 + 1.0 / used)
     low, high = low - slack * np.abs(low), high + slack * np.abs(high)
+    low = np.where(order < used, 0.0, low)
+    far = np.flatnonzero(~np.isfinite(high) & (order > 1.0))
+    if far.size:  # R_alpha / alpha is bounded for all alpha > 1 together
+        with np.errstate(over="ignore"):
+            high[far] = order[far] * _largest_ratio(parts.take(far)).high * (1.0 + 4.0 * ROUNDOFF)
     leaks, cut = (x & (order >= 1.0) for x in _leaks(parts))
     return Interval(np.where(leaks, np.inf, low), np.where(leaks | cut, np.inf, high))
 
@@ -348,8 +366,10 @@ def _largest_ratio(parts: Components) -> Interval:
     cells = np.maximum(np.max(k_high / ratio, axis=1), np.max(np.nan_to_num(peak, nan=np.inf), axis=1))
     beyond = limit + _largest_bounded(parts) / (1.0 + grid[-1])
     high = np.maximum(np.maximum(first, cells), beyond)
-    gaussian = ~np.any(np.concatenate([parts.gauss_n, parts.laplace_n, parts.finite_n], axis=1) > 0, axis=1)
-    high = np.where(gaussian, limit, high) * (1.0 + 1e-12)
+    finite = parts.finite_n > 0
+    finite[:, -1:] &= ~parts.guaranteed()[:, None]  # the last part may be a zCDP guarantee
+    known = ~np.any(np.concatenate([parts.gauss_n > 0, parts.laplace_n > 0, finite], axis=1), axis=1)
+    high = np.where(known, limit + parts.xi, high) * (1.0 + 1e-12)
     leaks, cut = _leaks(parts)
     low = np.minimum(low, high)
     return Interval(np.where(leaks, np.inf, low), np.where(leaks | cut, np.inf, high))
