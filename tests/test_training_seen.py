@@ -554,12 +554,14 @@ def test_a_pass_that_another_program_begins_again_costs_one_more(path, monkeypat
     assert float(state.epsilon.upper) == upper(path) == pytest.approx(gaussian_epsilon(mu), rel=1e-6)
 
 
-def test_a_pass_whose_noise_falls_counts_with_what_it_would_have_had(path):
+def test_a_pass_whose_noise_falls_counts_with_what_it_would_have_had(path, capsys):
     """Seen in the middle of a pass: its least noise is still to come, and takes the place of that so far."""
     trainer = trainer_of("fixed", noise_schedule=((3, 1.0), (6, 1.6), (None, 1.2)))
     state = fit(trainer, path, callbacks=[lambda state: state.step == 6 and state.params is not None])
     seen = [line for line in lines(path) if line["kind"] == "seen"]
     assert [(line["step"], line["until"]) for line in seen] == [(6, 12)]
+    shown = json.loads(said(capsys, "ledger", "show", str(path), "--json"))["runs"][0]
+    assert [[one["count"] for one in shown[name]] for name in ("releases", "promised")] == [[1], [2]]
     whole = float(trainer.plan.epsilon.upper)
     assert float(state.epsilon.upper) == upper(path) == pytest.approx(whole, rel=1e-6)
     assert float(fit(trainer, path, state).epsilon.upper) == pytest.approx(whole, rel=1e-6)
