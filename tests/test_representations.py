@@ -466,3 +466,13 @@ def test_a_posterior_is_ok_only_where_its_own_bracket_is_narrow():
         found = ja.profile(ja.Gaussian(2.0)).posterior(0.3, fpr)
         assert 0.3 <= found.lower <= found.upper == 1.0 and found.status == "width"
     assert ja.profile(ja.Gaussian(2.0)).posterior(0.3, 1e-3).status == "ok"
+
+
+def test_the_estimate_of_a_reading_of_a_bound_is_the_bound():
+    """It was the middle between the bound and a guess without the output."""
+    found = ja.profile(ja.ZCDP(0.1))
+    f, rate = found.tradeoff([0.01, 0.3]), found.true_positive_rate([0.01, 0.3])
+    assert np.all(f.kind == "bound") and np.array_equal(f.estimate, f.lower)
+    np.testing.assert_allclose(rate.estimate, rate.upper, rtol=1e-14)
+    posterior = found.posterior(0.5, 0.01)
+    assert posterior.estimate == pytest.approx(posterior.upper, rel=1e-14)

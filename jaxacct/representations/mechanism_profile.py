@@ -483,7 +483,9 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     low, high = np.clip(low, 0.0, 1.0).reshape(shape), np.clip(high, 0.0, 1.0).reshape(shape)
     status = np.where(is_narrow(low, high, rtol), "ok", "width")
     kind = profile.mechanism.kind_of_bracket(profile.relation)
-    return Bounds(low, 0.5 * (low + high), high, kind, status, "tradeoff")
+    # of a bound only the lower end of f is known, and a middle between it and a guess would mean nothing
+    middle = 0.5 * (low + high) if kind == "certified" else low
+    return Bounds(low, middle, high, kind, status, "tradeoff")
 
 
 def _smooth(profile: Profile) -> np.ndarray:
