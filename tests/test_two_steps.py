@@ -89,14 +89,16 @@ def integrated(law, direction, eps, reach=13, method="gauss-legendre"):
                 return mpmath.npdf(u) * mix * one_step(other_sigma, other_q, direction, grown / mix)
             return mpmath.npdf(u) * one_step(other_sigma, other_q, direction, grown * mix)
 
-        starts = (0, s) if method == "tanh-sinh" else (0,)
+        starts, far = ((0, s), 3) if method == "tanh-sinh" else ((0,), 6)
         breaks = {start + mpmath.mpf(x) for start in starts for x in range(-reach, reach + int(s) + 1)}
         mix = grown if direction == "remove" else 1 / grown
         for edge in (mix, mix / (1 - mpmath.mpf(other_q))):  # where nothing, or all, is left to the second step
             z = (edge - 1 + q) / q
             if z > 0:
                 centre = mpmath.log(z) / s + s / 2
-                breaks |= {centre} | {centre + side * mpmath.mpf(2) ** -k for k in range(0, 40, 3) for side in (1, -1)}
+                breaks |= {centre} | {
+                    centre + side * mpmath.mpf(2) ** -k for k in range(0, 40, far) for side in (1, -1)
+                }
         points = sorted(x for x in breaks if -reach <= x <= s + reach)
         return mpmath.quad(outer, points, maxdegree=4 if method == "gauss-legendre" else 6, method=method)
 
