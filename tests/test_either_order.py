@@ -2,6 +2,7 @@
 
 import itertools
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -9,7 +10,7 @@ import jaxacct as ja
 from jaxacct import representations
 from jaxacct.mechanisms import components
 from jaxacct.mechanisms.base import FinitePart
-from jaxacct.mechanisms.profile import either_order
+from jaxacct.mechanisms.profile import either_order, profile_of_law
 
 
 def parts_of(p, q):
@@ -184,3 +185,28 @@ def test_no_mass_lies_beyond_the_largest_loss():
     mixed = ja.compose(ja.FiniteOutput([0.9, 0.1], [0.6, 0.4]), ja.FiniteOutput([0.6, 0.4], [0.9, 0.1]))
     most = ja.epsilon(mixed, 0.0, relation="replace_one").upper
     assert 2.0 * np.log(4.0) <= most <= 2.0 * np.log(4.0) * (1.0 + 1e-12)
+
+
+def test_a_profile_of_many_losses_is_at_least_the_sum_and_near_it():
+    """Beside exact sums; 20,000 losses at as many eps would be 400 million terms in a plain sum."""
+    rng = np.random.default_rng(5)
+    for size, scale in ((1, 1.0), (30, 1e-5), (30, 3.0), (30, 300.0)):
+        loss, mass = rng.normal(size=size) * scale, rng.dirichlet(np.ones(size))
+        eps = np.sort(np.abs(np.append(rng.normal(size=20) * scale, 0.0)))
+        found = profile_of_law(loss, mass, 1e-9, eps)
+        with mpmath.workprec(200):
+            for at, delta in zip(eps.tolist(), found.tolist(), strict=True):
+                terms = zip(loss.tolist(), mass.tolist(), strict=True)
+                exact = mpmath.mpf(1e-9) + sum(p * -mpmath.expm1(at - mpmath.mpf(x)) for x, p in terms if x > at)
+                assert exact <= delta <= exact * (1.0 + 1e-9)
+    eps = np.linspace(0.0, 5.0, 20_001)
+    whole = profile_of_law(np.linspace(-5.0, 5.0, 20_001), np.full(20_001, 1.0 / 20_001), 0.0, eps)
+    rest = 5.0 - eps  # the integral of (1 - e^(eps - x)) / 10 from eps to 5
+    np.testing.assert_allclose(whole, (rest + np.expm1(-rest)) / 10.0, atol=1e-4)
+
+
+def test_two_runs_of_sampled_steps_under_replacement():
+    """One run of both kinds of steps, which hardly differ, costs as much as a longer run."""
+    two = ja.compose(ja.dp_sgd(1.0, 0.01, 100), ja.dp_sgd(1.0, 0.010001, 100))
+    one = [ja.epsilon(ja.dp_sgd(1.0, q, 200), 1e-5, relation="replace_one").upper for q in (0.01, 0.010001)]
+    assert one[0] * (1.0 - 1e-5) <= ja.epsilon(two, 1e-5, relation="replace_one").upper <= one[1] * (1.0 + 1e-5)

@@ -433,11 +433,26 @@ def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> Fin
 
 
 def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.ndarray) -> np.ndarray:
-    """Compute delta(eps) of a finite law of the loss, rounded up."""
-    below = eps[:, None] - loss
-    below = np.minimum(below - 2.0 * ROUNDOFF * (np.abs(loss) + eps[:, None]), 0.0)
-    total = np.sum(mass * -np.expm1(below), axis=1) + infinite
-    return np.minimum(total * (1.0 + ROUNDOFF * (8.0 + loss.size)), 1.0)
+    """Compute delta at ascending eps >= 0 of a finite law of the loss, rounded up, from the largest loss down.
+
+    On the way delta grows by `cost (1 - e^-step)`, with `cost = e^eps Q(loss > eps)`: no digits cancel.
+    """
+    order = np.argsort(loss, kind="stable")
+    order = order[loss[order] > 0.0]
+    atoms = [*zip((loss[order] * (1.0 + 8.0 * ROUNDOFF)).tolist(), mass[order].tolist(), strict=True)]
+    units = 16.0 + 8.0 * (len(atoms) + eps.size) + 4.0 * (atoms[-1][0] if atoms else 0.0)
+    delta, cost, here, found = 0.0, 0.0, math.inf, []
+    for at in eps.tolist()[::-1]:
+        while atoms and atoms[-1][0] > at:
+            there, more = atoms.pop()
+            delta -= cost * math.expm1(there - here)
+            cost = cost * math.exp(there - here) + more
+            here = there
+        delta -= cost * math.expm1(at - here)
+        cost *= math.exp(at - here)
+        here = at
+        found.append(delta)
+    return np.minimum((np.array(found[::-1]) + infinite) * (1.0 + ROUNDOFF * units), 1.0)
 
 
 def spaced(points: np.ndarray) -> np.ndarray:
