@@ -381,7 +381,7 @@ class MixtureOfGaussians(BaseMechanism, OfGaussianMixtures):
     def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
         if relation == "replace_one":
             raise InputError(
-                "relation = 'replace_one' is not supported for MixtureOfGaussians; ask about "
+                "relation = 'replace_one' is not supported for MixtureOfGaussians; use for each step "
                 "ja.Gaussian(noise_multiplier / largest sensitivity), which leaks no less"
             )
         return sample_pair(stacked([mixture_pair(*row) for row in self.rows()], batch_shape(self)), rate, direction)
