@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxacct as ja
+from jaxacct import selection, strategies
 from jaxacct.accounting import account
 
 
@@ -252,3 +253,24 @@ def test_directions_that_agree_are_solved_once(monkeypatch):
     assert len(solved) == 1
     ja.epsilon(ja.dp_sgd(2.0, 0.1, 1), 1e-6, rtol=1e-2)
     assert len(solved) == 3
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        selection.select(ja.Gaussian(4.0), selection.PointMass(2)),
+        ja.BallsInBins(ja.Gaussian(4.0), 5, 1),
+        ja.MatrixMechanism(strategies.Banded(2, steps=4), 3.0, strategies.BallsInBins(2)),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_one_repetition_is_the_mechanism_itself(mechanism):
+    """A selection repeated once had the bound of compositions, of kind "bound", and bins a wider bracket."""
+    for ask, at in ((ja.epsilon, 1e-4), (ja.delta, 0.5)):
+        alone, once = ask(mechanism, at), ask(ja.repeat(ja.compose(mechanism), 1), at)
+        assert (once.kind, once.engine) == (alone.kind, alone.engine)
+        assert (once.lower, once.upper) == pytest.approx((alone.lower, alone.upper), rel=1e-9)
+    rows = ja.epsilon(ja.repeat(mechanism, [1, 1]), [1e-4, 1e-3])
+    assert rows.upper[0] == pytest.approx(ja.epsilon(mechanism, 1e-4).upper, rel=1e-6) and np.all(
+        rows.kind == "certified"
+    )

@@ -40,7 +40,16 @@ from jaxacct.engines import quick_bounds
 from jaxacct.engines.backend import job, on_cores
 from jaxacct.engines.devices import double_precision
 from jaxacct.engines.protocol import Answer, Effort, MechanismQuestion, Question
-from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions, random_allocation
+from jaxacct.mechanisms import (
+    Components,
+    Composed,
+    Mechanism,
+    Repeated,
+    batch_shape,
+    components,
+    directions,
+    random_allocation,
+)
 from jaxacct.mechanisms.base import element, require_mechanism, take_rows
 from jaxacct.mechanisms.random_allocation import rounds_inside
 
@@ -230,8 +239,22 @@ def effort_of_search(rtol: float) -> Effort:
 
 
 def answer(question: MechanismQuestion) -> Bounds:
-    """Return the bracket by the first engine that answers for the whole mechanism, or else by its parts."""
+    """Return the bracket by the first engine that answers for the whole mechanism, or else by its parts.
+
+    A mechanism that is repeated once is answered as the mechanism itself, if an engine answers for it.
+    """
     whole = engine_of_mechanism(question)
+    if whole is None and question.engine == "auto":
+        inner: Any = question.mechanism
+        while isinstance(inner, Repeated | Composed) and len(inner.inside()) == 1:
+            if isinstance(inner, Repeated) and np.any(np.not_equal(inner.steps, 1.0)):
+                break
+            inner = inner.inside()[0]
+        if inner is not question.mechanism:
+            shape, _, given = question.flat()
+            alone = question._replace(mechanism=inner, given=given.reshape(shape), hint=None)
+            whole = engine_of_mechanism(alone)
+            question = question if whole is None else alone
     return by_parts(question) if whole is None else whole.bracket(question)
 
 
