@@ -343,6 +343,17 @@ def test_a_run_that_may_go_on_beyond_its_promise_promises_more(path, far):
     )
 
 
+def test_what_another_run_spends_after_a_look_shortens_no_promise(path):
+    """It has a wider target; then nothing is left for the first run, which outputs have ended all the same."""
+    trainer, wider = trainer_of(), trainer_of(target_epsilon=4.0)
+    half = fit(trainer, path, callbacks=[look])
+    with pytest.warns(UserWarning, match="steps fit the budget"):
+        fit(wider, path, wider.init(np.zeros(2, np.float32), bytes(32)))
+    before = upper(path)
+    ended = fit(trainer, path, half)
+    assert (ended.step, ended.stopped) == (5, "budget") and upper(path) == before > 3.5
+
+
 def test_every_command_counts_what_was_promised(path, tmp_path, capsys):
     state = fit(trainer_of(), path, callbacks=[look])
     page = tmp_path / "page.html"
@@ -531,7 +542,8 @@ def test_the_ledger_claims_what_the_state_does_on_every_path(path, tmp_path, mon
         assert following not in ("other plan", "recalibrated") or not looked
 
 
-def test_a_pass_that_another_program_begins_again_costs_one_more(path, monkeypatch):
+@pytest.mark.parametrize("cut", [False, True], ids=["", "killed before its promise is noted"])
+def test_a_pass_that_another_program_begins_again_costs_one_more(path, monkeypatch, cut):
     """Steps 0 to 6, then 4 to 7 by another program: a record is in one batch of the first pass, and in a batch of the
     second pass twice.  These are the three passes that the target allows, whatever was seen: the run ends after step 8.
     """
@@ -547,8 +559,14 @@ def test_a_pass_that_another_program_begins_again_costs_one_more(path, monkeypat
         patch.setattr(RunLedger, "note", note)
         patch.setattr(RunLedger, "cut_off", lambda *_: None)
         fit(trainer_of("fixed"), path, callbacks=[lambda state: state.params is None], **given)
+    if cut:
+        with monkeypatch.context() as patch, suppress(Killed):
+            patch.setattr(RunLedger, "cut_off", lambda *_: None)
+            patch.setattr(Ledger, "promise", lambda *_: (_ for _ in ()).throw(Killed))
+            fit(trainer_of("fixed", rate=0.2), path, **given)
     state = fit(trainer_of("fixed", rate=0.2), path, **given)
-    assert [line["step"] for line in lines(path) if line["kind"] == "step"] == [*range(7), *range(4, 8)]
+    steps = [line["step"] for line in lines(path) if line["kind"] == "step"]
+    assert steps == [*range(7), *([4] if cut else []), *range(4, 8)]
     mu = math.sqrt(3) / trainer_of("fixed").plan.noise_multiplier
     assert (state.step, state.stopped) == (8, "budget")
     assert float(state.epsilon.upper) == upper(path) == pytest.approx(gaussian_epsilon(mu), rel=1e-6)

@@ -366,13 +366,22 @@ class Ledger(Contents):
             return None
         return step + room(plan, self, step, partition)
 
-    def promise_more(self) -> None:
-        """Note that a run whose outputs were seen goes farther than was noted, as other runs now need less."""
-        spent, plan = self.runs[self.run], self.plan
-        if spent.looks is not None and spent.looks.until < plan.steps:
-            until = spent.next + room(plan, self, spent.next)
-            if until > spent.looks.until:
-                self.promise(spent.next, until)
+    def promise_anew(self) -> None:
+        """Note how far a run whose outputs were seen goes now.
+
+        It goes farther if other runs need less by now.  It ends earlier only if its own entries leave it less: a crash
+        between an entry and its promise leaves too much.  What other runs spend after a look shortens no promise.
+        """
+        run, plan = self.run, self.plan
+        spent = self.runs[run]
+        if spent.looks is None or not self.headers[run][-1].told or spent.next >= plan.steps:
+            return
+        alone = Contents(self.path)
+        alone.run, alone.runs, alone.headers = run, {run: spent}, {run: self.headers[run]}
+        least, most = (spent.next + room(plan, ledger, spent.next) for ledger in (self, alone))
+        until = min(max(spent.looks.until, least), most)
+        if until != spent.looks.until:
+            self.promise(spent.next, until)
 
     def promise(self, step: int, until: int) -> None:
         """Note the next step of a run whose outputs were seen, and `until`, the step before which the run now ends."""

@@ -318,7 +318,7 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
             f"{ledger.path}: the early stop of the plan has ended this run, and the state is older; give the state "
             "that fit returned, or begin another run by trainer.init"
         )
-    ledger.promise_more()
+    ledger.promise_anew()
 
 
 def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
