@@ -338,10 +338,9 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
     slack = 4.0 * ROUNDOFF * (1.0 + 1.0 / used)
     low, high = low - slack * np.abs(low), high + slack * np.abs(high)
     low = np.where(order < used, 0.0, low)
-    far = np.flatnonzero(~np.isfinite(high) & (order > 1.0))
-    if far.size:  # R_alpha / alpha is bounded for all alpha > 1 together
-        with np.errstate(over="ignore"):
-            high[far] = order[far] * _largest_ratio(parts.take(far)).high * (1.0 + 4.0 * ROUNDOFF)
+    with np.errstate(over="ignore"):
+        unsampled = (order * _limit(parts) + _largest_bounded(parts)) * (1.0 + 1e-12)
+    high = np.where(np.isfinite(high) | (order < 1.0), high, unsampled)
     leaks, cut = (x & (order >= 1.0) for x in _leaks(parts))
     return Interval(np.where(leaks, np.inf, low), np.where(leaks | cut, np.inf, high))
 
@@ -352,7 +351,7 @@ def _largest_ratio(parts: Components) -> Interval:
     rows, orders = np.repeat(np.arange(size), grid.size), np.tile(grid, size)
     moments = log_moments(parts.take(rows), orders)
     k_low, k_high = (x.reshape(size, grid.size) for x in moments)
-    limit = 0.5 * (parts.mu2 + np.sum(parts.gauss_n / parts.gauss_sigma**2, axis=1)) + parts.rho
+    limit = _limit(parts)
     ratio = grid * (grid + 1.0)
     low = np.maximum(np.max(k_low / ratio, axis=1), limit * (1.0 - 8.0 * ROUNDOFF))
     first = k_high[:, 0] / grid[0]  # K(c) <= c K(c_0)/c_0 on the first cell
@@ -373,6 +372,13 @@ def _largest_ratio(parts: Components) -> Interval:
     leaks, cut = _leaks(parts)
     low = np.minimum(low, high)
     return Interval(np.where(leaks, np.inf, low), np.where(leaks | cut, np.inf, high))
+
+
+def _limit(parts: Components) -> np.ndarray:
+    """Return R_alpha/alpha of all Gaussian parts without sampling, with the rho of a zCDP guarantee."""
+    used = parts.gauss_n > 0
+    steps = np.where(used, parts.gauss_n / np.where(used, parts.gauss_sigma, 1.0) ** 2, 0.0)
+    return 0.5 * (parts.mu2 + np.sum(steps, axis=1)) + parts.rho
 
 
 def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
