@@ -8,6 +8,7 @@ from selection_cases import hockey_stick, rows, worst_of_two, worst_order
 
 import jaxacct as ja
 from jaxacct import selection
+from jaxacct.mechanisms import RELATIONS
 from jaxacct.mechanisms.base import element
 from jaxacct.selection import base_profile, mechanism, worst_case
 
@@ -175,6 +176,14 @@ def test_a_profile_ends_at_a_delta_that_is_known_to_be_small(monkeypatch):
     monkeypatch.setattr(base_profile, "EPS_POINTS", {"contour": 16, "lattice": 16})
     profile = base_profile.bases(ja.dp_sgd(0.3, 0.01, 3), coarse=True)[0].profile
     assert profile.high[1][-1] <= 1.01 * base_profile.LAST_DELTA
+
+
+def test_the_last_delta_of_a_profile_is_an_upper_end_in_both_directions():
+    """The directions end so near to each other that the profile ends at the first of the two."""
+    run = ja.dp_sgd(2.0, 0.99999, 1)
+    profile = base_profile.bases(run, coarse=True)[0].profile
+    for high, relation in zip(profile.high, RELATIONS, strict=True):
+        assert high[-1] >= ja.delta(run, profile.eps[-1], relation=relation).lower
 
 
 def test_an_envelope_asks_for_no_profile_of_its_own(monkeypatch):

@@ -398,7 +398,8 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool, until: flo
                             np.maximum(low, rest.lower[asked == i]),
                             np.minimum(high, rest.upper[asked == i]),
                         )
-            for row in np.flatnonzero((last < ASKED_EPS) & (until is None)):  # delta(last) is at most `level`
+            ending = np.array([eps[-1] for eps in within]) == last
+            for row in np.flatnonzero(ending & (last < ASKED_EPS) & (until is None)):  # delta(last) is at most `level`
                 ends[row][1, -1] = min(ends[row][1, -1], level[row])
             known[name] = [_filled(low, high, eps.size) for (low, high), eps in zip(ends, at, strict=True)]
     # if half of the mass has losses beyond the engines' range, the curve says nothing; `profile_ends.by_base` answers
