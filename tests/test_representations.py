@@ -435,6 +435,8 @@ def test_orders_at_the_ends_of_float64():
         assert np.array_equal(found.status == "width", wide)
         assert found.upper[3] <= found.lower[3] * (1.0 + 1e-3)
     assert renyi_divergence(ja.Laplace(1.0), 1e300).upper == pytest.approx(1.0)
+    beyond = renyi_divergence(ja.Gaussian(1e-5), [1e150, 1e300])
+    assert beyond.upper.tolist() == pytest.approx([5e159, np.inf]) and np.all(beyond.lower >= 0.0)
 
 
 def test_the_zcdp_of_a_guarantee_is_the_guarantee():
