@@ -328,8 +328,8 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
         first, second = moments.low / c, moments.high / c
         lost = np.isnan(first) | np.isnan(second)  # c (c + 1) overflowed
         if lost.any():
-            below = log_moments(parts.take(lost), np.full(int(lost.sum()), MOST_ORDER)).low / MOST_ORDER
-            first[lost] = np.nan_to_num(below, nan=0.0)
+            least = log_moments(parts.take(lost), np.full(int(lost.sum()), MOST_ORDER)).low / MOST_ORDER
+            first[lost] = np.nan_to_num(least, nan=0.0)
             second[lost] = np.inf
     low, high = np.minimum(first, second), np.maximum(first, second)
     if at_one.any():
