@@ -165,6 +165,45 @@ def test_the_stop_expects_exactly_what_the_entries_will_cost(rule, schedule, dat
         assert +expected == +spent.releases
 
 
+@pytest.mark.parametrize(("noise", "last"), [(strategies.Identity(), 0.5), (strategies.Banded(3), 1.5)], ids=str)
+def test_a_pass_of_groups_that_was_noted_goes_on_without_its_name(noise, last):
+    """A run repeats step 3 with another key. Its next step is in a pass that has entries, whoever asks for the cost."""
+    given = {"target_delta": DELTA, "dataset_size": 20, "sampling": "cyclic_poisson", "sampling_probability": 0.6}
+    plan = Plan(**given, groups=4, noise=noise, noise_multiplier=2.0, steps=9, noise_schedule=[(7, 1.0), (None, last)])
+    spent = Spent(shared=0 if plan.shared else None)
+    for key, steps in (("first", (0, 1, 2, 3, 7)), ("again", [3])):
+        for step in steps:
+            label = str(plan.pass_of(step)[1])
+            spent.add(Step("", step, key, "", *plan.at(step)[2:4], plan.sampling, label, groups=4))
+    assert spent.next == 4
+    assert ahead(plan, spent, 4, 3, None) == ahead(plan, spent, 4, 3, "4")
+
+
+def test_a_shorter_plan_in_a_fixed_order_goes_on_in_the_pass_of_the_longer_one():
+    """All steps of a run are in one pass, those beyond the end of the plan as well."""
+    given = {"target_delta": DELTA, "dataset_size": 20, "noise_multiplier": 2.0, "noise": strategies.Identity()}
+    plan, longer = (Plan(**given, sampling="fixed_order", expected_batch_size=5, steps=steps) for steps in (6, 12))
+    spent = Spent()
+    for step in (8, 9):
+        spent.add(Step("", step, "", "", *longer.at(step)[2:4], plan.sampling, "all"))
+    assert not ahead(plan, spent, 0, 6, "all")
+
+
+def test_a_plan_that_no_step_has_followed_shares_no_noise(path):
+    """Independent noise that falls costs no more than its passes, also if another plan was chosen at first."""
+    given = {"target_delta": DELTA, "dataset_size": 20, "sampling": "cyclic_poisson", "sampling_probability": 0.6}
+    first, plan = (
+        Plan(**given, groups=4, noise=noise, noise_multiplier=2.0, steps=8, noise_schedule=schedule)
+        for noise, schedule in ((strategies.Banded(3), None), (strategies.Identity(), [(4, 1.5), (None, 1.0)]))
+    )
+    with Ledger.create(path, first) as ledger:
+        ledger.replan(plan)
+        for step in range(8):
+            noise, rate = plan.at(step)[2:4]
+            ledger.record(step, f"key {step}", "", noise, rate, str(plan.pass_of(step)[1]))
+        assert ledger.releases() == plan.whole
+
+
 def test_the_stop_expects_gaussians_where_no_slots_are_told(path):
     """Without a partition everybody may be in a step; a second sum over the same slots is not a round of its own."""
     plan = Plan(

@@ -70,9 +70,11 @@ class _Partition:
 
     def goes_on(self, plan: Plan, step: int) -> bool:
         """Return whether a step of a plan belongs to this partition, whose steps are all of that step's pass."""
+        if plan.sampling == rules.ORDER and step in self.steps:
+            return self.first.sampling == rules.ORDER
         _, first, last = plan.pass_of(step)
-        again = plan.sampling == rules.ORDER and step in self.steps
-        return (again or self.has_room_for(_entry(plan, step))) and all(first <= each < last for each in self.steps)
+        anew = plan.sampling in rules.WITH_PASS_KEYS  # other rules have the same passes in all plans of a run
+        return self.has_room_for(_entry(plan, step)) and not (anew and any(not first <= n < last for n in self.steps))
 
     def dearest_with(self, entries: Iterable[tuple[int, float]]) -> list[float]:
         """Return what `dearest` becomes with more entries (step number, noise multiplier), at most one of each step.
@@ -203,6 +205,8 @@ class Spent:
 
     def of_pass(self, plan: Plan, step: int) -> _Partition | None:
         """Return the pass through the groups that a plan's step belongs to, if it has entries."""
+        if not _inside(self.numbers, *plan.pass_of(step)[1:]):
+            return None
         turns = (each for each in self.partitions.values() if each.first.sampling == rules.CYCLIC)
         return next((each for each in turns if each.goes_on(plan, step)), None)
 
@@ -377,7 +381,7 @@ class Contents:
             if spent.looks is not None and spent.looks.looked:
                 spent.owed = +self.promised(entry.run)  # what replaces a release counts beside it
             spent.looks = None if entry.told else Seen(entry.run, spent.next, entry.plan.steps, False)
-        if not headers or spent.shared is None:
+        if spent.shared is None or not (spent.numbers or spent.torn):  # no step has shared noise yet
             spent.shared = spent.next if entry.plan.shared else None
         headers.append(entry)
 
@@ -461,7 +465,8 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
         found[alone(plan.at(step).noise_multiplier)] += 1
     for segment, low, high in _pieces(plan, step, first):
         found[alone(segment.noise_multiplier)] += high - low
-    passes = [(step, stop, partition if fits else None)] if first == step else []
+    anew = label is not None or plan.sampling != rules.CYCLIC  # groups stay, so a pass that was noted goes on
+    passes = [(step, stop, partition if fits else None if anew else spent.of_pass(plan, step))] if first == step else []
     if plan.sampling == rules.CYCLIC and first < end and _inside(spent.numbers, stop, plan.pass_of(end - 1)[2]):
         starts = range(stop, end, plan.pass_of(step)[2] - plan.pass_of(step)[1])
         passes += [(each, min(plan.pass_of(each)[2], end), spent.of_pass(plan, each)) for each in starts]
@@ -473,18 +478,18 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
         joining = []
         for segment, low, high in _pieces(plan, begin, until):
             again = _inside(apart, low, high)  # noted again, outside of their pass
-            inside = [number for number in own.steps if low <= number < high and number not in apart]
+            inside = [number for number in _inside(own.steps, low, high) if number not in apart]
             joining += [(number, segment.noise_multiplier) for number in inside]
-            joining += [(-1, segment.noise_multiplier)] if high - low > again + len(inside) else []
-            found[alone(segment.noise_multiplier)] += again
+            joining += [(-1, segment.noise_multiplier)] if high - low > len(again) + len(inside) else []
+            found[alone(segment.noise_multiplier)] += len(again)
         found.update(own.change(own.dearest_with(joining)))
     return Counter({release: count for release, count in found.items() if count})
 
 
-def _inside(numbers: Collection[int], low: int, high: int) -> int:
-    """Count the numbers from `low` to `high` - 1 in a set or dict, whichever of the two is shorter to go through."""
+def _inside(numbers: Collection[int], low: int, high: int) -> list[int]:
+    """Return the numbers from `low` to `high` - 1 in a set or dict, whichever of the two is shorter to go through."""
     few = high - low < len(numbers)
-    return sum(number in numbers for number in range(low, high)) if few else sum(low <= n < high for n in numbers)
+    return [n for n in range(low, high) if n in numbers] if few else [n for n in numbers if low <= n < high]
 
 
 def _pieces(plan: Plan, step: int, end: int) -> list[tuple[Segment, int, int]]:
