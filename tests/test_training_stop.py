@@ -15,6 +15,7 @@ from jaxacct.accounting import account
 from jaxacct.training import Ledger, Plan
 from jaxacct.training.ledger.contents import Spent, ahead
 from jaxacct.training.ledger.format import Step
+from jaxacct.training.plan.solver import Filter
 
 
 def trained(plan, ledger, replays=()):
@@ -114,6 +115,22 @@ def test_a_filter_does_not_meet_its_target_beside_other_runs(path):
         ledger.begin(plan)
         assert not plan.allows(ledger, 0)
         assert ledger.epsilon(DELTA).upper > 1.0
+
+
+def test_a_filter_does_not_meet_its_target_after_a_larger_one(path):
+    """The claim takes the largest budget that a run has had."""
+    large = Plan(target_epsilon=2.0, **FULL, steps=50, data_dependent=True)
+    small = Filter(large.filter.order, large.filter.budget / 3.0)
+    target = small.epsilon(DELTA) * 1.001
+    plan = Plan.of(
+        [s._replace(noise_multiplier=40.0) for s in large.segments], large, target_epsilon=target, filter=small
+    )
+    with Ledger.create(path, plan) as ledger:
+        assert plan.allows(ledger, 0)
+        ledger.replan(large)
+        ledger.replan(plan)
+        assert ledger.epsilon(DELTA).upper > target
+        assert not plan.allows(ledger, 0)
 
 
 def test_what_was_certified_of_one_run_says_nothing_of_a_dearer_one(path):
@@ -222,3 +239,17 @@ def test_the_stop_expects_gaussians_where_no_slots_are_told(path):
 def test_without_a_target_everything_is_allowed(path):
     with Ledger.create(path, PLAN) as ledger:
         assert PLAN.allows(ledger, 10**6)
+
+
+@pytest.mark.parametrize("rule", ["fixed_batches", "random_allocation"])
+@pytest.mark.parametrize("noise", [1e-200, 1e200])
+def test_a_pass_counts_next_to_no_noise_and_very_much_noise(path, rule, noise):
+    """1/sigma^2 is beyond the range of float64."""
+    given = {"target_delta": DELTA, "dataset_size": 20, "sampling": rule, "noise_multiplier": 2.0, "steps": 8}
+    with Ledger.create(path, Plan(**given, **RULES[rule])) as ledger:
+        for key in ("first", "again"):
+            note(ledger, 0, key, noise, rate=0.25, partition="a")
+    found = Ledger.read(path).releases()
+    assert sum(count / (release.noise_multiplier / noise) ** 2 for release, count in found.items()) == pytest.approx(
+        2.0
+    )

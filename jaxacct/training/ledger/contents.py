@@ -103,8 +103,8 @@ class _Partition:
         Steps of a round count as one round.  Steps of a pass count as one pass for each entry of the costliest step.
         """
         if self.first.sampling == rules.ALLOCATION and len(noise) > 1:
-            # the relative rounding error of a sum of 1000 terms is below 2^-40, so this never exceeds the exact noise
-            noise = [cost(noise) ** -0.5 * (1.0 - 2.0**-40)]
+            # the relative rounding error of 1000 terms is below 2^-40, so this never exceeds the exact noise
+            noise = [(1.0 - 2.0**-40) / cost(noise)]
         return [release_of_pass(self.first.sampling, sigma, self.first.sampling_probability) for sigma in noise]
 
 
@@ -212,8 +212,8 @@ class Spent:
 
 
 def cost(noise: list[float]) -> float:
-    """Return the sum of 1/sigma^2 of several Gaussians: a larger sum means a larger leak."""
-    return sum(sigma**-2 for sigma in noise)
+    """Return the root of the sum of 1/sigma^2 of several Gaussians: a larger root means a larger leak."""
+    return math.hypot(*(1.0 / sigma for sigma in noise))
 
 
 def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
@@ -552,12 +552,15 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], Cou
 
 
 def _filter_leaves_room(plan: Plan, ledger: Contents, run: str) -> bool:
-    """Return whether a plan's filter meets its target beside the other runs: the whole budget counts, as in `claim`."""
+    """Return whether a plan's filter meets its target: the run's largest budget counts as a whole, as in `claim`."""
     if plan.filter is None or plan.target_epsilon is None:
         return True
     beside = [(ledger.counting(name), ledger.headers[name]) for name in counted(plan, ledger, run) if name != run]
-    claimed = [(Spent(), [Run(run, "", plan)]), *beside]
-    return not beside or bool(claim(claimed, plan.target_delta, plan.relation).upper <= plan.target_epsilon)
+    filters = [each for each in ledger.headers.get(run, []) if each.plan.filter not in (None, plan.filter)]
+    claimed = [(Spent(), [*filters, Run(run, "", plan)]), *beside]
+    return not (filters or beside) or bool(
+        claim(claimed, plan.target_delta, plan.relation).upper <= plan.target_epsilon
+    )
 
 
 def counted(plan: Plan, ledger: Contents, run: str | None = None) -> list[str]:
