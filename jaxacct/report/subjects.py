@@ -24,7 +24,19 @@ from jaxacct.mechanisms.combinators import Composed
 from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, OF_RULES, RATES, described
 from jaxacct.report.claim import Claim, down, safe, up
 from jaxacct.report.page import Rows
-from jaxacct.report.wording import CHOICE_NOTE, CYCLIC, FILTER_NOTE, GENERAL, TRAINING, USERS, about, mechanisms_in
+from jaxacct.report.wording import (
+    CHOICE_NOTE,
+    CYCLIC,
+    FILTER_NOTE,
+    GENERAL,
+    ONE_ORDER,
+    SHARED_NOISE,
+    TRAINING,
+    TURNS,
+    USERS,
+    about,
+    mechanisms_in,
+)
 from jaxacct.selection import AdaptiveSelection, Selection, select
 from jaxacct.sweeps import Table, read_table
 from jaxacct.sweeps.grid import INPUTS, LAWS, is_frame
@@ -32,6 +44,7 @@ from jaxacct.sweeps.solve import law_of_k, run_of_row
 from jaxacct.sweeps.table import ENDINGS, WHOLE
 from jaxacct.training import Ledger, Plan
 from jaxacct.training.plan.plan import load
+from jaxacct.training.step.step_mechanisms import ORDER
 
 SAMPLING = {
     "poisson": "Poisson-sampled batches",
@@ -269,6 +282,7 @@ def _numbers_of_plan(plan: Plan) -> list[tuple[str, str]]:
     facts = [
         (f"{plan.unit.capitalize()}s in the data", f"{plan.dataset_size:,}"),
         ("Steps", f"{plan.steps:,}"),
+        *([("Groups that take turns", f"{plan.groups:,}")] if plan.groups else []),
         (f"Expected batch size{average}", f"{plan.expected_batch_size:.10g}"),
         *([("Largest batch", f"{plan.cap:,}")] if plan.cap else []),
         *([("Slots of a round", f"{plan.slots:,}")] if plan.slots else []),
@@ -294,6 +308,7 @@ def _assumed_of_plan(plan: Plan) -> list[str]:
     found.append(f"The number of {plan.unit}s, {plan.dataset_size:,}, is public.")
     if plan.rates_digest is not None:
         found.append(f"In the plan {_OF_RATES.format(unit=plan.unit)}")
+    found += [f"In the plan {text}" for text in _of_steps(plan)]
     if plan.unit == "user":
         found.append(USERS)
     if plan.filter:
@@ -306,6 +321,18 @@ def _assumed_of_plan(plan: Plan) -> list[str]:
         found.append("No setting, and not the end of the run, is chosen by looking at the data or at its outputs.")
     if plan.repetitions is not None:
         found.append(f"The number of candidates K has the law {plan.repetitions!r}, fixed beforehand.")
+    return found
+
+
+def _of_steps(plan: Plan) -> list[str]:
+    """Return the assumptions about which steps a record takes part in, and which steps share noise."""
+    found = []
+    if plan.groups is not None:
+        found.append(about(plan.unit, TURNS).format(groups=plan.groups))
+    if plan.sampling == ORDER:
+        found.append(about(plan.unit, ONE_ORDER).format(batches=plan.batches))
+    if plan.taps(0) is not None:
+        found.append(SHARED_NOISE.format(strategy=safe(repr(plan.noise))[:300]))
     return found
 
 
@@ -433,6 +460,7 @@ def _assumed_of_ledger(ledger: Ledger, delta: float) -> list[str]:
         plans = [line.plan for line in ledger.headers[name]]
         if any(plan.rates_digest for plan in plans):
             found.append(f"{run}{_OF_RATES.format(unit=unit)}")
+        found += dict.fromkeys(f"{run}{text}" for plan in plans for text in _of_steps(plan))
         if any(plan.filter for plan in plans):
             found.append(f"{run}later settings may depend on the data. A Renyi filter bounds every path.")
         else:

@@ -63,6 +63,21 @@ CYCLIC = (
     "number of bands, whose columns have norm at most 1."
 )
 """The assumption about a result with runs whose noise is banded."""
+TURNS = (
+    "groups of records take turns: step i draws records of group i mod {groups} alone. The group of a record does not "
+    "depend on other records."
+)
+"""The assumption about one run in which groups take turns; words such as "in the run" come before it."""
+ONE_ORDER = (
+    "all passes have one order: any two steps of a record lie at least {batches} steps apart, and no record moves to "
+    "another step."
+)
+"""The assumption about one run in a fixed order; words such as "in the run" come before it."""
+SHARED_NOISE = (
+    "the noise is correlated: the noise of step i is row i of C^-1 Z, where C is the matrix of the stated strategy, "
+    "{strategy}, and the entries of Z are independent."
+)
+"""The assumption about one run with correlated noise; words such as "in the run" come before it."""
 GENERAL = (
     "The mechanism adds noise to a statistic. One record moves the statistic by at most the sensitivity to which the "
     "noise is relative.",
@@ -72,7 +87,8 @@ GENERAL = (
 _STAY = "A record that is added or taken out moves no other record to another step or group."
 _OF_CLASS = {
     "PoissonSampled": "Batches are Poisson samples: in every step each record takes part independently, with the "
-    "stated probability. Shuffled batches, or batches of a fixed size, are not covered by this.",
+    "stated probability. If this page says that groups take turns, it is the records of the group in turn that take "
+    "part so. Shuffled batches, or batches of a fixed size, are not covered by this.",
     "RandomAllocation": "The steps are in rounds. In every round each record takes part in as many steps as stated, "
     "drawn for it afresh, uniformly and independently of all other records. Bins of equal size, as by shuffling, are "
     "not covered by this.",
