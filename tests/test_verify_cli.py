@@ -35,6 +35,18 @@ def test_a_result_is_verified_row_by_row(tmp_path, capsys):
     assert [row["verification"] for row in found["results"]] == ["verified", "refuted"]
 
 
+@pytest.mark.parametrize("changed", [{}, {"dataset_size": 80}, {"batch_size": 24}, {"epochs": 3}])
+@pytest.mark.parametrize("sampling", ["poisson", "with_replacement"])
+def test_a_row_whose_numbers_contradict_each_other_is_not_verified(sampling, changed, tmp_path, capsys):
+    row = {"quantity": "epsilon", "sampling": sampling, "dataset_size": 100, "batch_size": 20, "epochs": 2}
+    row |= {"noise_multiplier": 4.0, "sampling_probability": 0.2, "steps": 10, "delta": 1e-5}
+    row |= {"relation": "add_or_remove_one", "lower": 0.0, "estimate": 9.0, "upper": 9.0, "kind": "bound"} | changed
+    path = tmp_path / "result.csv"
+    path.write_text(",".join([*row, "status", "engine"]) + "\n" + ",".join([*map(str, row.values()), "ok", "contour"]))
+    assert main(["verify", str(path)]) == (4 if changed else 0)
+    assert ("its parameters describe no run" in capsys.readouterr().out) is bool(changed)
+
+
 def test_a_ledger_is_verified(tmp_path, capsys):
     from jaxacct.training import Ledger, Plan
 

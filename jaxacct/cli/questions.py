@@ -265,7 +265,10 @@ def _row_checked(row: dict[str, Any], seconds: float, mechanism: Mechanism | Non
         return _said("undecided", "selections are not covered")
     if target_of(row) is not None:
         return _said("undecided", "risks are not covered")
-    mechanism = run_of_row(row) if mechanism is None else mechanism
+    try:
+        mechanism = run_of_row(row) if mechanism is None else mechanism
+    except InputError as error:
+        return _said("undecided", f"its parameters describe no run: {error}")
     if str(row["quantity"]) == "delta":
         asked = {"epsilon": float(row["epsilon"])}
     else:

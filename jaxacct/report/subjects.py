@@ -21,7 +21,7 @@ from jaxacct.core.validation import DELTA, LARGEST_COUNT, RELATIONS, InputError,
 from jaxacct.interop.documents import FORMAT, from_json, to_json
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.combinators import Composed
-from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, OF_RULES, RATES, described
+from jaxacct.mechanisms.dp_sgd_run import OF_RULES
 from jaxacct.report.claim import Claim, down, safe, up
 from jaxacct.report.page import Rows
 from jaxacct.report.wording import (
@@ -564,7 +564,6 @@ def _claim(table: Table, row: int) -> Claim:
         trouble = f"The row has no {missing[0].replace('_', ' ')}."
     if not trouble and not missing:
         try:
-            _refuse_other_batches(cells)
             mechanism = run_of_row(cells)
             if word := str(cells.get("repetitions", "")):
                 mechanism = select(mechanism, law_of_k(word, {name: float(cells[name]) for name in LAWS[word]}))
@@ -585,18 +584,6 @@ def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
         ), ""
     except (ValueError, InputError):
         return None, f"The row of the file is no bracket that jaxacct writes (status {safe(status)[:60]!r})."
-
-
-def _refuse_other_batches(cells: dict[str, Any]) -> None:
-    """Refuse a row whose batch size, slots or epochs do not give its sampling probability or steps."""
-    stated = {name: float(cells[name]) for name in NUMBERS if not math.isnan(float(cells.get(name, math.nan)))}
-    sources = {name: other for name, *others in (RATES, LENGTHS) for other in others if {name, other} <= stated.keys()}
-    given = {name: number for name, number in stated.items() if name not in sources}
-    exact = described(given, str(cells.get("sampling", "")) or "poisson", int(stated.get("group", 1)))
-    for name, source in sources.items():
-        most = math.inf if name == "steps" else exact[name] * (1.0 + 1e-12)
-        if not exact[name] * (1.0 - 1e-12) <= stated[name] <= most:
-            raise InputError(f"{name} = {stated[name]!r} is not {exact[name]!r}, which follows from {source}")
 
 
 def _compared(claim: Claim, mechanism: Mechanism) -> Claim:

@@ -16,7 +16,16 @@ from jaxacct.core.bounds import Bounds, in_order
 from jaxacct.core.validation import InputError, options
 from jaxacct.engines.backend import suiting
 from jaxacct.mechanisms import Mechanism, dp_sgd
-from jaxacct.mechanisms.dp_sgd_run import NUMBERS, RULES, numbers_of_rule, rule_name, usual_relation
+from jaxacct.mechanisms.dp_sgd_run import (
+    LENGTHS,
+    NUMBERS,
+    RATES,
+    RULES,
+    described,
+    numbers_of_rule,
+    rule_name,
+    usual_relation,
+)
 from jaxacct.sweeps.grid import ANSWER, LAWS, WORDS, Grid
 from jaxacct.sweeps.table import Table, blank
 
@@ -199,13 +208,26 @@ def run_of(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> Mechanism:
 
 
 def run_of_row(row: Mapping[str, Any]) -> Mechanism:
-    """Return the run of one row of a result.  Cells of the row may be numbers or text."""
+    """Return the run of one row of a result; refuse numbers that contradict each other.  Cells may be text."""
+    _refuse_other_batches(row)
     word = str(row.get("sampling", "") or "poisson")
     rule_name(word, "sampling")
     cells = {name: float(row[name]) for name in NUMBERS if name in row}
     group = cells.get("group", math.nan)
     given = {name: cell for name, cell in cells.items() if not math.isnan(cell)}
     return run_of(given, {"sampling": word, "group": 1 if math.isnan(group) else int(group)})
+
+
+def _refuse_other_batches(cells: Mapping[str, Any]) -> None:
+    """Refuse a row whose batch size, slots or epochs do not give its sampling probability or steps."""
+    stated = {name: float(cells[name]) for name in NUMBERS if not math.isnan(float(cells.get(name, math.nan)))}
+    sources = {name: other for name, *others in (RATES, LENGTHS) for other in others if {name, other} <= stated.keys()}
+    given = {name: number for name, number in stated.items() if name not in sources}
+    exact = described(given, str(cells.get("sampling", "")) or "poisson", int(stated.get("group", 1)))
+    for name, source in sources.items():
+        most = math.inf if name == "steps" else exact[name] * (1.0 + 1e-12)
+        if not exact[name] * (1.0 - 1e-12) <= stated[name] <= most:
+            raise InputError(f"{name} = {stated[name]!r} is not {exact[name]!r}, which follows from {source}")
 
 
 def target_of(row: Mapping[str, Any]) -> str | None:
