@@ -276,6 +276,7 @@ class Profile(NamedTuple):
     eps: np.ndarray  # (K,), ascending from 0
     low: np.ndarray
     high: np.ndarray
+    ends: tuple[float, float]  # the eps up to which each direction was asked for; beyond it `high` stays the same
 
     def joined(self, direction: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return e^eps for eps of both signs, ascending, and lower and upper bounds of delta in one direction there.
@@ -385,6 +386,8 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool, until: flo
             for row, found in zip(some, _on_few_contours(part.take(some), [within[row] for row in some]), strict=True):
                 ends[row] = found
             wide = [_wide(*bounds) if shared[row] else np.arange(bounds[0].size) for row, bounds in enumerate(ends)]
+            if until is not None:  # so far out contours are long, and any of the points give an upper bound
+                wide = [some[:: max(-(-some.size // FEW), 1)] for some in wide]
             many = shared & few_steps(part) & (np.array([some.size for some in wide]) > FEW)
             for chosen, those in (("contour", by_contour & ~many), ("lattice", many), ("auto", ~by_contour)):
                 due = np.flatnonzero(those & ~beyond)
@@ -403,9 +406,10 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool, until: flo
                 ends[row][1, -1] = min(ends[row][1, -1], level[row])
             known[name] = [_filled(low, high, eps.size) for (low, high), eps in zip(ends, at, strict=True)]
     # if half of the mass has losses beyond the engines' range, the curve says nothing; `profile_ends.by_base` answers
-    nothing = Profile(np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS]), np.zeros((2, 3)), np.ones((2, 3)))
+    nothing = Profile(np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS]), np.zeros((2, 3)), np.ones((2, 3)), (np.inf, np.inf))
     of = lambda row, end: np.stack([known[name][row][end] for name in names])
-    return [nothing if beyond[row] else Profile(at[row], of(row, 0), of(row, 1)) for row in range(size)]
+    ends_of = lambda row: (float(lasts[names[0]][row]), float(lasts[names[1]][row]))
+    return [nothing if beyond[row] else Profile(at[row], of(row, 0), of(row, 1), ends_of(row)) for row in range(size)]
 
 
 def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
@@ -457,7 +461,7 @@ def _by_sum(parts: list[Components]) -> Profile:
     # beyond the last atom the profile is the mass at infinity, so that one eps there is enough
     at = np.append(at, at[-1] + 50.0) if at[-1] < LINE_EPS - 50.0 else np.append(at[at < LINE_EPS], LINE_EPS)
     low, high = (np.stack([_delta_by_sum(part, at, side) for part in parts]) for side in (-1.0, 1.0))
-    return Profile(at, low, high)
+    return Profile(at, low, high, (np.inf, np.inf))
 
 
 def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
