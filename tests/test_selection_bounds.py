@@ -107,7 +107,7 @@ def test_the_envelope_is_no_less_than_the_exact_worst_case(law):
 
 def test_an_envelope_reaches_far_in_the_direction_with_smaller_losses():
     """Adding has no delta of 1e-18 where the profile of both directions is kept."""
-    run, law = ja.dp_sgd(1.0, 0.1, 20), selection.Geometric(0.1)
+    run, law = ja.dp_sgd(3.0, 0.1, 200), selection.Geometric(0.1)
     upper = selection.bound_epsilon(run, law, 1e-16, bound="envelope", relation="add_one").upper
     assert upper <= selection.bound_epsilon(run, law, 1e-16, bound="privacy_profile", relation="add_one").upper
 

@@ -386,7 +386,7 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool, until: flo
             for row, found in zip(some, _on_few_contours(part.take(some), [within[row] for row in some]), strict=True):
                 ends[row] = found
             wide = [_wide(*bounds) if shared[row] else np.arange(bounds[0].size) for row, bounds in enumerate(ends)]
-            if until is not None:  # so far out contours are long, and any of the points give an upper bound
+            if until is not None and shared.all():  # so far out contours are long, and any points give an upper bound
                 wide = [some[:: max(-(-some.size // FEW), 1)] for some in wide]
             many = shared & few_steps(part) & (np.array([some.size for some in wide]) > FEW)
             for chosen, those in (("contour", by_contour & ~many), ("lattice", many), ("auto", ~by_contour)):
