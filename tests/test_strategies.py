@@ -194,6 +194,16 @@ def test_refusals_are_one_line(build, words):
     assert "\n" not in str(caught.value)
 
 
+def test_a_given_matrix_may_be_an_array_and_is_never_ignored():
+    some = np.array([0.5, 0.25])
+    assert Banded(2, 8, coefficients=some) == Banded(2, 8, coefficients=(0.5, 0.25))
+    assert BandedInverse(2, 8, inverse=some) == BandedInverse(2, 8, inverse=(0.5, 0.25))
+    assert BLT(2, 8, scales=some, decays=some) == BLT(2, 8, scales=(0.5, 0.25), decays=(0.5, 0.25))
+    for half in ({"scales": some}, {"decays": some}):  # the other half is not searched for
+        with pytest.raises(InputError, match="must be buffers = 2 numbers"):
+            BLT(2, 8, **half)
+
+
 def test_the_search_is_left_out_where_the_matrix_is_given():
     found = Banded(3, 64)
     again = Banded(3, 64, coefficients=found.coefficients)

@@ -135,7 +135,8 @@ class SparseVector:
         Taken exactly.
     threshold : int
     sensitivity : int >= 1
-        Delta, the most by which one record moves any query.
+        Delta, the most by which one record moves any query. The guarantee is for the neighbouring relation under which
+        this is so.
     rng : random.Random, optional
         Source of random bits, for tests only; by default the operating system.
 

@@ -84,7 +84,9 @@ class ExponentialChoice(_PureChoice):
     ----------
     epsilon : float > 0
     sensitivity : float > 0
-        Delta, the most by which one record moves any single utility.
+        Delta, the most by which one record moves any single utility. The guarantee is for the neighbouring relation
+        under which this and `monotone` hold. Counts, say, are monotone if a record is added, but not if one is
+        replaced.
     monotone : bool
         Whether one record moves all utilities in the same direction. The exponent is then epsilon u_r / Delta, with the
         same guarantee.
@@ -146,7 +148,9 @@ class NoisyMaxChoice(_PureChoice):
     noise : {"laplace", "exponential", "gumbel"}
         "exponential" noise is one-sided; "gumbel" noise gives the exponential mechanism.
     sensitivity : float > 0
-        Delta, the most by which one record moves any single utility.
+        Delta, the most by which one record moves any single utility. The guarantee is for the neighbouring relation
+        under which this and `monotone` hold. Counts, say, are monotone if a record is added, but not if one is
+        replaced.
     monotone : bool
         Whether one record moves all utilities in the same direction.
 
@@ -177,7 +181,9 @@ class GaussianNoisyMaxChoice:
     ----------
     noise_multiplier : float > 0
     sensitivity : float > 0
-        Delta, the most by which one record moves any single utility.
+        Delta, the most by which one record moves any single utility. The guarantee is for the neighbouring relation
+        under which this and `monotone` hold. Counts, say, are monotone if a record is added, but not if one is
+        replaced.
     monotone : bool
         Whether one record moves all utilities in the same direction.
 

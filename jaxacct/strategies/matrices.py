@@ -169,7 +169,8 @@ class Banded(ToeplitzStrategy):
 
     def _settle(self) -> None:
         _check_bands(self)
-        _store_column(self, "coefficients", self.coefficients or optimise.banded(self.bands, self.steps), self.bands)
+        found = self.coefficients if np.size(self.coefficients) else optimise.banded(self.bands, self.steps)
+        _store_column(self, "coefficients", found, self.bands)
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ class BLT(ToeplitzStrategy):
     def _settle(self) -> None:
         store_whole(self, "buffers")
         scales, decays = self.scales, self.decays
-        if not scales:
+        if not (np.size(scales) or np.size(decays)):
             scales, decays = optimise.buffered(self.buffers, self.steps, self.epochs)
         for name, values, rule in (("scales", scales, POSITIVE), ("decays", decays, _DECAY)):
             array = np.atleast_1d(check(name, values, rule))
@@ -268,7 +269,8 @@ class BandedInverse(ToeplitzStrategy):
         store_whole(self, "inverse_bands")
         if self.inverse_bands > self.steps:
             raise InputError(f"inverse_bands = {self.inverse_bands} must be <= steps = {self.steps}; use fewer bands")
-        found = self.inverse or optimise.banded_inverse(self.inverse_bands, self.steps, self.epochs)
+        given = np.size(self.inverse) > 0
+        found = self.inverse if given else optimise.banded_inverse(self.inverse_bands, self.steps, self.epochs)
         _store_column(self, "inverse", found, self.inverse_bands)
         if not np.all(np.abs(self.column) <= 1e100):
             raise InputError("inverse has a matrix C whose entries exceed 1e100; use coefficients that decay")
