@@ -20,6 +20,7 @@ from jaxacct.core.files import lock, reading
 from jaxacct.core.validation import DELTA, LARGEST_COUNT, RELATIONS, InputError, check_one, choice, shown
 from jaxacct.interop.documents import FORMAT, from_json, to_json
 from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.mechanisms.base import call
 from jaxacct.mechanisms.combinators import Composed
 from jaxacct.mechanisms.dp_sgd_run import OF_RULES
 from jaxacct.report.claim import Claim, down, safe, up
@@ -332,7 +333,7 @@ def _of_steps(plan: Plan) -> list[str]:
     if plan.sampling == ORDER:
         found.append(about(plan.unit, ONE_ORDER).format(batches=plan.batches))
     if plan.taps(0) is not None:
-        found.append(SHARED_NOISE.format(strategy=safe(repr(plan.noise))[:300]))
+        found.append(SHARED_NOISE.format(strategy=safe(call(plan.noise))))
     return found
 
 
