@@ -199,6 +199,8 @@ def test_a_profile_of_many_losses_is_at_least_the_sum_and_near_it():
                 terms = zip(loss.tolist(), mass.tolist(), strict=True)
                 exact = mpmath.mpf(1e-9) + sum(p * -mpmath.expm1(at - mpmath.mpf(x)) for x, p in terms if x > at)
                 assert exact <= delta <= exact * (1.0 + 1e-9)
+    odd = profile_of_law(np.array([np.inf, np.nan, -np.inf, 1e308]), np.full(4, 0.25), 0.0, np.array([0.0, 1.0]))
+    np.testing.assert_allclose(odd, 0.75, rtol=1e-12)  # all but the loss of -inf count as infinite
     eps = np.linspace(0.0, 5.0, 20_001)
     whole = profile_of_law(np.linspace(-5.0, 5.0, 20_001), np.full(20_001, 1.0 / 20_001), 0.0, eps)
     rest = 5.0 - eps  # the integral of (1 - e^(eps - x)) / 10 from eps to 5

@@ -17,6 +17,8 @@ from jaxacct.mechanisms.finite import FiniteMechanism
 
 LEAST_GAP = 1e-9
 """Smallest distance of two epsilons of a profile, since slopes between nearer points lose digits."""
+FAR_LOSS = 1e300
+"""Losses from here on count as infinite."""
 MASS_ROUNDING_UNITS = 8.0
 """Number of roundoffs by which each term of a mass is rounded up; a term is a difference divided by an expm1."""
 
@@ -437,8 +439,9 @@ def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.
 
     On the way delta grows by `cost (1 - e^-step)`, with `cost = e^eps Q(loss > eps)`: no digits cancel.
     """
-    order = np.argsort(loss, kind="stable")
-    order = order[loss[order] > 0.0]
+    near = (loss > 0.0) & (loss < FAR_LOSS)
+    infinite = infinite + float(np.sum(mass[~(loss < FAR_LOSS)]))  # a loss that is NaN counts as infinite
+    order = np.flatnonzero(near)[np.argsort(loss[near], kind="stable")]
     atoms = [*zip((loss[order] * (1.0 + 8.0 * ROUNDOFF)).tolist(), mass[order].tolist(), strict=True)]
     units = 16.0 + 8.0 * (len(atoms) + eps.size) + 4.0 * (atoms[-1][0] if atoms else 0.0)
     delta, cost, here, found = 0.0, 0.0, math.inf, []

@@ -293,10 +293,9 @@ class Profile(NamedTuple):
         upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + VALUE_ERROR)
         # as a function of e^eps, delta is convex and falls at a rate of at most 1.  So beyond a point it falls no
         # faster than the chord before the point, and the rounding of e^eps moves delta by at most `moved`
-        steepest = np.minimum(upper[:-1] / np.diff(ratio), 1.0)
-        moved = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(ratio[1:]))) * ratio[1:] * steepest
-        upper[1:] += moved
-        lower[1:] -= moved
+        steepest = np.append(1.0, np.minimum(upper[:-1] / np.diff(ratio), 1.0))
+        moved = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(ratio))) * ratio * steepest
+        lower, upper = lower - moved, upper + moved
         return ratio, np.maximum(lower, np.maximum(1.0 - ratio, 0.0)), np.minimum(upper, 1.0)
 
 
