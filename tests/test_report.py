@@ -223,14 +223,14 @@ def test_a_matrix_mechanism_says_how_records_take_part(way, words):
 
 
 def test_plans_and_ledgers_say_who_takes_part_and_which_steps_share_noise(tmp_path):
-    some = {"target_delta": 1e-5, "dataset_size": 50, "expected_batch_size": 10, "noise_multiplier": 5.0, "steps": 10}
+    some = {"target_delta": 1e-5, "dataset_size": 40, "expected_batch_size": 10, "noise_multiplier": 5.0, "steps": 8}
     noise = Banded(3, coefficients=(1.0, 0.75, 0.5))
     turns = Plan(**some, sampling="cyclic_poisson", noise=noise, groups=4, unit="user")
     order = Plan(**some, sampling="fixed_order", noise=Banded(3), relation="zero_out")
     plain = Plan(**some, sampling="cyclic_poisson", groups=4)
     said = {
         turns: ["step i draws users of group i mod 4 alone", "the records of the group in turn", "[1.0, 0.75, 0.5]"],
-        order: ["any two steps of a record lie at least 5 steps apart", "Banded(bands=3, steps=10"],
+        order: ["any two steps of a record lie at least 4 steps apart", "Banded(bands=3, steps=8"],
         plain: ["step i draws records of group i mod 4 alone", "the records of the group in turn"],
     }
     for place, (plan, sentences) in enumerate(said.items()):

@@ -96,7 +96,7 @@ def test_what_cannot_be_trained_is_refused_before_it_is_paid_for(tmp_path, more)
 
 
 @pytest.mark.parametrize("kind", ["relation", "unit"])
-def test_a_tuning_for_other_neighbours_than_the_ledger_is_refused(tmp_path, kind):
+def test_a_tuning_for_other_neighbours_than_the_ledger_is_refused(tmp_path, kind, coarse_pairs):
     """Fixed batches and records: their guarantees are none for records that are added, and none for users."""
     asked = {"unit": "user"} if kind == "unit" else {}
     if kind == "relation":
