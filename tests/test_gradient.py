@@ -76,7 +76,7 @@ def test_more_fields_than_are_differentiated_one_by_one_are_refused():
     ],
 )
 def test_fields_at_a_limit_and_whole_fields_have_derivatives(make, fields, relation):
-    """Steps led outside the limits, and the message named values that nobody gave: "xi[0] = -1e-17 must be >= 0"."""
+    """A difference quotient once left the limits of a field: "xi[0] = -1e-17 must be >= 0", which nobody gave."""
     found = {}
     gradient = ja.epsilon_gradient(make(*fields.values()), 1e-4, relation=relation)
     for leaf in jax.tree_util.tree_flatten_with_path(gradient)[0]:

@@ -344,7 +344,7 @@ def test_a_run_that_may_go_on_beyond_its_promise_promises_more(path, far):
 
 
 def test_what_another_run_spends_after_a_look_shortens_no_promise(path):
-    """It has a wider target; then nothing is left for the first run, which outputs have ended all the same."""
+    """The second run has a wider target and leaves the first one no room. The first still counts to its old end."""
     trainer, wider = trainer_of(), trainer_of(target_epsilon=4.0)
     half = fit(trainer, path, callbacks=[look])
     with pytest.warns(UserWarning, match="steps fit the budget"):

@@ -294,7 +294,7 @@ def left_by_a_kill(tmp_path_factory):
 
 @pytest.fixture
 def killed_run(left_by_a_kill, tmp_path):
-    """(trainer, parameters, options), with files of the test's own."""
+    """Return (trainer, parameters, options). The options name files that no other test uses."""
     trainer, seen, folder = left_by_a_kill
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     return trainer, seen, files_in(tmp_path)

@@ -184,7 +184,7 @@ def test_the_stop_expects_exactly_what_the_entries_will_cost(rule, schedule, dat
 
 @pytest.mark.parametrize(("noise", "last"), [(strategies.Identity(), 0.5), (strategies.Banded(3), 1.5)], ids=str)
 def test_a_pass_of_groups_that_was_noted_goes_on_without_its_name(noise, last):
-    """A run repeats step 3 with another key. Its next step is in a pass that has entries, whoever asks for the cost."""
+    """A run repeats step 3 with another key. Its next step belongs to a pass with entries, labelled or not."""
     given = {"target_delta": DELTA, "dataset_size": 20, "sampling": "cyclic_poisson", "sampling_probability": 0.6}
     plan = Plan(**given, groups=4, noise=noise, noise_multiplier=2.0, steps=9, noise_schedule=[(7, 1.0), (None, last)])
     spent = Spent(shared=0 if plan.shared else None)
@@ -197,7 +197,7 @@ def test_a_pass_of_groups_that_was_noted_goes_on_without_its_name(noise, last):
 
 
 def test_a_shorter_plan_in_a_fixed_order_goes_on_in_the_pass_of_the_longer_one():
-    """All steps of a run are in one pass, those beyond the end of the plan as well."""
+    """A run has a single pass. Steps beyond the end of the plan belong to it, too."""
     given = {"target_delta": DELTA, "dataset_size": 20, "noise_multiplier": 2.0, "noise": strategies.Identity()}
     plan, longer = (Plan(**given, sampling="fixed_order", expected_batch_size=5, steps=steps) for steps in (6, 12))
     spent = Spent()

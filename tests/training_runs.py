@@ -57,7 +57,7 @@ def moving(carried, words, pass_words, data, now, frozen=None):
 
 @functools.cache
 def of_rate(step, rate):
-    """The same program whenever it is asked for with the same step and rate, and another one for any other rate."""
+    """Return one program for each pair of a step and a rate: equal pairs share their program."""
 
     def one(*given):
         after, observed = step(*given)

@@ -203,7 +203,7 @@ class _Releases:
         small = (ends[1] <= delta) & np.isfinite(known)  # the other direction is larger
         high = np.where(small, np.minimum(high, known), high)
         share = np.arange(1, SECTIONS + 1).reshape(-1, *(1,) * q.ndim) / (SECTIONS + 1)
-        # `floor`: where the search for the upper end begins. A bound has no lower end, so `low` would stay 0.
+        # the upper end is searched above `floor`; a bound has no lower end, so that its `low` stays 0
         floor = low
         # Each turn divides the bracket by SECTIONS + 1.
         for _ in range(40):

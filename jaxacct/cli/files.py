@@ -135,7 +135,7 @@ def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
     spent, headers = ledger.runs[name], ledger.headers[name]
     plan = headers[-1].plan
     noted = all(line.told for line in headers)
-    ahead = ledger.promised(name)
+    taken, ahead = ledger.taken_and_ahead(name)
     rows = lambda counts: [release._asdict() | {"count": count} for release, count in counts.items()]
     whole = float(ledger.epsilon(delta, run=name, whole=True).upper) if ledger.unfinished(name) else None
     candidate = plan.repetitions is not None and (spent.numbers or spent.torn)  # of a choice that no step pays for
@@ -153,10 +153,10 @@ def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
         "cut_off": spent.torn,
         "outputs_seen_from": None if spent.looks is None or not noted else spent.looks.step,
         "outputs_noted": noted,
-        "promised": rows(+ahead),
+        "promised": rows(ahead),
         "upper_if_seen": output.plain("upper", whole),
         "upper_of_tuning": output.plain("upper", float(plan.epsilon.upper)) if candidate else None,
-        "releases": rows(spent.releases - -ahead),  # without those that dearer ones of their pass will replace
+        "releases": rows(taken),
         "others": [{"mechanism": repr(entry.mechanism)[:200], "note": entry.note} for entry in spent.noted],
         **_answer(ledger.epsilon(delta, run=name)),
     }

@@ -418,10 +418,9 @@ def _spent(ledger: Ledger, delta: float) -> Rows:
     """Return every release that counts towards epsilon; for several runs also the epsilon of each run by itself."""
     several, plan, rows = len(ledger.runs) > 1, ledger.plan, []
     for name, spent in ledger.runs.items():
-        ahead = ledger.promised(name)
-        taken = spent.releases - -ahead  # without those that dearer ones of their pass will replace
+        taken, ahead = ledger.taken_and_ahead(name)
         lines = [_release(plan, "Gaussian noise, ", *item) for item in taken.items()]
-        lines += [_release(plan, "not taken, but promised: ", *item) for item in (+ahead).items()]
+        lines += [_release(plan, "not taken, but promised: ", *item) for item in ahead.items()]
         lines += [[f"{safe(repr(one.mechanism))[:300]} {safe(one.note)}".rstrip(), "", "", "1"] for one in spent.noted]
         own = _epsilon(ledger.epsilon(delta, run=name)) if several else ""
         for place, line in enumerate(lines):

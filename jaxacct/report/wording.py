@@ -57,27 +57,26 @@ USERS = (
     "example was stated correctly."
 )
 """The assumption about a training run whose unit is a user."""
-CYCLIC = (
-    "In runs with cyclic_poisson groups of records take turns, and step i draws records of group i mod groups alone. "
-    "The group of a record does not depend on other records. The noise is that of a strategy with at most the stated "
-    "number of bands, whose columns have norm at most 1."
-)
-"""The assumption about a result with runs whose noise is banded."""
 TURNS = (
     "groups of records take turns: step i draws records of group i mod {groups} alone. The group of a record does not "
     "depend on other records."
 )
-"""The assumption about one run in which groups take turns; words such as "in the run" come before it."""
+"""The assumption about one run in which groups take turns. A page puts "In the plan" or the name of a run before it."""
+CYCLIC = (
+    f"In runs with cyclic_poisson {TURNS.format(groups='groups')} The noise is that of a strategy with at most the "
+    "stated number of bands, whose columns have norm at most 1."
+)
+"""The assumption about a result with runs whose noise is banded."""
 ONE_ORDER = (
     "all passes have one order: any two steps of a record lie at least {batches} steps apart, and no record moves to "
     "another step."
 )
-"""The assumption about one run in a fixed order; words such as "in the run" come before it."""
+"""The assumption about one run in a fixed order. A page puts "In the plan" or the name of a run before it."""
 SHARED_NOISE = (
     "the noise is correlated: the noise of step i is row i of C^-1 Z, where C is the matrix of the stated strategy, "
     "{strategy}, and the entries of Z are independent."
 )
-"""The assumption about one run with correlated noise; words such as "in the run" come before it."""
+"""The assumption about one run with correlated noise. A page puts "In the plan" or the name of a run before it."""
 GENERAL = (
     "The mechanism adds noise to a statistic. One record moves the statistic by at most the sensitivity to which the "
     "noise is relative.",

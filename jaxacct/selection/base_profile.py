@@ -349,7 +349,7 @@ def profile_up_to(run: Mechanism, last: float) -> Profile:
 
 
 def _profiles(run: Mechanism, parts: list[Components], coarse: bool, last: float | None = None) -> list[Profile]:
-    """Return the profile of each configuration; without `last`, up to where delta is LAST_DELTA above its least."""
+    """Return the profile of each configuration up to the eps `last`, or by default to a delta of LAST_DELTA."""
     if all(map(finite_once, parts)):
         return [_by_sum(parts)]
     return _by_engine(run, parts, coarse, last)
@@ -453,7 +453,7 @@ def _last(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
 
 
 def _by_sum(parts: list[Components]) -> Profile:
-    """Return the profile of finite laws at eps = |loss| of their atoms."""
+    """Return the profile of finite laws. Its eps are the sizes |loss| of their losses."""
     losses = np.concatenate([np.abs(part.finite_loss[0, 0][part.finite_mass[0, 0] > 0.0]) for part in parts])
     at = np.unique(np.concatenate([[0.0], losses]))
     at = at[np.concatenate([[True], np.diff(at) > 1e-12])]

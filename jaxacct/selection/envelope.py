@@ -160,7 +160,7 @@ def last_eps(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
 
 
 def profile_points(run: Mechanism, last: float, direction: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return e^eps, for eps from -`last` or less to `last` or more, and upper bounds of one base's delta there."""
+    """Return ascending e^eps, which cover eps from -`last` to `last`, and upper bounds of one base's delta there."""
     profile = known_bases(run)[0].profile
     if profile.ends[direction == "add"] < last:
         profile = profile_up_to(run, last)

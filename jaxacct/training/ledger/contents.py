@@ -92,7 +92,7 @@ class _Partition:
         return dearest
 
     def change(self, dearest: list[float]) -> Counter[Release]:
-        """Return what another `dearest` adds to the releases, and, with a negative count, what it takes away."""
+        """Return how another `dearest` changes the releases. A release that it takes away has a negative count."""
         change = Counter(self._releases(dearest))
         change.subtract(self._releases(self.dearest))
         return change
@@ -195,7 +195,7 @@ class Spent:
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
     def _within(self, partition: _Partition, entry: Step) -> None:
-        """Count one more entry in a partition, where entries of one step share records and two steps share none."""
+        """Count one more entry in a partition. Entries of one step have the same records; two steps share none."""
         dearest = partition.dearest_with([(entry.step, entry.noise_multiplier)])
         partition.steps.setdefault(entry.step, []).append(entry.noise_multiplier)
         if dearest != partition.dearest:
@@ -358,6 +358,11 @@ class Contents:
             promised.update(ahead(plan, spent, spent.next, until - spent.next, None))
         return promised
 
+    def taken_and_ahead(self, run: str) -> tuple[Counter[Release], Counter[Release]]:
+        """Return the releases of a run that count in the end: those of its steps so far, and those of `promised`."""
+        change = self.promised(run)
+        return self.runs[run].releases - -change, +change
+
     def unfinished(self, run: str | None = None) -> list[str]:
         """Return which runs (`run`, or all) stopped before the end of their plan and have no `seen` entry."""
         names = self._names(run)
@@ -493,7 +498,7 @@ def _inside(numbers: Collection[int], low: int, high: int) -> list[int]:
 
 
 def _pieces(plan: Plan, step: int, end: int) -> list[tuple[Segment, int, int]]:
-    """Return the segments that the steps `step` to `end - 1` are in, each with its first of these steps and its end."""
+    """Cut the steps `step` to `end - 1` by segments: return (segment, first step, last step + 1) for each."""
     pieces = []
     while step < end:
         segment = plan.at(step)
