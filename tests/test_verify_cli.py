@@ -2,9 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from jaxacct.cli import main
+from jaxacct.report import report
+from jaxacct.sweeps import Table, sweep
 
 pytest.importorskip("flint")
 
@@ -45,6 +48,16 @@ def test_a_row_whose_numbers_contradict_each_other_is_not_verified(sampling, cha
     path.write_text(",".join([*row, "status", "engine"]) + "\n" + ",".join([*map(str, row.values()), "ok", "contour"]))
     assert main(["verify", str(path)]) == (4 if changed else 0)
     assert ("its parameters describe no run" in capsys.readouterr().out) is bool(changed)
+
+
+@pytest.mark.parametrize(("target", "verdict"), [(1.0, "verified"), (0.5, "refuted")])
+def test_a_calibrated_row_that_misses_its_target_is_refuted(target, verdict, tmp_path, capsys):
+    row = sweep({"sampling_probability": 1, "steps": 1, "target_epsilon": 1.0, "target_delta": 1e-5}, progress=False)
+    path = tmp_path / "result.csv"
+    Table(row.columns | {"target_epsilon": np.array([target])}).to_csv(path)
+    assert main(["verify", str(path), "--json"]) == (0 if verdict == "verified" else 3)
+    assert json.loads(capsys.readouterr().out)["counts"] == {verdict: 1}
+    assert report(path).may_all_be_claimed is (verdict == "verified")
 
 
 def test_a_ledger_is_verified(tmp_path, capsys):

@@ -27,7 +27,16 @@ from jaxacct.mechanisms.base import element
 from jaxacct.mechanisms.dp_sgd_run import LENGTHS, RATES, usual_relation
 from jaxacct.sweeps import Table, read_table, sweep
 from jaxacct.sweeps.grid import ANSWER, LAWS, WORDS, Grid, expand
-from jaxacct.sweeps.solve import alike, columns_of, expected_repetitions, law_of_k, run_of, run_of_row, target_of
+from jaxacct.sweeps.solve import (
+    alike,
+    columns_of,
+    expected_repetitions,
+    law_of_k,
+    missed_target,
+    run_of,
+    run_of_row,
+    target_of,
+)
 from jaxacct.sweeps.table import ENDINGS
 
 CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")
@@ -261,6 +270,8 @@ def _row_checked(row: dict[str, Any], seconds: float, mechanism: Mechanism | Non
     lower, upper = float(row["lower"]), float(row["upper"])
     if math.isnan(lower) and math.isnan(upper):
         return _said("no answer", "the row has no bracket")
+    if missed := missed_target(row):
+        return _said("refuted", missed)
     if row.get("repetitions"):
         return _said("undecided", "selections are not covered")
     if target_of(row) is not None:

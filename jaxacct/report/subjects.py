@@ -41,7 +41,7 @@ from jaxacct.report.wording import (
 from jaxacct.selection import AdaptiveSelection, Selection, select
 from jaxacct.sweeps import Table, read_table
 from jaxacct.sweeps.grid import INPUTS, LAWS, is_frame
-from jaxacct.sweeps.solve import law_of_k, run_of_row
+from jaxacct.sweeps.solve import law_of_k, missed_target, run_of_row
 from jaxacct.sweeps.table import ENDINGS, WHOLE
 from jaxacct.training import Ledger, Plan
 from jaxacct.training.plan.plan import load
@@ -555,6 +555,8 @@ def _claim(table: Table, row: int) -> Claim:
     if cells.get("name"):
         label += f" of “{safe(str(cells['name']))}”"
     bounds, trouble = _stated(cells)
+    if not trouble and (missed := missed_target(cells)):
+        trouble = f"Its {missed}."
     mechanism = None
     if not trouble and relation not in RELATIONS:
         trouble = "Its neighbouring relation is not one that jaxacct knows."

@@ -235,6 +235,13 @@ def target_of(row: Mapping[str, Any]) -> str | None:
     return next((name for name in TARGETS if name in row and not np.isnan(float(row[name]))), None)
 
 
+def missed_target(row: Mapping[str, Any]) -> str:
+    """Return the objection to a calibrated row whose upper end is above its target; "" for other rows."""
+    name, upper = target_of(row) or "target_epsilon", float(row["upper"])
+    target = float(row.get(name, math.nan))
+    return f"upper = {upper!r} is above {name} = {target!r}" if upper > target else ""
+
+
 def _calibrated(
     solve: Callable[..., Calibration],
     inputs: Mapping[str, np.ndarray],
