@@ -27,6 +27,7 @@ from jaxacct.kernels.contour.allocation import (
     contours_at,
     estimate_near,
     put_below,
+    reach,
 )
 
 ROUNDS = 14
@@ -41,16 +42,12 @@ the search ends."""
 SIGNS = {"remove": 1.0, "add": -1.0}
 """Sign of each direction. With S = dP/dQ and k = e^{sign eps}, delta is E(S - k)_+ for sign 1, and e^eps E(k - S)_+ for
 sign -1."""
-LEAST_S, MOST_S = 1e-4, 20.0
-"""The contour is used only for 1/sigma in this range."""
 ROUGH = 0.5
 """For rtol of at least this, theorems first give lower bounds of epsilon, which may make the contour unnecessary."""
 PLACEMENTS = 3
 """Largest number of placements of the contour for one delta."""
 SMALL = 1e-8
 """Size, relative to delta, of the terms that a contour for delta may leave out."""
-MOST_SLOTS = 1e9
-"""The contour is used only up to this many slots."""
 
 
 def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str | None) -> Answer:
@@ -113,10 +110,6 @@ def guess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray) -> np.ndarray
 
 def _flat(*arrays: np.ndarray | float) -> list[np.ndarray]:
     return [np.ravel(a).astype(np.float64) for a in np.broadcast_arrays(*(np.asarray(a, np.float64) for a in arrays))]
-
-
-def reach(s: np.ndarray, t: np.ndarray) -> np.ndarray:
-    return (s > LEAST_S) & (s < MOST_S) & (t <= MOST_SLOTS) & (t > 1.0)
 
 
 def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -254,8 +247,7 @@ class Value(NamedTuple):
     lower: np.ndarray
     estimate: np.ndarray
     upper: np.ndarray
-    slope: np.ndarray
-    """Estimate of -d delta / d eps."""
+    slope: np.ndarray  # estimate of -d delta / d eps
 
 
 def value_of(contour: Contour, eps: np.ndarray) -> Value:

@@ -42,29 +42,17 @@ from jaxacct.kernels.contour.plain import axis_nodes, nodes_at
 from jaxacct.kernels.contour.split import estimate, integrand_at, needed
 from jaxacct.kernels.law import LossLaw, Saddle, Tilted, cumulants, finite_weights, saddle_point, tilted_gaussian
 
-SPLIT_SECANT_STEPS = 3
-"""Number of secant steps in a call. More steps would go too far from where the contour was placed, or change
-nothing."""
 LARGEST_SPLIT_STEP = 0.4
 """Largest secant step of x, the logarithm of the parameter that is solved for."""
 SETTLED = 0.15
 """Largest distance of x, the logarithm of the parameter, from the x for which the windows were placed. Beyond it the
 windows must be placed anew."""
-SPLIT_SLOPE_CHANGE = 50.0
-"""As SLOPE_CHANGE, but for secant steps on the split contour."""
-CURVATURE = 3.0
-"""`|f''/(2 f')|` is about this for log delta = f(x).
-
-After a secant step, the error of x is about the product of this and the lengths of the last two steps."""
 
 
 def sensitivity(
     law: LossLaw, tangent: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int
 ) -> tuple[Array, Array, Array]:
-    """Return the derivative of log delta along a tangent of the law, -d log delta/d eps, and two sizes.
-
-    The sizes are the numbers of quadrature points and of contour nodes that would suffice.
-    """
+    """Return the derivative of log delta along a tangent, -d log delta/d eps, and the (points, nodes) that suffice."""
     xp = namespace(law.sign, epsilon, tangent.mu2)
     point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     c, period, *images = plain.place(law, point, epsilon, log_tol, axis_nodes(points))
@@ -95,10 +83,7 @@ def loss_change(sigma: Array, q: Array, t: Tilted, sigma_moved: Array, q_moved: 
 
 
 def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array, points: int, count: int) -> Array:
-    """Return `n' log M + n M'/M` of every sampled Gaussian, (J, count): the derivative of n log M along the tangent.
-
-    It is complex, at the nodes z_k = c + i t_k.
-    """
+    """Return `n' log M + n M'/M` of every sampled Gaussian at the nodes z_k = c + i t_k, (J, count), complex."""
     xp = namespace(law.sign, c, tangent.mu2)
     sign, along = law.sign[..., None], t[..., None, :]
     grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, sign, c[..., None], points)
@@ -117,9 +102,7 @@ def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array
 
 
 def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
-    """Return `n' log M + n M'/M` of the Laplace parts: the derivative of n log M along the tangent.
-
-    Im log M is taken between -pi and pi.
+    """Return `n' log M + n M'/M` of the Laplace parts, with Im log M between -pi and pi.
 
     `M = e^{z/s} (1 + h)/2` with `h = (1 + 2z e^{-(1 + 2z)/s})/(1 + 2z)` and the scale s.
     """
@@ -134,10 +117,7 @@ def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
 
 
 def _finite_change(law: LossLaw, tangent: LossLaw, c: Array, t: Array) -> Array:
-    """Return `n' log M + n M'/M` of the finite parts: the derivative of n log M along the tangent.
-
-    With losses l_j and probabilities p_j, `M = sum p_j e^{z l_j}`.
-    """
+    """Return `n' log M + n M'/M` of the finite parts; `M = sum p_j e^{z l_j}` for losses l_j of probability p_j."""
     xp = namespace(law.sign, c, t)
     loss, mass = law.finite_loss, law.finite_mass
     top, weight = finite_weights(loss, mass, c)
@@ -164,11 +144,6 @@ or the parameter."""
 LARGEST_SECANT_STEP = 0.3
 """Largest secant step of x, the logarithm of the parameter. It is small, since the contour is placed only
 once, for the x at which the secant steps begin."""
-LEAST_SECANT = 1e-7
-"""If x moves by less than this, the slope of a secant is mostly rounding error."""
-SLOPE_CHANGE = 10.0
-"""Largest factor by which a slope, the derivative of a residual, may change in a secant step. A larger change counts as
-rounding error."""
 LARGEST_Q = 1.0 - 1e-12
 """Largest sampling probability that is used, since the kernels take 0 < q < 1."""
 
@@ -185,10 +160,9 @@ def single(sign: Array, log_sigma: Array, log_q: Array, log_n: Array) -> LossLaw
 def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[Array, Array, Array, Array, Array]:
     """Return K(c), K'(c), K''(c), and the derivatives of K(c) and K'(c) in x, for one sampled Gaussian.
 
-    If x is the logarithm of sigma or of q, `dK/dx = n a E[dL/dx]` and `dK'/dx = n s (E[dL/dx] + a Cov(L, dL/dx))` under
-    the tilt, with L = log mix, a the power of mix and s the sign. If x is log n, dK/dx = K and dK'/dx = K'.
-
-    unknown : (3,) as in `solve`.
+    If x is the logarithm of sigma or of q (`unknown`, as in `solve`), `dK/dx = n a E[dL/dx]` and `dK'/dx = n s
+    (E[dL/dx] + a Cov(L, dL/dx))` under the tilt, with L = log mix, a the power of mix and s the sign. If x is log n,
+    dK/dx = K and dK'/dx = K'.
     """
     xp = namespace(law.sign, c)
     t = tilted_gaussian(law.gauss_sigma[..., 0], law.gauss_q[..., 0], law.sign, c, nodes)
@@ -210,14 +184,12 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
     )
 
 
-def _secant_slope(moved: Array, risen: Array, slope: Array, change: float = SLOPE_CHANGE) -> Array:
-    """Return the slope risen/moved of a secant.
-
-    If `moved` is tiny, or if risen/moved and `slope` differ by more than the factor `change`, return `slope`.
-    """
+def _secant_slope(moved: Array, risen: Array, slope: Array, change: float = 10.0) -> Array:
+    """Return the slope risen/moved of a secant, or `slope` if `moved` is tiny or they differ by more than `change`."""
     xp = namespace(moved, risen)
     fresh = risen / xp.where(moved == 0, 1.0, moved)
-    trusted = (xp.abs(moved) > LEAST_SECANT) & (fresh / slope > 1.0 / change) & (fresh / slope < change)
+    # a larger change of slope, or a shorter step, is mostly rounding error
+    trusted = (xp.abs(moved) > 1e-7) & (fresh / slope > 1.0 / change) & (fresh / slope < change)
     return xp.where(trusted, fresh, slope)
 
 
@@ -238,7 +210,6 @@ def solve(
 
     Every round after the first places the contour anew, for laws on which the saddle point approximation is poor.
 
-    sign : +1 for remove, -1 for add.
     base : (3,) logarithms of noise multiplier, sampling probability and number of steps; 0 for the unknown parameter.
     unknown : (3,) 1 for the unknown parameter, 0 for the two others.
     """
@@ -306,8 +277,6 @@ def solve_rate(
 
     x is the logarithm of the noise. Its last step is made at the final eps, so that x belongs to that eps.
 
-    sign : +1 for remove, -1 for add.
-    log_rate, log_fpr : logarithms of the true- and of the false-positive rate.
     steps : number of steps on the contour integral. They start from a saddle point approximation, which is off by some
         hundredths, or by tenths where the record is rarely sampled.
     """
@@ -392,10 +361,7 @@ def solve_split(
     points: int,
     count: int,
 ) -> Solved:
-    """Solve the problem of `solve` by the split contour.
-
-    slope0 : a first guess of d log delta/dx.
-    """
+    """Solve the problem of `solve` by the split contour; `slope0` is a first guess of d log delta/dx."""
     xp = namespace(x0, base)
 
     def law(x: Array) -> LossLaw:
@@ -411,9 +377,10 @@ def solve_split(
     def secant(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         x, slope, last_x, last_r, *_ = carry
         residual, rate, needs = evaluate(x)
-        slope = _secant_slope(x - last_x, residual - last_r, slope, SPLIT_SLOPE_CHANGE)
+        slope = _secant_slope(x - last_x, residual - last_r, slope, 50.0)
         step = xp.clip(-residual / slope, -LARGEST_SPLIT_STEP, LARGEST_SPLIT_STEP)
-        off = xp.abs(step) * xp.where(x == x0, 1.0, CURVATURE * xp.abs(x - last_x))
+        # With log delta = f(x), x is off by about |f''/(2 f')| times the lengths of the last two steps.
+        off = xp.abs(step) * xp.where(x == x0, 1.0, 3.0 * xp.abs(x - last_x))
         # A step is taken if x is near x0, for which windows and period were placed, and if the last step reduced the
         # residual.
         serves = (xp.abs(x - x0) <= SETTLED) & ((x == x0) | (xp.abs(residual) < xp.abs(last_r)))
@@ -422,5 +389,6 @@ def solve_split(
         return *kept, xp.where(serves[..., None], needs, carry[-1])
 
     carry = (x0, slope0, x0, 0.0 * x0, 0.0 * x0, 0.0 * x0, xp.zeros((*x0.shape, 2)))
-    x, slope, _, residual, rate, off, needs = repeat(xp, SPLIT_SECANT_STEPS, secant, carry)
+    # more steps in a call would go too far from where the contour was placed, or change nothing
+    x, slope, _, residual, rate, off, needs = repeat(xp, 3, secant, carry)
     return Solved(x, slope, slope / rate, residual, off, xp.abs(x - x0), needs)

@@ -29,9 +29,6 @@ NARROW_ORDER = 2
 """Number of Gauss-Legendre points on a narrow panel. There the error of so few points is below rounding."""
 LONG = 2**18
 """On lattices of at least this many nodes, NumPy uses NARROW_ORDER for narrow panels, which halves the time."""
-LOG_NOTHING = -34.0
-"""Logarithm of a share of a panel's mass. If the quadrature is inaccurate, and the right node has a smaller share, then
-the right node gets a crude bound of its share. The left node still gets the quadrature sum."""
 LARGEST_ETA = 0.1
 """If a panel's quadrature may have this relative error or more, the panel's mass is bounded, and goes whole to one
 node."""
@@ -42,42 +39,29 @@ ROUNDED_UP = 1.001
 
 
 class Composition(NamedTuple):
-    """A tilted cyclic composition of R laws on N nodes.
+    """A tilted cyclic composition of R laws on N nodes."""
 
-    mass : (N,) the tilted masses.
-    error : bound of the 2-norm of their error.
-    log_moments : (R, 3) logarithms of M_i(c) = sum_k mass_ik e^{c k h} of each law i at three tilts c.
-    """
-
-    mass: Array
-    error: Array
-    log_moments: Array
+    mass: Array  # (N,) the tilted masses
+    error: Array  # bound of the 2-norm of their error
+    log_moments: Array  # (R, 3) logarithms of M_i(c) = sum_k mass_ik e^{c k h} of each law i at three tilts c
 
 
 class Payoff(NamedTuple):
-    """Sums of tilted masses T times a payoff f, a function of the loss.
+    """Sums of tilted masses T times a payoff f, a function of the loss."""
 
-    value : sum T f.
-    norm : |f|_2.
-    magnitude : sum |T| f.
-    """
-
-    value: Array
-    norm: Array
-    magnitude: Array
+    value: Array  # sum T f
+    norm: Array  # |f|_2
+    magnitude: Array  # sum |T| f
 
 
 def compose(
     mass: Array, tilt: Array, direction: Array, count: Array, step: Array, roll: Array, upper: Array
 ) -> Composition:
-    """Compose R lattice laws. In the result, mass[i] is the tilted mass at the cyclic index `roll` + i.
+    """Compose R lattice laws, law i `count[i]` times. mass[i] of the result is at the cyclic index `roll` + i.
 
-    mass : (R, N) masses of law i at the indices k.
+    mass, direction : (R, N) masses of law i at the losses s_i k h, with the signs s_i of `direction`.
     tilt : (R, 3) three exponents c of e^{c k h} for each law: the tilt, and two for Chernoff bounds.
-    direction : (R,) the sign s_i of the loss s_i k h at index k of law i.
-    count : (R,) the number of steps with law i.
-    step : the distance h of neighbouring losses.
-    upper : whether the masses are rounded up; otherwise they are rounded down.
+    step, upper : the distance h of neighbouring losses; whether the masses are rounded up, else down.
     """
     xp = namespace(mass, tilt, direction, count, step, roll, upper)
     laws, length = mass.shape
@@ -173,7 +157,7 @@ class Cells(NamedTuple):
 
 
 def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int) -> Array:
-    """Return the outputs u_k, divided by sigma, at which log mix = log(1 - q) + shift + k step, (nodes,); 0 < q < 1.
+    """Return the outputs u_k over sigma, (nodes,), with log mix = log(1 - q) + shift + k step, 0 < q < 1.
 
     If shift is 0, u_0 = -inf, where log mix has its infimum log(1 - q).
     """
@@ -186,21 +170,18 @@ def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int
 def plain_gaussian_nodes(deviation: Array, origin: Array, step: Array, nodes: int) -> Array:
     """Return u_k = (origin + k step)/s + s/2, (nodes,), where s is `deviation`.
 
-    Under Q the loss is N(-s^2/2, s^2), and u_k is the distance of the loss origin + k step from this mean, in units of
-    s.
+    Under Q the loss is N(-s^2/2, s^2): u_k is the distance of the loss origin + k step from its mean, in units of s.
     """
     xp = namespace(deviation, origin, step)
     return (origin + step * xp.arange(nodes)) / deviation + 0.5 * deviation
 
 
 def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, upper: Array) -> Cells:
-    """Return the cells between the outputs u_k, ascending in u (engines/README.md, on Gaussian cells).
+    """Return the cells between the ascending outputs u_k, (N,) (engines/README.md, on Gaussian cells); u_0 may be -inf.
 
-    u : (N,) increasing; u_0 may be -inf.
     last : index of the last node in use. Cells from there on are empty.
     rate : 1/sigma.
-    lift : (N,) log likelihood ratio of each node if P is the mixture, 0 if P is N(0, 1).
-    hit : sampling rate if P is the mixture, 0 if P is N(0, 1).
+    lift, hit : (N,) log likelihood ratio of each node and the sampling rate if P is the mixture, 0 if P is N(0, 1).
     upper : whether whole panels are rounded up; otherwise they are rounded down.
     """
     xp = namespace(u, last, rate, lift, hit, upper)
@@ -257,7 +238,9 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
         crude = xp.where(used & ~fine, width * density * rounding, 0.0)
         far, share = xp.exp(-to_right), lift_right - lift_left - to_right
         alone = 1.2 * (_quadrature_error(centre, half, 0.0, QUADRATURE_ORDER) + 3.0 * far) + units
-        spared = (crude > 0) & upper & (xp.maximum(share, -to_right) < LOG_NOTHING) & (alone < LARGEST_ETA)
+        # Where the quadrature is inaccurate, but the right node's share of the mass is below e^-34, the right node gets
+        # a crude bound of its share. The left node still gets the quadrature sum.
+        spared = (crude > 0) & upper & (xp.maximum(share, -to_right) < -34.0) & (alone < LARGEST_ETA)
         spared = spared & xp.isfinite(low)
         share = xp.exp(xp.where(spared, share, 0.0)) / -xp.expm1(-span) * (1.0 + 1e-9)
         crude, eta = xp.where(spared, crude * share, crude), xp.where(spared, alone, eta)
@@ -347,8 +330,7 @@ def laplace_cells(
     A cell without a useful bound is empty.
 
     first, origin : log likelihood ratio of node 0 without sampling, and with sampling.
-    last : index of the last node in use.
-    lifted : whether P is the mixture.
+    last, lifted : index of the last node in use, and whether P is the mixture.
     """
     xp = namespace(scale, first, origin, q, step, last, lifted)
     rise = step * xp.arange(nodes + 1)
@@ -372,22 +354,15 @@ def laplace_cells(
 
 
 def upper_masses(cells: Cells, atoms: Array) -> Array:
-    """Return the masses, (N,), at the nodes of a law that dominates the given law, rounded up ("connect the dots").
-
-    The loss ascends.
-    """
+    """Return the masses, (N,), of a law that dominates the given one, rounded up (connect the dots)."""
     grown = 1.0 + 1.5 * cells.eta + 8.0 * ROUNDOFF
     return cells.low * grown + _from_left(cells.high * grown + cells.whole) * (1.0 + 4.0 * ROUNDOFF) + atoms
 
 
 def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
-    """Return signed masses, (N,), at the nodes of a law below the given law; `cancelled` makes them positive.
+    """Return signed masses, (N,), of a law that the given law dominates; `cancelled` makes them positive.
 
-    The given law dominates the law that is returned.
-
-    cells : the cells of the given law.
-    atoms : (N,) masses exactly on nodes.
-    first, last : indices of the nodes in use.
+    atoms, first, last : masses exactly on nodes, (N,), and the indices of the nodes in use.
     """
     xp = namespace(*cells, atoms, step, first, last)
     index = xp.arange(atoms.shape[0])

@@ -233,11 +233,8 @@ def saddle_point(
     """Return the saddle point of a law with the cumulants k for a given eps, or for a given approximate log delta.
 
     Newton's method solves for w = log c, and the last saddle point that it evaluated is returned. A step that leaves
-    the bracket of w, or is not below half of the last step, is replaced by bisection.
-
-    quantity : "epsilon" or "log_delta", of which the target is given.
-    start : the c where the method begins; None for a guess from the mean and variance of the loss.
-    down, up : how far w may lie below and above its starting value.
+    the bracket of w, or is not below half of the last step, is replaced by bisection. w may lie `down` below and `up`
+    above its starting value, which is a guess from the mean and variance of the loss if `start` is None.
     """
     xp = namespace(target)
     if quantity == "log_delta":  # near delta = 1 the approximation has no saddle point

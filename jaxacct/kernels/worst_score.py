@@ -28,8 +28,6 @@ from jaxacct.kernels.arrays import Array, Namespace, iterate, namespace, repeat
 
 CELLS = 16384
 """Number of cells of a trade-off curve."""
-SKETCH_SAMPLES = 384
-"""Number of cells of the curve at which phi' is evaluated to choose the rows and columns of the `Sketch`."""
 
 
 class Resolution(NamedTuple):
@@ -63,15 +61,9 @@ SLOPE_ERROR = 4e-12
 """Upper bound of the relative error of phi'."""
 LEAST_SLOPE = 1e-300
 """phi' rounded up is at least this, since a smaller phi' may have underflowed in float64."""
-SHARE_OF_ALL = 1e-4
-"""A column gives an upper bound of a row's value. Columns are so narrow that this bound is at most 1.3 times the row's
-best value, plus SHARE_OF_ALL times the whole leak."""
 LARGEST_FALL = 4.0
 """Cap, in nats, on two changes: of the log of the curve's slope from one row of the sketch to the next, and of log phi'
 from one column of the sketch to the next."""
-BISECTIONS = 20
-"""Number of bisection steps for eps on the sketch. They find eps to a millionth of its range. The error of the sketch
-is larger than that."""
 
 
 class Repetitions(Protocol):
@@ -145,10 +137,7 @@ def at_infinity(law: Repetitions, mass: Array, side: float) -> Array:
 
 
 def before(xp: Namespace, at: Array, x: Array, side: str = "left") -> Array:
-    """Return how many of the ascending numbers `at`, (A,), are below each x, (X,). For side "right", count those <= x.
-
-    There are few numbers `at`.
-    """
+    """Return how many of the few ascending numbers `at` are below each x, (X,), or for side "right" at most each x."""
     if xp is jnp:
         return jnp.searchsorted(at, x, side=side, method="compare_all")
     return np.searchsorted(at, x, side=side)  # type: ignore[call-overload]  # a str that is "left" or "right"
@@ -161,8 +150,8 @@ def middles(ends: Array) -> Array:
 def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resolution) -> Sketch:
     """Return the sketch of a polygon with N + 1 knots (q, p). The first `above` of its cells have slopes above one.
 
-    All rows are equally long if length is measured by the number of cells, the growth of log phi' and the growth of
-    log p together. All columns are equally long if it is measured by the number of cells and the growth of log phi'.
+    Rows are equally long in the number of cells, the growth of log phi' and the growth of log p together, columns in
+    the number of cells and the growth of log phi'.
     """
     xp, cells = namespace(q), q.size - 1
     log = lambda x, least: xp.log(xp.maximum(x, least))
@@ -176,10 +165,8 @@ def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resol
         placed = xp.round(_between(levels, reach, sample.astype(q.dtype))).astype(sample.dtype)
         return xp.clip(placed, sample[0], sample[-1])  # a NaN has become an arbitrary whole number
 
-    rows, columns = (
-        (xp.arange(SKETCH_SAMPLES + 1) * above) // SKETCH_SAMPLES,
-        (xp.arange(SKETCH_SAMPLES + 1) * cells) // SKETCH_SAMPLES,
-    )
+    # phi' is evaluated at 384 cells of the curve to choose rows and columns
+    rows, columns = ((xp.arange(385) * size) // 384 for size in (above, cells))
     # A P-mass below 1e-18 counts as 1e-18, so that few rows lie there.
     rows = ends(rows, resolution.sketch[0], log(steep(law, 1.0 - p[rows]), 1e-300), log(p[rows], 1e-18))
     columns = ends(columns, resolution.sketch[1], log(steep(law, p[columns]), 1e-300))
@@ -207,7 +194,8 @@ def sketched_epsilon(found: Sketch, log_delta: Array, highest: Array) -> Array:
         over = xp.log(xp.maximum(leak, 1e-320)) > log_delta
         return xp.where(over, middle, low), xp.where(over, high, middle)
 
-    low, high = repeat(xp, BISECTIONS, step, (0.0 * highest, highest))
+    # 20 bisections find eps to a millionth of its range, which is less than the error of the sketch
+    low, high = repeat(xp, 20, step, (0.0 * highest, highest))
     return 0.5 * (low + high)
 
 
@@ -236,8 +224,8 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0)) + 0.02 * xp.max(rows) + 1e-6
     # A column over which log gain grows by g overstates the gain by a share of g^2/8. This excess must stay below
     # `ahead`, by which the column's value falls short of the row's best value. `ahead` includes 0.3 of the best value,
-    # since the windows (`Resolution.window`) serve columns whose values are that near to it.
-    ahead = best[:, None] - value + (0.3 * best + SHARE_OF_ALL * total)[:, None]
+    # since the windows (`Resolution.window`) serve columns whose values are that near to it, and 1e-4 of the leak.
+    ahead = best[:, None] - value + (0.3 * best + 1e-4 * total)[:, None]
     share = xp.where(found.gain > 0.0, found.gain / ahead, 0.0)
     columns = xp.max(found.growth * xp.sqrt(share), axis=0)
     columns = columns + 0.2 * xp.mean(columns) + 1e-6
@@ -248,11 +236,7 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
 
 
 def _placed(density: Array, pieces: Array, first: Array, last: Array, count: int) -> Array:
-    """Return ascending indices of `count` cells, all of them at least `first` and below `last`.
-
-    density : for each interval between neighbouring `pieces`, a weight. The number of indices in an interval is about
-        proportional to its weight.
-    """
+    """Return ascending indices of `count` cells in [first, last), about proportional to the `density` of each piece."""
     xp = namespace(density)
     ends = xp.clip(pieces, first, last).astype(xp.float64)
     mass = xp.concatenate([xp.zeros(1), xp.cumsum(density * xp.diff(ends) / xp.maximum(xp.diff(pieces), 1))])
@@ -274,17 +258,6 @@ SUM_ROUNDING = 1e-9
 below it."""
 WINDOW_MARGIN = 2
 """A window reaches this many shared columns beyond the w at which the rows of its group have their maximum."""
-LEAST_LINE = -1e300
-"""Stands for the value -inf of a line of infinite cost. It is finite, so that its product with a weight of 0 is 0."""
-PLACES_BETWEEN_COLUMNS = 32
-"""From the column before the best column to the column after it, the search for a better w takes this many even
-steps."""
-MOST_ORDERS = 5
-"""Largest number of orders of scores that `epsilon` tries for its lower bound."""
-MOST_PASSES = 3
-"""Largest number of times that `epsilon` chooses the lines of its upper bound."""
-MOST_REGULA_FALSI = 30
-"""Largest number of steps of regula falsi. Its upper end is certified wherever it stops."""
 OUTWARD = 1e-12
 """Bound of the rounding of a few operations: relative for a target delta, absolute for an eps. Targets and eps are
 moved outwards by it."""
@@ -333,7 +306,7 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
     columns = xp.concatenate([where.rows[-1:], where.columns, xp.array([curve.q.size - 1])])
     best = best_of(columns[:, None])
     first, last = columns[xp.maximum(best - 1, 0)], columns[xp.minimum(best + 1, columns.size - 1)]
-    near = first + (last - first) * xp.arange(PLACES_BETWEEN_COLUMNS + 1)[:, None] // PLACES_BETWEEN_COLUMNS
+    near = first + (last - first) * xp.arange(33)[:, None] // 32
     best = xp.take_along_axis(near, best_of(near)[None], axis=0)[0]
     # A group of rows has a best cell at its first row, and one at its last row. Each row of the group is served at one
     # of the cells between these two.
@@ -377,7 +350,7 @@ def attained(law: Repetitions, curve: Inner, found: Order) -> tuple[Array, Array
 
 
 def delta(law: Repetitions, above: Outer, below: Inner, ratio: Array, resolution: Resolution) -> tuple[Array, Array]:
-    """Return lower and upper bounds of the worst leak at e^eps = `ratio` >= 1; (0, 1) if they contradict each other."""
+    """Return bounds of the worst leak at e^eps = `ratio` >= 1; (0, 1) if they contradict each other."""
     xp = namespace(above.q)
     where = mesh(sketch(law, above.q, above.p, xp.sum(above.ratio > 1.0), resolution), ratio, resolution)
     found = order(law, below, _moved(where, above), ratio, resolution)
@@ -406,10 +379,9 @@ def _moved(where: Mesh, above: Outer) -> Mesh:
 def epsilon(
     law: Repetitions, above: Outer, below: Inner, log_delta: Array, highest: Array, resolution: Resolution
 ) -> tuple[Array, Array]:
-    """Return lower and upper bounds of the eps in [0, highest] at which the worst leak is e^log_delta.
+    """Return bounds of the eps in [0, highest] at which the worst leak is e^log_delta; (0, inf) if they contradict.
 
-    The upper bound is inf if the leak at `highest` exceeds e^log_delta. The answer is (0, inf) if the two bounds
-    contradict each other.
+    The upper bound is inf if the leak at `highest` exceeds e^log_delta.
     """
     xp = namespace(above.q)
     seen = sketch(law, above.q, above.p, xp.sum(above.ratio > 1.0), resolution)
@@ -432,7 +404,8 @@ def epsilon(
     def unsettled(carry: tuple[Array, ...]) -> Array:
         i, start, low, _ = carry
         # If two epsilons differ by at most 1e-3, the best order for the first is nearly the best for the second.
-        return (i < 1) | ((i < MOST_ORDERS) & (xp.abs(low - start) > 1e-3) & (low > 0.0))
+        # At most five orders are tried.
+        return (i < 1) | ((i < 5) & (xp.abs(low - start) > 1e-3) & (low > 0.0))
 
     start = sketched_epsilon(seen, log_delta, highest)
     carry = (0, start, 0.0 * start, xp.zeros(resolution.groups + 1))
@@ -448,8 +421,8 @@ def epsilon(
 
     def again(carry: tuple[Array, ...]) -> Array:
         i, before, here, _ = carry
-        # New lines are chosen if eps has moved by more than .02 since the present lines were chosen.
-        return (i < MOST_PASSES) & (xp.abs(here - before) > 0.02)
+        # New lines are chosen, at most three times, if eps has moved by more than .02 since the last choice.
+        return (i < 3) & (xp.abs(here - before) > 0.02)
 
     first = xp.where(lower > 0.0, lower, start)
     carry = (0, xp.inf * highest, first, xp.inf * highest)
@@ -460,10 +433,9 @@ def epsilon(
 
 
 def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highest: Array) -> Array:
-    """Return an upper bound of the least eps in [start, highest] where `leak` is at most delta.
+    """Bound the least eps in [start, highest] where `leak`, a convex function of e^eps, is at most delta, from above.
 
-    `leak` is a convex function of e^eps. The result is `start` if the leak there is at most delta, and inf if even the
-    leak at `highest` is larger.
+    The result is `start` if the leak there is at most delta, and inf if even the leak at `highest` is larger.
     """
     xp = namespace(start)
 
@@ -494,8 +466,9 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
 
     def wide(carry: tuple[Array, ...]) -> Array:
         i, left, at_left, right, at_right = carry
-        # On an interval of this length, the chord of a convex function is near the function.
-        return (i < MOST_REGULA_FALSI) & (right - left > 2e-3) & (at_left > delta) & (at_right <= delta)
+        # On an interval of length 2e-3, the chord of a convex function is near the function. The upper end is certified
+        # wherever these steps of regula falsi stop.
+        return (i < 30) & (right - left > 2e-3) & (at_left > delta) & (at_right <= delta)
 
     _, left, at_left, right, at_right = iterate(xp, wide, step, (0, left, at_left, right, at_right))
     # A convex function lies below its chord.
@@ -540,7 +513,7 @@ def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
 
 
 def _own(law: Repetitions, slope: Array, reach: Array) -> tuple[Array, Array]:
-    """Return (gain, cost) at the w with w - u <= reach where gain - E cost is largest, if T(w) - T(u) <= slope (w - u).
+    """Return (gain, cost) at the best w with w - u <= reach for gain - E cost, if T(w) - T(u) <= slope (w - u).
 
     `phi'(slope x)/phi'(x)` is non-decreasing, since phi is a power series with terms >= 0. So a positive gain - E cost
     is largest where w - u is the smaller of `reach` and 1/slope.
@@ -552,11 +525,8 @@ def _own(law: Repetitions, slope: Array, reach: Array) -> tuple[Array, Array]:
 def _costs(law: Repetitions, u: Array, w: Array) -> Array:
     """Return values at the corners of cells, (2, 2, C, G), whose interpolation bounds phi'(w - u) from below.
 
-    They are values of the tangent of phi' in the middle of the cell. Where the tangent falls far below phi', all four
-    values are the least value of phi' in the cell.
-
-    u : (2, G) both ends of each group.
-    w : (2, C, G) both ends of each cell of w.
+    They are values of the tangent of phi' in the middle of the cell, or its least value where the tangent falls far
+    below. u, (2, G), and w, (2, C, G), are the ends of groups and of cells.
     """
     xp = namespace(w)
     first, second = map(xp.asarray, law.slopes(1.0 - xp.clip(0.5 * (w[0] + w[1] - u[0] - u[1]), 0.0, 1.0)))
@@ -571,11 +541,7 @@ def _costs(law: Repetitions, u: Array, w: Array) -> Array:
 
 
 def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution: Resolution) -> Lines:
-    """Return the lines of a mesh.
-
-    served : (G + 1,) `Order.places`: at each end of the G groups, an estimate of the w at which the rows around this
-        end leak most.
-    """
+    """Return the lines of a mesh; `served` is `Order.places`, (G + 1,)."""
     xp = namespace(curve.q)
     groups, each = resolution.groups, resolution.lines
     index, end = where.rows[:-1], where.rows[-1:]
@@ -650,8 +616,9 @@ def bound(known: Lines, ratio: Array) -> Array:
     xp = namespace(known.height)
     ends = []
     for s in (0, 1):
+        # -1e300 stands for the value -inf of a line of infinite cost, since its product with a weight of 0 is 0
         first, last = (
-            xp.maximum(xp.max(slope * known.gain[s] - ratio * known.cost[s], axis=(0, 1)), LEAST_LINE)
+            xp.maximum(xp.max(slope * known.gain[s] - ratio * known.cost[s], axis=(0, 1)), -1e300)
             for slope in known.slope
         )
         ends.append(known.weight[0] * first + known.weight[1] * last)

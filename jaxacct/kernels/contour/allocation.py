@@ -41,10 +41,6 @@ from jaxacct.kernels.contour.core import log_geometric
 
 STEEPEST = 9.0
 """Largest imaginary part of the path of integration in u at a window's centre, in widths of the window."""
-CLEAR = 80.0
-"""The path of integration keeps x^2 - y^2 above this away from a window, so that Phi(x + iy) is within e^-40 of 0 or 1.
-
-x is the distance from the window's centre and y the imaginary part of the path, both in widths of the window."""
 MOST_NODES = 6_000
 """Largest number of nodes of a contour."""
 Some = TypeVar("Some")
@@ -79,20 +75,13 @@ and `low_blur` of `Windows`."""
 class Place(NamedTuple):
     """Where a contour is placed, and the bounds that belong to this place."""
 
-    line: Line
-    """The line of integration in z."""
-    windows: Windows
-    """The cuts of a slot's law into bulk, jumps and far slots."""
-    cells: Cells
-    """The grid in u."""
-    far: Array
-    """(B, R) abscissas of Chernoff bounds, all larger than c."""
-    log_far: Array
-    """(B, R) log of upper bounds of the integrand at z = `far`, without its factor e^{-sign z k}/z^2."""
-    log_bulk: Array
-    """(B, R) log of upper bounds of the bulk's part A^t of the integrand at `far`; -inf where there is no bulk."""
-    digits: Array
-    """(B,) nats lost to cancellation: log of the ratio of the integrand at z = c to the guessed value."""
+    line: Line  # the line of integration in z
+    windows: Windows  # the cuts of a slot's law into bulk, jumps and far slots
+    cells: Cells  # the grid in u
+    far: Array  # (B, R) abscissas of Chernoff bounds, all larger than c
+    log_far: Array  # (B, R) log of upper bounds of the integrand at z = `far`, without its factor e^{-sign z k}/z^2
+    log_bulk: Array  # (B, R) log of upper bounds of the bulk's part A^t of the integrand at `far`; -inf without a bulk
+    digits: Array  # (B,) nats lost to cancellation: log of the ratio of the integrand at z = c to the guessed value
     log_beyond: Array
     """(B,) log of a bound of the sum of all terms after the last node, without its factor e^{-sign c k}."""
 
@@ -104,12 +93,7 @@ def _grid(low: Array, high: Array, size: int) -> Array:
 
 @np.errstate(all="ignore")
 def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE) -> Place:
-    """Choose windows, line and Chernoff bounds for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1).
-
-    s, t, k : (B,) 1/sigma, number of slots, and threshold.
-    guess : (B,) log of a rough value of the expectation.
-    tolerance : size of the terms that are cut off, relative to that value.
-    """
+    """Place contours for E(S - k)_+ (sign 1) or E(k - S)_+ (sign -1); `guess` is the log of a rough value, (B,)."""
     tolerance = np.broadcast_to(tolerance, s.shape)
     alone = (sign > 0) & (k - 1.0 > ONE_SLOT * _deviation(s, t))
     if alone.all() or not alone.any():
@@ -185,11 +169,7 @@ def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array |
 
 
 def _of_call(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, windows: Windows, known: bool) -> Place:
-    """Place the contour of E(S - k)_+ for given windows.
-
-    known : whether `guess` is used as it is; if not, it is raised where the integrand's least value on the real axis is
-        far larger.
-    """
+    """Place the contour of E(S - k)_+ for given windows. Unless `known`, a far too small guess is raised."""
     cells = cells_of(s, t, windows, COARSE)
     cuts, deviation = cuts_of(cells, windows), _deviation(s, t)
     light = (np.maximum(k - 1.0, 0.0) + 1.5 * deviation) / deviation**2
@@ -252,13 +232,9 @@ def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) ->
 
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
-    """Return the smallest u such that, if a slot's output is above u, S < k has a negligible probability.
-
-    A slot may be called far only above this u.
-
-    If S < k, a slot with X/t > x leaves less than k - x to the other slots. Their sum is then m standard deviations
-    below its mean, which has about the chance e^{-m^2/2}.
-    """
+    """Return the least u above which a slot may be called far, (B,): S < k is then negligible."""
+    # If S < k, a slot with X/t > x leaves less than k - x to the other slots. Their sum is then m standard deviations
+    # below its mean, which has about the chance e^{-m^2/2}.
     spread = np.sqrt(np.exp(np.minimum(s * s, 600.0)) / t)[:, None]
     m = np.linspace(0.0, 8.0, 17)
     most = 1.001 * k[:, None]  # 1.001 leaves room for larger thresholds on this contour
@@ -311,10 +287,7 @@ def tilted_mode(s: Array, t: Array, c: Array) -> Array:
 
 
 def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return the least period at which the images at larger thresholds are negligible by Chernoff's bound.
-
-    The abscissa of that bound is returned as well.
-    """
+    """Return the least period whose images on the right are negligible by Chernoff's bound, and its abscissa."""
     gap = seen - c[:, None]
     needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
     needed = np.where(np.isnan(needed), np.inf, needed)
@@ -339,15 +312,10 @@ def last_node(
 ) -> tuple[Array, Array]:
     """Return the index of the last node, and the log of a bound of the sum over later nodes.
 
-    The log of the bound is below `goal` if one of the indices tried allows that.
-
-    scale : log of the integrand at z = c.
-
-    The fall is `scale` minus the log of the bound.  It grows about as a power of the index, with the power 2 where the
-    law is nearly normal.  So indices are tried by a secant in log(index) and log(fall).  The secant stays between an
-    index that is too small and an index that is large enough.  Of the two paths in u (`local` of `_path`) the one with
-    the smaller bound is kept.  Where both paths reach the goal, both are tried at the next index again, since far out
-    either path may be slightly better.
+    The fall, which is `scale` (the log of the integrand at z = c) minus the log of the bound, grows about as a power of
+    the index, with the power 2 where the law is nearly normal. So indices are tried by a secant in log(index) and
+    log(fall), between an index that is too small and one that is large enough. Of two paths in u (`local` of `_path`)
+    the better one is kept. Where both reach the goal, both are tried again at the next index.
     """
     # `stride`: step of log(index) where the bound shows no direction
     # `enough`: the search ends when log(index) is known to within this
@@ -427,7 +395,8 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
         # window
         near = away.copy()
         near[:, 1:], near[:, :-1] = np.minimum(near[:, 1:], away[:, :-1]), np.minimum(near[:, :-1], away[:, 1:])
-        far = np.sqrt(np.maximum(near * near - CLEAR, most * most))
+        # away from the window Im u is at most `far`, so that Phi is within e^-40 of 0 or 1
+        far = np.sqrt(np.maximum(near * near - 80.0, most * most))
         shift = np.minimum(most + np.maximum(near - STEEPEST, 0.0), far)
         size = np.where(there, np.minimum(size, shift * blur[:, None]), size)
     size = np.minimum(size, np.minimum(u - u[:, :1], u[:, -1:] - u))
@@ -456,10 +425,7 @@ def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tupl
 
 
 def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float, local: Array) -> Array:
-    """Bound from above, (B,), the log of (h/pi) times the sum of |F(z)|/|z|^2 over the nodes z with Im z > y.
-
-    F is the transform that is integrated, and h the distance of the nodes; `local` chooses the path (`_path`).
-    """
+    """Bound the log of (h/pi) sum |F(z)|/|z|^2 over the nodes with Im z > y, (B,), on the path `local` (`_path`)."""
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = log_path(cells, cuts, c, y, _path(cells, cuts.windows, y, local), sign)
     both = np.where(whole, jump, np.logaddexp(bulk, jump))
@@ -503,20 +469,11 @@ Compositions of many rounds depend mostly on the largest deltas.  There the chor
 LONG = 1000
 """If a contour has more nodes than this, a bracket that stays wide gets no second contour. That would be slow, and
 would gain little."""
-VERY_LONG, MOST_LONG = 1500, {1.0: 3, -1.0: 0}
-"""A contour of more than VERY_LONG nodes takes up to a second. So in each turn of READ_TOGETHER a profile that is not
-dense evaluates only the first MOST_LONG[sign] such contours of a round."""
-LEAST_BY_PARITY = 1e-6
-"""If a bracket of a delta_remove above this stays wide, delta_remove is computed as 1 - k + E(k - S)_+ as well.
-
-The absolute error of the result is that of E(k - S)_+, so the relative error is small only for a large delta_remove."""
-LEAST_OF_CONTOURS = 1e-30
-"""Delta below which the bounds by theorems suffice. At a profile's last loss delta is about this."""
+VERY_LONG = 1500
+"""Number of nodes from which a contour takes up to a second."""
 KNOWN = 0.3
 """A contour is placed by a guess of delta. If a bracket of delta has at most this relative width, its estimate is the
 guess."""
-LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
-"""Contours are placed for 1/sigma from LEAST_S to MOST_S and for at most MOST_SLOTS slots."""
 LAST_LOG_DELTA = -69.0
 """A profile's losses end where log delta is about this. The mass beyond the last loss becomes mass at infinity."""
 LARGEST_LOSS = 600.0
@@ -526,14 +483,6 @@ BULK_SPREAD = 2.0
 round's loss.
 
 The best density is proportional to the cube root of the density of this loss, and so sqrt(3) times as wide."""
-NATS, FAR_NATS = 0.4, 1.5
-"""From one loss of the grid to the next, log delta falls by NATS nats, and in the far tail by FAR_NATS nats.
-
-Losses that are placed by this rule matter only in compositions of few rounds."""
-MOST_GAP = 0.06
-"""Largest distance of neighbouring losses before the far tail.
-
-It matters where one slot makes up most of S: log delta then falls slowly, over several units of eps."""
 DENSE = 4.0
 """Factor on the number of losses beyond the bulk in a dense profile. There the losses of the far tail are as close as
 the losses before it."""
@@ -544,30 +493,21 @@ LEAST_DEVIATION = 1e-300
 """Smallest standard deviation assumed for one round's loss, whose variance may underflow."""
 SCAN = 600
 """The guess of a profile is evaluated on two grids, each with this many losses."""
-LOG_TWO_PI = np.log(2.0 * np.pi)
 CELLS = 48
 """Number of cells of the grid of `put_below`."""
 REACH = 8.6
 """Distance from the mode of u's law to an end of the cells, in standard deviations of a normal. The mass beyond the
 cells is bounded."""
-LOWER_SHARES = (0.25, 0.15)
-"""If the bulk needs a long contour of its own, bulks that end lower are tried, with these shares in place of LOW_SHARE.
-
-A bulk that rarely reaches the threshold k needs no contour."""
 
 
 class Contour(NamedTuple):
     """An evaluated contour. Its brackets are narrow at thresholds near the threshold for which `place` was chosen."""
 
-    sign: float
-    """1 for E(S - k)_+, -1 for E(k - S)_+."""
-    s: Array
-    """(B,) 1/sigma."""
-    t: Array
-    """(B,) number of slots."""
+    sign: float  # 1 for E(S - k)_+, -1 for E(k - S)_+
+    s: Array  # (B,) 1/sigma
+    t: Array  # (B,) number of slots
     place: Place
-    powers: Powers
-    """The integrand at the nodes."""
+    powers: Powers  # the integrand at the nodes
     bulk: Contour | None
     """The separate contour of A^t, with the transform A of a slot's bulk; None if there is no bulk, or if Chernoff's
     bound suffices for A^t."""
@@ -582,13 +522,9 @@ def contours_at(
     tolerance: Array | float = TOLERANCE,
     most_long: int | None = None,
 ) -> list[tuple[Array, Contour]]:
-    """Place contours for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), and evaluate them; all arrays are (B,).
+    """Place contours as `place` does and evaluate them; return (row numbers, contour) for groups of similar length.
 
-    Return (row numbers, contour) for each group of rows. The lines of a group have similar lengths, so that little is
-    padded.
-
-    guess, tolerance : as in `place`.
-    most_long : if given, the largest number of long lines for one pair (s, t). Other rows with long lines are left out.
+    most_long : the largest number of long lines for one pair (s, t), if given; other rows with long lines are left out.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     where = place(sign, s, t, k, guess, tolerance)
@@ -602,8 +538,9 @@ def contours_at(
     if rows.size == 0:
         return [(kept[at], one) for at, one in _evaluated(sign, s[kept], t[kept], rows_of(where, kept))]
     below = place_of_bulk(s[rows], t[rows], k[rows], guess[rows], tolerance[rows], rows_of(where, rows))
-    for share in LOWER_SHARES:
-        # a line of the bulk with more than 100 nodes counts as long
+    # Where the bulk needs a long line of its own (100 nodes), bulks that end below LOW_SHARE are tried: a bulk that
+    # rarely reaches the threshold k needs no contour.
+    for share in (0.25, 0.15):
         long = np.flatnonzero(below.line.count > 100)
         if long.size == 0:
             break
@@ -622,10 +559,7 @@ def contours_at(
 
 
 def _evaluated(sign: float, s: Array, t: Array, where: Place, bulk: Place | None = None) -> list[tuple[Array, Contour]]:
-    """Evaluate the contours placed at `where`, in groups of similar length.
-
-    bulk : if given, the places of `Contour.bulk`, the separate contours of A^t.
-    """
+    """Evaluate the contours placed at `where`, and those at `bulk` for A^t, in groups of similar length."""
     longest = where.line.count if bulk is None else np.maximum(where.line.count, bulk.line.count)
     length = np.ceil(np.log2(longest + 1.0))
     found = []
@@ -658,12 +592,7 @@ def brackets_at(
 
 @np.errstate(all="ignore")
 def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, slope) of E(S - k)_+ or E(k - S)_+ at thresholds k; all (B,).
-
-    slope : estimate of |derivative in k|, which is Q(S > k) for E(S - k)_+ and Q(S < k) for E(k - S)_+.
-
-    The bracket holds for every threshold that differs from k by at most 8 roundoffs of k.
-    """
+    """Return (lower, estimate, upper, |slope in k|) of the expectation at all thresholds within 8 roundoffs of k."""
     low, mid, high, slope = _beside(found, k)
     for one in (found,) if found.bulk is None else (found, found.bulk):
         ends = _integrated(one, k)
@@ -690,10 +619,7 @@ def _scale(found: Contour, k: Array) -> Array:
 
 
 def _turned(found: Contour, k: Array) -> Array:
-    """Return the integrand at the nodes, (B, N), divided by `_scale` and without its factor 1/z^2.
-
-    The value at the first node is halved.
-    """
+    """Return the integrand at the nodes, (B, N), without `_scale` and its factor 1/z^2; halved at the first node."""
     turned = found.powers.value * (1.0 + turned_by(-found.sign * found.powers.turn * k[:, None]))
     turned[:, 0] *= 0.5
     return turned
@@ -729,10 +655,7 @@ def _integrated(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _outside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
-    """Return (value, |slope in k|, bound of the rounding) of the part of E(S - k)_+ or E(k - S)_+ with a closed form.
-
-    This part is not integrated.
-    """
+    """Return (value, |slope in k|, bound of the rounding) of the part that has a closed form and is not integrated."""
     sign, s, t, windows = found.sign, found.s, found.t, found.place.windows
     whole: Array = np.isneginf(windows.low)
     if sign > 0:
@@ -758,10 +681,7 @@ def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array
 
 
 def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, |slope in k|) of the part of E(S - k)_+ or E(k - S)_+ that is not integrated.
-
-    It is the part where a slot's output is far, or where the outputs of all slots are in the bulk (`Windows`).
-    """
+    """Return (lower, estimate, upper, |slope|) of the part where a slot is far, or all slots are in the bulk."""
     sign, s, t, where = found.sign, found.s, found.t, found.place
     windows = where.windows
     whole: Array = np.isneginf(windows.low)
@@ -806,10 +726,7 @@ def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
 
 
 def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -> Array:
-    """Bound from above the part of E(k - S)_+ where at least one slot is far (`Windows`).
-
-    `far` is the probability that a given slot is far. README.md, section 1, has the proof.
-    """
+    """Bound E(k - S)_+ where a slot is far (README.md, section 1). `far`: the chance that a given slot is far."""
     d, blur = ROOM, windows.high_blur
     edge = windows.high - d * blur
     log_below = log_ndtr(-d) - d * edge / blur + 0.5 * (d / blur) ** 2 + log_ndtr(edge - d / blur)
@@ -824,6 +741,11 @@ def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -
     return t * (below + far * put) * (1.0 + 1e-9)
 
 
+def reach(s: Array, t: Array) -> Array:
+    """Return whether contours are placed for 1/sigma = s and t slots."""
+    return (s > 1e-4) & (s < 20.0) & (t > 1.0) & (t <= 1e9)
+
+
 @np.errstate(all="ignore")
 def put_below(s: Array, t: Array, k: Array) -> Array:
     """Bound log E(k - S)_+ from above, (B,), by the smallest log(e^{ck} E e^{-cS}/(e c)) over several c."""
@@ -831,7 +753,7 @@ def put_below(s: Array, t: Array, k: Array) -> Array:
     # values of c lie about two saddle points: `near` for a normal S, and `alone` for the event that max X < t k
     near = np.maximum(1.0 - k, deviation) / deviation**2
     edge = (np.log(t * k)) / s + 0.5 * s
-    alone = t / (s * k) * np.exp(-0.5 * (edge**2 + LOG_TWO_PI) - log_ndtr(edge))
+    alone = t / (s * k) * np.exp(-0.5 * (edge**2 + np.log(2.0 * np.pi)) - log_ndtr(edge))
     grid = near[:, None] * np.geomspace(0.5, 60.0, 12) ** np.minimum(s, 1.0)[:, None]
     grid = np.concatenate([grid, alone[:, None] * np.geomspace(0.1, 10.0, 9)], axis=1)
     none, one = np.full_like(s, -np.inf), np.ones_like(s)
@@ -867,20 +789,19 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
     bulk = np.exp(-0.5 * np.square(middle / (BULK_SPREAD * deviation)))
     # 110 losses lie between 0 and a few standard deviations of one round's loss: they decide the width for many rounds
     weight = 110 * bulk / (BULK_SPREAD * deviation * np.sqrt(0.5 * np.pi)) * np.diff(scan)
-    weight += -np.diff(log_delta) / np.where(log_delta[1:] > far_from, NATS / times, FAR_NATS)
-    weight += np.where(log_delta[1:] > far_from, np.diff(scan) / MOST_GAP, 0.0)
+    # From one loss to the next log delta falls by 0.4 nats, and in the far tail by 1.5. These losses matter only in
+    # compositions of few rounds.
+    before_tail = log_delta[1:] > far_from
+    weight += -np.diff(log_delta) / np.where(before_tail, 0.4 / times, 1.5)
+    # Where one slot makes up most of S, log delta falls slowly, over several units of eps.
+    weight += np.where(before_tail, np.diff(scan) / 0.06, 0.0)
     count = np.concatenate([[0.0], np.cumsum(weight)])
     eps = np.interp(np.arange(np.ceil(count[-1]) + 1.0) * count[-1] / np.ceil(count[-1]), count, scan)
     return eps[np.concatenate([[True], np.diff(eps) > LEAST_GAP * max(deviation, 1e-3)])]
 
 
 def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = False) -> list[RoundProfile]:
-    """Return the profiles of M rounds, at the losses of `losses_for`. Neighbouring losses share a contour.
-
-    A profile holds delta_remove(eps) = E(S - e^eps)_+ (sign = 1) or delta_add(eps) = e^eps E(e^-eps - S)_+ (sign = -1).
-
-    s, t : (M,) 1/sigma and number of slots of each round.
-    """
+    """Return profiles of M rounds: of E(S - e^eps)_+ (remove, sign 1) or of e^eps E(e^-eps - S)_+ (add, sign -1)."""
     each = [losses_for(float(one), float(slots), sign, dense) for one, slots in zip(s, t, strict=True)]
     sizes = [eps.size for eps in each]
     asked = _Asked(
@@ -926,7 +847,7 @@ def falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
 
 def _narrowed(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
     """Narrow the theorems' bounds by contours where these can be placed. If that fails, a round keeps its bounds."""
-    rows = np.flatnonzero((asked.s > LEAST_S) & (asked.s < MOST_S) & (asked.t > 1.0) & (asked.t <= MOST_SLOTS))
+    rows = np.flatnonzero(reach(asked.s, asked.t))
     if rows.size == 0:
         return low, high
     try:
@@ -961,7 +882,8 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
     logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))
     last = np.searchsorted(owner, owner, side="right") - 1
     hopeless = np.zeros(eps.size, bool)
-    wide = np.flatnonzero(~(high - low <= _wanted(logs) * high) & (high > LEAST_OF_CONTOURS))
+    # below 1e-30, about the delta at a profile's last loss, the bounds by theorems suffice
+    wide = np.flatnonzero(~(high - low <= _wanted(logs) * high) & (high > 1e-30))
     apart = np.log(np.expm1(np.abs(eps)) + NEAR * np.maximum(_deviation_of_loss(s, t), LEAST_DEVIATION))
     for turn, (together, distance) in enumerate(READ_TOGETHER):
         if wide.size == 0:
@@ -972,7 +894,9 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
         place = lambda rows: min(int(rows[-1]) + 1, int(last[rows[0]])) if sign > 0 else int(rows[rows.size // 2])
         placed = np.array([place(rows) for rows in groups])
         hopeless[wide] = True  # it stays True for losses whose contour is not evaluated
-        for some, contour in _placed(asked, logs, placed, CUT_OFF[min(turn, 1)], None if dense else MOST_LONG[sign]):
+        # a profile that is not dense evaluates only the first three very long contours of a round, for add none
+        most_long = None if dense else 3 if sign > 0 else 0
+        for some, contour in _placed(asked, logs, placed, CUT_OFF[min(turn, 1)], most_long):
             at = np.concatenate([groups[one] for one in some])
             each = np.repeat(np.arange(some.size), [groups[one].size for one in some])
             hopeless[at] = contour.place.line.count[each] > LONG
@@ -989,12 +913,10 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
 
 
 def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow wide brackets of a large delta_remove by brackets of E(k - S)_+, whose absolute errors are small.
-
-    With k = e^eps, delta_remove = 1 - k + E(k - S)_+.
-    """
+    """Narrow wide brackets of a large delta_remove = 1 - k + E(k - S)_+ by brackets of E(k - S)_+; k = e^eps."""
     width = _wanted(np.log(np.maximum(0.5 * (low + high), 1e-295)))
-    rows = np.flatnonzero(~(high - low <= width * high) & (high > LEAST_BY_PARITY) & (asked.eps < 30.0))
+    # the absolute error is that of E(k - S)_+, so the relative error is small only where delta_remove is large
+    rows = np.flatnonzero(~(high - low <= width * high) & (high > 1e-6) & (asked.eps < 30.0))
     if asked.sign < 0 or rows.size == 0:
         return low, high
     k, gap, wrong = np.exp(asked.eps[rows]), -np.expm1(asked.eps[rows]), 32.0 * ROUNDOFF

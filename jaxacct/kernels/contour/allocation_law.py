@@ -27,20 +27,13 @@ SMALLEST = 1e-290
 """Masses and likelihood ratios below this number may have lost digits to underflow."""
 LARGEST_LOG = 600.0
 """Cap on the logarithm of a bound of a window's modulus. A larger bound would be useless."""
-LEAST_S_OF_ONE_SLOT = 3.0
-"""Smallest 1/sigma for which `one_slot_above` gives a bound."""
-LEFT_TO_OTHERS = np.geomspace(1e-12, 0.3, 24)
-"""Shares of the threshold k. `one_slot_above` assumes that all slots but one together add at most such a share to S. It
-tries each share."""
 SLACK = 1e-11
 """Bound of the relative error of a sum over cells. The mass of a cell is off by some hundred roundoffs (README.md,
 section 5)."""
 
 
 class Windows(NamedTuple):
-    """The smooth cuts of one slot's law, by the slot's output u.
-
-    The slot belongs to the bulk below `low`, is a jump between `low` and `high`, and is far above `high`.
+    """The smooth cuts of one slot's law by its output u: bulk below `low`, jump up to `high`, far beyond.
 
     For E(S - k)_+ the law ends sharply at `end`. For E(k - S)_+ it goes on, and is bounded beyond `end`.
     """
@@ -56,18 +49,12 @@ class Windows(NamedTuple):
 class Cells(NamedTuple):
     """A grid of J cells in u, with the mass of every cell, and with the place of the mean of X in every cell."""
 
-    s: Array
-    """(B, 1) 1/sigma."""
-    edges: Array
-    """(B, J + 1) values of u."""
-    x: Array
-    """(B, J + 1) X/t at the edges."""
-    mass: Array
-    """(B, J) probability of each cell."""
-    share: Array
-    """(B, J) (mean of X in the cell - X at the lower edge)/(X at the upper edge - X at the lower edge)."""
-    doubt: Array
-    """(B, J) bound of the error of `share`; 1 if underflow destroys its digits."""
+    s: Array  # (B, 1) 1/sigma
+    edges: Array  # (B, J + 1) values of u
+    x: Array  # (B, J + 1) X/t at the edges
+    mass: Array  # (B, J) probability of each cell
+    share: Array  # (B, J) (mean of X in the cell - X at the lower edge)/(X at the upper edge - X at the lower edge)
+    doubt: Array  # (B, J) bound of the error of `share`; 1 if underflow destroys its digits
 
 
 class Cuts(NamedTuple):
@@ -77,10 +64,8 @@ class Cuts(NamedTuple):
     """
 
     windows: Windows
-    low: tuple[Array, Array] | None
-    """log Phi(-x) and log Phi(x) of the window at `windows.low`, (B, J + 1) each; None if no row has a bulk."""
-    high: tuple[Array, Array] | None
-    """log Phi(-x) and log Phi(x) of the window at `windows.high`, (B, J + 1) each; None if no row has far outputs."""
+    low: tuple[Array, Array] | None  # of the window at `windows.low`, (B, J + 1) each; None if no row has a bulk
+    high: tuple[Array, Array] | None  # of the window at `windows.high`, (B, J + 1) each; None if no row has far outputs
 
 
 def ratio(u: Array, s: Array, t: Array) -> Array:
@@ -141,8 +126,8 @@ def cuts_of(cells: Cells, windows: Windows) -> Cuts:
 def shares(cuts: Cuts, alpha: Array) -> tuple[Array, Array]:
     """Bound the weights |w1 w2| (bulk) and |(1 - w1) w2| (jumps) from above in each cell, (B, J), for Im u <= alpha.
 
-    |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)).  e^{y^2/2} may overflow and Phi may underflow where
-    their product does neither, so their logarithms are added.
+    |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)). Logarithms are added, since the product may be in
+    range where a factor is not.
     """
 
     def window(most: Array, least: Array, y: Array) -> Array:
@@ -171,12 +156,9 @@ def jump_below(windows: Windows) -> Array:
 
 
 def log_real(cells: Cells, weight: Array, below: Array, r: Array, sign: float) -> Array:
-    """Bound log E[w e^{sign r X/t}] from above, (B, R), for r >= 0 of shape (B, R).
+    """Bound log E[w e^{sign r X/t}] from above for r >= 0, (B, R), by chords of the exponential, which is convex in X.
 
-    In each cell a chord in X bounds the exponential, which is convex in X.  For sign = 1 the law ends at the last edge.
-
-    weight : (B, J) largest w in each cell.
-    below : (B,) largest w below the first edge.
+    weight, below : largest w in each cell, (B, J), and below the first edge, (B,).
     """
     share = np.clip(cells.share + sign * cells.doubt, 0.0, 1.0)
     w0, w1 = weight * cells.mass * (1.0 - share), weight * cells.mass * share
@@ -198,11 +180,8 @@ def _relative(cells: Cells) -> Array:
 def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: float) -> tuple[Array, Array]:
     """Bound log |A(c + iy')| (bulk) and log |B(c + iy')| (jumps) from above for every y' >= y, (B,) each.
 
-    The path of integration is u + i sign alpha(u).  On it |e^{sign z X}| = e^{X (sign c cos(s alpha) - y sin(s
-    alpha))}.
-
-    alpha : (B, J + 1) values at the edges of the cells, 0 at both ends, at least 0 and at most pi/(2 s). Between edges
-        alpha(u) is linear.
+    The path of integration is u + i sign alpha(u), where |e^{sign z X}| = e^{X (sign c cos(s alpha) - y sin(s alpha))}.
+    alpha is linear between the edges, 0 at both ends, and in [0, pi/(2 s)].
     """
     s, windows = cells.s, cuts.windows
     most, least = np.maximum(alpha[:, :-1], alpha[:, 1:]), np.minimum(alpha[:, :-1], alpha[:, 1:])
@@ -267,10 +246,11 @@ def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
 def one_slot_above(s: Array, t: Array, k: Array) -> Array:
     """Bound E(S - k)_+ from above, (B,), where one slot gives nearly all of it (README.md, section 6); 1 elsewhere."""
     found = np.ones_like(s)
-    rows = np.flatnonzero((s > LEAST_S_OF_ONE_SLOT) & (t > 1.0))
+    rows = np.flatnonzero((s > 3.0) & (t > 1.0))
     s, t, k = s[rows, None], t[rows, None], k[rows, None]
     with np.errstate(all="ignore"):
-        others = k * LEFT_TO_OTHERS
+        # shares of k that all slots but one may add to S: each gives a bound
+        others = k * np.geomspace(1e-12, 0.3, 24)
         strike = t * (k - others)
         edge = np.log(strike) / s + 0.5 * s
         first, second = tail(edge - s), strike * tail(edge)
@@ -281,11 +261,7 @@ def one_slot_above(s: Array, t: Array, k: Array) -> Array:
 
 
 def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
-    """Guess the logarithm of E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1).
-
-    One guess takes S to be lognormal. For E(S - k)_+, a second guess takes X to be large for one slot and 1 for all
-    other slots. The larger guess is returned.
-    """
+    """Guess log E(S - k)_+ or log E(k - S)_+ by a lognormal S; the former also by one large slot, if that is more."""
     with np.errstate(all="ignore"):
         spread = np.sqrt(np.log1p(np.expm1(np.minimum(s * s, 600.0)) / t))
         d = -np.log(k) / spread
@@ -316,10 +292,7 @@ class Nodes(NamedTuple):
 
 
 def panels_of(s: Array, t: Array, windows: Windows, size: Array) -> Array:
-    """Choose ends of panels, (B, J + 1), dense where the integrand oscillates fast. Error bounds hold for any choice.
-
-    size : (B,) largest |z| at which the panels are used.
-    """
+    """Choose ends of panels, (B, J + 1), dense where e^{zX/t} oscillates fast at |z| = `size`. Any choice is sound."""
     grid = windows.start[:, None] + (windows.end - windows.start)[:, None] * np.linspace(0.0, 1.0, 601)
     middle = 0.5 * (grid[:, 1:] + grid[:, :-1])
     turn = size[:, None] * ratio(middle, s[:, None], t[:, None])
@@ -431,14 +404,10 @@ class Line(NamedTuple):
 class Powers(NamedTuple):
     """The integrand at N nodes, relative to (A(c) + B(c))^t; A and B are the transforms of bulk and jumps."""
 
-    log_scale: Array
-    """(B,) t log(A(c) + B(c)), the real part of the exponent at z = c."""
-    value: Array
-    """(B, N) the integrand, complex, without the factors that depend on k; 0 beyond the last node that is used."""
-    error: Array
-    """(B, N) bound of the error of `value`."""
-    turn: Array
-    """(B, N) Im z."""
+    log_scale: Array  # (B,) t log(A(c) + B(c)), the real part of the exponent at z = c
+    value: Array  # (B, N) the integrand, complex, without factors that depend on k; 0 beyond the last node used
+    error: Array  # (B, N) bound of the error of `value`
+    turn: Array  # (B, N) Im z
 
 
 def turned_by(angle: Array) -> Array:
@@ -460,10 +429,7 @@ def _tables(x: Array, step: Array, many: int) -> Array:
 
 
 def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
-    """Return the sum of w (e^{iyx} - 1) over the nodes x, at each y of the line, (B, count).
-
-    first, second : tables of e^{iyx} - 1 for coarse and for fine steps of y.
-    """
+    """Return sum w (e^{iyx} - 1) over the nodes x at each y, (B, count), from tables for coarse and fine steps of y."""
     # a matrix product has at most 32,000 multiplications, so that the linear algebra library starts no threads
     size = max(32_000 // (first.shape[1] * second.shape[2]), 1)
     found: Array | float = 0.0

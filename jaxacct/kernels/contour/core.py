@@ -75,10 +75,7 @@ def weight_at(c: Array, h: Array, t: Array) -> tuple[Array, Array]:
 
 
 def trapezoid(nodes: Any, epsilon: Array) -> tuple[Array, Array]:
-    """Return the sum over `Nodes` (or split.Integrand), and minus the sum's derivative in eps.
-
-    Both are divided by e^{K(c) - c eps}.
-    """
+    """Return the sum over `Nodes` (or split.Integrand), and minus its derivative in eps, over Z = e^{K(c) - c eps}."""
     xp = namespace(nodes.t, epsilon)
     t, (re, im) = nodes.t, nodes.weight
     phase = nodes.angle - t * epsilon[..., None]
@@ -90,10 +87,7 @@ def trapezoid(nodes: Any, epsilon: Array) -> tuple[Array, Array]:
 
 
 def two_sided(nodes: Any, slack: Array, tail: Array, epsilon: Array) -> Array:
-    """Bound the error of the trapezoid sum from its terms and its cut-off, in units of Z = e^{K(c) - c eps}.
-
-    The images, which the sum also holds, are not included.
-    """
+    """Bound the error of the trapezoid sum from its terms and its cut-off, over Z. The images are not included."""
     xp = namespace(nodes.t, epsilon)
     turned = 8.0 * ROUNDOFF * (nodes.t + nodes.c[..., None]) * xp.abs(epsilon)[..., None] * xp.exp(nodes.log_modulus)
     return SUM_OUTWARD * (xp.sum(xp.hypot(*nodes.weight) * (slack + turned), axis=-1) + tail)
@@ -106,7 +100,7 @@ def log_geometric(gap: Array) -> Array:
 
 
 def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, log_mass: Array | float = 0.0) -> Array:
-    """Return the logarithm of an upper bound of the sum of periodic images that the trapezoid rule adds.
+    """Bound the log of the sum of periodic images that the trapezoid rule adds.
 
     at, log_bound : (A,) abscissae of Chernoff bounds, and the logarithms of these bounds at eps = 0.
     log_mass : logarithm of the mass of the law that the contour integrates.
@@ -121,20 +115,13 @@ def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, 
 
 
 def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Return the error bound of `two_sided`, and the log of a bound on the images.
-
-    Images only add to the sum, so they count only in the lower bound of delta.
-    """
+    """Return the bound of `two_sided`, and the log of a bound on the images, which count only in the lower bound."""
     images = log_images(nodes.c, nodes.h, nodes.images_at, nodes.images_log, epsilon)
     return two_sided(nodes, nodes.slack, nodes.tail, epsilon), images
 
 
 def ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Return lower and upper bounds of log delta(eps).
-
-    value : the trapezoid sum divided by Z = e^{K(c) - c eps}.
-    off : the result of `errors`.
-    """
+    """Return lower and upper bounds of log delta(eps) from the trapezoid sum over Z and the result of `errors`."""
     xp = namespace(nodes.t, epsilon)
     both, images = off
     log_z = nodes.k0 - nodes.c * epsilon
@@ -187,9 +174,7 @@ def rate_of(nodes: Nodes, value: Array, slope: Array) -> Array:
 def certified(
     candidates: Array, bounds: tuple[Array, Array], log_delta_low: Array, log_delta_high: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Check a candidate for either bound of eps; return (lower, whether it is proved, upper, whether it is proved).
-
-    A candidate that is not proved is replaced by -inf or inf.
+    """Return (lower, whether it is proved, upper, whether it is proved) of eps; what is not proved becomes -inf or inf.
 
     candidates : on the first axis, the candidate for the lower bound, and that for the upper bound.
     bounds : lower bounds of log delta at both candidates, and upper bounds.
@@ -206,10 +191,7 @@ def certified(
 def epsilon_of(
     nodes: Nodes, estimate: Array, log_delta_low: Array, log_delta_high: Array, margin: float = MARGIN
 ) -> tuple[Array, Array, Array, Array]:
-    """Return `certified` bounds of eps about an estimate, at distances that follow from the errors of delta.
-
-    margin : factor on these distances.  It covers the change of the slope between the estimate and a bound.
-    """
+    """Return `certified` bounds of eps about an estimate, at `margin` times the distance that delta's errors give."""
     xp = namespace(nodes.t, estimate)
     value, slope = trapezoid(nodes, estimate)
     value = xp.maximum(value, LEAST_VALUE)
@@ -237,13 +219,10 @@ def log_kappa(c: Array) -> Array:
 def period_for(
     highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: Array
 ) -> tuple[Array, Array]:
-    """Return (abscissa, period): the abscissa, of those in `at`, that allows the shortest period, and this period.
-
-    A period is allowed if it makes the images negligible.
+    """Return the abscissa, of those in `at`, that allows the shortest period with negligible images, and this period.
 
     at, log_bound : (A,) abscissae to choose from, and the logarithms of the Chernoff bounds there at eps = 0.
-    highest : largest abscissa allowed.
-    allowed : largest cancellation, in nats.
+    highest, allowed : largest abscissa, and largest cancellation in nats.
     """
     xp = namespace(at, log_bound)
     goal = xp.minimum(log_delta, 0.0) + log_tol

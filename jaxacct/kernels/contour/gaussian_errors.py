@@ -33,10 +33,7 @@ ROUNDED_UP = 1.001
 
 
 def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
-    """Bound the tilted mass outside the grid plus the integrals over both sides of `_step_error`'s path.
-
-    The bound is relative to M(c).
-    """
+    """Bound the tilted mass outside the grid plus the integrals over both sides of `_step_error`'s path, over M(c)."""
     xp = namespace(t.u)
     lo, hi, a = t.u[..., 0], t.u[..., -1], t.power
     second = xp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
@@ -136,10 +133,7 @@ def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
 
 
 def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: float) -> tuple[Array, Array, Array]:
-    """Return upper bounds of three rounding errors, with r = `M(c+it)/M(c) - 1`.
-
-    The first bounds the error of r divided by t, the second the error of r, both for every t <= t_max. The third bounds
-    the error of log M(c).
+    """Bound, with r = `M(c+it)/M(c) - 1`, the errors of r/t and of r for every t <= t_max, and that of log M(c).
 
     A term of r is a weight times `e^{it loss} - 1`, and both factors have rounding errors. The second factor is at most
     `min(2, t |loss|)`, so small losses and a small t leave small errors.
@@ -266,10 +260,7 @@ def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
 
 
 def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
-    """Bound the tilted density from below by slabs, the level sets about two modes (kernels/README.md, section 2).
-
-    Return the heights of the slabs, and lower bounds of their lengths; both have shape (2 (LEVELS - 1),).
-    """
+    """Return (heights, lower bounds of lengths) of slabs under the tilted density, level sets about two modes."""
     xp, size = namespace(t.u), t.u.shape[-1]
     log_f = xp.log(t.weight) - xp.log(t.step)[..., None] - xp.log(t.posterior) + xp.log(sigma)[..., None]
     log_f = xp.where(t.weight > 0.0, log_f, -xp.inf)

@@ -60,10 +60,7 @@ def delta_bracket(nodes: Nodes, epsilon: float) -> tuple[float, float, float]:
 
 
 def epsilon_bracket(nodes: Nodes, start: float, log_low: float, log_high: float) -> tuple[float, float, float]:
-    """Return (lower, estimate, upper) of epsilon for a delta between e^log_low and e^log_high.
-
-    `upper` holds for e^log_low, and `lower` for e^log_high.
-    """
+    """Return (lower, estimate, upper) of epsilon; `upper` holds for the delta e^log_low, `lower` for e^log_high."""
     lower, upper = -np.inf, np.inf
     with np.errstate(all="ignore"):
         found = newton(nodes, np.asarray(start), np.asarray(log_low), 16)
@@ -76,10 +73,7 @@ def epsilon_bracket(nodes: Nodes, start: float, log_low: float, log_high: float)
 
 
 def nodes_for_epsilon(parts: list[Part], epsilon: float, log_delta: float | None = None) -> Nodes:
-    """Place a contour for delta at an epsilon, and return its nodes.
-
-    log_delta : about the logarithm of delta(epsilon). If it is None, the saddle point approximation is used.
-    """
+    """Return the nodes of a contour for delta at an epsilon; `log_delta` is about log delta, None if unknown."""
     c, _ = saddle(parts, lambda eps, _: eps < epsilon)
     if log_delta is None:
         log_delta = min(log_delta_at(c, sketch(parts, c))[1], 0.0)
@@ -93,10 +87,7 @@ def nodes_for_delta(parts: list[Part], log_delta: float) -> tuple[Nodes, float]:
 
 
 def chernoff(parts: list[Part], highest: float) -> tuple[Array, Array]:
-    """Return abscissae c, and upper bounds of log B(c), for Chernoff's bound delta(eps) <= B(c) e^{-c eps}.
-
-    B(c) = kappa(c) E_P e^{c loss}, with kappa as in `log_kappa`.
-    """
+    """Return abscissae c and bounds of log B(c), for delta(eps) <= B(c) e^{-c eps} with B = kappa(c) E_P e^{c loss}."""
     at = highest * np.geomspace(1e-4, 1.0, 13)
     logs = np.full(at.size, np.inf)
     for place, c in enumerate(at):
@@ -348,18 +339,13 @@ class Quadrature(NamedTuple):
     p: Array  # (X,) tilted mass at each node; the masses sum to 1, up to rounding and `from_step`
     log_m: float  # log M(c)
     log_m_error: float  # bound of the error of log M(c)
-    from_step: float
-    """Bound of the error of M(c + it)/M(c) from the grid's step and range, for any t up to the largest asked for."""
-    by_size: float
+    from_step: float  # bound of the error of M(c + it)/M(c) from the grid's step and range, for the t asked for
+    by_size: float  # the rounding error of M(c + it)/M(c) is at most min(by_size, t by_length)
     by_length: float
-    """The rounding error of M(c + it)/M(c) is at most min(by_size, t by_length)."""
 
 
 def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadrature:
-    """Evaluate M(c) and bounds of its errors on a grid that is fine enough for |Im z| <= t.
-
-    The wanted error is e^log_goal M(c).
-    """
+    """Evaluate M(c), with bounds of its errors, on a grid for |Im z| <= t. The wanted error is e^log_goal M(c)."""
     shift, weight = law.shift, law.weight
     power = c + 1.0 if law.sign > 0 else -c
     least, most = float(shift[0]), float(shift[-1])
@@ -463,10 +449,7 @@ def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f:
 
 
 def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[float, float]:
-    """Return two bounds of log int_{u < low} phi mix^-c: by the tangent of log mix at `low`, and by one term of mix.
-
-    This term of mix has the smallest shift.
-    """
+    """Bound log int_{u < low} phi mix^-c by the tangent of log mix at `low`, and by the term with the least shift."""
     y = np.log(law.weight) + law.shift * low - 0.5 * law.shift**2
     posterior = np.exp(y - logsumexp(y))
     mean, least = float(posterior @ law.shift), float(law.shift[0])

@@ -32,17 +32,10 @@ from jaxacct.kernels.contour.core import (
 )
 from jaxacct.kernels.law import LossLaw, Saddle, cumulants, finite_weights, lifted, saddle_point, tilted_gaussian
 
-FEWEST_NODES, MOST_NODES = 12.0, 2048.0
-"""Smallest and largest number of nodes that are tried. The largest compiled program has 2048 nodes."""
-NODE_COUNTS = 18
-"""The numbers of nodes that are tried are a geometric sequence of this length."""
 SPARE_NATS = 7.0
 """The terms that are cut off must lie at least this many nats below the tolerance."""
 DECAY_ROUNDING = 1e-9
 """Relative rounding error of the result of `_decay_at`."""
-HORNER_UNITS = 16.0
-"""Relative error of a coefficient, in roundoffs, from each step of Horner's rule on the unit circle
-(kernels/README.md, section 4)."""
 
 
 class Part(NamedTuple):
@@ -88,7 +81,7 @@ def _finite_nodes(n: Array, loss: Array, mass: Array, c: Array, t: Array) -> Par
 def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array) -> Array:
     """Return the smallest number of nodes, of those tried, after which the terms are small enough to be cut off."""
     xp = namespace(law.sign, h)
-    cuts = xp.ceil(xp.geomspace(FEWEST_NODES, MOST_NODES, NODE_COUNTS))
+    cuts = xp.ceil(xp.geomspace(12.0, 2048.0, 18))  # the largest compiled program has 2048 nodes
     frequency = h[..., None] * cuts
     decay = law.mu2[..., None] * frequency**2 / 2.0
     if law.gauss_n.shape[-1]:
@@ -100,10 +93,7 @@ def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array
 
 
 def _decay_at(law: LossLaw, levels: tuple[Array, Array], frequency: Array, at_c: Array) -> Array:
-    """Return a lower bound of the sum of -log|M(c + it)/M(c)| over all steps, for every t >= frequency.
-
-    at_c : bound of the error of log M(c).
-    """
+    """Bound the sum of -log|M(c + it)/M(c)| over the steps from below for t >= frequency; log M(c) is off by `at_c`."""
     xp = namespace(law.sign, frequency)
     decay = law.mu2 * frequency**2 / 2.0
     if law.gauss_n.shape[-1]:
@@ -173,10 +163,7 @@ def nodes_at(
 
 
 def values_along(nodes: Nodes, epsilon: Array) -> Array:
-    """Return the trapezoid sum, divided by Z = e^{K(c) - c eps}, at many eps, (K,).
-
-    The sum is a polynomial in `e^{-i h eps}`, and Horner's rule gives its values.
-    """
+    """Return the trapezoid sum over Z at many eps, (K,), by Horner's rule: it is a polynomial in `e^{-i h eps}`."""
     xp = namespace(nodes.t, epsilon)
     (re, im), size = nodes.weight, xp.exp(nodes.log_modulus)
     cosine, sine = size * xp.cos(nodes.angle), size * xp.sin(nodes.angle)
@@ -185,14 +172,12 @@ def values_along(nodes: Nodes, epsilon: Array) -> Array:
 
 
 def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Bound the errors of `values_along`; return what core.errors returns.
-
-    The rounding of phases grows with |eps|, and the error of Horner's rule with the number of nodes.
-    """
+    """Bound the errors of `values_along` as core.errors does; they grow with |eps| and with the number of nodes."""
     xp = namespace(nodes.t, epsilon)
     weight = xp.hypot(*nodes.weight)
     size = weight * xp.exp(nodes.log_modulus)
-    fixed = xp.sum(weight * nodes.slack + HORNER_UNITS * ROUNDOFF * nodes.t.shape[-1] * size, axis=-1) + nodes.tail
+    # each step of Horner's rule costs a coefficient 16 roundoffs (kernels/README.md, section 4)
+    fixed = xp.sum(weight * nodes.slack + 16.0 * ROUNDOFF * nodes.t.shape[-1] * size, axis=-1) + nodes.tail
     far = 8.0 * ROUNDOFF * xp.sum((nodes.t + nodes.c[..., None]) * size, axis=-1)
     both = SUM_OUTWARD * (fixed[..., None] + far[..., None] * xp.abs(epsilon))
     many = xp.moveaxis(epsilon, -1, 0)
@@ -208,10 +193,7 @@ def reach(law: LossLaw, c: Array, h: Array, log_tol: Array, points: int) -> Arra
 def value_and_slopes(
     law: LossLaw, c: Array, h: Array, keep: Array, epsilon: Array, points: int, count: int
 ) -> tuple[Array, Array, Array]:
-    """Return log delta, -delta'/delta and delta''/delta at eps for sampled Gaussians, without bounds of errors.
-
-    The trapezoid sum is over the first `keep` nodes. A derivative in eps multiplies the term of node z by -z.
-    """
+    """Return log delta, -delta'/delta and delta''/delta by the first `keep` nodes, without bounds of errors."""
     xp = namespace(law.sign, c)
     grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, law.sign[..., None], c[..., None], points)
     re, im = departures(grid.weight, (h * law.sign)[..., None, None] * grid.loss, count)
@@ -225,6 +207,7 @@ def value_and_slopes(
     (re, im), size = weight_at(c, h, t), xp.exp(log_modulus)
     cosine, sine = size * xp.cos(phase), size * xp.sin(phase)
     even, odd = re * cosine - im * sine, re * sine + im * cosine
+    # a derivative in eps multiplies the term of node z by -z
     value = xp.maximum(xp.sum(even, axis=-1), 1e-300)
     fall = xp.sum(at * even - t * odd, axis=-1)
     bend = xp.sum((at**2 - t**2) * even - 2.0 * at * t * odd, axis=-1)
@@ -243,10 +226,8 @@ def axis_nodes(points: int) -> int:
 def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int) -> tuple[Array, Array, Array, Array]:
     """Return the abscissa c, the period, the abscissae tried, and the logarithms at eps = 0 of Chernoff's bounds there.
 
-    Tails of sampled mechanisms are nearly exponential.  So a c somewhat below the saddle point allows a period that is
+    Tails of sampled mechanisms are nearly exponential. So a c somewhat below the saddle point allows a period that is
     several times shorter, though terms of the sum then cancel somewhat.
-
-    axis : number of quadrature points for each Chernoff bound.
     """
     xp = namespace(law.sign, point.c)
     at = point.c[..., None] * xp.asarray(ABSCISSA_MULTIPLES)

@@ -37,6 +37,7 @@ from jaxacct.kernels.contour.core import (
     weight_at,
 )
 from jaxacct.kernels.contour.split_parts import (
+    FIRST_ORDER,
     LARGEST_TURN_SHARE,
     NO_WINDOW,
     USELESS,
@@ -61,9 +62,6 @@ from jaxacct.kernels.law import REFINEMENT_STEPS, LossLaw, saddle_point
 LARGEST_CANCELLATION = 9.0
 """Moving the abscissa away from the saddle point may enlarge the integrand by at most this many nats. Less is allowed
 where terms cancel already at the saddle point."""
-AFFORDED_CANCELLATION = 16.0
-"""Largest cancellation of terms, in nats.  Rounding is about e^-30 of the largest term, so that a relative accuracy of
-e^-14 is left."""
 SPARE_NATS = 2.0
 """Terms that are cut off must lie at least this many nats below the tolerance, since their decay is estimated on a
 coarse grid."""
@@ -95,22 +93,13 @@ class Placement(NamedTuple):
 
 
 def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: Array | None = None) -> Grid:
-    """Return grids in u for the J sampled Gaussians of the law.
-
-    Without `frequency` the points are evenly spaced in u. With it they are close where L is steep, so that they resolve
-    e^{itL}, with L the loss, for every t <= `frequency`.
-    """
+    """Return grids in u for the J sampled Gaussians: even in u, or resolving e^{itL} for every t <= `frequency`."""
     turns = None if frequency is None else frequency[..., None]
     return grid(steps_of(law, windows.low, windows.high), c[..., None], points, turns)
 
 
 def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Contour:
-    """Return a contour for each of two choices of windows. The first axis of the result is for the two choices.
-
-    The abscissa is the one, of those tried, that allows the shortest period (`period_for`).
-
-    The first choice integrates the bulk compositions, and the second choice leaves them out.
-    """
+    """Return contours, on a first axis, for two choices of windows: with the bulk compositions, and without them."""
     xp = namespace(law.gauss_n, windows.low, epsilon)
     start = xp.maximum(-log_delta, 1.0) / split_remainder.scale_of(law, epsilon)
     start = xp.broadcast_to(start, windows.low.shape[:-1])
@@ -133,8 +122,9 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
     sizes = size(at)
     # nats lost to cancellation already at the saddle point
     least = xp.min(sizes - at * epsilon, axis=0) - log_delta
-    # at least 1.5 more nats are allowed: less would leave hardly any choice of abscissa
-    allowed = xp.clip(AFFORDED_CANCELLATION - least, 1.5, LARGEST_CANCELLATION)
+    # Rounding is about e^-30 of the largest term: a cancellation of 16 nats leaves an accuracy of e^-14. At least 1.5
+    # more nats are allowed, since less would leave hardly any choice of abscissa.
+    allowed = xp.clip(16.0 - least, 1.5, LARGEST_CANCELLATION)
     tried, bound = (xp.moveaxis(x, 0, -1) for x in (at, sizes))
     c, period = period_for(point.c, tried, bound, epsilon, log_delta, log_tol, allowed[..., None])
     right = xp.where(at > c, sizes - at * epsilon - (at - c) * period, xp.inf)
@@ -179,10 +169,7 @@ def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count:
 
 
 class Integrand(NamedTuple):
-    """The integrand at z_k = c + i t_k, t_k = k h, without its factor e^{-z eps} and divided by e^{K(c)}.
-
-    It has no error bounds.
-    """
+    """The integrand at z_k = c + i t_k, t_k = k h, without its factor e^{-z eps} and divided by e^{K(c)}."""
 
     c: Array  # abscissa
     k0: Array  # K(c)
@@ -215,11 +202,7 @@ def _quadrature(law: LossLaw, contour: Contour, points: int, count: int) -> Quad
 
 
 def _ratio(odds: Array, bulk: tuple[Array, Array], jump: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Return B(z_k)/A(z_k) as real and imaginary part.
-
-    odds : log(B(c)/A(c)).
-    bulk, jump : A(z_k)/A(c) - 1 and B(z_k)/B(c) - 1.
-    """
+    """Return B(z_k)/A(z_k) from log(B(c)/A(c)) = odds, A(z_k)/A(c) - 1 = bulk and B(z_k)/B(c) - 1 = jump."""
     xp = namespace(odds, bulk[0])
     whole = 1.0 + bulk[0], 1.0 + jump[0]
     scale = xp.exp(odds)[..., None] / xp.maximum(whole[0] ** 2 + bulk[1] ** 2, 1e-300)
@@ -228,10 +211,7 @@ def _ratio(odds: Array, bulk: tuple[Array, Array], jump: tuple[Array, Array]) ->
 
 
 class Logs(NamedTuple):
-    """Logarithms of `prod A^n` and of `prod (1 + B/A)^n` at the nodes; (count,) each.
-
-    A and B are the transforms of a step's bulk and jumps.
-    """
+    """Logarithms of `prod A^n` and of `prod (1 + B/A)^n` at the nodes, (count,) each."""
 
     plain: Array  # log |prod A^n|
     plain_turn: Array  # arg prod A^n
@@ -300,10 +280,6 @@ def estimate(integrand: Integrand, epsilon: Array) -> tuple[Array, Array]:
     return xp.log(total), xp.maximum(z * slope - far_slope, 0.0) / total
 
 
-LARGEST_DOUBT = 0.1
-"""Largest error of a weight's logarithm for which a bound to first order is used. Above it nothing is certified."""
-FIRST_ORDER = 1.01
-"""Factor that covers the terms of second and higher order in a small error."""
 LEAST_LOG_SCALE = -690.0
 """Smallest logarithm of Z = e^{K(c) - c eps} that is exponentiated: e^-690 is still a normal number."""
 BELIEVED = 1e6
@@ -455,10 +431,7 @@ def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, c
 def delta_about(
     law: LossLaw, eps: Array, around: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
 ) -> Bracketed:
-    """Bracket log delta at each of the K values `around` of eps, from one contour that is placed for `eps`.
-
-    The bounds hold at every eps, and are narrow near `eps`.
-    """
+    """Bracket log delta at the K values `around`, on one contour placed for `eps`: narrow near it, sound anywhere."""
     xp = namespace(law.gauss_n, eps)
     found, _ = _placed(law, eps, start, log_tol, points, count, rounds)
     many = xp.moveaxis(around, -1, 0)
@@ -616,10 +589,7 @@ def ends(integrand: Integrand, certificate: Certificate, epsilon: Array) -> tupl
 
 
 def _window_rounding(distance: Array, blur: Array) -> tuple[Array, Array]:
-    """Return bounds of the rounding of a window's log w, in units of 2^-53, and of |d log w/du|.
-
-    distance : distance of u from the window's centre, positive on the side where w is near 1.
-    """
+    """Bound the rounding of log w, in units of 2^-53, and |d log w/du|; `distance` is positive where w is near 1."""
     xp = namespace(distance)
     x = xp.clip(distance / blur, -40.0, 9.0)
     return 20.0 + 6.0 * xp.minimum(x, 0.0) ** 2, xp.where(x < 8.5, xp.maximum(-x, 0.0) + 1.0, 0.0) / blur
@@ -661,7 +631,7 @@ def _units(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> tuple[_Un
 
 def _first_order(units: _Units, x: Array) -> Array:
     xp = namespace(units.doubt, x)
-    return xp.where(units.doubt < LARGEST_DOUBT, ROUNDOFF * (1.0 + 2.0 * units.doubt) * x, USELESS)
+    return xp.where(units.doubt < gaussian_errors.LARGEST_DOUBT, ROUNDOFF * (1.0 + 2.0 * units.doubt) * x, USELESS)
 
 
 def _of_weights(units: _Units, weight: Array, log_part: Array) -> Array:

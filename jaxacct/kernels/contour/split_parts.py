@@ -40,14 +40,9 @@ from jaxacct.kernels.arrays import (
 )
 from jaxacct.kernels.contour import gaussian_errors
 from jaxacct.kernels.contour.core import log_kappa
+from jaxacct.kernels.contour.gaussian_errors import ROUNDED_UP, TALLEST_LINE
 from jaxacct.kernels.law import TAIL_NATS, LossLaw, Tilted, log_mix, quadrature_range
 
-GRID_BEYOND_FAR_WINDOW = 17.0
-"""The grid reaches this many widths of the far window beyond `high`.
-
-At the end of the grid the far window is below 1e-60.  So a tilted law, times the far window, has a mass of less than
-e^-45 beyond the grid, even if the law grows by a factor e^60 between `high` and the end.
-"""
 LARGEST_TURN_SHARE = 0.85
 """Largest share of a grid's points that serves to follow the turns of e^{itL}. The other points resolve the windows."""
 NO_WINDOW = 1e9
@@ -113,7 +108,9 @@ def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
     """Return both ends of a grid in u. For remove it ends beyond the far window; for add it holds the tilted law."""
     sigma, q, sign, _, high = steps
     xp = namespace(sigma, high, c)
-    removing, first, last = sign > 0, -((2.0 * TAIL_NATS) ** 0.5), high + GRID_BEYOND_FAR_WINDOW * high_blur(sigma)
+    # At `last` the far window is below 1e-60. So a tilted law, times the far window, has a mass of less than e^-45
+    # beyond the grid, even if the law grows by a factor e^60 between `high` and `last`.
+    removing, first, last = sign > 0, -((2.0 * TAIL_NATS) ** 0.5), high + 17.0 * high_blur(sigma)
     if xp is np and np.all(removing):  # the tilted law matters only in the add direction
         shape = np.broadcast_shapes(np.shape(sign), np.shape(c), last.shape)
         return np.full(shape, first), np.broadcast_to(last, shape)
@@ -128,11 +125,7 @@ def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
 
 
 def grid(steps: Steps, c: Array, nodes: int, frequency: Array | None = None, stop: Array = np.inf) -> Grid:
-    """Place `nodes` points up to u = `stop`.
-
-    Without `frequency` the points are evenly spaced in u. With it they resolve e^{itL}, with L the loss, for every t <=
-    `frequency`.
-    """
+    """Place `nodes` points up to u = `stop`, even in u, or so that they resolve e^{itL} for every t <= `frequency`."""
     sigma, q, _, low, high = steps
     xp = namespace(sigma, low, high, c)
     lo, hi = ends(steps, c)
@@ -224,10 +217,7 @@ def shares(grids: Grid) -> Shares:
 
 
 def _weights(law: LossLaw, parts: Shares, c: Array) -> tuple[Array, Array]:
-    """Return the log of the largest weight under the tilt c, (J,), and all weights divided by the largest, (J, X).
-
-    The weight of a node is the weight of the bulk there plus the weight of the jumps.
-    """
+    """Return the log of the largest weight (bulk plus jumps) under the tilt c, (J,), and all over it, (J, X)."""
     xp = namespace(law.gauss_n, parts.loss, c)
     exponent = xp.where(law.sign > 0, c + 1.0, -c)[..., None, None] * parts.loss + parts.log_both
     top = xp.max(exponent, axis=-1)
@@ -249,11 +239,7 @@ def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
 
 
 def cumulants(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> tuple[Array, Array, Array]:
-    """Return `log_size` and its first two derivatives in c.
-
-    These numbers place the contour, and enter no bound: where bulk or jumps are below e^-600 of the other, they are
-    lost.
-    """
+    """Return `log_size` and its first two derivatives in c. Where a part is below e^-600 of the other, it is lost."""
     xp = namespace(law.gauss_n, parts.loss, c)
     n, loss = law.gauss_n, law.sign[..., None, None] * parts.loss
     top, weight = _weights(law, parts, c)
@@ -285,10 +271,6 @@ def place_of(sigma: Array, q: Array, loss: Array) -> Array:
     return sigma * (y + 0.5 / sigma**2)
 
 
-SHIFT_EXPONENTS = (0.0, 0.2, 0.4, 0.6)
-"""Heights that are tried for the shifted line, as exponents on a geometric scale. A height is an imaginary part of u.
-
-Exponent 0 stands for the height that suits the far window, exponent 1 for the largest height that the strip allows."""
 USELESS = 1e30
 """An error bound so large that nothing is certified.
 
@@ -296,12 +278,6 @@ It is finite, since it may be multiplied by a weight of zero. The jumps have suc
 NO_WINDOW."""
 STAIRS = 12.0
 """Number of stairs of the step function that bounds the integrand along each side of the shifted path."""
-LEAST_SIGMA = 2e-3
-"""Smallest noise multiplier that is certified: below it 1/sigma is too large for closed forms of the remainder."""
-LEAST_SIGMA_PER_STEP = 0.05
-"""Smallest ratio of sigma to the grid's step. A coarser grid cannot resolve the law (kernels/README.md, section 6)."""
-TALLEST_LINE = 12.0
-"""Largest imaginary part of u on a shifted line of integration."""
 STRIP_SHARE = 0.97
 """Largest height of a shifted line, as a share of pi sigma, which is half the width of the strip of analyticity."""
 SIDES_FACTOR = 2.0 * TALLEST_LINE
@@ -310,8 +286,6 @@ bound of the integrand.
 
 On the sides the kernel in the trapezoid rule's error is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section
 6)."""
-ROUNDED_UP = 1.001
-"""Factor on an error bound that covers the rounding of the bound itself."""
 
 
 def in_front(values: Sequence[float] | np.ndarray, ndim: int) -> np.ndarray:
@@ -351,11 +325,7 @@ def _gaussian(u: Array) -> Array:
 
 
 def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
-    """Return, for each cell of the line Im u = alpha, four bounds.
-
-    They are upper bounds of the logarithms of the integrals of bulk and of jumps, and a lower and an upper bound of
-    arg mix.
-    """
+    """Bound the log integrals of bulk and of jumps over each cell of Im u = alpha, and arg mix from both sides."""
     (sigma, q, sign, *_), (u, loss) = steps, edges
     xp = namespace(u, loss, c, alpha)
     angle, width, power = (alpha / sigma)[..., None], sigma[..., None], c[..., None] + 1.0
@@ -432,26 +402,23 @@ def tails(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
 def _least(
     sigma: Array, like: Array, nodes: Grid, error: Callable[[Array], Array], exponents: Sequence[float]
 ) -> Array:
-    """Return the smallest error over several heights of the line, or USELESS where the grid cannot resolve the law.
+    """Return the least error over several heights of the line, or USELESS where the grid cannot resolve the law.
 
-    like : an array with the axes of the batch; only the number of its axes is used.
-    error : a function from heights to bounds of the error; both arrays have one more axis in front, for the heights.
-    exponents : the heights, as in `SHIFT_EXPONENTS`.
+    error : maps heights to bounds, both with one more axis in front. exponents : as in `step_errors`.
     """
     xp = namespace(nodes.step, like)
     widest = xp.minimum(STRIP_SHARE * xp.pi * sigma, TALLEST_LINE)
     lowest = xp.minimum(4.0 * high_blur(sigma) ** 2 / nodes.step, 0.9 * widest)
     heights = lowest * (widest / lowest) ** in_front(exponents, like.ndim)
     errors = ROUNDED_UP * xp.min(error(heights), axis=0)
-    seen = (sigma > LEAST_SIGMA_PER_STEP * nodes.step) & (sigma > LEAST_SIGMA)
+    # A coarser grid cannot resolve the law (kernels/README.md, section 6). Below sigma = 2e-3, 1/sigma is too large for
+    # closed forms of the remainder.
+    seen = (sigma > 0.05 * nodes.step) & (sigma > 2e-3)
     return xp.where(seen[..., None], xp.minimum(errors, USELESS), USELESS)
 
 
 def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turning: Array | float) -> Array:
-    """Bound the integral along both sides of the path, relative to A(c) and B(c).
-
-    turning : the phase of the integrand is at most this times the height.
-    """
+    """Bound the integral along both sides of the path, over A(c) and B(c); the phase is at most turning * height."""
     xp = namespace(nodes.u, c, alpha)
     climb = in_front(np.arange(1.0, STAIRS + 1.0) / STAIRS, alpha.ndim)
     decay = 2.0 * xp.pi * alpha / nodes.step
@@ -464,11 +431,9 @@ def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turn
 
 
 def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array) -> Array:
-    """Bound the errors of A and B at c + it, |t| <= t_max, that the step and the ends of the grid cause.
+    """Bound the errors of A and B at c + it, |t| <= t_max, by the grid's step and ends, relative to A(c) and B(c).
 
-    The bounds are relative to A(c) and B(c).
-
-    The line of integration is moved to height alpha in u.  On it `Im v = alpha + warp arg mix`, so that the warp
+    The line of integration is moved to height alpha in u. On it `Im v = alpha + warp arg mix`, so that the warp
     compensates the phase `t arg mix`.
     """
     xp = namespace(nodes.u, c, t_max)
@@ -485,14 +450,12 @@ def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: 
         sides = _climbed(steps, c, alpha, nodes, own, turning)
         return 2.0 * xp.exp(moved - decay) / (-xp.expm1(-decay)) + sides
 
-    return _least(steps.sigma, own[..., 0], nodes, error, SHIFT_EXPONENTS) + tails(steps, c, nodes, parts)
+    # exponents of heights: 0 for the height that suits the far window, 1 for the largest that the strip allows
+    return _least(steps.sigma, own[..., 0], nodes, error, (0.0, 0.2, 0.4, 0.6)) + tails(steps, c, nodes, parts)
 
 
 def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Return the bounds of `step_errors` for t = 0 on an evenly spaced grid.
-
-    They follow from mix cos(v/2) <= |mix(x + i sigma v)| <= mix.
-    """
+    """Return the bounds of `step_errors` for t = 0 on an even grid, by mix cos(v/2) <= |mix(x + i sigma v)| <= mix."""
     xp = namespace(nodes.u, c)
     u, loss = cell_edges(steps, nodes)
     own = stack(xp, [parts.log_bulk, parts.log_jump])
@@ -508,7 +471,6 @@ def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Arra
         sides = _climbed(steps, c, alpha, nodes, own, 0.0)
         return 2.0 * xp.exp(moved - decay) / (-xp.expm1(-decay)) + sides
 
-    # these are exponents as in `SHIFT_EXPONENTS`
     return _least(steps.sigma, own[..., 0], nodes, error, (0.1, 0.3, 0.5)) + tails(steps, c, nodes, parts)
 
 
@@ -529,10 +491,9 @@ def _whole(nodes: Grid, parts: TiltedParts, sign: Array, c: Array) -> Tilted:
 
 
 def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Return lower bounds of the decay, -log(|integrand|/e^{K(c)}), at every t >= frequency, for keep_bulk 1 and 0.
+    """Bound the decay, -log(|integrand|/e^{K(c)}), from below at every t >= frequency, for keep_bulk 1 and 0.
 
-    All arguments but the law have a first axis for the two values of keep_bulk. `frequency` has one more axis, in front
-    of this.
+    All arguments but the law have a first axis for the two values. `frequency` has one more axis, in front.
     """
     xp = namespace(law.gauss_n, windows.low, frequency)
     (_, *kept), (windows, *left) = (jax.tree.map(lambda x, i=i: x[i], (windows, grids, parts, c)) for i in range(2))
@@ -568,10 +529,7 @@ def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c
 
 
 def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jump: Array, frequency: Array) -> Array:
-    """Bound log(|B(c + it)|/B(c)) from above for every t >= frequency, in the remove direction.
-
-    The line of integration is shifted to Im u > 0, where |e^{itL}| falls with t.
-    """
+    """Bound log(|B(c + it)|/B(c)) for t >= frequency (remove), on lines Im u > 0, where |e^{itL}| falls with t."""
     xp = namespace(nodes.u, frequency)
     sigma, steps = law.gauss_sigma, steps_of(law, windows.low, windows.high)._replace(sign=xp.ones_like(c))
     # heights of the line, in widths of the low window
@@ -606,10 +564,7 @@ def _log_total(law: LossLaw, keep_bulk: Array, parts: TiltedParts, c: Array) -> 
 
 
 def chernoff(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, c: Array) -> Array:
-    """Bound `K(c) + log kappa(c)` of the integrated compositions from above.
-
-    errors : (J, 2) bounds of the errors of log A and log B.
-    """
+    """Bound `K(c) + log kappa(c)` of the integrated compositions; `errors`, (J, 2), bound those of log A and log B."""
     own, rise = _log_total(law, keep_bulk, parts, c)
     value = own + _raised(law, keep_bulk, parts, errors, rise) + log_kappa(c)
     return value + _sum_rounding(law, parts, rise, c)
@@ -633,10 +588,7 @@ def decay_beyond(
     k0: Array,
     frequency: Array,
 ) -> Array:
-    """Return a lower bound of -log(|integrand|/e^{k0}) that holds at every t >= frequency.
-
-    The bound allows for the quadrature errors of bulk and jumps.
-    """
+    """Bound -log(|integrand|/e^{k0}) from below at every t >= frequency, whatever the errors of bulk and jumps."""
     xp = namespace(law.gauss_n, windows.low, frequency)
     own, rise = _log_total(law, windows.keep_bulk, parts, c)
     by_levels = _by_levels(law, grids, parts, c, frequency)

@@ -31,14 +31,6 @@ from jaxacct.kernels.law import LossLaw, log_mix
 FAR_LOSSES = np.geomspace(0.05, 100.0, 24)
 """Losses above max(eps, 0), in units of `scale_of`, each of which gives a far window to try. The window's centre lies
 two window widths above the u that has this loss."""
-LOW_LOSSES = np.geomspace(0.005, 0.8, 14)
-"""Losses, in units of `scale_of`, each of which gives a low window to try.
-
-The window's centre lies two window widths below the u that has this loss. For the smallest loss nearly all outcomes are
-jumps; for the largest loss the bulk reaches up to losses near eps.
-"""
-TRIED_ABSCISSAE = np.geomspace(1.5, 150.0, 14)
-"""Abscissae of the Chernoff bounds that choose windows, in units of 1/`scale_of`."""
 BULK_END = 13.0
 """The law of a bulk step is cut off this many window widths above the low window's centre. Bounds include the mass that
 is cut off."""
@@ -91,10 +83,7 @@ def _phi(x: Array) -> Array:
 
 
 def far_by_mass(law: LossLaw, log_goal: Array) -> Array:
-    """Return a limit in u for each sampled Gaussian, (J,).
-
-    The probability that the outcome of any step exceeds its limit is below e^log_goal.
-    """
+    """Return limits in u, (J,): some step's outcome exceeds its limit with a probability below e^log_goal."""
     xp = namespace(law.gauss_n, log_goal)
     spread = xp.sqrt(1.0 + high_blur(law.gauss_sigma) ** 2)
     room = xp.log(2.0 * law.gauss_n * law.gauss_n.shape[-1]) - log_goal[..., None]
@@ -135,7 +124,7 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
     base = xp.log(step)[..., None] - 0.5 * u**2 - 0.5 * xp.log(2.0 * xp.pi)
     base, loss, u = (x[..., None, :] for x in (base, loss, u))
 
-    c = TRIED_ABSCISSAE / scale
+    c = np.geomspace(1.5, 150.0, 14) / scale  # abscissae of the Chernoff bounds that choose windows
     at = c[..., None, :, None]
     plain = law.mu2[..., None] * c * (c + 1.0) / 2.0 + log_kappa(c)
 
@@ -154,8 +143,10 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
     high = xp.where(found[..., None], pick(xp, highs, first[..., None]), widest)
     excess_at = pick(xp, c, xp.argmin(pick(xp, bounds, first[..., None]), axis=-1))
 
-    # the low window goes to the highest centre at which bulk compositions are negligible at eps
-    lows = place_of(sigma, q, (scale * LOW_LOSSES)[..., None, :]) - 2.0 * low_blur(sigma)
+    # The low window goes to the highest centre at which bulk compositions are negligible at eps. Each loss gives a
+    # window two widths below the u that has this loss. For the smallest loss nearly all outcomes are jumps; for the
+    # largest one the bulk reaches up to losses near eps.
+    lows = place_of(sigma, q, (scale * np.geomspace(0.005, 0.8, 14))[..., None, :]) - 2.0 * low_blur(sigma)
     place = (lows[..., None] - u) / low_blur(sigma)[..., None]
     inside = xp.where(place > -BULK_END, _phi(place), 0.0)
     most = inside[..., -1:, :]  # the window with the highest centre, which is above all others
@@ -190,10 +181,7 @@ def far_masses(law: LossLaw, high: Array) -> FarMasses:
 
 
 def bulk_grids(law: LossLaw, choice: WindowChoice, points: int) -> tuple[Grid, Array]:
-    """Return grids of bulk steps, and two abscissae for Chernoff's bound.
-
-    The grids end BULK_END window widths above `choice.low`.
-    """
+    """Return grids of bulk steps, up to BULK_END window widths above `choice.low`, and two abscissae for Chernoff."""
     xp = namespace(law.gauss_n, choice.low)
     sigma, one = law.gauss_sigma, xp.ones_like(choice.bulk_at)
     stop = choice.low + BULK_END * low_blur(sigma)
@@ -235,10 +223,7 @@ def bounds(
 
 
 def _far_moment(sigma: Array, q: Array, high: Array, c: Array, points: int) -> Array:
-    """Bound `E_P[(1 - w2) e^{-(c+1) L}] = E_Q[(1 - w2) mix^{-c}]` from above, cell by cell.
-
-    The window w2 falls from 1 to 0 around `high`, so 1 - w2 is the weight of the far tail.
-    """
+    """Bound `E_P[(1 - w2) e^{-(c+1) L}] = E_Q[(1 - w2) mix^{-c}]` by cells; 1 - w2 is the weight of the far tail."""
     xp = namespace(sigma, high, c)
     blur = high_blur(sigma)
     start, end = high - 25.0 * blur, high + 40.0 * blur  # below `start`, 1 - w2 < e^-312
