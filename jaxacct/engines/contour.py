@@ -81,13 +81,9 @@ def law(parts: Components, rows: np.ndarray | slice = slice(None)) -> LossLaw:
 class Reach(NamedTuple):
     """For which configurations the contour can answer, and upper bounds of their losses. Every array is (B,)."""
 
-    answers: np.ndarray
-    """Whether the contour can answer: the composition has a Gaussian part and no Poisson sampled Laplace part."""
-    splits: np.ndarray
-    """Whether the split contour can answer: all parts are Gaussians, and at least one of them is sampled."""
-    certifies_split: np.ndarray
-    """Whether the split contour is worth its time. Below sigma = .06 or q = 1e-13, none of its rungs (sizes) has been
-    seen to certify a bracket."""
+    answers: np.ndarray  # whether the contour can answer: there is a Gaussian part and no Poisson sampled Laplace part
+    splits: np.ndarray  # whether the split contour can answer: all parts are Gaussians, and at least one is sampled
+    certifies_split: np.ndarray  # whether it pays as well: below sigma = .06 or q = 1e-13 it was never seen to certify
     largest_loss: np.ndarray
     """An upper bound of the loss: `-sum n log(1 - q)` if all parts are sampled Gaussians and the direction is add,
     otherwise inf."""

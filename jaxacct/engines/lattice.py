@@ -104,13 +104,11 @@ NOTHING = LatticeAnswer(-np.inf, np.nan, np.inf, "width")
 class Case(NamedTuple):
     """One configuration, and how narrow its bracket should be."""
 
-    above: list[LatticePart]
-    """The laws of the upper pair, which dominates the mechanism."""
+    above: list[LatticePart]  # the laws of the upper pair, which dominates the mechanism
     below: list[LatticePart]
     """The laws of the lower pair, which the mechanism dominates; the list `above` itself if there is only one pair."""
     rtol: float
-    enough: float
-    """Relative width, at least rtol. Lattices longer than QUICK are made only while the bracket is wider than this."""
+    enough: float  # relative width, at least rtol; lattices longer than QUICK are made only for wider brackets
     memory_bytes: int
     run: Runner
 
@@ -550,9 +548,7 @@ class Side(NamedTuple):
     shift: float  # bound of the error of the losses
     above: float  # bound of the tilted mass that wraps around from above the lattice
     below: float  # bound of the tilted mass that wraps around from below the lattice
-    extra: float
-    """If `upper`, the mass at infinity, which is added to delta; otherwise a bound of the excess of the rounded-down
-    laws' delta over the true delta, which is subtracted."""
+    extra: float  # `upper`: mass at infinity, added to delta; else a bound of the excess of delta, subtracted
     upper: bool  # whether the composition is rounded up
     run: Runner  # calls the kernels
 

@@ -28,10 +28,8 @@ class Answer(NamedTuple):
 class Effort(NamedTuple):
     """How narrow brackets should be, and at what cost. An effort changes widths and never the truth of a bracket."""
 
-    rtol: float
-    """Relative width at which a bracket is narrow enough."""
-    memory_bytes: int = GIBIBYTE
-    """Limit on an engine's memory, in bytes."""
+    rtol: float  # relative width at which a bracket is narrow enough
+    memory_bytes: int = GIBIBYTE  # limit on an engine's memory, in bytes
     in_search: bool = False
     """Whether the question comes from a search, which only compares the answer with a target. If so, no engine refines
     beyond rtol, even where refining is cheap."""
@@ -40,19 +38,14 @@ class Effort(NamedTuple):
 class MechanismQuestion(NamedTuple):
     """A question of a user or a search: epsilon at deltas, or delta at epsilons, of a mechanism under a relation."""
 
-    quantity: str
-    """"epsilon" or "delta"."""
+    quantity: str  # "epsilon" or "delta"
     mechanism: Mechanism
-    given: Any = 0.0
-    """The deltas or epsilons, at least 0. They broadcast with the mechanism."""
+    given: Any = 0.0  # the deltas or epsilons, at least 0; they broadcast with the mechanism
     relation: str = RELATIONS[0]
     effort: Effort = Effort(1e-4)
-    engine: str = "auto"
-    """The name of the engine that the user wants, or "auto"."""
-    hint: Any = None
-    """What a search knows and the engine can use. A hint changes only the time that the answer takes."""
-    attacks: bool = False
-    """Whether the engine also looks for attacks that raise the lower bound, which takes longer."""
+    engine: str = "auto"  # the name of the engine that the user wants, or "auto"
+    hint: Any = None  # what a search knows and the engine can use; it changes only the time that the answer takes
+    attacks: bool = False  # whether the engine also looks for attacks that raise the lower bound, which takes longer
 
     def flat(self) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
         """Return the answer's shape and, for each flat row, the index of its configuration and its given value."""
@@ -62,10 +55,8 @@ class MechanismQuestion(NamedTuple):
 class Kinds(NamedTuple):
     """The kinds of parts in each of B compositions."""
 
-    empty: np.ndarray
-    """(B,) whether nothing is released: every part is sampled at rate 0."""
-    gaussian: np.ndarray
-    """(B,) whether all parts are Gaussians without sampling."""
+    empty: np.ndarray  # (B,) whether nothing is released: every part is sampled at rate 0
+    gaussian: np.ndarray  # (B,) whether all parts are Gaussians without sampling
     beyond_kernels: np.ndarray
     """(B,) whether the unsampled Gaussians have a mu^2 that is too small or too large for the kernels, and there are
     other parts as well."""
@@ -81,27 +72,21 @@ class Question(NamedTuple):
 
     parts: Components
     kinds: Kinds
-    target: np.ndarray
-    """(B,) the given delta minus the mass at infinity, or the given epsilon."""
-    slack: np.ndarray
-    """(B,) relative error of `target` if it is a delta; 0 if it is an epsilon."""
+    target: np.ndarray  # (B,) the given delta minus the mass at infinity, or the given epsilon
+    slack: np.ndarray  # (B,) relative error of `target` if it is a delta; 0 if it is an epsilon
     floor: np.ndarray
     """(B,) lower bound of the answer in the other direction. A row whose upper bound is at most `floor` is not refined.
     """
     effort: Effort
-    hint: Any = None
-    """What a search knows about each row (`MechanismQuestion.hint`)."""
+    hint: Any = None  # what a search knows about each row (`MechanismQuestion.hint`)
 
 
 class Engine(ABC):
     """A way to compute brackets of epsilon and delta from the parts of a composition, one direction at a time."""
 
-    name: ClassVar[str]
-    """The name that `Bounds.engine` shows."""
-    cost: ClassVar[float]
-    """Seconds of CPU for one configuration, roughly. Cheap engines are asked first."""
-    settles: ClassVar[bool] = False
-    """Whether the answers are exact up to rounding, so that no other engine is asked."""
+    name: ClassVar[str]  # the name that `Bounds.engine` shows
+    cost: ClassVar[float]  # seconds of CPU for one configuration, roughly; cheap engines are asked first
+    settles: ClassVar[bool] = False  # whether the answers are exact up to rounding, so that no other engine is asked
     refusal: ClassVar[str] = "this engine cannot answer for every configuration of the batch; use engine='auto'"
     """The message to a user who names this engine for a configuration that it cannot answer."""
 
@@ -122,15 +107,12 @@ class MechanismEngine(ABC):
     """A way to compute epsilon and delta of a mechanism as a whole, in all directions of a relation."""
 
     name: ClassVar[str]
-    cost: ClassVar[float] = 0.0
-    """Engines of cost 0 are asked before the engines of compositions, in the order of their registration."""
-    classes: ClassVar[tuple[type[Mechanism], ...]]
-    """The classes of mechanisms that the engine may answer for."""
+    cost: ClassVar[float] = 0.0  # engines of cost 0 are asked before those of compositions, as they were registered
+    classes: ClassVar[tuple[type[Mechanism], ...]]  # the classes of mechanisms that the engine may answer for
     steps: ClassVar[tuple[type[Mechanism], ...]] = ()
     """If classes are named, the engine is asked only where one of the composed single steps has one of them, and is not
     `ordinary`."""
-    relations: ClassVar[tuple[str, ...]] = RELATIONS
-    """The engine is asked only under these relations."""
+    relations: ClassVar[tuple[str, ...]] = RELATIONS  # the engine is asked only under these relations
     if_engine_is_named: ClassVar[str] = "refuses"
     """What happens if a user names an engine of compositions. "refuses": InputError is raised. "stands back": the named
     engine answers by the parts, which bound the mechanism as well. "answers": this engine answers. Where it needs other

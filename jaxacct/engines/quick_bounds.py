@@ -28,10 +28,8 @@ TAIL_TERMS = 16
 class LargestLoss(NamedTuple):
     """The supremum of the loss of the Laplace and finite parts, 0 where it is negative."""
 
-    near: np.ndarray
-    """An estimate: a sum of one term for each part. LARGEST_LOSS_UNITS * ROUNDOFF bounds each term's relative error."""
-    above: np.ndarray
-    """The supremum, rounded up."""
+    near: np.ndarray  # a sum of one term for each part, each with a relative error of LARGEST_LOSS_UNITS ROUNDOFF
+    above: np.ndarray  # the supremum, rounded up
 
 
 def largest_loss(parts: Components) -> LargestLoss:
