@@ -17,25 +17,12 @@ import numpy as np
 import jaxacct
 from jaxacct.core.bounds import KINDS, Bounds, explain
 from jaxacct.core.files import replacing
-from jaxacct.core.progress import Progress
+from jaxacct.core.progress import waiting
 from jaxacct.core.text import percent, plain_percent
 from jaxacct.core.validation import OPEN_PROBABILITY, InputError, check_one
 from jaxacct.interop.documents import to_json
-from jaxacct.report import wording
+from jaxacct.report import page, wording
 from jaxacct.report.claim import Claim, down, safe, up
-from jaxacct.report.page import (
-    Blanks,
-    Block,
-    Code,
-    Facts,
-    Heading,
-    Items,
-    Paragraph,
-    Picture,
-    Statement,
-    html,
-    markdown,
-)
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, Readings, attacker_curve, readings_of
 from jaxacct.report.subjects import Subject, subject_of
 from jaxacct.sweeps.table import out_path
@@ -43,8 +30,6 @@ from jaxacct.training import Ledger
 
 ENDINGS = (".html", ".htm", ".md")
 """File endings of a page."""
-_TICKS_OF_A_CLAIM = 6
-"""Steps of the progress bar for each claim: at least one more than the calls of `tick` in `readings_of`."""
 _VERIFIED = (
     "“Verified” means that a second program, which shares no code with the first, started again from the definition of "
     "the privacy loss and enclosed delta in ball arithmetic on the right side of both ends of the bracket. “Refuted” "
@@ -114,27 +99,12 @@ def report(
     if out is not None:  # refuse a wrong path before the work
         _refuse_same(subject, _page_path(out))
     prior = check_one("prior", prior, OPEN_PROBABILITY, "a report has one")
-    bar = Progress(_TICKS_OF_A_CLAIM, None, unit="steps", pauses=(0.0, 60.0))
-    done, most = 0, _TICKS_OF_A_CLAIM - 1
-
-    def tick(what: str) -> None:
-        nonlocal done
-        bar.update(min(done, most), f"  {what}")
-        done += 1
-
-    try:
-        about = subject_of(subject, delta, rows, relation, tick)
-        bar.update(_TICKS_OF_A_CLAIM, "  what is claimed")
-        bar.close()
-        bar = Progress(_TICKS_OF_A_CLAIM * len(about.claims), None, unit="steps", pauses=(0.0, 60.0))
+    with waiting(None, "claims") as work:
+        about = subject_of(subject, delta, rows, relation)
         found = []
-        for place, claim in enumerate(about.claims):
-            done = _TICKS_OF_A_CLAIM * place
-            most = done + _TICKS_OF_A_CLAIM - 1
-            found.append(readings_of(claim, prior, tick))
-        bar.update(_TICKS_OF_A_CLAIM * len(about.claims), "  risks")
-    finally:
-        bar.close()
+        for claim in about.claims:
+            found.append(readings_of(claim, prior))
+            work.done += 1
     whose = {"Model": model, "Organisation": organisation, "Contact": contact}
     named = [(name, safe(text)) for name, text in whose.items() if text]
     blocks = tuple(_blocks(about, found, datetime.now(UTC), named))
@@ -174,7 +144,7 @@ class Report:
     title: str
     claims: tuple[Claim, ...]
     readings: tuple[Readings | None, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[page.Block, ...]
     rows_not_claimed: int = 0
 
     @property
@@ -184,11 +154,11 @@ class Report:
 
     def to_html(self) -> str:
         """Return the page as one HTML file, which has no scripts and loads nothing."""
-        return html(self.title, self.blocks)
+        return page.html(self.title, self.blocks)
 
     def to_markdown(self) -> str:
         """Return the page as Markdown, without the picture."""
-        return markdown(self.blocks)
+        return page.markdown(self.blocks)
 
     def write(self, out: str | os.PathLike[str]) -> None:
         """Write the page to a file, as Markdown or HTML by its ending; raise InputError if that fails."""
@@ -223,44 +193,44 @@ def _refuse_same(subject: Any, out: Path) -> None:
 
 def _blocks(
     subject: Subject, readings: Sequence[Readings | None], when: datetime, named: Sequence[tuple[str, str]]
-) -> Iterator[Block]:
+) -> Iterator[page.Block]:
     """Yield the pieces of the page.  `named` has the caller's words on model, organisation and contact."""
     path = safe(subject.path)
-    yield Heading("Privacy report", 1)
+    yield page.Heading("Privacy report", 1)
     of = f"{subject.what}, {path}" if path else subject.what
-    yield Paragraph(f"On {of}, made on {when:%d %B %Y}.")
+    yield page.Paragraph(f"On {of}, made on {when:%d %B %Y}.")
     if named:
-        yield Facts(named)
-    yield Paragraph(subject.summary)
+        yield page.Facts(named)
+    yield page.Paragraph(subject.summary)
     many = len(subject.claims) > 1
     for place, (claim, risk) in enumerate(zip(subject.claims, readings, strict=True)):
         words = wording.in_words(claim)
         single = "What is claimed" if claim.happened else "What could be claimed"
-        yield Heading(claim.title if many else single, new_page=place > 0)
-        yield Statement(
+        yield page.Heading(claim.title if many else single, new_page=place > 0)
+        yield page.Statement(
             f"{claim.title}: the claim" if not many else "The claim",
             wording.figure(claim),
             wording.about(subject.unit, words) if claim.may_be_claimed else words,
             claim.may_be_claimed,
         )
-        yield Facts([*subject.details[place], *_facts(claim, subject.unit)])
+        yield page.Facts([*subject.details[place], *_facts(claim, subject.unit)])
         yield from _risk(claim, risk, 3 if many else 2, subject.unit)
-    yield Heading("What was assumed", new_page=many)
+    yield page.Heading("What was assumed", new_page=many)
     kinds = [claim.kind for claim in subject.claims if claim.kind]
-    yield Items(wording.assumptions(subject.mechanisms, kinds, subject.assumed, subject.unit))
-    yield Heading("What the claim does not say")
-    yield Items([wording.about(subject.unit, text) for text in wording.LIMITS])
-    yield Heading("Every mechanism")
+    yield page.Items(wording.assumptions(subject.mechanisms, kinds, subject.assumed, subject.unit))
+    yield page.Heading("What the claim does not say")
+    yield page.Items([wording.about(subject.unit, text) for text in wording.LIMITS])
+    yield page.Heading("Every mechanism")
     yield subject.spent
-    yield Heading("How to verify it")
-    yield Paragraph("With jaxacct installed, and the file in place:" if path else "With jaxacct installed:")
-    yield Code([safe(line) for line in subject.verify])
+    yield page.Heading("How to verify it")
+    yield page.Paragraph("With jaxacct installed, and the file in place:" if path else "With jaxacct installed:")
+    yield page.Code([safe(line) for line in subject.verify])
     if subject.note:
-        yield Paragraph(subject.note)
-    yield Paragraph(_VERIFIED)
-    yield Heading("Record")
-    yield Facts(_record(subject, when))
-    yield Blanks(("Name", "Date", "Signature"))
+        yield page.Paragraph(subject.note)
+    yield page.Paragraph(_VERIFIED)
+    yield page.Heading("Record")
+    yield page.Facts(_record(subject, when))
+    yield page.Blanks(("Name", "Date", "Signature"))
 
 
 def _facts(claim: Claim, unit: str) -> list[tuple[str, str]]:
@@ -279,21 +249,23 @@ def _facts(claim: Claim, unit: str) -> list[tuple[str, str]]:
     return facts
 
 
-def _risk(claim: Claim, readings: Readings | None, level: int, unit: str) -> Iterator[Block]:
+def _risk(claim: Claim, readings: Readings | None, level: int, unit: str) -> Iterator[page.Block]:
     if not claim.may_be_claimed:
         return
-    yield Heading("What an attacker can do", level)
+    yield page.Heading("What an attacker can do", level)
     if readings is None:
-        yield Paragraph("The risks of this claim were not derived, since its profile is known in one direction only.")
+        yield page.Paragraph(
+            "The risks of this claim were not derived, since its profile is known in one direction only."
+        )
         return
     kinds = sorted({str(kind) for bounds in readings if isinstance(bounds, Bounds) for kind in np.ravel(bounds.kind)})
-    yield Paragraph(
+    yield page.Paragraph(
         f"These are limits for every attacker, also one who knows all other {unit}s, the program and its settings. "
         f"The kind of these figures is {' or '.join(kinds)}."
     )
-    yield Items([wording.about(unit, text) for text in wording.risks(readings, claim.relation)])
+    yield page.Items([wording.about(unit, text) for text in wording.risks(readings, claim.relation)])
     told = "; ".join(f"at {plain_percent(fpr)} at most {percent(readings.rate(fpr))}" for fpr in FALSE_POSITIVE_RATES)
-    yield Picture(
+    yield page.Picture(
         attacker_curve(readings),
         f"True-positive rate against false-positive rate: {told}.",
         "The rates of the best attacker, both axes logarithmic. The dashed line is guessing without the output.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -60,7 +60,7 @@ class Readings(NamedTuple):
         return self._replace(tpr=tpr, advantage=advantage, posterior=posterior, bayes_success=success)
 
 
-def readings_of(claim: Claim, prior: float, tick: Callable[[str], None]) -> Readings | None:
+def readings_of(claim: Claim, prior: float) -> Readings | None:
     """Return the risks of a claim; None if nothing may be claimed, or if no finite risks follow from the claim.
 
     If the claim states points of the privacy profile, the risks follow from these points.  For a selection, whose
@@ -71,30 +71,25 @@ def readings_of(claim: Claim, prior: float, tick: Callable[[str], None]) -> Read
     mechanism, relation, points = claim.mechanism, claim.relation, claim.profile
     epsilon, delta = (claim.upper, claim.given) if claim.quantity == "epsilon" else (claim.given, claim.upper)
     if points is None and isinstance(mechanism, Selection | AdaptiveSelection):
-        tick("privacy profile")
         at = np.array([0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0]) * epsilon if epsilon > 0.0 else np.zeros(1)
         points = tuple(zip(at.tolist(), np.asarray(profile(mechanism, relation).delta(at).upper).tolist(), strict=True))
     if points is not None:
         both = relation not in ("add_one", "remove_one")  # whether the profile holds in both directions
         stand_in = by_points([*points, (epsilon, delta)]) if both else None
-        found = None if stand_in is None else _read(stand_in, "add_or_remove_one", prior, tick).as_bounds()
+        found = None if stand_in is None else _read(stand_in, "add_or_remove_one", prior).as_bounds()
     else:
-        found = None if mechanism is None else _read(mechanism, relation, prior, tick)
+        found = None if mechanism is None else _read(mechanism, relation, prior)
     if found is None or not all(np.isfinite(b.upper).all() for b in found if hasattr(b, "upper")):
         return None
     return found
 
 
-def _read(mechanism: Mechanism, relation: str, prior: float, tick: Callable[[str], None]) -> Readings:
+def _read(mechanism: Mechanism, relation: str, prior: float) -> Readings:
     known = profile(mechanism, relation)
-    tick("true-positive rates")
     tpr = known.true_positive_rate(_CURVE)
-    tick("advantage")
     advantage = known.advantage()
-    tick("posterior")
     places = np.searchsorted(_CURVE, FALSE_POSITIVE_RATES)
     posterior = known.posterior_at(prior, _CURVE[places], tpr[places])
-    tick("Bayes success")
     return Readings(_CURVE, tpr, advantage, prior, posterior, known.bayes_success(prior))
 
 

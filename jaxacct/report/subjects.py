@@ -7,7 +7,7 @@ import hashlib
 import math
 import os
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,21 +23,9 @@ from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import call
 from jaxacct.mechanisms.combinators import Composed
 from jaxacct.mechanisms.dp_sgd_run import OF_RULES
+from jaxacct.report import wording
 from jaxacct.report.claim import Claim, down, safe, up
 from jaxacct.report.page import Rows
-from jaxacct.report.wording import (
-    CHOICE_NOTE,
-    CYCLIC,
-    FILTER_NOTE,
-    GENERAL,
-    ONE_ORDER,
-    SHARED_NOISE,
-    TRAINING,
-    TURNS,
-    USERS,
-    about,
-    mechanisms_in,
-)
 from jaxacct.selection import AdaptiveSelection, Selection, select
 from jaxacct.sweeps import Table, read_table
 from jaxacct.sweeps.grid import INPUTS, LAWS, is_frame
@@ -76,9 +64,6 @@ _OF_EVERY_RUN = ("name", "sampling", "noise_multiplier", "sampling_probability",
 _SHOWN = (*_OF_EVERY_RUN, *OF_RULES[1:], "group", "repetitions")
 """Columns of a result that the page shows if the result has them."""
 
-Tick = Callable[[str], None]
-"""Function that shows progress.  It is called with the name of each piece of work before the work begins."""
-
 
 @dataclass(frozen=True, eq=False)
 class Subject:
@@ -107,9 +92,7 @@ class Subject:
     sha256: str = ""
 
 
-def subject_of(
-    source: Any, delta: float | None, rows: Sequence[int] | None, relation: str | None, tick: Tick
-) -> Subject:
+def subject_of(source: Any, delta: float | None, rows: Sequence[int] | None, relation: str | None) -> Subject:
     """Return the subject of an object or of a file; refuse anything else, and a file that changes while it is read."""
     if is_frame(source):
         source = read_table(source)
@@ -123,22 +106,20 @@ def subject_of(
     in_file = isinstance(source, str | os.PathLike)
     path = os.fsdecode(source) if in_file else ""
     before = _digest(path) if in_file else ""
-    if in_file and kind in ("ledger", "result"):
-        tick(f"reading the {kind}")
     if kind == "ledger":
         if in_file:
             _refuse_open(path)
-        found = _of_ledger(Ledger.read(path) if in_file else source, delta, tick, path)
+        found = _of_ledger(Ledger.read(path) if in_file else source, delta, path)
     elif kind == "result":
-        found = _of_table(read_table(path) if in_file else source, rows, tick, path)
+        found = _of_table(read_table(path) if in_file else source, rows, path)
     else:
         text = Path(path).read_text(encoding="utf-8") if in_file else ""
         try:
             if kind == "plan":
-                found = _of_plan(Plan.from_json(text) if in_file else source, tick, path)
+                found = _of_plan(Plan.from_json(text) if in_file else source, path)
             else:
                 mechanism = from_json(text) if in_file else source
-                found = _of_mechanism(mechanism, delta, relation or "add_or_remove_one", tick, path)
+                found = _of_mechanism(mechanism, delta, relation or "add_or_remove_one", path)
         except InputError as error:
             raise (InputError(f"{path}: {error}") if in_file else error) from None
     if in_file and _digest(path) != before:
@@ -187,7 +168,7 @@ def counted(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) 
     return Rows(caption, header, rows[:_MOST_RELEASES])
 
 
-def _of_mechanism(mechanism: Mechanism, delta: float | None, relation: str, tick: Tick, path: str) -> Subject:
+def _of_mechanism(mechanism: Mechanism, delta: float | None, relation: str, path: str) -> Subject:
     """Return the subject of one configuration, at a delta."""
     if delta is None:
         raise InputError("delta is missing; a mechanism has none of its own, give one such as 1e-5")
@@ -197,7 +178,6 @@ def _of_mechanism(mechanism: Mechanism, delta: float | None, relation: str, tick
         raise InputError(
             f"the mechanism of shape {batch_shape(mechanism)} must be one configuration; report one by one"
         )
-    tick("epsilon of the mechanism")
     bounds = account.epsilon(mechanism, at, relation=relation)
     claim = Claim("One release of the mechanism", "epsilon", at, relation, bounds, mechanism)
     with np.printoptions(floatmode="unique"):  # show every digit
@@ -217,7 +197,7 @@ def _of_mechanism(mechanism: Mechanism, delta: float | None, relation: str, tick
         Rows("The mechanism, and what it is made of.", ["mechanism"], parts),
         [[]],
         [mechanism],
-        GENERAL,
+        wording.GENERAL,
         lines,
     )
 
@@ -237,9 +217,8 @@ def _made(mechanism: Mechanism) -> list[str]:
     return ["m = ...  # the mechanism, which this page cannot write down"]
 
 
-def _of_plan(plan: Plan, tick: Tick, path: str) -> Subject:
+def _of_plan(plan: Plan, path: str) -> Subject:
     """Return the subject of a plan that was not run, at the plan's delta."""
-    tick("epsilon of the plan")
     bounds, mechanism, profile = plan.epsilon, plan.mechanism, None
     if plan.repetitions is not None:
         mechanism = select(mechanism, plan.repetitions, candidates=plan.candidates)
@@ -272,7 +251,7 @@ def _of_plan(plan: Plan, tick: Tick, path: str) -> Subject:
         [mechanism],
         _assumed_of_plan(plan),
         [f"sha256sum {_quoted(path)}", python] if path else [python],
-        FILTER_NOTE if plan.filter else CHOICE_NOTE if plan.repetitions is not None else "",
+        wording.FILTER_NOTE if plan.filter else wording.CHOICE_NOTE if plan.repetitions is not None else "",
         plan.unit,
     )
 
@@ -301,17 +280,17 @@ def _numbers_of_plan(plan: Plan) -> list[tuple[str, str]]:
 def _release(plan: Plan, what: str, release: Any, count: int) -> list[str]:
     """Return a kind of release as cells of a table."""
     numbers = repr(release.noise_multiplier), repr(release.sampling_probability), f"{count:,}"
-    return [about(plan.unit, f"{what}{SAMPLING[release.sampling]}"), *numbers]
+    return [wording.about(plan.unit, f"{what}{SAMPLING[release.sampling]}"), *numbers]
 
 
 def _assumed_of_plan(plan: Plan) -> list[str]:
-    found = [about(plan.unit, text) for text in TRAINING]
+    found = [wording.about(plan.unit, text) for text in wording.TRAINING]
     found.append(f"The number of {plan.unit}s, {plan.dataset_size:,}, is public.")
     if plan.rates_digest is not None:
         found.append(f"In the plan {_OF_RATES.format(unit=plan.unit)}")
     found += [f"In the plan {text}" for text in _of_steps(plan)]
     if plan.unit == "user":
-        found.append(USERS)
+        found.append(wording.USERS)
     if plan.filter:
         found.append(
             f"Later settings may depend on the data. A Renyi filter of order {plan.filter.order:g} bounds every path."
@@ -329,18 +308,17 @@ def _of_steps(plan: Plan) -> list[str]:
     """Return the assumptions about which steps a record takes part in, and which steps share noise."""
     found = []
     if plan.groups is not None:
-        found.append(about(plan.unit, TURNS).format(groups=plan.groups))
+        found.append(wording.about(plan.unit, wording.TURNS).format(groups=plan.groups))
     if plan.sampling == ORDER:
-        found.append(about(plan.unit, ONE_ORDER).format(batches=plan.batches))
+        found.append(wording.about(plan.unit, wording.ONE_ORDER).format(batches=plan.batches))
     if plan.taps(0) is not None:
-        found.append(SHARED_NOISE.format(strategy=safe(call(plan.noise))))
+        found.append(wording.SHARED_NOISE.format(strategy=safe(call(plan.noise))))
     return found
 
 
-def _of_ledger(ledger: Ledger, delta: float | None, tick: Tick, path: str) -> Subject:
+def _of_ledger(ledger: Ledger, delta: float | None, path: str) -> Subject:
     """Return the subject of a ledger at a delta; epsilon is derived again from the ledger's entries."""
     at = ledger.plan.target_delta if delta is None else check_one("delta", delta, DELTA, "a report has one")
-    tick("epsilon of the entries")
     names = list(ledger.runs)
     several = len(names) > 1
     bounds = ledger.epsilon(at)
@@ -357,7 +335,7 @@ def _of_ledger(ledger: Ledger, delta: float | None, tick: Tick, path: str) -> Su
     steps = sum(len(spent.numbers) for spent in ledger.runs.values())
     who = sorted({safe(line.by) for line in lines if line.by})
     others = sum(len(spent.noted) for spent in ledger.runs.values())
-    inside = (one for spent in ledger.runs.values() for other in spent.others for one in mechanisms_in(other))
+    inside = (one for spent in ledger.runs.values() for other in spent.others for one in wording.mechanisms_in(other))
     choice_noted = any(isinstance(one, Selection | AdaptiveSelection) for one in inside)
     also = f" and {others:,} other release{'s' if others > 1 else ''}" if others else ""
     name = _quoted(path or str(ledger.path))
@@ -371,7 +349,7 @@ def _of_ledger(ledger: Ledger, delta: float | None, tick: Tick, path: str) -> Su
         [ledger.spent(), *(line.plan.mechanism for line in lines)],
         _assumed_of_ledger(ledger, at),
         [f"sha256sum {name}", *(f"jaxacct {word} {name} --delta {at!r}" for word in ("ledger show", "verify"))],
-        FILTER_NOTE if filtered else CHOICE_NOTE if choice_noted else "",
+        wording.FILTER_NOTE if filtered else wording.CHOICE_NOTE if choice_noted else "",
         ledger.plan.unit,
     )
 
@@ -439,14 +417,14 @@ def _assumed_of_ledger(ledger: Ledger, delta: float) -> list[str]:
     unit = ledger.plan.unit  # all runs of a ledger have one unit
     sizes = sorted({f"{line.plan.dataset_size:,}" for headers in ledger.headers.values() for line in headers})
     found = [
-        *(about(unit, text) for text in TRAINING),
+        *(wording.about(unit, text) for text in wording.TRAINING),
         "The ledger holds everything that was released. Its checksums tell damage and lost lines. They are no "
         "signature, and do not stop anybody who rewrites the file.",
         "Entries with equal fingerprints released the same output, to the last bit. They count once.",
         f"The number of {unit}s is public ({', '.join(sizes)}).",
     ]
     if unit == "user":
-        found.append(USERS)
+        found.append(wording.USERS)
     for name, spent in ledger.runs.items():
         run = f"In the run “{safe(name)}” "
         if spent.torn:
@@ -498,13 +476,10 @@ def _early(ledger: Ledger, name: str, delta: float) -> str:
     return f"{text} If they did, the whole plan counts: epsilon {whole} at delta = {delta!r}."
 
 
-def _of_table(table: Table, rows: Sequence[int] | None, tick: Tick, path: str) -> Subject:
+def _of_table(table: Table, rows: Sequence[int] | None, path: str) -> Subject:
     """Return the subject of a sweep's result, whose rows are computed again; `rows`, from 0, are shown in detail."""
     listed, detailed = _chosen(len(table), rows)
-    claims = []
-    for row in listed:
-        tick(f"row {row}")
-        claims.append(_claim(table, row))
+    claims = [_claim(table, row) for row in listed]
     stated = [claim for row, claim in zip(listed, claims, strict=True) if row in detailed]
     inputs = [name for name in INPUTS if name in table.columns]
     cells = [[(name, _cell(name, table[name][row])) for name in inputs] for row in detailed]
@@ -519,9 +494,9 @@ def _of_table(table: Table, rows: Sequence[int] | None, tick: Tick, path: str) -
         _overview(table, listed, claims, stop, rows is not None),
         details,
         [claim.mechanism for claim in claims if claim.mechanism is not None],
-        (*TRAINING, CYCLIC) if "bands" in table.columns else TRAINING,
+        (*wording.TRAINING, wording.CYCLIC) if "bands" in table.columns else wording.TRAINING,
         [f"sha256sum {name}", f"jaxacct verify {name}"] if path else ["jaxacct verify result.csv"],
-        CHOICE_NOTE if "repetitions" in table.columns and any(table["repetitions"][listed]) else "",
+        wording.CHOICE_NOTE if "repetitions" in table.columns and any(table["repetitions"][listed]) else "",
     )
 
 
