@@ -98,10 +98,7 @@ class _Partition:
         return change
 
     def _releases(self, noise: list[float]) -> list[Release]:
-        """Return the releases that the partition counts as if `dearest` is `noise`.
-
-        Steps of a round count as one round.  Steps of a pass count as one pass for each entry of the costliest step.
-        """
+        """Return the releases that count if `dearest` is `noise`: one round, or one pass for each of these entries."""
         if self.first.sampling == rules.ALLOCATION and len(noise) > 1:
             # the relative rounding error of 1000 terms is below 2^-40, so this never exceeds the exact noise
             noise = [(1.0 - 2.0**-40) / cost(noise)]
@@ -226,16 +223,19 @@ def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
     return gathered(counts, stand_ins(counts, MANY_RELEASES, dearer=False))
 
 
-def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counter[Release]] = Counter) -> Mechanism:
-    """Return all releases of some runs as one mechanism.
-
-    `releases_as` may be `at_most` or `at_least`, which join similar steps; by default no steps are joined.
-    """
+def added(several: Iterable[Spent]) -> tuple[Counter[Release], Counter[Mechanism]]:
+    """Count the training steps, and the other mechanisms, of several runs."""
     releases: Counter[Release] = Counter()
     others: Counter[Mechanism] = Counter()
     for spent in several:
         releases.update(spent.releases)
         others.update(spent.others)
+    return releases, others
+
+
+def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counter[Release]] = Counter) -> Mechanism:
+    """Return all releases of some runs as one mechanism; `releases_as` may join similar steps."""
+    releases, others = added(several)
     parts = [composed(releases_as(releases))] if releases or not others else []
     parts += [mechanism if count == 1 else repeat(mechanism, count) for mechanism, count in others.items()]
     return parts[0] if len(parts) == 1 else compose(*parts)
@@ -273,11 +273,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
-    """Return epsilon of the composition.
-
-    More than MANY_RELEASES different releases are joined into fewer: `at_most` for the upper end, `at_least` for the
-    lower end.
-    """
+    """Return epsilon of the composition; more than MANY_RELEASES different releases are joined into fewer."""
     if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
         return account.epsilon(total(several), delta, relation=relation)
     most = account.epsilon(total(several, at_most), delta, relation=relation)
@@ -290,10 +286,7 @@ def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
 
 
 class Contents:
-    """Contents of a ledger.
-
-    `runs` has the spending of each run, by name.  `headers` has the `run` lines of each run, which hold its plans.
-    """
+    """Contents of a ledger: by the name of a run, `runs` has its spending, `headers` its `run` lines with its plans."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -515,10 +508,7 @@ def room(
     run: str | None = None,
     begins: bool = False,
 ) -> int:
-    """Return how many steps, beginning with `step`, the plan's target and filter allow beside the ledger's entries.
-
-    `partition` and `begins` are the `label` and `begins` of `ahead`.
-    """
+    """Return how many steps from `step` on fit beside the entries; `partition` and `begins` are as in `ahead`."""
     name = ledger.run if run is None else run
     own, left = ledger.runs.get(name, Spent()), plan.steps - step
     if plan.target_epsilon is None and plan.filter is None:
@@ -537,10 +527,7 @@ def room(
 
 
 def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], Counter[Mechanism]]:
-    """Return the spending before a run's next steps: releases of training steps, and other mechanisms.
-
-    The early stop of the run's own plan is not among the other mechanisms.
-    """
+    """Return the spending before a run's next steps: releases of training steps, and other mechanisms."""
     names = counted(plan, ledger, run)
     plans = [line.plan for name in names for line in ledger.headers[name]]
     one_filter(plan, plans)

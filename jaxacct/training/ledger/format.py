@@ -31,15 +31,12 @@ _KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
 
 
 class Run(NamedTuple):
-    """Entry that is written when a run begins, or goes on with another plan.
-
-    `told` says whether the ledger notes when outputs of the run are seen; a ledger of version 1 does not.
-    """
+    """Entry that is written when a run begins, or goes on with another plan."""
 
     run: str
     by: str
     plan: Plan
-    told: bool = True
+    told: bool = True  # whether the ledger notes when outputs of the run are seen; one of version 1 does not
 
 
 class Seen(NamedTuple):
@@ -130,10 +127,7 @@ def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
 
 
 def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]]:
-    """Yield (line, checksums so far, the byte at which the line ends) for every line.
-
-    A last line that was cut off comes as bytes, with the byte at which it begins.
-    """
+    """Yield (line, checksums so far, byte at its end) for every line; for a cut-off one (bytes, ..., its beginning)."""
     chain, number = BEGINNING, 0
     told: dict[str, bool] = {}
     while raw := file.readline(_MAX_LINE_BYTES + 1):

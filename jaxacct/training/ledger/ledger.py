@@ -121,10 +121,7 @@ class LedgerFile:
         self.size = end + len(content)
 
     def end_last_line(self) -> None:
-        """Add the newline that a complete last line may lack.
-
-        It need not be on the disk when this returns: `append` puts the whole file there before the next entry counts.
-        """
+        """Add the newline that a whole last line may lack; `append` puts it on the disk before another entry counts."""
         file = self.file
         file.seek(0, os.SEEK_END)
         file.seek(-1, os.SEEK_END)
@@ -304,8 +301,8 @@ class Ledger(Contents):
             disjoint batches: a pass costs as much as its costliest step, and the steps of a round cost as much as one
             round.  With a batch rule by passes or rounds, a step without a partition costs as much as one Gaussian.
         """
-        entry = (step, key_fingerprint, batch_fingerprint, noise_multiplier, sampling_probability, partition)
-        self._append([self._step(*entry)])
+        numbers = noise_multiplier, sampling_probability
+        self._append([self.step_entry(step, key_fingerprint, batch_fingerprint, *numbers, partition)])
 
     def record_many(
         self,
@@ -322,7 +319,13 @@ class Ledger(Contents):
         columns = (steps, key_fingerprints, batch_fingerprints, noise, rate, partitions or [None] * count)
         if {len(column) for column in columns} != {count}:
             raise InputError(f"record_many needs {count} fingerprints of each kind, one per step; give them all")
-        self._append([self._step(*row) for row in zip(*columns, strict=True)])
+        self._append([self.step_entry(*row) for row in zip(*columns, strict=True)])
+
+    def step_entry(self, step: int, key: str, batch: str, noise: float, rate: float, partition: str | None) -> Step:
+        """Return the entry of a step of the current run, checked."""
+        sizes = *self.plan.truncation, self.plan.groups or 0
+        entry = Step(self.run, step, key, batch, noise, rate, self.plan.sampling, partition, *sizes)
+        return ledger_format.checked(entry)
 
     def spend(self, mechanism: Mechanism, note: str = "") -> None:
         """Enter a release that is no training step, such as a private selection; on return the entry is on the disk."""
@@ -417,12 +420,6 @@ class Ledger(Contents):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _step(self, step: int, key: str, batch: str, noise: float, rate: float, partition: str | None) -> Step:
-        plan = self.plan
-        sizes = *plan.truncation, plan.groups or 0
-        entry = Step(self.run, step, key, batch, noise, rate, plan.sampling, partition, *sizes)
-        return ledger_format.checked(entry)
 
     def _require_unit(self, plan: Plan) -> None:
         one_unit(plan, (line.plan for lines in self.headers.values() for line in lines))

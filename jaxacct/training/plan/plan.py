@@ -27,6 +27,7 @@ from jaxacct.mechanisms import MatrixMechanism, Mechanism, PureDP
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, nearest_slots
 from jaxacct.selection.law_of_k import Law
 from jaxacct.strategies.strategy import SingleParticipation, Strategy, Taps, require_groups
+from jaxacct.training.plan import solver
 from jaxacct.training.plan.early_stop import EarlyStop, early_stop_of, with_early_stop
 from jaxacct.training.plan.segments import (
     Block,
@@ -34,6 +35,7 @@ from jaxacct.training.plan.segments import (
     Segment,
     begins_pass,
     blocks,
+    even_steps,
     gathered,
     merged,
     pass_at,
@@ -42,23 +44,7 @@ from jaxacct.training.plan.segments import (
     slots_for,
     stand_ins,
 )
-from jaxacct.training.plan.solver import (
-    DEFAULTS,
-    DISPLACING,
-    Filter,
-    PlanRequest,
-    Solution,
-    checked,
-    epsilon_of_run,
-    epsilon_of_several,
-    noise_for,
-    noise_in_filter,
-    rate_and_batch,
-    rest_of_run,
-    solve,
-    spent_renyi,
-    unit_of_noise,
-)
+from jaxacct.training.plan.solver import Filter, PlanRequest, Solution
 from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.step_mechanisms import Release, Turn, composed, require_kept
 
@@ -73,8 +59,7 @@ MANY_KINDS = 16
 If there are more, stand-ins that leak at least as much replace them.
 """
 _CURVE_RTOL = 0.02
-"""Relative width of the brackets of epsilon along a curve.  It is large to save time: upper bounds hold at any width.
-"""
+"""Relative width of the brackets of epsilon along a curve: large, to save time; upper bounds hold at any width."""
 _FORMAT, _VERSION = "jaxacct.plan", 1
 """Format and version that a document states; no other version is read."""
 _MAX_SEGMENTS = 10**6
@@ -220,8 +205,8 @@ class Plan(PlanRequest):
         for name in ("target_delta", "dataset_size"):
             if given[name] is None:
                 raise InputError(f"{name} is missing; a plan needs the {name.replace('_', ' ')}")
-        request = PlanRequest(**checked({name: given[name] for name in DEFAULTS}))
-        self._hold(vars(request), solve(request))
+        request = PlanRequest(**solver.checked({name: given[name] for name in solver.DEFAULTS}))
+        self._hold(vars(request), solver.solve(request))
 
     @classmethod
     def of(cls, segments: Sequence[Segment], like: Plan | None = None, **changed: Any) -> Self:
@@ -234,13 +219,13 @@ class Plan(PlanRequest):
         """
         names = (*_TERMS, *UNUSUAL, "sampling_rates", "repetitions", "filter")
         kept = {} if like is None else {name: getattr(like, name) for name in names}
-        known = DEFAULTS | {"filter": None}
+        known = solver.DEFAULTS | {"filter": None}
         unknown = sorted(changed.keys() - known.keys())
         if unknown:
             raise InputError(f"{unknown[0]} is no setting of a plan; use one of {', '.join(sorted(known))}")
         settings = known | kept | changed
         chosen: Filter | None = settings.pop("filter")
-        settings = checked({**settings, "data_dependent": chosen is not None})
+        settings = solver.checked({**settings, "data_dependent": chosen is not None})
         given = settings["noise_multiplier"]
         noise = segments[0].noise_multiplier if given is None else given
         if settings["sampling"] == rules.TRUNCATED and settings["cap"] is None:
@@ -260,14 +245,11 @@ class Plan(PlanRequest):
         if len(own) == 1:  # an average would be rounded
             rate, batch = segments[0][3:]
         given = settings["sampling_rates"]
-        if settings["rates_digest"] and (len(own) > 1 or (given is not None and own != {rate_and_batch(given)})):
+        if settings["rates_digest"] and (len(own) > 1 or (given is not None and own != {solver.rate_and_batch(given)})):
             raise InputError("segments must all have the largest of sampling_rates, and their sum as batch size")
         averages |= {"sampling_probability": rate, "expected_batch_size": batch}
-        one_size = len({s.expected_batch_size for s in segments}) == 1
-        slots = (
-            int(nearest_slots(segments[0].sampling_probability)) if settings["sampling"] == rules.ALLOCATION else None
-        )
-        averages |= {"slots": slots if one_size else None, "cap": cap}
+        one_round = settings["sampling"] == rules.ALLOCATION and len(own) == 1
+        averages |= {"slots": int(nearest_slots(segments[0].sampling_probability)) if one_round else None, "cap": cap}
         if settings["sampling"] in rules.WITH_NOISE:
             averages["noise"] = _strategy_of_run(settings["noise"], settings["groups"], segments, size)
         vars(self).update(settings | averages | {"segments": segments, "filter": chosen})
@@ -282,7 +264,7 @@ class Plan(PlanRequest):
     @functools.cached_property
     def _unit(self) -> float:
         assert self.noise is not None
-        return unit_of_noise(self.noise, self.sampling, self.batches)
+        return solver.unit_of_noise(self.noise, self.sampling, self.batches)
 
     @property
     def batches(self) -> int:
@@ -428,7 +410,7 @@ class Plan(PlanRequest):
         self._require(step, self.steps)
         if self.filter or (step == self.steps and self.repetitions is None):
             return self.epsilon
-        return epsilon_of_run(self, self.mechanism_after(step))
+        return solver.epsilon_of_run(self, self.mechanism_after(step))
 
     @functools.cached_property
     def within(self) -> bool:
@@ -449,7 +431,7 @@ class Plan(PlanRequest):
         """Return epsilon at target_delta of a run with this mechanism; with repetitions, of all K such runs."""
         if self.repetitions is not None:
             mechanism = selection.select(mechanism, self.repetitions, candidates=self.candidates)
-        return epsilon_of_run(self, mechanism)
+        return solver.epsilon_of_run(self, mechanism)
 
     def promised(self, shape: tuple[int, ...] = ()) -> Bounds:
         """Return the epsilon that the filter promises, whenever the run ends; inf if the plan exceeds the filter."""
@@ -460,7 +442,7 @@ class Plan(PlanRequest):
     def _fits(self, mechanism: Mechanism) -> bool:
         """Return whether the filter's budget suffices for a run with this mechanism."""
         assert self.filter is not None
-        return bool(spent_renyi(mechanism, self.filter, self.relation) <= self.filter.budget)
+        return bool(solver.spent_renyi(mechanism, self.filter, self.relation) <= self.filter.budget)
 
     @functools.cached_property
     def _whole_fits(self) -> bool:
@@ -474,7 +456,7 @@ class Plan(PlanRequest):
     def _repr_html_(self) -> str:
         """Return a table in HTML of the run's settings, with all their digits, and of its cost."""
         names = ("dataset_size", "unit", "sampling", "slots", "cap", "sampling_probability", "expected_batch_size")
-        shown = [name for name in (*names, "noise_multiplier", "steps", "epochs", "relation")]
+        shown = (*names, "noise_multiplier", "steps", "epochs", "relation")
         pairs = [(name, repr(getattr(self, name))) for name in shown if getattr(self, name) is not None]
         if self.rates_digest is not None:
             pairs.append(("sampling_rates", f"one for each {self.unit}; sampling_probability is the largest"))
@@ -531,7 +513,7 @@ class Plan(PlanRequest):
         if not isinstance(rows, list) or not 0 < len(rows) <= _MAX_SEGMENTS:
             raise InputError(f"plan: segments must be a list of 1 to {_MAX_SEGMENTS} segments")
         settings = {name: node[name] for name in (*_TERMS, "noise_multiplier")}
-        if settings["sampling"] == rules.FIXED and settings["relation"] in DISPLACING:
+        if settings["sampling"] == rules.FIXED and settings["relation"] in solver.DISPLACING:
             settings["relation"] = "zero_out"  # what older versions meant: an absent record's place stays empty
         for name in ("target_delta", "dataset_size", "noise_multiplier"):
             if settings[name] is None:
@@ -582,15 +564,14 @@ class Plan(PlanRequest):
         >>> steps.tolist(), curve.upper.round(3).tolist()
         ([2, 4], [1.061, 1.555])
         """
-        count = int(check("points", points, COUNT))
-        at = np.unique(np.ceil(np.linspace(0.0, self.steps, min(count, self.steps) + 1)[1:])).astype(int)
+        at = even_steps(0, self.steps, int(check("points", points, COUNT)))
         if self.filter:
             return at, self.promised(at.shape)
         counts = [self.releases_after(int(step)) for step in at]
         if len(self.whole) <= MANY_KINDS:
-            return at, epsilon_of_several(self, counts, _CURVE_RTOL)
+            return at, solver.epsilon_of_several(self, counts, _CURVE_RTOL)
         known = stand_ins(functools.reduce(operator.or_, counts), 3 * MANY_KINDS)
-        curve = epsilon_of_several(self, [gathered(each, known) for each in counts], _CURVE_RTOL)
+        curve = solver.epsilon_of_several(self, [gathered(each, known) for each in counts], _CURVE_RTOL)
         upper = np.minimum(curve.upper, self.epsilon.upper)
         return at, Bounds(np.zeros(at.size), upper, upper, "bound", curve.status, curve.engine)
 
@@ -662,7 +643,7 @@ class Plan(PlanRequest):
                 f"step = {step} is within the {what} of steps {first} to {last - 1}, which counts whole; recalibrate "
                 f"at step {first}, or at the end of a whole {what}"
             )
-        spent, rest = rest_of_run(self, self.segments, int(step), steps, epochs, expected_batch_size)
+        spent, rest = solver.rest_of_run(self, self.segments, int(step), steps, epochs, expected_batch_size)
         whole_run = blocks(merged([*spent, *rest]), self.sampling, self.dataset_size)
         if self.sampling in (rules.ALLOCATION, *rules.WITH_NOISE) and not begins_pass(whole_run, int(step)):
             raise InputError(
@@ -679,7 +660,7 @@ class Plan(PlanRequest):
             raise InputError(f"step = {step}: what is spent already exceeds target_epsilon = {target!r}; raise it")
         start = rest[0].noise_multiplier
         given = self, spent, scaled(rest, 1.0 / start), start
-        scale = noise_for(*given) if chosen is None else noise_in_filter(chosen, *given)
+        scale = solver.noise_for(*given) if chosen is None else solver.noise_in_filter(chosen, *given)
         whole = merged([*spent, *scaled(given[2], scale)])
         return type(self).of(whole, self, filter=chosen, noise_multiplier=scale)
 

@@ -80,8 +80,7 @@ def pieces(name: str, schedule: Any) -> list[Piece]:
             raise InputError(f"{name}[{index}] = {item!r:.40} must be a pair (until_step, value); pair all")
         value = float(check(f"{name}[{index}][1]", item[1], POSITIVE))
         if item[0] is None and index == len(items) - 1:
-            found.append(Piece(None, value))
-            break
+            return [*found, Piece(None, value)]
         until = int(check(f"{name}[{index}][0]", item[0], COUNT))
         before = found[-1].until if found else 0
         if before is not None and until <= before:
@@ -160,10 +159,7 @@ def scaled(segments: Sequence[Segment], scale: float) -> tuple[Segment, ...]:
 
 
 class Block(NamedTuple):
-    """Stretch of a run with one batch size.
-
-    It has its first step, the step after its last, the number of steps in a pass, and its segments.
-    """
+    """Stretch of a run with one batch size: its ends, the number of steps in a pass, and its segments."""
 
     start: int
     end: int
@@ -176,18 +172,21 @@ def blocks(segments: Sequence[Segment], sampling: str, dataset_size: int) -> lis
     found = []
     for _, group in itertools.groupby(segments, lambda segment: segment.expected_batch_size):
         members = tuple(group)
-        first = members[0]
-        steps: int
+        start, _, _, rate, size = members[0]
+        end = members[-1].end
         if sampling == rules.ALLOCATION:
-            steps = int(nearest_slots(first.sampling_probability))
+            length = int(nearest_slots(rate))
         elif sampling == rules.CYCLIC:
-            steps = round(first.sampling_probability * dataset_size / first.expected_batch_size)
-        elif sampling == rules.ORDER:
-            steps = members[-1].end - first.start
+            length = round(rate * dataset_size / size)
         else:
-            steps = math.ceil(dataset_size / first.expected_batch_size)
-        found.append(Block(first.start, members[-1].end, steps, members))
+            length = end - start if sampling == rules.ORDER else math.ceil(dataset_size / size)
+        found.append(Block(start, end, length, members))
     return found
+
+
+def even_steps(first: int, last: int, most: int) -> np.ndarray:
+    """Return at most `most` evenly spaced steps after `first`; the last of them is `last`."""
+    return np.unique(np.ceil(np.linspace(first, last, min(most, last - first) + 1)[1:])).astype(int)
 
 
 def pass_at(known: Sequence[Block], step: int) -> tuple[int, int, int]:
@@ -244,10 +243,7 @@ def releases(
 
 
 def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> dict[Release, Release]:
-    """Map releases to about `most` stand-ins.
-
-    A stand-in costs at least as much as its releases if `dearer` is True, and at most as much otherwise.
-    """
+    """Map releases to about `most` stand-ins, which cost at least as much if `dearer`, and at most as much if not."""
     noise, rate = (min, max) if dearer else (max, min)
     found: dict[Release, Release] = {}
     for near in _near(counts, most):
@@ -266,10 +262,7 @@ def gathered(counts: Mapping[Release, int], known: Mapping[Release, Release]) ->
 
 
 def _near(counts: Mapping[Release, int], most: int) -> list[list[Release]]:
-    """Divide releases into about `most` groups; the group whose merging costs most is split first.
-
-    The releases of a group differ only in their noise and, with Poisson sampling, in their rate.
-    """
+    """Divide releases into about `most` groups of one kind; the group whose merging costs most is split first."""
 
     def group(members: list[Release]) -> tuple[float, Release, int, list[Release]]:
         """Return (minus the cost of merging the members, first member, index of the field to split along, members)."""
@@ -279,7 +272,7 @@ def _near(counts: Mapping[Release, int], most: int) -> list[list[Release]]:
         gain = -sum(counts[release] for release in members) * ((high / least) ** 2 - (low / most) ** 2)
         return gain, members[0], 1 if most / least >= high / low else 2, members
 
-    kinds: dict[Release, list[Release]] = {}
+    kinds: dict[Release, list[Release]] = {}  # each differs only in noise and, with Poisson sampling, in the rate
     for release in counts:
         share = 1.0 if release.sampling == rules.POISSON else release.sampling_probability
         kinds.setdefault(release._replace(noise_multiplier=1.0, sampling_probability=share), []).append(release)

@@ -11,6 +11,7 @@ import hashlib
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
@@ -75,10 +76,7 @@ _OPEN = {"noise_multiplier": ("noise_multiplier",), "steps": ("steps", "epochs")
 
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
-    """Arguments of a `Plan` as `checked` returns them, for the solver.  An argument left out is None.
-
-    rates_digest : the SHA-256 of sampling_rates, in hexadecimal.  A document of a plan holds it in place of the rates.
-    """
+    """Arguments of a `Plan` as `checked` returns them, for the solver.  An argument left out is None."""
 
     target_epsilon: float | None
     target_delta: float
@@ -290,10 +288,7 @@ def spent_renyi(mechanism: Mechanism, chosen: Filter, relation: str) -> np.ndarr
 
 
 def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.ndarray]:
-    """Return the Rényi divergence of each run at each of `ORDERS`, and the epsilon that it gives at the target delta.
-
-    Both arrays have shape (orders, runs).
-    """
+    """Return the Rényi divergence of each run at each of `ORDERS`, and its epsilon, both of shape (orders, runs)."""
     # the factor covers rounding: the same steps summed in another order give another sum
     used = np.asarray(renyi_curve(mechanism, ORDERS, terms.relation).values) * (1.0 + 1e-10)
     pairs = zip(ORDERS, used, strict=True)
@@ -313,14 +308,17 @@ def solve(request: PlanRequest) -> Solution:
     solution = _solved(request)
     if not request.data_dependent:
         return solution
-    segments = solution.segments
-    cap = solution.cap or 0
-    run = composed(releases(segments, segments[-1].end, request.sampling, request.dataset_size, cap=cap))
-    used, promised = _filters(run, request)
+    used, promised = _filters(composed(_releases(request, solution.segments)), request)
     best = int(np.argmin(promised))
     if not np.isfinite(used[best]):
         raise InputError("data_dependent = True: no Renyi divergence of the plan is finite; use more noise")
     return solution._replace(filter=Filter(float(ORDERS[best]), float(used[best])))
+
+
+def _releases(terms: PlanRequest, segments: Sequence[Segment]) -> Counter[Release]:
+    """Count the releases of all steps of some segments."""
+    end = segments[-1].end if segments else 0
+    return releases(segments, end, terms.sampling, terms.dataset_size, cap=terms.cap or 0)
 
 
 def noise_for(
@@ -334,7 +332,7 @@ def noise_for(
         drawn = math.fsum(s.steps * s.sampling_probability for s in rest)
         rate = 1.0 if terms.sampling in rules.UNSAMPLED else drawn / steps
         if terms.sampling in (*rules.UNSAMPLED, rules.CYCLIC):
-            steps = sum(releases(rest, rest[-1].end, terms.sampling, terms.dataset_size).values())
+            steps = sum(_releases(terms, rest).values())
         mu = float(gaussian_mu(np.array([target]), np.array([terms.target_delta]))[0])
         start = float(np.log1p(mu**2 / (rate**2 * steps)) ** -0.5)
     found = _searched(upper, target, start, NOISE_RANGE, falls=True)
@@ -349,11 +347,10 @@ def noise_in_filter(
     chosen: Filter, terms: PlanRequest, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float
 ) -> float:
     """Return the smallest factor on the noise of `rest` with which `spent`, followed by `rest`, fits the filter."""
-    step = sum(s.steps for s in spent)
-    if spent:
-        before = composed(releases(spent, step, terms.sampling, terms.dataset_size, cap=terms.cap or 0))
-        if not spent_renyi(before, chosen, terms.relation) < chosen.budget * (1.0 - 1e-9):
-            raise InputError(f"step = {step}: nothing is left of the Renyi filter, which holds the plan's use; stop")
+    step = spent[-1].end if spent else 0
+    left = chosen.budget * (1.0 - 1e-9)
+    if spent and not spent_renyi(composed(_releases(terms, spent)), chosen, terms.relation) < left:
+        raise InputError(f"step = {step}: nothing is left of the Renyi filter, which holds the plan's use; stop")
     used = lambda scales: spent_renyi(_together(terms, spent, rest, scales), chosen, terms.relation)
     found = _searched(used, chosen.budget, start, NOISE_RANGE, falls=True)  # the budget is the target here
     if math.isnan(found):
@@ -363,14 +360,12 @@ def noise_in_filter(
 
 def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segment], scales: np.ndarray) -> Mechanism:
     """Return a batch of mechanisms, one for each scale: `spent`, then `rest` with its noise multiplied by the scale."""
-    n = terms.dataset_size
     if terms.sampling in (*rules.UNSAMPLED, rules.CYCLIC):  # a pass may begin in one segment and end in another
         whole = [merged([*spent, *scaled(rest, float(scale))]) for scale in scales]
-        return prefixes([releases(segments, segments[-1].end, terms.sampling, n) for segments in whole])
+        return prefixes([_releases(terms, segments) for segments in whole])
     parts = []
     for segments, factor in ((spent, np.ones_like(scales)), (rest, scales)):
-        end = segments[-1].end if segments else 0
-        for release, count in releases(segments, end, terms.sampling, n, cap=terms.cap or 0).items():
+        for release, count in _releases(terms, segments).items():
             noise = release.noise_multiplier * factor
             parts.append(repeat(single(release.sampling, noise, *release[2:]), count))
     return parts[0] if len(parts) == 1 else compose(*parts)

@@ -51,11 +51,7 @@ class Checkpoint(NamedTuple):
 
 
 class Store:
-    """Folder of checkpoints, which are numbered from 0 in the order of writing.
-
-    Only its owner may read it, since it holds the secret key of the run.  If arrays are spread over processes, each
-    process writes and reads its own parts.  All processes must see the folder.
-    """
+    """Folder of checkpoints, numbered from 0; only its owner may read it, since it holds the secret key of the run."""
 
     def __init__(self, folder: str | os.PathLike[str], processes: Processes = ALONE) -> None:
         ocp = optional_package("orbax.checkpoint", "a folder of checkpoints")
@@ -115,8 +111,8 @@ class Store:
         if "leaves" not in run:
             raise InputError(f"checkpoint {number} is of an earlier version, which kept no names; resume it with fit")
         target = [np.broadcast_to(np.zeros((), jax.numpy.dtype(kind)), shape) for _, shape, kind in run["leaves"]]
-        restored = self._manager.restore(number, args=args.Composite(arrays=args.StandardRestore({"carried": target})))
-        found = restored.arrays["carried"]
+        composite = args.Composite(arrays=args.StandardRestore({"carried": target}))
+        found = self._manager.restore(number, args=composite).arrays["carried"]
         history = from_document(run["history"])
         if run["step"] and run["stopped"] not in ("finished", "budget"):
             if history.ledger is not None:
@@ -283,10 +279,7 @@ def _require_room(folder: Path, carried: list[Any]) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder of checkpoints private to its owner.
-
-    Refuse a folder of another owner, and a folder that others may open and that holds other files.
-    """
+    """Make a folder of checkpoints private to its owner; refuse one of another owner, or open to others and in use."""
     status = folder.stat()
     if os.name == "posix" and status.st_uid != os.geteuid():
         raise InputError(f"{folder}: belongs to another user, who could read the secret key of the run; use your own")

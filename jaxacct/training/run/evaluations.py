@@ -30,11 +30,7 @@ BLOCK_SIZE = 256
 
 
 def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float) -> tuple[Any, Any]:
-    """Return the exact sum of a value in [0, 1] over records, in units: `upper * 2^10 + lower`, each part in 32 bits.
-
-    One record moves the sum by at most 1.
-    """
-
+    """Return the exact sum of a value in [0, 1] over records, in units: `upper * 2^10 + lower`, both of 32 bits."""
     of_one = jax.make_jaxpr(lambda example: value(params, example))
     refuse_closed_over("value", of_one(one_of(data)), data)
 
@@ -70,10 +66,7 @@ def require_countable(name: str, data: Any, remedy: str) -> None:
 
 
 class Evaluations:
-    """Callback that computes a value every few steps, keeps it and passes it to `tell`.
-
-    Each value counts as a look at outputs.
-    """
+    """Callback that computes a value every few steps, keeps it and passes it to `tell`; each is a look at outputs."""
 
     def __init__(self, evaluate: Callable[[Any, Any], Any], public_data: PyTree, every: int, data: PyTree) -> None:
         if public_data is None:
@@ -134,10 +127,7 @@ class ValidationScore:
 
 
 def validation_score(plan: Plan, score: Any, validation: Any, several: bool) -> ValidationScore | None:
-    """Return the score of a plan's early stop; None if the plan has no early stop.
-
-    `several` says whether the run is on a mesh.
-    """
+    """Return the score of a plan's early stop, or None without one; `several` says whether the run is on a mesh."""
     if plan.early_stop is None:
         if score is not None or validation is not None:
             raise InputError("score and validation need a plan with an early stop; use Plan(..., early_stop=...)")

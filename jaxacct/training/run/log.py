@@ -36,10 +36,11 @@ from jaxacct.core.text import outward
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism
 from jaxacct.training.ledger import Ledger
-from jaxacct.training.ledger.contents import Spent, claim, counted
+from jaxacct.training.ledger.contents import Spent, added, claim, counted
 from jaxacct.training.ledger.format import Run
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.plan import MANY_KINDS
+from jaxacct.training.plan.segments import even_steps
 from jaxacct.training.plan.solver import epsilon_of_several
 from jaxacct.training.run.state import State, Stretch, released
 from jaxacct.training.step.key_derivation import digest
@@ -253,11 +254,7 @@ def numbers_of(observed: Observed) -> dict[str, Any]:
 
 
 class LogFile:
-    """File of JSON lines, open for appending.  Only its owner may read it, since most of its numbers carry no noise.
-
-    A last line that was cut off is removed.  If a resumed run logs a step again, the second line of the step has
-    ``"again": true``.
-    """
+    """File of JSON lines, open for appending.  Only its owner may read it, since most of its numbers carry no noise."""
 
     def __init__(self, path: str | os.PathLike[str], run: str) -> None:
         place = Path(path)
@@ -279,10 +276,7 @@ class LogFile:
             raise
 
     def beginning(self, run: str, step: int) -> dict[str, Any]:
-        """Return the record of a `fit` that begins or continues.
-
-        If the `fit` repeats steps that are in the file, the record says up to which step.
-        """
+        """Return the record of a `fit` that begins or continues, and up to which step it repeats steps in the file."""
         record = {"event": "begin", "run": run, "step": step, "resumed": step > 0}
         again = {"again_until": self.there} if self.there > step else {}
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -344,10 +338,7 @@ def _finite(node: Any) -> Any:
 
 
 class ProgressLine:
-    """Progress line on standard error.  It shows an upper bound of epsilon once a thread has computed the plan's table.
-
-    Training does not wait for the table.
-    """
+    """Progress line on standard error, with an upper bound of epsilon once a thread has computed the plan's table."""
 
     def __init__(self, plan: Plan, there: int, show: bool | None) -> None:
         self._plan = plan
@@ -380,15 +371,11 @@ class ProgressLine:
 
 
 class _Table:
-    """Upper bounds of epsilon along a plan; a thread computes them on the first request.
-
-    If `held` is given, they also cover the releases in `held`, which were made before step `first`. If `held` is None,
-    they cover only the plan.
-    """
+    """Upper bounds of epsilon along a plan, from a thread; they also cover releases `held` before step `first`."""
 
     def __init__(self, plan: Plan, first: int = 0, held: Held | None = None) -> None:
         self._plan, self._first, self._held = plan, first, held
-        self._before = _added(held or [])[0]
+        self._before = added(spent for spent, _ in held or [])[0]
         self._uppers: tuple[list[int], list[float]] = [], []  # (steps, upper bounds), which other threads read
         self._thread: threading.Thread | None = None
 
@@ -425,13 +412,13 @@ class _Table:
             if self._held is not None:  # only 16 steps, since each epsilon needs an accounting of its own
                 (own, headers), *others = self._held
                 uppers = []
-                for step in _even_steps(self._first, plan.steps, 16):
+                for step in even_steps(self._first, plan.steps, 16).tolist():
                     spent = replace(own, releases=own.releases + plan.releases_between(self._first, step))
                     runs = [(spent, [*headers, Run("", "", plan)]), *others]
                     uppers.append((step, float(claim(runs, plan.target_delta, plan.relation).upper)))
                 self._put(uppers)
                 return
-            curve = [(step, float(plan.live_epsilon(step).upper)) for step in _even_steps(0, plan.steps, 64)]
+            curve = [(step, float(plan.live_epsilon(step).upper)) for step in even_steps(0, plan.steps, 64).tolist()]
             self._put(curve)
             if plan.filter is not None or plan.sampling in BY_PASS or len(plan.whole) > MANY_KINDS:
                 return
@@ -450,12 +437,6 @@ class _Table:
         self._uppers = [step for step, _ in found], least.tolist()
 
 
-def _even_steps(first: int, last: int, most: int) -> list[int]:
-    """Return at most `most` evenly spaced steps after `first`; the last of them is `last`."""
-    places = np.linspace(first, last, min(most, last - first) + 1)[1:]
-    return [int(place) for place in np.unique(np.ceil(places))]
-
-
 class TablePoint(NamedTuple):
     """A table of epsilon by step, and a step whose epsilon covers all releases so far."""
 
@@ -464,11 +445,7 @@ class TablePoint(NamedTuple):
 
 
 class EpsilonSoFar:
-    """Upper bounds of epsilon during one `fit` that continues a plan after its first `step` steps.
-
-    A bound from a table is put out only if all releases so far are among those that the table covers: fewer releases
-    never cost more.
-    """
+    """Upper bounds of epsilon during one `fit`, from tables that cover all releases so far: fewer never cost more."""
 
     def __init__(self, plan: Plan, step: int, stretches: tuple[Stretch, ...], ledger: Ledger | None) -> None:
         self.plan, self._ledger = plan, ledger
@@ -477,22 +454,19 @@ class EpsilonSoFar:
             (replace(spent, releases=Counter(spent.releases), others=Counter(spent.others)), list(headers))
             for spent, headers in self._held(stretches)
         ]
-        self._others = _added(held)[1]
+        self._others = added(spent for spent, _ in held)[1]
         filters = {line.plan.filter for _, headers in held for line in headers} | {plan.filter}
         alone = len(filters) == 1 and (plan.filter is None or len(held) == 1)
         self._of_plan = alone and self._others == self._own
         self._tables = [*([_Table(plan)] if self._of_plan else []), _Table(plan, step, held)]
 
     def point(self, step: int, stretches: tuple[Stretch, ...]) -> TablePoint | None:
-        """Return a table and one of its steps; None if no step serves.
-
-        The step is `step` or a later one, and its epsilon in the table covers all releases so far.
-        """
+        """Return a table and a step, `step` or later, whose epsilon covers all releases so far; None without one."""
         if self._ledger is None and self._of_plan and len(stretches) == 1:  # usual case, without counting
             plan, first, end, _ = stretches[0]
             if plan is self.plan and first == 0:
                 return self._tables[0].at(end)
-        spent, others = _added(self._held(stretches))
+        spent, others = added(one for one, _ in self._held(stretches))
         last = self.plan.steps
         for table in self._tables if others == self._others else []:
             holds = lambda end, table=table: spent <= table.planned(end)
@@ -503,10 +477,7 @@ class EpsilonSoFar:
         return None
 
     def told(self, point: TablePoint | None) -> dict[str, Any]:
-        """Return the entry on epsilon of a log record, given the result of `point`.
-
-        If the entry has no upper bound, its key "why" says why.
-        """
+        """Return the entry on epsilon of a log record; without an upper bound it says why."""
         upper, why = None, "more was released than a table has"
         if point is not None:
             upper, why = point.table.upper(point.step), "the table could not be computed, or not in time"
@@ -530,13 +501,3 @@ class EpsilonSoFar:
         own = ledger.runs[ledger.run]
         own = replace(own, releases=own.releases + own.owed) if own.owed else own
         return [(own, ledger.headers[ledger.run]), *others]
-
-
-def _added(runs: Held) -> tuple[Counter[Release], Counter[Mechanism]]:
-    """Count the training steps, and the other mechanisms, of several runs."""
-    releases: Counter[Release] = Counter()
-    others: Counter[Mechanism] = Counter()
-    for spent, _ in runs:
-        releases.update(spent.releases)
-        others.update(spent.others)
-    return releases, others

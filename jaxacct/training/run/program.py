@@ -46,17 +46,13 @@ _HOST = b"host 1"
 
 
 class Prepared(NamedTuple):
-    """Step that is ready to run.
+    """Step that is ready to run."""
 
-    line : the lineage after the step.  key : the step's keys.  settings : the step's numbers.
-    partition : the fingerprint of the step's pass or round, or "".  batch : the loaded examples of a source, or None.
-    """
-
-    line: Lineage
+    line: Lineage  # after the step
     key: StepKey
     settings: Numbers
-    partition: str
-    batch: Any = None
+    partition: str  # the fingerprint of the step's pass or round, or ""
+    batch: Any = None  # the loaded examples of a source
 
 
 class Program:
@@ -119,10 +115,7 @@ class Program:
         return self._later.popleft() if self._later else self._anew(line, step)
 
     def later(self, line: Lineage, step: int, count: int) -> list[StepKey]:
-        """Return the keys of the steps `step` to `step + count - 1`. `prepared` will return the same keys.
-
-        `line` is the lineage before `step`.
-        """
+        """Return the keys of `count` steps after a lineage, from `step` on; `prepared` will return the same keys."""
         for number in range(step + len(self._later), step + count):
             self._later.append(self._anew(self._later[-1].line if self._later else line, number))
         return [each.key for each in islice(self._later, count)]
@@ -374,10 +367,7 @@ def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
 
 
 class Ahead(Generic[Item]):
-    """Items of a generator.  A thread makes `depth` items ahead; if `depth` is 0, each item is made when it is taken.
-
-    If the generator raises an exception, `take` raises it.
-    """
+    """Items of a generator, of which a thread makes `depth` ahead; `take` raises what the generator raises."""
 
     def __init__(self, items: Generator[Item, Any, Any], depth: int, stop: threading.Event) -> None:
         self._items, self._stop = items, stop

@@ -29,7 +29,6 @@ from jaxacct.training.ledger.contents import (
     room,
     total,
 )
-from jaxacct.training.ledger.format import Step
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
 from jaxacct.training.run.program import Prepared, Program, require_same_rows
@@ -43,10 +42,7 @@ _NOTING = 0.05
 
 
 class RunLedger:
-    """Open ledger of a run.  In every process, `note` returns only after the entries are on the disk.
-
-    `most` is the largest number of steps that are noted at once.
-    """
+    """Open ledger of a run: in every process `note` returns once the entries, at most `most`, are on the disk."""
 
     def __init__(self, processes: Processes, ledger: Ledger | None, own: bool, mark: Mark, most: int) -> None:
         self._processes, self._ledger, self._own, self._most = processes, ledger, own, most
@@ -118,12 +114,9 @@ class RunLedger:
 
     @contextlib.contextmanager
     def _own_run(self, plan: Plan) -> Iterator[Ledger]:
-        """Lock the ledger while an entry of this run is written, and mark the ledger after the entry.
-
-        This run becomes current, with the plan's batch rule: a callback or a thread may have begun another run.
-        """
+        """Lock the ledger while an entry of this run is written, and mark the ledger after the entry."""
         assert self._ledger is not None
-        with self._ledger.lock:
+        with self._ledger.lock:  # a callback or a thread may have begun another run, by another batch rule
             self._ledger.run = self._mark.run
             rule = lambda plan: (plan.sampling, plan.truncation, plan.groups)
             if rule(self._ledger.plan) != rule(plan):
@@ -169,17 +162,13 @@ def _stopped_early(ledger: Ledger) -> bool:
 
 
 def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partition: str | None) -> int:
-    """Note the steps of all keys if the budget allows them; otherwise note the first step if the budget allows it.
-
-    Return the number of noted steps.
-    """
+    """Note the steps of all keys, or the first, as the budget allows; return the number of noted steps."""
     require_same_rows(ledger, step, keys[0])
     entries = [
         (number, key.key_fingerprint, key.batch_fingerprint, *plan.at(number)[2:4])
         for number, key in enumerate(keys, step)
     ]
-    sizes = *plan.truncation, plan.groups or 0
-    there = Step(ledger.run, *entries[0], plan.sampling, partition, *sizes) in ledger.runs[ledger.run].seen
+    there = ledger.step_entry(*entries[0], partition) in ledger.runs[ledger.run].seen
     until = None if there else ledger.another_way(step, partition)
     count = 1 if there or until is not None else len(entries)
     if not there and not plan.allows(ledger, step, partition, count):
@@ -248,10 +237,7 @@ def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
 def open_ledger(
     ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
 ) -> tuple[Ledger | None, bool]:
-    """Return the ledger, and whether it was opened here.
-
-    The run of the state is then the ledger's current run, and all its spending is noted.
-    """
+    """Return the ledger, and whether it was opened here; the state's run is current, and all its spending is noted."""
     require_ledger(state.history, ledger)
     if ledger is None:
         return None, False
@@ -366,10 +352,8 @@ def last_step_in_budget(plan: Plan, stretches: tuple[Stretch, ...], state: State
     if plan.target_epsilon is None and plan.filter is None:
         return plan.steps
 
-    def after(steps: int) -> tuple[Stretch, ...]:
-        return followed(stretches, plan, step, step + steps, partition)
-
-    holds: Callable[[int], bool] = lambda steps: plan.holds(total([spent_by(after(steps))]))
+    after = lambda steps: followed(stretches, plan, step, step + steps, partition)
+    holds = lambda steps: plan.holds(total([spent_by(after(steps))]))
     if step < plan.steps and plan.within and released(after(plan.steps - step)) <= plan.whole:
         return plan.steps
     return step + furthest(holds, plan.steps - step)

@@ -115,10 +115,7 @@ class Scores(Secret):
 
 
 class Past(Secret):
-    """Buffers of correlated noise, and the clip norm of the noise in them.  Pickle and repr leave both out.
-
-    The buffers must stay secret: whoever has them can remove noise from the run.
-    """
+    """Buffers of correlated noise, and its clip norm.  Who has them can remove noise; pickle and repr omit them."""
 
     __slots__ = ("arrays", "clip_norm")
 
@@ -184,15 +181,12 @@ def shown(state: State, looks: Looks) -> State:
 
 
 class Stretch(NamedTuple):
-    """Steps `first` to `end - 1` of a plan.
-
-    `partition` is the fingerprint of the last step's pass or round; "" if the batch rule has neither.
-    """
+    """Steps `first` to `end - 1` of a plan."""
 
     plan: Plan
     first: int
     end: int
-    partition: str
+    partition: str  # the fingerprint of the last step's pass or round; "" if the batch rule has neither
 
 
 class History(NamedTuple):
@@ -214,10 +208,7 @@ NOTHING = History()
 
 
 def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, partition: str) -> tuple[Stretch, ...]:
-    """Return the stretches with steps `step` to `end - 1` added.
-
-    If the plan and the pass of the last stretch go on, this stretch grows.  Otherwise one more stretch is added.
-    """
+    """Return the stretches with steps `step` to `end - 1` added, in the last one if its plan and its pass go on."""
     if stretches:
         last = stretches[-1]
         goes_on = last.end == step and (last.plan is plan or last.plan == plan)
@@ -247,18 +238,13 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
 
 
 def spent_by(stretches: Sequence[Stretch]) -> Spent:
-    """Return the releases and the early stop of several stretches.
-
-    Their plans all have the same early stop, or none has one.
-    """
+    """Return the releases of several stretches, and the early stop that all their plans, or none, have."""
     rules = {one.plan.early_stop for one in stretches if one.first < one.end}
     return Spent(released(stretches), Counter(rule.mechanism for rule in rules if rule is not None))
 
 
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
-    """Return epsilon of all releases in a history, at a plan's delta.
-
-    If outputs may have ended the run, the rest of the plan counts as well.
+    """Return epsilon of all releases in a history, and of the rest of the plan if outputs may have ended the run.
 
     ended : whether the run ended by itself, or has shown no outputs.
     goes_on : whether the run continues, whatever outputs it has shown.
