@@ -22,21 +22,12 @@ from jaxacct.core.files import optional_package, write_csv
 from jaxacct.core.progress import tracked
 from jaxacct.core.text import aligned, outward
 from jaxacct.core.types import Foreign
-from jaxacct.core.validation import (
-    COUNT,
-    DELTA,
-    POSITIVE,
-    PROBABILITY,
-    Constraint,
-    InputError,
-    check,
-    check_one,
-    choice,
-)
+from jaxacct.core.validation import COUNT, DELTA, POSITIVE, Constraint, InputError, check, check_one, choice
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.selection import Categorical, Law, PointMass, Poisson, TruncatedNegativeBinomial
 from jaxacct.selection.subset_privacy import VARIANTS, product
-from jaxacct.tuning.plans import LEAST_NOISE, Cost, guessed_noise, least_noise, profile_of_run, profile_of_tuning
+from jaxacct.tuning import plans
+from jaxacct.tuning.plans import ABOVE_ZERO, LEAST_NOISE, Cost, guessed_noise, least_noise
 from jaxacct.tuning.private_score import whole
 
 FAMILIES = ("geometric", "poisson", "logarithmic", "truncated_negative_binomial")
@@ -271,11 +262,9 @@ def advise(
     target = check_one("target_epsilon", target_epsilon, POSITIVE, ONE_TARGET)
     delta = check_one("target_delta", target_delta, DELTA, ONE_TARGET)
     n = int(check_one("dataset_size", dataset_size, COUNT, ONE_TARGET))
-    rate = check_one("sampling_probability", sampling_probability, PROBABILITY, ONE_TARGET)
+    rate = check_one("sampling_probability", sampling_probability, ABOVE_ZERO, ONE_TARGET)
     if (epochs is None) == (steps is None) or (candidates is None) == (noise_multiplier is None):
         raise InputError("one of epochs and steps, and one of candidates and noise_multiplier, are needed; give these")
-    if rate == 0.0:
-        raise InputError("sampling_probability = 0.0 must be > 0; a run that sees nothing needs no tuning")
     if steps is None:
         steps = math.ceil(check_one("epochs", epochs, POSITIVE, ONE_TARGET) / rate * (1.0 - 1e-12))
     count = int(check_one("steps", steps, COUNT, ONE_TARGET))
@@ -369,7 +358,7 @@ class Task:
         """Return the certified upper end of epsilon for the whole tuning."""
         run, law = dp_sgd(sigma, self.rate, self.steps), way.law(mean)
         if way.split != "everything":
-            tuning, final = profile_of_tuning(run, law, self.delta), profile_of_run(run, self.delta)
+            tuning, final = plans.profile_of_tuning(run, law, self.delta), plans.profile_of_run(run, self.delta)
             return product(tuning, final, way.share, way.split).epsilon(self.delta)
         kind = "adaptive" if way.family == FIXED else "iid"
         found = whole(run, law, None, self.delta, "add_or_remove_one", candidates=kind, count=way.count)

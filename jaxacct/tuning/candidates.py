@@ -202,10 +202,7 @@ Group = Callable[[Sequence[int]], Sequence[Any]]
 
 
 def rank(score: float, number: int) -> tuple[bool, float, int]:
-    """Return a sort key by which larger scores win, NaN is below -inf, and among equal scores the first drawn wins.
-
-    The key does not depend on K.
-    """
+    """Return a sort key, the same for every K: larger scores win, NaN is last, among equals the first drawn wins."""
     known = not math.isnan(score)
     return known, score if known else 0.0, -number
 
@@ -266,11 +263,8 @@ def best_few(
 ) -> list[Found]:
     """Train and score all candidates, and return the best `top` of the first `count`.
 
-    `kinds` has the kind of each candidate.  ``group(kind)`` trains the candidates of a kind in chunks.  A chunk is
-    filled up with copies, so that all programs have equal shapes.
-
-    A candidate whose training or score raises an exception has the score NaN and no result.  If it is among the
-    best, it is left out, and no other candidate takes its place.
+    ``group(kind)`` trains the candidates of a kind, in chunks that are filled up with copies, so that all programs have
+    equal shapes.  A best candidate that raised an exception is left out, and no other takes its place.
     """
     members: dict[Hashable, list[int]] = {}
     for number, kind in enumerate(kinds):
@@ -298,15 +292,12 @@ def several(
     init: Callable[[Any], Any],
     configs: Sequence[Mapping[str, Any]],
 ) -> Group:
-    """Return a function that trains the candidates with given numbers in one call of `train`.
-
-    `train` gets only the numbers of the configs.  Words and None are the same in all configs of the call, so `train`
-    does not get them.
-    """
+    """Return a function that trains the candidates with given numbers in one call of `train`."""
 
     def run(numbers: Sequence[int]) -> list[Any]:
         firsts = [init(secret.key(b"init", number)) for number in numbers]
         params = jax.tree.map(lambda *x: np.stack([np.asarray(a) for a in x]), *firsts)
+        # words and None are the same in all configs of the call, and are in `train` already
         names = [name for name, x in configs[numbers[0]].items() if not (x is None or isinstance(x, str))]
         columns = {name: np.array([configs[number][name] for number in numbers]) for name in names}
         done = jax.device_get(train(params, columns, key_words([secret.root(b"train", n) for n in numbers])))
@@ -316,21 +307,15 @@ def several(
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a user's function, or `Raised` if the function raises an exception.
-
-    An exception that propagated would reveal its message, and how many candidates came before.
-    """
+    """Return the result of a user's function, or `Raised` if the function raises an exception."""
     try:
         return function(*arguments)
-    except Exception:  # any exception is part of the candidate's output
+    except Exception:  # a propagated one would reveal its message, and how many candidates came before
         return Raised()
 
 
 def _results(run: Group, some: list[int], filled: list[int]) -> list[Any]:
-    """Return the result of each candidate.
-
-    If training them together raises an exception, each candidate is trained again by itself, with the same key.
-    """
+    """Return the result of each candidate; if they raise an exception together, each is trained again by itself."""
     together = _attempt(run, filled)
     if not isinstance(together, Raised):
         return list(together)[: len(some)]
@@ -520,10 +505,7 @@ def key_words(roots: Sequence[bytes]) -> np.ndarray:
 
 
 def _room(plan: Plan) -> int:
-    """Return the number of examples in a micro-batch.
-
-    A batch of nearly the largest size is cut into equal parts of at most 96 examples.
-    """
+    """Return the size of a micro-batch: a batch of nearly the largest size has equal parts of at most 96 examples."""
     largest = max(plan.segments, key=lambda segment: segment.expected_batch_size)
     expected, q = largest.expected_batch_size, largest.sampling_probability
     spread = 0.0 if plan.sampling in OF_ONE_SIZE else 3.0 * np.sqrt(expected * (1.0 - q))

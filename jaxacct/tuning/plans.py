@@ -26,7 +26,6 @@ from jaxacct.core.validation import (
     DELTA,
     NON_NEGATIVE,
     POSITIVE,
-    PROBABILITY,
     Constraint,
     InputError,
     check,
@@ -49,7 +48,7 @@ LAST_DELTA_SHARE = 1e-4
 """Profiles end where delta is this number times the target.  That delta counts as the chance of an infinite loss."""
 LEAST_NOISE, LARGEST_NOISE = 1e-2, 1e5
 """Range of the noise multipliers that are searched."""
-_SHARE = Constraint("use a share above 0 and at most 1", 0, 1, lower_open=True)
+ABOVE_ZERO = Constraint("use a {name} above 0 and at most 1", 0, 1, lower_open=True)
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Cost:
         if not isinstance(self.law, Law) or self.law.shape:
             raise InputError("law must be one law of K, not a batch; use one such as selection.Poisson(15)")
         choice("split", self.split, ("everything", "rest", "all"))
-        rules = {"dataset_size": COUNT, "epochs": POSITIVE, "share": _SHARE, "tuning_epochs": POSITIVE}
+        rules = {"dataset_size": COUNT, "epochs": POSITIVE, "share": ABOVE_ZERO, "tuning_epochs": POSITIVE}
         for name, rule in rules.items():
             if (value := getattr(self, name)) is not None:
                 vars(self)[name] = float(check_one(name, value, rule, "a cost is of one tuning"))
@@ -126,7 +125,7 @@ class Cost:
 
     def quantile(self, p: ArrayLike) -> Numbers:
         """Return the least number of gradient evaluations that suffices with probability p in [0, 1), over K."""
-        return self.of(self.law.quantile(check("p", p, PROBABILITY)))
+        return self.of(self.law.quantile(p))
 
 
 @dataclass(frozen=True, eq=False)
@@ -400,8 +399,7 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
         raise InputError("repetitions must be one law of K; use one such as selection.Geometric(0.1)")
     if plan.sampling_probability is None or (plan.epochs is None) == (plan.steps is None):
         raise InputError("sampling_probability and one of epochs and steps are needed; give exactly these")
-    rule = Constraint("use a sampling probability above 0 and at most 1", 0, 1, lower_open=True)
-    rates = np.atleast_1d(check("sampling_probability", plan.sampling_probability, rule))[:, None]
+    rates = np.atleast_1d(check("sampling_probability", plan.sampling_probability, ABOVE_ZERO))[:, None]
     if plan.steps is None:
         count = np.ceil(np.atleast_1d(check("epochs", plan.epochs, POSITIVE)) / rates * (1.0 - 1e-12))
     else:
@@ -411,11 +409,7 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
 
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float) -> float:
-    """Return the smallest noise multiplier that was tried and meets the target.
-
-    The search begins at the noise multiplier `near`.  `epsilon` gives an upper bound for a noise multiplier; it falls,
-    or nearly falls, as the noise grows.
-    """
+    """Return the smallest noise multiplier tried, from `near` on, whose upper bound `epsilon` meets the target."""
     if near <= 0.0 or not math.isfinite(near):
         raise InputError(f"near = {near!r} must be a positive noise multiplier")
     found = least_private(
@@ -444,25 +438,17 @@ def _plan_of(plan: Any, rate: float, steps: float, noise: float) -> Plan:
 
 
 def _matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Return the noise multiplier of each way to train a candidate, from the number x over which the plan searches.
-
-    If there is one way, its noise multiplier is x.  If there are several, each has the least noise multiplier with
-    which one run is (1/x, delta)-DP.
-    """
+    """Return the noise multipliers: x for one way to train, else the least with which each run is (1/x, delta)-DP."""
     if rate.size == 1:
         return np.array([x])
     return np.asarray(calibrate_noise_multiplier(1.0 / x, delta, rate, steps).value)
 
 
 def _drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidates: float = 1.0) -> Mechanism:
-    """Return one guarantee for runs that differ.
-
-    It is the mean of the profiles if one of the runs is `drawn` at random, and otherwise their maximum.
-
-    candidates : E[K] of the selection that uses the guarantee; E[K] multiplies the probability of an infinite loss.
-    """
+    """Return the mean of the runs' profiles if one is `drawn` at random, else their maximum."""
     if len(runs) == 1:
         return runs[0]
+    # E[K] of the selection that uses the guarantee, `candidates`, multiplies the probability of an infinite loss
     left = max(delta * LAST_DELTA_SHARE / max(candidates / 10.0, 1.0), 1e-300)
     top = max(float(account.epsilon(run, left, rtol=0.01).upper) for run in runs)
     grid = np.linspace(0.0, top, 200)
@@ -478,10 +464,7 @@ def _shown(plan: Any, known: list[tuple[str, str]], each: list[str]) -> str:
 
 
 def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
-    """Return the profile of "run K times, release the best", in both directions.
-
-    Its points are upper bounds for the worst score.  They reach deltas far below `delta`, the target of the tuning.
-    """
+    """Return the profile of "run K times, release the best": upper bounds for the worst score, far below `delta`."""
     both = RELATIONS[: 1 if run.symmetric() else 2]
     envelope = lambda at, name: bound_delta(run, law, at, bound="envelope", relation=name).upper
     last = float(bound_epsilon(run, law, max(LAST_DELTA_SHARE * delta, 1e-15), bound="envelope").upper)

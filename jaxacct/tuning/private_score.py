@@ -78,10 +78,7 @@ class PrivateScore:
 
 
 def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) -> float:
-    """Return a count from `evaluations.units` with noise that the host draws from the key.
-
-    Count and noise are whole numbers of units; only their sum is rounded, to a float.
-    """
+    """Return a count of `evaluations.units` plus noise in whole units, drawn from the key; only the sum is rounded."""
     upper, lower = (int(part) for part in count)
     deviation = Fraction(float(noise_multiplier)) / Fraction(unit)
     source = KeyedBits(np.asarray(key_words(key), "<u4").tobytes())

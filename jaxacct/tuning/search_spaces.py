@@ -251,10 +251,7 @@ class Random(Space):
 
 
 def draws_alike(space: Any) -> bool:
-    """Return whether draws with independent keys are surely i.i.d.
-
-    They are i.i.d. if they come from this package's own classes.  A subclass may keep state from draw to draw.
-    """
+    """Return whether draws with independent keys are surely i.i.d.; a class of one's own may keep state."""
     known = (Choice, LogUniform, Uniform)
     return type(space) is Grid or (type(space) is Random and all(type(law) in known for law in space.axes.values()))
 

@@ -430,10 +430,7 @@ def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str
 
 
 def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
-    """Return what candidates count as, "iid" or "adaptive", and the word that the ledger and `Tuned` state.
-
-    If only the user says that candidates are i.i.d., the word is "iid, declared".
-    """
+    """Return what candidates count as, "iid" or "adaptive", and the word for it ("iid, declared" by the user alone)."""
     known = draws_alike(space)
     if isinstance(space, Adaptive) and declared == "iid":
         raise InputError(
@@ -488,11 +485,7 @@ def value_of(score: Any, secret: Secret) -> Callable[[Any, int], float]:
 def note_whole(
     ledger: Ledger | str | os.PathLike[str] | None, plan: Plan, mechanism: Mechanism, note: str, target: float | None
 ) -> None:
-    """Note a whole tuning in an open ledger or at a path; the entry is on the disk when this returns.
-
-    Raise InputError and write nothing if the tuning and the ledger's releases together cost more than the target, or if
-    the ledger's plans have another relation or unit than the tuning.
-    """
+    """Note a whole tuning in an open ledger or at a path, on the disk at return; refuse one that exceeds the target."""
     if ledger is None:
         return
     opened: contextlib.AbstractContextManager[Ledger]

@@ -23,20 +23,9 @@ from jaxacct.calibration.dp_sgd_search import MAX_STEPS, RATE_RANGE, gaussian_mu
 from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier, law_shape
 from jaxacct.calibration.search import least_private
 from jaxacct.core.bounds import Bounds, explain, in_order
-from jaxacct.core.validation import (
-    COUNT,
-    DELTA,
-    NOISE,
-    POSITIVE,
-    PROBABILITY,
-    Constraint,
-    InputError,
-    check,
-    check_one,
-    choice,
-)
+from jaxacct.core.validation import COUNT, DELTA, POSITIVE, Constraint, InputError, check, check_one, choice
 from jaxacct.mechanisms import RELATIONS, Mechanism, cap_for, compose, dp_sgd, repeat
-from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, SAME, nearest_slots, usual_relation
+from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, NUMBERS, SAME, nearest_slots, usual_relation
 from jaxacct.representations.renyi_divergences import ORDERS, epsilon_from_renyi, renyi_curve
 from jaxacct.selection.law_of_k import Law
 from jaxacct.strategies.matrices import Identity
@@ -63,9 +52,8 @@ DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
 """Relations that fixed batches refuse: a record added or removed moves another record to another batch."""
 SIZE = Constraint("use a whole number of records or of slots", 1, 10**9, integral=True)
 """Range of `slots`, `cap` and `groups`. It is finite because the sampler counts in 32 bits."""
-_RULES: dict[str, Constraint] = {"target_epsilon": POSITIVE, "target_delta": DELTA, "dataset_size": COUNT}
-_RULES |= {"sampling_probability": PROBABILITY, "expected_batch_size": POSITIVE, "noise_multiplier": NOISE}
-_RULES |= {"steps": COUNT, "epochs": POSITIVE, "slots": SIZE, "cap": SIZE, "groups": SIZE}
+_RULES = {"target_epsilon": POSITIVE, "target_delta": DELTA, "expected_batch_size": POSITIVE}
+_RULES |= NUMBERS | dict.fromkeys(("slots", "cap", "groups"), SIZE)
 """Names of the numbers that a caller may give, each with the values that it may have."""
 _RATE = Constraint("use a rate above 0 and at most 1", 0, 1, lower_open=True)
 """Range of the rate at which one record is sampled."""
@@ -125,9 +113,8 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     if told := why_not(found["sampling"], found["relation"]):
         raise InputError(told)
     for name, rule in _RULES.items():
-        if found[name] is not None:
-            number = check_one(name, found[name], rule, "a plan is for one run")
-            found[name] = int(number) if rule is SIZE else number
+        if found.get(name) is not None:
+            found[name] = check_one(name, found[name], rule, "a plan is for one run")
     if found["sampling"] in rules.WITH_NOISE:
         found |= _correlated(found)
     elif found["noise"] is not None:

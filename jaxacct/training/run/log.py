@@ -268,8 +268,9 @@ class LogFile:
                 if start and not start == _FIRST[: len(start)]:
                     raise InputError(f"{place}: is there already and is no log of a training; give another path as log")
                 _make_private(descriptor)
-                _cut_after_last_line(self._file)
-                self.there = self._last_step(run)
+                self.there, end = self._last_step(run)
+                if end < self._file.seek(0, os.SEEK_END):
+                    self._file.truncate(end)  # the last line was being written when the process was killed
                 self._last: tuple[Any, int] = None, self._file.seek(0, os.SEEK_END)  # last record, start of its line
         except BaseException:
             self._file.close()
@@ -297,13 +298,19 @@ class LogFile:
     def close(self) -> None:
         self._file.close()
 
-    def _last_step(self, run: str) -> int:
-        """Return the largest step number in the file's lines on steps of a run; 0 if there are none."""
+    def _last_step(self, run: str) -> tuple[int, int]:
+        """Return the largest step number of a run in the file, or 0, and the byte at which the last whole line ends."""
         pattern = re.compile(rb'\{"event": "step", "run": "' + re.escape(run.encode()) + rb'", "step": (\d+)[,}]')
+        step = end = 0
         self._file.seek(0)
         with open(os.dup(self._file.fileno()), "rb") as lines:
-            found = (pattern.match(line) for line in lines)
-            return max((int(match[1]) for match in found if match), default=0)
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    break
+                end += len(line)
+                if match := pattern.match(line):
+                    step = max(step, int(match[1]))
+        return step, end
 
 
 def _make_private(descriptor: int) -> None:
@@ -311,21 +318,6 @@ def _make_private(descriptor: int) -> None:
     mode = os.fstat(descriptor).st_mode
     if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:
         os.fchmod(descriptor, 0o600)
-
-
-def _cut_after_last_line(file: Any) -> None:
-    """Remove the file's unfinished last line, which was being written when the process was killed."""
-    size = end = file.seek(0, os.SEEK_END)
-    while end > 0:
-        begin = max(end - 2**16, 0)
-        file.seek(begin)
-        place = file.read(end - begin).rfind(b"\n")
-        if place >= 0:
-            end = begin + place + 1
-            break
-        end = begin
-    if end < size:
-        file.truncate(end)
 
 
 def _finite(node: Any) -> Any:

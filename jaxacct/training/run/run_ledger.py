@@ -18,17 +18,7 @@ from typing import Any
 
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism, PureDP, compose
-from jaxacct.training.ledger import Ledger, Mark
-from jaxacct.training.ledger.contents import (
-    EARLY_STOP,
-    STOPPED_EARLY,
-    counted,
-    furthest,
-    one_filter,
-    one_unit,
-    room,
-    total,
-)
+from jaxacct.training.ledger import Ledger, Mark, contents
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
 from jaxacct.training.run.program import Prepared, Program, require_same_rows
@@ -96,7 +86,7 @@ class RunLedger:
         def write() -> None:
             with self._own_run(plan) as ledger:
                 if not _stopped_early(ledger):
-                    ledger.spend(PureDP(0.0), f"{STOPPED_EARLY}{step}")
+                    ledger.spend(PureDP(0.0), f"{contents.STOPPED_EARLY}{step}")
 
         self._decided(write)
 
@@ -158,7 +148,7 @@ def open_run_ledger(
 
 def _stopped_early(ledger: Ledger) -> bool:
     """Return whether an early stop has ended the ledger's current run."""
-    return any(entry.note.startswith(STOPPED_EARLY) for entry in ledger.runs[ledger.run].noted)
+    return any(entry.note.startswith(contents.STOPPED_EARLY) for entry in ledger.runs[ledger.run].noted)
 
 
 def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partition: str | None) -> int:
@@ -228,7 +218,7 @@ def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | N
 
 def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
     """Raise InputError if earlier plans have another relation or another unit than this plan."""
-    one_unit(plan, others)
+    contents.one_unit(plan, others)
     found = sorted({other.relation for other in others} - {plan.relation})
     if found:
         raise InputError(f"relation = {plan.relation!r}, but spending is under {found[0]!r}; use one relation for both")
@@ -249,7 +239,7 @@ def open_ledger(
     if Path(ledger).exists():
         opened = Ledger.open(ledger)
     else:
-        _require_room(plan, [one.plan for one in stretches], total([spent_by(stretches)]), state, state.seen)
+        _require_room(plan, [one.plan for one in stretches], contents.total([spent_by(stretches)]), state, state.seen)
         opened = Ledger.create(ledger, stretches[0].plan if stretches else plan, name, by)
     try:
         _settle(opened, name, state, plan, by)
@@ -268,7 +258,7 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
         ledger.require(mark)
     before = [line.plan for line in ledger.headers.get(name, [])] + [one.plan for one in stretches]
     ledger.run = name if name in ledger.runs else ledger.run
-    names = counted(plan, ledger) if plan.repetitions is None or name in ledger.runs else []
+    names = contents.counted(plan, ledger) if plan.repetitions is None or name in ledger.runs else []
     require_same_relation(plan, [line.plan for each in names for line in ledger.headers[each]] + before)
     note = f"before this ledger began: {digest(state.lineage.chain).hex()[:32]}"
     earlier = composed(released(stretches))
@@ -276,7 +266,7 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
     new = bool(stretches) and not any(entry.mechanism == earlier for entry in noted)
     require_kept("ledger", not (new and plan.shared))
     counting = [ledger.counting(each) if each != name else ledger.runs[each] for each in names]
-    held = [total(counting)] if names else []
+    held = [contents.total(counting)] if names else []
     answers = []
     if plan.early_stop is not None and not (name in ledger.runs and ledger.runs[name].has_early_stop(plan)):
         answers = [plan.early_stop.mechanism]
@@ -296,7 +286,7 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
     if ledger.plan != plan:
         ledger.replan(plan)
     if answers:
-        ledger.spend(answers[0], EARLY_STOP)
+        ledger.spend(answers[0], contents.EARLY_STOP)
     if new and before[-1] == plan and (state.seen or state.stopped == "callback") and state.step < plan.steps:
         ledger.seen(state.step, state.seen)
     if _stopped_early(ledger) and state.stopped != "early_stop":  # a second answer of the early stop would cost again
@@ -309,11 +299,11 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
 
 def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
     """Warn how many steps of a new run fit into the ledger of other runs; raise InputError if none fits."""
-    others = [ledger.runs[each] for each in counted(plan, ledger, name)]
+    others = [ledger.runs[each] for each in contents.counted(plan, ledger, name)]
     steps, more = sum(spent.steps + spent.torn for spent in others), sum(len(spent.noted) for spent in others)
     if not steps + more or state.step >= plan.steps:
         return
-    fit, left = room(plan, ledger, state.step, run=name), plan.steps - state.step
+    fit, left = contents.room(plan, ledger, state.step, run=name), plan.steps - state.step
     counts = ((steps, "step"), (more, "other release"))
     held = " and ".join(f"{count} {what}{'s' * (count != 1)}" for count, what in counts if count)
     begins = f"{ledger.path}: holds {held} of other runs; of this new run "
@@ -347,13 +337,13 @@ def last_step_in_budget(plan: Plan, stretches: tuple[Stretch, ...], state: State
     """Return the step before which a run without a ledger must stop."""
     before, step = [one.plan for one in stretches], state.step
     require_same_relation(plan, before)
-    one_filter(plan, before)
-    _require_room(plan, before, total([spent_by(stretches)]), state, state.seen)
+    contents.one_filter(plan, before)
+    _require_room(plan, before, contents.total([spent_by(stretches)]), state, state.seen)
     if plan.target_epsilon is None and plan.filter is None:
         return plan.steps
 
     after = lambda steps: followed(stretches, plan, step, step + steps, partition)
-    holds = lambda steps: plan.holds(total([spent_by(after(steps))]))
+    holds = lambda steps: plan.holds(contents.total([spent_by(after(steps))]))
     if step < plan.steps and plan.within and released(after(plan.steps - step)) <= plan.whole:
         return plan.steps
-    return step + furthest(holds, plan.steps - step)
+    return step + contents.furthest(holds, plan.steps - step)
