@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -143,16 +142,27 @@ class Advice:
 
         place = Path(path)
         style.check_picture(place)
+        of_noise = self.solved == "noise_multiplier"
+        named: dict[str, list[tuple[float, float]]] = {}  # the points of a line for every split, search and law
+        for one in self.options:
+            if one.status != "infeasible":
+                split = one.split if not of_noise or one.split == "everything" else f"{one.split} of {one.share:g}"
+                how = one.family if one.search == "iid" else f"{one.search}, {one.family}"
+                point = (one.candidates, one.released_noise) if of_noise else (one.share, one.candidates)
+                named.setdefault(f"{split}, {how}", []).append(point)
+        labels = ("share of the data that is tuned on", "expected number of candidates $E[K]$")
+        if of_noise:
+            labels = labels[1], "noise of the released model / batch size"
         with style.settings():
             canvas, axes = style.figure(square=False)
-            if self.solved == "noise_multiplier":  # released noise against E[K]
-                _lines(self, axes, lambda one: (one.candidates, one.released_noise), "E[K]")
-                up = "noise of the released model / batch size"
-                axes.set(xlabel="expected number of candidates $E[K]$", ylabel=up)
-            else:
-                _lines(self, axes, lambda one: (one.share, one.candidates), "share")
-                across = "share of the data that is tuned on"
-                axes.set(xlabel=across, ylabel="expected number of candidates $E[K]$")
+            looks = zip(named.items(), style.colours(list(named)), style.dashes(len(named)), strict=True)
+            for (name, points), colour, dash in looks:
+                across, up = zip(*sorted(points), strict=True)
+                axes.plot(across, up, dash, marker="o", markersize=3.5, color=colour, label=name)
+            for axis, side in enumerate("xy"):
+                style.scale(axes, side, [point[axis] for points in named.values() for point in points])
+            style.legend(axes, len(named))
+            axes.set(xlabel=labels[0], ylabel=labels[1])
             target = {"target_epsilon": self.target_epsilon, "target_delta": self.target_delta}
             style.title(axes, "what the budget buys, certified", style.described(target))
             style.save(canvas, place)
@@ -179,26 +189,6 @@ def _cells(one: Option) -> tuple[str, ...]:
     noise = [outward(x, ".4g", up=True) for x in (one.noise_multiplier, one.released_noise)]
     cost = [outward(one.epsilon, ".5g", up=True), f"{one.gradients:.3g}", f"{one.gradients_95:.3g}"]
     return one.search, one.split, f"{one.share:g}", law, f"{one.candidates:.4g}", *noise, *cost, one.status
-
-
-def _lines(advice: Advice, axes: Any, point: Callable[[Option], tuple[float, float]], x: str) -> None:
-    """Draw a line for every split, search and law."""
-    from jaxacct.plots import style
-
-    named: dict[str, list[tuple[float, float]]] = {}
-    for one in advice.options:
-        if one.status != "infeasible":
-            split = one.split if x == "share" or one.split == "everything" else f"{one.split} of {one.share:g}"
-            how = one.family if one.search == "iid" else f"{one.search}, {one.family}"
-            named.setdefault(f"{split}, {how}", []).append(point(one))
-    for (name, points), colour, dash in zip(
-        named.items(), style.colours(list(named)), style.dashes(len(named)), strict=True
-    ):
-        across, up = zip(*sorted(points), strict=True)
-        axes.plot(across, up, dash, marker="o", markersize=3.5, color=colour, label=name)
-    style.scale(axes, "x", [p[0] for points in named.values() for p in points])
-    style.scale(axes, "y", [p[1] for points in named.values() for p in points])
-    style.legend(axes, len(named))
 
 
 def advise(

@@ -125,7 +125,7 @@ class Cost:
 
     def quantile(self, p: ArrayLike) -> Numbers:
         """Return the least number of gradient evaluations that suffices with probability p in [0, 1), over K."""
-        return self.of(self.law.quantile(p))
+        return self.of(self.law.quantile(np.asarray(p)))
 
 
 @dataclass(frozen=True, eq=False)

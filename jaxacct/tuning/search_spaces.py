@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from abc import ABC, abstractmethod
@@ -107,23 +108,14 @@ class Choice(Distribution):
         object.__setattr__(self, "weights", _checked_weights(len(values), self.weights))
 
     def at(self, bits: int) -> bool | float | str:
-        return self.values[_place(bits, _shares_of(len(self.values), self.weights))]
+        return self.values[_drawn(bits, len(self.values), self.weights)]
 
 
-def _place(bits: int, shares: list[Fraction]) -> int:
-    """Return the index drawn: the first whose cumulative probability exceeds bits/2^128."""
-    point, total = Fraction(bits, 2**128), Fraction(0)
-    for index, share in enumerate(shares):
-        total += share
-        if point < total:
-            return index
-    raise AssertionError("shares sum to 1")
-
-
-def _shares_of(count: int, weights: Sequence[float] | None) -> list[Fraction]:
-    """Return the weights as exact numbers that sum to 1; equal weights if None."""
-    raw = [Fraction(1)] * count if weights is None else [Fraction(w) for w in weights]
-    return [share / sum(raw) for share in raw]
+def _drawn(bits: int, count: int, weights: Sequence[float] | None) -> int:
+    """Return the index drawn: the first whose cumulative share of the weights exceeds bits/2^128."""
+    exact = [Fraction(1)] * count if weights is None else [Fraction(weight) for weight in weights]
+    ends = list(itertools.accumulate(exact))
+    return bisect.bisect_right(ends, Fraction(bits, 2**128) * ends[-1])
 
 
 def _checked_weights(count: int, weights: Sequence[float] | None) -> tuple[float, ...] | None:
@@ -217,7 +209,7 @@ class Grid(Space):
         return tuple(self.points[0])
 
     def sample(self, key: jax.Array) -> dict[str, Any]:
-        return dict(self.points[_place(_bits(key, 1)[0], _shares_of(len(self.points), self.weights))])
+        return dict(self.points[_drawn(_bits(key, 1)[0], len(self.points), self.weights)])
 
 
 @dataclass(frozen=True)

@@ -243,12 +243,11 @@ def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
     """Return (examples, present) of the sample and of the final run."""
     words = np.asarray(jax.random.key_data(key))  # on the host nothing is compiled
     inside = sampler.host_poisson(words, plan.dataset_size, sampler.threshold(plan.share))
-    rest = np.setdiff1d(np.arange(plan.dataset_size), inside)
-    other = rest if plan.variant == "rest" else np.arange(plan.dataset_size)
-    rooms = [_room(plan.dataset_size, plan.share), plan.dataset_size]
-    if plan.variant == "rest":
-        rooms[1] = _room(plan.dataset_size, 1.0 - plan.share)
-    return _held(data, inside, rooms[0]), _held(data, other, rooms[1])
+    everyone = np.arange(plan.dataset_size)
+    sample = _held(data, inside, _room(plan.dataset_size, plan.share))
+    if plan.variant == "all":
+        return sample, _held(data, everyone, plan.dataset_size)
+    return sample, _held(data, np.setdiff1d(everyone, inside), _room(plan.dataset_size, 1.0 - plan.share))
 
 
 def _room(size: int, share: float) -> int:
