@@ -204,7 +204,7 @@ def test_a_resumed_run_is_the_direct_one(tmp_path):
     for ledger in entries:
         assert float(ledger.epsilon(DELTA).upper) == pytest.approx(float(plan.epsilon.upper), rel=1e-4)
         assert {entry.sampling_probability for entry in ledger.runs[ledger.run].seen} == {1.0}
-    about = subject_of(tmp_path / "whole", None, None, None, lambda what: None)
+    about = subject_of(tmp_path / "whole", None, None, None)
     assert any("each record has a public sampling rate" in line for line in about.assumed)
     text = (tmp_path / "whole").read_text()
     assert plan.rates_digest in text and "0.05" not in text

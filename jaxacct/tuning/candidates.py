@@ -32,7 +32,7 @@ from jaxacct.training.source import require_rows
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss, gradient_noise
 from jaxacct.training.step.models import Untrained, join_model, split_model
-from jaxacct.training.step.step_function import Carried, Numbers, StepRule, draws, numbers, private_step
+from jaxacct.training.step.step_function import Carried, Numbers, StepRule, draws, numbers_at, private_step
 from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE, WITH_NOISE
 from jaxacct.tuning.search_spaces import plain
 
@@ -517,16 +517,10 @@ def _schedule(
     plan: Plan, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> tuple[Numbers, np.ndarray]:
     """Return the `Numbers` of every step, and the first step of its pass or round (0 if the rule has neither)."""
-    begins, rows = np.zeros(plan.steps, np.int32), []
-    if plan.sampling in BY_PASS:
-        for first, last in plan.passes:
-            begins[first:last] = first
-    for segment in plan.segments:
-        each = numbers(segment, plan.sampling, adaptive, 0, private_loss)
-        rows.append(jax.tree.map(lambda a, n=segment.steps: np.repeat(np.asarray(a)[None], n, axis=0), each))
-    table = jax.tree.map(lambda *parts: np.concatenate(parts), *rows)
-    place = np.arange(plan.steps, dtype=np.int32) - begins if plan.sampling in BY_PASS else np.zeros_like(begins)
-    return table._replace(position=place), begins
+    steps = range(plan.steps)
+    begins = np.array([plan.pass_of(t)[1] if plan.sampling in BY_PASS else 0 for t in steps], np.int32)
+    rows = [numbers_at(plan, t, adaptive, private_loss) for t in steps]
+    return jax.tree.map(lambda *each: np.stack(each), *rows), begins
 
 
 def _check(plan: Plan, params: Any, configs: Mapping[str, Any], keys: Any, data: Any) -> int:
