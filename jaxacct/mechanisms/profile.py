@@ -32,7 +32,8 @@ class PrivacyProfile(FiniteMechanism):
     pair has the largest profile that these points allow: the lower convex hull of the points in (e^eps, delta), joined
     to the other direction by H_a(P || Q) = 1 - a + a H_{1/a}(Q || P). The profile is constant after the last point, so
     that the last delta is mass at infinity. The pair composes, and is sampled, like any other pair. The points are
-    taken as given for the neighbouring relation of the question; one point is ApproximateDP.
+    taken as given for the neighbouring relation of the question; one point is ApproximateDP. The mechanism itself may
+    leak less than its points allow, so ``kind`` is "bound".
 
     Parameters
     ----------
@@ -54,7 +55,6 @@ class PrivacyProfile(FiniteMechanism):
     [0.3, 0.1, 1e-06]
     """
 
-    exact_pair: ClassVar = True
     epsilon: Leaf
     delta: Leaf
     reverse_delta: Leaf = None

@@ -190,9 +190,7 @@ class MatchedPlan:
         x = least_noise(lambda x: solved(x)[0], self.target_epsilon, 1.5 / self.target_epsilon)
         noise, one, found = solved(x)[1]
         plans = tuple(_plan_of(self, *row) for row in zip(rate, steps, noise, strict=True))
-        # only upper bounds of the mixture are known, so the lower end is 0
-        claimed = Bounds(0.0, found.upper, found.upper, "bound", found.status, found.engine)
-        vars(self).update(plans=plans, mechanism=one, epsilon=claimed if len(plans) > 1 else found)
+        vars(self).update(plans=plans, mechanism=one, epsilon=found)
 
     def _repr_html_(self) -> str:
         known = [("dataset size", f"{self.dataset_size:,}"), ("repetitions", repr(self.repetitions))]

@@ -15,7 +15,7 @@ from jaxacct.core.bounds import Bounds
 from jaxacct.core.chacha import key_words
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import Constraint, InputError, check, choice
-from jaxacct.mechanisms import Gaussian, Mechanism, compose, repeat
+from jaxacct.mechanisms import Gaussian, Mechanism, PrivacyProfile, compose, repeat
 from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.selection import Law, candidates_profile, rounds, select
 from jaxacct.training.run.evaluations import LOWER_BITS, UNIT_BITS, require_countable
@@ -114,7 +114,6 @@ def whole(
     planned : "iid" or "adaptive", the assumption behind `known`.
     """
     private = isinstance(score, PrivateScore)
-    bound = known is not None and known.kind == "bound"
     known = known if candidates == planned else None
     if private and score.on == "training":
         candidate = compose(candidate, score.mechanism())
@@ -128,8 +127,6 @@ def whole(
 
     chosen = chosen_among(candidate)
     found = account.epsilon(chosen, delta, relation=relation) if known is None else known
-    if bound and found.kind == "certified":
-        found = Bounds(0.0, found.upper, found.upper, "bound", found.status, found.engine)
     if not private or score.on == "training":
         return Whole(found, chosen, candidate)
     by_score = chosen_among(score.mechanism())
@@ -142,7 +139,11 @@ def whole(
     grid = np.union1d(np.linspace(0.0, 2.0 * shown, 48), [shown])
     grid = grid[np.concatenate([[True], np.diff(grid) > 1e-6])]
     outer = relation if relation in ("replace_one", "zero_out") else "add_or_remove_one"
-    return Whole(both, candidates_profile([chosen, by_score], grid, relation=outer), candidate)
+    profile = candidates_profile([chosen, by_score], grid, relation=outer)
+    # one more point of the profile is known: (worse.upper, delta), in the directions of the relation
+    known_at = lambda way, each: np.where((grid >= shown) & (relation != way), np.minimum(each, delta), each)
+    points = known_at("add_one", profile.delta), known_at("remove_one", profile.reverse_delta)
+    return Whole(both, PrivacyProfile(grid, *points), candidate)
 
 
 def noise_for_score(law: Law, target: float, delta: float, relation: str, candidates: str = "iid") -> float:
