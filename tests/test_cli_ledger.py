@@ -68,7 +68,9 @@ def test_a_candidate_is_shown_with_what_its_choice_costs(path, capsys):
     plan = Plan(**given, noise_multiplier=9.0, repetitions=ja.selection.PointMass(3))
     with Ledger.create(path, plan) as ledger:
         note(ledger, 0, noise=9.0)
+        ledger.replan(Plan(**given | {"target_delta": 1e-6}, noise_multiplier=9.0))
     _, out, _ = shown(capsys, "show", path)
+    assert "at delta = 1e-05\n" in out.split("not counted")[1] + "\n"
     assert f"by its plan the whole tuning costs epsilon <= {plan.epsilon.upper:.3f}"[:-1] in out
     report = json.loads(shown(capsys, "show", path, "--json")[1])
     assert report["runs"][0]["upper_of_tuning"] == float(plan.epsilon.upper) > report["runs"][0]["upper"]

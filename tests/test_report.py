@@ -804,6 +804,12 @@ def test_steps_of_one_candidate_of_a_private_choice_are_no_claim(path):
     made = report(path)
     text = parsed(made).text
     assert not made.claims[0].may_be_claimed and made.readings == (None,) and "epsilon <= 0." in made.claims[0].trouble
+    after = path.with_name("after")
+    after.write_bytes(path.read_bytes())
+    with Ledger.open(after) as ledger:  # the candidate goes on by itself; its choice still costs
+        ledger.replan(Plan(**CANDIDATE))
+        note(ledger, 1, noise=8.0)
+    assert report(after).claims[0].trouble == made.claims[0].trouble
     assert up(float(plan.epsilon.upper), 6) in text and "Only the best of K candidates is released" not in text
     with Ledger.create(path.with_name("two"), Plan(**CANDIDATE), run="c") as ledger:
         note(ledger, 0, noise=8.0)

@@ -343,3 +343,17 @@ def test_a_module_with_a_loss():
 )
 def test_bad_training_is_refused(call, text):
     assert text in refusal(call)
+
+
+@pytest.mark.usefixtures("still_steps")
+@pytest.mark.parametrize("ledger", [None, "run"])
+def test_a_candidate_of_a_tuning_goes_on_with_no_plan_that_forgets_the_choice(tmp_path, ledger):
+    """One of ten runs of epsilon 1.55 costs 4.78 when it is chosen; its steps alone met a target of 2.5."""
+    given = {"target_delta": 1e-5, "dataset_size": 10, "sampling_probability": 1.0}
+    one = Plan(**given, noise_multiplier=5.0, steps=4, repetitions=ja.selection.PointMass(10))
+    data, path = jnp.linspace(0.0, 1.0, 20).reshape(10, 2), ledger and tmp_path / ledger
+    trainer = shared(squares, sgd(0.5), one)
+    state = trainer.fit(trainer.init(np.zeros(2, np.float32)), data, ledger=path, progress=False)
+    for plan in (Plan(2.5, **given, steps=6), Plan.of(one.segments, one, candidates="adaptive")):
+        words = refusal(shared(squares, sgd(0.5), plan).fit, state, data, ledger=path, progress=False)
+        assert "repetitions must be the same" in words

@@ -138,7 +138,7 @@ def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
     taken, ahead = ledger.taken_and_ahead(name)
     rows = lambda counts: [release._asdict() | {"count": count} for release, count in counts.items()]
     whole = float(ledger.epsilon(delta, run=name, whole=True).upper) if ledger.unfinished(name) else None
-    candidate = plan.repetitions is not None and (spent.numbers or spent.torn)  # of a choice that no step pays for
+    tuning = ledger.choice(name)
     return {
         "run": name,
         "by": headers[0].by,
@@ -155,7 +155,8 @@ def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
         "outputs_noted": noted,
         "promised": rows(ahead),
         "upper_if_seen": output.plain("upper", whole),
-        "upper_of_tuning": output.plain("upper", float(plan.epsilon.upper)) if candidate else None,
+        "upper_of_tuning": None if tuning is None else output.plain("upper", float(tuning.epsilon.upper)),
+        "delta_of_tuning": None if tuning is None else tuning.target_delta,
         "releases": rows(taken),
         "others": [{"mechanism": repr(entry.mechanism)[:200], "note": entry.note} for entry in spent.noted],
         **_answer(ledger.epsilon(delta, run=name)),
@@ -211,7 +212,7 @@ def _ledger_text(report: dict[str, Any]) -> str:
             whole = one["upper_of_tuning"] if one["upper_of_tuning"] == "inf" else output.up(one["upper_of_tuning"], 6)
             lines["not counted"] = (
                 f"the choice of this candidate among others; by its plan the whole tuning costs epsilon <= {whole} "
-                f"at delta = {one['target_delta']!r}"
+                f"at delta = {one['delta_of_tuning']!r}"
             )
         blocks.append(output.block(lines))
     if len(report["runs"]) > 1:

@@ -381,11 +381,10 @@ def _candidate(ledger: Ledger) -> str:
 
     The choice depends on the data, too, so the chosen candidate costs more than its own steps.
     """
-    for name, spent in ledger.runs.items():
-        plan = ledger.headers[name][-1].plan
-        if plan.repetitions is not None and (spent.numbers or spent.torn):
+    for name in ledger.runs:
+        if (plan := ledger.choice(name)) is not None:
             return (
-                f"The plan of the run “{safe(name)}” is for one candidate of a private choice, and what the choice "
+                f"A plan of the run “{safe(name)}” is for one candidate of a private choice, and what the choice "
                 f"costs is not in its steps. By the plan the whole tuning costs epsilon {_epsilon(plan.epsilon)} at "
                 f"delta = {plan.target_delta!r}. Report the plan, or a ledger that holds the tuning as one release."
             )

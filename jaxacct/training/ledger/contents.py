@@ -361,6 +361,11 @@ class Contents:
         names = self._names(run)
         return [name for name in names if self.runs[name].looks is None and self.promised(name, whole=True)]
 
+    def choice(self, run: str) -> Plan | None:
+        """Return the last plan with repetitions of a run with steps, which do not pay for the choice of this run."""
+        spent, plans = self._known(run), [line.plan for line in self.headers[run] if line.plan.repetitions is not None]
+        return plans[-1] if plans and (spent.numbers or spent.torn) else None
+
     def count(self, entry: Line) -> None:
         """Count one more entry.  The entry of a run makes that run the current one."""
         if isinstance(entry, Run):

@@ -315,6 +315,14 @@ def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
 
 def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: State, seen: bool) -> None:
     """Raise InputError if a run may not go on with this plan.  `seen` says whether callbacks looked at its outputs."""
+    if any(
+        one.repetitions is not None and (one.repetitions, one.candidates) != (plan.repetitions, plan.candidates)
+        for one in before
+    ):
+        raise InputError(
+            "repetitions must be the same as in the steps so far, which do not pay for the choice of this run; let them "
+            "stay, or begin another run by trainer.init(state.params), with a target that leaves room for the choice"
+        )
     if not before or before[-1] == plan:
         return
     if before[-1].rates_digest != plan.rates_digest:
