@@ -143,3 +143,30 @@ def test_runs_of_records_and_of_users_are_not_in_one_ledger(path):
 def test_nothing_spent_is_nothing(path):
     with Ledger.create(path, PLAN) as ledger:
         assert ledger.epsilon(DELTA).upper == 0.0
+
+
+STATED = {
+    "pure": ja.PureDP(0.5),
+    "points": ja.repeat(ja.PrivacyProfile([0.0, 0.5], [0.2, 1e-9]), 2),
+    "zcdp": ja.compose(ja.ZCDP(0.01), ja.Gaussian(9.0)),
+    "selection": selection.select(ja.ExponentialMechanism(0.5), selection.PointMass(2)),
+}
+
+
+@pytest.mark.parametrize("stated", STATED.values(), ids=STATED)
+def test_a_guarantee_stated_for_one_relation_is_none_for_another(path, stated):
+    """A replaced record may cost twice as much; the pair of such a guarantee is the same for all relations."""
+    with Ledger.create(path, PLAN) as ledger:
+        note(ledger, 0)
+        ledger.spend(stated)
+        assert ledger.epsilon(DELTA, "add_one").upper <= ledger.epsilon(DELTA).upper
+        for relation in ("replace_one", "zero_out"):
+            assert "says nothing of other neighbours" in refusal(ledger.epsilon, DELTA, relation)
+
+
+def test_noise_is_accounted_for_under_any_relation(path):
+    with Ledger.create(path, PLAN) as ledger:
+        ledger.spend(ja.compose(ja.Gaussian(9.0), ja.Laplace(20.0), ja.AboveThreshold(40.0, 80.0)))
+        ledger.spend(ja.RandomizedResponse(0.6))
+        ledger.spend(ja.PureDP(0.0))
+        assert ledger.epsilon(DELTA, "replace_one").upper > ledger.epsilon(DELTA).upper

@@ -113,6 +113,17 @@ def test_a_tuning_for_other_neighbours_than_the_ledger_is_refused(tmp_path, kind
     assert f"{kind} = " in words and float(Ledger.read(path).epsilon(1e-5).upper) == before
 
 
+def test_tune_with_notes_nothing_in_a_ledger_of_another_relation(tmp_path):
+    """Two runs of .5-DP for a replaced record are no such runs for one that is added, by the same ledger."""
+    path, once = tmp_path / "ledger", SETTINGS | {"repetitions": None}
+    law, asked = selection.PointMass(2), {"target_delta": 1e-5, "score": float, "relation": "replace_one"}
+    with Ledger.create(path, Plan(noise_multiplier=20.0, **once)) as ledger:
+        given = lambda config, key: 0.0, tuning.grid(rate=[0.1]), ja.PureDP(0.5), law
+        assert "relation = 'replace_one'" in refusal(tuning.tune_with, *given, **asked, ledger=ledger)
+        assert not ledger.runs[ledger.run].noted
+    assert "must be an open Ledger" in refusal(tuning.tune_with, *given, **asked, ledger=path)
+
+
 def test_the_librarys_spaces_draw_alike_and_others_do_not():
     class Sorted(tuning.Grid):
         pass

@@ -21,7 +21,7 @@ from jaxacct.selection import Law
 from jaxacct.selection.mechanism import CANDIDATES
 from jaxacct.selection.top import TOP
 from jaxacct.training.ledger import Ledger
-from jaxacct.training.ledger.contents import Spent, claim
+from jaxacct.training.ledger.contents import Spent, claim, one_relation
 from jaxacct.training.ledger.format import Run
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.evaluations import units
@@ -308,6 +308,9 @@ def tune_with(
     require_pad(repetitions, space, pad)
     secret = Secret(key)
     if ledger is not None:
+        if not isinstance(ledger, Ledger):
+            raise InputError(f"ledger = {ledger!r:.60} must be an open Ledger; use training.Ledger.open(path)")
+        one_relation(relation, [line.plan for lines in ledger.headers.values() for line in lines])
         ledger.spend(cost.mechanism, f"tuning: a selection among runs of one mechanism; candidates {word}")
 
     def one_by_one(_: Any, configs: Sequence[Mapping[str, Any]]) -> Group:

@@ -21,9 +21,10 @@ from pathlib import Path
 from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import InputError
-from jaxacct.mechanisms import Mechanism, compose, repeat
+from jaxacct.mechanisms import ZCDP, Mechanism, ProposeTestRelease, PureDP, RandomizedResponse, compose, repeat
 from jaxacct.mechanisms.base import weakest
 from jaxacct.mechanisms.dp_sgd_run import nearest_slots
+from jaxacct.mechanisms.finite import FiniteMechanism
 from jaxacct.representations.renyi_divergences import epsilon_from_renyi, renyi_curve
 from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step, Torn, run_of
 from jaxacct.training.plan import Plan
@@ -248,6 +249,14 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
         if len(relations) > 1:
             raise InputError(f"relation is missing; the plans have {' and '.join(sorted(relations))}, choose one")
         relation = next(iter(relations))
+    for spent, headers in runs:
+        noted = {line.plan.relation for line in headers}
+        covered = noted == {relation} or (noted == {"add_or_remove_one"} and relation in ("add_one", "remove_one"))
+        if not covered and (stated := [one for one in spent.others if _of_one_relation(one)]):
+            raise InputError(
+                f"relation = {relation!r}, but {type(stated[0]).__name__} was noted as a guarantee for "
+                f"{' and '.join(sorted(noted))}, and says nothing of other neighbours; ask for that relation"
+            )
     if len({line.plan.unit for _, headers in runs for line in headers}) > 1:
         raise InputError("runs of records and of users are in it, whose guarantees do not add up; ask for one run")
     drawn = {line.plan.sampling for _, headers in runs for line in headers}
@@ -270,6 +279,13 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
         used += budget if renyi <= budget else math.inf
     upper = float(epsilon_from_renyi([*orders], [used], delta).upper)
     return Bounds(0.0, upper, upper, "bound", "width" if math.isinf(upper) else "ok", "rdp_filter")
+
+
+def _of_one_relation(mechanism: Mechanism) -> bool:
+    """Return whether a mechanism, or one inside it, has one pair, which was given for one relation alone."""
+    if isinstance(mechanism, FiniteMechanism | ZCDP | ProposeTestRelease):
+        return not isinstance(mechanism, RandomizedResponse) and mechanism != PureDP(0.0)
+    return any(_of_one_relation(one) for one in mechanism.inside())
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
@@ -571,6 +587,13 @@ def one_filter(plan: Plan, others: Iterable[Plan]) -> None:
     orders = {other.filter.order for other in others if other.filter}
     if orders - {plan.filter.order if plan.filter else None}:
         raise InputError("the ledger has a Renyi filter of another order; nothing can be certified on top of it")
+
+
+def one_relation(relation: str, others: Iterable[Plan]) -> None:
+    """Raise InputError if plans have another relation."""
+    found = sorted({other.relation for other in others} - {relation})
+    if found:
+        raise InputError(f"relation = {relation!r}, but spending is under {found[0]!r}; use one relation for both")
 
 
 def one_unit(plan: Plan, others: Iterable[Plan]) -> None:

@@ -219,9 +219,7 @@ def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | N
 def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
     """Raise InputError if earlier plans have another relation or another unit than this plan."""
     contents.one_unit(plan, others)
-    found = sorted({other.relation for other in others} - {plan.relation})
-    if found:
-        raise InputError(f"relation = {plan.relation!r}, but spending is under {found[0]!r}; use one relation for both")
+    contents.one_relation(plan.relation, others)
 
 
 def open_ledger(
@@ -320,8 +318,8 @@ def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: S
         for one in before
     ):
         raise InputError(
-            "repetitions must be the same as in the steps so far, which do not pay for the choice of this run; let them "
-            "stay, or begin another run by trainer.init(state.params), with a target that leaves room for the choice"
+            "repetitions must be the same as in the steps so far, which do not pay for the choice of this run; let "
+            "them stay, or begin another run by trainer.init(state.params), with a target that leaves room for it"
         )
     if not before or before[-1] == plan:
         return
