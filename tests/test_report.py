@@ -21,15 +21,16 @@ from jaxacct import cli, selection
 from jaxacct.core.bounds import STATUSES
 from jaxacct.core.text import percent
 from jaxacct.interop import to_json
-from jaxacct.report import Claim, report
+from jaxacct.report import Claim, report, wording
 from jaxacct.report.claim import down, safe, up
 from jaxacct.report.page import Code, Facts, Heading, Paragraph, Picture, Rows, html, markdown
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, _above, by_points
 from jaxacct.report.subjects import counted
 from jaxacct.report.wording import in_words
+from jaxacct.selection.any_selection import AnySelection
 from jaxacct.strategies import Banded, CyclicPoisson, FixedEpochs, MinSeparation, SingleParticipation
 from jaxacct.sweeps import Table, sweep
-from jaxacct.training import Ledger, Plan
+from jaxacct.training import EarlyStop, Ledger, Plan
 
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&`|**_[x](javascript:1)\u202e\x1b\n# no"
 VOID = {"meta"}
@@ -452,6 +453,28 @@ def test_a_ledger_that_holds_a_private_choice(path):
     assert made.claims[0].upper == float(ja.epsilon(run, 1e-5).upper)
     text = parsed(made).text
     assert "0 training steps and 1 other release has been noted" in text and "leaves them undecided" in text
+
+
+def test_every_private_choice_says_what_stays_secret():
+    assert all("stays secret" in wording._OF_CLASS[one.__name__] for one in AnySelection.__subclasses__())
+
+
+def test_a_tuning_that_is_noted_as_points_says_what_is_assumed_of_it(path):
+    """What hides K is no part of the points; the run of such a ledger stands for the tuning and takes no steps."""
+    points = ja.PrivacyProfile([0.0, 1.0], [0.1, 1e-6])
+    with Ledger.create(path, PLAN, run="tuning") as ledger:
+        ledger.spend(points, "tuning: a selection among runs of the plan; candidates iid")
+        assert not ledger.unfinished()
+    text = parsed(report(path)).text
+    assert wording.TUNED in text and "steps of its plan" not in text
+    with Ledger.open(path) as ledger:
+        ledger.spend(ja.Gaussian(50.0), "a mean")
+        assert ledger.unfinished()
+
+
+def test_an_early_stop_says_what_is_assumed_of_its_scores():
+    plan = Plan(**CANDIDATE | {"early_stop": EarlyStop(0.1, every=1)})
+    assert f"In the plan {wording.ANSWERS}" in parsed(report(plan)).text
 
 
 def test_a_private_choice():

@@ -15,7 +15,7 @@ from jaxacct.core.text import percent
 from jaxacct.mechanisms import Mechanism, PrivacyProfile
 from jaxacct.report.claim import Claim
 from jaxacct.representations.mechanism_profile import profile
-from jaxacct.selection import AdaptiveSelection, Selection
+from jaxacct.selection.any_selection import AnySelection
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 96.0, 22.0, 464.0, 320.0
 """The plotting area of the picture, in the units of the SVG's view box."""
@@ -70,7 +70,7 @@ def readings_of(claim: Claim, prior: float) -> Readings | None:
         return None
     mechanism, relation, points = claim.mechanism, claim.relation, claim.profile
     epsilon, delta = (claim.upper, claim.given) if claim.quantity == "epsilon" else (claim.given, claim.upper)
-    if points is None and isinstance(mechanism, Selection | AdaptiveSelection):
+    if points is None and isinstance(mechanism, AnySelection):
         at = np.array([0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0]) * epsilon if epsilon > 0.0 else np.zeros(1)
         points = tuple(zip(at.tolist(), np.asarray(profile(mechanism, relation).delta(at).upper).tolist(), strict=True))
     if points is not None:

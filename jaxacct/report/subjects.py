@@ -19,14 +19,15 @@ from jaxacct.core.bounds import Bounds, explain
 from jaxacct.core.files import lock, reading
 from jaxacct.core.validation import DELTA, LARGEST_COUNT, RELATIONS, InputError, check_one, choice, shown
 from jaxacct.interop.documents import FORMAT, from_json, to_json
-from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.mechanisms import Mechanism, PrivacyProfile, batch_shape
 from jaxacct.mechanisms.base import call
 from jaxacct.mechanisms.combinators import Composed
 from jaxacct.mechanisms.dp_sgd_run import OF_RULES
 from jaxacct.report import wording
 from jaxacct.report.claim import Claim, down, safe, up
 from jaxacct.report.page import Rows
-from jaxacct.selection import AdaptiveSelection, Selection, select
+from jaxacct.selection import select
+from jaxacct.selection.any_selection import AnySelection
 from jaxacct.sweeps import Table, read_table
 from jaxacct.sweeps.grid import INPUTS, LAWS, is_frame
 from jaxacct.sweeps.solve import law_of_k, missed_target, run_of_row
@@ -305,7 +306,7 @@ def _assumed_of_plan(plan: Plan) -> list[str]:
 
 
 def _of_steps(plan: Plan) -> list[str]:
-    """Return the assumptions about which steps a record takes part in, and which steps share noise."""
+    """Return the assumptions about the steps of a record, about noise that steps share, and about an early stop."""
     found = []
     if plan.groups is not None:
         found.append(wording.about(plan.unit, wording.TURNS).format(groups=plan.groups))
@@ -313,6 +314,8 @@ def _of_steps(plan: Plan) -> list[str]:
         found.append(wording.about(plan.unit, wording.ONE_ORDER).format(batches=plan.batches))
     if plan.taps(0) is not None:
         found.append(wording.SHARED_NOISE.format(strategy=safe(call(plan.noise))))
+    if plan.early_stop is not None:
+        found.append(wording.ANSWERS)
     return found
 
 
@@ -336,7 +339,7 @@ def _of_ledger(ledger: Ledger, delta: float | None, path: str) -> Subject:
     who = sorted({safe(line.by) for line in lines if line.by})
     others = sum(len(spent.noted) for spent in ledger.runs.values())
     inside = (one for spent in ledger.runs.values() for other in spent.others for one in wording.mechanisms_in(other))
-    choice_noted = any(isinstance(one, Selection | AdaptiveSelection) for one in inside)
+    choice_noted = any(isinstance(one, AnySelection) for one in inside)
     also = f" and {others:,} other release{'s' if others > 1 else ''}" if others else ""
     name = _quoted(path or str(ledger.path))
     return Subject(
@@ -424,6 +427,9 @@ def _assumed_of_ledger(ledger: Ledger, delta: float) -> list[str]:
     ]
     if unit == "user":
         found.append(wording.USERS)
+    noted = [entry for spent in ledger.runs.values() for entry in spent.noted]
+    if any(entry.note.startswith("tuning") and isinstance(entry.mechanism, PrivacyProfile) for entry in noted):
+        found.append(wording.about(unit, wording.TUNED))
     for name, spent in ledger.runs.items():
         run = f"In the run “{safe(name)}” "
         if spent.torn:

@@ -83,6 +83,23 @@ GENERAL = (
     SECRECY,
 )
 """The assumptions about a mechanism without further information."""
+_ALIKE = (
+    "K is drawn from the stated law, is independent of the data, and stays secret, as do the other candidates and the "
+    "running time. The candidates are i.i.d. given the data: each configuration is drawn afresh from one law, and run "
+    "with fresh randomness. A list tried in order, pruning, warm starts and Bayesian optimisation are not. The score "
+    "is a function of the candidate's own private output."
+)
+TUNED = (
+    "Where a tuning is noted as points of its profile, its number of candidates, the candidates that are not released, "
+    "the sample of a tuning on a subset and the running time stay secret. Its candidates are i.i.d. unless the note "
+    "says adaptive. A record of private validation data is in no training data."
+)
+"""The assumption about tunings whose releases are noted as a `PrivacyProfile`."""
+ANSWERS = (
+    "of the early stop only its answers are released. Scores stay secret, and a record is among the validation records "
+    "at most once."
+)
+"""The assumption about an early stop. A page puts "In the plan" or the name of a run before it."""
 _STAY = "A record that is added or taken out moves no other record to another step or group."
 _OF_CLASS = {
     "PoissonSampled": "Batches are Poisson samples: in every step each record takes part independently, with the "
@@ -109,14 +126,13 @@ _OF_CLASS = {
     f"with the stated probability, and no other. {_STAY}",
     "BallsInBins": "Every record is in one bin, drawn uniformly once and independently of all other records, and kept "
     f"secret. It takes part in the steps of its bin, the same in every epoch. {_STAY}",
-    "Selection": "Only the best of K candidates is released. K is drawn from the stated law, is independent of "
-    "the data, "
-    "and stays secret, as do the other candidates and the running time. The candidates are i.i.d. given the data: each "
-    "configuration is drawn afresh from one law, and run with fresh randomness. A list tried in order, pruning, warm "
-    "starts and Bayesian optimisation are not. The score is a function of the candidate's own private output.",
+    "Selection": f"Only the best of K candidates is released. {_ALIKE}",
+    "TopSelection": f"Of K candidates only the best are released, as many as stated. {_ALIKE}",
     "AdaptiveSelection": "K candidates are run, K drawn from the stated law. K is independent of the data and stays "
     "secret. A candidate may depend on the outputs before it in any way.",
     "PrivacyProfile": "The stated points of the privacy profile hold for the mechanism that they stand for.",
+    "ZCDP": "The stated zero-concentrated guarantee holds for the mechanism that it stands for.",
+    "AboveThreshold": "One record moves every query by at most the sensitivity to which the noise is relative.",
     "PureDP": "The stated epsilon holds for the mechanism that it stands for.",
     "ApproximateDP": "The stated epsilon and delta hold for the mechanism that they stand for.",
 }

@@ -145,6 +145,12 @@ class Spent:
     owed: Counter[Release] = field(default_factory=Counter)
     shared: int | None = 0
 
+    @property
+    def of_tunings(self) -> bool:
+        """Whether nothing but tunings is noted."""
+        tuned = [entry.note.startswith("tuning") for entry in self.noted]
+        return all(tuned) and bool(tuned) and not (self.numbers or self.torn)
+
     def has_early_stop(self, plan: Plan) -> bool:
         """Return whether the early stop of a plan is noted."""
         noted = (entry.mechanism for entry in self.noted if entry.note == EARLY_STOP)
@@ -373,9 +379,12 @@ class Contents:
         return self.runs[run].releases - -change, +change
 
     def unfinished(self, run: str | None = None) -> list[str]:
-        """Return which runs (`run`, or all) stopped before the end of their plan and have no `seen` entry."""
-        names = self._names(run)
-        return [name for name in names if self.runs[name].looks is None and self.promised(name, whole=True)]
+        """Return which runs (`run`, or all) stopped before the end of their plan and have no `seen` entry.
+
+        A run that holds tunings alone is none of them: it stands for the tuning, and takes no steps of its plan.
+        """
+        ended = [name for name in self._names(run) if self.runs[name].looks is None and not self.runs[name].of_tunings]
+        return [name for name in ended if self.promised(name, whole=True)]
 
     def choice(self, run: str) -> Plan | None:
         """Return the last plan with repetitions of a run with steps, which do not pay for the choice of this run."""
