@@ -38,7 +38,7 @@ from typing import NamedTuple
 from jaxacct.kernels.arrays import Array, log1p, namespace, repeat
 from jaxacct.kernels.contour import plain, split
 from jaxacct.kernels.contour.core import departures, polar
-from jaxacct.kernels.contour.plain import axis_nodes, nodes_at
+from jaxacct.kernels.contour.plain import axis_nodes
 from jaxacct.kernels.contour.split import estimate, integrand_at, needed
 from jaxacct.kernels.law import LossLaw, Saddle, Tilted, cumulants, finite_weights, saddle_point, tilted_gaussian
 
@@ -55,8 +55,8 @@ def sensitivity(
     """Return the derivative of log delta along a tangent, -d log delta/d eps, and the (points, nodes) that suffice."""
     xp = namespace(law.sign, epsilon, tangent.mu2)
     point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
-    c, period, *images = plain.place(law, point, epsilon, log_tol, axis_nodes(points))
-    nodes = nodes_at(law, c, 2.0 * xp.pi / period, log_tol, points, count, (images[0], images[1]))
+    nodes = plain.nodes_for(law, point, epsilon, log_tol, points, count)
+    c = nodes.c
     z = c[..., None] + 1j * nodes.t
     change = tangent.mu2[..., None] * z * (z + 1.0) / 2.0
     at, along = c[..., None], nodes.t[..., None, :]

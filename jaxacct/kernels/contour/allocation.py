@@ -19,24 +19,7 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, log_ndtr
 from jaxacct.kernels.contour import allocation_law
-from jaxacct.kernels.contour.allocation_law import (
-    ROOM,
-    Cells,
-    Cuts,
-    Line,
-    Powers,
-    Windows,
-    cells_of,
-    cuts_of,
-    jump_below,
-    log_path,
-    log_real,
-    panels_of,
-    powers_on,
-    shares,
-    tail,
-    turned_by,
-)
+from jaxacct.kernels.contour.allocation_law import Cells, Cuts, Line, Powers, Windows, cells_of, cuts_of, tail
 from jaxacct.kernels.contour.core import log_geometric
 
 STEEPEST = 9.0
@@ -223,7 +206,7 @@ def _sorted(a: Array, b: Array) -> tuple[Array, Array]:
 def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) -> Windows:
     edge = _far_from(s, t, k, goal)
     blur = np.minimum(0.03 / s, 0.3)  # width of the far window
-    high = edge + ROOM * blur
+    high = edge + allocation_law.ROOM * blur
     low, low_blur = np.full_like(s, -np.inf), np.ones_like(s)
     if share > 0.0:
         low, low_blur = np.log(np.maximum(share * t * (k - 1.0), 1.0)) / s + 0.5 * s, LOW_BLUR / s
@@ -414,11 +397,11 @@ def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tupl
     bulk the results are a bound of log B^t, and -inf.
     """
     whole: Array = np.isneginf(cuts.windows.low)
-    bulk, jump = shares(cuts, np.zeros((len(t), 1)))
-    log_jump, t = log_real(cells, jump, jump_below(cuts.windows), r, sign), t[:, None]
+    bulk, jump = allocation_law.shares(cuts, np.zeros((len(t), 1)))
+    log_jump, t = allocation_law.log_real(cells, jump, allocation_law.jump_below(cuts.windows), r, sign), t[:, None]
     if whole.all():
         return t * log_jump, np.full_like(log_jump, -np.inf)
-    log_bulk = log_real(cells, bulk, np.ones(len(t)), r, sign)
+    log_bulk = allocation_law.log_real(cells, bulk, np.ones(len(t)), r, sign)
     both = np.logaddexp(log_bulk, log_jump)
     power = np.where(whole[:, None], t * log_jump, np.log(t) + log_jump + (t - 1.0) * both)
     return power, np.where(whole[:, None], -np.inf, t * log_bulk)
@@ -427,7 +410,7 @@ def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tupl
 def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float, local: Array) -> Array:
     """Bound the log of (h/pi) sum |F(z)|/|z|^2 over the nodes with Im z > y, (B,), on the path `local` (`_path`)."""
     whole: Array = np.isneginf(cuts.windows.low)
-    bulk, jump = log_path(cells, cuts, c, y, _path(cells, cuts.windows, y, local), sign)
+    bulk, jump = allocation_law.log_path(cells, cuts, c, y, _path(cells, cuts.windows, y, local), sign)
     both = np.where(whole, jump, np.logaddexp(bulk, jump))
     power = np.where(whole, t * both, np.log(t) + jump + (t - 1.0) * both)
     return np.where(np.isnan(power), np.inf, power) - np.log(np.pi * y)
@@ -576,8 +559,8 @@ def _evaluated(sign: float, s: Array, t: Array, where: Place, bulk: Place | None
 
 def _contour(sign: float, s: Array, t: Array, where: Place, bulk: Contour | None) -> Contour:
     line, windows = where.line, where.windows
-    ends = panels_of(s, t, windows, np.hypot(line.c, line.count * line.step))
-    return Contour(sign, s, t, where, powers_on(line, s, t, windows, ends, sign), bulk)
+    ends = allocation_law.panels_of(s, t, windows, np.hypot(line.c, line.count * line.step))
+    return Contour(sign, s, t, where, allocation_law.powers_on(line, s, t, windows, ends, sign), bulk)
 
 
 def brackets_at(
@@ -620,7 +603,7 @@ def _scale(found: Contour, k: Array) -> Array:
 
 def _turned(found: Contour, k: Array) -> Array:
     """Return the integrand at the nodes, (B, N), without `_scale` and its factor 1/z^2; halved at the first node."""
-    turned = found.powers.value * (1.0 + turned_by(-found.sign * found.powers.turn * k[:, None]))
+    turned = found.powers.value * (1.0 + allocation_law.turned_by(-found.sign * found.powers.turn * k[:, None]))
     turned[:, 0] *= 0.5
     return turned
 
@@ -727,7 +710,7 @@ def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
 
 def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -> Array:
     """Bound E(k - S)_+ where a slot is far (README.md, section 1). `far`: the chance that a given slot is far."""
-    d, blur = ROOM, windows.high_blur
+    d, blur = allocation_law.ROOM, windows.high_blur
     edge = windows.high - d * blur
     log_below = log_ndtr(-d) - d * edge / blur + 0.5 * (d / blur) ** 2 + log_ndtr(edge - d / blur)
     below = np.fmin(np.exp(log_below + 1e-6), far) * k

@@ -153,6 +153,13 @@ def bracketed(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Arra
     return Bracketed(lower, xp.clip(estimate, lower, upper), upper, ok, nodes.needs)
 
 
+def behind(found: Bracketed) -> Bracketed:
+    """Move the first axis of every array, along which eps varies, behind the batch axes."""
+    xp = namespace(found.lower)
+    lower, estimate, upper, ok = (xp.moveaxis(end, 0, -1) for end in found[:4])
+    return Bracketed(lower, estimate, upper, ok, found.needs)
+
+
 def newton(nodes: Nodes, start: Array, log_delta: Array, steps: int = NEWTON_STEPS) -> Array:
     """Return the eps at which the trapezoid sum is delta, by Newton steps from `start`."""
     xp = namespace(nodes.t, start)

@@ -18,18 +18,8 @@ import scipy
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, log1p_complex, logsumexp
-from jaxacct.kernels.contour.core import (
-    ABSCISSA_MULTIPLES,
-    Nodes,
-    ends,
-    epsilon_of,
-    errors,
-    log_kappa,
-    newton,
-    period_for,
-    trapezoid,
-    weight_at,
-)
+from jaxacct.kernels.contour import core
+from jaxacct.kernels.contour.core import Nodes, log_kappa
 from jaxacct.kernels.contour.gaussian_errors import sinc_envelope
 
 SMALL_LOSSES = 30.0
@@ -51,8 +41,8 @@ def delta_bracket(nodes: Nodes, epsilon: float) -> tuple[float, float, float]:
     """Return the logarithms of a lower bound, an estimate and an upper bound of delta(eps)."""
     with np.errstate(all="ignore"):
         at = np.asarray(epsilon)
-        value = trapezoid(nodes, at)[0]
-        lower, upper = ends(nodes, at, value, errors(nodes, at))
+        value = core.trapezoid(nodes, at)[0]
+        lower, upper = core.ends(nodes, at, value, core.errors(nodes, at))
         if not (np.isfinite(upper) and lower <= upper):
             return -np.inf, np.nan, np.inf
         middle = nodes.k0 - nodes.c * epsilon + np.log(value) if value > 0.0 else upper
@@ -63,9 +53,9 @@ def epsilon_bracket(nodes: Nodes, start: float, log_low: float, log_high: float)
     """Return (lower, estimate, upper) of epsilon; `upper` holds for the delta e^log_low, `lower` for e^log_high."""
     lower, upper = -np.inf, np.inf
     with np.errstate(all="ignore"):
-        found = newton(nodes, np.asarray(start), np.asarray(log_low), 16)
+        found = core.newton(nodes, np.asarray(start), np.asarray(log_low), 16)
         for margin in (1.02, 1.5, 4.0):  # distance of a bound from the estimate, in units of the estimate's error
-            low, _, high, _ = epsilon_of(nodes, found, np.asarray(log_low), np.asarray(log_high), margin)
+            low, _, high, _ = core.epsilon_of(nodes, found, np.asarray(log_low), np.asarray(log_high), margin)
             lower, upper = max(lower, float(low)), min(upper, float(high))
             if lower > -np.inf and upper < np.inf:
                 break
@@ -100,12 +90,12 @@ def chernoff(parts: list[Part], highest: float) -> tuple[Array, Array]:
 
 
 def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) -> Nodes:
-    at = highest * np.array(ABSCISSA_MULTIPLES)
+    at = highest * np.array(core.ABSCISSA_MULTIPLES)
     with np.errstate(all="ignore"):
         bound = np.array([sketch(parts, c).k + log_kappa(c) for c in at])
         bound = np.where(np.isfinite(bound), bound, np.inf)
         goal = np.asarray(epsilon), np.asarray(log_delta), np.asarray(LOG_TOLERANCE), np.asarray(LARGEST_CANCELLATION)
-        c, period = (float(x) for x in period_for(np.asarray(highest * 1.0001), at, bound, *goal))
+        c, period = (float(x) for x in core.period_for(np.asarray(highest * 1.0001), at, bound, *goal))
     if not (np.isfinite(c) and np.isfinite(period)):
         raise TooMany("no contour")
     step = 2.0 * np.pi / period
@@ -136,7 +126,7 @@ def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) 
     # here the rounding of Im K and of the sum of terms is added; core.two_sided adds the rounding of t eps
     slack = wrong + ROUNDOFF * (count + 48.0) * np.exp(power.real)
     place, h = np.float64(c), np.float64(step)
-    weight = weight_at(place, h, t)
+    weight = core.weight_at(place, h, t)
     common = np.float64(k_error + 8.0 * ROUNDOFF * (abs(k) + 8.0))
     return Nodes(
         place, np.float64(k), common, h, t, weight, power.real, power.imag, slack, cut, chosen, np.array(logs), count

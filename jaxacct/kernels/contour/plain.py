@@ -12,24 +12,8 @@ from typing import NamedTuple
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, horner, namespace, repeat, stack
-from jaxacct.kernels.contour import gaussian_errors
-from jaxacct.kernels.contour.core import (
-    ABSCISSA_MULTIPLES,
-    SUM_OUTWARD,
-    Bracketed,
-    Nodes,
-    bracketed,
-    departures,
-    depth,
-    epsilon_of,
-    errors,
-    log_images,
-    newton,
-    period_for,
-    polar,
-    trapezoid,
-    weight_at,
-)
+from jaxacct.kernels.contour import core, gaussian_errors
+from jaxacct.kernels.contour.core import Bracketed, Nodes
 from jaxacct.kernels.law import LossLaw, Saddle, cumulants, finite_weights, lifted, saddle_point, tilted_gaussian
 
 SPARE_NATS = 7.0
@@ -116,13 +100,13 @@ def nodes_at(
     gaussians = law.gauss_n.shape[-1] > 0
     if gaussians:
         grid = tilted_gaussian(sigma, q, sign, at, points)
-        re, im = departures(grid.weight, (h * law.sign)[..., None, None] * grid.loss, count)
+        re, im = core.departures(grid.weight, (h * law.sign)[..., None, None] * grid.loss, count)
         levels = gaussian_errors.level_sets(sigma, q, grid)
     need_nodes = _cut_off(law, h, levels, log_tol)
     keep = xp.minimum(need_nodes, float(count))
     t_max = h * (keep - 1.0)
     if gaussians:
-        errors_of = gaussian_errors.gaussian_errors(sigma, q, sign, grid, t_max[..., None], depth(points, count))
+        errors_of = gaussian_errors.gaussian_errors(sigma, q, sign, grid, t_max[..., None], core.depth(points, count))
         flat, rate, most, at_c = errors_of
         error = flat[..., None] + xp.minimum(rate[..., None] * along, most[..., None])
         need_points = xp.max(gaussian_errors.points_needed(sigma, grid, (h * need_nodes)[..., None]), axis=-1)
@@ -143,7 +127,7 @@ def nodes_at(
         k0 = k0 + xp.sum(part.n * part.log_m, axis=-1)
         sizes, terms = sizes + xp.sum(xp.abs(part.n * part.log_m), axis=-1), terms + part.n.shape[-1]
         common = common + xp.sum(part.n * part.at_c, axis=-1)
-        log_size, turn = polar(part.re, part.im)
+        log_size, turn = core.polar(part.re, part.im)
         log_modulus = log_modulus + xp.sum(n * log_size, axis=-2)
         angle, turns = angle + xp.sum(n * turn, axis=-2), turns + xp.sum(n * xp.abs(turn), axis=-2)
         ceiling = xp.exp(log_size) + part.error
@@ -159,7 +143,7 @@ def nodes_at(
     tail = 1.000001 * xp.exp(-decay) / (xp.pi * t_max)
     common = common + ROUNDOFF * (terms + 8.0) * (sizes + 4.0)
     needs = stack(xp, [need_points, need_nodes])
-    return Nodes(c, k0, common, h, t, weight_at(c, h, t), log_modulus, angle, slack, tail, *images, needs)
+    return Nodes(c, k0, common, h, t, core.weight_at(c, h, t), log_modulus, angle, slack, tail, *images, needs)
 
 
 def values_along(nodes: Nodes, epsilon: Array) -> Array:
@@ -179,9 +163,9 @@ def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
     # each step of Horner's rule costs a coefficient 16 roundoffs (kernels/README.md, section 4)
     fixed = xp.sum(weight * nodes.slack + 16.0 * ROUNDOFF * nodes.t.shape[-1] * size, axis=-1) + nodes.tail
     far = 8.0 * ROUNDOFF * xp.sum((nodes.t + nodes.c[..., None]) * size, axis=-1)
-    both = SUM_OUTWARD * (fixed[..., None] + far[..., None] * xp.abs(epsilon))
+    both = core.SUM_OUTWARD * (fixed[..., None] + far[..., None] * xp.abs(epsilon))
     many = xp.moveaxis(epsilon, -1, 0)
-    return both, xp.moveaxis(log_images(nodes.c, nodes.h, nodes.images_at, nodes.images_log, many), 0, -1)
+    return both, xp.moveaxis(core.log_images(nodes.c, nodes.h, nodes.images_at, nodes.images_log, many), 0, -1)
 
 
 def reach(law: LossLaw, c: Array, h: Array, log_tol: Array, points: int) -> Array:
@@ -196,15 +180,15 @@ def value_and_slopes(
     """Return log delta, -delta'/delta and delta''/delta by the first `keep` nodes, without bounds of errors."""
     xp = namespace(law.sign, c)
     grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, law.sign[..., None], c[..., None], points)
-    re, im = departures(grid.weight, (h * law.sign)[..., None, None] * grid.loss, count)
+    re, im = core.departures(grid.weight, (h * law.sign)[..., None, None] * grid.loss, count)
     index = xp.arange(count)
-    log_size, turn = polar(re, im)
+    log_size, turn = core.polar(re, im)
     n, at = law.gauss_n[..., None], c[..., None]
     log_modulus = xp.where(index < keep[..., None], xp.sum(n * log_size, axis=-2), -xp.inf)
     t = h[..., None] * index
     phase = xp.sum(n * turn, axis=-2) - t * epsilon[..., None]
     k0 = xp.sum(law.gauss_n * grid.log_m, axis=-1)
-    (re, im), size = weight_at(c, h, t), xp.exp(log_modulus)
+    (re, im), size = core.weight_at(c, h, t), xp.exp(log_modulus)
     cosine, sine = size * xp.cos(phase), size * xp.sin(phase)
     even, odd = re * cosine - im * sine, re * sine + im * cosine
     # a derivative in eps multiplies the term of node z by -z
@@ -230,12 +214,12 @@ def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int
     several times shorter, though terms of the sum then cancel somewhat.
     """
     xp = namespace(law.sign, point.c)
-    at = point.c[..., None] * xp.asarray(ABSCISSA_MULTIPLES)
+    at = point.c[..., None] * xp.asarray(core.ABSCISSA_MULTIPLES)
     log_bound = gaussian_errors.chernoff(lifted(law), at, axis)
     # With 128 points or more, less cancellation is allowed. A law that needs 128 may have a hidden hump, which
     # makes terms cancel more than Chernoff's bound shows.
     allowed = LARGEST_CANCELLATION if axis < 128 else 1.5
-    return *period_for(point.c, at, log_bound, epsilon, point.log_delta, log_tol, allowed), at, log_bound
+    return *core.period_for(point.c, at, log_bound, epsilon, point.log_delta, log_tol, allowed), at, log_bound
 
 
 def nodes_for(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, points: int, count: int) -> Nodes:
@@ -248,7 +232,7 @@ def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int)
     """Bracket log delta at eps. The mass at infinity is left out."""
     point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     nodes = nodes_for(law, point, epsilon, log_tol, points, count)
-    return bracketed(nodes, epsilon, trapezoid(nodes, epsilon)[0], errors(nodes, epsilon))
+    return core.bracketed(nodes, epsilon, core.trapezoid(nodes, epsilon)[0], core.errors(nodes, epsilon))
 
 
 def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, points: int, count: int) -> Bracketed:
@@ -261,7 +245,7 @@ def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, poi
     point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     nodes = nodes_for(law, point, epsilon, log_tol, points, count)
     many = xp.moveaxis(around, -1, 0)
-    return _in_front(bracketed(nodes, many, trapezoid(nodes, many)[0], errors(nodes, many)))
+    return core.behind(core.bracketed(nodes, many, core.trapezoid(nodes, many)[0], core.errors(nodes, many)))
 
 
 def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, points: int, count: int) -> Bracketed:
@@ -281,14 +265,7 @@ def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, poin
     nodes = nodes_at(law, c, h, log_tol, points, count, (at, log_bound))
     off = errors_along(nodes, along)
     value, many, both, images = (xp.moveaxis(x, -1, 0) for x in (values_along(nodes, along), along, *off))
-    return _in_front(bracketed(nodes, many, value, (both, images)))
-
-
-def _in_front(found: Bracketed) -> Bracketed:
-    """Move the first axis of every array, along which eps varies, behind the batch axes."""
-    xp = namespace(found.lower)
-    lower, estimate, upper, ok = (xp.moveaxis(end, 0, -1) for end in found[:4])
-    return Bracketed(lower, estimate, upper, ok, found.needs)
+    return core.behind(core.bracketed(nodes, many, value, (both, images)))
 
 
 def epsilon(
@@ -307,15 +284,15 @@ def epsilon(
 
     def again(_: Array, point: Saddle) -> Saddle:
         nodes = nodes_for(law, point, point.epsilon, log_tol, points, count)
-        solution = newton(nodes, point.epsilon, log_delta_low)
+        solution = core.newton(nodes, point.epsilon, log_delta_low)
         following = saddle_point(k, "epsilon", solution, point.c)
         return following._replace(epsilon=solution, log_delta=log_delta_low)
 
     if rounds > 1:
         point = repeat(xp, rounds - 1, again, point)
     nodes = nodes_for(law, point, point.epsilon, log_tol, points, count)
-    estimate = newton(nodes, point.epsilon, log_delta_low)
-    lower, lower_ok, upper, upper_ok = epsilon_of(nodes, estimate, log_delta_low, log_delta_high)
+    estimate = core.newton(nodes, point.epsilon, log_delta_low)
+    lower, lower_ok, upper, upper_ok = core.epsilon_of(nodes, estimate, log_delta_low, log_delta_high)
     target = log_delta_low[..., None]
     rest = nodes.images_log - target
     rest = rest + 8.0 * ROUNDOFF * (xp.abs(nodes.images_log) + xp.abs(target))

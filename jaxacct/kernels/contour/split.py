@@ -21,40 +21,17 @@ import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, iterate, log1p, logistic, namespace, pick, repeat, stack, sum_depth
-from jaxacct.kernels.contour import gaussian_errors, split_parts, split_remainder
-from jaxacct.kernels.contour.core import (
-    ABSCISSA_MULTIPLES,
-    Bracketed,
-    certified,
-    departures,
-    depth,
-    log_images,
-    log_kappa,
-    period_for,
-    polar,
-    trapezoid,
-    two_sided,
-    weight_at,
-)
+from jaxacct.kernels.contour import core, gaussian_errors, split_parts, split_remainder
+from jaxacct.kernels.contour.core import Bracketed
 from jaxacct.kernels.contour.split_parts import (
-    FIRST_ORDER,
-    LARGEST_TURN_SHARE,
-    NO_WINDOW,
-    USELESS,
     Grid,
     Steps,
     TiltedParts,
     Windows,
     composed,
-    cumulants,
-    grid,
     high_blur,
-    log_size,
     low_blur,
-    rise_and_norm,
-    shares,
     steps_of,
-    tilted,
 )
 from jaxacct.kernels.contour.split_remainder import FarMasses, Remainder
 from jaxacct.kernels.law import REFINEMENT_STEPS, LossLaw, saddle_point
@@ -95,7 +72,7 @@ class Placement(NamedTuple):
 def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: Array | None = None) -> Grid:
     """Return grids in u for the J sampled Gaussians: even in u, or resolving e^{itL} for every t <= `frequency`."""
     turns = None if frequency is None else frequency[..., None]
-    return grid(steps_of(law, windows.low, windows.high), c[..., None], points, turns)
+    return split_parts.grid(steps_of(law, windows.low, windows.high), c[..., None], points, turns)
 
 
 def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Contour:
@@ -104,13 +81,13 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
     start = xp.maximum(-log_delta, 1.0) / split_remainder.scale_of(law, epsilon)
     start = xp.broadcast_to(start, windows.low.shape[:-1])
     grids = grids_of(law, windows, start, PLACEMENT_POINTS)
-    both = shares(grids)
+    both = split_parts.shares(grids)
 
     def k(c: Array) -> tuple[Array, Array, Array]:
-        return cumulants(law, windows.keep_bulk, both, c)
+        return split_parts.cumulants(law, windows.keep_bulk, both, c)
 
     def size(c: Array) -> Array:
-        return log_size(law, windows.keep_bulk, both, c) + log_kappa(c)
+        return split_parts.log_size(law, windows.keep_bulk, both, c) + core.log_kappa(c)
 
     _, mean, variance = k(1e-3 * start)
     gap = epsilon - mean
@@ -118,7 +95,7 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
     scan = xp.stack([f * start for f in SCAN] + [xp.clip(normal, 1e-3 * start, 1e4 * start)])
     first = _pick_in_front(scan, xp.argmin(size(scan) - scan * epsilon, axis=0))
     point = saddle_point(k, "epsilon", epsilon, first, REFINEMENT_STEPS, down=3.0, up=3.0)
-    at = xp.stack([f * point.c for f in ABSCISSA_MULTIPLES])
+    at = xp.stack([f * point.c for f in core.ABSCISSA_MULTIPLES])
     sizes = size(at)
     # nats lost to cancellation already at the saddle point
     least = xp.min(sizes - at * epsilon, axis=0) - log_delta
@@ -126,14 +103,14 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
     # more nats are allowed, since less would leave hardly any choice of abscissa.
     allowed = xp.clip(16.0 - least, 1.5, LARGEST_CANCELLATION)
     tried, bound = (xp.moveaxis(x, 0, -1) for x in (at, sizes))
-    c, period = period_for(point.c, tried, bound, epsilon, log_delta, log_tol, allowed[..., None])
+    c, period = core.period_for(point.c, tried, bound, epsilon, log_delta, log_tol, allowed[..., None])
     right = xp.where(at > c, sizes - at * epsilon - (at - c) * period, xp.inf)
     images_at = _pick_in_front(at, xp.argmin(right, axis=0))
-    parts = tilted(law.sign[..., None], c[..., None], grids)
+    parts = split_parts.tilted(law.sign[..., None], c[..., None], grids)
     cuts = CUTS.reshape(-1, *[1] * c.ndim)
     t = 2.0 * xp.pi / period * cuts
     decay = split_parts.decay_of_both(law, windows, grids, parts, c, t) + xp.log(xp.pi * (t - 0.5 * t / cuts))
-    lost = log_size(law, windows.keep_bulk, both, c) - c * epsilon - log_delta
+    lost = split_parts.log_size(law, windows.keep_bulk, both, c) - c * epsilon - log_delta
     enough = decay >= lost - log_tol + SPARE_NATS
     cuts = xp.asarray(CUTS)
     needed = xp.where(xp.any(enough, axis=0), cuts[xp.argmax(enough, axis=0)], 2.0 * cuts[-1])
@@ -154,7 +131,9 @@ def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count:
     choice = split_remainder.choose(law, epsilon, log_delta, log_tol)
     low, high, one = choice.low, choice.high, xp.ones_like(choice.bulk_at)
     windows = Windows(
-        xp.stack([xp.full_like(low, NO_WINDOW), low]), xp.stack([high, high]), xp.stack([one, xp.zeros_like(one)])
+        xp.stack([xp.full_like(low, split_parts.NO_WINDOW), low]),
+        xp.stack([high, high]),
+        xp.stack([one, xp.zeros_like(one)]),
     )
     options = _contours(law, windows, epsilon, log_delta, log_tol, count)
     # the first 12 nats of cancellation do not count against a choice of windows
@@ -195,9 +174,9 @@ def _quadrature(law: LossLaw, contour: Contour, points: int, count: int) -> Quad
     xp = namespace(law.gauss_n, contour.period)
     h = 2.0 * xp.pi / contour.period
     grids = grids_of(law, contour.windows, contour.c, points, h * contour.nodes_kept)
-    parts = tilted(law.sign[..., None], contour.c[..., None], grids)
+    parts = split_parts.tilted(law.sign[..., None], contour.c[..., None], grids)
     turn = (h * law.sign)[..., None, None] * grids.loss
-    re, im = departures(xp.stack([parts.bulk, parts.jump]), turn, count)
+    re, im = core.departures(xp.stack([parts.bulk, parts.jump]), turn, count)
     return Quadrature(grids, parts, (re[0], im[0]), (re[1], im[1]))
 
 
@@ -225,8 +204,8 @@ def logs_of(
 ) -> Logs:
     """Compute the logs of `prod A^n` and `prod (1 + B/A)^n` at every node from A(z)/A(c) - 1 and B(z)/B(c) - 1."""
     xp = namespace(law.gauss_n, t)
-    log_size, turned = polar(*bulk)
-    added, added_turn = polar(*_ratio(parts.log_jump - parts.log_bulk, bulk, jump))
+    log_size, turned = core.polar(*bulk)
+    added, added_turn = core.polar(*_ratio(parts.log_jump - parts.log_bulk, bulk, jump))
     n, mu2 = law.gauss_n, law.mu2[..., None]
     plain = composed(n, log_size) - mu2 * t**2 / 2.0
     pure = mu2 * t * (contour.c + 0.5)[..., None]
@@ -243,7 +222,7 @@ def integrand_at(law: LossLaw, contour: Contour, points: int, count: int) -> tup
     parts = made_from.parts
     logs = logs_of(law, contour, parts, made_from.bulk, made_from.jump, t)
     keep_bulk = contour.windows.keep_bulk
-    rise, log_norm = rise_and_norm(law, keep_bulk, parts.log_bulk, parts.log_jump)
+    rise, log_norm = split_parts.rise_and_norm(law, keep_bulk, parts.log_bulk, parts.log_jump)
     # e^R - (1 - keep_bulk), divided by e^{max(r, 0)}, where R = log prod (1 + B/A)^n and r is the real part of R
     r, top = logs.rise, xp.maximum(logs.rise, 0.0)
     half = 2.0 * xp.sin(0.5 * logs.rise_turn) ** 2
@@ -257,7 +236,7 @@ def integrand_at(law: LossLaw, contour: Contour, points: int, count: int) -> tup
     k0 = law.mu2 * contour.c * (contour.c + 1.0) / 2.0 + bulk + base
     far = split_remainder.far_masses(law, contour.windows.high)
     angle = logs.plain_turn + xp.arctan2(im, re)
-    return Integrand(contour.c, k0, h, t, weight_at(contour.c, h, t), log_modulus, angle, far), made_from
+    return Integrand(contour.c, k0, h, t, core.weight_at(contour.c, h, t), log_modulus, angle, far), made_from
 
 
 def needed(law: LossLaw, contour: Contour, grids: Grid) -> Array:
@@ -266,14 +245,14 @@ def needed(law: LossLaw, contour: Contour, grids: Grid) -> Array:
     rise = xp.max(grids.loss[..., -1] - grids.loss[..., 0], axis=-1)
     turns = contour.nodes_needed * rise / contour.period
     reach = xp.max((grids.u[..., -1] - grids.u[..., 0]) / (1.1 * high_blur(law.gauss_sigma)), axis=-1)
-    points = xp.maximum(1.05 * (turns + reach), 1.02 * turns / LARGEST_TURN_SHARE)
+    points = xp.maximum(1.05 * (turns + reach), 1.02 * turns / split_parts.LARGEST_TURN_SHARE)
     return stack(xp, [points, contour.nodes_needed])
 
 
 def estimate(integrand: Integrand, epsilon: Array) -> tuple[Array, Array]:
     """Return estimates of log delta and of minus the derivative of log delta in eps."""
     xp = namespace(integrand.k0, epsilon)
-    value, slope = trapezoid(integrand, epsilon)
+    value, slope = core.trapezoid(integrand, epsilon)
     z = xp.exp(integrand.k0 - integrand.c * epsilon)
     far, far_slope = split_remainder.far(integrand.far, epsilon)
     total = xp.maximum(z * value + far, 1e-300)
@@ -357,9 +336,13 @@ def _first(law: LossLaw, log_delta: Array, log_tol: Array) -> Array:
     """Return the saddle point approximation of eps. Outcomes so far out that they are negligible are left out."""
     xp = namespace(law.gauss_n, log_delta)
     one = xp.ones_like(law.sign)
-    high = xp.where(law.sign[..., None] > 0, split_remainder.far_by_mass(law, log_delta + log_tol), NO_WINDOW)
-    both = shares(grids_of(law, Windows(xp.full_like(high, NO_WINDOW), high, one), one, PLACEMENT_POINTS))
-    return saddle_point(lambda c: cumulants(law, one, both, c), "log_delta", log_delta, down=16.0).epsilon
+    high = xp.where(
+        law.sign[..., None] > 0, split_remainder.far_by_mass(law, log_delta + log_tol), split_parts.NO_WINDOW
+    )
+    both = split_parts.shares(
+        grids_of(law, Windows(xp.full_like(high, split_parts.NO_WINDOW), high, one), one, PLACEMENT_POINTS)
+    )
+    return saddle_point(lambda c: split_parts.cumulants(law, one, both, c), "log_delta", log_delta, down=16.0).epsilon
 
 
 def _together(law: LossLaw, *values: Array) -> list[Array]:
@@ -418,7 +401,7 @@ def _certified(
     below = xp.where(below > 0, below, xp.inf)  # only a positive bound is used
     both = xp.stack([below, above])
     bounds = ends(integrand, certificate, both)
-    lower, lower_ok, upper, upper_ok = certified(both, bounds, log_delta_low, log_delta_high)
+    lower, lower_ok, upper, upper_ok = core.certified(both, bounds, log_delta_low, log_delta_high)
     return Bracketed(lower, solution, upper, upper_ok & lower_ok, certificate.needs)
 
 
@@ -435,9 +418,7 @@ def delta_about(
     xp = namespace(law.gauss_n, eps)
     found, _ = _placed(law, eps, start, log_tol, points, count, rounds)
     many = xp.moveaxis(around, -1, 0)
-    answer = _at(law, found, many, estimate(found.integrand, many)[0], points)
-    lower, middle, upper, ok = (xp.moveaxis(end, 0, -1) for end in answer[:4])
-    return Bracketed(lower, middle, upper, ok, answer.needs)
+    return core.behind(_at(law, found, many, estimate(found.integrand, many)[0], points))
 
 
 def _placed(
@@ -505,7 +486,7 @@ def _on_the_axis(law: LossLaw, placed: Placement, points: int) -> _OnAxis:
     step_laws = steps_of(law, xp.stack([windows.low, choice.low])[:, None], windows.high)
     at = xp.stack([xp.stack([contour.c, contour.images_at]), bulk_at])
     c = at[..., None]
-    parts = tilted(step_laws.sign, c, grids)
+    parts = split_parts.tilted(step_laws.sign, c, grids)
     found = split_parts.axis_errors(step_laws, c, grids, parts) + weight_errors(step_laws, c, grids, parts)
     own, image, leaps = (jax.tree.map(lambda x, i=i: x[i], parts) for i in ((0, 0), (0, 1), 1))
     images = split_parts.chernoff(law, windows.keep_bulk, image, found[0, 1], contour.images_at)
@@ -527,14 +508,14 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     # from here on `steps` bounds the error of a quotient; so far it bounded the errors of its two terms
     steps = xp.where(steps < 0.5, 2.0 * steps / (1.0 - xp.minimum(steps, 0.5)), split_parts.USELESS)
     part_errors, at_c = [], []
-    off = rounding_errors(step_laws, at, grids, parts, furthest, depth(points, count))
+    off = rounding_errors(step_laws, at, grids, parts, furthest, core.depth(points, count))
     for part, (rate, most, own) in enumerate(off):
         step = steps[..., part]
         part_errors.append(step[..., None] + xp.minimum(rate[..., None] * t[..., None, :], most[..., None]))
         at_c.append(step + own)
 
     odds, keep_bulk = parts.log_jump - parts.log_bulk, windows.keep_bulk
-    rise, log_norm = rise_and_norm(law, keep_bulk, parts.log_bulk, parts.log_jump)
+    rise, log_norm = split_parts.rise_and_norm(law, keep_bulk, parts.log_bulk, parts.log_jump)
     base, share = rise + log_norm, logistic(xp, odds)
     ceilings = xp.hypot(1.0 + bulk[0], bulk[1]) + part_errors[0]
     jumps = xp.hypot(1.0 + jump[0], jump[1]) + part_errors[1]
@@ -554,7 +535,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     jump_error = xp.sum(xp.where(n > 0, at_c[1], 0.0), axis=-1)
     ratio_error = xp.where(keep_bulk > 0, xp.sum(n * (share * at_c[1]), axis=-1), (1.0 + rise) * jump_error)
     size = xp.abs(integrand.k0) + xp.sum(n * xp.abs(parts.log_bulk), axis=-1) + law.mu2 * c * (c + 1.0) + rise + 30.0
-    common = FIRST_ORDER * (xp.sum(n * at_c[0], axis=-1) + ratio_error) + units * size
+    common = split_parts.FIRST_ORDER * (xp.sum(n * at_c[0], axis=-1) + ratio_error) + units * size
     left_out = split_remainder.bounds(law, windows, choice, integrand.far, axis.bulk_at, axis.bulk_log, points)
     # the decay is bounded anew, since the decay that placed the contour comes from a coarse grid without error bounds
     beyond = split_parts.decay_beyond(law, windows, axis.even, axis.parts, axis.errors, c, integrand.k0, t_max)
@@ -566,11 +547,11 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
 def ends(integrand: Integrand, certificate: Certificate, epsilon: Array) -> tuple[Array, Array]:
     """Return lower and upper bounds of log delta(eps)."""
     xp = namespace(integrand.k0, epsilon)
-    value, _ = trapezoid(integrand, epsilon)
-    both = two_sided(integrand, certificate.slack, certificate.tail, epsilon)
+    value, _ = core.trapezoid(integrand, epsilon)
+    both = core.two_sided(integrand, certificate.slack, certificate.tail, epsilon)
     at, log_bound = certificate.images_at[..., None], certificate.images_log[..., None]
     remainder = certificate.remainder
-    images = xp.exp(log_images(integrand.c, integrand.h, at, log_bound, epsilon, remainder.log_mass))
+    images = xp.exp(core.log_images(integrand.c, integrand.h, at, log_bound, epsilon, remainder.log_mass))
     far, _ = split_remainder.far(integrand.far, epsilon)
     log_z = integrand.k0 - integrand.c * epsilon
     both = both + 8.0 * ROUNDOFF * xp.abs(value)
@@ -631,7 +612,9 @@ def _units(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> tuple[_Un
 
 def _first_order(units: _Units, x: Array) -> Array:
     xp = namespace(units.doubt, x)
-    return xp.where(units.doubt < gaussian_errors.LARGEST_DOUBT, ROUNDOFF * (1.0 + 2.0 * units.doubt) * x, USELESS)
+    return xp.where(
+        units.doubt < gaussian_errors.LARGEST_DOUBT, ROUNDOFF * (1.0 + 2.0 * units.doubt) * x, split_parts.USELESS
+    )
 
 
 def _of_weights(units: _Units, weight: Array, log_part: Array) -> Array:
