@@ -51,11 +51,9 @@ SMALL = 1e-8
 
 
 def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str | None) -> Answer:
-    """Return brackets of delta at eps >= 0; all arguments broadcast to (B,).
+    """Return brackets of delta at eps >= 0 in a direction, None for the larger delta; all arguments broadcast to (B,).
 
-    slots : whole numbers from 1 to 2**53.
-    direction : "remove", "add", or None for the larger delta of the two. "add" is skipped where Chernoff's bound shows
-        that its delta is smaller than that of "remove".
+    For None, "add" is skipped where Chernoff's bound shows that its delta is smaller than that of "remove".
     """
 
     def solved(sigma: np.ndarray, t: np.ndarray, eps: np.ndarray) -> np.ndarray:
@@ -83,11 +81,10 @@ def epsilon(
     rtol: float = 1e-4,
     near: np.ndarray | None = None,
 ) -> Answer:
-    """Return brackets of inf {eps >= 0 : delta(eps) <= delta}; all arguments broadcast to (B,).
+    """Return brackets of inf {eps >= 0 : delta(eps) <= delta} in a direction, None for the larger; arguments broadcast.
 
-    direction : "remove", "add", or None for the larger epsilon of the two. "add" is not solved where its epsilon is
-        shown to be at most the lower bound of epsilon in the direction "remove".
-    near : the eps where the search begins.
+    For None, "add" is not solved where its epsilon is shown to be at most the lower bound of "remove". The search
+    begins at `near`.
     """
 
     def solved(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, begin: np.ndarray) -> np.ndarray:
@@ -113,10 +110,9 @@ def _flat(*arrays: np.ndarray | float) -> list[np.ndarray]:
 
 
 def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of delta by theorems, which are closed forms and need no contour.
+    """Return bounds of delta by theorems, which are closed forms and need no contour.
 
-    `sign` stands for the direction (`SIGNS`), s is 1/sigma, and t is the number of slots. By one theorem the Gaussian
-    mechanism that also reveals the slot has a delta at least as large.
+    By one theorem the Gaussian mechanism that also reveals the slot has a delta at least as large.
     """
     k = np.exp(sign * eps)
     low, high = allocation_law.bounds(sign, s, t, k)
@@ -159,11 +155,7 @@ def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray)
 
 
 def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of delta in the direction remove, by a contour for E(k - S)_+.
-
-    Delta is E(S - k)_+ = 1 - k + E(k - S)_+, with S = dP/dQ, k = e^eps, and E the mean under Q. The error is absolute:
-    it is small relative to delta only where delta is large.
-    """
+    """Bound delta = E(S - k)_+ = 1 - k + E(k - S)_+ (remove) by a contour for E(k - S)_+; its error is absolute."""
     k = np.exp(eps)
     low, _, high, _ = brackets_at(-1.0, s, t, k, np.log(k))
     wrong = 16.0 * ROUNDOFF * k
@@ -278,10 +270,8 @@ def search(
     floor: np.ndarray | float = 0.0,
     near: np.ndarray | float = 0.0,
 ) -> np.ndarray:
-    """Return (lower, estimate, upper) of epsilon. An unproved lower bound is 0, an unproved upper bound inf.
+    """Return (lower, estimate, upper) of epsilon, at most `most`. What is not proved is 0 and inf.
 
-    most : an upper bound of epsilon.
-    rtol : the wanted relative width. The bracket may be narrower where that costs nothing.
     floor : where epsilon is shown to be at most this, the answer is (0, 0, floor).
     near : the eps where the search begins, if it is positive and there is no floor.
     """
@@ -349,8 +339,8 @@ def _newton(
 ) -> tuple[tuple[np.ndarray, Value], np.ndarray, np.ndarray]:
     """Take Newton steps on log delta from eps. Return ((eps reached, bracket of delta there), low, high).
 
-    `low` and `high` bracket epsilon and confine the steps; a bracket of delta at an eps between them moves one of them.
-    The steps need estimates of delta only. Brackets are computed where the contour was placed and where Newton ends.
+    `low` and `high` bracket epsilon and confine the steps, which need estimates of delta only. Brackets of delta where
+    the contour was placed, and where Newton ends, move them.
     """
 
     def read(value: Value, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -389,10 +379,7 @@ def _newton(
 def _ends(
     contour: Contour, eps: np.ndarray, value: Value, delta: np.ndarray, floor: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of epsilon about the estimate eps, each proved by a bracket of delta at that bound.
-
-    Without a proof, a lower bound is 0, and an upper bound is inf.
-    """
+    """Return bounds of epsilon about eps, each proved by a bracket of delta there; without a proof 0 and inf."""
     below, above = np.zeros_like(eps), np.where((eps == 0.0) & (value.upper <= delta), 0.0, np.inf)
     for widen in (1.0, 4.0, 64.0, 4096.0):
         margin = widen * (1e-15 * eps + 4.0 * ROUNDOFF * delta / value.slope)

@@ -38,12 +38,6 @@ NUMPY_MOST = 40_000
 NUMPY_MOST_SELECTIONS = 2_400
 """Largest number of private selections in a job that NumPy does. A selection costs NumPy as much as some 16
 configurations. The limit stays the same after `jaxacct warm`, which keeps no programs of selections."""
-CHUNK_POINTS = 2**14
-"""Number of quadrature points in a chunk on NumPy, over all its configurations. With smaller chunks there are more
-calls. Larger chunks do not fit into a cache."""
-NODES_A_POINT = 16
-"""A finite part has a term for each pair of a node and an atom. This number of such terms counts as one quadrature
-point, since it takes about as much memory."""
 
 
 class _Path(NamedTuple):
@@ -51,22 +45,15 @@ class _Path(NamedTuple):
     asked: bool  # whether the user asked for this path
 
 
-CALLS_ERFC = "jaxacct.kernels.contour.split"
-"""Name of the module whose kernels certify with erfc. SciPy's erfc is checked only before one of these kernels runs."""
-
 _path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", default=None)
 
 
 @contextlib.contextmanager
 def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[None]:
-    """Let every batch inside take one path, NumPy or XLA.
+    """Let every batch inside take one path: the user's choice, else that of the enclosing job, else the cheaper.
 
-    The path is the user's choice if there is one, else the path of the enclosing job if there is one, else the cheaper
-    path.
-
-    size : number of configurations of the whole job.
-    backend : the user's choice for this job and the jobs inside it.
-    apart : whether to ignore the path of the enclosing job. A path that the user chose is not ignored.
+    size, backend : number of configurations of the whole job, and the user's choice.
+    apart : whether to ignore the path of the enclosing job, unless the user chose it.
     """
     around = _path.get()
     if backend == "numpy" and not _holds():
@@ -86,7 +73,7 @@ def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[No
 
 @contextlib.contextmanager
 def fixed(numpy: bool) -> Iterator[None]:
-    """In this context, each batch is a piece of a larger job, and uses NumPy if `numpy` is True, else XLA."""
+    """Let each batch in this context, a piece of a larger job, use NumPy if `numpy` is True, else XLA."""
     token = _path.set(_Path(numpy, False))
     try:
         yield
@@ -100,11 +87,7 @@ def suiting(size: int, *, selections: bool = False) -> str:
 
 
 def on_numpy(size: int, *, apart: bool = False, selections: bool = False) -> bool:
-    """Return whether a batch of this size goes to NumPy.
-
-    apart : as in `job`.
-    selections : whether the batch consists of private selections at their worst score.
-    """
+    """Return whether a batch goes to NumPy; `apart` as in `job`, `selections`: selections at their worst score."""
     path = _path.get()
     return _suits(size, selections) if path is None or (apart and not path.asked) else path.numpy
 
@@ -131,22 +114,22 @@ def _holds() -> bool:
 
 
 def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, **static: int) -> list[np.ndarray]:
-    """Return the leaves of a kernel's answer for a batch of configurations.
+    """Return the leaves of a kernel's answer for a batch; `static` are the kernel's keywords, among them its sizes.
 
     chunk : number of configurations in a call of a compiled program.
-    static : the kernel's keywords. Its numbers of quadrature points (`points`) and of contour nodes (`count`) decide
-        how many configurations fit into a cache.
     """
     path = _path.get()
     if not (_suits(size) if path is None else path.numpy):
         return in_chunks(program(kernel, **static), chunk, arguments, size)
-    if kernel.__module__ == CALLS_ERFC and elementary_check.failure(special=True) is not None:
+    # only the kernels of split.py certify with SciPy's erfc
+    if kernel.__module__ == "jaxacct.kernels.contour.split" and elementary_check.failure(special=True) is not None:
         raise ArithmeticError(elementary_check.failure(special=True))
     leaves, tree = jax.tree.flatten(arguments)
-    # A finite part has one term for each node and atom.
+    # A chunk has 2^14 quadrature points: fewer make more calls, more do not fit into a cache. A finite part has one
+    # term for each node and atom; 16 of them take as much memory as a point.
     atoms = max(leaf.size // size for leaf in leaves) if size else 1
-    largest = max(static["points"], atoms * static["count"] // NODES_A_POINT)
-    some = max(1, CHUNK_POINTS // largest)
+    largest = max(static["points"], atoms * static["count"] // 16)
+    some = max(1, 2**14 // largest)
 
     def one(start: int) -> list[Any]:
         piece = [np.asarray(leaf[start : start + some]) for leaf in leaves]
@@ -169,8 +152,7 @@ def _joined(piece: Callable[[int], list[Any]], starts: range, workers: int) -> l
 def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.ndarray]:
     """Run a compiled program over a batch, `chunk` configurations at a time. The last chunk is padded.
 
-    Chunks go to the devices in turn, several in flight at a time. Under `jax.distributed` only the devices of this
-    process take part.
+    Chunks go to this process's devices in turn, several in flight at a time.
     """
     each = devices.local()
     leaves, tree = jax.tree.flatten(arguments)
@@ -195,9 +177,8 @@ def program(kernel: Callable[..., Any], **static: int) -> Compiled:
 
 
 class Compiled:
-    """A function of pytrees whose programs are loaded or compiled at the first call.
+    """A function of pytrees, returned as leaves; programs for new shapes or devices are loaded or compiled at a call.
 
-    A call returns the leaves of the function's result. Arguments of new shapes or on another device need a new program.
     Several threads may call at once. The label and the digest of the sources together identify the function.
     """
 
@@ -228,10 +209,7 @@ Runner = Callable[..., Any]
 
 
 def runner() -> Runner:
-    """Return the function that calls the lattice engine's kernels.
-
-    It calls them with NumPy, or with XLA if the user asked for XLA or an accelerator is in use (`on_numpy`).
-    """
+    """Return the function that calls the lattice engine's kernels: with NumPy, or with XLA where `on_numpy` says so."""
     return _by_numpy if on_numpy(1, apart=True) else _by_xla
 
 
@@ -257,8 +235,6 @@ LEAST = 64
 """Smallest number of configurations in a block when a batch is divided among threads."""
 MOST_THREADS = 8
 """Largest number of threads. NumPy releases the interpreter's lock only in long loops, so more threads would wait."""
-ROWS_WITH_PROGRESS = 300
-"""Smallest number of configurations for which a progress bar shows."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -280,7 +256,7 @@ def in_blocks(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
         with np.errstate(all="ignore"):  # the setting holds in this thread only
             return _solved(solve, [column[rows] for column in columns])
 
-    bar = Progress(sigma.size, None if sigma.size >= ROWS_WITH_PROGRESS else False)
+    bar = Progress(sigma.size, None if sigma.size >= 300 else False)
     for at, ends in on_cores(solved, blocks, bar, [rows.size for rows in blocks], threads):
         found[:, blocks[at]] = ends
     return found
@@ -295,8 +271,7 @@ def on_cores(
 ) -> Iterator[tuple[int, Result]]:
     """Yield (index, `work(item)`) of every item, in any order. Move the bar by each item's size (1 without `sizes`).
 
-    A single item runs in the caller's own thread, and so do all if `threads` = 1. An interrupt cancels the items that
-    have not begun.
+    A single item runs in the caller's own thread. An interrupt cancels the items that have not begun.
     """
     done, most = 0, min(_cores(), threads, len(items))
     pool = ThreadPoolExecutor(most) if most > 1 else None

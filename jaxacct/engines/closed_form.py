@@ -34,16 +34,10 @@ from jaxacct.kernels.contour.gaussian_errors import FINITE_LOSS_ERROR
 LEAST_GAP = 1e-300
 """Differences of Mills ratios, values of delta and slopes below this are raised to it, so that their logarithms and
 quotients are finite."""
-LARGEST_FLOAT = np.finfo(np.float64).max
-"""Largest float64. A lower bound of epsilon that exceeds this number is lowered to it."""
 LEAST_EPSILON = 2.0**-1060
 """Bisection halves the exponent of epsilon down to this (subnormal) value. Below it, epsilon itself is halved."""
-BISECTIONS = 78
-"""Largest number of bisection steps: 11 or 12 for the exponent of epsilon, 53 for its digits, and some to spare."""
 ROUNDOFF_OF_LOG = 4096.0 * ROUNDOFF
 """Largest error of the logarithm of a delta of at least 1e-308, and of the logarithm of the target."""
-NEWTON_STEPS = 40
-"""Largest number of Newton steps for epsilon. The bounds are certified wherever Newton ends."""
 _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(6))
 """Nodes and weights of the Gauss-Legendre rule of order 6 on [-1/2, 1/2]."""
 
@@ -82,9 +76,7 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Return the bracket of the least eps >= 0 whose delta is at most the given `delta`.
-
-    The logarithm of the given delta is known up to `slack`.
+    """Return the bracket of the least eps >= 0 whose delta is at most `delta`, whose log is known up to `slack`.
 
     Newton's method starts above the solution and stays above it, since log delta(eps) is concave in eps.
     """
@@ -92,7 +84,7 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
     reach = np.sqrt(np.maximum(-2.0 * target, 0.0))
     eps = mu * (0.5 * mu + reach)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        for _ in range(NEWTON_STEPS):
+        for _ in range(40):  # the bounds are certified wherever Newton ends
             value, slope, _ = log_delta(mu, eps)
             lower = np.maximum(eps + (value - target) / np.maximum(slope, LEAST_GAP), 0.0)
             before, eps = eps, np.minimum(eps, lower)  # rounding alone would raise it
@@ -124,7 +116,7 @@ def simple_epsilon(mu: np.ndarray, log_delta: np.ndarray, slack: np.ndarray) -> 
     quantile = -scipy.special.ndtri(np.minimum(share * (1.0 + 1e-12), 1.0))
     quantile = np.where(share < 1.0, quantile, -np.inf)
     lower = (0.5 * mu**2 + mu * (quantile - 1e-9 * (1.0 + np.abs(quantile))) - 1.0) * (1.0 - 16.0 * ROUNDOFF)
-    lower = np.where(lower > 0.0, np.minimum(lower, LARGEST_FLOAT), 0.0)
+    lower = np.where(lower > 0.0, np.minimum(lower, np.finfo(np.float64).max), 0.0)
     return Answer(lower, lower, upper)
 
 
@@ -220,12 +212,10 @@ def _most_of_one_step(
 def profile_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of `H_{e^eps}(P || Q) = int (dP - e^eps dQ)_+` of one Poisson sampled Gaussian.
+    """Return bounds of `H_{e^eps}(P || Q) = int (dP - e^eps dQ)_+` of one Poisson sampled Gaussian at any real eps.
 
-    eps may be any real number. For eps < 0 this divergence is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`, where
-    `H_{e^-eps}(Q || P)` is the delta of the other direction at -eps.
-
-    off : error of eps.
+    For eps < 0 this divergence is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`, by the delta of the other direction at -eps.
+    `off` bounds the error of eps.
     """
     negative = eps < 0.0
     low, _, high = delta_of_one_step(sigma, q, removing ^ negative, np.abs(eps), off)
@@ -253,10 +243,8 @@ def _exponentials(value: np.ndarray, error: np.ndarray) -> Answer:
 def epsilon_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, delta: np.ndarray, slack: np.ndarray
 ) -> Answer:
-    """Return the bracket of epsilon of one Poisson sampled Gaussian.
-
-    The search begins at an upper bound: the epsilon of the Gaussian without sampling, or the largest loss.
-    """
+    """Return the bracket of epsilon of one Poisson sampled Gaussian."""
+    # the search begins at the epsilon of the Gaussian without sampling, or at the largest loss
     largest = simple_epsilon(1.0 / sigma, np.log(delta), slack).upper
     top = np.where(removing, largest, np.minimum(largest, -np.log1p(-q) * (1.0 + 4.0 * ROUNDOFF)))
 
@@ -281,7 +269,7 @@ def _by_bisection(
     """
     surely = np.array([[True], [False]])
     low, high = np.zeros((2, top.size)), np.stack([top, top])
-    for turn in range(BISECTIONS):
+    for turn in range(78):  # 11 or 12 for the exponent of epsilon, 53 for its digits, and some to spare
         # The exponent of epsilon is halved first, since epsilon may be as small as the smallest float64.
         root = np.sqrt(np.maximum(low, LEAST_EPSILON)) * np.sqrt(high)
         at = np.where(high > 4.0 * np.maximum(low, LEAST_EPSILON), root, 0.5 * (low + high))

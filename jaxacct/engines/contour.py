@@ -18,7 +18,7 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import quick_bounds
 from jaxacct.engines.backend import evaluate
-from jaxacct.engines.protocol import Answer, Effort, Engine, Question
+from jaxacct.engines.protocol import Answer, Engine, Question
 from jaxacct.kernels.contour import plain
 from jaxacct.kernels.contour import split as split_contour
 from jaxacct.kernels.contour.split import Start
@@ -39,16 +39,10 @@ class Rung(NamedTuple):
 
 TOLERANCE = 1e-8
 """Default size, relative to delta, of what a contour leaves out: aliases of the quadrature, and cut-off terms."""
-NARROWEST, REFINED_SHARE = 1e-6, 0.01
-"""Outside of searches the contour engine refines a bracket until its relative width is at most
-min(rtol, max(NARROWEST, REFINED_SHARE rtol))/2."""
 LEAST_DELTA = 1e-305
 """Smallest upper bound of delta that is not 0."""
 LOWEST_LOG_DELTA = -700.0
 """Where log delta is below this value, the lower bound of delta is 0, because exp would lose digits."""
-PLAIN_TRUST = 5.0
-"""The split contour starts from the estimate that the plain contour gave, if that estimate differs from the saddle
-point approximation by at most this factor."""
 BOUND_OUTWARD = 1.0 + 1e-12
 """Factor that covers the rounding errors of the total variation and of the largest loss."""
 DELTA_ROUNDS = 2
@@ -153,16 +147,6 @@ class Contour(Engine):
         return Answer(low, mid, np.where(upper > -np.inf, np.maximum(high, LEAST_DELTA), 0.0))
 
 
-def _accuracy(effort: Effort) -> tuple[float, float]:
-    """Return (relative width at which refining ends, relative size of the terms that are cut off).
-
-    Outside of searches both are finer than rtol, because a narrower bracket costs the contour little more.
-    """
-    if effort.in_search:
-        return effort.rtol, 0.04 * effort.rtol
-    return 0.5 * min(effort.rtol, max(NARROWEST, REFINED_SHARE * effort.rtol)), TOLERANCE
-
-
 def _climb(
     quantity: str,
     question: Question,
@@ -178,11 +162,14 @@ def _climb(
 
     values : the kernels' arguments that say what is asked.
     floor : a known lower bound of the final answer, or -inf; a row with such a bound tries every rung.
-    ceiling : an upper bound of the row's answer, known before any rung is tried.
-    enough : a row is finished once its upper bound is at most this.
+    ceiling, enough : a known upper bound of the answer; a row is finished once its upper bound is at most `enough`.
     """
     parts, hint, size = question.parts, question.hint, question.target.size
-    width, tolerance = _accuracy(question.effort)
+    rtol = question.effort.rtol
+    # relative width at which refining ends, and relative size of the terms that are cut off
+    width, tolerance = rtol, 0.04 * rtol
+    if not question.effort.in_search:  # a narrower bracket costs the contour little more
+        width, tolerance = 0.5 * min(rtol, max(1e-6, 0.01 * rtol)), TOLERANCE
     near, first = np.zeros(size), np.zeros(size, int)
     if hint is not None:
         near, first = hint.near.copy(), np.where(np.isfinite(floor), 0, hint.rung)
@@ -217,7 +204,8 @@ def _climb(
             low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
             better = ok & (high - low < upper[rows] - lower[rows])
             estimate[rows] = np.where(better, mid, estimate[rows])
-            trust = np.where(ok, np.inf, split_contour.BELIEVED) if rung.split else np.full(mid.size, PLAIN_TRUST)
+            # the estimate of a plain rung may differ from the saddle point approximation by a factor of 5
+            trust = np.where(ok, np.inf, split_contour.BELIEVED) if rung.split else np.full(mid.size, 5.0)
             for old, new in ((start.value, mid), (start.trust, trust)):
                 old[rows] = np.where(np.isfinite(mid), new, old[rows])
             lower[rows], upper[rows] = np.maximum(low, lower[rows]), np.minimum(high, upper[rows])
@@ -237,10 +225,8 @@ def _climb(
 def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width: float, tolerance: float) -> Answer:
     """Return brackets of delta without the mass at infinity, by one contour for each row; [0, 1] if nothing is known.
 
-    epsilon : (B, K), at least 0. A row's values should differ by at most about one standard deviation of the loss.
-    floor : (B, K). A bracket whose upper bound is at most this is not refined.
-    width : relative width at which a bracket is narrow enough.
-    tolerance : size of aliases and cut-off terms, relative to delta.
+    epsilon, floor : (B, K), at least 0, about one standard deviation of the loss apart; brackets below `floor` stay.
+    width, tolerance : relative width of a bracket that is narrow enough, and size of aliases and cut-off terms.
     """
     middle = 0.5 * (np.min(epsilon, axis=1) + np.max(epsilon, axis=1))
     both = np.ones(epsilon.shape, bool)
@@ -261,11 +247,9 @@ def delta_along(
 ) -> Answer:
     """Return brackets of delta without the mass at infinity at many ascending eps, by one contour for each row.
 
-    An eps may be several standard deviations of the loss away from `place`. Far away, aliases leave no useful lower
-    bound.
+    An eps may be several standard deviations of the loss away from `place`, the eps for which the contour is placed.
+    Far away, aliases leave no useful lower bound.
 
-    place : (B,), the eps for which the contour is placed.
-    width : (B, K), relative width at which a bracket is narrow enough.
     both : (B, K), whether the lower bound is wanted; otherwise it is enough that the upper bound is near the estimate.
     first : (B,), index of the first rung for each row. It is overwritten by the index of the last rung that was tried.
     along : False for `delta_about`, which also climbs to the split rungs and needs every eps near `place`.
@@ -321,10 +305,7 @@ def delta_along(
 def _agreed(
     parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, each: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of delta, with [0, 1] in place of bounds that `quick_bounds` contradicts.
-
-    each : whether every eps is checked by itself; otherwise checks at the first, middle and last eps decide for a row.
-    """
+    """Return the bounds of delta, [0, 1] where `quick_bounds` contradicts them at some eps (`each`: at that eps)."""
     columns = np.arange(epsilon.shape[1]) if each else np.array([0, epsilon.shape[1] // 2, -1])
     some = parts.take(np.repeat(np.arange(len(epsilon)), columns.size))
     at = epsilon[:, columns]

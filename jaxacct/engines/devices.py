@@ -71,10 +71,7 @@ def _default() -> jax.Device:
 
 
 def certifying() -> jax.Device | None:
-    """Return the device on which accounting runs, or None if NumPy alone can certify.
-
-    It is the default device if that certifies. If not, the user is warned once, and the host's CPU is returned.
-    """
+    """Return the device that certifies: the default one or, with one warning, the host's CPU; None if neither can."""
     default = _default()
     return default if fault(default) is None else _instead(default)
 

@@ -15,17 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
+from jaxacct.engines import lattice_parts
 from jaxacct.engines.backend import Runner, runner
-from jaxacct.engines.lattice_parts import (
-    MOST_PAIRS,
-    ApproximateLaw,
-    Finite,
-    Laplace,
-    LatticePart,
-    Placed,
-    PlainGaussian,
-    SampledGaussian,
-)
+from jaxacct.engines.lattice_parts import ApproximateLaw, Finite, Laplace, LatticePart, Placed
 from jaxacct.kernels.lattice_laws import Composition, compose, payoff
 from jaxacct.mechanisms.loss_components import Components
 
@@ -41,30 +33,10 @@ SAYS_NOTHING = 0.9
 STALLED = 0.5
 """If a bracket is more than this number times as wide as the previous lattice's bracket, the spacing of the lattice
 does not cause its width. Then longer lattices are not tried."""
-UNSURE = 0.01
-"""Widths should fall as length^-2. If a bracket's relative width exceeds this number, a lattice of QUICK nodes first
-tests that prediction."""
-NEARLY_AS_NARROW = 1.5
-"""A composition made for one eps is used at another eps if the bracket there is at most this many times as wide."""
 ATTEMPTS = 3
 """Largest number of plans for one length. If epsilon is found far from the eps of a plan, a new plan is made."""
-FAR_OFF = 1e3
-"""If the middle of a bracket is more than this many times the plan's eps, the middle is not used to estimate eps."""
-ARRAYS, ARRAYS_PER_LAW = 40, 12
-"""Measured numbers of float64 arrays, each as long as the lattice, that are in memory at once: ARRAYS for any
-composition, and ARRAYS_PER_LAW more for each law."""
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
 """Lengths of lattices for a mechanism between two pairs of distributions."""
-LONGER = 2
-"""If a lattice is too short, the next length is this many places further on in PAIR_LENGTHS: 4 times the length."""
-ENOUGH = 4e-4
-"""For a mechanism between two pairs of distributions, a bracket of epsilon of this relative width is narrow enough."""
-MOST_PAIRS_OF_ROUNDS = 2**14
-"""Largest number of pairs of atoms when finite laws are convolved, if the mechanism lies between two pairs of
-distributions. Their laws have only hundreds of atoms. For other mechanisms the largest number is `MOST_PAIRS`."""
-SHARE_OF_LATTICE = 0.1
-"""For a mechanism between two pairs of distributions, a longer lattice is made if discretisation causes more than a
-tenth of the bracket's width."""
 UNDERFLOW = 1e-300
 """Upper bound of what the sum for delta loses by underflow: at most 2^22 terms of 2.3e-308.
 
@@ -78,9 +50,6 @@ LOST_MASS = 1e-290
 ESTIMATE = 2.0 / 3.0
 """Place of the estimate in a bracket, from 0 (lower bound) to 1 (upper bound). For smooth laws the lower bound's error
 is about twice the upper bound's."""
-EDGE = 1e-3
-"""The search for a lower bound of epsilon ends at this relative width if, just above the bound, the error of delta
-exceeds the target."""
 CROSSING_STEPS = 60
 """Largest number of steps of secants and bisection. The bounds are evaluated wherever the steps end."""
 
@@ -121,7 +90,7 @@ class Case(NamedTuple):
 
         Mass of at most e^cut is left out.
         """
-        most = MOST_PAIRS_OF_ROUNDS if self.two() else MOST_PAIRS
+        most = 2**14 if self.two() else lattice_parts.MOST_PAIRS  # the laws of two pairs have only hundreds of atoms
 
         def of(laws: list[LatticePart]) -> list[LatticePart]:
             return [piece for law in laws for piece in (law.pieces(cut, most) if isinstance(law, Finite) else [law])]
@@ -146,15 +115,12 @@ def epsilon(
 
     Call it inside `with devices.double_precision():`.
 
-    parts : components of one direction.
     delta_lower, delta_upper : a bracket of d > 0, the target delta minus the mass at infinity. The upper bound of the
         answer holds for delta_lower, the lower bound for delta_upper.
-    below : components of the lower pair, if `parts` are the components of an upper pair. Then delta_lower is d minus
-        the upper pair's mass at infinity, and delta_upper is d minus the lower pair's mass at infinity.
+    below : components of the lower pair, if `parts` are those of an upper pair. Then delta_lower is d minus the upper
+        pair's mass at infinity, and delta_upper is d minus the lower pair's.
     ceiling : an upper bound that is good enough: if epsilon is shown to be at most this, the answer is [0, ceiling].
-    rtol : wanted (upper - lower)/upper.
-    enough : a relative width, at least rtol. Lattices longer than QUICK are made only while the bracket is wider.
-    memory_bytes : limit that decides the longest lattice.
+    rtol, enough : wanted (upper - lower)/upper, and `Case.enough`.
     """
     laws = laws_of(parts, index)
     others = laws if below is None else laws_of(below, index)
@@ -162,7 +128,8 @@ def epsilon(
         return LatticeAnswer(0.0, 0.0, 0.0, "zero")
     if below is not None and not (laws and others and 0.0 < delta_lower < 1.0):
         return NOTHING
-    enough = max(enough, rtol, 0.0 if below is None else ENOUGH)
+    # between two pairs, a bracket of this relative width is narrow enough
+    enough = max(enough, rtol, 0.0 if below is None else 4e-4)
     case = Case(laws, others, rtol, enough, memory_bytes, runner())
     low, high = 0.0, highest_loss(case.above)
     log_delta, share = float(np.log(delta_lower)), share_of(case.rtol)
@@ -188,7 +155,8 @@ def epsilon(
             near = abs(middle - plan.centre) <= max(2.0 / plan.theta, 1e-3 * middle)
             # The middle of the bracket is taken as an estimate of epsilon unless the bracket is wide.
             known = high - low < SAYS_NOTHING * high
-            lost = middle > FAR_OFF * max(plan.centre, ceiling)
+            # the middle is no estimate of epsilon where it is this far above the plan's
+            lost = middle > 1e3 * max(plan.centre, ceiling)
             if near or not known or lost or not np.isfinite(middle) or attempt == ATTEMPTS - 1:
                 break
             plan = plan_for(case.above, middle, log_delta, share)
@@ -211,8 +179,7 @@ def deltas(
 ) -> list[LatticeAnswer]:
     """Return brackets of delta_fin(eps) = E_P[(1 - e^{eps - L})_+ ; L finite] of configuration rows[i] at epsilon[i].
 
-    Rows with equal components are one configuration and share compositions. The other arguments are those of
-    `epsilon`; rtol and enough are relative widths of the bracket of delta.
+    Rows with equal components are one configuration and share compositions. Other arguments are those of `epsilon`.
     """
     answers = [LatticeAnswer(0.0, 0.0, 0.0, "ok") if below is None else NOTHING] * len(rows)
     run = runner()
@@ -240,9 +207,8 @@ def _alike(rows: Sequence[int], epsilon: np.ndarray, *pairs: Components) -> list
 def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
     """Return lower and upper bounds of delta at each of several ascending eps.
 
-    A composition made for one eps also brackets delta at other eps, and nearly as narrowly at eps near it. So a
-    composition is made for the middle one of the eps that are left. Delta at smaller and at larger eps is read off the
-    same composition as long as the brackets stay narrow.
+    A composition made for the middle one of the eps that are left also brackets delta at smaller and at larger eps. It
+    is read as long as the brackets stay narrow.
     """
     found = [(0.0, 1.0)] * len(epsilon)
     left = [range(len(epsilon))]
@@ -256,7 +222,7 @@ def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
         # Brackets widen away from this eps. `farther` is the width allowed at larger eps, `nearer` at smaller eps. They
         # are equal if the bracket is wide even at this eps, or if there are two pairs.
         width = (high - low) / high if high > 0.0 else 0.0
-        farther = max(case.enough, NEARLY_AS_NARROW * width)
+        farther = max(case.enough, 1.5 * width)
         nearer = farther if case.two() or width > case.enough else case.enough
         before, after = range(middle - 1, now[0] - 1, -1), range(middle + 1, now[-1] + 1)
         for side, enough in ((before, nearer), (after, farther)):
@@ -309,7 +275,8 @@ def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> 
     """
     known = fitting(case)
     if case.two():
-        lengths = known[min(first, len(known) - 1) :: LONGER]
+        # the next length is 4 times the length
+        lengths = known[min(first, len(known) - 1) :: 2]
         if not tried:
             return lengths[0]
         return 0 if len(tried) >= len(lengths) or _resolved(tried, case.enough) else lengths[len(tried)]
@@ -330,7 +297,8 @@ def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> 
         return next((n for n in quick if 2.0 * end(n) <= rtol), quick[-1])
     if width <= enough:
         return 0
-    if quick and width > UNSURE:
+    # widths should fall as length^-2; where the bracket is this wide, QUICK nodes first test that
+    if quick and width > 0.01:
         return quick[-1]
     if end(longer[-1]) > max(NARROW, enough):
         return quick[-1] if quick else 0
@@ -339,16 +307,17 @@ def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> 
 
 def fitting(case: Case) -> list[int]:
     """Return the lengths of lattices that fit into the memory; the shortest is returned in any case."""
-    lengths, size = PAIR_LENGTHS if case.two() else LENGTHS, ARRAYS + ARRAYS_PER_LAW * len(case.above)
+    # measured: 40 float64 arrays as long as the lattice are in memory at once, and 12 more for each law
+    lengths, size = PAIR_LENGTHS if case.two() else LENGTHS, 40 + 12 * len(case.above)
     return [n for n in lengths if 8 * n * size <= case.memory_bytes] or [lengths[0]]
 
 
 def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
-    """Return the index in PAIR_LENGTHS of the first length to try for a mechanism between two pairs of distributions.
+    """Return the index in PAIR_LENGTHS of the first length to try for a mechanism between two pairs.
 
     For the upper bound a loss L is split between two nodes at the distance h. In each of n steps E e^{theta L}, with
-    the tilt theta, then grows on average by the factor 1 + theta (theta + 1) h^2/12. So epsilon grows by
-    n (theta + 1) h^2/12 in all. The lower bound of epsilon falls by about twice as much.
+    the tilt theta, then grows on average by the factor 1 + theta (theta + 1) h^2/12. So epsilon grows by n (theta + 1)
+    h^2/12 in all. The lower bound of epsilon falls by about twice as much.
     """
     steps = sum(law.count for law in laws)
     for place, length in enumerate(PAIR_LENGTHS):
@@ -360,12 +329,10 @@ def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
 
 
 def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
-    """Return whether discretisation adds little to the last bracket.
+    """Return whether discretisation adds little to the last bracket, for a mechanism between two pairs.
 
-    The mechanism has two pairs of distributions, one for each end of its bracket.
-
-    The previous bracket was wider only because of discretisation. So the difference of the two widths shows how much
-    discretisation still contributes. Widths are compared as log(upper/lower), since relative widths never exceed 1.
+    The previous bracket was wider only because of discretisation. So the difference of the two widths shows how much it
+    still contributes. Widths are compared as log(upper/lower), since relative widths never exceed 1.
     """
     length, width = tried[-1]
     if width <= rtol:
@@ -376,7 +343,8 @@ def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
         return True  # the lower bound is still 0: a longer lattice would not help
     before, now = (-np.log1p(-min(width, 1.0 - 1e-12)) for _, width in tried[-2:])
     fall = (length / tried[-2][0]) ** 2
-    return bool((before - now) / (fall - 1.0) <= max(rtol, SHARE_OF_LATTICE * now))
+    # a longer lattice is made if discretisation causes more than a tenth of the width
+    return bool((before - now) / (fall - 1.0) <= max(rtol, 0.1 * now))
 
 
 def laws_of(parts: Components, index: int) -> list[LatticePart]:
@@ -384,11 +352,11 @@ def laws_of(parts: Components, index: int) -> list[LatticePart]:
     sign = float(parts.sign[index])
     laws: list[LatticePart] = []
     if parts.mu2[index] > 0:
-        laws.append(PlainGaussian(np.sqrt(parts.mu2[index]), sign))
+        laws.append(lattice_parts.PlainGaussian(np.sqrt(parts.mu2[index]), sign))
     gauss = (parts.gauss_sigma[index], parts.gauss_q[index], parts.gauss_n[index])
     for sigma, q, n in zip(*gauss, strict=True):
         if n > 0:
-            laws.append(SampledGaussian(sigma, q, n, sign))
+            laws.append(lattice_parts.SampledGaussian(sigma, q, n, sign))
     laplace = (parts.laplace_scale[index], parts.laplace_q[index], parts.laplace_n[index])
     for scale, q, n in zip(*laplace, strict=True):
         if n > 0:
@@ -443,14 +411,11 @@ def share_of(rtol: float) -> float:
 
 
 def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share: float) -> LatticePlan:
-    """Return the plan for `eps`; if `eps` is None, for the eps at which delta is e^log_delta.
+    """Return the plan for `eps`; if `eps` is None, for the eps at which delta is e^log_delta (0: delta is unknown).
 
     The tilt theta is the saddle point of K(theta) - theta eps - log theta(theta + 1), where K(theta) is the log of
-    E[e^{theta L}] for the composed loss L. Losses too rare to matter to a delta of e^log_delta are left out first. A
-    heavy tail of the loss would otherwise move the saddle point far out. log_delta = 0 stands for an unknown delta, for
-    which nothing is left out.
-
-    share : log of the share of delta that the mass left out may carry.
+    E[e^{theta L}] for the composed loss L. Losses too rare to matter to delta (`share`) are left out first: a heavy
+    tail would move the saddle point far out.
     """
     untruncated = -1e4 if log_delta == 0.0 else log_delta + share
     sketches = [law.sketch(untruncated) for law in laws]
@@ -496,8 +461,8 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
 def unresolved(laws: list[LatticePart], plan: LatticePlan, length: int) -> bool:
     """Return whether a lattice of this length is too coarse.
 
-    On it the losses of laws that are narrow beside the spacing are rounded up. The lattice is too coarse if this adds
-    more to the loss than the expected eps, or than the spacing if the spacing is larger.
+    On it the losses of laws that are narrow beside the spacing are rounded up. It is too coarse if this adds more to
+    the loss than the expected eps and than the spacing.
     """
     step = (plan.top - plan.bottom) / length
     moved = 0.0
@@ -676,10 +641,9 @@ def crossing(
 ) -> tuple[float, float]:
     """Return (a, b): the side's bound of delta is above the target at a, and at most the target at b.
 
-    `low` is an a that other lower sides have proved. `high` is a b that other upper sides have proved. The bound is
-    evaluated at every other a and b, except at a = 0, where nothing need be shown. b is 0 if the side is an upper one
-    whose bound of delta(0) is at most the target. b is inf if no b was found. Where nothing is known of delta, an upper
-    side's bound is 1 and a lower side's bound is 0, so that neither a nor b can be wrong.
+    `low` and `high` are an a that other lower sides have proved, and a b that other upper sides have. The bound is
+    evaluated at every other a and b, except at a = 0, where nothing need be shown. b is inf if none was found. Where
+    nothing is known of delta, an upper side's bound is 1 and a lower side's 0, so that neither a nor b can be wrong.
 
     The search follows secants of log delta. The first has the slope of e^{-theta eps}. Where the moves do not shrink,
     the bracket is halved.
@@ -699,7 +663,8 @@ def crossing(
             blind = at
         else:
             high, known = at, value > 0.0 and not side.upper
-            wide = EDGE * at if value < -target else 2.0 * tolerance
+            # the search ends at this relative width if, just above the bound, the error of delta exceeds the target
+            wide = 1e-3 * at if value < -target else 2.0 * tolerance
         if value <= 0.0 and low == 0.0 and not known:
             if evaluate(side, tolerance) <= target:
                 return 0.0, tolerance  # the lower bound of delta says nothing here

@@ -65,17 +65,14 @@ class LatticePart(ABC):
 
     @abstractmethod
     def sketch(self, cut: float) -> ApproximateLaw:
-        """Return an approximate loss law under P.
-
-        High losses may be left out. In all steps together their mass is at most e^cut.
-        """
+        """Return an approximate loss law under P. High losses left out have a mass of at most e^cut in all steps."""
 
     @abstractmethod
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
         """Return the range of the ratio coordinate (see the module's docstring) that the lattice must hold.
 
-        In the composition, losses above the range have a P-mass of at most e^cut. Losses below the range have a tilted
-        mass of at most e^share.
+        In the composition, losses above it have a P-mass of at most e^cut, and losses below it a tilted mass of at most
+        e^share.
         """
 
     @abstractmethod
@@ -87,10 +84,7 @@ class LatticePart(ABC):
         return np.inf
 
     def gaps(self) -> list[tuple[float, float]]:
-        """Return pairs (distance between atoms, weight); the distances should be multiples of the lattice spacing.
-
-        The larger the weight, the more it matters that the distance is a multiple.
-        """
+        """Return pairs (distance that should be a multiple of the lattice spacing, how much that matters)."""
         return []
 
     def step(self, step: float, upper: bool) -> float:
@@ -125,9 +119,9 @@ def placed_from(
 ) -> Placed:
     """Return a law placed by its ratio coordinate log mix, made from the masses of cells and from atoms on nodes.
 
-    For remove the loss rises with the coordinate. For add it falls: the masses are computed in ascending order of the
-    loss, node k as node N - 1 - k, and then reversed. The true law has mass 1. An upper law puts the mass missing from
-    1 at infinity. A lower law whose masses add up to more than 1 is no bound, so its deficit is inf.
+    For add the loss falls with the coordinate: the masses are computed in ascending order of the loss, and then
+    reversed. The true law has mass 1. An upper law puts the mass missing from 1 at infinity. A lower law whose masses
+    add up to more than 1 is no bound, so its deficit is inf.
     """
     atoms = atoms_on(cells.low.shape[0], pairs, upper)
     turned = law.sign < 0
@@ -278,9 +272,8 @@ class SampledGaussian(LatticePart):
     def _contracted(self, step: float) -> tuple[float, bool]:
         """Return (log(mix/(1 - q)) at node 0, whether the mass below node 1 is kept), with mix as in `_rise`.
 
-        Node 1 lies one step above node 0. All outputs below node 1 are merged into one, which is post-processing. Node
-        0 is at the mean ratio of these outputs. It cannot be at the infimum of the ratio, since no mass can be merged
-        onto an infimum.
+        Node 1 lies one step above node 0. All outputs below node 1 are merged into one at their mean ratio, which is
+        post-processing. Node 0 is there: no mass can be merged onto the infimum of the ratio.
         """
         low, high = -37.0, 38.0 + 1.0 / self.sigma
 
@@ -296,10 +289,7 @@ class SampledGaussian(LatticePart):
         return self._mean_rise(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))), True
 
     def _shift(self, rise: float, span: float) -> float:
-        """Bound the error of log mix = log(1 - q + q e^y) at every node, where y = u/sigma - 1/(2 sigma^2) at output u.
-
-        The error of log mix is the error of y, multiplied by the derivative q e^y/mix.
-        """
+        """Bound the error of log mix at every node: the error of y (`_rise`) times the derivative q e^y/mix."""
         odds = self.q / (1.0 - self.q)
         heavy = -np.expm1(-(rise + span))
         far = abs(np.log(self.q)) + 0.5 / self.sigma**2 + 4.0
@@ -325,10 +315,7 @@ class Laplace(LatticePart):
         return np.where(v < 1.0, small, np.logaddexp(np.log1p(-self.q), np.log(self.q) + v))
 
     def _log_mean(self, v: float) -> float:
-        """Return log(P/Q) for the event that the loss without sampling is at most v.
-
-        Its masses are P = e^{(v - 1/b)/2}/2 and Q = 1 - e^{-(v + 1/b)/2}/2, with b the scale.
-        """
+        """Return log(P/Q) of losses up to v without sampling: P = e^{(v - 1/b)/2}/2, Q = 1 - e^{-(v + 1/b)/2}/2."""
         edge = 1.0 / self.scale
         return float(0.5 * (v - edge) - np.log(2.0 - np.exp(-0.5 * (v + edge))))
 
@@ -392,10 +379,7 @@ class Laplace(LatticePart):
         return placed_from(self, cells, pairs, origin, step, last, upper, float(shift), 0.0, run)
 
     def _with(self, cells: kernel.Cells, cell: int, atom: float, inside: float, step: float) -> kernel.Cells:
-        """Return the cells with one more atom in `cell`, split between the cell's two nodes.
-
-        The atom lies at the distance `inside` from the left node.
-        """
+        """Return the cells with one more atom in `cell`, `inside` from its left node, split between its two nodes."""
         down = np.exp(-inside) if self.sign > 0 else 1.0
         up = 1.0 if self.sign > 0 else np.exp(inside - step)
         low = atom * down * np.expm1(inside - step) / np.expm1(-step)
@@ -405,8 +389,7 @@ class Laplace(LatticePart):
     def _contracted(self, step: float) -> tuple[float, float, float, float]:
         """Merge the outputs below node 1, as `SampledGaussian._contracted` does.
 
-        Return four numbers of the merged output at node 0: its log mix (`_ratio`), its loss without sampling, its mass,
-        and the error of its log mix.
+        Return the merged output's log mix (`_ratio`), loss without sampling, mass, and error of its log mix.
         """
         edge = 1.0 / self.scale
 
@@ -442,10 +425,7 @@ class Finite(LatticePart):
     """Bound of the absolute error of each mass; None if the masses were computed by exp(x), so that `inexact` holds."""
 
     def pieces(self, cut: float, most_pairs: int = MOST_PAIRS) -> list[Finite]:
-        """Return the composition as fewer steps of laws with more atoms.
-
-        The lowest and highest losses are left out. In all steps together their mass is far below e^cut.
-        """
+        """Return the composition as fewer steps of laws with more atoms. The mass left out is far below e^cut."""
         laws = powers(trimmed(self.loss, self.mass, self.count, cut), self.count, most_pairs)
         return [Finite(x.loss, x.mass, count, self.sign, x.away, x.blur, x.wrong) for x, count in laws]
 
@@ -498,10 +478,7 @@ class Finite(LatticePart):
 def _contracted(
     cell: np.ndarray, inside: np.ndarray, mass: np.ndarray, step: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return pairs (nodes, masses) whose masses together form one law on the lattice. The atoms' law dominates it.
-
-    The atoms lie at minus the loss `cell * step + inside`.
-    """
+    """Return pairs (nodes, masses): together one law that is dominated by the atoms at minus `cell * step + inside`."""
     order = np.lexsort((inside, cell))
     cell, inside, mass = cell[order], inside[order], mass[order]
     start, stop = _payers(cell, mass, step)
@@ -531,11 +508,10 @@ def _contracted(
 
 
 def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
-    """Return the indices of two atoms, the first and the last one that can pay for the rounding of the atoms between.
+    """Return the indices of the first and the last atom that can pay for the rounding of the atoms between.
 
-    The atoms between are put on nodes, which raises their profile. To make up for this, a polygon (a piecewise linear
-    function) is subtracted from the profile. Either end of the polygon takes mass from one of the two atoms returned
-    (engines/README.md).
+    The atoms between are put on nodes, which raises their profile. To make up for this, a polygon is subtracted from
+    the profile. Either end of it takes mass from one of the two atoms (engines/README.md).
     """
     gap = np.maximum(np.diff(cell), 1) * step
     from_right = step * np.append(mass[1:] / -np.expm1(-gap), 0.0)
@@ -547,8 +523,8 @@ def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
 def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, step: float) -> np.ndarray:
     """Return the masses `total` at the nodes, changed so that the atoms' law dominates the result.
 
-    A polygon c (a piecewise linear function) is subtracted from their profile (engines/README.md). a[j] and b[j] are
-    the masses that the atoms between the nodes j and j + 1 give to the left and to the right node.
+    A polygon c is subtracted from their profile (engines/README.md). a[j] and b[j] are the masses that the atoms
+    between the nodes j and j + 1 give to the left and to the right node.
     """
     growth = np.expm1(step)
     # `g` is c/alpha at each node, with alpha = e^-loss. Inside a cell the chord lies above the profile. At both
@@ -573,8 +549,8 @@ def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[n
     """Return the nodes and masses that remain when the nodes of negative mass (a debt) have been taken out.
 
     The two neighbours of a node take shares of its debt. The last node, of lowest loss, has one neighbour, which takes
-    the whole debt; that neighbour has a higher loss, so delta does not rise at any eps. The first node, of highest
-    loss, has no neighbour of higher loss: if the first node has a debt, the result is None.
+    the whole debt; that neighbour has a higher loss, so delta does not rise at any eps. If the first node, of highest
+    loss, has a debt, the result is None.
     """
     nodes: list[int] = []
     masses: list[float] = []
@@ -630,10 +606,7 @@ def inexact(mass: np.ndarray) -> np.ndarray:
 
 
 def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Atoms:
-    """Return the law in ascending order of the loss, without light losses at either end.
-
-    The mass cut off at either end is at most CUT_SHARE e^cut, in `count` steps together.
-    """
+    """Return the law in ascending order of the loss, without a mass of at most e^cut CUT_SHARE at either end."""
     order = np.argsort(loss)
     loss, mass = loss[order], mass[order]
     light = np.exp(cut) * CUT_SHARE / count
@@ -645,10 +618,7 @@ def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Ato
 
 
 def powers(atoms: Atoms, count: float, most_pairs: int = MOST_PAIRS) -> list[tuple[Atoms, float]]:
-    """Return pairs (law, how often it is composed) that together are `atoms` composed `count` times.
-
-    most_pairs : largest number of pairs of atoms that one sum of two laws may add up.
-    """
+    """Return pairs (law, how often it is composed) that together are `atoms` composed `count` times."""
     doubled = [atoms]
     while 2.0 ** len(doubled) <= count and doubled[-1].loss.size ** 2 <= most_pairs:
         doubled.append(_sum(doubled[-1], doubled[-1]))

@@ -32,8 +32,6 @@ NODES_AT_ONCE = 2**21
 """Largest number of nodes evaluated at a time, over all rows together. It limits an array to 16 MiB."""
 _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 """Gauss-Legendre rule on [-1, 1], used on panels between the two atoms of sampled Laplace noise."""
-_LEGENDRE_ERROR = 1e-22
-"""Relative error of the Gauss-Legendre rule on a panel, proved in jaxacct/representations/README.md."""
 _LARGEST_EXPONENT = 700.0
 """Largest exponent x that is used: e^x is still finite."""
 
@@ -46,25 +44,17 @@ class Interval(NamedTuple):
 
 
 class _Nodes(NamedTuple):
-    """A quadrature rule for expectations under Q.
+    """A quadrature rule for expectations under Q."""
 
-    log_weight, loss : (rows, nodes), logarithm of each node's weight, and log mix at each node.
-    weight_rounding, loss_rounding : rounding errors of `log_weight` and of `loss`, in units of ROUNDOFF.
-    relative : (rows, 1), error of the rule, relative to the moment.
-    """
-
-    log_weight: np.ndarray
-    loss: np.ndarray
-    weight_rounding: np.ndarray
-    loss_rounding: np.ndarray
-    relative: np.ndarray
+    log_weight: np.ndarray  # (rows, nodes) logarithm of each node's weight
+    loss: np.ndarray  # (rows, nodes) log mix at each node
+    weight_rounding: np.ndarray  # rounding error of `log_weight`, in units of ROUNDOFF
+    loss_rounding: np.ndarray  # rounding error of `loss`, in units of ROUNDOFF
+    relative: np.ndarray  # (rows, 1) error of the rule, relative to the moment
 
 
 def log_moments(parts: Components, c: np.ndarray) -> Interval:
-    """Return the bracket of `K(c) = log E_P[e^{cL} ; L < inf]` of the composition, for c > -1 of shape (B,).
-
-    Where a quadrature needs too many nodes, the bracket may be [-inf, inf].
-    """
+    """Return the bracket of `K(c) = log E_P[e^{cL} ; L < inf]` of the composition, c > -1, (B,); perhaps infinite."""
     low = high = parts.mu2 * c * (c + 1.0) / 2.0
     slack = 4.0 * ROUNDOFF * np.abs(low)
     low, high = low - slack, high + slack
@@ -105,11 +95,10 @@ def _where(n: np.ndarray, moment: Callable[..., Interval], *columns: np.ndarray)
 
 
 def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarray) -> Interval:
-    """Return the bracket of log sum_atoms mass e^{c loss}, for atoms (B, A).
+    """Return the bracket of log sum_atoms mass e^{c loss}, for atoms (B, A); masses are off as `inexact` says.
 
-    Where the sum is near 1 and the masses add up to 1, log(1 + sum_atoms mass (e^{c loss} - 1)) is more accurate. In
-    the rows `leaking`, which have mass at infinity, the masses add up to less than 1.
-    Every mass may have a relative error of 32 + 8 |log mass| unit roundoffs, as the lattice engine allows.
+    Where the sum is near 1 and the masses add up to 1, which they do not in the rows `leaking`, log(1 + sum_atoms mass
+    (e^{c loss} - 1)) is more accurate.
     """
     atoms = mass.shape[1] + 8.0
     exponent = c[:, None] * loss
@@ -139,10 +128,7 @@ def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarr
 
 
 def _laplace(scale: np.ndarray, c: np.ndarray) -> Interval:
-    """Return the bracket of the log moment of Laplace noise of scale b, `K(c) = s + log1p(-s g)`.
-
-    Here s = c/b, x = (1 + 2c)/b and g = (1 - e^-x)/x.
-    """
+    """Return the bracket of `K(c) = s + log1p(-s (1 - e^-x)/x)` of Laplace noise; s = c/scale, x = (1 + 2c)/scale."""
     s, x = c / scale, (1.0 + 2.0 * c) / scale
     safe = np.where(x == 0.0, 1.0, x)
     g = np.where(x == 0.0, 1.0, -np.expm1(-safe) / safe)
@@ -152,11 +138,7 @@ def _laplace(scale: np.ndarray, c: np.ndarray) -> Interval:
 
 
 def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
-    """Return the bracket of the log moment of sampled Laplace noise.
-
-    The moment is E_Q[mix^p], with mix = 1 - q + q dP/dQ and p = `power`. The loss has atoms at its smallest and largest
-    value, and a density between them. On each panel of the quadrature mix^p hardly varies.
-    """
+    """Return the bracket of log E_Q[mix^power] by two atoms, and a density on panels where mix^power hardly varies."""
     low, high = np.empty(scale.size), np.empty(scale.size)
     for row in range(scale.size):
         b, p = scale[row], power[row]
@@ -172,19 +154,15 @@ def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Int
         log_w = np.concatenate([[np.log(0.5), np.log(0.5) - 1.0 / b], log_w])[None]
         loss = log_mixture(v, q[row])
         posterior = np.exp(np.log(q[row]) + v - loss)
-        nodes = _Nodes(
-            log_w, loss, 16.0 + 4.0 / b, 4.0 * np.abs(loss) + 8.0 * posterior / b, np.array([[_LEGENDRE_ERROR]])
-        )
+        # 1e-22: relative error of the rule on a panel, proved in jaxacct/representations/README.md
+        nodes = _Nodes(log_w, loss, 16.0 + 4.0 / b, 4.0 * np.abs(loss) + 8.0 * posterior / b, np.array([[1e-22]]))
         ends = _evaluate(nodes, p[None, None])
         low[row], high[row] = ends.low[0], ends.high[0]
     return Interval(low, high)
 
 
 def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float]:
-    """Return a lower and an upper bound of log E_Q[mix^p], with mix = 1 - q + q dP/dQ and p = `power`.
-
-    The lower bound is the term of the atom where mix^p is largest. The upper bound is log mix^p at this atom.
-    """
+    """Return bounds of log E_Q[mix^p], p = `power`, by the atom where mix^p is largest: its term, and mix^p there."""
     at, log_mass = (1.0, -np.log(2.0) - 1.0 / scale) if power > 0 else (-1.0, -np.log(2.0))
     largest = power * float(log_mixture(np.asarray(at / scale), np.asarray(q)))
     slack = 32.0 * ROUNDOFF * (largest + 1.0 / scale + 1.0)
@@ -192,10 +170,7 @@ def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float
 
 
 def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
-    """Return the bracket of a sampled Gaussian's log moment, by the trapezoid rule in u = x/sigma.
-
-    Rows that need similar numbers of nodes are evaluated together.
-    """
+    """Return the bracket by the trapezoid rule in u = x/sigma; rows with similar numbers of nodes go together."""
     bottom, top, height, growth, step = _plan(sigma, q, power)
     count = np.ceil((top - bottom) / step) + 1.0
     count = np.where(np.isfinite(count), np.minimum(count, MOST_NODES), MOST_NODES)
@@ -217,12 +192,7 @@ def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> In
 
 
 def _plan(sigma: np.ndarray, q: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, ...]:
-    """For each row, return five numbers that plan the trapezoid rule.
-
-    They are the lower and the upper end in u; the height of the line in the complex plane to which the integral is
-    shifted; the logarithm of the growth of the integrand's modulus on that line; and the step for which the error is
-    about e^-NATS.
-    """
+    """Return both ends in u, the height of a complex line, the log growth on it, and a step for an error of e^-NATS."""
     above = np.maximum(p, 1.0)
     excess = above * (above - 1.0) / (2.0 * sigma**2)
     least = np.maximum(0.0, above * np.log(q) + excess)
@@ -262,7 +232,7 @@ def _trapezoid(
 
 @np.errstate(over="ignore", invalid="ignore")
 def _evaluate(nodes: _Nodes, p: np.ndarray) -> Interval:
-    """Return the bracket of log E_Q[mix^p], mix = 1 - q + q dP/dQ, by a quadrature rule.
+    """Return the bracket of log E_Q[mix^p] by a quadrature rule.
 
     A moment near 1 is computed as 1 plus E_Q[mix^p - 1 - p (mix - 1)], whose terms have one sign.
     """
@@ -313,7 +283,7 @@ def _difference(
 def least_epsilon(parts: Components, delta: np.ndarray, orders: np.ndarray | None = None) -> np.ndarray:
     """Bound epsilon from above at a delta > 0 that leaves out the mass at infinity, (B,).
 
-    orders : values of alpha - 1 for Rényi orders alpha. The best value is used; None searches for the best order.
+    orders : values of alpha - 1 for Rényi orders alpha. None searches for the best order.
     """
     log_delta = np.log(delta)
     best, least = _minimise(parts, lambda c, k: _sum_up(k, log_kappa(c), -log_delta) / c, orders)
@@ -350,8 +320,8 @@ def _minimise(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the smallest objective and the smallest Rényi divergence that are found for each row.
 
-    The objective at any c = alpha - 1, alpha the order, is a valid bound. It is a convex function of c, or such a
-    function divided by c, so it has a single minimum.
+    The objective is a bound at any c = alpha - 1, alpha the order. It is convex in c, or convex divided by c, so it has
+    a single minimum.
     """
     size = parts.mu2.size
     c = np.sort(START if orders is None else orders)[:, None] + np.zeros(size)

@@ -22,17 +22,9 @@ from jaxacct.core.floats import FAILURES, ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.engines import closed_form
 from jaxacct.engines.protocol import Answer
 from jaxacct.kernels.arrays import logsumexp
+from jaxacct.kernels.contour import mixture as kernel
 from jaxacct.kernels.contour.core import Nodes
-from jaxacct.kernels.contour.mixture import (
-    BranchLaw,
-    Part,
-    chernoff,
-    delta_bracket,
-    epsilon_bracket,
-    nodes_for_delta,
-    nodes_for_epsilon,
-    saddle,
-)
+from jaxacct.kernels.contour.mixture import BranchLaw, Part
 from jaxacct.mechanisms import Composed, Mechanism, Repeated, batch_shape
 from jaxacct.mechanisms.base import GaussianPart
 from jaxacct.mechanisms.gaussian_mixtures import Branch, OfGaussianMixtures
@@ -41,12 +33,6 @@ from jaxacct.mechanisms.loss_components import exact_product
 ROUNDING, ROUNDING_OF_SQUARES = 1e-12, 4e-15
 """Relative error allowed for each of the two terms of a branch's delta: ROUNDING, plus ROUNDING_OF_SQUARES times the
 squares in the term's exponents."""
-MOST_STEPS = 200
-"""Largest number of Newton steps. Few are needed, since the logarithm of a mixture is nearly piecewise linear."""
-HALVINGS = 60
-"""Number of halvings of an interval of eps. After them the interval's ends are neighbouring float64 numbers."""
-MOVES = (1e-15, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1)
-"""Relative amounts by which a bound of eps is moved outward, tried in turn until delta there proves the bound."""
 LARGEST_EPSILON = 1e7
 """Largest eps that is searched."""
 Row = list[tuple[float, list[Branch]]]
@@ -144,10 +130,7 @@ def one_epsilon(row: Row, sign: float, delta: float, rtol: float = 1e-4) -> Ends
 
 @np.errstate(all="ignore")
 def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None) -> Ends:
-    """Return (lower, estimate, upper) of delta at an epsilon >= 0, in one direction.
-
-    known : contours of this row and direction. They are read first, and a new one is added to them.
-    """
+    """Return (lower, estimate, upper) of delta at epsilon >= 0, in one direction. `known` contours are read first."""
     if not row:
         return 0.0, 0.0, 0.0
     if (mu := _gaussian(row)) is not None:
@@ -179,10 +162,10 @@ def _by_contour(parts: list[Part], low: float, high: float, narrow: float) -> En
         try:
             if attempt:
                 start = max(best[1], 0.0)
-                nodes = nodes_for_epsilon(parts, start, log_low)
+                nodes = kernel.nodes_for_epsilon(parts, start, log_low)
             else:
-                nodes, start = nodes_for_delta(parts, log_low)
-            found = epsilon_bracket(nodes, start, log_low, log_high)
+                nodes, start = kernel.nodes_for_delta(parts, log_low)
+            found = kernel.epsilon_bracket(nodes, start, log_low, log_high)
         except FAILURES:
             break
         if not np.isfinite(found[2]):
@@ -197,7 +180,10 @@ def _by_contour(parts: list[Part], low: float, high: float, narrow: float) -> En
         if stalled:
             break
     try:  # epsilon is 0 where the given delta is above delta(0)
-        if not (best[0] > 0.0 or best[2] <= 0.0) and delta_bracket(nodes_for_epsilon(parts, 0.0), 0.0)[2] <= log_low:
+        if (
+            not (best[0] > 0.0 or best[2] <= 0.0)
+            and kernel.delta_bracket(kernel.nodes_for_epsilon(parts, 0.0), 0.0)[2] <= log_low
+        ):
             return 0.0, 0.0, 0.0
     except FAILURES:
         pass
@@ -218,21 +204,21 @@ def _contours_of(_row: tuple[Any, ...]) -> dict[float, Known]:
 
 
 def _delta_by_contour(parts: list[Part], epsilon: float, known: list[tuple[float, Nodes]]) -> Ends:
-    """Return the bracket of delta.
+    """Return the bracket of delta: by contours placed for other eps, then by at most two new ones.
 
-    A contour placed for another eps also gives a valid bracket, so earlier contours are read first. The first new
-    contour may be far from the saddle point. The second one is placed by the estimate of delta from the first.
+    The first new contour may be far from the saddle point. The second one is placed by the first one's estimate of
+    delta.
     """
     for _, nodes in sorted(known, key=lambda one: abs(one[0] - epsilon))[:CONTOURS_READ]:
-        low, mid, high = delta_bracket(nodes, epsilon)
+        low, mid, high = kernel.delta_bracket(nodes, epsilon)
         if low <= mid <= high < np.inf and high - low <= NARROW:
             return float(np.exp(low)), float(np.exp(mid)), float(np.exp(high))
     low, mid, high = UNKNOWN
     try:
         for attempt in range(2):
-            nodes = nodes_for_epsilon(parts, epsilon, None if attempt == 0 else min(mid, 0.0))
+            nodes = kernel.nodes_for_epsilon(parts, epsilon, None if attempt == 0 else min(mid, 0.0))
             known[:] = [(epsilon, nodes), *known[: CONTOURS_KEPT - 1]]
-            found = delta_bracket(nodes, epsilon)
+            found = kernel.delta_bracket(nodes, epsilon)
             low, high = float(np.fmax(low, found[0])), min(high, found[2])
             if not (low <= high and np.isfinite(found[1])):
                 break
@@ -249,7 +235,7 @@ def _delta_by_contour(parts: list[Part], epsilon: float, known: list[tuple[float
 def _delta_by_chernoff(parts: list[Part], epsilon: float) -> Ends:
     """Return the bracket [0, Chernoff's bound] of delta: enough where the other direction's delta is far larger."""
     try:
-        at, logs = chernoff(parts, saddle(parts, lambda eps, _: eps < epsilon)[0])
+        at, logs = kernel.chernoff(parts, kernel.saddle(parts, lambda eps, _: eps < epsilon)[0])
     except FAILURES:
         return UNKNOWN
     log_delta = np.min(logs - at * epsilon * (1.0 - 1e-12))
@@ -258,7 +244,7 @@ def _delta_by_chernoff(parts: list[Part], epsilon: float) -> Ends:
 
 def _epsilon_by_chernoff(parts: list[Part], log_delta: float) -> Ends:
     try:
-        at, logs = chernoff(parts, saddle(parts, lambda _, found: found > log_delta)[0])
+        at, logs = kernel.chernoff(parts, kernel.saddle(parts, lambda _, found: found > log_delta)[0])
     except FAILURES:
         return UNKNOWN
     found = float(np.min((logs - log_delta) / at))
@@ -329,9 +315,8 @@ def _is_one_step(parts: list[Part]) -> bool:
 def _parts(row: Row, sign: float, left_out: float) -> tuple[list[Part], float]:
     """Return the parts in the form for kernels, and the probability that a left-out contribution occurs in any step.
 
-    Leaving out the rarest contributions changes the law of a step by their probability, in total variation. Delta of
-    all steps changes by at most the sum of these probabilities in the direction remove, and by at most e^eps times this
-    sum in the direction add.
+    That probability bounds the change of the laws in total variation. So delta changes by at most that much in the
+    direction remove, and e^eps times as much in the direction add.
     """
     steps = sum(count for count, _ in row)
     parts, lost = [], 0.0
@@ -367,10 +352,7 @@ def _law(branch: Branch, sign: float, left_out: float) -> tuple[BranchLaw, float
 def delta_of_step(
     shares: tuple[float, ...], doubt: float, laws: tuple[BranchLaw, ...], epsilon: float
 ) -> tuple[float, float, float]:
-    """Return (lower, estimate, upper) of delta of one step at eps >= 0.
-
-    The step takes branch i with probability shares[i], known up to a relative error `doubt`.
-    """
+    """Return (lower, estimate, upper) of delta of one step at eps >= 0; shares are off by a share `doubt`."""
     value = error = 0.0
     for share, law in zip(shares, laws, strict=True):
         one, wrong = _branch(law, epsilon)
@@ -395,13 +377,15 @@ def epsilon_of_step(
         low, high = high, 2.0 * high
         if high > LARGEST_EPSILON:
             return (low if at(low)[0] >= high_delta else 0.0), low, np.inf
-    for _ in range(HALVINGS):
+    # afterwards the interval's ends are neighbouring float64 numbers
+    for _ in range(60):
         middle = 0.5 * (low + high)
         if not low < middle < high:
             break
         low, high = (middle, high) if at(middle)[1] > low_delta else (low, middle)
     upper, lower = np.inf, 0.0
-    for move in MOVES:
+    # a bound of eps is moved outward until delta there proves it
+    for move in (1e-15, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1):
         if upper == np.inf and at(high * (1.0 + move))[2] <= low_delta:
             upper = high * (1.0 + move)
         if lower == 0.0 and at(low * (1.0 - move))[0] >= high_delta:
@@ -410,10 +394,7 @@ def epsilon_of_step(
 
 
 def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
-    """Return delta of one branch and its error.
-
-    Delta is attained on the half line of the outputs u above an endpoint (remove) or below it (add).
-    """
+    """Return delta of one branch, attained on outputs above an endpoint (remove) or below it (add), and its error."""
     shift, log_weight = law.shift, np.log(law.weight)
     goal = law.sign * epsilon
 
@@ -421,7 +402,8 @@ def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
         return 0.0, 0.0  # the loss never exceeds eps
     # log mix is convex and increasing in u, and above the goal at the first u. So Newton's method descends to the goal.
     u = float((goal + 0.5 * shift[-1] ** 2 - log_weight[-1]) / shift[-1])
-    for _ in range(MOST_STEPS):
+    # few are needed, since the logarithm of a mixture is nearly piecewise linear
+    for _ in range(200):
         terms = log_weight + shift * u - 0.5 * shift**2
         top = float(np.max(terms))
         each = np.exp(terms - top)

@@ -62,10 +62,7 @@ class Missing(Unusable):
 
 
 def directory() -> Path | None:
-    """Return the folder of kept programs: $JAXACCT_CACHE_DIR, or jaxacct under $XDG_CACHE_HOME or ~/.cache.
-
-    If $JAXACCT_CACHE_DIR is set and empty, return None.
-    """
+    """Return the folder of kept programs; None if $JAXACCT_CACHE_DIR is set and empty."""
     chosen = os.environ.get(VARIABLE)
     if chosen is not None:
         return Path(chosen) if chosen else None
@@ -267,11 +264,7 @@ def load(folder: Path, label: str, device: Any) -> Run | None:
 def prepare(
     function: Callable[..., Any], options: dict[str, Any] | None, label: str, leaves: list[Any], tree: Any, device: Any
 ) -> Run:
-    """Return the program for a function of pytrees, for arguments with the shapes of `leaves`. Load it or compile it.
-
-    label : everything that the program depends on besides sources, versions and the machine.
-    device : None for the default device.
-    """
+    """Load or compile a function of pytrees, for arguments like `leaves`; `label` names all that it depends on."""
     if device is None:
         device = jax.device_put(0.0).device  # the default device
     folder = _folder(create=True) if isinstance(device, jax.Device) and _own(tree) else None
@@ -309,11 +302,8 @@ def kept_step(
     """Return the compiled form of a lowered training step: the program kept under a label, or a new one.
 
     A new program is kept if compiling took at least STEP_SECONDS seconds, and if `trial` runs a copy loaded from its
-    serialised form. If the user has set JAX's own cache, no program is kept here.
-
-    label : a digest of all that the program depends on.
-    run_on : the program's devices, in the order of their mesh.
-    trial : runs a program once.
+    serialised form. If the user has set JAX's own cache, no program is kept here. `run_on` are the program's devices,
+    in the order of their mesh.
     """
     folder = _folder(create=True) if jax.config.values["jax_compilation_cache_dir"] is None else None
     path = None if folder is None else path_of(folder, f"step {label}", devices.local()[0])
@@ -338,10 +328,7 @@ def kept_step(
 
 
 def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, leaves: list[Any]) -> bool:
-    """Keep a program on the disk; return whether this worked.
-
-    If JAX's own cache is on, the kept program is tried, since XLA serialises programs of that cache incompletely.
-    """
+    """Keep a program, and try it where JAX's own cache, which may make it incomplete, is on; say if it works."""
     try:
         executable: Any = compiled.runtime_executable()
         payload = executable.client.serialize_executable(executable)
@@ -388,10 +375,7 @@ def are_kept() -> bool:
 
 
 def _own(tree: Any) -> bool:
-    """Return whether a tree consists only of built-in containers and jaxacct's own classes.
-
-    The name of a program's file includes a digest of jaxacct's code, and of no other code.
-    """
+    """Return whether a tree has only built-in containers and jaxacct's classes, whose code is in the file's name."""
     node = tree.node_data()
     kind = type(None) if node is None else node[0]
     ours = kind.__module__.partition(".")[0] in ("builtins", "jaxacct")

@@ -21,8 +21,6 @@ _BELOW = np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in DEVIATIONS])
 """Pr[N(0, 1) < x] for each x of `DEVIATIONS`: the P-mass above the threshold for x."""
 _HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - LOG_ERROR)
 """Pr[N(0, 1) > -1], rounded down."""
-TAIL_TERMS = 16
-"""Number of terms that a lower bound of a binomial tail adds up: nearly the whole tail if the mean is small."""
 
 
 class LargestLoss(NamedTuple):
@@ -52,10 +50,7 @@ def largest_loss(parts: Components) -> LargestLoss:
 
 
 def limits(quantity: str, parts: Components, target: np.ndarray, slack: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of "epsilon" at the delta `target`, or of "delta" at the epsilon `target`.
-
-    Delta counts finite losses only. `slack` is the relative error of a given delta.
-    """
+    """Return bounds of `quantity` at `target`, a delta off by a share `slack`, or an epsilon; losses are finite."""
     log_p, log_q = _tests(parts)
     with np.errstate(all="ignore"):
         above = largest_loss(parts).above
@@ -149,10 +144,7 @@ def _sampled(
 
 
 def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of `_tests` for the event that a given step has its largest Laplace loss.
-
-    README.md has the masses.
-    """
+    """Return the bounds of `_tests` for the event that a given step has its largest Laplace loss (README.md)."""
     near, far = np.full_like(edge, -math.log(2.0)), -math.log(2.0) - edge
     mixed = log_mixture(np.where(removing, edge, -edge), q) + np.where(removing, far, near)
     log_p, log_q = np.where(removing, mixed, near), np.where(removing, far, mixed)
@@ -162,10 +154,7 @@ def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarra
 
 
 def _finite(loss: np.ndarray, mass: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of `_tests` for the event that a given step has its largest finite loss.
-
-    P is the law under the condition that the loss is finite.
-    """
+    """Return the bounds of `_tests` for the event that a given step has its largest finite loss; P: loss is finite."""
     top = np.argmax(np.where(mass > 0.0, loss, -np.inf), axis=1)[:, None]
     loss, atom = np.take_along_axis(loss, top, 1), np.take_along_axis(mass, top, 1)
     log_p = np.log(atom) - np.log(np.sum(mass, axis=1, keepdims=True))
@@ -185,10 +174,7 @@ class Chance(NamedTuple):
 
 
 def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_rest: np.ndarray) -> Chance:
-    """Return the `Chance` with these logarithms and errors.
-
-    The logarithm of the larger of p and 1 - p is computed from the other logarithm if this gives a smaller error.
-    """
+    """Return the `Chance`; the larger of p and 1 - p is computed from the other where this gives a smaller error."""
     log_p, log_rest, error_p, error_rest = np.broadcast_arrays(log_p, log_rest, error_p, error_rest)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         likely = log_p > -np.log(2.0)
@@ -205,8 +191,7 @@ def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_r
 def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return D = n kl(k/n, p), `log sqrt(n/(2 pi k (n-k))) - D`, and a bound on the error of each of the two.
 
-    kl(x, p) is the Kullback-Leibler divergence of an event of probability x from an event of probability p, where p is
-    the probability of `hit`.
+    kl is the Kullback-Leibler divergence of two events from their probabilities; p is the probability of `hit`.
     """
     x = k / n
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -222,10 +207,7 @@ def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, 
 
 
 def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
-    """Return an upper bound of log Pr[N >= k], with N the number of n steps in which an event of chance `hit` occurs.
-
-    The steps are independent. k is whole and at least 1.
-    """
+    """Return an upper bound of log Pr[N >= k], N counting the hits in n independent steps; k >= 1 is whole."""
     divergence, log_term, error = _divergence(n, k, hit)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         most = hit.log_p + hit.error_p
@@ -254,7 +236,8 @@ def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
         term = np.where(rest > 0, term, np.where(k == n, last, -np.inf))
         odds = np.exp(np.minimum(hit.log_p - hit.log_rest - hit.error_p - hit.error_rest, 700.0)) * (1.0 - 1e-12)
         total = factor = np.ones_like(term)
-        for j in range(TAIL_TERMS):
+        # nearly the whole tail if the mean is small
+        for j in range(16):
             factor = factor * np.maximum(rest - j, 0.0) / (k + j + 1.0) * odds * (1.0 - 1e-14)
             total = total + np.where(np.isfinite(factor), factor, 0.0)
         terms = np.minimum(term + np.log(total) - 1e-12, 0.0)

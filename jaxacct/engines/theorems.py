@@ -18,15 +18,6 @@ from jaxacct.engines import closed_form
 from jaxacct.engines.quick_bounds import Chance, chance, largest_loss, log_tail_above, log_tail_below
 from jaxacct.mechanisms.loss_components import Components
 
-RARE_SHARES = (0.5, 0.9, 0.999, 1e-3)
-"""Shares of delta. For each share a number k is found. The probability that more than k steps sample the record is at
-most this share of delta. Each k gives a bound of epsilon, and the smallest bound is used."""
-RARE_LOG_MASSES = (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -10.0, -6.0, -3.0)
-"""Logarithms of probabilities. For each a number k is found. More than k steps sample the record with at most this
-probability. Each k gives a bound of delta, and the smallest bound is used."""
-BISECTIONS = 60
-"""Largest number of bisection steps in the search for a number of steps that sample the record: a whole number up to
-2^53."""
 LEAST_DELTA = 1e-307
 """Smallest delta for which the closed form of the Gaussian is used."""
 QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 36.0])
@@ -36,15 +27,8 @@ DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.
 TAIL_NATS = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
 """A test counts the steps in which some event occurs. For each of these x, a threshold is tried that the count exceeds
 with a probability of about e^-x."""
-CHERNOFF_SHARES = (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1)
-"""Exponents tried in Chernoff's bound of a mixture's tail, divided by the best exponent for a normal law."""
-LAPLACE_DROPS = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
-"""Thresholds of Laplace losses, as distances below the largest loss."""
 LOG_ERROR = 1e-12
 """Rounding error that is allowed for a logarithm of size 1."""
-SHARE_MARGINS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)
-"""Values m that are tried: one step's delta is taken to be (1 + m) delta/n. The margin m makes up for what `_any_step`
-subtracts from one step's delta. The largest bound is used."""
 EXP_ERROR = 1024.0 * ROUNDOFF
 """Relative error of e^x if |x| < 745, e^x exceeds SUBNORMAL, and x has a relative error of ROUNDOFF."""
 SUBNORMAL = 1e-307
@@ -68,10 +52,7 @@ def tests_of(parts: Components) -> Tests:
 
 
 def best_epsilon(tests: Tests, delta: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest of the tests' lower bounds of epsilon, at least 0.
-
-    delta : the target without the mass at infinity.
-    """
+    """Return (B,) the tests' largest lower bound of epsilon, at least 0; `delta` leaves out the mass at infinity."""
     left = np.exp(tests.log_p) * (1.0 - EXP_ERROR) - delta[:, None] * (1.0 + 4.0 * ROUNDOFF) - SUBNORMAL
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         gain = np.log(left) - tests.log_q
@@ -99,8 +80,9 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
     for sigma, q, n in _gaussians(parts):
         present = known & (n > 0)
         several = present & removing & (n > 1)
-        # A row for delta itself, and one for each margin, are searched together: a search takes many short calls.
-        margins = np.array([1.0 + more for more in SHARE_MARGINS] if several.any() else [])[:, None]
+        # A row for delta itself, and one for each margin m, are searched together: a search takes many short calls. One
+        # step's delta is taken to be (1 + m) delta/n: the margin makes up for what `_any_step` subtracts.
+        margins = np.array([1.0 + m for m in (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)] if several.any() else [])[:, None]
         share = delta / np.maximum(n, 1.0) * margins
         # Below 1e-306, near the end of float64's range, a step's delta has no relative accuracy.
         usable = several & (share > 1e-306) & (share < 1.0)
@@ -117,11 +99,7 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
 
 
 def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest lower bound of delta by two tests of each sampled Gaussian.
-
-    The first test looks at one of the n steps. The second accepts if the best test on one step accepts any of the n
-    steps (`_any_step`).
-    """
+    """Return (B,) the largest lower bound of delta by tests on one sampled Gaussian step, or on any (`_any_step`)."""
     best, removing = np.zeros(epsilon.size), parts.sign > 0
     for sigma, q, n in _gaussians(parts):
         found = closed_form.delta_of_one_step(sigma, q, removing, epsilon).lower
@@ -131,10 +109,9 @@ def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """Return the lower bound `n (delta_1(eps) - (n - 1) p d)` of delta for remove, or 0 if it is negative; 0 for add.
+    """Return the lower bound `n (delta_1(eps) - (n - 1) p d)` of delta for remove, at least 0; 0 for add.
 
-    delta_1 is the delta of one step. The best test on one step accepts with probability p under P, and p - d under Q
-    (README.md).
+    delta_1 is the delta of one step, whose best test accepts with probability p under P, and p - d under Q (README.md).
     """
     single = closed_form.delta_of_one_step(sigma, q, removing, eps).lower
     with np.errstate(all="ignore"):
@@ -192,10 +169,7 @@ def plain(parts: Components) -> Tests:
 
 
 def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
-    """Return tests "an event occurs in at least k of n steps", for several k and for C events in each row, (B, C).
-
-    under_p, under_q : the chance of each event in one step, under P and under Q.
-    """
+    """Return tests "an event occurs in at least k of n steps", for several k and C events in each row, (B, C)."""
     n = n[:, None, None]
     under_p, under_q = (Chance(*(x[:, :, None] for x in hit)) for hit in (under_p, under_q))
     expected = n * np.exp(under_p.log_p)
@@ -218,24 +192,21 @@ def gaussian_counts(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.n
     u = np.concatenate([np.broadcast_to(QUANTILES, (n.size, QUANTILES.size)), s - QUANTILES], axis=1)
     hit, miss = np.log(rate), np.log1p(-rate)
 
-    def mixture(side: float) -> tuple[np.ndarray, np.ndarray]:
+    def mixture(side: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         (zero, error), (one, wrong) = log_tail(side * u, 0.0 * s), log_tail(side * u, side * s)
         value = np.logaddexp(miss + zero, hit + one)
         most = np.logaddexp(miss + zero + error, hit + one + wrong)
         return value, most - value + 8.0 * ROUNDOFF * (1.0 - hit - miss + np.abs(value))
 
-    def normal(side: float) -> tuple[np.ndarray, np.ndarray]:
+    def normal(side: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return log_tail(side * u, 0.0 * s)
 
     # remove: the mixture is P, and large outputs are likelier under P. add: the mixture is Q, and small outputs are
     # likelier under P.
     removing = parts.sign[:, None] > 0
-    mixed = [np.where(removing, *pair) for pair in zip(mixture(1.0), mixture(-1.0), strict=True)]
-    mixed_rest = [np.where(removing, *pair) for pair in zip(mixture(-1.0), mixture(1.0), strict=True)]
-    pure = [np.where(removing, *pair) for pair in zip(normal(1.0), normal(-1.0), strict=True)]
-    pure_rest = [np.where(removing, *pair) for pair in zip(normal(-1.0), normal(1.0), strict=True)]
-    of_mixture = chance(mixed[0], mixed_rest[0], mixed[1], mixed_rest[1])
-    of_pure = chance(pure[0], pure_rest[0], pure[1], pure_rest[1])
+    side = np.where(removing, 1.0, -1.0)
+    tails = ((law(side), law(-side)) for law in (mixture, normal))
+    of_mixture, of_pure = (chance(p, rest, error, off) for (p, error), (rest, off) in tails)
     under_p, under_q = (
         Chance(*(np.where(removing, *pair) for pair in zip(*order, strict=True)))
         for order in ((of_mixture, of_pure), (of_pure, of_mixture))
@@ -244,10 +215,7 @@ def gaussian_counts(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.n
 
 
 def gaussian_means(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.ndarray) -> Tests:
-    """Return tests on the sum of the outputs of the n steps.
-
-    Thresholds are in units of the standard deviation that the sum has if no step samples the record.
-    """
+    """Return tests on the sum of the n outputs, in standard deviations of the sum if no step samples the record."""
     sigma, q, n = (x[:, None] for x in (sigma, q, n))
     s, root = 1.0 / sigma, np.sqrt(n)
     removing = parts.sign[:, None] > 0
@@ -268,7 +236,7 @@ def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarra
     drift = root * q * s
     gap = np.maximum(drift - x, 0.0)
     best = np.zeros(np.broadcast_shapes(gap.shape, s.shape))
-    for share in CHERNOFF_SHARES:
+    for share in (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1):  # of the best exponent for a normal law
         v = share * gap / root
         shrink = -np.expm1(-v * s)
         terms = (0.5 * n * v * v, n * np.log1p(-q * shrink), v * root * x)
@@ -279,16 +247,16 @@ def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarra
 
 
 def laplace_counts(parts: Components, column: int) -> Tests:
-    """Return tests on the number of steps whose base loss is at least v, for several v with -1/b < v <= 1/b.
+    """Return tests on the number of steps whose loss without sampling is at least v, for several v in (-1/b, 1/b].
 
-    The base loss is the loss that the step's output would have without sampling, and b is the scale of the noise.
-    Without sampling it is at least v with probability 1 - e^{(v - 1/b)/2}/2 under P, and e^{-(v + 1/b)/2}/2 under Q.
+    Without sampling it is at least v with probability 1 - e^{(v - 1/b)/2}/2 under P, and e^{-(v + 1/b)/2}/2 under Q,
+    where b is the scale of the noise.
     """
     scale, q, n = (x[:, column] for x in (parts.laplace_scale, parts.laplace_q, parts.laplace_n))
     edge, rate = 1.0 / scale[:, None], q[:, None]
     removing = parts.sign[:, None] > 0
     # Base losses v are counted if v >= edge - drop (remove), or if v <= -(edge - drop) (add), for drop < 2 edge.
-    drop = np.minimum(LAPLACE_DROPS, 1.999 * edge)
+    drop = np.minimum([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], 1.999 * edge)
     # One of the two Laplace laws has its mode among the counted losses. `near` is the log mass of the counted losses
     # under this law, and `far` under the other law. `near_rest` and `far_rest` are the log masses of all other losses.
     near = np.log1p(-0.5 * np.exp(-0.5 * drop))
@@ -310,10 +278,7 @@ def laplace_counts(parts: Components, column: int) -> Tests:
 
 
 def finite_counts(parts: Components, column: int) -> Tests:
-    """Return one test for each atom: a test on the number of steps whose loss is at least the atom's loss.
-
-    Q-masses are P-masses times e^-loss. P is the law given that the loss is finite.
-    """
+    """Return tests on the number of steps whose loss is at least that of an atom, given that the loss is finite."""
     loss, mass, n = parts.finite_loss[:, column], parts.finite_mass[:, column], parts.finite_n[:, column]
     order = np.argsort(np.where(mass > 0.0, -loss, np.inf), axis=1)
     loss, mass = np.take_along_axis(loss, order, 1), np.take_along_axis(mass, order, 1)
@@ -342,10 +307,7 @@ def _grown(x: np.ndarray) -> np.ndarray:
 
 
 def _bounded(parts: Components) -> np.ndarray:
-    """Return an upper bound of the composition's loss; inf if the loss is unbounded.
-
-    A sampled Gaussian has a bounded loss in the direction add.
-    """
+    """Bound the composition's loss from above; inf if it is unbounded, as a sampled Gaussian's is for remove."""
     gauss = parts.gauss_n > 0
     with np.errstate(divide="ignore"):
         sampled = -np.sum(np.where(gauss, parts.gauss_n * np.log1p(-parts.gauss_q), 0.0), axis=1)
@@ -354,10 +316,7 @@ def _bounded(parts: Components) -> np.ndarray:
 
 
 def total_variation(parts: Components) -> np.ndarray:
-    """Return the sum of n times the total variation of each part, rounded up.
-
-    The sum is at least delta(0) without the mass at infinity.
-    """
+    """Return the sum of n times the total variation of each part, rounded up: a bound of delta(0) of finite losses."""
     mu, s = parts.mu / np.sqrt(8.0), 1.0 / parts.gauss_sigma / np.sqrt(8.0)
     total = erf(mu) + np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * erf(s), 0.0), axis=1)
     laplace = parts.laplace_q * -np.expm1(-0.5 / parts.laplace_scale)
@@ -381,7 +340,7 @@ def _all_gaussians(parts: Components) -> np.ndarray:
 def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
     """Return, rounded up, the mu of a composition in which each part samples the record in at most k of its steps.
 
-    k is chosen for each part. The probability that some part samples the record more often is at most e^log_share.
+    k is chosen for each part: some part samples the record more often with a probability of at most e^log_share.
     """
     columns = parts.gauss_n.shape[1]
     present = np.maximum(np.sum(parts.gauss_n > 0, axis=1), 1)
@@ -393,7 +352,7 @@ def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
         error = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(q)))
         hit = chance(np.log(q), np.log1p(-q), error, error)
         low, high = np.zeros_like(n), n.copy()  # Pr[N > `high`] is always small enough, since Pr[N > n] = 0
-        for _ in range(BISECTIONS):
+        for _ in range(60):  # more than the digits of n
             middle = np.floor(0.5 * (low + high))
             enough = (middle < high) & (log_tail_above(n, middle + 1.0, hit) <= each)
             before = low, high
@@ -436,17 +395,14 @@ def _basic_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np.ndarray:
-    """Return (B,) the smallest of several upper bounds of epsilon.
-
-    delta : the target without the mass at infinity, known up to a relative error of `slack`.
-    """
+    """Return (B,) the least of several upper bounds of epsilon; `delta`, without mass at infinity, off by `slack`."""
     safe = delta * (1.0 - slack) * (1.0 - 4.0 * ROUNDOFF)
     bounded = largest_loss(parts).above
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         best = np.fmin(_bounded(parts), _with(bounded, _upper_epsilon(_all_gaussians(parts), safe)))
         if np.any(parts.gauss_n > 0):
             best = np.fmin(best, _basic_epsilon(parts, safe))
-            for share in RARE_SHARES:
+            for share in (0.5, 0.9, 0.999, 1e-3):  # of delta, for the chance of more hits than `_hits` allows
                 mu = _hits(parts, np.log(safe) + np.log(share) - 1e-12)
                 best = np.fmin(best, _with(bounded, _upper_epsilon(mu, safe * (1.0 - share) * (1.0 - 4.0 * ROUNDOFF))))
         return np.where(total_variation(parts) <= safe, 0.0, np.where(np.isnan(best), np.inf, best))
@@ -471,7 +427,7 @@ def least_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
     best = np.fmin(best, _upper_delta(_all_gaussians(parts), left))
     if np.any(parts.gauss_n > 0):
         best = np.fmin(best, _basic_delta(parts, left))
-        for log_share in RARE_LOG_MASSES:
+        for log_share in (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -10.0, -6.0, -3.0):
             mu = _hits(parts, np.full(left.shape, log_share))
             best = np.fmin(best, (_upper_delta(mu, left) + np.exp(log_share)) * (1.0 + 1e-12))
     return np.where(epsilon > _bounded(parts), 0.0, best)

@@ -39,9 +39,6 @@ LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
 TAIL_SHARE = 1e-10
 """The cells end where the tail beyond them adds at most this number times delta to the error of delta."""
-SHORTER = 1.02
-"""Cells are planned shorter than needed by this factor, since a cell that lies in two intervals of the survey grid gets
-the mean of the widths that are planned for the two intervals."""
 GROWTH = 0.2
 """Largest rate at which the length of the cells changes with the first step's output u."""
 POINTS_BEYOND = 12
@@ -61,8 +58,6 @@ CELLS_AT_A_TIME = 2**25 // (8 * 60)
 """Largest number of cells in memory at a time. About 60 float64 arrays of this size take 32 MiB."""
 LEAST_BOUND = 1e-305
 """Smallest value of a bound of delta whose logarithm is taken; smaller bounds are raised to it."""
-CLOSE = 1e-4
-"""The search stops at an eps where |log(delta/target)| is below this, if Newton's next step is also short."""
 FARTHEST = 30.0
 """In the search, a larger |log(delta/target)| counts as this."""
 NEAR = 0.05
@@ -104,10 +99,7 @@ def delta(parts: Components, eps: np.ndarray) -> Answer:
 
 
 def epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray, floor: np.ndarray) -> Answer:
-    """Return the bracket of `inf {eps >= 0 : delta(eps) <= delta}`; `slack` is the relative error of the given delta.
-
-    A row whose upper end is at most `floor` is not refined.
-    """
+    """Return the bracket of epsilon; `slack` is the relative error of delta. A row below `floor` is not refined."""
     return _in_blocks(_epsilon, parts, np.maximum(floor, 0.0), delta, slack, floor)
 
 
@@ -138,12 +130,7 @@ class _Found:
         self.lower, self.upper = np.zeros_like(delta), _largest(steps)
 
     def look(self, made: Cells, eps: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Evaluate the lower and upper bound of delta at eps. Return log(bound/target) of both.
-
-        Where a bound shows that the answer lies above (below) eps, the lower (upper) end of its bracket moves to eps.
-
-        made, eps : cells, and values of eps, for the rows `rows`.
-        """
+        """Bound delta at eps for `rows`, move their brackets of epsilon, and return log(bound/target) of both."""
         low, high = bounds(self.steps.take(rows), made, eps)
         large, small = self.large[rows], self.small[rows]
         self.lower[rows] = np.where(low >= large, np.maximum(self.lower[rows], eps), self.lower[rows])
@@ -180,14 +167,13 @@ def _search(
     least: np.ndarray,
     excess: np.ndarray,
 ) -> np.ndarray:
-    """Search for the estimate of epsilon, then for both bounds, by Newton's method in `v = log(eps/(top - eps))`.
+    """Search for the estimate of epsilon, which is returned, then for both bounds, which are stored in `found`.
 
-    `top` is an upper bound of epsilon. Return the estimate; the bounds are stored in `found`. Each row takes its own
+    Newton's method solves for `v = log(eps/(top - eps))`, `top` being an upper bound of epsilon. Each row takes its own
     steps, so that its answer does not depend on the other rows.
 
     asked : indices, in `found`, of the rows that the other arguments describe.
-    least : estimate of delta(0).
-    excess : log(delta(0)/target) where it was evaluated, otherwise NaN.
+    least, excess : estimate of delta(0), and log(delta(0)/target) where it was evaluated, otherwise NaN.
     """
     steps = found.steps.take(asked)
     mu = np.hypot(1.0 / steps.sigma, 1.0 / steps.second_sigma)[:, 0]
@@ -209,7 +195,7 @@ def _search(
         slope[rows] = _secant(v[rows], risen, before[rows], value[rows], slope[rows])
         before[rows], value[rows], gap[rows] = v[rows], risen, high - low
         v[rows] = _moved(v[rows], -risen / slope[rows])
-        rows = rows[~((np.abs(risen) < CLOSE) & (np.abs(risen / slope[rows]) < NEAR))]
+        rows = rows[~((np.abs(risen) < 1e-4) & (np.abs(risen / slope[rows]) < NEAR))]
         if not rows.size:
             break
     left, right, margin, units = v + gap / slope, v - gap / slope, 0.05 * gap + 2.0**-45, 4.0 * ROUNDOFF
@@ -243,8 +229,8 @@ def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarr
     """Return (v where an estimate of delta is near the target, slope of log delta there); `_search` defines v.
 
     The search begins at the eps where delta would reach the target if it fell as steeply as possible, by 1 per unit of
-    e^eps. Steps are Newton's, with slopes by secants. A bisection replaces a step that leaves the interval, or that
-    follows a step which did not halve the distance to the target.
+    e^eps. A bisection replaces a secant step that leaves the interval, or that follows a step which did not halve the
+    distance to the target.
     """
 
     def value(v: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -335,7 +321,8 @@ def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndar
     density = _density(steps, eps[:, None], survey)
     density = np.maximum(density[:, :-1], density[:, 1:])
     far = np.maximum(np.abs(u[:, :-1]), np.abs(u[:, 1:]))
-    least = SHORTER * np.maximum((far + 2.0 * s) / LARGEST_TURN, 1.0 / LONGEST_CELL)
+    # 2 % shorter than needed, since a cell in two intervals of the survey gets the mean of their planned widths
+    least = 1.02 * np.maximum((far + 2.0 * s) / LARGEST_TURN, 1.0 / LONGEST_CELL)
     used = np.sum(least * width, axis=1, keepdims=True)
     # 70 % of the cells are distributed by the density. The other cells make the widths change gradually.
     every = least + density * _share(0.7 * count - used, density * width)
@@ -392,7 +379,7 @@ def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
 def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
     """Return, for each point (B, S) of the survey, whether delta needs cells left of it, and whether right of it.
 
-    On a side, no cells are needed if all outputs there add at most TAIL_SHARE of delta to the error of delta.
+    None are needed where all outputs on that side add at most TAIL_SHARE of delta to the error of delta.
     """
     s, q = 1.0 / steps.sigma, np.where(steps.removing, steps.q, 0.0)
     u, enough = survey.u, TAIL_SHARE * survey.delta[:, None]
@@ -440,12 +427,11 @@ class Cells(NamedTuple):
 
 
 def first_loss(steps: Steps, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (the logarithm of the first step's likelihood ratio mix at the output u, bound on its error).
+    """Return (log mix, the first step's log likelihood ratio at the output u, bound on its error).
 
-    The error has two parts. First, `y = s u - s^2/2` has an error of at most 4 ROUNDOFF (|s u| + s^2). An error of y
-    moves log mix by the factor q z/mix, where z = e^y. Second, computing log mix from y adds 16 ROUNDOFF times a size.
-    Where |q (z - 1)| <= 1/2, log mix is log1p(q (z - 1)), and the size is |log mix|. Elsewhere log mix is
-    log((1 - q) + q z), and the size is 1 plus the absolute values of the logarithms in this formula.
+    First, `y = s u - s^2/2` has an error of at most 4 ROUNDOFF (|s u| + s^2), which moves log mix by the factor q
+    z/mix, where z = e^y. Second, computing log mix from y adds 16 ROUNDOFF times a size: |log mix| where it is log1p(q
+    (z - 1)), and elsewhere 1 plus the absolute values of the logarithms in log((1 - q) + q z).
     """
     s, q = 1.0 / steps.sigma, steps.q
     y = s * (u - 0.5 * s)
@@ -522,10 +508,7 @@ def shifted(steps: Steps, t: np.ndarray) -> np.ndarray:
 
 
 def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logarithm of the part of `G'' mix^3` that does not depend on lambda, and a bound on its error.
-
-    Both are (B, 1). README.md, "Two steps", has the formula of G'', the second derivative of the integrand G.
-    """
+    """Return the log of the part of `G'' mix^3` without lambda (README.md, "Two steps"), and its error, (B, 1)."""
     mu = 1.0 / steps.second_sigma
     grown = np.where(steps.removing, 2.0, -1.0) * eps
     terms = (2.0 * np.log(steps.q), -np.log(steps.second_q), -np.log(mu), grown, -0.125 * mu * mu, LOG_NORMAL_TOP)
@@ -534,10 +517,7 @@ def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of the integral of (chord - G) over each cell.
-
-    G is the integrand. README.md calls the bounds m C/2 and M C/2.
-    """
+    """Return lower and upper bounds of the integral of (chord - G) over each cell: m C/2 and M C/2 in README.md."""
     t = np.where(steps.removing, eps, -eps) - made.loss
     value, mu2 = shifted(steps, t), np.square(1.0 / steps.second_sigma)
     off = made.off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(made.loss))
