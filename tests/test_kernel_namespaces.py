@@ -9,7 +9,7 @@ import pytest
 
 from jaxacct.kernels import calibration, law
 from jaxacct.kernels.calibration import sensitivity
-from jaxacct.kernels.contour import plain
+from jaxacct.kernels.contour import core, plain
 from jaxacct.kernels.law import cumulants, saddle_point
 
 ROWS = 12
@@ -110,7 +110,7 @@ def test_sensitivity_is_a_difference():
     def log_value(along, epsilon):
         moved = jax.tree.map(lambda x, dx: x + along * dx, this, tangent)
         at = plain.nodes_at(moved, c, 2.0 * np.pi / period, LOG_TOL, points, count, tuple(images))
-        return at.k0 - at.c * epsilon + np.log(plain.trapezoid(at, epsilon)[0])
+        return at.k0 - at.c * epsilon + np.log(core.trapezoid(at, epsilon)[0])
 
     def slope(function, h):
         return (8.0 * (function(h) - function(-h)) - function(2.0 * h) + function(-2.0 * h)) / (12.0 * h)
