@@ -276,7 +276,6 @@ class Profile(NamedTuple):
     eps: np.ndarray  # (K,), ascending from 0
     low: np.ndarray
     high: np.ndarray
-    ends: tuple[float, float]  # the eps up to which each direction was asked for; beyond it `high` stays the same
 
     def joined(self, direction: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return e^eps for eps of both signs, ascending, and lower and upper bounds of delta in one direction there.
@@ -333,8 +332,9 @@ def _rows(run: Mechanism, rows: np.ndarray) -> Mechanism:
 def _bases(run: Mechanism, coarse: bool) -> list[Base]:
     """Return each configuration. A `run` with parts other than Gaussians has only one configuration."""
     found, parts = [], _both(run)
-    inside = [_by_atoms(part) if all(map(finite_once, parts)) else None for part in parts]
-    for each in _profiles(run, parts, coarse):
+    finite = all(map(finite_once, parts))
+    inside = [_by_atoms(part) if finite else None for part in parts]
+    for each in [_by_sum(parts)] if finite else _by_engine(run, parts, coarse):
         # at some parameters, such as a sampling probability of 1, the directions are alike
         equal = all(np.array_equal(*ends) for ends in (each.low, each.high))
         alike = run.symmetric() or (equal and inside[0] is None)
@@ -343,29 +343,15 @@ def _bases(run: Mechanism, coarse: bool) -> list[Base]:
     return found
 
 
-def profile_up_to(run: Mechanism, last: float) -> Profile:
-    """Return the profile of one configuration up to the eps `last`, or of a finite law at its atoms."""
-    return _profiles(run, _both(run), False, last)[0]
-
-
-def _profiles(run: Mechanism, parts: list[Components], coarse: bool, last: float | None = None) -> list[Profile]:
-    """Return the profile of each configuration up to the eps `last`, or by default to a delta of LAST_DELTA."""
-    if all(map(finite_once, parts)):
-        return [_by_sum(parts)]
-    return _by_engine(run, parts, coarse, last)
-
-
-def _by_engine(run: Mechanism, parts: list[Components], coarse: bool, until: float | None) -> list[Profile]:
-    """Return the profile of each configuration, by the engines."""
+def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> list[Profile]:
+    """Return the profile of each configuration up to a delta of LAST_DELTA, by the engines."""
     names = ["add_or_remove_one"] * 2 if run.symmetric() else ["remove_one", "add_one"]
     infinite = np.max([part.delta_infinity for part in parts], axis=0)
-    size = infinite.size
+    level, size = LAST_DELTA + 1.001 * infinite, infinite.size
     with backend.job(1, apart=True):  # chooses NumPy or XLA as for one base, whatever the caller's batch
-        level = LAST_DELTA + 1.001 * infinite
-        end = lambda name: _last(run, level, name) if until is None else np.full(size, until)
-        lasts = {name: end(name) for name in dict.fromkeys(names)}
+        lasts = {name: _last(run, level, name) for name in dict.fromkeys(names)}
         first, at_most = (pick(list(lasts.values()), axis=0) for pick in (np.min, np.max))
-        beyond = (first == ASKED_EPS) & (until is None)
+        beyond = first == ASKED_EPS
         for name in lasts:
             due = np.flatnonzero(beyond)
             if due.size:
@@ -377,38 +363,43 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool, until: flo
         by_contour = (engines == "contour") & np.all([contour.reach(part).answers for part in parts], axis=0)
         shared = by_contour & (infinite == 0.0) & np.equal(probe.kind, "certified")
         at = [_places(*ends, coarse) for ends in zip(first, at_most, engines, strict=True)]
-        known: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+        known: dict[str, list[np.ndarray]] = {}
         for part, (name, last) in zip(parts, lasts.items(), strict=False):
-            within = [eps[eps <= end] for eps, end in zip(at, last, strict=True)]
-            ends = [np.stack([np.zeros(eps.size), np.ones(eps.size)]) for eps in within]
-            some = np.flatnonzero(shared & ~beyond)
-            for row, found in zip(some, _on_few_contours(part.take(some), [within[row] for row in some]), strict=True):
-                ends[row] = found
-            wide = [_wide(*bounds) if shared[row] else np.arange(bounds[0].size) for row, bounds in enumerate(ends)]
-            if until is not None and shared.all():  # so far out contours are long, and any points give an upper bound
-                wide = [some[:: max(-(-some.size // FEW), 1)] for some in wide]
-            many = shared & few_steps(part) & (np.array([some.size for some in wide]) > FEW)
-            for chosen, those in (("contour", by_contour & ~many), ("lattice", many), ("auto", ~by_contour)):
-                due = np.flatnonzero(those & ~beyond)
-                asked = np.repeat(due, [wide[i].size for i in due])
-                if asked.size:
-                    values = np.concatenate([within[i][wide[i]] for i in due])
-                    rest = delta(_rows(run, asked), values, relation=name, engine=chosen, rtol=PROFILE_RTOL)
-                    for i in due:
-                        low, high = ends[i][:, wide[i]]
-                        ends[i][:, wide[i]] = (
-                            np.maximum(low, rest.lower[asked == i]),
-                            np.minimum(high, rest.upper[asked == i]),
-                        )
-            ending = np.array([eps[-1] for eps in within]) == last
-            for row in np.flatnonzero(ending & (last < ASKED_EPS) & (until is None)):  # delta(last) is at most `level`
-                ends[row][1, -1] = min(ends[row][1, -1], level[row])
-            known[name] = [_filled(low, high, eps.size) for (low, high), eps in zip(ends, at, strict=True)]
+            within = [np.zeros(0) if far else eps[eps <= end] for eps, end, far in zip(at, last, beyond, strict=True)]
+            known[name] = _bounds_at(run, part, name, within, by_contour, shared)
+            for row, (eps, ends) in enumerate(zip(within, known[name], strict=True)):
+                if eps.size and eps[-1] == last[row] < ASKED_EPS:  # delta(last) is at most `level`
+                    ends[1, -1] = min(ends[1, -1], level[row])
     # if half of the mass has losses beyond the engines' range, the curve says nothing; `profile_ends.by_base` answers
-    nothing = Profile(np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS]), np.zeros((2, 3)), np.ones((2, 3)), (np.inf, np.inf))
-    of = lambda row, end: np.stack([known[name][row][end] for name in names])
-    ends_of = lambda row: (float(lasts[names[0]][row]), float(lasts[names[1]][row]))
-    return [nothing if beyond[row] else Profile(at[row], of(row, 0), of(row, 1), ends_of(row)) for row in range(size)]
+    nothing = Profile(np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS]), np.zeros((2, 3)), np.ones((2, 3)))
+    whole = lambda row: np.stack([_filled(known[name][row], at[row].size) for name in names], axis=1)
+    return [nothing if beyond[row] else Profile(at[row], *whole(row)) for row in range(size)]
+
+
+def _bounds_at(
+    run: Mechanism,
+    part: Components,
+    relation: str,
+    places: list[np.ndarray],
+    by_contour: np.ndarray,
+    shared: np.ndarray,
+) -> list[np.ndarray]:
+    """Return lower and upper bounds of delta, (2, K), at the eps `places` of each configuration.
+
+    by_contour : whether to ask the contour engine alone.  shared : whether neighbouring eps may share a contour.
+    """
+    sizes, eps = np.array([each.size for each in places]), np.concatenate(places)
+    row = np.repeat(np.arange(sizes.size), sizes)
+    ends, due = np.stack([np.zeros(eps.size), np.ones(eps.size)]), np.ones(eps.size, bool)
+    some = np.flatnonzero(shared & (sizes > 0))
+    for index, found in zip(some, _on_few_contours(part.take(some), [places[index] for index in some]), strict=True):
+        ends[:, row == index], due[row == index] = found, _wide(*found)
+    many = shared & few_steps(part) & (np.bincount(row[due], minlength=sizes.size) > FEW)
+    for engine, those in (("contour", by_contour & ~many), ("lattice", many), ("auto", ~by_contour)):
+        if (asked := due & those[row]).any():
+            rest = delta(_rows(run, row[asked]), eps[asked], relation=relation, engine=engine, rtol=PROFILE_RTOL)
+            ends[:, asked] = np.maximum(ends[0, asked], rest.lower), np.minimum(ends[1, asked], rest.upper)
+    return np.split(ends, np.cumsum(sizes)[:-1], axis=1)
 
 
 def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
@@ -419,17 +410,18 @@ def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
 
 
 def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return indices of wide brackets from shared contours. Each gets a contour of its own, or the lattice."""
-    wide = np.flatnonzero(high - low > CONTOUR_WIDTH * high)
+    """Return which brackets from shared contours are wide. Each gets a contour of its own, or the lattice."""
+    wide = high - low > CONTOUR_WIDTH * high
     # a separate contour hardly ever raises a lower bound of 0: only every eighth such eps is computed again
-    nothing = low[wide] == 0.0
-    return np.append(wide[~nothing], wide[nothing][::8])
+    nothing = wide & (low == 0.0)
+    return wide & ~nothing | nothing & (np.cumsum(nothing) % 8 == 1)
 
 
-def _filled(low: np.ndarray, high: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of delta at `count` eps. Beyond the given bounds, delta is between 0 and the last upper bound."""
-    high, behind = np.minimum.accumulate(high), count - high.size  # delta does not increase in eps
-    return np.append(low, np.zeros(behind)), np.append(high, np.full(behind, high[-1]))
+def _filled(ends: np.ndarray, count: int) -> np.ndarray:
+    """Return bounds of delta, (2, count). Beyond the given `ends`, delta is between 0 and the last upper bound."""
+    behind = np.zeros(count - ends.shape[1])
+    high = np.minimum.accumulate(ends[1])  # delta does not increase in eps
+    return np.stack([np.append(ends[0], behind), np.append(high, behind + high[-1])])
 
 
 def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarray]:
@@ -460,7 +452,7 @@ def _by_sum(parts: list[Components]) -> Profile:
     # beyond the last atom the profile is the mass at infinity, so that one eps there is enough
     at = np.append(at, at[-1] + 50.0) if at[-1] < LINE_EPS - 50.0 else np.append(at[at < LINE_EPS], LINE_EPS)
     low, high = (np.stack([_delta_by_sum(part, at, side) for part in parts]) for side in (-1.0, 1.0))
-    return Profile(at, low, high, (np.inf, np.inf))
+    return Profile(at, low, high)
 
 
 def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:

@@ -20,10 +20,10 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.selection.base_profile import (
+    Sides,
     each_pair,
     infinite_mass,
     outer,
-    profile_up_to,
     sides,
     upper_delta,
     upper_epsilon,
@@ -39,6 +39,8 @@ LARGEST_EPS = 700.0
 """Largest eps that is tried, so that e^eps is finite."""
 VALUES = 24_000
 """Number of v, evenly placed among the knots of the polygon above T, that become lines besides the knots."""
+FAR_POINTS = 128
+"""Number of deltas at which a table goes on where the kept profile of a base ends."""
 TAIL_SHARE = 1e-6
 """The base's tail beyond the table may add at most this number times delta to the answer."""
 
@@ -96,20 +98,14 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
     """Return upper bounds of "epsilon" at delta > 0 (inf where none is found) or of "delta" at eps >= 0."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     wanted = np.broadcast_to(given, shape).reshape(-1)
-    value, pairs = np.zeros(wanted.size), np.broadcast_shapes(batch_shape(run), law.shape)
+    value = np.zeros(wanted.size)
     for side in sides(run, relation):
-        # One call of the engines finds the last eps of all tables.  There is one table for each pair of a base and a
-        # law.  All values asked for this pair are read from this table, so the least delta among them decides its end.
-        least = wanted.reshape(shape)
-        least = least if quantity == "epsilon" else upper_delta(run, least, side.forward)
-        least = np.min(least, axis=tuple(range(len(shape) - len(pairs))))
-        least = np.min(least, axis=tuple(k for k, n in enumerate(pairs) if n == 1), keepdims=True)
-        last = last_eps(run, least * (TAIL_SHARE / np.maximum(law.mean, 1.0)), side.forward)
-        last = np.broadcast_to(last, shape).reshape(-1)
+        least = wanted if quantity == "epsilon" else upper_delta(run, wanted.reshape(shape), side.forward).reshape(-1)
         for here, base, one in each_pair(run, law, shape):
-            at, top = wanted[here], float(last[here[0]])
-            made = _of_table(base, one, top, side.direction)
-            value[here] = np.maximum(value[here], made.leak(at) if quantity == "delta" else solved(made, at, top))
+            # all values asked for this pair are read from one table, so the least delta among them decides its end
+            made, last = _of_table(base, one, float(np.min(least[here])), side)
+            at = wanted[here]
+            value[here] = np.maximum(value[here], made.leak(at) if quantity == "delta" else solved(made, at, last))
     return value.reshape(shape)
 
 
@@ -144,27 +140,30 @@ def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
     return found
 
 
-def _of_table(run: Mechanism, law: Law, last: float, direction: str) -> Envelope:
-    """Return the envelope of one base and law, from a table that ends at eps = `last` or later."""
-    table, (u, t) = table_of(*profile_points(run, last, direction))
+def _of_table(run: Mechanism, law: Law, least: float, side: Sides) -> tuple[Envelope, float]:
+    """Return the envelope of one base and law for deltas from `least` on, and the last eps of its table."""
+    table, (u, t) = table_of(*profile_points(run, least * TAIL_SHARE / max(law.mean, 1.0), side))
     lost = float(table.delta[-1])
     points = points_of(*lines(law, u, t), Table(table.ratio, table.delta - lost))
-    return Envelope(mass_on_top(law, lost)[1], (points,))
+    return Envelope(mass_on_top(law, lost)[1], (points,)), float(np.log(table.ratio[-1]))
 
 
-def last_eps(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
-    """Return the eps at which delta is the mass at infinity plus max(`level`, TAIL_SHARE * mass at infinity)."""
-    infinite = infinite_mass(run, relation)
-    least = np.minimum(np.clip(np.maximum(level, TAIL_SHARE * infinite), 1e-290, 1.0) + infinite, 1.0)
-    return np.clip(upper_epsilon(run, least, relation), 1e-6, LARGEST_EPS)
+def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarray, np.ndarray]:
+    """Return ascending e^eps, for eps of both signs, and upper bounds of one base's delta there.
 
-
-def profile_points(run: Mechanism, last: float, direction: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return ascending e^eps, which cover eps from -`last` to `last`, and upper bounds of one base's delta there."""
-    profile = known_bases(run)[0].profile
-    if profile.ends[direction == "add"] < last:
-        profile = profile_up_to(run, last)
-    ratio, _, high = profile.joined(direction)
+    The last delta exceeds the mass at infinity by max(`level`, TAIL_SHARE * mass at infinity) or less, unless its eps
+    is beyond LARGEST_EPS.
+    """
+    ratio, _, high = known_bases(run)[0].profile.joined(side.direction)
+    infinite = float(infinite_mass(run, side.forward))
+    level = max(level, TAIL_SHARE * infinite, 1e-290)
+    if high[-1] > infinite + level:  # beyond the kept profile, upper bounds of epsilon at smaller deltas serve
+        deltas = infinite + np.geomspace(max(high[-1] - infinite, level), level, FAR_POINTS)
+        eps = np.minimum(np.maximum.accumulate(upper_epsilon(run, deltas, side.forward)), LARGEST_EPS + 1.0)
+        further = (np.diff(eps, prepend=np.log(ratio[-1])) > 1e-9) & (eps <= LARGEST_EPS)
+        # a ratio is rounded up, since delta does not rise with eps
+        ratio = np.append(ratio, np.exp(eps[further]) * (1.0 + 4.0 * ROUNDOFF * (1.0 + eps[further])))
+        high = np.append(high, deltas[further])
     return ratio, high
 
 

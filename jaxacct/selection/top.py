@@ -228,9 +228,7 @@ def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: 
     """Return e^eps for several eps, and upper bounds of the delta of `count` runs there."""
     seen = parts.finite_mass[0, 0] > 0.0 if finite_once(parts) else np.zeros(0, bool)
     if not (seen.any() and np.count_nonzero(seen) ** count <= MOST_ATOMS):
-        runs = repeat(run, count)
-        last = float(envelope.last_eps(runs, np.asarray(level), side.forward))
-        return envelope.profile_points(runs, last, side.direction)
+        return envelope.profile_points(repeat(run, count), level, side)
     # the law of the runs is computed outcome by outcome; the profile bends at the law's losses, and is evaluated there
     loss, mass = parts.finite_loss[0, 0][seen], parts.finite_mass[0, 0][seen]
     total, product = np.zeros(1), np.ones(1)
