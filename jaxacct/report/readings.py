@@ -26,26 +26,17 @@ FALSE_POSITIVE_RATES = (1e-2, 1e-3)
 """The false-positive rates at which a report states the true-positive rate."""
 _CURVE = np.unique(np.concatenate([np.geomspace(1e-4, 1.0, 33), FALSE_POSITIVE_RATES]))
 """The false-positive rates of the picture.  They include `FALSE_POSITIVE_RATES`."""
-_LEAST_GAP = 1e-4
-"""Smallest distance that `by_points` leaves between two epsilons; `PrivacyProfile` would allow smaller distances."""
 
 
 class Readings(NamedTuple):
-    """The success that an attacker can reach.  The `upper` of each `Bounds` is a certified upper bound.
+    """The success that an attacker can reach.  The `upper` of each `Bounds` is a certified upper bound."""
 
-    fpr, tpr : false-positive rates, and the largest true-positive rate at each of them, both of shape (G,).
-    advantage : the largest difference between the true-positive rate and the false-positive rate.
-    prior : the probability, stated beforehand, that the record was used.
-    posterior : the largest probability, given the prior, that an accusation is right, at `FALSE_POSITIVE_RATES`.
-    bayes_success : the largest probability, given the prior, that the attacker's guess is right.
-    """
-
-    fpr: np.ndarray
-    tpr: Bounds
-    advantage: Bounds
-    prior: float
-    posterior: Bounds
-    bayes_success: Bounds
+    fpr: np.ndarray  # false-positive rates
+    tpr: Bounds  # the largest true-positive rate at each of them
+    advantage: Bounds  # the largest difference between the true-positive rate and the false-positive rate
+    prior: float  # the probability, stated beforehand, that the record was used
+    posterior: Bounds  # the largest probability, given the prior, that an accusation at `FALSE_POSITIVE_RATES` is right
+    bayes_success: Bounds  # the largest probability, given the prior, that the attacker's guess is right
 
     def rate(self, fpr: float) -> float:
         """Return the upper end of the true-positive rate at one of `FALSE_POSITIVE_RATES`."""
@@ -94,17 +85,14 @@ def _read(mechanism: Mechanism, relation: str, prior: float) -> Readings:
 
 
 def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
-    """Return a mechanism that leaks at least as much, in both directions, as any mechanism with these (epsilon, delta).
-
-    Return None if no point is usable.
-    """
+    """Return a mechanism that leaks no less in both directions than any with these points; None if none is usable."""
     kept: list[tuple[float, float]] = []
     for epsilon, delta in sorted(points):
         if not (np.isfinite(epsilon) and 0.0 <= delta < 1.0):
             continue
         if kept and delta >= kept[-1][1]:
             continue
-        least = kept[-1][0] + _LEAST_GAP if kept else _LEAST_GAP if epsilon else 0.0
+        least = kept[-1][0] + 1e-4 if kept else 1e-4 if epsilon else 0.0
         epsilon = max(epsilon, least)  # safe: a profile falls, so its delta at a smaller epsilon bounds delta here
         kept.append((epsilon, delta))
     return PrivacyProfile([e for e, _ in kept], [d for _, d in kept]) if kept else None

@@ -57,10 +57,7 @@ _OF_RATES = "each {unit} has a public sampling rate that was chosen without the 
 _MOST_RELEASES = 500
 """Largest number of kinds of release on a page."""
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
-"""Numbers of rows: those in the table and those in detail by default, and the most that may be asked for in detail.
-
-Each row in detail takes a page.
-"""
+"""Rows in the table and in detail (a page each) by default, and the most in detail that may be asked for."""
 _OF_EVERY_RUN = ("name", "sampling", "noise_multiplier", "sampling_probability", "steps")
 _SHOWN = (*_OF_EVERY_RUN, *OF_RULES[1:], "group", "repetitions")
 """Columns of a result that the page shows if the result has them."""
@@ -68,29 +65,20 @@ _SHOWN = (*_OF_EVERY_RUN, *OF_RULES[1:], "group", "repetitions")
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """The subject of a page.
+    """The subject of a page."""
 
-    what : the kind of subject, in words.  summary : a sentence on what happened, or would happen.
-    claims : the claims to state in detail.  details : names and values for each claim.
-    spent : a table of all releases, or of all rows.
-    mechanisms : all mechanisms of the subject, from which assumptions follow.  assumed : further assumptions.
-    verify : command lines, or lines of Python, that check the claims.  note : a limit of these checks.
-    unit : the unit in which neighbouring data sets differ, "record" or "user".
-    path : the file of the subject.  sha256 : the digest of this file.
-    """
-
-    what: str
-    summary: str
-    claims: Sequence[Claim]
-    spent: Rows
-    details: Sequence[Sequence[tuple[str, str]]]
-    mechanisms: Sequence[Mechanism]
-    assumed: Sequence[str]
-    verify: Sequence[str]
-    note: str = ""
-    unit: str = "record"
-    path: str = ""
-    sha256: str = ""
+    what: str  # the kind of subject, in words
+    summary: str  # a sentence on what happened, or would happen
+    claims: Sequence[Claim]  # to state in detail
+    spent: Rows  # all releases, or all rows
+    details: Sequence[Sequence[tuple[str, str]]]  # names and values for each claim
+    mechanisms: Sequence[Mechanism]  # all of the subject, from which assumptions follow
+    assumed: Sequence[str]  # further assumptions
+    verify: Sequence[str]  # command lines, or lines of Python, that check the claims
+    note: str = ""  # a limit of these checks
+    unit: str = "record"  # the unit in which neighbouring data sets differ, "record" or "user"
+    path: str = ""  # the file of the subject
+    sha256: str = ""  # the digest of this file
 
 
 def subject_of(source: Any, delta: float | None, rows: Sequence[int] | None, relation: str | None) -> Subject:
@@ -380,10 +368,7 @@ def _refuse_open(path: str) -> None:
 
 
 def _candidate(ledger: Ledger) -> str:
-    """Return the reason against a claim if the ledger has steps of a candidate for a private choice; else "".
-
-    The choice depends on the data, too, so the chosen candidate costs more than its own steps.
-    """
+    """Return the reason against a claim if the ledger has steps of a candidate for a private choice; else ""."""
     for name in ledger.runs:
         if (plan := ledger.choice(name)) is not None:
             return (
@@ -569,10 +554,7 @@ def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
 
 
 def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
-    """Return the claim, computed again from the mechanism.  Its upper end is the larger of the old and the new one.
-
-    If the two brackets are disjoint, nothing may be claimed.
-    """
+    """Return the claim, computed again, with the larger upper end; nothing may be claimed if brackets are disjoint."""
     assert claim.bounds is not None
     ask = account.delta if claim.quantity == "delta" else account.epsilon
     try:

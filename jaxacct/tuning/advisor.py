@@ -33,12 +33,6 @@ FAMILIES = ("geometric", "poisson", "logarithmic", "truncated_negative_binomial"
 """Families of laws of K, the number of candidates.  The mean of a law decides the one free number of its family."""
 FIXED = "fixed"
 """Name of the family of laws in which K is a fixed number; adaptive candidates have this family."""
-EPSILON_RTOL, MEAN_RTOL = 1e-4, 0.01
-"""Relative tolerances at which the search for the largest E[K] ends.
-
-It ends at an E[K] that meets the target in two cases: epsilon is below the target by at most half of the first
-tolerance, or an E[K] that is larger by at most the second tolerance misses the target.
-"""
 ONE_TARGET = "ask for one target at a time"
 """Remedy in errors about arguments that must be single numbers."""
 MEAN = Constraint("use an expected number of candidates above 0", 0, LARGEST_MEAN, lower_open=True)
@@ -369,7 +363,8 @@ class Task:
         upper = functools.cache(lambda mean: self.epsilon(way, mean, sigma))
         several = lambda means: np.array([upper(mean) for mean in means.tolist()])
         limits, start = (way.least, LARGEST_MEAN), max(4.0, 2.0 * way.least)
-        mean = least_private(several, self.target, start, limits, falls=False, rtol=EPSILON_RTOL, closest=MEAN_RTOL)
+        # the search ends where at most half of 1e-4 of the target is unspent, or 1 % more candidates miss the target
+        mean = least_private(several, self.target, start, limits, falls=False, rtol=1e-4, closest=0.01)
         if math.isnan(mean):
             return self._option(way, way.least, sigma, None, False)
         return self._option(way, mean, sigma, upper(mean), mean == LARGEST_MEAN)

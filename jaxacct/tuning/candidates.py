@@ -44,8 +44,6 @@ STEPS_PER_CALL = 128
 """Number of training steps in one call of the compiled program; training can be interrupted between two calls."""
 CANDIDATES_PER_CALL = 16
 """Number of candidates in one call of the compiled program; it is fixed, so that shapes do not depend on K."""
-_SUPPORTED = ("candidates", "cap")
-"""Settings from `UNUSUAL` that the plan of candidates side by side may have; all others are refused."""
 
 
 @dataclass(frozen=True)
@@ -351,7 +349,7 @@ def require_side_by_side(
     if plan.sampling in WITH_NOISE:
         raise InputError(f"sampling = {plan.sampling!r} is not supported side by side; train by a Trainer each")
     for name, usual in UNUSUAL.items():
-        if name not in _SUPPORTED and getattr(plan, name) != usual:
+        if name not in ("candidates", "cap") and getattr(plan, name) != usual:
             word = name.replace("rates_digest", "sampling_rates")
             raise InputError(f"{word} is not supported side by side; train each candidate by a Trainer")
     if micro_batch is not None:

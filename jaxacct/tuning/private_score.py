@@ -14,14 +14,11 @@ from jaxacct.calibration import noise_rate_steps
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.chacha import key_words
 from jaxacct.core.types import Leaf
-from jaxacct.core.validation import Constraint, InputError, check, choice
+from jaxacct.core.validation import Constraint, InputError, check_one, choice
 from jaxacct.mechanisms import Gaussian, Mechanism, PrivacyProfile, compose, repeat
 from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.selection import Law, candidates_profile, rounds, select
 from jaxacct.training.run.evaluations import LOWER_BITS, UNIT_BITS, require_countable
-
-_NOISE = Constraint("use an ordinary {name}, such as 30.0", 0, 1e100, lower_open=True)
-"""Allowed noise, far below the largest float, so that a noisy count is finite."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +66,9 @@ class PrivateScore:
         if self.noise_multiplier is None:
             if self.on == "training":
                 raise InputError("noise_multiplier is missing; with on='training' give the noise, in examples")
-        elif np.ndim(check("noise_multiplier", self.noise_multiplier, _NOISE)):
-            raise InputError("noise_multiplier must be one number; use the same noise for every candidate")
+        else:  # far below the largest float, so that a noisy count is finite
+            finite = Constraint("use an ordinary {name}, such as 30.0", 0, 1e100, lower_open=True)
+            check_one("noise_multiplier", self.noise_multiplier, finite, "use the same noise for every candidate")
 
     def mechanism(self) -> Mechanism:
         """Return the noisy count of one candidate."""

@@ -46,15 +46,11 @@ class _Partition:
     """Steps of one pass or round, whose batches are disjoint.
 
     A pass costs as much as its costliest step.  The steps of a round of random allocation cost one round together.
-
-    first : the first entry.
-    steps : for each step number, the noise multipliers of the entries of that step.
-    dearest : the noise multipliers that the pass counts with (`dearest_with`).
     """
 
-    first: Step
-    steps: dict[int, list[float]] = field(default_factory=dict)
-    dearest: list[float] = field(default_factory=list)
+    first: Step  # the first entry
+    steps: dict[int, list[float]] = field(default_factory=dict)  # the noise of the entries of each step number
+    dearest: list[float] = field(default_factory=list)  # the noise that the pass counts with (`dearest_with`)
 
     def has_room_for(self, entry: Step) -> bool:
         """Return whether a step belongs to this partition, and there is room for it."""
@@ -113,37 +109,23 @@ def _entry(plan: Plan, step: int) -> Step:
 
 @dataclass
 class Spent:
-    """Releases of one run, derived from its entries alone.
+    """Releases of one run, derived from its entries alone."""
 
-    releases : how often each release of a training step counts.
-    others : how often each other mechanism was released.  noted : the entries of these other mechanisms.
-    steps : the number of step entries.  Exact replays of an entry are not among them.
-    again : how many of these entries repeat the step number of an earlier entry.
-    same : the number of exact replays, which cost nothing.
-    torn : the number of lines that were cut off.  Each counts as one more release, but not in `steps`.
-    seen : the step entries.  numbers : their step numbers.  last : the last step entry.
-    next : the step number that follows the last entry.
-    partitions : the passes and rounds of the batch rule, by their fingerprints.
-    looks : the `Seen` entry of the current plan, or None.
-    owed : the steps that earlier plans still had.  They count if such a plan was replaced after a look at outputs.
-    shared : the step from which steps of cyclic Poisson sampling share noise; None if their noise is independent.
-    """
-
-    releases: Counter[Release] = field(default_factory=Counter)
-    others: Counter[Mechanism] = field(default_factory=Counter)
-    noted: list[Spend] = field(default_factory=list)
-    steps: int = 0
-    again: int = 0
-    same: int = 0
-    torn: int = 0
-    seen: set[Step] = field(default_factory=set)
-    numbers: set[int] = field(default_factory=set)
-    partitions: dict[str, _Partition] = field(default_factory=dict)
-    last: Step | None = None
-    next: int = 0
-    looks: Seen | None = None
-    owed: Counter[Release] = field(default_factory=Counter)
-    shared: int | None = 0
+    releases: Counter[Release] = field(default_factory=Counter)  # how often each release of a training step counts
+    others: Counter[Mechanism] = field(default_factory=Counter)  # how often each other mechanism was released
+    noted: list[Spend] = field(default_factory=list)  # the entries of these other mechanisms
+    steps: int = 0  # the number of step entries; exact replays of an entry are not among them
+    again: int = 0  # how many of these entries repeat the step number of an earlier entry
+    same: int = 0  # the number of exact replays, which cost nothing
+    torn: int = 0  # the number of lines that were cut off; each counts as one more release, but not in `steps`
+    seen: set[Step] = field(default_factory=set)  # the step entries
+    numbers: set[int] = field(default_factory=set)  # their step numbers
+    partitions: dict[str, _Partition] = field(default_factory=dict)  # passes and rounds, by their fingerprints
+    last: Step | None = None  # the last step entry
+    next: int = 0  # the step number that follows the last entry
+    looks: Seen | None = None  # the entry of the current plan
+    owed: Counter[Release] = field(default_factory=Counter)  # the rest of plans that were replaced after a look
+    shared: int | None = 0  # the step from which cyclic Poisson sampling shares noise; None if noise is independent
 
     @property
     def of_tunings(self) -> bool:

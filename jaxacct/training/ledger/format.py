@@ -40,16 +40,12 @@ class Run(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Entry that is written before outputs of a run are seen, after `step` steps of its plan.
-
-    until : the step before which the run would have ended by itself.
-    looked : True if a callback looks at outputs or raises; False if something else ends the run.
-    """
+    """Entry that is written before outputs of a run are seen, after `step` steps of its plan."""
 
     run: str
     step: int
-    until: int
-    looked: bool
+    until: int  # the step before which the run would have ended by itself
+    looked: bool  # True if a callback looks at outputs or raises; False if something else ends the run
 
 
 class Step(NamedTuple):

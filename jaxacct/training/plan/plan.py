@@ -48,16 +48,8 @@ from jaxacct.training.plan.solver import Filter, PlanRequest, Solution
 from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.step_mechanisms import Release, Turn, composed, require_kept
 
-GROWTH = 2.0**20
-"""Largest variance of a noisy prefix sum, divided by the variance of the sum of independent noise over all steps.
-
-If noise grows more than this, float32 does not hold its sums.
-"""
 MANY_KINDS = 16
-"""Largest number of different releases for which `Plan.epsilon_curve` is exact.
-
-If there are more, stand-ins that leak at least as much replace them.
-"""
+"""Most different releases for which `Plan.epsilon_curve` is exact; stand-ins that leak no less replace more of them."""
 _CURVE_RTOL = 0.02
 """Relative width of the brackets of epsilon along a curve: large, to save time; upper bounds hold at any width."""
 _FORMAT, _VERSION = "jaxacct.plan", 1
@@ -752,7 +744,7 @@ def _strategy_of_run(
         require_groups(known, groups)
     with np.errstate(over="ignore", invalid="ignore"):
         grown = np.max(known.squared_errors()) * np.max(known.squared_norms()[1])
-    if not grown <= GROWTH * known.steps:
+    if not grown <= 2.0**20 * known.steps:  # the largest variance of a prefix sum, beside that of independent noise
         raise InputError(
             f"noise = {strategy!r:.60} grows from step to step, beyond what float32 holds; use a matrix whose columns "
             "fall from their first entry"

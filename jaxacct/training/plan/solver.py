@@ -55,8 +55,6 @@ SIZE = Constraint("use a whole number of records or of slots", 1, 10**9, integra
 _RULES = {"target_epsilon": POSITIVE, "target_delta": DELTA, "expected_batch_size": POSITIVE}
 _RULES |= NUMBERS | dict.fromkeys(("slots", "cap", "groups"), SIZE)
 """Names of the numbers that a caller may give, each with the values that it may have."""
-_RATE = Constraint("use a rate above 0 and at most 1", 0, 1, lower_open=True)
-"""Range of the rate at which one record is sampled."""
 _RATES = ("sampling_probability", "expected_batch_size", "sampling_rates", "batch_schedule", "slots")
 _OPEN = {"noise_multiplier": ("noise_multiplier",), "steps": ("steps", "epochs"), "sampling_probability": _RATES}
 """For each setting that a plan can be solved for, the arguments that give it when it is not solved for."""
@@ -150,7 +148,8 @@ def _rates(found: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(found["rates_digest"], str) or not re.fullmatch("[0-9a-f]{64}", found["rates_digest"]):
             raise InputError(f"rates_digest = {found['rates_digest']!r:.40} must be 64 hexadecimal digits")
         return {}
-    rates = np.array(check("sampling_rates", given, _RATE), "<f8")
+    positive = Constraint("use a rate above 0 and at most 1", 0, 1, lower_open=True)
+    rates = np.array(check("sampling_rates", given, positive), "<f8")
     if rates.shape != (size,):
         raise InputError(
             f"sampling_rates has shape {rates.shape}, must be ({size},), one rate for each of dataset_size = {size}; "
@@ -230,19 +229,13 @@ class Filter(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """Solution of a request.
-
-    segments : the steps of the run.  noise_multiplier : the scale of the run's noise.
-    filter : the Renyi filter of a plan whose changes may depend on the data; otherwise None.
-    epsilon : epsilon of the whole tuning if the search computed it, which saves half a minute later; otherwise None.
-    cap : the largest batch of truncated Poisson sampling; otherwise None.
-    """
+    """Solution of a request."""
 
     segments: tuple[Segment, ...]
-    noise_multiplier: float
-    filter: Filter | None = None
-    epsilon: Bounds | None = None
-    cap: int | None = None
+    noise_multiplier: float  # the scale of the run's noise
+    filter: Filter | None = None  # for a plan whose changes may depend on the data
+    epsilon: Bounds | None = None  # of the whole tuning, if the search computed it, which saves half a minute later
+    cap: int | None = None  # the largest batch of truncated Poisson sampling
 
 
 # Epsilon of a run: by exact composition, or through the plan's filter

@@ -32,22 +32,16 @@ _OWN = re.compile(r"\d+$|\d+\.orbax|.*orbax-checkpoint-tmp")
 
 
 class Checkpoint(NamedTuple):
-    """State of a run between two steps, as it is stored.
-
-    session : a digest of the plan, the program and the data with which steps after this checkpoint may have been
-        taken; b"" if none were taken.
-    stopped : why the run stopped, as in the state; "" while the run goes on.
-    seen : whether callbacks looked at outputs.  scores : the exact scores of an early stop.
-    """
+    """State of a run between two steps, as it is stored."""
 
     step: int
     carried: Carried
     lineage: Lineage
     history: History
-    session: bytes
-    stopped: str = ""
-    seen: bool = False
-    scores: tuple[int, ...] = ()
+    session: bytes  # a digest of plan, program and data of later steps; b"" if none can have been taken
+    stopped: str = ""  # why the run stopped, as in the state; "" while the run goes on
+    seen: bool = False  # whether callbacks looked at outputs
+    scores: tuple[int, ...] = ()  # the exact scores of an early stop
 
 
 class Store:

@@ -19,12 +19,7 @@ from jaxacct.training.source import Source
 from jaxacct.training.step.models import Untrained, join_model
 
 UNIT_BITS, LOWER_BITS = 20, 10
-"""Exponents of two: a value has at most 2^20 units, and its lower part is its remainder modulo 2^10.
-
-The lower and the upper parts of the values are summed separately, each in 32 bits.
-"""
-MOST_EXAMPLES = 2**20
-"""Largest number of examples: each 10-bit part of a value is at most 2^10, so its sum is at most 2^30."""
+"""Exponents of two: a value has at most 2^20 units; its upper and its lower 10 bits are summed apart, in 32 bits."""
 BLOCK_SIZE = 256
 """Number of examples whose values are computed together; one compiled program serves any number of examples."""
 
@@ -61,7 +56,8 @@ def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float)
 def require_countable(name: str, data: Any, remedy: str) -> None:
     """Raise InputError unless the arrays have one number of examples along the first axis, which `units` can count."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
-    if len(sizes) != 1 or () in sizes or not 1 <= next(iter(sizes))[0] <= MOST_EXAMPLES:
+    # each 10-bit part of a value is at most 2^10, so the sum of 2^20 of them is at most 2^30
+    if len(sizes) != 1 or () in sizes or not 1 <= next(iter(sizes))[0] <= 2**20:
         raise InputError(f"{name} has first axes {sorted(sizes)}, must be one from 1 to 2^20; {remedy}")
 
 

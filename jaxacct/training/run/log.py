@@ -67,21 +67,14 @@ WAIT_SECONDS = 5.0
 
 @dataclass(slots=True)
 class _Look:
-    """One logged step.  Its fields are filled in one by one, so that nothing is done twice after an interrupt.
-
-    observed : the numbers of the step, on the device.
-    point : a table of epsilon, and a step in it whose epsilon covers all releases so far; None if there is none.
-    when : the time at which the step was found to be done, in seconds; None until then.
-    rate : steps per second, measured over the last logged steps up to this one; None if not known.
-    record : the record to be logged, still without epsilon; None until the numbers are fetched.
-    """
+    """One logged step.  Its fields are filled in one by one, so that nothing is done twice after an interrupt."""
 
     step: int
-    observed: Observed
-    point: TablePoint | None
-    when: float | None = None
-    rate: float | None = None
-    record: dict[str, Any] | None = None
+    observed: Observed  # the numbers of the step, on the device
+    point: TablePoint | None  # whose epsilon covers all releases so far
+    when: float | None = None  # the time at which the step was found to be done, in seconds
+    rate: float | None = None  # steps per second, over the last logged steps up to this one
+    record: dict[str, Any] | None = None  # what is logged, still without epsilon; None until the numbers are fetched
 
 
 class RunLog:

@@ -56,15 +56,9 @@ class Prepared(NamedTuple):
 
 
 class Program:
-    """Step function for one plan, state and data.  It is traced, digested, and compiled on demand.
+    """Step function for one plan, state and data.  It is traced, digested, and compiled on demand."""
 
-    session : a digest of all that decides the steps after a checkpoint: runs with equal sessions repeat these steps
-        exactly.
-    traces : the jaxprs of all programs that are compiled.
-    overwrites : whether a step overwrites the arrays of the `Carried` that it is given.
-    """
-
-    overwrites = True
+    overwrites = True  # whether a step overwrites the arrays of the `Carried` that it is given
 
     def __init__(
         self,
@@ -82,7 +76,7 @@ class Program:
         zero = np.zeros(8, np.uint32)
         now = self._numbers(min(step, self._plan.steps - 1), zero)
         self._traced = where.step(carried, zero, zero, data, now, self.frozen)
-        self.traces = (self._traced.jaxpr,)
+        self.traces = (self._traced.jaxpr,)  # of all programs that are compiled
         self._settle(carried, before, where.digest_program(self._traced), where.digest(data))
 
     def _settle(self, carried: Carried, before: Lineage, program: bytes, data: bytes) -> None:
@@ -97,6 +91,7 @@ class Program:
             self._digest = key_derivation.digest(self._digest, self._where.digest(self.frozen.frozen))
         # the program's digest does not cover `adaptive` and `private_loss`: their noise is an argument of the program
         beside = repr((self._rule.adaptive, self._rule.private_loss)).encode()
+        # runs with equal sessions repeat the steps after a checkpoint exactly
         self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), beside)
 
     def begin(self, line: Lineage, step: int, until: int) -> None:
@@ -175,18 +170,12 @@ class OtherExamples(InputError):
 
 
 class Batch(NamedTuple):
-    """Logical batch that was loaded, in whole micro-batches.  A place of the batch has one member or none.
+    """Logical batch that was loaded, in whole micro-batches.  A place of the batch has one member or none."""
 
-    leaves : arrays with one row for each place.  With users, a row holds the examples that one user gives.
-    weights : the weights of users' examples; None for records.
-    indices : int32, the number of the record or user in each place.
-    mask : whether a place has a member.
-    """
-
-    leaves: list[np.ndarray]
-    weights: np.ndarray | None
-    indices: np.ndarray
-    mask: np.ndarray
+    leaves: list[np.ndarray]  # with one row for each place; with users, a row holds the examples that one user gives
+    weights: np.ndarray | None  # of users' examples
+    indices: np.ndarray  # int32, the number of the record or user in each place
+    mask: np.ndarray  # whether a place has a member
 
 
 class Streamed(Program):
