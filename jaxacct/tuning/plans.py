@@ -408,8 +408,6 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float) -> float:
     """Return the smallest noise multiplier tried, from `near` on, whose upper bound `epsilon` meets the target."""
-    if near <= 0.0 or not math.isfinite(near):
-        raise InputError(f"near = {near!r} must be a positive noise multiplier")
     found = least_private(
         lambda values: np.array([epsilon(float(value)) for value in values]),
         target,

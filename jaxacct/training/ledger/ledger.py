@@ -459,18 +459,15 @@ class Ledger(Contents):
             self.count(line)
         if not self.runs:
             raise InputError(f"{self.path}: is empty; delete it, nothing was ever noted in it")
-        torn = self.torn(fragment) if fragment and ledger_format.looks_like_a_step(fragment) else None
-        if not mend:
-            if torn is not None:
-                self.count(torn)
-            return
-        if torn is not None:
-            line, chain = ledger_format.encode(torn, self._chains[-1])
-            self._file.replace_end(end, line)
-            self._chains.append(chain)
+        if fragment and ledger_format.looks_like_a_step(fragment):
+            torn = self.torn(fragment)
+            if mend:
+                line, chain = ledger_format.encode(torn, self._chains[-1])
+                self._file.replace_end(end, line)
+                self._chains.append(chain)
             self.count(torn)
-        elif fragment:
+        elif mend and fragment:
             self._file.file.truncate(end)
             self._file.file.seek(end)
-        else:
+        elif mend:
             self._file.end_last_line()

@@ -142,14 +142,9 @@ def merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
     """Join adjacent segments that differ only in their steps, drop empty segments, and number the steps from 0."""
     found: list[Segment] = []
     start = 0
-    for segment in segments:
-        if segment.steps == 0:
-            continue
-        if found and found[-1][2:] == segment[2:]:
-            found[-1] = found[-1]._replace(steps=found[-1].steps + segment.steps)
-        else:
-            found.append(segment._replace(start=start))
-        start += segment.steps
+    for numbers, group in itertools.groupby((s for s in segments if s.steps), lambda segment: segment[2:]):
+        found.append(Segment(start, sum(segment.steps for segment in group), *numbers))
+        start = found[-1].end
     return tuple(found)
 
 
@@ -219,27 +214,21 @@ def releases(
             if steps > 0:
                 counts[Release(sampling, segment.noise_multiplier, segment.sampling_probability, *cut)] += steps
         return counts
-    for begin, end, length, members in blocks(segments, sampling, dataset_size):
-        low, high = max(begin, start), min(end, until)
+    for begin, _, length, members in blocks(segments, sampling, dataset_size):
         share = members[0].sampling_probability
-        least: dict[int, float] = {}  # least noise of each pass that is in several segments
+        least: dict[int, float] = {}  # least noise of the first and the last pass of each segment, which it may share
         for segment in members:
-            first, last = max(segment.start, low), min(segment.end, high)
+            first, last = max(segment.start, start), min(segment.end, until)
             if first >= last:
                 continue
             noise = segment.noise_multiplier
-            # Of passes `own` to `other - 1`, every counted step is in this segment.  Of the passes before and after
-            # them, counted steps may be in several segments.
-            own = -(-(first - begin) // length) if first > low else (first - begin) // length
-            other = (last - begin) // length if last < high else -(-(last - begin) // length)
-            if own < other:
-                counts[release_of_pass(sampling, noise, share)] += other - own
-            for number in {(first - begin) // length, (last - 1 - begin) // length}:
-                if not own <= number < other:
-                    least[number] = min(least.get(number, math.inf), noise)
+            ends = (first - begin) // length, (last - 1 - begin) // length
+            counts[release_of_pass(sampling, noise, share)] += max(ends[1] - ends[0] - 1, 0)
+            for number in ends:
+                least[number] = min(least.get(number, math.inf), noise)
         for noise in least.values():
             counts[release_of_pass(sampling, noise, share)] += 1
-    return counts
+    return +counts
 
 
 def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> dict[Release, Release]:

@@ -35,19 +35,14 @@ class RunLedger:
     """Open ledger of a run: in every process `note` returns once the entries, at most `most`, are on the disk."""
 
     def __init__(self, processes: Processes, ledger: Ledger | None, own: bool, mark: Mark, most: int) -> None:
-        self._processes, self._ledger, self._own, self._most = processes, ledger, own, most
-        self._mark = mark
+        self.ledger = ledger  # None except in the first process
+        self._processes, self._own, self._most, self._mark = processes, own, most, mark
         self._last = 0.0, 0.0, 1  # time, duration and steps of the last note
-
-    @property
-    def ledger(self) -> Ledger | None:
-        """The open ledger; None except in the first process."""
-        return self._ledger
 
     def mark(self) -> Mark:
         """Return a mark of the ledger as it is now; with several processes, as it was after this run's last entry."""
-        if self._processes.count == 1 and self._ledger is not None:
-            return self._ledger.mark()._replace(run=self._mark.run)
+        if self._processes.count == 1 and self.ledger is not None:
+            return self.ledger.mark()._replace(run=self._mark.run)
         return self._mark
 
     def note(self, plan: Plan, step: int, now: Prepared, program: Program) -> int:
@@ -92,32 +87,32 @@ class RunLedger:
 
     def cut_off(self, plan: Plan, step: int) -> None:
         """Note that an error ends the run after `step` steps.  The first process writes; it waits for no other."""
-        if self._ledger is not None:
+        if self.ledger is not None:
             self._write_seen(plan, step, looked=False)
 
     def _write_seen(self, plan: Plan, step: int, looked: bool) -> None:
-        assert self._ledger is not None
-        if not self._ledger.is_open:  # an interrupt within an entry closes the ledger
-            self._ledger, self._own = Ledger.open(self._ledger.path, self._mark.run), True
+        assert self.ledger is not None
+        if not self.ledger.is_open:  # an interrupt within an entry closes the ledger
+            self.ledger, self._own = Ledger.open(self.ledger.path, self._mark.run), True
         with self._own_run(plan) as ledger:
             ledger.seen(step, looked)
 
     @contextlib.contextmanager
     def _own_run(self, plan: Plan) -> Iterator[Ledger]:
         """Lock the ledger while an entry of this run is written, and mark the ledger after the entry."""
-        assert self._ledger is not None
-        with self._ledger.lock:  # a callback or a thread may have begun another run, by another batch rule
-            self._ledger.run = self._mark.run
+        assert self.ledger is not None
+        with self.ledger.lock:  # a callback or a thread may have begun another run, by another batch rule
+            self.ledger.run = self._mark.run
             rule = lambda plan: (plan.sampling, plan.truncation, plan.groups)
-            if rule(self._ledger.plan) != rule(plan):
-                self._ledger.replan(plan)
-            yield self._ledger
-            self._mark = self._ledger.mark()
+            if rule(self.ledger.plan) != rule(plan):
+                self.ledger.replan(plan)
+            yield self.ledger
+            self._mark = self.ledger.mark()
 
     def close(self) -> None:
         """Close the ledger, if it was opened here."""
-        if self._ledger is not None and self._own:
-            self._ledger.close()
+        if self.ledger is not None and self._own:
+            self.ledger.close()
 
 
 def open_run_ledger(
