@@ -132,12 +132,10 @@ class Cost:
 class MatchedPlan:
     """Plan of a tuning whose candidates differ in sampling probability and length, besides their configurations.
 
-    A candidate has one of several plans: one for each pair of a sampling probability and a number of epochs or steps.
-    All plans have one epsilon, and each plan has the least noise with which a run is (epsilon, target_delta)-DP.  Each
-    candidate draws its plan with equal probabilities, independently of the space and the data.  The winner's plan is
-    released with the winner.  So a candidate has the average of the plans' profiles, and the tuning is accounted for as
-    a selection among such candidates: the exact worst case over scores.  The one epsilon of the plans is solved for, so
-    that the whole tuning meets the target.
+    There is a plan for each pair of a sampling probability and a number of epochs or steps.  All have one epsilon, and
+    each has the least noise with which a run is (epsilon, target_delta)-DP.  Each candidate draws its plan with equal
+    probabilities, independently of the space and the data, and the winner's plan is released.  The one epsilon is
+    solved for, so that the whole tuning meets the target.
 
     The solved plan has `plans`: first the plans of all lengths at the first sampling probability, and so on.
     ``plans[i].noise_multiplier`` is the noise of plan i.  The `epsilon` is a Bounds for adding or removing one record;
@@ -287,10 +285,8 @@ class SubsetPlan:
     target.  The final run has the rate and the steps of the winner.  So its data and its batches are larger than the
     winner's by the factor `growth`.
 
-    If several rates or epochs are given, each pair of them is a setting.  A candidate draws its setting with equal
-    probabilities.  All settings have one epsilon, and each setting has the least noise with which a run is
-    (epsilon, target_delta)-DP.  The tuning is then accounted for by the average of the settings' profiles, and the
-    final run by the maximum of the profiles.
+    If several rates or epochs are given, each pair is a setting, and candidates draw settings with equal probabilities.
+    All settings have one epsilon, each with the least noise with which a run is (epsilon, target_delta)-DP.
 
     The solved plan has one of `settings` for each pair.  Its `epsilon` is a Bounds of kind "bound" for adding or
     removing one record, with `epsilon.upper <= target_epsilon`.  Its `mechanism` is the whole as a PrivacyProfile, for
@@ -301,9 +297,8 @@ class SubsetPlan:
     target_epsilon, target_delta, dataset_size, repetitions, sampling_probability, epochs, steps : as for `MatchedPlan`.
     share : in [2^-11, 1).
     variant : "rest" or "all".
-    noise_ratio : the final run's noise multiplier divided by that of the candidates.  This ratio splits the budget.  It
-        is 1 by default, as in Koskela and Kulkarni.  A ratio below 1 favours the final model; a ratio above 1 favours
-        the tuning.
+    noise_ratio : the final run's noise multiplier divided by that of the candidates, by default 1, as in Koskela and
+        Kulkarni.  A ratio below 1 favours the final model; a ratio above 1 favours the tuning.
 
     References
     ----------

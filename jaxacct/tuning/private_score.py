@@ -25,12 +25,10 @@ from jaxacct.training.run.evaluations import LOWER_BITS, UNIT_BITS, require_coun
 class PrivateScore:
     """Score by a noisy count on private data: the sum over the examples of a value in [0, 1], plus noise.
 
-    Values are rounded to whole numbers of units from 0 to 1/unit, and their sum is exact.  So adding, removing or
-    replacing one record moves the count by at most 1.  The noise is an exact draw of Gaussian noise, rounded to units,
-    so the noisy count is the rounded output of a Gaussian mechanism.  With "validation" a record is either in the
-    training data or in these data.  So the tuning costs as much as the dearer of two selections, one among trainings
-    and one among noisy scores (parallel composition).  With "training" every candidate is the composition of its
-    training and its score.
+    One record moves the exact sum of the rounded values by at most 1, and the noisy count is the rounded output of a
+    Gaussian mechanism.  With "validation" a record is either in the training data or in these data: the tuning costs as
+    much as the dearer of two selections, one among trainings and one among noisy scores (parallel composition).  With
+    "training" every candidate is the composition of its training and its score.
 
     Parameters
     ----------

@@ -55,8 +55,7 @@ class Tuned:
     params : the winner's parameters, a pytree.
     config : the winner's hyper-parameters.
     score : the score by which it won; NaN with status "none".
-    status : "tuned" or "none".  It is "none" if K was 0, or if every candidate to be released raised an exception.
-        Such a candidate has the score NaN, which ranks last, so no candidate has a better score.  With "none", params
+    status : "tuned", or "none" if K was 0 or every candidate to be released raised an exception.  With "none", params
         are initial parameters, and the configuration does not depend on the data.
     epsilon : epsilon of the whole tuning at the plan's delta.
     mechanism : the whole tuning as one mechanism, as in the ledger.
@@ -199,10 +198,10 @@ def tune_in_rounds(
 ) -> Tuned:
     """Tune in rounds, as Bayesian optimisation in batches: each round's winner is public and shapes the next space.
 
-    Every round draws a fresh, secret K.  It draws K candidates from the round's space, trains them, and releases the
-    best.  `update` makes the next space from all winners so far.  The cost is the composition of the rounds.  This is
-    far less than the cost of candidates that may see everything before them.  One ledger entry for all rounds is on the
-    disk before the first candidate is trained.  So stopping early does not lower the claim.
+    Every round draws a fresh, secret K, trains K candidates from the round's space, and releases the best.  `update`
+    makes the next space from all winners so far.  The cost is the composition of the rounds, far less than that of
+    candidates that may see everything before them.  One ledger entry for all rounds is on the disk before the first
+    candidate is trained, so stopping early does not lower the claim.
 
     Parameters
     ----------

@@ -99,14 +99,11 @@ class Plan(PlanRequest):
         adding or removing a record changes the sum.
     steps, epochs : the length of the run.
     sampling : the batch rule, as for `jaxacct.dp_sgd`; "fixed_batches" is another name of "shuffled".  Besides,
-        "fixed_order" takes every record once in every pass, always at the same place.  A round of random allocation
-        that has begun costs a whole round.  A pass through groups or over fixed batches that has begun costs a whole
-        pass.  Fixed batches and a fixed order have no amplification: a pass over fixed batches, and a whole run in a
-        fixed order, cost as much as one Gaussian.
+        "fixed_order" takes every record once in every pass, always at the same place.  A round or a pass that has begun
+        costs a whole one; a pass over fixed batches, and a whole run in a fixed order, cost as much as one Gaussian.
     relation : "add_or_remove_one" (the default), "add_one", "remove_one", "zero_out" (a record's gradient becomes 0 and
         its place stays) or "replace_one".  "replace_one" is refused if sampling is "poisson".  With fixed batches
-        "zero_out" is the default, and relations that add or remove a record are refused: the added or removed record
-        would move another record to another batch.
+        "zero_out" is the default, and relations that add or remove a record, and so move another, are refused.
     noise_schedule : relative noise, one factor per step or pairs (until_step, factor); the last until_step may be None.
         `noise_multiplier` is then the overall scale of the noise, given or solved for.
     batch_schedule : expected batch sizes in the same forms, in place of sampling_probability.
@@ -137,8 +134,7 @@ class Plan(PlanRequest):
         rate belongs to the place of a record, whatever the record is.  ``sampling_probability`` is then the largest
         rate; the plan, its ledger and its runs claim the epsilon of this rate.  ``own_epsilon`` has the epsilon of each
         record.  ``expected_batch_size`` is the sum of the rates.
-    rates_digest : the SHA-256 of sampling_rates, or None without rates.  A document of the plan holds it in place of
-        the rates.  It is a field and no argument.
+    rates_digest : a field and no argument: the SHA-256 of sampling_rates, which a document of the plan holds instead.
 
     Raises
     ------
