@@ -29,7 +29,6 @@ from jaxacct.sweeps.table import out_path
 from jaxacct.training import Ledger
 
 ENDINGS = (".html", ".htm", ".md")
-"""File endings of a page."""
 _VERIFIED = (
     "“Verified” means that a second program, which shares no code with the first, started again from the definition of "
     "the privacy loss and enclosed delta in ball arithmetic on the right side of both ends of the bracket. “Refuted” "
@@ -129,10 +128,6 @@ class Report:
     readings : the risks of each claim; None where there are no risks.
     blocks : the pieces of the page, in order.
     rows_not_claimed : number of rows of the table that no claim may use.
-
-    References
-    ----------
-    jaxacct/report/README.md.
 
     >>> import jaxacct as ja
     >>> from jaxacct.report import report

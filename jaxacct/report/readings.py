@@ -25,7 +25,6 @@ _LINE, _GUESS, _INK, _GRID = "#0b5394", "#777777", "#333333", "#e2e2e2"
 FALSE_POSITIVE_RATES = (1e-2, 1e-3)
 """The false-positive rates at which a report states the true-positive rate."""
 _CURVE = np.unique(np.concatenate([np.geomspace(1e-4, 1.0, 33), FALSE_POSITIVE_RATES]))
-"""The false-positive rates of the picture.  They include `FALSE_POSITIVE_RATES`."""
 
 
 class Readings(NamedTuple):

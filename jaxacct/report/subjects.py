@@ -45,7 +45,6 @@ SAMPLING = {
     "cyclic_poisson": "one pass through the groups, with a Poisson-sampled batch of each",
     "fixed_order": "all passes of a run, in one order",
 }
-"""The ways of drawing batches, in words."""
 _DELTAS = np.geomspace(1e-10, 0.3, 14)
 """Deltas at which a Rényi filter's epsilon is computed; the risks of a filtered run follow from these points."""
 _LONGEST_CODE = 4000

@@ -22,12 +22,10 @@ RELATIONS = {
     "zero_out": "zero out one record: two data sets are neighbours if they differ in one record, whose contribution is "
     "zero in one of them. The number of records is the same in both and may be known",
 }
-"""The neighbouring relations in words."""
 UNIT = {
     "record": "One record of the data set: whatever the run sampled and clipped as one example.",
     "user": "One user: all examples of a user together, which the run sampled and clipped as one.",
 }
-"""Words for the units in which neighbouring data sets differ."""
 LIMITS = (
     "It says nothing about a person who counts as several records. Such a person has a weaker guarantee than one "
     "record has.",
@@ -40,23 +38,19 @@ LIMITS = (
     "file states.",
     "Epsilon and delta are upper bounds on what any attacker can do. They do not measure what a known attack achieves.",
 )
-"""Sentences on what no claim says."""
 SECRECY = (
     "The random keys and the noise stay secret, and the noise has the stated law to anybody else. Whoever has the keys "
     "can take the noise away."
 )
-"""The assumption about every release with noise."""
 TRAINING = (
     "The gradient of every record is clipped before noise is added, so that one record moves the sum by at most the "
     "clip norm. The noise multiplier is relative to that norm.",
     f"{SECRECY} The sampled batches stay secret, too. Checkpoints of the trainer hold the keys.",
 )
-"""The assumptions about a training run."""
 USERS = (
     "All examples of a user are drawn together, and the gradient of their mean is clipped as one. The user of each "
     "example was stated correctly."
 )
-"""The assumption about a training run whose unit is a user."""
 TURNS = (
     "groups of records take turns: step i draws records of group i mod {groups} alone. The group of a record does not "
     "depend on other records."

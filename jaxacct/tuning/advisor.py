@@ -34,9 +34,7 @@ FAMILIES = ("geometric", "poisson", "logarithmic", "truncated_negative_binomial"
 FIXED = "fixed"
 """Name of the family of laws in which K is a fixed number; adaptive candidates have this family."""
 ONE_TARGET = "ask for one target at a time"
-"""Remedy in errors about arguments that must be single numbers."""
 MEAN = Constraint("use an expected number of candidates above 0", 0, LARGEST_MEAN, lower_open=True)
-"""Allowed values of E[K], the expected number of candidates."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,6 @@ class Advice:
 
 _NUMBERS = ("E[K]", "sigma", "noise/batch", "epsilon", "gradients", "95 %")
 _HEAD = ("search", "split", "share", "law of K", *_NUMBERS, "status")
-"""Header of the table that is printed."""
 
 
 def _cells(one: Option) -> tuple[str, ...]:

@@ -30,7 +30,6 @@ from jaxacct.tuning.search_spaces import Sampled, draws_alike
 from jaxacct.tuning.tuning_run import note_whole
 
 EXTRAPOLATIONS = ("sgd", "adam")
-"""Names of the rules that turn a learning rate tuned on the sample into a learning rate for more data."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -103,7 +103,6 @@ class Chain(NamedTuple):
 
 
 BEGINNING = Chain(0, b"")
-"""Checksums before the first line."""
 
 
 def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import datetime
-import itertools
 import json
 import math
 import os
@@ -52,7 +51,6 @@ Held = list[tuple[Spent, list[Run]]]
 PAUSES = (0.2, 10.0)
 """Shortest and longest time between two updates of the progress line, in seconds."""
 _FIRST = b'{"event": "begin"'
-"""Beginning of a log file."""
 Log = Callable[[dict[str, Any]], Any] | str | os.PathLike[str] | None
 """Destination of a log: a function of one record, the path of a file of JSON lines, or None."""
 MOST_PENDING = 8
@@ -158,7 +156,7 @@ class RunLog:
 
     def _unread(self) -> list[_Look]:
         """Return the logged steps whose numbers are not fetched yet; they are the last of the logged steps."""
-        return [*itertools.takewhile(lambda look: look.record is None, reversed(self._looks))][::-1]
+        return [look for look in self._looks if look.record is None]
 
     def _see_done(self, most: int) -> None:
         """Mark the logged steps that are done, in order; if more than `most` still run, wait for the oldest."""
