@@ -129,6 +129,10 @@ class Report:
     blocks : the pieces of the page, in order.
     rows_not_claimed : number of rows of the table that no claim may use.
 
+    References
+    ----------
+    jaxacct/report/README.md.
+
     >>> import jaxacct as ja
     >>> from jaxacct.report import report
     >>> page = report(ja.Gaussian(2.0), delta=1e-5)
