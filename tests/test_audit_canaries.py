@@ -9,7 +9,7 @@ from training_runs import linear, plan_of
 
 from jaxacct.audit import coin_guesses, from_scores, gradient_canaries, input_canary, one_run
 from jaxacct.core.validation import InputError
-from jaxacct.training import Trainer
+from jaxacct.training import AdaptiveClip, Trainer
 
 
 def quadratic(params, example):
@@ -120,6 +120,10 @@ def small(**more):
     [
         (lambda: gradient_canaries(small(), None), "data and canaries are 1 examples, must be 2"),
         (lambda: gradient_canaries(small(), None, 2).play(jnp.zeros(1), True, 1), "count = 2 must be <= 1"),
+        (
+            lambda: input_canary(small(clip_norm=AdaptiveClip(1.0, count_noise=9.0)), jnp.zeros((1, 2)), jnp.ones(2)),
+            "an AdaptiveClip",
+        ),
         (lambda: gradient_canaries(small(clip_norm={"a": 1.0, "b": 2.0}), None, 2), "clip_norm must be one number"),
         (lambda: gradient_canaries(small(), None, 2).play(jnp.zeros(3), True, 1, steps=3), "steps = 3 must be <= 2"),
         (lambda: gradient_canaries(small(), None, 2).play(jnp.zeros(3), True, 0), "runs = 0"),

@@ -89,22 +89,23 @@ class Game:
         if plan.unit != "record":
             raise InputError(f"unit = {plan.unit!r} of the plan is not supported: a canary is one record; use 'record'")
         rule = trainer.rule
-        if rule.rngs or rule.has_aux or rule.private_loss is not None or trainer.trainable is not None:
+        # a count or a loss would hold a member for a canary that is out, so that its absence would show twice as much
+        beside = rule.adaptive is not None or rule.private_loss is not None
+        if rule.rngs or rule.has_aux or beside or trainer.trainable is not None:
             raise InputError(
-                "trainer has rngs, has_aux, private_loss or trainable, which canaries do not support, must have none; "
-                "audit a Trainer without them"
+                "trainer has rngs, has_aux, an AdaptiveClip, private_loss or trainable, which canaries do not support, "
+                "must have none; audit a Trainer without them"
             )
         if size != plan.dataset_size:
             raise InputError(
                 f"data and canaries are {size} examples, must be {plan.dataset_size}, the plan's dataset_size; "
                 "make the plan for the data with the canaries"
             )
-        clip_norm = trainer.adaptive if trainer.adaptive is not None else trainer.clip_norm
         self.trainer = Trainer(
             loss_fn,
             _recorded(trainer.optimizer),
             plan,
-            clip_norm,
+            trainer.clip_norm,
             method=trainer.method,
             micro_batch=trainer.micro_batch,
         )
@@ -156,20 +157,12 @@ class Game:
             words = rng.integers(0, 2**32, (RUNS_AT_ONCE, steps + passes, 8), np.uint32)
             rows = np.minimum(np.arange(start, start + RUNS_AT_ONCE), runs - 1)
             now = {name: values[rows] for name, values in varied.items()}
-            found.append(program(params, (self.data, marks), now, words, self._counts(words[:, :steps])))
+            found.append(program(params, (self.data, marks), now, words))
             jax.block_until_ready(found[-1])
             bar.update(min(start + RUNS_AT_ONCE, runs))
         bar.close()
         joined = jax.tree.map(lambda *pieces: np.concatenate([np.asarray(x) for x in pieces])[:runs], *found)
         return Played(*joined)
-
-    def _counts(self, words: np.ndarray) -> Any:
-        """Return the count noise of an adaptive clip norm, from keys (runs, steps, 8); None if the norm is fixed."""
-        adaptive, plan = self.trainer.adaptive, self.trainer.plan
-        if adaptive is None:
-            return None
-        draw = lambda t, key: adaptive.draw(key, plan.at(t).expected_batch_size)
-        return np.array([[draw(t, key) for t, key in enumerate(keys)] for keys in words])
 
     def _check_varied(self, params: Any, varied: Mapping[str, np.ndarray], runs: int) -> None:
         """Raise InputError unless each hyper-parameter is one of the optimizer's and has a value for each run."""
@@ -187,11 +180,11 @@ class Game:
         key = steps, outcome
         if key not in self._programs:
             trainer, plan = self.trainer, self.trainer.plan
-            each = [numbers_at(plan, t, trainer.adaptive) for t in range(steps)]
+            each = [numbers_at(plan, t, None) for t in range(steps)]
             stacked = jax.tree.map(lambda *x: np.stack(x), *each)
             which = np.array([plan.pass_of(t)[0] if plan.sampling in WITH_PASS_KEYS else 0 for t in range(steps)])
 
-            def run(params: Any, data: Any, varied: Any, words: Any, counts: Any) -> Any:
+            def run(params: Any, data: Any, varied: Any, words: Any) -> Any:
                 norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), trainer.clip_norm)
                 begun = trainer.rule.begin(params)
                 inner, mean = own_state(begun)
@@ -207,11 +200,11 @@ class Game:
                     noisy = jax.tree.map(lambda g: g * settings.expected_batch_size, own_state(after.opt_state)[1])
                     return after, self.observe(carried.params, noisy)
 
-                keys = words[:steps], words[steps:][which], stacked._replace(count_draw=counts)
+                keys = words[:steps], words[steps:][which], stacked
                 last, seen = jax.lax.scan(step, start, keys)
                 return jnp.sum(seen, axis=0), (last.params if outcome is None else outcome(last.params))
 
-            self._programs[key] = jax.jit(jax.vmap(run, in_axes=(None, None, 0, 0, 0)))
+            self._programs[key] = jax.jit(jax.vmap(run, in_axes=(None, None, 0, 0)))
         return self._programs[key]
 
 
@@ -262,7 +255,7 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
     2.0
     """
     count = int(check("count", count, COUNT))
-    if trainer.adaptive is not None or len(jax.tree_util.tree_leaves(trainer.clip_norm)) != 1:
+    if len(jax.tree_util.tree_leaves(trainer.clip_norm)) != 1:
         raise InputError("clip_norm must be one number for gradient canaries; use input_canary")
     norm = sensitivity(trainer.clip_norm)
     loss_fn = trainer.loss_fn
