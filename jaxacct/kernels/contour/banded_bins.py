@@ -757,14 +757,16 @@ class Profile:
         self.left = 1.5 * MOST_WORK
         if self.bins.deviation < 20.0 * delta and self.delta(sign, np.zeros(1), 0.0, 0.1 * delta)[2, 0] <= delta:
             return 0.0, 0.0, 0.0
-        # Rough contours bring eps near the solution. Then one fine contour gives the bracket.
+        # Contours bring eps near the solution. Then a fine contour gives the bracket, unless one of them was fine enough:
+        # in the remove direction the first eps is often so near that a fine contour there still serves at the solution.
         many, near, fine = len(self.contours) + 6, 0.35 if sign > 0 else 1e-3, False
         low, high, grid = 0.0, most, np.linspace(0.0, most, 400)
         least = grid[theorems(self.bins, sign, grid)[0] > delta].max(initial=0.0)
         eps = max(float(least), min(2.0 * self.bins.deviation, 0.5 * most))
+        error = (1e-5 if sign > 0 else 0.3) * delta
         for _ in range(60):
             if len(self.contours) < many and not fine:
-                self.delta(sign, np.array([eps]), 0.0, 0.3 * delta)
+                self.delta(sign, np.array([eps]), 0.0, error)
             values = np.log(np.maximum(self.known(sign, eps * np.array([1.0, 1.0 + 1e-4]))[1], 1e-300))
             low, high = (eps, high) if values[0] > np.log(delta) else (low, eps)
             slope = (values[1] - values[0]) / (1e-4 * eps)
