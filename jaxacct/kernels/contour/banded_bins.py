@@ -757,8 +757,8 @@ class Profile:
         self.left = 1.5 * MOST_WORK
         if self.bins.deviation < 20.0 * delta and self.delta(sign, np.zeros(1), 0.0, 0.1 * delta)[2, 0] <= delta:
             return 0.0, 0.0, 0.0
-        # Contours bring eps near the solution. Then a fine contour gives the bracket, unless one of them was fine enough:
-        # in the remove direction the first eps is often so near that a fine contour there still serves at the solution.
+        # Contours bring eps near the solution, where a fine one gives the bracket. In the remove direction the first
+        # eps is often so near that a fine contour placed there still serves at the solution.
         many, near, fine = len(self.contours) + 6, 0.35 if sign > 0 else 1e-3, False
         low, high, grid = 0.0, most, np.linspace(0.0, most, 400)
         least = grid[theorems(self.bins, sign, grid)[0] > delta].max(initial=0.0)
