@@ -14,6 +14,7 @@ from scipy.special import ndtr
 
 import jaxacct as ja
 from jaxacct import selection
+from jaxacct.training import AdaptiveClip
 from jaxacct.training.ledger import Ledger
 from jaxacct.tuning import plans as tuning_plans
 from jaxacct.tuning import subset_tuning
@@ -282,7 +283,15 @@ def test_one_ledger_entry_before_anything_runs(plans, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "more", [{"clip_norm": -1.0}, {"method": "fast"}, {"micro_batch": 0}, {"space": "rate"}], ids=str
+    "more",
+    [
+        {"clip_norm": -1.0},
+        {"clip_norm": AdaptiveClip(1.0, count_noise=9.0)},  # absent records would be counted
+        {"method": "fast"},
+        {"micro_batch": 0},
+        {"space": "rate"},
+    ],
+    ids=str,
 )
 def test_what_cannot_be_trained_is_refused_before_it_is_paid_for(plans, monkeypatch, tmp_path, more):
     class Other:

@@ -24,6 +24,7 @@ from jaxacct.training.plan import Plan
 from jaxacct.training.plan.segments import Segment
 from jaxacct.training.sampling import sampler
 from jaxacct.training.source import require_rows
+from jaxacct.training.step.counts_and_losses import AdaptiveClip
 from jaxacct.tuning.candidates import Secret, key_words, require_side_by_side, selected, several, side_by_side
 from jaxacct.tuning.plans import Cost, Setting, SubsetPlan
 from jaxacct.tuning.search_spaces import Sampled, draws_alike
@@ -108,7 +109,7 @@ def tune_on_subset(
     extrapolate : "sgd" multiplies config["learning_rate"] by the growth of the data in the final run (plan.growth);
         "adam" changes nothing; a function maps (config, growth) to a config.
     warm_start : whether the final run begins at the winner's parameters (Remark 3 of Koskela and Kulkarni covers this).
-    clip_norm, method, micro_batch : as for `side_by_side`.
+    clip_norm, method, micro_batch : as for `side_by_side`, but the clip norm is no AdaptiveClip.
     ledger, key : as for `tune`.
 
     Returns
@@ -140,6 +141,11 @@ def tune_on_subset(
         choice("extrapolate", extrapolate, EXTRAPOLATIONS)
     if not callable(score):
         raise InputError("score must be a function of params on public data; a private score is not accounted for here")
+    if isinstance(clip_norm, AdaptiveClip):  # a record that leaves the sample would move the count by 1, not by 1/2
+        raise InputError(
+            "clip_norm is an AdaptiveClip, whose count would hold the places that a sample leaves empty; give a norm, "
+            "or search for it as clip_norm in the space"
+        )
     require_rows(data, plan.dataset_size)
     secret = Secret(key)
     setting = plan.settings[0]
