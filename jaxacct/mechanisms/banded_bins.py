@@ -29,10 +29,7 @@ KEPT = 64
 
 
 def bands_of(strategy: Strategy, bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return |C[i, i]| and |C[i, i - 1]| (0 for i = 0) of every step i, for the strategy's matrix C.
-
-    Refuse runs without a known bound.
-    """
+    """Return |C[i, i]| and |C[i, i - 1]| (0 for i = 0) of every step i; refuse runs without a known bound."""
     if strategy.overlap > 2:
         raise InputError(
             f"{type(strategy).__name__} has {strategy.overlap} bands, and balls in bins need at most 2: no bound is "
@@ -92,7 +89,7 @@ def delta_of_bins(
 ) -> np.ndarray:
     """Return (lower, estimate, upper) of delta at K values of eps, (3, K): the largest over the directions `signs`.
 
-    width : relative width at which a bracket is narrow enough. A bracket of a delta below `least` may be wider.
+    A relative `width` is narrow enough. A bracket of a delta below `least` may be wider.
     """
     profile = contours_of(strategy, bins, noise)
     at, back = np.unique(epsilon, return_inverse=True)
@@ -158,11 +155,7 @@ class SharedBins(Mechanism):
 
 
 def in_bins(strategy: Strategy, noise: np.ndarray, bins: int, below: bool) -> Mechanism:
-    """Return the mechanism of a run: `SharedBins`, or one round of random allocation.
-
-    The latter is for a run with a single bin, or with equal bins that share no noise. Its noise is rounded up for lower
-    ends (`below`), else down.
-    """
+    """Return `SharedBins`, or a round of random allocation for a single bin, or for equal bins that share no noise."""
     diagonal, beside = bands_of(strategy, bins)
     equal = strategy.steps % bins == 0 and np.all(diagonal == diagonal[0])
     if not beside.any() and (equal or bins == 1):

@@ -26,20 +26,17 @@ SAME = 1e-12
 class MatrixMechanism(EqualToAnother):
     """The release of C X + Z: row i of X is the sum of step i's clipped gradients, Z has N(0, s^2 R^2) entries.
 
-    C is the ``strategy`` of n steps, s is ``noise_multiplier``, and R is the clip norm. Noisy prefix sums of the
-    gradients, and so every model of a run with the correlated noise C^-1 Z, follow from the release. Gradients may
-    depend on all earlier outputs.
+    C is the ``strategy`` of n steps, s is ``noise_multiplier``, and R is the clip norm. Every model of a run with the
+    correlated noise C^-1 Z follows from the release. Gradients may depend on all earlier outputs.
 
     Adding or removing a record must not move other records to other steps. A list that is shuffled and cut into batches
     moves them: ask for ``relation="zero_out"`` or ``"replace_one"`` there.
 
     * Without sampling it is one Gaussian of noise multiplier s / sens(C): exact.
     * With ``CyclicPoisson(b, q)`` and at least as many groups b as bands it is ceil(n/b) Poisson sampled Gaussians of
-      noise multiplier ``s / ||C e_i||``, i = 0, b, 2b, ..., C e_i column i: exact for add, remove and zero-out. It is
-      ``dp_sgd(s / ||C e_0||, q, ceil(n/b))``, except where the end of the run cuts the last block short.
+      noise multiplier ``s / ||C e_i||``, i = 0, b, 2b, ..., C e_i column i: exact for add, remove and zero-out.
     * With ``BallsInBins(b)`` and at most two bands it is one mixture of b Gaussians, one for each bin: exact for add,
-      remove and zero-out. With one band, of entries c_0, it is ``RandomAllocation`` with noise multiplier
-      ``s / (c_0 sqrt(n/b))``.
+      remove and zero-out.
 
     Parameters
     ----------
@@ -120,10 +117,7 @@ class MatrixMechanism(EqualToAnother):
 
 
 def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float]]:
-    """Return (lower, upper) bounds of a group's column norms, largest first.
-
-    The lower bounds hold for one group, and the upper bounds hold for every group.
-    """
+    """Return (lower, upper) bounds of a group's column norms, largest first: for one group, and for every group."""
     require_groups(strategy, groups)
     lower, upper = strategy.squared_norms()
     blocks = -(-strategy.steps // groups)

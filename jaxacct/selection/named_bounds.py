@@ -48,14 +48,11 @@ these numbers at which the nodes hold all but 1e-9 of delta. Beyond the last num
 NODE_STEP = 0.32
 """Distance between the nodes around the mean of a normal law. If the two means are near, the nodes around one lie
 between the nodes around the other."""
-CROSSING_STEPS = 40
-"""Largest number of Newton steps for an end of an interval. Three are usual. More are needed near an extremum of the
-log ratio."""
-CLOSE = 1e-6
-"""Newton's method for an end of an interval stops after a step of at most this. If the end is off by e, the divergence
-is off by about e^2."""
+ZERO_STEPS = 12
+"""Number of steps that search for an end of an interval, or for an extremum of the log ratio, between two nodes. If an
+end is off by e, the divergence is off by about e^2."""
 MOST_ROUNDS = 60
-"""Largest number of rounds that solve for eps. Five are usual, since the error falls faster than geometrically."""
+"""Largest number of rounds that solve for eps. Eight are usual, since the error falls faster than geometrically."""
 LARGEST_EPS = 700.0
 """Largest eps that is searched, so that e^eps is finite."""
 
@@ -331,9 +328,6 @@ class Line(NamedTuple):
     present: np.ndarray  # (R, X - 1) masses of the winner's law for N(mu, 1) between neighbouring nodes
     without: np.ndarray  # (R, X - 1) masses of the winner's law for N(0, 1) between neighbouring nodes
 
-    def rows(self, index: np.ndarray) -> Line:
-        return Line(self.laws.taken(index), *(each[index] for each in self[1:]))
-
 
 def line(laws: Law, mu: np.ndarray, reach: float) -> Line:
     """Return the nodes of every row. If the log ratio has an extremum between two nodes, one node is moved to it."""
@@ -379,22 +373,26 @@ def _masses(laws: Law, low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def _extremum(laws: Law, mu: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (x, l) at the extremum of the log ratio l between `low` and `high`; the Illinois rule solves l' = 0."""
-    at_low, at_high = _log_ratio(laws, mu, low)[1], _log_ratio(laws, mu, high)[1]
-    at, value = low, _log_ratio(laws, mu, low)[0]
-    for _ in range(12):  # twelve steps of the Illinois rule
+    """Return (x, l) at the extremum of the log ratio l between `low` and `high`."""
+    at = _zero(lambda x: _log_ratio(laws, mu, x)[1], low, high)
+    return at, _log_ratio(laws, mu, at)[0]
+
+
+def _zero(function: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return the x between `low` and `high` at which the function changes its sign, by the Illinois rule."""
+    at_low, at_high = function(low), function(high)
+    at, before = low, np.zeros(low.shape)
+    for _ in range(ZERO_STEPS):
         with np.errstate(divide="ignore", invalid="ignore"):
             share = at_low / (at_low - at_high)
         at = low + np.where(np.isfinite(share), np.clip(share, 0.0, 1.0), 0.5) * (high - low)
-        value, slope = _log_ratio(laws, mu, at)
-        left = (slope > 0.0) == (at_low > 0.0)  # l' is halved at the end that stays
-        low, at_low, high, at_high = (
-            np.where(left, at, low),
-            np.where(left, slope, 0.5 * at_low),
-            np.where(left, high, at),
-            np.where(left, 0.5 * at_high, slope),
-        )
-    return at, value
+        value = function(at)
+        moved = np.where((value > 0.0) == (at_low > 0.0), 1.0, -1.0)  # the low end moves, or the high one
+        halved = np.where(moved == before, 0.5, 1.0)  # the value at an end that stays again is halved
+        low, at_low = np.where(moved > 0.0, at, low), np.where(moved > 0.0, value, at_low * halved)
+        high, at_high = np.where(moved < 0.0, at, high), np.where(moved < 0.0, value, at_high * halved)
+        before = moved
+    return at
 
 
 def _best_set(rows: Line, side: float, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -409,53 +407,19 @@ def _best_set(rows: Line, side: float, eps: np.ndarray) -> tuple[np.ndarray, np.
     first, second = (np.sum(np.where(full, each, 0.0), axis=1) for each in masses)
     row, cell = np.nonzero(active[:, 1:] != active[:, :-1])
     laws, mu, rising = rows.laws.taken(row), rows.mu[row], active[row, cell + 1]
-    ends = rows.x[row, cell], rows.x[row, cell + 1]
-    heights = side * rows.log_ratio[row, cell] - eps[row], side * rows.log_ratio[row, cell + 1] - eps[row]
-    at = _crossing(laws, mu, side, eps[row], ends, heights)
+    ends = np.stack([rows.x[row, cell], rows.x[row, cell + 1]])
+    # where l is not finite at one end, the other end is taken
+    seen = np.isfinite([rows.log_ratio[row, cell], rows.log_ratio[row, cell + 1]])
+    inner = np.where(seen, ends, ends[::-1])
+    at = np.where(np.isinf(ends[0]), *ends)
+    known = seen.any(axis=0)
+    laws_of, mu_of, eps_of = laws.taken(known), mu[known], eps[row[known]]
+    at[known] = _zero(lambda x: side * _log_ratio(laws_of, mu_of, x)[0] - eps_of, *inner[:, known])
     low, high = np.where(rising, at, ends[0]), np.where(rising, ends[1], at)
     shifts = (mu, 0.0 * mu)[:: int(side)]
     for total, shift in zip((first, second), shifts, strict=True):
         np.add.at(total, row, _masses(laws, low - shift, high - shift))
     return first, second
-
-
-def _crossing(
-    laws: Law,
-    mu: np.ndarray,
-    side: float,
-    eps: np.ndarray,
-    ends: tuple[np.ndarray, np.ndarray],
-    heights: tuple[np.ndarray, np.ndarray],
-) -> np.ndarray:
-    """Return the x between the two `ends` at which side * l crosses eps, by a bracketed Newton's method.
-
-    l is the log ratio. If l is not finite at one finite end, the result is the other end.
-    """
-    low: np.ndarray
-    high: np.ndarray
-    (low, high), (at_low, at_high) = ends, heights
-    low = np.asarray(np.where(np.isfinite(at_low) | np.isinf(low), low, high))
-    high = np.asarray(np.where(np.isfinite(at_high) | np.isinf(high), high, low))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        chord = low + (high - low) * (at_low / (at_low - at_high))
-    at = np.asarray(np.where(np.isfinite(chord), chord, np.where(np.isfinite(low), low, high)))
-    going = np.flatnonzero(np.isfinite(at))
-    for _ in range(CROSSING_STEPS):
-        if not going.size:
-            break
-        here, below, above = at[going], low[going], high[going]
-        value, slope = _log_ratio(laws.taken(going), mu[going], here)
-        value, slope = side * value - eps[going], side * slope
-        left = (value > 0.0) == (at_low[going] > 0.0)
-        below, above = np.where(left, here, below), np.where(left, above, here)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            following = here - value / slope
-            middle = 0.5 * (below + above)
-        inside = (following >= below) & (following <= above)
-        following = np.where(inside, following, np.where(np.isfinite(middle), middle, here))
-        at[going], low[going], high[going] = following, below, above
-        going = going[np.abs(following - here) > CLOSE]
-    return at
 
 
 def divergence(rows: Line, eps: np.ndarray) -> np.ndarray:
@@ -474,45 +438,27 @@ def crossing(rows: Line, delta: np.ndarray) -> np.ndarray:
 
     The result is inf if it would be beyond LARGEST_EPS.
     """
-    largest = np.exp(LARGEST_EPS)
-    found = np.ones(rows.mu.size)
+    largest, found = np.exp(LARGEST_EPS), np.ones(rows.mu.size)
+
+    def grown(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Return the E at which `P(A) - E Q(A) = delta`, but at least `found` and at most e^LARGEST_EPS."""
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            above = (first - delta) / second
+        return np.minimum(np.where(above > found, above, found), largest)
+
     for side in (1.0, -1.0):
-        first, second = (rows.present, rows.without)[:: int(side)]
-        ratio = np.maximum(found, _of_cells(first, second, delta))
-        going = np.arange(rows.mu.size)
-        for _ in range(MOST_ROUNDS):
-            before = ratio[going]
-            part = rows if going.size == ratio.size else rows.rows(going)
-            first, second = _best_set(part, side, np.log(before))
-            above = _next(first, second, delta[going], before)
-            ratio[going] = above
-            # A row is done when its ratio E = e^eps grows by less than 1e-13 of itself.
-            going = going[(above > before * (1.0 + 1e-13)) & (above < largest)]
-            if not going.size:
-                break
-        found = np.maximum(found, ratio)
+        cells = (rows.present, rows.without)[:: int(side)]
+        for share, cheap in ((1e-3, True), (1e-13, False)):  # sets of whole cells come first
+            for _ in range(MOST_ROUNDS):
+                if cheap:
+                    active = cells[0] > found[:, None] * cells[1]
+                    masses = [np.sum(np.where(active, each, 0.0), axis=1) for each in cells]
+                else:
+                    masses = [*_best_set(rows, side, np.log(found))]
+                before, found = found, grown(*masses)
+                if not np.any((found > before * (1.0 + share)) & (found < largest)):
+                    break
     return np.where(found < largest, np.log(found), np.inf)
-
-
-def _of_cells(first: np.ndarray, second: np.ndarray, delta: np.ndarray) -> np.ndarray:
-    """Return a lower bound of E = e^eps: the ratio at which the divergence of the masses of cells falls to delta."""
-    ratio = np.ones(delta.size)
-    for _ in range(MOST_ROUNDS):
-        active = first > ratio[:, None] * second
-        gained, lost = (np.sum(np.where(active, each, 0.0), axis=1) for each in (first, second))
-        above = _next(gained, lost, delta, ratio)
-        done = not np.any(above > ratio * (1.0 + 1e-3))
-        ratio = above
-        if done:
-            break
-    return ratio
-
-
-def _next(first: np.ndarray, second: np.ndarray, delta: np.ndarray, ratio: np.ndarray) -> np.ndarray:
-    """Return the E at which `P(A) - E Q(A) = delta` for a fixed A, but at least `ratio` and at most e^LARGEST_EPS."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        above = (first - delta) / second
-    return np.minimum(np.where(above > ratio, above, ratio), np.exp(LARGEST_EPS))
 
 
 class Bound(NamedTuple):

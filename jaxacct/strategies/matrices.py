@@ -1,8 +1,4 @@
-"""The matrices C of strategies.
-
-The columns of a Toeplitz matrix are shifts of one column.  Other matrices have bands whose columns differ, or are made
-of trees.
-"""
+"""The matrices C of strategies: Toeplitz matrices, banded matrices whose columns differ, and trees."""
 
 from __future__ import annotations
 
@@ -41,7 +37,6 @@ class ToeplitzStrategy(Strategy):
 
     @property
     def entries(self) -> np.ndarray:
-        """C[i + l, i] in row l and column i, (p, n)."""
         return np.repeat(self.column[:, None], self.steps, axis=1)
 
     def lags(self, count: int) -> np.ndarray:
@@ -68,8 +63,7 @@ class ToeplitzStrategy(Strategy):
         falls = bool(np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0))
         if not falls and column.size > separation:
             return super()._square(separation, most, periodic)
-        # The pattern of steps 0, b, 2b, ... is the worst, where b is the separation (README.md, "Sensitivity"). Here
-        # either no entry is negative, or no two columns of the pattern overlap. So signs do not matter.
+        # steps 0, b, 2b, ..., b the separation, are the worst pattern; signs do not matter (README.md, "Sensitivity")
         starts = range(0, self.steps, separation)[:most]
         total = np.zeros(self.steps + column.size)
         for start in starts:
@@ -87,10 +81,8 @@ class Toeplitz(ToeplitzStrategy):
     ----------
     coefficients : sequence of float
         c_0 > 0, c_1, ..., c_{p-1}; later entries of the first column are 0.
-    steps : int
-        n, the size of the matrix, at least p.
-    epochs : int
-        The number of fixed epochs for which errors are stated. It divides n.
+    steps, epochs : int
+        n, the size of the matrix, at least p; the number of fixed epochs for which errors are stated, which divides n.
 
     References
     ----------
@@ -107,7 +99,6 @@ class Toeplitz(ToeplitzStrategy):
 
     @property
     def bands(self) -> int:
-        """Number of coefficients: the number of steps that share noise."""
         return len(self.coefficients)
 
 
@@ -117,10 +108,8 @@ class Identity(ToeplitzStrategy):
 
     Parameters
     ----------
-    steps : int
-        n, the size of the matrix.
-    epochs : int
-        The number of fixed epochs for which errors are stated. It divides n.
+    steps, epochs : int
+        n, the size of the matrix; the number of fixed epochs for which errors are stated, which divides n.
 
     References
     ----------
@@ -147,10 +136,8 @@ class Banded(ToeplitzStrategy):
     ----------
     bands : int
         p, the number of steps that share noise.
-    steps : int
-        n, the size of the matrix.
-    epochs : int
-        The number of fixed epochs. It divides n, and n/epochs >= p.
+    steps, epochs : int
+        n, the size of the matrix; the number of fixed epochs, which divides n, with n/epochs >= p.
     coefficients : tuple of float, optional
         The first column, if it is known; otherwise it is searched for.
 
@@ -175,18 +162,14 @@ class Banded(ToeplitzStrategy):
 
 @dataclass(frozen=True)
 class BLT(ToeplitzStrategy):
-    """A buffered linear Toeplitz matrix, whose noise needs d buffers.
-
-    Its first column is c_0 = 1, c_j = sum_k scales_k decays_k^(j-1).
+    """A buffered linear Toeplitz matrix, of first column c_0 = 1, c_j = sum_k scales_k decays_k^(j-1): d buffers.
 
     Parameters
     ----------
     buffers : int
         d, the number of terms.
-    steps : int
-        n, the size of the matrix.
-    epochs : int
-        The number of fixed epochs for which the mean squared error is least. It divides n.
+    steps, epochs : int
+        n, the size of the matrix; the number of fixed epochs with the least mean squared error, which divides n.
     scales, decays : tuple of float, optional
         d numbers each, scales > 0 and 0 <= decays < 1, if they are known; otherwise they are searched for.
 
@@ -244,10 +227,8 @@ class BandedInverse(ToeplitzStrategy):
     ----------
     inverse_bands : int
         p, the number of bands of C^-1.
-    steps : int
-        n, the size of the matrix.
-    epochs : int
-        The number of fixed epochs for which the mean squared error is least. It divides n.
+    steps, epochs : int
+        n, the size of the matrix; the number of fixed epochs with the least mean squared error, which divides n.
     inverse : tuple of float, optional
         The first column 1, d_1, ..., d_{p-1} of C^-1, if it is known; otherwise it is searched for.
 
@@ -303,10 +284,7 @@ def _check_bands(strategy: Banded | ColumnNormalised) -> None:
 
 
 def _store_column(strategy: Strategy, name: str, column: tuple[float, ...], size: int | None = None) -> None:
-    """Check the first column of a matrix, and store it in the field `name` as a tuple of floats.
-
-    The column must have `size` entries. If `size` is None, it may have 1 to `strategy.steps` entries.
-    """
+    """Check and store a first column as a tuple, of `size` entries, or of 1 to `strategy.steps` if `size` is None."""
     values = np.atleast_1d(check(name, column, REAL))
     if values.ndim != 1 or not 1 <= values.size <= strategy.steps or size not in (None, values.size):
         wanted = f"1 to steps = {strategy.steps}" if size is None else str(size)
@@ -333,10 +311,8 @@ class ColumnNormalised(Strategy):
     ----------
     bands : int
         p, the number of steps that share noise.
-    steps : int
-        n, the size of the matrix.
-    epochs : int
-        The number of fixed epochs. It divides n, and n/epochs >= p.
+    steps, epochs : int
+        n, the size of the matrix; the number of fixed epochs, which divides n, with n/epochs >= p.
     diagonals : array of shape (bands, steps), optional
         C[i + l, i] in row l, if the matrix is known; otherwise it is searched for.
 
@@ -399,13 +375,10 @@ class PrefixSum(Strategy):
 
     Parameters
     ----------
-    steps : int
-        n, the number of leaves.
-    epochs : int
-        The number of fixed epochs for which errors are stated. It divides n.
+    steps, epochs : int
+        n, the number of leaves; the number of fixed epochs for which errors are stated, which divides n.
     restarts : int
-        The number of blocks. Each block has trees of its own. The number divides ``steps``. With as many restarts as
-        epochs, each pass is one block.
+        The number of blocks, which divides n. Each has trees of its own; with as many as epochs, each pass is a block.
 
     References
     ----------
@@ -427,8 +400,7 @@ class PrefixSum(Strategy):
             raise InputError(f"restarts = {self.restarts} must divide steps = {self.steps}; use blocks of one length")
 
     def taps(self, step: int) -> Taps:
-        # buffer k holds the last node of level k. Step t, counted from 1, adds a node at the level of the last bit of t
-        # that is 1, and takes the nodes of lower levels out of the sum.
+        # buffer k has the last node of level k; step t, counted from 1, adds a node at the level of the last bit of t
         count = step % self.block + 1
         levels, level = np.arange(self.overlap.bit_length()), (count & -count).bit_length() - 1
         below, now = (levels < level).astype(float), (levels == level).astype(float)
@@ -443,7 +415,6 @@ class PrefixSum(Strategy):
 
     @property
     def block(self) -> int:
-        """Number of steps in a block."""
         return self.steps // self.restarts
 
     @property

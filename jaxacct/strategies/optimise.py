@@ -23,10 +23,7 @@ def banded(bands: int, steps: int) -> tuple[float, ...]:
 
 @functools.lru_cache(maxsize=256)
 def banded_inverse(bands: int, steps: int, epochs: int) -> tuple[float, ...]:
-    """Return the first column of C^-1, which begins with 1, for the Toeplitz matrix C of least mean squared error.
-
-    Only matrices C whose inverse has at most `bands` bands are searched.
-    """
+    """Return the first column 1, ... of C^-1, which has `bands` bands, for the Toeplitz matrix C of least error."""
     # the first `bands` entries of the inverse of the square root of the prefix-sum matrix
     start = np.diff(_square_root(bands), prepend=0.0)
     return tuple(_toeplitz(start, steps, steps // epochs, inverse=True).tolist())
@@ -139,10 +136,9 @@ def buffered_inverse(scales: np.ndarray, decays: np.ndarray, steps: int) -> np.n
 
 
 def _log_error(column: np.ndarray, inverse: np.ndarray, period: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """Return log(mean variance of the prefix sums times squared sensitivity), and its gradients, (n,) each.
+    """Return log(mean variance of the prefix sums times squared sensitivity), and its gradients by both columns.
 
-    The gradients are with respect to the first columns of C and of C^-1. The squared sensitivity is bounded by the
-    squared norm of the sum of columns 0, period, 2 period, ... of |C|.
+    The squared sensitivity is bounded by the squared norm of the sum of columns 0, period, 2 period, ... of |C|.
     """
     steps = max(column.size, inverse.size)
     column, inverse = (np.pad(each, (0, steps - each.size)) for each in (column, inverse))
@@ -155,10 +151,7 @@ def _log_error(column: np.ndarray, inverse: np.ndarray, period: int) -> tuple[fl
 
 
 def _through(inverse: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """Return the gradient of a function with respect to the first column of a Toeplitz matrix.
-
-    inverse : the first column of the matrix's inverse.  slope : the gradient with respect to `inverse`.
-    """
+    """Return the gradient by the first column of a Toeplitz matrix; `slope` is that by the column of its `inverse`."""
     # d inverse_j / d column_k = -(inverse * inverse)_(j - k), where * is a convolution
     size = inverse.size
     reflected = np.conj(np.fft.rfft(inverse, 2 * size))
@@ -168,10 +161,7 @@ def _through(inverse: np.ndarray, slope: np.ndarray) -> np.ndarray:
 
 
 def _minimise(loss: Callable[[np.ndarray], tuple[Any, Any]], *starts: np.ndarray) -> np.ndarray:
-    """Run L-BFGS from each start, and return the point of least loss that it finds.
-
-    `loss` returns the value of the loss and its gradient.
-    """
+    """Run L-BFGS from each start, and return the point of least loss; `loss` returns its value and its gradient."""
     if not starts[0].size:
         return starts[0]
     from scipy import optimize  # slow to import

@@ -1,9 +1,4 @@
-"""A strategy: the matrix C of a matrix mechanism C X + Z, and its sensitivity.
-
-The sensitivity depends on the steps in which a record may take part (`Participation`).
-
-The proof of the bounds of the sensitivity is in README.md, "Sensitivity".
-"""
+"""A strategy: the matrix C of a matrix mechanism C X + Z, and its sensitivity (README.md, "Sensitivity")."""
 
 from __future__ import annotations
 
@@ -99,9 +94,9 @@ class MinSeparation(_Counted):
 class CyclicPoisson(_Counted):
     """Records are split into groups once; step i draws each record of group i mod ``groups`` independently.
 
-    The group of a record must not depend on the content of other records: draw it from a hash of the record's own
-    identifier. An equal split of a shuffled list moves other records when a record is added. With such a split the
-    accounting holds for ``zero_out`` and ``replace_one`` only.
+    Draw the group of a record from a hash of its own identifier: it must not depend on other records. An equal split of
+    a shuffled list moves others when a record is added, so the accounting then holds for ``zero_out`` and
+    ``replace_one`` only.
 
     Parameters
     ----------
@@ -175,8 +170,7 @@ def require_groups(strategy: Strategy, groups: int) -> None:
 class Strategy(ABC):
     """A matrix C of n columns, one for each step, whose noisy product C X + Z determines noisy prefix sums of X.
 
-    The rows of X are the gradient sums of the steps.  A record moves the row of each step in which it takes part by at
-    most 1, and no other row.
+    The rows of X are the gradient sums of the steps. A record moves the rows of its own steps, each by at most 1.
 
     >>> from jaxacct.strategies import Banded
     >>> isinstance(Banded(2, steps=8), Strategy)
@@ -200,7 +194,7 @@ class Strategy(ABC):
         """Check and store the fields beside steps and epochs; search for a matrix that is not given."""
 
     def for_steps(self, steps: int) -> Self:
-        """Return the strategy for a run of `steps` steps; coefficients that were given, or found before, are kept.
+        """Return the strategy for a run of `steps` steps; coefficients that are known are kept.
 
         >>> from jaxacct.strategies import Banded
         >>> Banded(2).for_steps(64) == Banded(2, steps=64)
@@ -224,10 +218,9 @@ class Strategy(ABC):
 
     @abstractmethod
     def lags(self, count: int) -> np.ndarray:
-        """Return the entries of C^T C by lag: (C^T C)[i, i + d] in row d < `count` and column i, (count, n).
+        """Return (C^T C)[i, i + d], 0 for i + d >= n, in row d < `count` <= `overlap` and column i, (count, n).
 
-        `count` is at most `overlap`. Entries with i + d >= n are 0. The error of an entry of C^T C is at most
-        `rounding` times the entry of |C|^T |C|.
+        The error of an entry is at most `rounding` times the entry of |C|^T |C|.
         """
 
     @property
@@ -311,10 +304,9 @@ class Strategy(ABC):
 
     @property
     def error(self) -> float:
-        """Mean squared error of the prefix sums at noise multiplier 1, in squared clip norms.
+        """Mean squared error of the prefix sums at noise multiplier 1, in squared clip norms: ``sens^2 mean_i e_i``.
 
-        It is ``sens^2 mean_i e_i``, with sens the sensitivity of C under ``FixedEpochs(epochs)``, and e_i the variance
-        of prefix sum i where every entry of Z has variance 1.
+        Here sens is the sensitivity under ``FixedEpochs(epochs)``, and e_i are the `squared_errors`.
         """
         return self._own_square() * float(np.mean(self.squared_errors()))
 
@@ -328,24 +320,20 @@ class Strategy(ABC):
 
 
 class Taps(NamedTuple):
-    """Weights by which step i turns an independent noise z_i and m buffers B_k into its noise w_i.
+    """Weights of step i, whose noise is ``w_i = own z_i + sum_k past_k B_k``, with z_i fresh and m buffers B_k.
 
-    The noise is ``w_i = own z_i + sum_k past_k B_k``. Afterwards ``B_k <- keep_k B_k + of_sum_k w_i + of_fresh_k z_i``.
-    The buffers begin at 0. `own` is a number, and the other weights have the shape (m,).
+    Afterwards ``B_k <- keep_k B_k + of_sum_k w_i + of_fresh_k z_i``. The buffers begin at 0.
     """
 
     own: float
-    past: np.ndarray
+    past: np.ndarray  # (m,), like the fields after it
     keep: np.ndarray
     of_sum: np.ndarray
     of_fresh: np.ndarray
 
 
 def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
-    """Return the weights of a step whose buffers hold the last m sums w (`of_sum`), or else the last m fresh noises z.
-
-    past : entry l is the weight of the sum or noise of l + 1 steps ago, (m,).
-    """
+    """Return the weights of a step whose buffers hold the last m sums w (`of_sum`) or fresh noises z."""
     # without past weights there is still one buffer: a step that has no buffer is one with independent noise
     past = np.pad(past, (0, int(not past.size)))
     count = past.size
@@ -357,10 +345,7 @@ def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
 
 
 def of_patterns(lags: np.ndarray, separation: int, most: int) -> tuple[float, float]:
-    """Bound the largest squared sensitivity over patterns of at most `most` steps, at least `separation` apart.
-
-    The rounding of the sums is left out.
-    """
+    """Bound the largest squared sensitivity over patterns of at most `most` steps that far apart, without rounding."""
     weights = _weights(lags, separation, most)
     upper, pattern = _heaviest(weights, separation, most)
     single = [int(np.argmax(lags[0]))]
@@ -375,8 +360,7 @@ def of_patterns(lags: np.ndarray, separation: int, most: int) -> tuple[float, fl
 def of_all(lags: np.ndarray, patterns: np.ndarray) -> tuple[float, float]:
     """Bound the largest squared sensitivity over patterns, the columns of an array of steps; -1 is no step.
 
-    The lower end is reached by gradients s_i e_1, with signs s_i chosen one by one. The rounding of the sums is left
-    out.
+    Gradients s_i e_1, with signs chosen one by one, reach the lower end. The rounding of the sums is left out.
     """
     signs = np.ones(patterns.shape)
     lower, upper = np.zeros((2, patterns.shape[1]))
@@ -393,10 +377,7 @@ def of_all(lags: np.ndarray, patterns: np.ndarray) -> tuple[float, float]:
 
 
 def _longest(begun: tuple[int, ...], steps: int, separation: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yield the patterns that begin with the steps `begun`, and to which no step can be added.
-
-    A pattern with room for one more step is not needed, since a further step lowers no sum of |(C^T C)_ij|.
-    """
+    """Yield the patterns that begin with `begun` and have no room for a step, which lowers no sum of |(C^T C)_ij|."""
     later = range(begun[-1] + separation if begun else 0, steps)
     if not later or len(begun) == most:
         yield begun
@@ -407,10 +388,7 @@ def _longest(begun: tuple[int, ...], steps: int, separation: int, most: int) -> 
 
 
 def _weights(lags: np.ndarray, separation: int, most: int) -> np.ndarray:
-    """Bound |G_ii| + 2 sum_j |G_ij| for each step i, (n,), with G = C^T C.
-
-    The sum is over the later steps j of any pattern that has step i.
-    """
+    """Bound |G_ii| + 2 sum_j |G_ij| for each step i, (n,), over the later steps j of any pattern; G is C^T C."""
     magnitude = np.abs(lags)
     last = deque(_sums(magnitude[separation:], separation, most - 1), 1)
     return np.asarray(magnitude[0] + 2.0 * last.pop()[-1]) if last else magnitude[0]
@@ -432,10 +410,9 @@ def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, l
 
 
 def _sums(rows: np.ndarray, separation: int, most: int) -> Iterator[np.ndarray]:
-    """Yield, for each row from the last to the first, the largest sums of rows among it and the later rows.
+    """Yield, for each row from the last on, the largest sums of it and later rows, at least `separation` apart.
 
-    The rows of a sum are at least `separation` apart. Layer m has the sums of at most m rows. If the gaps alone limit
-    the number of rows, layer 1 has all sums.
+    Layer m has the sums of at most m rows. If the gaps alone limit the number of rows, layer 1 has all sums.
     """
     free = most * separation >= len(rows)
     later = deque([np.zeros(((1 if free else most) + 1, *rows.shape[1:]))] * separation, separation)

@@ -29,11 +29,10 @@ _ONE = "advice is for one run"
 
 @dataclass(frozen=True)
 class StrategyOption:
-    """One way to sample and to correlate noise, with the least noise that meets the budget.
+    """One way to sample and to correlate noise, with the least noise that meets the budget, NaN if none does.
 
-    ``groups`` is the number of groups of records, of slots of a round, or of steps of a pass. `advise_strategy` defines
-    ``error``. ``relative`` is ``error`` divided by the error of DP-SGD. ``epsilon`` is a certified upper bound. If no
-    noise meets the budget, ``noise_multiplier`` is NaN.
+    ``groups`` counts groups of records, slots of a round, or steps of a pass. ``relative`` is ``error``, which
+    `advise_strategy` defines, divided by that of DP-SGD. ``epsilon`` is a certified upper bound.
     """
 
     sampling: str
@@ -134,11 +133,10 @@ def advise_strategy(
     * "fixed_order": ``strategies.BLT`` noise. Nothing is sampled: consecutive steps of a record lie ceil(1/q) apart,
       since all passes have the same order. This option needs the relation ``zero_out`` or ``replace_one``.
 
-    The error is ``sigma sqrt(mean_i e_i)``, with sigma the noise multiplier and e_i the variance of prefix sum i at
-    noise multiplier 1. It is the root mean squared error, in clip norms, of the prefix sums: prefix sum i adds up the
-    clipped gradient sums of steps 1 to i, for i = 1, ..., n. It is the error by noise alone: it leaves out the variance
-    of sampling, the bias of clipping, and the effect on an optimiser. Random allocation may have batches smaller than
-    batch_size; its error is then multiplied by q ceil(1/q), so that all options are compared by their noise per record.
+    The error is ``sigma sqrt(mean_i e_i)``, with sigma the noise multiplier and e_i the variance, at noise multiplier 1,
+    of prefix sum i: the sum of the clipped gradient sums of steps 1 to i. It is the error by noise alone, in clip norms:
+    it leaves out the variance of sampling, the bias of clipping, and the effect on an optimiser. Random allocation may
+    have batches smaller than batch_size. Its error is then multiplied by q ceil(1/q): noise per record is compared.
 
     Parameters
     ----------
@@ -209,10 +207,8 @@ def _bands(bands: int | Sequence[int] | None, most: int) -> list[int]:
     """Return the numbers of bands above 1 to compare; refuse numbers that exceed the steps of a pass or of the run."""
     if bands is None:
         return sorted({b for b in (2, 4, 8, 16, 32, most) if 1 < b <= min(most, 64)})
-    found = [
-        check_int(f"bands[{place}]", b, 1, "use a whole number of bands")
-        for place, b in enumerate(np.atleast_1d(bands).tolist())
-    ]
+    given = enumerate(np.atleast_1d(bands).tolist())
+    found = [check_int(f"bands[{place}]", b, 1, "use a whole number of bands") for place, b in given]
     why = f"must be <= {most}, the steps of a pass and of the run; use fewer"
     refuse_where(np.greater(found, most), "bands", np.array(found), why, "{:.0f}".format)
     return [b for b in dict.fromkeys(found) if b > 1]
