@@ -24,11 +24,8 @@ from jaxacct.mechanisms.finite import FiniteMechanism, OfFinitePair
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 MOST_UNGROUPED_OUTCOMES = 4096
-"""Largest number of outcomes of noise on the integers that are kept as separate losses.
-
-With more, the outcomes of the discrete Gaussian are grouped, and the discrete Laplace mechanism is refused. The work of
-the lattice engine grows with the number of losses.
-"""
+"""Largest number of outcomes of noise on the integers that are separate losses; the lattice's work grows with it.
+With more, the outcomes of the discrete Gaussian are grouped, and the discrete Laplace mechanism is refused."""
 MOST_GROUPED_OUTCOMES = 2**21
 """Largest number of outcomes of the discrete Gaussian; all of them are held in memory at once."""
 ENOUGH_NOISE = Constraint("use more noise; below that it hides nothing", 0.01)
@@ -39,10 +36,8 @@ e^{-37.5^2/2} = 4e-306 of its maximum, near the least float64."""
 LOSS_CELLS = 2048
 """Number of cells of the loss grid of ``laplace_pair``; the grid adds about 1e-5 to epsilon."""
 PROFILE_POINTS = (2000, 500)
-"""Numbers of points of a profile: 2000 until delta is e^-72, and 500 more until e^-684, near the smallest float64.
-
-With this number of points, the chords between them add about 1e-5 to epsilon.
-"""
+"""Numbers of points of a profile: 2000 until delta is e^-72, and 500 more until e^-684, near the smallest float64. The
+chords between so many points add about 1e-5 to epsilon."""
 
 
 @register
@@ -88,10 +83,7 @@ class Gaussian(AdditiveNoise):
 
 
 def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> FinitePair:
-    """Return a pair whose profile is above min(1, factor delta(eps; mu), delta(eps; other)).
-
-    Here delta(eps; m) is the profile of the Gaussian of sensitivity m and standard deviation 1.
-    """
+    """Return a pair above min(1, factor delta(eps; mu), delta(eps; other)), of Gaussians of these sensitivities."""
     mu, other = mu * (1.0 + 8.0 * ROUNDOFF), other * (1.0 + 8.0 * ROUNDOFF)
     if other == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
@@ -165,10 +157,9 @@ class Laplace(AdditiveNoise):
 
 
 def laplace_pair(largest: np.ndarray) -> FinitePair:
-    """Return a pair that dominates Laplace noise of largest loss l.
+    """Return a pair that dominates Laplace noise of largest loss l: losses x at equal distances d.
 
-    Losses x at equal distances d have masses e^{(x - l)/2} tanh(d/4). At the two ends the mass is half of this value,
-    plus 1/2 for the loss l and e^{-l}/2 for the loss -l.
+    Their masses are e^{(x - l)/2} tanh(d/4); at the ends half of this, plus 1/2 for the loss l and e^{-l}/2 for -l.
     """
     top = largest[..., None]
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
@@ -202,10 +193,9 @@ class _IntegerNoise(OfFinitePair):
 class DiscreteGaussian(_IntegerNoise):
     """Discrete Gaussian noise: Pr[x] proportional to e^{-x^2/(2 sigma^2)} on the integers.
 
-    The pair is the noise shifted by ``sensitivity`` D, and the noise. The loss at x is D (2x - D)/(2 sigma^2). The mass
-    beyond 37.5 sigma, less than 1e-303, counts as mass at infinity. Under ``replace_one`` the sensitivity is 2 D. There
-    are about 75 sigma + 2 D outcomes. If these are more than 4096, they are grouped, and the pair of the groups
-    dominates. The grouping adds about 1e-5 to epsilon, and ``kind`` is then "bound" for the whole batch.
+    The pair is the noise shifted by ``sensitivity`` D, and the noise; ``replace_one`` doubles D. The mass beyond 37.5
+    sigma, less than 1e-303, counts as mass at infinity. Where the 75 sigma + 2 D outcomes are more than 4096, they are
+    grouped, which adds about 1e-5 to epsilon, and ``kind`` is "bound" for the whole batch.
 
     Parameters
     ----------
@@ -340,17 +330,14 @@ class SmoothSensitivityGaussian(FiniteMechanism):
     """A number f(X) plus Gaussian noise of standard deviation ``noise_multiplier`` * S(X); S(X) depends on the data.
 
     S is a b-smooth upper bound of the local sensitivity: |f(X) - f(X')| <= S(X) and S(X) <= e^b S(X') for all
-    neighbours under the relation that is asked about. With R = e^b and m = 1/noise_multiplier the pairs of neighbours
-    are N(m', r^2), N(0, 1) with 1/R <= r <= R and |m'| <= m min(1, r). For every eps >= 0 one of three pairs has the
-    largest delta(eps):
+    neighbours under the relation that is asked about. With R = e^b and m = 1/noise_multiplier, at every eps >= 0 one of
+    three pairs has the largest delta (README.md, "Smooth sensitivity"):
 
         N(m, 1), N(0, 1);   N(m, R^2), N(0, 1);   N(m, 1), N(0, R^2)
 
-    (proof in README.md, "Smooth sensitivity"). The loss has no moment generating function beyond 1/(R^2 - 1), so
-    Rényi divergences of orders above 1 + 1/(R^2 - 1) are infinite, although delta is small. The answers are for
-    one pair with 2900 losses, whose profile is at least the largest of the three deltas. The excess adds about 1e-5
-    to epsilon if b is small; ``kind`` is "bound".
-    The loss has the same law in both directions.
+    Rényi divergences of orders above 1 + 1/(R^2 - 1) are infinite, although delta is small. The answers are for one
+    pair whose profile is at least the largest of the three. That adds about 1e-5 to epsilon if b is small; ``kind`` is
+    "bound".
 
     Parameters
     ----------
@@ -384,10 +371,7 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
 
 def _pair(m: float, smoothness: float) -> FinitePair:
-    """Return a pair whose profile is nowhere below any of the three profiles.
-
-    At the losses of certain quantiles of N(m, R^2), its profile is the largest of the three.
-    """
+    """Return a pair whose profile, at the losses of certain quantiles of N(m, R^2), is the largest of the three."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
     # the tail is 6e-300 at 37 standard deviations; with this number of quantiles the chords add about 1e-5 to epsilon
@@ -400,10 +384,7 @@ def _pair(m: float, smoothness: float) -> FinitePair:
 
 
 def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return four arrays: the larger and the smaller x where log N(m, R^2)/N(0, 1) = epsilon, standardised by each law.
-
-    R is e^smoothness. The first two arrays hold (x - m)/R, the last two x.
-    """
+    """Return (x - m)/R, then x, at the larger and smaller x where log N(m, R^2)/N(0, 1) = epsilon, R = e^smoothness."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     rise = 2.0 * smoothness + 2.0 * epsilon
     root = np.sqrt(m * m + more * rise)

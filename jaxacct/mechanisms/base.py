@@ -44,15 +44,11 @@ class LaplacePart(NamedTuple):
 
 
 class FinitePart(NamedTuple):
-    """Finite law of the loss of a mechanism in one direction, after sampling.
+    """Finite law of the loss of a mechanism in one direction, after sampling; all masses sum to 1."""
 
-    ``loss`` and ``mass`` (mass under P) have the batch shape and one trailing axis of atoms. ``infinity``, the mass at
-    infinite loss, has the batch shape, and mass.sum(-1) + infinity is 1.
-    """
-
-    loss: np.ndarray
-    mass: np.ndarray
-    infinity: np.ndarray
+    loss: np.ndarray  # the batch shape and one trailing axis of atoms
+    mass: np.ndarray  # under P, like `loss`
+    infinity: np.ndarray  # mass at infinite loss, in the batch shape
 
 
 class ConcentratedPart(NamedTuple):
@@ -118,10 +114,7 @@ class Mechanism(ABC):
         """Return the independent parts in one direction, each with its count (a whole number in float64)."""
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        """Return parts that the mechanism dominates; only lower ends of answers may be computed from these parts.
-
-        Unless `has_bracket` is true, they are the parts that `expand` returns.
-        """
+        """Return parts that the mechanism dominates, for lower ends only: those of `expand` unless `has_bracket`."""
         return self.expand(relation, direction)
 
     def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
@@ -146,10 +139,7 @@ class Mechanism(ABC):
         return False
 
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
-        """Return (noise multiplier, factors) for each Gaussian that is released; the factors' product is its count.
-
-        Return None if any release is no Gaussian.
-        """
+        """Return (noise multiplier, factors of its count) for each Gaussian released; None if one is no Gaussian."""
         return None
 
     def displaces(self) -> bool:
@@ -278,10 +268,7 @@ class EqualToAnother(Mechanism):
 
 
 class AdditiveNoise(BaseMechanism):
-    """Noise added to a statistic. The only field is its standard deviation or scale, divided by the sensitivity.
-
-    The sensitivity is the largest move of the statistic if one record is added or removed.
-    """
+    """Noise added to a statistic. The only field is its deviation or scale, divided by the add/remove sensitivity."""
 
     finite: ClassVar[bool] = False
     law: ClassVar[type[GaussianPart] | type[LaplacePart]]

@@ -40,8 +40,7 @@ MOST_DIGITS = 2**20
 class Repeated(Combinator):
     """A mechanism composed with itself ``steps`` times, adaptively: losses add (README.md, "Composition").
 
-    Nested repetitions become one repetition: their counts multiply, and the product must stay within 2**53. The
-    question chooses the neighbouring relation; ``kind`` is the kind of the mechanism.
+    Nested repetitions become one: their counts multiply, and the product must stay within 2**53.
 
     Parameters
     ----------
@@ -113,10 +112,8 @@ FIRST_SHOWN = 8
 class Composed(Combinator):
     """Several mechanisms run one after the other on the same data, each free to depend on earlier outputs.
 
-    The two directions compose separately, and the larger answer is taken. Under ``replace_one`` a mechanism whose two
-    laws differ may have them in either order. If there are several such mechanisms, each is taken with the larger of
-    its two profiles, and the answer is a bound. The list of mechanisms must be fixed in advance, whatever the earlier
-    outputs.
+    The list of mechanisms must be fixed in advance, whatever the earlier outputs. Under ``replace_one`` the answer is a
+    bound if several mechanisms have two laws that differ (README.md, "Two orders of a replaced record").
 
     Parameters
     ----------
@@ -267,15 +264,14 @@ class ProposeTestRelease(Combinator):
     """Release ``mechanism`` only if a noisy distance says that the data is far from unstable data.
 
     The distance to instability is the least number of steps of the neighbouring relation that lead to data where
-    ``mechanism`` does not have its guarantee. One step moves the distance by at most 1. The distance is released with
-    Laplace noise of scale ``test_scale``, and the mechanism is run if the noisy distance exceeds ``threshold``. On two
-    unstable neighbours the mechanism may reveal everything, but it is run with probability at most
+    ``mechanism`` does not have its guarantee. It is released with Laplace noise of scale ``test_scale``, and the
+    mechanism is run if the noisy distance exceeds ``threshold``. On two unstable neighbours the mechanism may reveal
+    everything, but it is run with probability at most
 
         delta_infinity = e^{-threshold/test_scale}/2.
 
-    On any other two neighbours the mechanism has its guarantee. One composition dominates both cases: the Laplace
-    mechanism, a mass delta_infinity at infinite loss, and the mechanism. ``kind`` is "bound". The combination cannot be
-    sampled.
+    The answer is for the Laplace mechanism, a mass delta_infinity at infinite loss, and the mechanism, composed:
+    ``kind`` is "bound". The combination cannot be sampled.
 
     Parameters
     ----------

@@ -26,10 +26,10 @@ LEAST_ORDER = 1e-6
 class ZCDP(BaseMechanism):
     """Any (xi, rho)-zCDP mechanism: Rényi divergences are at most xi + rho alpha for alpha > 1, in both directions.
 
-    A composition adds the rho and the xi of its guarantees, also beside other mechanisms. The profile of one guarantee
-    is optimal: at each epsilon some mechanism with two outputs attains it (README.md, "Zero-concentrated privacy"). No
-    single pair of laws attains it everywhere, so ``kind`` is "bound". The guarantee must hold under the relation of the
-    question. `Gaussian(1/sqrt(2 rho))` satisfies the guarantee with xi = 0, and has a smaller epsilon.
+    A composition adds the rho and xi of its guarantees, also beside other mechanisms. At each epsilon some mechanism
+    attains the profile, but no single pair does everywhere, so ``kind`` is "bound" (README.md, "Zero-concentrated
+    privacy"). The guarantee must hold under the relation of the question. `Gaussian(1/sqrt(2 rho))` satisfies it with
+    xi = 0, and has a smaller epsilon.
 
     Parameters
     ----------
@@ -111,18 +111,12 @@ def _corner(rho: float, xi: float) -> float:
 
 
 def _orders(rho: float, count: int) -> np.ndarray:
-    """Return a grid of alpha - 1 for Rényi orders alpha.
-
-    The best value of alpha - 1 for an output of probability p is at most sqrt(-log(p)/rho).
-    """
+    """Return a grid of alpha - 1; the best for an output of probability p is at most sqrt(-log(p)/rho)."""
     return np.geomspace(LEAST_ORDER, 30.0 / np.sqrt(rho) + 1.0, count)
 
 
 def _boundary(s: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return t and c for each s. The two outputs of the best test have the log-ratios s and -t.
-
-    Of all orders, 1 + c gives the least upper bound of the first output's Q-mass.
-    """
+    """Return t and c for each s: the best test's outputs have log-ratios s and -t, by the best order 1 + c."""
     c = np.broadcast_to(_orders(rho, ORDERS), (s.size, ORDERS))
     log_q, best = _rarest_of_orders(s, c, rho, xi)
     for _ in range(2):
@@ -141,10 +135,7 @@ def _rarest_of_orders(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> tu
 
 
 def _rarest(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> np.ndarray:
-    """Return the log of the largest q <= e^-s that an event of P-mass q e^s and Q-mass q may have.
-
-    The divergence of order alpha = 1 + c is then xi + rho alpha, the largest allowed, unless q = e^-s.
-    """
+    """Return the log of the largest Q-mass q <= e^-s, by the order 1 + c, of an event of P-mass q e^s."""
     alpha = 1.0 + c
     limit, power = c * (xi + rho * alpha), alpha * s
     most = np.exp(-s) * (1.0 - ROUNDOFF)

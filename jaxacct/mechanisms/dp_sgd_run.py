@@ -270,24 +270,16 @@ def _only(values: Any) -> Any:
 
 
 class Rule(NamedTuple):
-    """A batch rule, by which batches are drawn.
+    """A batch rule, by which batches are drawn."""
 
-    `step` makes the mechanism of a step, or of a pass, from the numbers of a run that `takes` names. `taken_for_groups`
-    names further numbers that `step` takes if a group of records is protected. `instead_of_groups` says what to use if
-    groups are not accounted for. `in_passes` says that the steps form rounds or epochs of `slots` batches, and that a
-    record is in one batch of each round or epoch. `in_turns` says that `groups` groups of records take turns, and that
-    `bands` steps share noise. `of_one_size` says that every batch has the same whole number of records. `relation` is
-    used when the caller gives none.
-    """
-
-    step: Callable[..., Mechanism]
-    takes: tuple[str, ...]
-    taken_for_groups: tuple[str, ...] = ()
-    in_passes: bool = False
-    in_turns: bool = False
-    of_one_size: bool = False
-    relation: str = "add_or_remove_one"
-    instead_of_groups: str = ""
+    step: Callable[..., Mechanism]  # makes the mechanism of a step or a pass
+    takes: tuple[str, ...]  # numbers of a run from which `step` makes it
+    taken_for_groups: tuple[str, ...] = ()  # further numbers that `step` takes if a group of records is protected
+    in_passes: bool = False  # steps form rounds or epochs of `slots` batches, and a record is in one batch of each
+    in_turns: bool = False  # `groups` groups of records take turns, and `bands` steps share noise
+    of_one_size: bool = False  # every batch has the same whole number of records
+    relation: str = "add_or_remove_one"  # used when the caller gives none
+    instead_of_groups: str = ""  # what to use if groups are not accounted for
 
     def needs(self, group: int = 1) -> tuple[str, ...]:
         """Return the numbers that the batch rule needs besides the noise, the sampling rate and the number of steps."""

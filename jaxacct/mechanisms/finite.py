@@ -51,9 +51,8 @@ class FiniteMechanism(OfFinitePair):
 class RandomizedResponse(FiniteMechanism):
     """Tell the true answer with probability ``probability``, else one of the other categories uniformly.
 
-    Two categories have the pair (p, 1-p), (1-p, p) and the loss +-log(p/(1-p)). With k categories the true answer has
-    mass p and each other answer r = (1-p)/(k-1). The loss is log(p/r) with mass p, -log(p/r) with mass r, and 0 with
-    mass (k-2) r. One record gives one answer, so all neighbouring relations have the same pair.
+    With k categories the true answer has mass p and each other answer r = (1-p)/(k-1). The loss is log(p/r) with mass
+    p, -log(p/r) with mass r, and 0 with mass (k-2) r. All neighbouring relations have the same pair.
 
     Parameters
     ----------
@@ -113,13 +112,11 @@ RandomisedResponse = RandomizedResponse
 class PureDP(FiniteMechanism):
     """Any ``epsilon``-DP mechanism, through the pair that dominates them all: randomised response.
 
-    The loss is epsilon with mass 1/(1 + e^-epsilon), and -epsilon with the remaining mass. The guarantee is taken as
-    stated for the neighbouring relation of the question.
+    The guarantee is taken as stated for the neighbouring relation of the question.
 
     Parameters
     ----------
     epsilon : array_like >= 0, finite
-        One configuration per element.
 
     References
     ----------
@@ -179,13 +176,7 @@ class ApproximateDP(FiniteMechanism):
 
 
 def sample_pair(pair: FinitePair, rate: np.ndarray, direction: str) -> FinitePart:
-    """Return the finite law of the loss of a pair Poisson sampled at ``rate`` q, in one direction.
-
-    For "remove" the laws are ((1-q) Q + q P, Q). A loss L of the pair becomes log(1 - q + q e^L), which is log(1-q)
-    where dP = 0. The mass at infinity is q p_infinity. For "add" the laws are (Q, (1-q) Q + q P), and the losses are
-    negated and taken under Q. Where dP = 0 the loss is -log(1-q), or infinite if q = 1. Source: Zhu, Dong, Wang 2022,
-    Theorem 11.
-    """
+    """Return the loss law of a pair Poisson sampled at ``rate`` (README.md, "Finite pairs and sampling")."""
     q = np.asarray(rate, np.float64)
     atoms = log_mixture(pair.loss, q[..., None], pair.excess)
     certain = q == 1.0
@@ -269,10 +260,9 @@ class FiniteOutput(FiniteMechanism):
     """Mechanism with finitely many outputs: probabilities ``p`` with the record and ``q`` without it.
 
     delta(eps) = sum_i (p_i - e^eps q_i)_+ for remove, and with p and q exchanged for add. An output with q_i = 0 < p_i
-    has infinite loss. Under ``replace_one`` p and q are the two laws of the replaced record, in either order. All steps
-    of a repetition have the same order; different mechanisms of a composition each have an order of their own. The
-    answer is for these two laws. They must be the worst neighbours: no other pair of neighbours may have a larger delta
-    at any eps.
+    has infinite loss. Under ``replace_one`` p and q are the two laws of the replaced record, in either order
+    (README.md, "Two orders of a replaced record"). The two laws must be the worst neighbours: no other pair of
+    neighbours may have a larger delta at any eps.
 
     Parameters
     ----------
@@ -338,10 +328,7 @@ class FiniteOutput(FiniteMechanism):
         return sum((x for x, other in zip(masses, q, strict=True) if other == 0.0), Fraction(0)) / sum(masses)
 
     def symmetric(self) -> bool:
-        """Return whether the loss has the same law in both directions, to the last bit.
-
-        If the two laws differ, each question is answered in both directions.
-        """
+        """Return whether the loss has the same law in both directions, to the last bit."""
         pair = self.pair()
         here, there = _sorted_law(pair.loss, pair.p), _sorted_law(-pair.loss, pair.q)
         return bool(np.array_equal(here, there) and np.array_equal(pair.p_infinity, pair.q_infinity))

@@ -1,7 +1,4 @@
-"""Mechanisms with the loss of a mixture of Gaussians: dominating and dominated pairs, and the laws of the weights.
-
-Proofs: README.md of this folder, "Pairs of mixtures".
-"""
+"""Mechanisms with the loss of a mixture of Gaussians: their pairs (README.md, "Pairs of mixtures"), laws of weights."""
 
 from __future__ import annotations
 
@@ -27,10 +24,8 @@ MOST_TERMS = 20_000
 LEAST = Decimal("1e-300")
 """Values of a count may be left out if their probabilities sum to at most this. Bounds of delta include it."""
 CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
-"""Numbers of quantiles within 9 sigma of the range of the means, and in each tail from 9 to 37 sigma.
-
-With this number of quantiles the pairs add about 1e-4 to epsilon. At 37 sigma the normal tail is 6e-300.
-"""
+"""Numbers of quantiles within 9 sigma of the range of the means, and in each tail from 9 to 37 sigma, where the normal
+tail is 6e-300. With so many quantiles the pairs add about 1e-4 to epsilon."""
 LEAST_RELATIVE_GAP = 1e-7
 """Smallest distance of two points of a profile, divided by the largest shift in standard deviations. The slope between
 nearer points loses digits."""
@@ -78,10 +73,7 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
 
 
 def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
-    """Return the pair that `pair_of_profile` makes of points (eps, delta) of both directions.
-
-    scale : the largest shift, in standard deviations.
-    """
+    """Return the pair of points (eps, delta) of both directions; `scale` is the largest shift in deviations."""
     least = LEAST_RELATIVE_GAP * scale
     # a profile falls, so delta at an eps also bounds delta at any larger eps
     epsilon = np.maximum(np.concatenate([forward[0], reverse[0]]), least)
@@ -233,10 +225,7 @@ def hypergeometric(size: int, group: int, batch: int) -> np.ndarray:
 
 
 def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> FinitePart:
-    """Return the law of a mixture's loss for an observer who sees only in which cell of a grid the output lies.
-
-    P-masses are rounded down, and Q-masses up.
-    """
+    """Return the law of a mixture's loss, rounded down, for an observer who sees only the output's cell on a grid."""
     kept = weight > 0.0
     shift, weight = shift[kept], weight[kept]
     edges = np.concatenate([[-np.inf], quantiles(0.0, float(shift.max())), [np.inf]])
@@ -278,11 +267,7 @@ class Branch(NamedTuple):
 
 
 class OfGaussianMixtures(Mechanism):
-    """Mechanism made of mixtures of Gaussians, called branches; engines/mixture.py answers for it.
-
-    Other engines compute upper ends from `expand`, and lower ends for an observer who sees only the output's cell on a
-    grid.
-    """
+    """Mechanism made of mixtures of Gaussians, called branches; engines/mixture.py answers for it."""
 
     @abstractmethod
     def branches(self, relation: str) -> list[list[Branch]] | None:
@@ -335,11 +320,10 @@ def rows_of(mechanism: Mechanism, *fields: Any) -> list[tuple[float, ...]]:
 class MixtureOfGaussians(BaseMechanism, OfGaussianMixtures):
     """Gaussian noise on a sum to which a record, or a group, contributes ``sensitivities``_i with probability p_i.
 
-    The pair is sum_i p_i N(s_i, sigma^2), N(0, sigma^2), and its loss log sum_i p_i e^{(s_i x - s_i^2/2)/sigma^2}
-    increases in x. Sensitivities 0, 1, ..., k with binomial probabilities are a group of k records under Poisson
-    sampling; s = (0, 1) and p = (1-q, q) is the Poisson sampled Gaussian. If contributions are vectors, the s_i are
-    bounds of their norms. Alone, repeated, or composed with Gaussians, the mechanism has certified brackets of this
-    pair as answers. Otherwise another pair is used, which has 2500 losses and dominates this one. It adds about 1e-4 to
+    The pair is sum_i p_i N(s_i, sigma^2), N(0, sigma^2). Sensitivities 0, 1, ..., k with binomial probabilities are a
+    group of k records under Poisson sampling; s = (0, 1) and p = (1-q, q) is the Poisson sampled Gaussian. If
+    contributions are vectors, the s_i are bounds of their norms. Alone, repeated, or composed with Gaussians, the
+    mechanism has certified brackets. Otherwise another pair is used, which dominates this one and adds about 1e-4 to
     epsilon, and ``kind_under`` is "bound". The answers hold for add and remove; ``replace_one`` is refused.
 
     Parameters

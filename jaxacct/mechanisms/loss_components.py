@@ -38,12 +38,7 @@ class Components(NamedTuple):
     "remove", P has density N(u) mix, Q has N(u), and the loss is log mix. For "add", P has density N(u), Q has N(u)
     mix, and the loss is -log mix. Laplace parts follow the same rule with the pair Lap(0, b), Lap(1, b).
 
-    The parts describe the finite loss only, whose law under P has a total mass below 1 if losses can be infinite. The
-    mass at infinity is a field of its own, delta_infinity = -expm1(log_survival), so that
-
-        delta(eps) = E_P[(1 - e^{eps - L})_+ ; L < inf] + delta_infinity.
-
-    The expectation is over the product of the finite parts, whose masses sum to 1 - delta_infinity.
+    The parts describe the finite loss only; their masses sum to 1 - delta_infinity.
 
     Parameters
     ----------
@@ -193,8 +188,8 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
 def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
     """Return the directions of a relation; its answer is the largest of the answers for these directions.
 
-    remove_one and add_one have one direction each. add_or_remove_one, replace_one and zero_out have both directions,
-    or only ``("remove",)`` where the two coincide. They coincide for additive noise without sampling, for example.
+    remove_one and add_one have one direction each. The other relations have both directions, or only ``("remove",)``
+    where the two coincide, as they do for additive noise without sampling.
 
     Parameters
     ----------

@@ -37,14 +37,12 @@ class ExponentialMechanism(FiniteMechanism):
 
     Report noisy max with Gumbel noise of scale 2D/epsilon has the same law. D is the most by which a score moves under
     the neighbouring relation of the question; if all scores move the same way under that relation, D/2 may stand for D.
-    The mechanism has epsilon-bounded range: log ratios lie in [t - epsilon, t] for some t. The largest profile over t,
+    The mechanism has epsilon-bounded range: log ratios lie in [t - epsilon, t] for some t. The largest profile is
 
-        delta(s) = (e^{epsilon/2} - e^{s/2})^2/(e^epsilon - 1),   -epsilon <= s <= epsilon,
+        delta(s) = (e^{epsilon/2} - e^{s/2})^2/(e^epsilon - 1),   -epsilon <= s <= epsilon.
 
-    is the profile of the pair whose loss l has density e^{l/2}/(4 sinh(epsilon/2)) under P. The pair is tight for one
-    step. It dominates every step, whatever the t of the step, and so bounds compositions, also adaptive ones: ``kind``
-    is "bound". (A t that is the same for all steps would give a smaller answer.) The answers are for
-    a pair of 1025 losses that dominates this pair; this raises epsilon by about a millionth.
+    It is tight for one step, and bounds compositions, also adaptive ones: ``kind`` is "bound" (README.md, "Bounded
+    range"). The answers are for a pair of 1025 losses, which raises epsilon by about a millionth.
 
     Parameters
     ----------
@@ -125,11 +123,10 @@ class GaussianNoisyMax(BaseMechanism):
     """Report which of ``candidates`` has the largest score after adding Gaussian noise to each.
 
     Let D = 2, or D = 1 for ``monotone`` scores, which all rise or all fall with a record; ``replace_one`` doubles D.
-    Let delta_Gaussian(eps; D) be the delta of the Gaussian mechanism with this noise and sensitivity D. Two theorems
-    hold. The first is delta(eps) <= candidates * delta_Gaussian(eps; D). The second is delta(eps) <=
-    delta_Gaussian(eps; D (floor(m/2) ceil(m/2)/m)^1/2) for m candidates, from the differences of all noisy scores
-    (README.md, "Noisy maxima"). For up to 4 candidates the second bound is smaller everywhere. For more candidates the
-    smaller bound at each eps is taken, and bounded by a pair with finitely many losses. ``kind`` is "bound".
+    Let delta_Gaussian(eps; D) be the delta of the Gaussian mechanism with this noise and sensitivity D. For m
+    candidates delta(eps) is at most m delta_Gaussian(eps; D), and at most
+    delta_Gaussian(eps; D (floor(m/2) ceil(m/2)/m)^1/2) (README.md, "Noisy maxima"). The smaller bound at each eps is
+    taken; ``kind`` is "bound".
 
     Parameters
     ----------
@@ -180,10 +177,7 @@ class GaussianNoisyMax(BaseMechanism):
 
 
 def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
-    """Return the pair of loss density e^{l/2}/(4 sinh(epsilon/2)), as masses at losses l at equal distances d.
-
-    A loss has the mass e^{l/2} tanh(d/4)/sinh(epsilon/2), and each of the two ends has half of this mass.
-    """
+    """Return the pair at losses l a distance d apart, of masses e^{l/2} tanh(d/4)/sinh(epsilon/2), half at the ends."""
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     step = 2.0 * epsilon / LOSS_CELLS
     # `height` is e^{epsilon/2} tanh(step/4)/sinh(epsilon/2), computed without overflow
@@ -251,10 +245,9 @@ class AboveThreshold(OfFinitePair):
 class NumericSparse(Mechanism):
     """AboveThreshold that also releases the value of each query found above the threshold, with fresh Laplace noise.
 
-    It counts as ``AboveThreshold(threshold_scale, query_scale, answers, monotone)`` composed with ``answers`` Laplace
-    mechanisms of scale ``value_scale``. These mechanisms are interleaved; concurrent composition leaks no more than
-    composition one after the other. Relations and units are as in AboveThreshold. The mechanism cannot be sampled.
-    ``kind`` is "bound".
+    It counts as `AboveThreshold` composed with ``answers`` Laplace mechanisms of scale ``value_scale``: concurrent
+    composition leaks no more than composition one after the other. Relations and units are as there. The mechanism
+    cannot be sampled. ``kind`` is "bound".
 
     Parameters
     ----------
@@ -306,10 +299,9 @@ class PartitionSelection(Mechanism):
     A record adds at most 1 to the count of a key, and does so for at most ``contributions`` keys. Whether a key is
     released, and with which noisy count, is decided for each key by itself and is (epsilon, delta)-DP for one record
     more or less; a key with count 0 is never released. The optimal rule and thresholded Laplace noise, both in
-    `jaxacct.samplers`, are of this kind. If one record is added or removed, the release of all keys counts as a
-    composition of ``contributions`` mechanisms, each of which is (epsilon, delta)-DP. Under ``replace_one`` it counts
-    as a composition of twice as many, since the record leaves some keys and enters others. ``kind`` is "bound". With k
-    composed mechanisms, epsilon is infinite at deltas below 1 - (1 - delta)^k.
+    `jaxacct.samplers`, are of this kind. The release of all keys counts as a composition of ``contributions``
+    mechanisms, each (epsilon, delta)-DP, and under ``replace_one`` of twice as many, since the record leaves some keys
+    and enters others. ``kind`` is "bound".
 
     Parameters
     ----------

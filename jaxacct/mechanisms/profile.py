@@ -29,11 +29,10 @@ class PrivacyProfile(FiniteMechanism):
     """Any mechanism known to be (``epsilon``_k, ``delta``_k)-DP for every k, through the pair that dominates it.
 
     The guarantee is H_{e^eps_k}(P || Q) <= delta_k (remove) and H_{e^eps_k}(Q || P) <= ``reverse_delta``_k (add). The
-    pair has the largest profile that these points allow: the lower convex hull of the points in (e^eps, delta), joined
-    to the other direction by H_a(P || Q) = 1 - a + a H_{1/a}(Q || P). The profile is constant after the last point, so
-    that the last delta is mass at infinity. The pair composes, and is sampled, like any other pair. The points are
-    taken as given for the neighbouring relation of the question; one point is ApproximateDP. The mechanism itself may
-    leak less than its points allow, so ``kind`` is "bound".
+    pair has the largest profile that these points allow (README.md, "A profile from points"). The last delta is mass at
+    infinity. The pair composes, and is sampled, like any other pair. The points are taken as given for the neighbouring
+    relation of the question; one point is ApproximateDP. The mechanism itself may leak less than its points allow, so
+    ``kind`` is "bound".
 
     Parameters
     ----------
@@ -188,10 +187,7 @@ def _as_one(
 
 
 def _terms(epsilon: np.ndarray, f: np.ndarray, before: int, k: int, after: int, first: float) -> tuple[float, float]:
-    """Return both terms of the mass p_k of `pair_of_profile`.
-
-    If `before` is -1, eps 0 precedes point k, with f = `first`. If `after` is -1, no point follows.
-    """
+    """Return both terms of the mass p_k; `before` -1 is eps 0, where f is `first`, and `after` -1 is no point."""
     start, value = (0.0, first) if before < 0 else (epsilon[before], f[before])
     rise = (value - f[k]) / -np.expm1(start - epsilon[k])
     fall = 0.0 if after < 0 else (f[k] - f[after]) / np.expm1(epsilon[after] - epsilon[k])
@@ -212,8 +208,8 @@ def _masses(epsilon: np.ndarray, f: np.ndarray, centre: float, doubt: float) -> 
 def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
     """Return the points on the lower convex hull, beginning with the first point.
 
-    A point that is not below the chord of its neighbours is no vertex. Of several such points in a row, a pass leaves
-    out every other one, since rounding may hide a bend that several points have together.
+    Of several points in a row that are not below their neighbours' chords, a pass leaves out every other one, since
+    rounding may hide a bend that they have together.
     """
     fallen = np.diff(f[points], prepend=np.inf) < 0.0
     fallen[-1:] = True
@@ -249,10 +245,7 @@ def _fall(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -
 def _bridge(
     epsilon: np.ndarray, f: np.ndarray, r: np.ndarray, right: list[int], left: list[int]
 ) -> tuple[float, list[int], list[int]]:
-    """Join the hulls of both directions, at points `right` and `left`, by a common tangent.
-
-    Return the tangent's value at eps 0, and the points of `right` and of `left` that are on the joint hull.
-    """
+    """Join the hulls of both directions by a common tangent; return its value at eps 0, and the points that stay."""
     right, left = list(right), list(left)
     while True:
         a, b = epsilon[left[0]], epsilon[right[0]]
@@ -435,16 +428,13 @@ def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> Fin
 
 
 def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.ndarray) -> np.ndarray:
-    """Compute delta at ascending eps >= 0 of a finite law of the loss, rounded up, from the largest loss down.
-
-    On the way delta grows by `cost (1 - e^-step)`, with `cost = e^eps Q(loss > eps)`: no digits cancel.
-    """
+    """Compute delta at ascending eps >= 0 of a finite law of the loss, rounded up, from the largest loss down."""
     near = (loss > 0.0) & (loss < FAR_LOSS)
     infinite = infinite + float(np.sum(mass[~(loss < FAR_LOSS)]))  # a loss that is NaN counts as infinite
     order = np.flatnonzero(near)[np.argsort(loss[near], kind="stable")]
     atoms = [*zip((loss[order] * (1.0 + 8.0 * ROUNDOFF)).tolist(), mass[order].tolist(), strict=True)]
     units = 16.0 + 8.0 * (len(atoms) + eps.size) + 4.0 * (atoms[-1][0] if atoms else 0.0)
-    delta, cost, here, found = 0.0, 0.0, math.inf, []
+    delta, cost, here, found = 0.0, 0.0, math.inf, []  # cost is e^eps Q(loss > eps), so that no digits cancel
     for at in eps.tolist()[::-1]:
         while atoms and atoms[-1][0] > at:
             there, more = atoms.pop()

@@ -1,8 +1,7 @@
 """Random allocation: in a round of t releases each record takes part in some slots, which are drawn at random.
 
-The file has the mechanisms, the pairs of one round, and the exact law of the loss for bases with few outputs. A round
-whose pairs cannot be computed does not stop the other configurations. Such a round is bounded from above by the
-Gaussian mechanism that also reveals the slot; nothing is claimed from below, and its status is "width".
+A round whose pairs cannot be computed is bounded from above by the Gaussian mechanism that also reveals the slot;
+nothing is claimed from below.
 """
 
 from __future__ import annotations
@@ -78,28 +77,24 @@ _LOSSES: ContextVar[Losses] = ContextVar("losses", default="usual")
 class RandomAllocation(Mechanism):
     """A round of t releases, each record in exactly ``participations`` of them, drawn at random and independently.
 
-    With one participation the pair is P = (1/t) sum_i N(e_i, sigma^2 I), Q = N(0, sigma^2 I) in t dimensions. The pair
-    is exact for add, remove and zero-out, also for adaptive releases. Several rounds, as in
-    ``ja.repeat(RandomAllocation(Gaussian(1.0), 100), epochs)``, draw a fresh allocation in every round. The profile of
-    a round is then bounded from above and from below by pairs with 200 to 400 losses, and the answer is a certified
-    bracket, whose relative width for epsilon is about 3e-4 to 6e-4. With k participations, 1 < k < t, the slots are
-    cut into k blocks at random; the blocks are revealed, and ``kind`` is "bound". k = t is t plain releases, and t = 1
-    is one plain release. Under ``replace_one`` a record is removed and another added, and the answer is a bound. Renyi
-    divergences, selections and other answers that use the dominating pair alone are bounds as well.
+    With one participation the pair is P = (1/t) sum_i N(e_i, sigma^2 I), Q = N(0, sigma^2 I) in t dimensions: exact for
+    add, remove and zero-out, also for adaptive releases. Several rounds, as in
+    ``ja.repeat(RandomAllocation(Gaussian(1.0), 100), epochs)``, draw a fresh allocation in every round; the answer is a
+    certified bracket. With k participations, 1 < k < t, the slots are cut into k blocks at random; the blocks are
+    revealed, and ``kind`` is "bound". k = t is t plain releases. Under ``replace_one`` a record is removed and another
+    added, and the answer is a bound. So are Renyi divergences, selections and other answers by the pair alone.
 
     The slots of different records must be independent. Slots of equal size, as a shuffle makes them, are not covered,
-    because the slots of the other records then depend on the record's own slot. For equal slots, t = 2 and sigma = 1,
-    delta(1) is at least .1172; under random allocation it is .0592.
+    because the slots of the other records then depend on the record's own slot: for t = 2 and sigma = 1 delta(1) is
+    then at least .1172, and .0592 under random allocation.
 
     A base with finitely many outputs (``RandomizedResponse``, ``PureDP``, ``ApproximateDP``, ``FiniteOutput``) is exact
-    for every number of participations, under add, remove and zero-out. The law of the loss is computed from the
-    vectors of counts of the outputs; there may be up to 20,000 such vectors.
+    for every number of participations, under add, remove and zero-out, for up to 20,000 vectors of counts of outputs.
 
     A user whose k records share one slot is one record of k times the contribution: use noise multiplier sigma/k.
 
-    The bracket of one round usually has a relative width of 1e-6. For composed rounds the relative width is up to some
-    1e-3 for epsilon and a few per cent for delta, whatever ``rtol`` asks. Their status is "ok" up to 1e-3 for epsilon
-    and 5e-2 for delta.
+    The bracket of one round usually has a relative width of 1e-6. That of composed rounds is up to some 1e-3 for
+    epsilon and a few per cent for delta, whatever ``rtol`` asks; up to 1e-3 and 5e-2 their status is "ok".
 
     Parameters
     ----------
@@ -256,11 +251,10 @@ def require_gaussian_slots(owner: str, mechanism: Any) -> None:
 class BallsInBins(EqualToAnother):
     """Several epochs of t releases, each record in one of the t slots, the same in every epoch.
 
-    The mechanism is exactly one round of ``RandomAllocation`` with noise multiplier sigma/sqrt(epochs), since the sum
-    of a slot's releases over the epochs is a sufficient statistic. jax_privacy's BallsInBinsSampling draws such
-    batches. A fresh slot in every epoch, ``ja.repeat(RandomAllocation(Gaussian(sigma), slots), epochs)``, costs up to
-    five times less epsilon: .603 instead of 2.96 at sigma = 2, 100 slots, 10 epochs and delta = 1e-5. A warning says
-    so.
+    The mechanism is exactly one round of ``RandomAllocation`` with noise multiplier sigma/sqrt(epochs). jax_privacy's
+    BallsInBinsSampling draws such batches. A fresh slot in every epoch, ``ja.repeat(RandomAllocation(Gaussian(sigma),
+    slots), epochs)``, costs up to five times less epsilon: .603 instead of 2.96 at sigma = 2, 100 slots, 10 epochs and
+    delta = 1e-5. A warning says so.
 
     Parameters
     ----------
@@ -458,10 +452,7 @@ def _pair_of_revealed(sigma: float, group: float) -> FinitePair:
 
 
 def _of_group(profile: BracketedProfile, group: float, mu: float) -> BracketedProfile:
-    """Bound the profile of g records added in turn: delta_g(g eps) <= delta(eps) (1 + e^eps + ... + e^{(g-1) eps}).
-
-    It is also at most that of a Gaussian of g mu: revealed slots are shifted by at most g in all.
-    """
+    """Bound the profile of `group` records added in turn (README.md, "Random allocation", Groups)."""
     if group == 1.0:
         return profile
     eps, together = profile.epsilon, group * mu * (1.0 + 8.0 * ROUNDOFF)

@@ -76,20 +76,17 @@ ONE_GROUP = "ask for one group size at a time"
 class PoissonSampled(OfGaussianMixtures):
     """A base mechanism run on a Poisson sample: each record is in it with ``sampling_probability`` q.
 
-    With (P, Q) the base pair, remove is ((1-q) Q + q P, Q) and add is (Q, (1-q) Q + q P). The two directions differ for
-    0 < q < 1; q = 1 is the base and q = 0 leaks nothing. Sampling a sample multiplies the rates. Under ``replace_one``
-    the answer is a bound for 0 < q < 1.
+    With (P, Q) the base pair, remove is ((1-q) Q + q P, Q) and add is (Q, (1-q) Q + q P). Sampling a sample multiplies
+    the rates. Under ``replace_one`` the answer is a bound for 0 < q < 1.
 
     A composition inside runs all its mechanisms on one sample, as in ``PoissonSampled(compose(Gaussian(1.0),
-    Laplace(5.0)), 0.01)``. A composition of sampled mechanisms draws a new sample for each of them. Several Gaussians
-    inside, of noise multipliers z, become one Gaussian of noise multiplier (sum z^-2)^{-1/2}. Otherwise the pair of
-    the whole composition is sampled (README.md, "Several releases from one sample").
+    Laplace(5.0)), 0.01)`` (README.md, "Several releases from one sample"). A composition of sampled mechanisms draws a
+    new sample for each of them.
 
-    ``group`` = k > 1 protects any k records together, such as those of one person. The number of them in a batch is
-    Binomial(k, q), and the pair of a Gaussian is (sum_j Bin_j N(j, s^2), N(0, s^2)). It is exact for add, remove and
-    zero-out of up to k records, whatever they are. Under ``replace_one`` k records are replaced, and the answer is the
-    smaller of two bounds. One reveals the number j of group records in the batch, which move the sum by 2j. The other
-    removes k records and adds k others.
+    ``group`` = k > 1 protects any k records together, such as those of one person. The pair of a Gaussian is then
+    (sum_j Bin_j N(j, s^2), N(0, s^2)) with Binomial(k, q) probabilities: exact for add, remove and zero-out of up to k
+    records, whatever they are. Under ``replace_one`` k records are replaced, and the answer is a bound (README.md,
+    "Groups of records").
 
     Parameters
     ----------
@@ -496,10 +493,7 @@ def cap_of(size: float, q: float, cap: float) -> Cap:
 
 
 def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
-    """Return the sum of p_k/p_start (maybe inf) over k > start (`way` 1) or k < start (-1), and its relative error.
-
-    p_k is the probability that Bin(n, q) is k.
-    """
+    """Return (sum of p_k/p_start over k > start, or < for `way` -1, relative error); p_k = Pr[Bin(n, q) = k]."""
     total, last, k, length, terms = 0.0, 1.0, float(start), 4096, 0.0
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         while True:
@@ -533,23 +527,19 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     A sample of fixed size changes by a replacement, so (P, Q) is the base's pair under ``replace_one``, which has twice
     the sensitivity of add/remove. Remove is ((1-g) Q + g P, Q) and add is (Q, (1-g) Q + g P). The pair of
     ``replace_one`` has the profile H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. If the
-    base's pair is not symmetric, either order of replacing counts, and (P, Q) has the larger of the two profiles
-    (README.md, "Two orders of a replaced record"). A pair that joins several pairs is a bound when it is repeated or
-    composed, and so are its Renyi divergences. For Gaussian and Laplace bases a pair with finitely many losses, which
-    dominates the pair of ``replace_one``, takes its place. This adds about 1e-5 to epsilon, and
-    ``kind_under("replace_one")`` is "bound". A composition inside runs on one sample, as in PoissonSampled. The
-    guarantee differs from that of Poisson sampling.
+    base's pair is not symmetric, (P, Q) has the larger profile of both orders (README.md, "Two orders of a replaced
+    record"). A pair that joins several pairs is a bound when it is repeated or composed, and so are its Renyi
+    divergences. For Gaussian and Laplace bases the answer under ``replace_one`` is a bound, about 1e-5 larger. A
+    composition inside runs on one sample, as in `PoissonSampled`.
 
-    ``zero_out`` replaces a record by one that contributes 0, in the same slot. For a Gaussian base ``zero_out`` has a
-    dominating pair of its own (README.md, "Zero-out where the slot is kept"). For other bases the pair of
-    ``replace_one`` is a bound.
+    ``zero_out`` replaces a record by one that contributes 0, in the same slot. For a Gaussian base it has a dominating
+    pair of its own (README.md, "Zero-out where the slot is kept"). For other bases the pair of ``replace_one`` is a
+    bound.
 
-    ``group`` = k > 1 protects k records of n = ``dataset_size`` together. A batch holds B = n * ``sampling_ratio``
-    records, and the number of group records among them is Hypergeometric(n, k, B). Each group record in the batch
-    displaces another record, so the pair of a Gaussian is (sum_j Hyp_j N(2j, s^2), N(0, s^2)), exact for add and
-    remove of k records. Under ``replace_one`` and ``zero_out`` the answer is a bound, for which the number j of group
-    records in the batch is revealed. These records move the sum by 2j under ``replace_one``, and by j under
-    ``zero_out``.
+    ``group`` = k > 1 protects k records of n = ``dataset_size`` together. Each of them in the batch displaces another
+    record, so the pair of a Gaussian is (sum_j Hyp_j N(2j, s^2), N(0, s^2)), with the hypergeometric law of how many of
+    them a batch of n * ``sampling_ratio`` records holds: exact for add and remove of k records. Under ``replace_one``
+    and ``zero_out`` the answer is a bound (README.md, "Groups of records").
 
     Parameters
     ----------
@@ -723,12 +713,9 @@ class SampledWithoutReplacement(OfGaussianMixtures):
 
 
 def _replaced(pair: FinitePair, ratio: np.ndarray) -> FinitePair:
-    """Return the pair of Zhu, Dong, Wang 2022, Corollary 31, for the sampling ratio g.
-
-    Where the loss is positive, P becomes (1 - g) Q + g P. Where it is negative, Q becomes (1 - g) P + g Q. All the mass
-    that is left goes to loss 0.
-    """
+    """Return the pair of Zhu, Dong, Wang 2022, Corollary 31, for the sampling ratio g."""
     g = ratio[..., None]
+    # P is mixed with Q where the loss is positive, Q with P where it is negative; the mass that is left has loss 0
     above, below = pair.loss > 0.0, pair.loss < 0.0
     mixed_p, mixed_q = (1.0 - g) * pair.q + g * pair.p, (1.0 - g) * pair.p + g * pair.q
     loss = np.where(above, log_mixture(pair.loss, g), -log_mixture(-pair.loss, g))
@@ -755,9 +742,8 @@ class SampledWithReplacement(OfGaussianMixtures):
 
     A record is drawn Binomial(B, 1/n) times, and each time it takes the place of another record. The pair is (sum_m
     Bin_m N(2m, s^2), N(0, s^2)), exact for add and remove. ``group`` = k > 1 protects any k records together, with
-    Binomial(B, k/n) draws. Under ``replace_one`` and ``zero_out`` the answer is a bound: delta(log a) <= sum_{m >= 1}
-    Bin_m delta_{2m}(log a') for a >= 1, where delta_{2m} is the profile of the Gaussian of sensitivity 2m, a' = 1 +
-    (a - 1)/eta and eta = 1 - (1 - k/n)^B.
+    Binomial(B, k/n) draws. Under ``replace_one`` and ``zero_out`` the answer is a bound (README.md, "Draws with
+    replacement").
 
     A record that is drawn m times counts m times: clip every draw, not the sum of a record's draws. n and B are public,
     and the sum is divided by a constant.

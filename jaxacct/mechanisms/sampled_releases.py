@@ -46,11 +46,8 @@ from jaxacct.mechanisms.profile import (
 )
 
 POINTS = 480
-"""Number of intervals between the losses at which a profile is bracketed.
-
-The profile of n equal releases may bend at multiples of one release's largest loss.  If n divides this number, these
-multiples are ends of intervals.
-"""
+"""Number of intervals between the losses at which a profile is bracketed. The profile of n equal releases may bend at
+multiples of one release's largest loss, which are ends of intervals if n divides this number."""
 BEYOND = 1e5
 """Largest loss at which a profile is bracketed; delta at this loss counts as the mass at infinity."""
 KEPT = 256
@@ -70,11 +67,7 @@ class Several(NamedTuple):
 
 @functools.lru_cache(maxsize=KEPT)
 def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
-    """Return the Gaussian that equals a composition of Gaussians, twice; None for other mechanisms.
-
-    With n Gaussians of each noise multiplier z, the one Gaussian has the noise multiplier (sum n/z^2)^{-1/2}. The first
-    Gaussian has it rounded down, the second rounded up.
-    """
+    """Return the Gaussian that a composition of Gaussians is, its noise rounded down and up; None for others."""
     parts = mechanism.gaussians()
     if parts is None:
         return None
@@ -134,10 +127,7 @@ def replaced_pair(base: Mechanism, rate: np.ndarray, shape: tuple[int, ...]) -> 
 
 @functools.lru_cache(maxsize=KEPT)
 def _replaced(base: Mechanism, q: float) -> FinitePair:
-    """Return a pair whose profile is the smaller of two bounds of the profile of a replaced record.
-
-    One bound replaces the record at once. The other removes it and adds another one.
-    """
+    """Return a pair of the smaller of two bounds: one replaces a record at once, one removes it and adds another."""
     if q == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
     if isinstance(base, Gaussian):
@@ -158,9 +148,9 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
 def _one_after_the_other(
     loss: np.ndarray, removed: np.ndarray, added: np.ndarray, eps: np.ndarray, q: float
 ) -> np.ndarray:
-    """Bound delta(eps) of a removal followed by an addition: q min_x {delta_remove(x) + f delta_add(log(a/f))}.
+    """Bound delta of a removal followed by an addition: q min_x {delta_remove(x) + f delta_add(eps - log f)}.
 
-    Here a = e^eps and f = e^x - (a - 1)(1 - q)/q (README.md, "Several releases from one sample").
+    Here f = e^x - (e^eps - 1)(1 - q)/q (README.md, "Several releases from one sample").
     """
     decay = np.exp(-loss[:0:-1])
     at = np.concatenate([decay, np.exp(loss)])
@@ -235,10 +225,7 @@ def _upper(base: Mechanism, epsilon: np.ndarray, relation: str) -> np.ndarray:
 
 
 def _finite_part(base: BaseMechanism, relation: str, direction: str) -> Part | None:
-    """Return a base's only part, or the law of its finite pair if that part is a zCDP guarantee.
-
-    Return None if the base has several parts.
-    """
+    """Return a base's only part (of a zCDP guarantee, its finite pair's law), or None if it has several."""
     parts = [part for part, _ in base.expand(relation, direction)]
     if isinstance(parts[0], ConcentratedPart):
         return direction_of(base.finite_pair(relation), direction)

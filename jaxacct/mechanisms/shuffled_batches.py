@@ -29,15 +29,13 @@ MOST_PASSES, MOST_ROWS = 1000, 16
 class ShuffledBatches(Mechanism):
     """One pass over a data set that is shuffled and cut into ``batches`` of a fixed size, with a Gaussian on each.
 
-    No amplification by the shuffle is claimed. If the order is revealed, one batch of the pass holds the record, and
-    the pass is one Gaussian: of sensitivity 1 for ``zero_out``, of sensitivity 2 for ``replace_one``. ``kind`` is
-    "bound". ``repeat`` the mechanism for several passes, with a fresh shuffle or the same one.
+    No amplification by the shuffle is claimed: a pass is one Gaussian, of sensitivity 1 for ``zero_out`` and of
+    sensitivity 2 for ``replace_one``. ``kind`` is "bound". ``repeat`` the mechanism for several passes, with a fresh
+    shuffle or the same one.
 
-    The lower ends of ``ja.epsilon`` and ``ja.delta`` are those of the best known attack, with fresh shuffles. The
-    attack sees the largest output of a pass in which all other records contribute -1, or all outputs of a pass in which
-    they contribute 0 (``zero_out``) or -1 (``replace_one``). How private a pass is between the two ends is not known.
-    The lower ends are 0 for a single batch, for more than 1,000 passes, and for more than 16 answers at once. They are
-    also 0 in profiles and risks.
+    The lower ends of ``ja.epsilon`` and ``ja.delta`` are those of the best known attack, with fresh shuffles
+    (README.md, "Shuffled batches"). How private a pass is between the two ends is not known. The lower ends are 0 for a
+    single batch, for more than 1,000 passes, for more than 16 answers at once, and in profiles and risks.
 
     Add and remove are refused. With one record less the batches have another total size, and a record that moves into
     the free slot changes two sums, so that the sensitivity is not 1 but sqrt(5). Use ``zero_out``, under which the slot
@@ -87,13 +85,10 @@ class ShuffledBatches(Mechanism):
 
 
 def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism]:
-    """Return attacks on a composition of shuffled batches.
+    """Return attacks with certified brackets on a composition of shuffled batches, for `size` answers.
 
-    An attack replaces each pass by what an attacker sees of it. So the composition dominates the attack. Only attacks
-    with certified brackets are returned.
-
-    `size` is the number of answers asked for; with more than MOST_ROWS no attack is computed. A pass with a single
-    batch has no attack, since the trainer also records `batches` = 1 where it does not know their number.
+    An attack replaces each pass by what an attacker sees of it, so that the composition dominates the attack. A pass
+    with a single batch has none, since the trainer also records `batches` = 1 where it does not know their number.
     """
     if relation in LOSS_OF_PRESENCE or size > MOST_ROWS or not _in_reach(mechanism, 1.0):
         return []

@@ -133,8 +133,8 @@ def advise_strategy(
     * "fixed_order": ``strategies.BLT`` noise. Nothing is sampled: consecutive steps of a record lie ceil(1/q) apart,
       since all passes have the same order. This option needs the relation ``zero_out`` or ``replace_one``.
 
-    The error is ``sigma sqrt(mean_i e_i)``, with sigma the noise multiplier and e_i the variance, at noise multiplier 1,
-    of prefix sum i: the sum of the clipped gradient sums of steps 1 to i. It is the error by noise alone, in clip norms:
+    The error is ``sigma sqrt(mean_i e_i)``, with sigma the noise multiplier. At noise multiplier 1, e_i is the variance
+    of prefix sum i, the sum of the clipped gradient sums of steps 1 to i. The error is by noise alone, in clip norms:
     it leaves out the variance of sampling, the bias of clipping, and the effect on an optimiser. Random allocation may
     have batches smaller than batch_size. Its error is then multiplied by q ceil(1/q): noise per record is compared.
 
