@@ -1,7 +1,4 @@
-"""Selection among K candidates that may depend on each other.
-
-Its delta is `sum_k Pr[K = k] delta_k`, with delta_k the profile of k candidates composed: the exact worst case.
-"""
+"""Selection among K candidates that may depend on each other, of delta `sum_k Pr[K = k] delta_k`."""
 
 from __future__ import annotations
 
@@ -33,13 +30,11 @@ from jaxacct.selection.law_of_k import (
 )
 
 TAIL_SHARE = 1e-7
-"""The values of K that are not listed have a probability of at most this number times delta. They widen the bracket of
-delta by at most this share of delta."""
+"""Values of K that are not listed have a probability of at most this number times delta, which widens its bracket."""
 LEAST_DELTA = 1e-290
 """Smallest positive delta for which epsilon is searched. For a smaller delta the upper end is the largest loss."""
 ROUNDINGS_PER_TERM = 8.0
-"""Each factor of a product, and each term of a sum, is taken to have at most this relative error, in units of
-ROUNDOFF."""
+"""Largest relative error, in units of ROUNDOFF, of a factor of a product and of a term of a sum."""
 NODES_BY_LATTICE = 8
 """If the contour engine's bracket is wide, the lattice engine computes delta_k again at up to this many nodes k."""
 MOST_ROUNDS = 12
@@ -57,12 +52,11 @@ class AdaptiveSelection(AnySelection):
 
         delta(eps) = sum_k Pr[K = k] delta_k(eps)
 
-    where delta_k is the profile of ``mechanism`` composed k times.  Nothing is released at k = 0.  Candidate k may be
-    chosen after seeing all earlier outputs, K and public randomness, as long as ``mechanism`` dominates each candidate.
-    K is independent of the data and need not be secret.  The sum is the exact supremum over all such candidates, so
-    `ja.epsilon` and `ja.delta` return brackets of kind "certified".  In a composition with other mechanisms, a pair of
-    laws with finitely many outcomes replaces the selection.  The pair is made from upper bounds of the selection's
-    profile on a grid, so that the kind is then "bound".  A selection with fixed K is the K-fold composition itself.
+    where delta_k is the profile of ``mechanism`` composed k times.  Candidate k may be chosen after seeing all earlier
+    outputs, K and public randomness, as long as ``mechanism`` dominates each candidate.  K is independent of the data
+    and need not be secret.  The sum is the exact supremum over all such candidates, so `ja.epsilon` and `ja.delta`
+    return brackets of kind "certified".  In a composition with other mechanisms a pair made from upper bounds of the
+    profile replaces the selection, and the kind is "bound".  With fixed K it is the K-fold composition itself.
 
     Parameters
     ----------
@@ -124,10 +118,7 @@ def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float)
 
 
 def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> tuple[float, float]:
-    """Return lower and upper bounds of one selection's delta.
-
-    So many values of K are listed that all other values together have a probability far below delta.
-    """
+    """Return lower and upper bounds of one selection's delta; the K that are not listed hardly widen them."""
     ends = (0.0, 1.0)
     for tail in (1e-12, 1e-40, 1e-150, LEAST_DELTA):
         listed = weights(law, tail)
@@ -139,10 +130,7 @@ def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> 
 
 
 def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, rtol: float) -> np.ndarray:
-    """Return upper bounds of "epsilon" or "delta" for one base and law.
-
-    Three or more eps share the nodes k. Then the bound at an eps may be looser than the bound for that eps alone.
-    """
+    """Return upper bounds of "epsilon" or "delta" for one base and law; three or more eps share their nodes."""
     if quantity == "epsilon":
         return np.array([_epsilon(run, law, float(x), relation, rtol)[1] for x in values])
     if values.size < 3:
@@ -196,10 +184,7 @@ class Sum(NamedTuple):
 
 
 class Mixture:
-    """The sum over k of Pr[K = k] delta_k, with the profile delta_k of k runs.
-
-    delta_k is computed only at some k, the nodes.
-    """
+    """The sum over k of Pr[K = k] delta_k, with the profile delta_k of k runs, computed only at some k, the nodes."""
 
     def __init__(self, run: Mechanism, weights: Weights, relation: str, rtol: float) -> None:
         self.run, self.weights, self.relation, self.rtol = run, weights, relation, rtol
@@ -317,10 +302,7 @@ class Mixture:
         return Sum(bottom, min(max(float(middle), bottom), top), top)
 
     def _between(self, mass: np.ndarray) -> np.ndarray:
-        """Return, for each node, the sum of `mass` over the listed k between this node and the one before it.
-
-        Neither node is included.  For the first node, the sum is over all listed k below it.
-        """
+        """Return, for each node, the sum of `mass` over the listed k strictly between the node before and it."""
         if not self.nodes.size:
             return np.zeros(0)
         before = np.concatenate([[-1], self.nodes[:-1]])
@@ -328,10 +310,7 @@ class Mixture:
         return np.where(self.nodes - before > 1, np.add.reduceat(mass, ends)[::2], 0.0)
 
     def _refined(self, low: np.ndarray, high: np.ndarray, allowed: float) -> bool:
-        """Return whether nodes were added.
-
-        They are added where gaps between nodes widen the bracket of the sum beyond `allowed`.
-        """
+        """Add nodes where gaps widen the bracket of the sum beyond `allowed`; return whether any were added."""
         before = np.concatenate([[-1], self.nodes[:-1]])
         gaps = self.nodes - before
         between = self._between(self.weights.high) * (high - np.concatenate([[0.0], low[:-1]]))
@@ -359,8 +338,7 @@ def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray
 class _Search:
     """The search for the least eps at which the sum of a mixture is at most a target.
 
-    `low` and `high` surely enclose this eps, since at each of them a bound of the sum was compared with the target.
-    All other numbers are guesses.
+    At `low` and `high` a bound of the sum was compared with the target; all other numbers are guesses.
     """
 
     def __init__(self, mixture: Mixture, target: float) -> None:
@@ -384,20 +362,14 @@ class _Search:
         return found
 
     def bracketed(self, guess: float) -> bool:
-        """Search for `right`, an eps at which the sum's estimate is at most the target; return whether one was found.
-
-        guess : the search begins at eps around this number.
-        """
+        """Search around `guess` for `right`, where the estimate is at most the target; return whether it was found."""
         while math.isinf(self.right[0]) and guess <= LAST_EPS:
             self.fan(np.minimum(guess * np.array([0.06, 0.25, 0.5, 0.9, 1.2, 2.0, 4.0, 16.0, 256.0]), LAST_EPS))
             guess *= 4096.0
         return math.isfinite(self.right[0])
 
     def root(self) -> tuple[float, float]:
-        """Return the eps at which the chord of log(sum) meets log(target), and the rate at which the chord falls.
-
-        The chord goes from `left` to `right`.
-        """
+        """Return where the chord of log(sum) from `left` to `right` meets log(target), and the rate of its fall."""
         (below, more), (above, less) = self.left, self.right
         rise, fall = math.log(more / self.target), math.log(self.target / max(less, 1e-320))
         share = rise / (rise + fall) if rise + fall > 0.0 else 0.5
@@ -427,11 +399,7 @@ class _Search:
                 return
 
     def tighten(self) -> None:
-        """Move `low` and `high` towards the solution.
-
-        The sum is bracketed at the estimate of the solution, and then at eps where an end of the bracket may cross the
-        target.
-        """
+        """Move `low` and `high` to the solution: to eps about its estimate where an end may cross the target."""
         if not (self.left[0] < self.right[0] < math.inf):
             return
         x, slope = self.root()
@@ -444,24 +412,18 @@ class _Search:
 
 
 class Weights(NamedTuple):
-    """Bounds `low <= Pr[K = k] <= high` for listed k >= 1 in ascending order, and bounds for all other k.
+    """Certified bounds of the probabilities of K."""
 
-    They are ``Pr[1 <= K < k[0]] <= below`` and ``above_low <= Pr[K > k[-1]] <= above``.
-    """
-
-    k: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    below: float
-    above_low: float
-    above: float
+    k: np.ndarray  # listed values >= 1, ascending
+    low: np.ndarray  # lower bounds of Pr[K = k]
+    high: np.ndarray  # upper bounds of Pr[K = k]
+    below: float  # upper bound of Pr[1 <= K < k[0]]
+    above_low: float  # lower bound of Pr[K > k[-1]]
+    above: float  # upper bound of Pr[K > k[-1]]
 
 
 def weights(law: Law, tail: float) -> Weights:
-    """Return certified bounds of the probabilities of one law of K.
-
-    The K below all listed values, and the K above them, have a probability of less than `tail` each, if 2^21 listed
-    values are enough for this.
+    """Return bounds of one law's probabilities, of up to 2^21 values of K, until `tail` is left on either side.
 
     >>> from jaxacct.selection import Geometric
     >>> found = weights(Geometric(0.5), 1e-9)
@@ -511,10 +473,9 @@ def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, abov
 
 
 def _progression(law: Any) -> tuple[float, float, float, Callable[[np.ndarray], np.ndarray], float]:
-    """Return (smallest k, mode, largest k, ratio, a lower bound of 1 - ratio) of a law of K.
+    """Return (smallest k, mode, largest k, ratio, a lower bound of 1 - ratio) of a law; ratio(k) = p_{k+1}/p_k.
 
-    The ratio is the function `Pr[K = k + 1]/Pr[K = k]` of k, with an error of a few roundoffs.  It does not increase in
-    k, except for a negative binomial law with eta < 1.
+    The ratio does not increase in k, except for a negative binomial law with eta < 1.
     """
     if isinstance(law, Poisson):
         return 0.0, float(np.floor(law.mean)), np.inf, lambda k: law.mean / (k + 1.0), 0.0

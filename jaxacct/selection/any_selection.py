@@ -111,8 +111,6 @@ def pair_of(
 ) -> FinitePair:
     """Return a pair that dominates a selection, from upper bounds of its profile at several eps in both directions.
 
-    If the losses are bounded, the last eps is the largest loss, where the profile is the mass at infinity.
-
     ask : function (quantity, values, relation of one direction) -> upper bounds.
     last : function (relation of one direction) -> (largest loss, mass at infinity).
     """
@@ -143,10 +141,7 @@ def pair_of(
 
 
 def _pair_of_points(epsilon: np.ndarray, *deltas: np.ndarray) -> FinitePair:
-    """Return `pair_of_profile` for points in any order.
-
-    Of two eps that are less than LEAST_GAP apart, the larger is kept. The smallest of all eps, 0, is always kept.
-    """
+    """Return `pair_of_profile` for points in any order; 0 is kept, and else the larger of two eps within LEAST_GAP."""
     order = np.argsort(epsilon, kind="stable")
     order = order[np.isfinite(epsilon[order])]
     kept: list[int] = []

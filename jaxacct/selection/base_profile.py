@@ -42,7 +42,7 @@ LEAST_DELTA = 1e-300
 LOSS_ERROR = 2.0**-50
 """`eps - loss` is taken to be off by at most this number times |eps| + |loss|. It is eight units of 2^-53."""
 SAYS_NOTHING = {"epsilon": np.inf, "delta": 1.0}
-"""For each quantity, the upper bound that says nothing: the largest value that the quantity can have."""
+"""For each quantity, its largest value: the upper bound that says nothing."""
 _RELATION_OF = {"remove": "remove_one", "add": "add_one"}
 """For each direction, the relation that has only this direction."""
 EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
@@ -50,8 +50,7 @@ EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
 LAST_DELTA = 1e-18
 """The profile is evaluated up to the eps at which delta exceeds the mass at infinity by this much."""
 PROFILE_RTOL = 0.01
-"""The rtol with which the engines are asked for the profile.  The error of the contour engine is at most a hundredth of
-this, which moves a selection's eps by 1e-5."""
+"""The rtol of questions about the profile. The contour's error, a hundredth of it, moves a selection's eps by 1e-5."""
 CONTOURS = 16
 """Number of contours for one direction. Each gives delta at a block of neighbouring eps."""
 TOGETHER = 32
@@ -211,12 +210,7 @@ def meet(one: Any, other: Any, most: float) -> np.ndarray:
 def each_pair(
     run: Mechanism, law: Law, shape: tuple[int, ...], asked: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, Mechanism, Law]]:
-    """Yield (flat indices, base, law) for each pair of a base and a law.
-
-    The pair belongs to the elements of an array of `shape` that have these flat indices.
-
-    asked : array of `shape`. Elements where it is False are left out, and so are pairs that have only such elements.
-    """
+    """Yield (flat indices, base, law) for each pair that has elements, where `asked`, in an array of `shape`."""
     mine = batch_shape(run)
     pairs = np.broadcast_shapes(mine, law.shape)
     number = np.broadcast_to(np.arange(int(np.prod(pairs))).reshape(pairs), shape).reshape(-1)
@@ -481,10 +475,7 @@ def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[n
 
 
 def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (slopes, Q-masses, P-masses) of a polygon above the trade-off curve.
-
-    upper : upper bounds of delta at the ascending e^eps of `ratio`.
-    """
+    """Return (slopes, Q-masses, P-masses) of a polygon above the curve, from upper bounds of delta at e^eps `ratio`."""
     # every line is above the curve, so any subset of the lines gives a bound
     keep = np.linspace(0, ratio.size - 1, min(ratio.size, CELLS - 1)).round().astype(int)
     r, d = np.concatenate([[0.0], ratio[keep]])[::-1], np.concatenate([[1.0], upper[keep]])[::-1]
@@ -492,10 +483,7 @@ def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 
 def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the knots (Q-mass, P-mass) of a polygon below the trade-off curve.
-
-    lower, upper : bounds of delta at the ascending e^eps of `ratio`.
-    """
+    """Return the knots (Q-mass, P-mass) of a polygon below the curve, from bounds of delta at the e^eps of `ratio`."""
     # wide brackets are left out, since the polygon would be lower there than the chord between narrow neighbours
     ratio, lower, upper = (x[lower >= 0.5 * upper] for x in (ratio, lower, upper))
     lower = np.maximum(lower, 1.0 - ratio)
@@ -553,10 +541,7 @@ def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (original cell, u, t) for exactly CELLS cells.
-
-    If there are fewer cells, some are divided. If there are more, some knots are left out.
-    """
+    """Return (original cell, u, t) for exactly CELLS cells: some cells are divided, or some knots left out."""
     if u.size - 1 > CELLS:
         keep = np.linspace(0, u.size - 1, CELLS + 1).round().astype(int)
         return keep[:-1], u[keep], t[keep]

@@ -113,11 +113,8 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
 def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
     """Return an eps at which the leak is at most each delta, or inf where none is found.
 
-    Each step is Newton's for the logarithm of the leak.  Where this step leaves the interval that holds the solution,
-    Newton's step for the leak itself is taken.  The leak is convex in e^eps, so from the left this second step never
-    passes the solution.
-
-    unit : the returned eps exceeds the solution by a small share of `eps + unit`.
+    Newton's steps for log(leak) are followed, or those for the leak itself, which is convex in e^eps, where the first
+    leave the interval that holds the solution.  The eps exceeds the solution by a small share of `eps + unit`.
     """
     low, high, done = np.zeros(delta.shape), np.full(delta.shape, LARGEST_EPS), np.zeros(delta.shape, bool)
     eps = low
@@ -168,20 +165,14 @@ def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarra
 
 
 def table_of(ratio: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarray, np.ndarray]]:
-    """Return the Table of the upper bounds `high` at e^eps, and the knots of a polygon above the trade-off curve T.
-
-    The knots are arrays u and t of the two coordinates.
-    """
+    """Return the Table of the upper bounds `high` at e^eps, and the knots (u, t) of a polygon above the curve T."""
     high = np.where(high <= 1.0, high, 1.0)
     _, u, t = outer(ratio, high)
     return Table(np.append(0.0, ratio), np.minimum.accumulate(np.append(1.0, high))), (u, t)
 
 
 def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return gains and costs of lines `r gain - cost` whose maximum is at least M(r) (top of this file).
-
-    u, t : knots of a polygon above the trade-off curve T.
-    """
+    """Return gains and costs of lines `r gain - cost` whose maximum is at least M(r), from knots (u, t) above T."""
     near_one = 1.0 - np.geomspace(1e-13, 1.0, 1500)
     knots = np.linspace(0.0, u.size - 1.0, VALUES)
     v = np.concatenate([u, np.interp(knots, np.arange(u.size), u), near_one, np.interp(near_one, t, u)])
@@ -200,12 +191,7 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table, weight: float = 1.0) -> Points:
-    """Return, as Points, the integral of the maximum of lines `r gain - cost`; the gains ascend.
-
-    At each r_j another line becomes the highest, and the answer has a point there.  The sum over the points is at least
-    every line that is kept, even where rounding puts some r_j out of order, since `(r - r_j)_+` is at least r - r_j and
-    at least 0.
-    """
+    """Return the integral of the maximum of lines `r gain - cost`, of ascending gains (README.md, "The envelope")."""
     if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
         return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a NaN bounds nothing
     cost = np.minimum.accumulate(cost[::-1])[::-1]  # a line with more cost and less gain than another is never highest

@@ -102,18 +102,11 @@ class Law(ABC):
         return self.generating(y)[1:]
 
     def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
-        """Return (log phi', phi''/phi') at x, in NumPy, or (-inf, 0) where phi' underflows.
-
-        y is 1 - x. Both x and y must have small relative errors.
-        """
+        """Return (log phi', phi''/phi') at x, y = 1 - x, both accurate; (-inf, 0) where phi' underflows. In NumPy."""
         return _steepness(*evaluated(self, y)[1:])
 
     def rise(self, x: np.ndarray, y: np.ndarray, d: np.ndarray) -> Numbers:
-        """Return `phi(x) - phi(x - d)`, in NumPy, where y is 1 - x.
-
-        The relative error of the result is small if the relative errors of x, y and d are small.
-        A law without a closed form uses Gauss-Legendre quadrature with ten points.
-        """
+        """Return `phi(x) - phi(x - d)`, y = 1 - x, as accurately as x, y and d are, in NumPy; here by quadrature."""
         at = np.asarray(d) * (0.5 - 0.5 * _GAUSS_POINTS.reshape(-1, *(1,) * np.ndim(d)))
         slopes = evaluated(self, np.minimum(y + at, 1.0))[1]
         return 0.5 * np.asarray(d) * np.tensordot(_GAUSS_WEIGHTS, slopes, 1)
@@ -355,10 +348,7 @@ def Logarithmic(gamma: ArrayLike) -> TruncatedNegativeBinomial:
 
 
 def _log_tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
-    """Return `log int_0^1 u^k (1 - (1-gamma) u)^{eta-1} du`, k >= 1.
-
-    The integral is summed by the trapezoid rule in v, where u = e^-t and t = e^v/(k+1).
-    """
+    """Return `log int_0^1 u^k (1 - (1-gamma) u)^{eta-1} du`, k >= 1, by trapezoids in v; u = e^-t, t = e^v/(k+1)."""
     shape = np.broadcast_shapes(np.shape(k), np.shape(eta), np.shape(gamma))
     k, eta, gamma = (np.broadcast_to(x, shape)[..., None] for x in (k, eta, gamma))
     most = float(np.max(eta, initial=1.0))
@@ -634,10 +624,7 @@ def derivative(law: Law, order: int) -> tuple[float, Law]:
 
     The scale is 0 if K is always below `order`.  A law that is not of this library raises InputError.
 
-    Negative binomial: phi is an affine function of `b^-eta` with b linear in x.  So phi^(j) is a multiple of
-    `b^-(eta+j)`, as is phi' of the law with eta + j - 1.  Poisson: phi' = mean phi.  Binomial: each derivative takes
-    away one trial.  Other finite laws: `phi^(j-1)` is a polynomial with coefficients >= 0, which is a multiple of a
-    generating function.
+    README.md, "The best j", says which law (Computing it).
 
     >>> from jaxacct import selection
     >>> derivative(selection.Binomial(4, 0.5), 3)

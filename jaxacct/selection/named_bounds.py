@@ -1,14 +1,11 @@
 """Upper bounds of a selection's leak, by name: `selection.bound_epsilon` and `selection.bound_delta`.
 
 The published bounds by the base's privacy profile have the form `delta_A(eps) <= m delta(eps - shift)`.  Here delta_A
-is the selection's profile, delta that of the base, and m = E[K].  The shift depends on a free eps_1 >= 0 and on
-delta(eps_1).  The Rényi bounds are those of Papernot and Steinke (2022).  The bound for Poisson laws here counts the
-outcome K = 0.  The published bound leaves K = 0 out, and is false for means below 1.  Each bound takes delta(eps_1)
-from the direction for which its theorem is true (README.md of this folder, "Which direction").
+is the selection's profile, delta that of the base, and m = E[K] (README.md of this folder, "Which direction").  The
+Rényi bounds are those of Papernot and Steinke (2022).
 
-The bound "monotone_score" is Algorithm 3 of Xiang, Wang and Wang (2024).  **It does not hold for general scores**: for
-a (1, 1e-5)-DP base and geometric K of mean 10 its epsilon is 1.144, but the score |x - 1.67| leaks 1.531.  Answers by
-this bound are of kind "conditional: monotone score" (README.md of this folder, "The condition of `monotone_score`").
+The bound "monotone_score" is Algorithm 3 of Xiang, Wang and Wang (2024).  **It does not hold for general scores**
+(README.md of this folder, "The condition of `monotone_score`").
 """
 
 from __future__ import annotations
@@ -58,12 +55,7 @@ LARGEST_EPS = 700.0
 
 
 def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds from published theorems: `eps_base(delta/m) + shift` or `m delta_base(eps - shift)`.
-
-    The laws are TruncatedNegativeBinomial [Koskela, Redberg, Wang 2024, Theorem 5.2], Binomial [Theorem 5.7] and
-    Poisson [Corollary 5.8].  Other laws raise InputError.  Where no theorem applies, the answer is inf for eps and 1
-    for delta.
-    """
+    """Return the bounds of Koskela, Redberg, Wang 2024, `eps_base(delta/m) + shift` or `m delta_base(eps - shift)`."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     value = np.zeros(shape)
     for side in sides(run, relation):
@@ -80,14 +72,9 @@ def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relat
 
 
 def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
-    """Return the least shift of eps that a theorem allows in one direction, in the batch's shape, or inf if none does.
+    """Return the least shift of eps, over eps_1 >= 0, that a theorem allows in one direction; inf if none does.
 
-    For each law of K the shift is the least value of a formula over eps_1 >= 0, with the base's profile delta.
-    Truncated negative binomial: `(eta+1) log(e^{eps_1} + (1-gamma)/gamma delta(eps_1))`, with the delta of the reverse
-    direction.
-    Binomial: `(n-1) log(1 + p (e^{eps_1} - 1) + p delta(eps_1))`, with the delta of the same direction.  The condition
-    is `e^{eps_1} >= 1 + p/(1-p) delta(eps_1)`; without it the theorem is false.
-    Poisson: `m (e^{eps_1} - 1 + delta(eps_1))`, with the delta of either direction.
+    README.md of this folder, "Which direction", has the formulas.
     """
     if isinstance(law, TruncatedNegativeBinomial):
         return (np.asarray(law.eta) + 1.0) * least_growth(run, law, side.reverse)[1] * ROUNDED_UP
@@ -102,10 +89,7 @@ def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
 
 
 def least_growth(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the eps_1 at which `e^{eps_1} + (1-gamma)/gamma delta(eps_1)` is least, and the logarithm of this sum.
-
-    The sum is convex in e^{eps_1}.
-    """
+    """Return the eps_1 of the least `e^{eps_1} + (1-gamma)/gamma delta(eps_1)`, convex in e^{eps_1}, and its log."""
     odds = (1.0 - np.asarray(law.gamma)) / law.gamma
     # an eps_1 at which delta of the base is below 1e-12 gains nothing
     high = upper_epsilon(run, np.asarray(1e-12), relation)
@@ -143,10 +127,7 @@ def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> tuple
 
 
 def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds from the selection's Rényi divergences at the best order.
-
-    They are for both directions at once: the larger of the two bounds is returned.
-    """
+    """Return upper bounds from the selection's Rényi divergences at the best order: the larger of both directions'."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     convert = epsilon_from_renyi if quantity == "epsilon" else delta_from_renyi
     value = np.zeros(())
@@ -350,10 +331,7 @@ def line(laws: Law, mu: np.ndarray, reach: float) -> Line:
 
 
 def _log_ratio(laws: Law, mu: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return l, the log of (density at x of the winner's law for mean mu)/(for mean 0), and the derivative of l in x.
-
-    Both are NaN where phi' overflows or underflows.  At x = +-inf l is x.
-    """
+    """Return l, the log ratio of the winner's densities for means mu and 0, and l'; NaN where phi' is lost."""
     logs, slopes = [], []
     for z in (x - mu, x):
         steep, ratio = laws.steepness(ndtr(z), ndtr(-z))
@@ -396,11 +374,7 @@ def _zero(function: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: n
 
 
 def _best_set(rows: Line, side: float, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (P(A), Q(A)) for the set `A = {side * l > eps}`, with the log ratio l.
-
-    For side 1, P is the law of the best draw from N(mu, 1), and Q the law of the best draw from N(0, 1). For side -1, P
-    and Q are exchanged.
-    """
+    """Return (P(A), Q(A)) for `A = {side * l > eps}`; P is the winner's law for mean mu (side 1) or 0 (side -1)."""
     active = side * rows.log_ratio > eps[:, None]
     full = active[:, 1:] & active[:, :-1]
     masses = (rows.present, rows.without)[:: int(side)]
@@ -434,10 +408,7 @@ def divergence(rows: Line, eps: np.ndarray) -> np.ndarray:
 
 
 def crossing(rows: Line, delta: np.ndarray) -> np.ndarray:
-    """Return the least eps >= 0 at which the divergences of both directions are at most delta, (R,).
-
-    The result is inf if it would be beyond LARGEST_EPS.
-    """
+    """Return the least eps >= 0 at which both divergences are at most delta, (R,); inf beyond LARGEST_EPS."""
     largest, found = np.exp(LARGEST_EPS), np.ones(rows.mu.size)
 
     def grown(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -101,10 +101,7 @@ class Limits(NamedTuple):
 def narrowed(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, ends: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Narrow the brackets `ends`, (2, *shape), by `Limits` where `rows` is True.
-
-    A bracket that lies outside its limits becomes trivial.
-    """
+    """Narrow the brackets `ends`, (2, *shape), by `Limits` where `rows`; one outside its limits becomes trivial."""
     shape = ends.shape[1:]
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
     for here, base, one in each_pair(run, law, shape, rows):
@@ -174,11 +171,7 @@ def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
 
 
 def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
-    """Return bounds (lower, upper) of `phi(1) - phi(1 - p)` at p = `apart`, with the generating function phi of K.
-
-    phi' is convex on [1 - p, 1].  So p times phi' at the middle of this interval is a lower bound, and p times the mean
-    of phi' at the two ends is an upper bound.
-    """
+    """Return bounds (lower, upper) of `phi(1) - phi(1 - p)` at p = `apart` (README.md, "The ends of the profile")."""
     factors = np.array([0.0, 0.5 * (1.0 + RELATIVE_ERROR), 1.0 - RELATIVE_ERROR, 1.0 + RELATIVE_ERROR])
     ends = np.clip(apart * factors, 0.0, 1.0)
     value, first, _ = evaluated(law, ends)
@@ -191,10 +184,7 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Return (gain, cost) of `Limits` for several orders of scores.
-
-    Each order puts part of the outcome with the largest finite loss above all ranks up to some v.
-    """
+    """Return (gain, cost) of orders that put part of the outcome of largest loss above all ranks up to some v."""
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:
         return np.zeros(0), np.ones(0)
@@ -209,10 +199,7 @@ def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.nd
 
 
 def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Return a loss that some order of scores reaches.
-
-    The order puts part of the outcome with the largest finite loss above all ranks up to a knot of the curve.
-    """
+    """Return a loss that an order of `orders` reaches, with v a knot of the curve."""
     top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0
@@ -239,10 +226,7 @@ def _most_revealing(parts: Components) -> tuple[float, float]:
 
 
 def _ranks_tried(curve: Curve, law: Law, apart: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return several v, and T(v) - p there, rounded down. One v is the knot where phi'(T(v) - p)/phi'(v) is largest.
-
-    T, p and phi are those of the text at the top of this file.
-    """
+    """Return several v, and T(v) - p there, rounded down. One v is the knot where phi'(T(v) - p)/phi'(v) is largest."""
     q, p = curve.below.q[1:], np.maximum(curve.below.p[1:] - apart, 0.0)
     steep = slopes(law, 1.0 - np.stack([p, q]))
     best = int(np.argmax(steep[0] / np.maximum(steep[1], 1e-300)))
@@ -251,10 +235,7 @@ def _ranks_tried(curve: Curve, law: Law, apart: float) -> tuple[np.ndarray, np.n
 
 
 def log_ratio_at_knots(above: Outer, law: Law, apart: float) -> float:
-    """Return an upper bound of `log phi'(T(v) - p) - log phi'(v)` over all v; inf unless the law is in KNOTS_DECIDE.
-
-    T, p and phi are those of the text at the top of this file.
-    """
+    """Return an upper bound of `log phi'(T(v) - p) - log phi'(v)` over all v; inf unless the law is in KNOTS_DECIDE."""
     if type(law) not in KNOTS_DECIDE:
         return np.inf
     gain = log_slopes(law, 1.0 - above.p + apart * (1.0 - RELATIVE_ERROR) - MASS_ERROR, 1.0)
@@ -265,10 +246,7 @@ def log_ratio_at_knots(above: Outer, law: Law, apart: float) -> float:
 
 
 def log_slopes(law: Law, y: np.ndarray, side: float) -> np.ndarray:
-    """Return log phi' at 1 - y, rounded up for side 1 and down for side -1; NaN or -inf if unknown.
-
-    phi is the generating function of K. An unknown constant, the same for all y, is added to every result.
-    """
+    """Return log phi' at 1 - y plus a constant, rounded up for side 1 and down for side -1; NaN or -inf if unknown."""
     y = np.clip(y, 0.0, 1.0)
     known = type(law) in KNOTS_DECIDE  # a subclass may have another formula
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -294,10 +272,7 @@ def slopes(law: Law, y: np.ndarray) -> np.ndarray:
 
 
 def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: float) -> float:
-    """Return an upper bound, at least 1, of `phi'(T(v) - p)/phi'(v)` for all v in (0, 1]; inf if it overflows.
-
-    T, p and phi are those of the text at the top of this file.
-    """
+    """Return an upper bound, at least 1, of `phi'(T(v) - p)/phi'(v)` for all v in (0, 1]; inf if it overflows."""
 
     def bounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return upper bounds of the ratio on cells with `ends` (2, C), and estimates of it at the cells' left ends."""
@@ -342,10 +317,7 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
 
 
 def growth(law: Law, base: Direction) -> float:
-    """Return an upper bound of `log phi'(T(v) - p) - log phi'(v)` for all v, by a formula for the law; inf if none.
-
-    T, p and phi are those of the text at the top of this file.
-    """
+    """Return an upper bound of `log phi'(T(v) - p) - log phi'(v)` for all v, by a formula for the law; inf if none."""
     # outcomes with dP = 0 have an infinite reverse loss; if there are any, the largest finite reverse loss is no bound
     back = base.reverse_loss if float(base.back.delta_infinity[0]) == 0.0 else np.inf
     with np.errstate(divide="ignore", over="ignore"):

@@ -108,10 +108,7 @@ def _through_points(
 
 
 def atoms(pair: FinitePair) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return the P-masses and the Q-masses of a pair's atoms, and the P-mass of the outcomes without Q-mass.
-
-    One of the atoms may have P-mass 0.
-    """
+    """Return the P-masses and the Q-masses of a pair's atoms, and the P-mass of the outcomes without Q-mass."""
     p, q = np.append(pair.p, 0.0), np.append(pair.q, pair.q_infinity)
     kept = (p > 0.0) | (q > 0.0)
     return p[kept], q[kept], float(pair.p_infinity)
@@ -153,11 +150,7 @@ class Product(NamedTuple):
         return high
 
     def profile(self, *points: float) -> PrivacyProfile:
-        """Return tuning and final run together as a mechanism that composes, made from points of its profile.
-
-        The points are at the eps in `points`, and at 160 equidistant eps. The first of these is 0. At the last, delta
-        is the larger of 1e-12 and twice the mass at infinite loss.
-        """
+        """Return tuning and final run as a mechanism, by its profile at `points` and at 160 eps evenly from 0 on."""
         top = self.epsilon(max(1e-12, 2.0 * self.infinite))
         grid = np.linspace(0.0, top if math.isfinite(top) else 50.0, 160)
         for point in points:
@@ -167,10 +160,7 @@ class Product(NamedTuple):
 
 
 def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, variant: str) -> Product:
-    """Return the pair of the tuning composed with the final run, from the profiles of both.
-
-    share : probability with which a record is in the sample.
-    """
+    """Return the pair of tuning and final run, from their profiles; `share` is a record's chance to be sampled."""
     (p1, q1, more1), (p2, q2, more2) = (atoms(one.pair()) for one in (tuning, trained))
     base = np.outer(q1, q2).ravel()
     if variant == "rest":

@@ -125,11 +125,7 @@ class TopSelection(AnySelection):
 def _of_one(
     quantity: str, run: Mechanism, law: Law, top: int, values: np.ndarray, relation: str, rtol: float
 ) -> np.ndarray:
-    """Return upper bounds of one selection's "epsilon" or "delta", the least of three.
-
-    The first bound is the envelope.  The second is the largest finite loss for "epsilon", and the mass at infinity for
-    "delta", wherever it applies.  The third is the average over K of the profiles of k runs.
-    """
+    """Return upper bounds of one selection: the least of the envelope, the profile's end, and the average over K."""
     most = SAYS_NOTHING[quantity]
     largest, mass = ends(run, law, top, relation)
     if quantity == "epsilon":
@@ -192,10 +188,7 @@ def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, floa
 
 
 def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> tuple[envelope.Envelope, float]:
-    """Return the envelope of one direction, and the last eps of the profile of `top` runs.
-
-    level : a delta. The profiles end where their delta is so small a share of `level` that their tails hardly count.
-    """
+    """Return the envelope of one direction for deltas of `level`, and the last eps of the profile of `top` runs."""
     parts = components(run, "add_or_remove_one", side.direction)
     # `apart`: the base's mass at infinity, which is taken out of the profiles and the curve, and added as
     # `Envelope.infinite`. This is sound only where the mass is known: a pair that merely dominates the base may have

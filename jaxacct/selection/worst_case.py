@@ -38,10 +38,7 @@ WIDTH = 1e-4
 
 
 def known_bases(run: Mechanism, coarse: bool = False) -> list[Base]:
-    """Return each configuration of a base. If `coarse`, its curves come from half as many points.
-
-    The last bases asked about are kept, since computing the curves of a DP-SGD run takes 0.1 s.
-    """
+    """Return each configuration of a base, kept if possible. If `coarse`, its curves have half as many points."""
     with backend.job(1, apart=True):  # NumPy or XLA is chosen as for one base, whatever the batch
         shape, way = batch_shape(run), (coarse, backend.on_numpy(1))
         each = [element(run, index) if shape else run for index in np.ndindex(shape)]
@@ -63,9 +60,8 @@ def known_bases(run: Mechanism, coarse: bool = False) -> list[Base]:
 def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str, width: float = 0.0) -> np.ndarray:
     """Return brackets (2, *shape) of "epsilon" at deltas in (0, 1), or of "delta" at eps >= 0; arguments broadcast.
 
-    A bracket of eps is computed again, at a finer resolution, if it is wider than WIDTH and than `width` times eps.  A
-    bracket of delta is computed again if it is wider than WIDTH times delta and than `width` times delta.  With `width`
-    inf nothing is computed again, and deltas are within some 1e-3 of the truth.
+    A bracket is computed again, at a finer resolution, if it is wider than WIDTH (times delta, for deltas) and than
+    `width` times the value.  With `width` inf nothing is computed again, and deltas are within some 1e-3 of the truth.
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
     # curves through half as many points are narrow enough for a `width` of 1e-3 or more
@@ -99,10 +95,7 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
 def _solved(
     quantity: str, stacked: Any, rows: tuple[np.ndarray, Law, np.ndarray], width: float, plain: bool, other: np.ndarray
 ) -> np.ndarray:
-    """Return brackets, (2, B): each end is the larger of this direction's end and the end in `other`.
-
-    other : (2, B) brackets of the other direction. Only this direction's brackets are refined where they are wide.
-    """
+    """Return brackets, (2, B): each end is the larger of this direction's, refined if wide, and that in `other`."""
     (base, laws, values), once = rows, width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _run(quantity, first, stacked, base, laws, values, plain)
