@@ -113,7 +113,7 @@ def test_rows_of_a_base_are_looked_at_together():
 def stand_in(monkeypatch):
     """Each selection answered at once, with a number that tells its row: the door is tested, not the kernel."""
 
-    def solved(word, some, relation, rtol, numbers, said):
+    def solved(word, some, numbers, rule, **accuracy):
         number = some["noise_multiplier"] / some["gamma"]
         return solve.Bounds(number, number, number, engine=word)
 

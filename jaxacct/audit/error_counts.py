@@ -30,18 +30,10 @@ CONDITIONAL = "conditional: Gaussian DP"
 """Kind of a bound that holds only if the trade-off curve is a Gaussian's."""
 WHOLE_NUMBERS = Constraint("use whole numbers of {name}", 0, integral=True)
 """Allowed values of counts."""
-COMPARED = dict.fromkeys(("add_or_remove_one", "zero_out"), (True, True))
-COMPARED |= {"remove_one": (True, False), "add_one": (False, True)}
-"""For each relation, whether epsilon >= log((1 - delta - FNR)/FPR) holds, and whether epsilon >= log((1 - delta -
-FPR)/FNR) holds.  FPR and FNR are upper limits of the false positive and the false negative rate.
-"""
 
 
 def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
-    """Return Clopper and Pearson's one-sided upper limit of a probability p, rounded up; arrays broadcast.
-
-    If p exceeds the limit, the probability that at most `hits` of `trials` trials succeed is below `error`.
-    """
+    """Return Clopper and Pearson's upper limit, at the level `error`, of the probability of a hit; rounded up."""
     from scipy.special import betainccinv  # slow to import, and rarely needed
 
     hits, trials = np.asarray(hits, np.float64), np.asarray(trials, np.float64)
@@ -92,12 +84,12 @@ def clopper_pearson(
     LowerBound(epsilon >= 4.82941 at delta 1e-05, confidence 0.99, 2,000 trials, clopper_pearson)
     """
     error, delta = error_of(confidence), np.asarray(check("delta", delta, DELTA_OR_ZERO))
-    rates, trials = _rates((false_positives, absent, false_negatives, present), 0.5 * error, delta)
-    choice("relation", relation, COMPARED)
-    found = np.zeros(np.broadcast_shapes(delta.shape, rates[0].shape))
-    for wanted, (one, other) in zip(COMPARED[relation], (rates, rates[::-1]), strict=True):
-        if wanted:
-            found = np.maximum(found, np.log(np.maximum(1.0 - delta - other, 1e-300)) - np.log(one))
+    (fpr, fnr), trials = _rates((false_positives, absent, false_negatives, present), 0.5 * error, delta)
+    choice("relation", relation, ("add_or_remove_one", "zero_out", "remove_one", "add_one"))
+    shown = lambda one, other: np.log(np.maximum(1.0 - delta - other, 1e-300)) - np.log(one)
+    first = 0.0 if relation == "add_one" else shown(fpr, fnr)
+    second = 0.0 if relation == "remove_one" else shown(fnr, fpr)
+    found = np.maximum(np.maximum(first, second), 0.0)
     return LowerBound(plain(found), plain(delta), confidence, plain(trials), "clopper_pearson")
 
 
@@ -112,8 +104,8 @@ def gaussian_fit(
 ) -> LowerBound:
     """Bound mu from below by max over thresholds of Phi^-1(1 - FPR) - Phi^-1(FNR); return mu and its epsilon at delta.
 
-    **Conditional**: the epsilon holds only if the mechanism's trade-off curve is that of a Gaussian.  A step on all
-    data has such a curve.  Subsampled training has no such curve, nor has tuned training.
+    **Conditional**: the epsilon holds only if the mechanism's trade-off curve is that of a Gaussian, as for a step on
+    all data.  Subsampled training has no such curve, nor has tuned training.
 
     Parameters
     ----------
@@ -121,7 +113,7 @@ def gaussian_fit(
         As for `clopper_pearson`, with one element per threshold along the last axis.  All thresholds are applied to the
         same runs, and are chosen without looking at these runs.
     delta : in (0, 1).  It broadcasts with all axes of the counts but the last.
-    confidence : in (0, 1).  With T thresholds every limit fails with probability at most (1 - confidence)/(2 T).
+    confidence : in (0, 1)
 
     Returns
     -------
@@ -170,26 +162,22 @@ def guess_counts(
 
 def _rates(counts: Iterable[Any], error: float, delta: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
     """Return the upper limits (FPR, FNR) of the two error rates, and the number of all runs."""
-    false_positives, absent, false_negatives, present = counts
-    runs = {"absent": absent, "present": present}
-    hits = {"false_positives": false_positives, "false_negatives": false_negatives}
-    sizes = {name: np.asarray(check(name, value, COUNT)) for name, value in runs.items()}
-    checked = {}
-    for (name, value), (of, size) in zip(hits.items(), sizes.items(), strict=True):
-        checked[name] = np.asarray(check(name, value, WHOLE_NUMBERS))
-        require_at_most(name, checked[name], of, size, "count the wrong guesses among those runs")
-    broadcast_shape({name: x.shape for name, x in {**checked, **sizes}.items()} | {"delta": delta.shape})
-    limits = [upper_limit(h, n, error) for h, n in zip(checked.values(), sizes.values(), strict=True)]
-    trials = np.add(*np.broadcast_arrays(*sizes.values())).astype(np.int64)
-    return (limits[0], limits[1]), trials
+    names, rules = ("false_positives", "absent", "false_negatives", "present"), 2 * (WHOLE_NUMBERS, COUNT)
+    given = {name: np.asarray(check(name, x, rule)) for name, x, rule in zip(names, counts, rules, strict=True)}
+    for wrong, runs in (names[:2], names[2:]):
+        require_at_most(wrong, given[wrong], runs, given[runs], "count the wrong guesses among those runs")
+    broadcast_shape({name: x.shape for name, x in given.items()} | {"delta": delta.shape})
+    false_positives, absent, false_negatives, present = given.values()
+    trials = np.add(*np.broadcast_arrays(absent, present)).astype(np.int64)
+    return (upper_limit(false_positives, absent, error), upper_limit(false_negatives, present, error)), trials
 
 
 @dataclass(frozen=True, eq=False)
 class LowerBound:
     """Statement that with probability at least ``confidence`` a mechanism is not (e, delta)-DP for any e < ``epsilon``.
 
-    The probability is over the trials of the audit.  Each element of a batch holds at ``confidence`` by itself.  If k
-    statements are to hold together, ask for each at confidence 1 - (1 - confidence)/k.
+    The probability is over the trials of the audit.  Each element of a batch holds at ``confidence`` by itself; for k
+    statements that hold together, ask for each at confidence 1 - (1 - confidence)/k.
 
     Parameters
     ----------
@@ -260,14 +248,13 @@ def from_scores(
     Parameters
     ----------
     absent, present : array_like, shape (runs,)
-        Scores of the runs without and with the canary.  The order of scores must not depend on their values; the order
-        in which they were simulated is such an order.
+        Scores of the runs without and with the canary, in the order of simulation or another that does not depend on
+        their values.
     delta : float
     confidence : float in (0, 1)
     method : {"clopper_pearson", "gaussian_fit"}; "gaussian_fit" holds only for mechanisms that are Gaussian DP.
-    thresholds : array_like of numbers that were chosen without looking at these scores.  The error is divided among
-        them (Bonferroni).  By default the first part of each sample chooses the threshold, and the bound comes from the
-        rest.  Then only the rest counts as trials.
+    thresholds : numbers that were chosen without looking at these scores.  The error is divided among them.  By default
+        the first part of each sample chooses one threshold, and only the rest counts as trials.
     held_out : in (0, 1); the share of a sample that is its first part.
 
     Returns

@@ -38,6 +38,7 @@ from jaxacct.core.validation import (
     InputError,
     broadcast_shape,
     check,
+    check_one,
     choice,
     shown,
 )
@@ -203,13 +204,12 @@ def _range(field: str, value: Mapping[str, Any]) -> np.ndarray:
     for key in _RANGE_KEYS[:3]:
         if key not in value:
             raise InputError(f"{field} range lacks {key!r}; write {{start = 0.5, stop = 8, num = 5}}")
-    start = check(f"{field}.start", value["start"], FIELDS[field])
-    stop = check(f"{field}.stop", value["stop"], FIELDS[field])
-    num = check(f"{field}.num", value["num"], COUNT)
-    if not all(isinstance(end, float) for end in (start, stop, num)):
-        raise InputError(f"{field} range must have single numbers for start, stop and num")
+    start, stop, num = (
+        check_one(f"{field}.{key}", value[key], COUNT if key == "num" else FIELDS[field], "a range has one of each")
+        for key in _RANGE_KEYS[:3]
+    )
     if num > LARGEST_GRID:
-        raise InputError(f"{field}.num = {int(num)} must be <= {LARGEST_GRID}; use fewer values")
+        raise InputError(f"{field}.num = {num} must be <= {LARGEST_GRID}; use fewer values")
     scale = choice(f"{field}.scale", value.get("scale", "linear"), ("linear", "log"))
     if scale == "log" and min(start, stop) <= 0:
         raise InputError(f"{field} range on a log scale must have start and stop > 0; use scale = 'linear'")

@@ -1,9 +1,6 @@
 """The files of a sweep: its journal, and the parts of its slices, which `merge` joins into one table.
 
-A sweep may be cut into n slices of rows, which different processes solve.  Each process appends solved rows to its
-journal block by block.  A kill at any moment loses only the block being solved.  The journal of a complete slice
-becomes the part file of the slice.
-
+Each process appends solved rows to its journal block by block.  The journal of a complete slice becomes its part file.
 A file is a sequence of records.  A record is a mark, the length of its content, a checksum, and the content.  The first
 record describes the sweep (`Header`); each other record holds rows of the table.  A reader drops a last record that a
 kill has cut off.  Every record is on the disk before the next block is begun.
@@ -18,9 +15,8 @@ import json
 import os
 import re
 import struct
-import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -42,8 +38,6 @@ _RECORD_HEAD = struct.Struct("<4sQI")
 """Layout of a record's head: mark, number of bytes of the content, CRC-32 of the content."""
 _FRONT_SIZE = struct.Struct("<I")
 """Layout of the first bytes of a record of rows: the length of the JSON text that follows them."""
-POLL_SECONDS = 0.2
-"""Number of seconds between two looks for the files of other processes.  The pause spares a shared file system."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +83,10 @@ def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, s
 
 
 class Journal:
-    """A journal that is open for appending and locked, so that no other process runs the same sweep.
-
-    `hold` opens or creates the file.  Then `begin` starts the journal anew, or `catch_up` continues it.
-    """
+    """A journal, opened and locked by `hold`, then begun or continued; no other process can run the same sweep."""
 
     def __init__(self, path: Path, file: io.FileIO) -> None:
         self.path, self._file = path, file
-        self._end = 0
 
     @classmethod
     def hold(cls, path: Path) -> Journal:
@@ -175,7 +165,7 @@ class Journal:
 
     def _write(self, content: bytes) -> None:
         left = memoryview(_RECORD_HEAD.pack(MARK, len(content), zlib.crc32(content)) + content)
-        size = len(left)
+        end = os.fstat(self._file.fileno()).st_size
         try:
             with files.writing(self.path):
                 while left:
@@ -183,14 +173,12 @@ class Journal:
                 os.fsync(self._file.fileno())
         except files.Unwritable:
             with contextlib.suppress(files.Unwritable):
-                self._cut(self._end)  # a record cut in half would take room on the disk
+                self._cut(end)  # a record cut in half would take room on the disk
             raise
-        self._end += size
 
     def _cut(self, end: int) -> None:
         with files.writing(self.path):
             self._file.truncate(end)
-        self._end = end
 
 
 def _lock(file: io.FileIO, path: Path) -> None:
@@ -205,12 +193,14 @@ def _lock(file: io.FileIO, path: Path) -> None:
         pass
 
 
-def kept_block(paths: Iterable[Path]) -> int | None:
-    """Return the block size in the first journal or part that has a readable header; None if there is none."""
-    for path in paths:
-        if path.is_file():
-            with contextlib.suppress(InputError):
-                return peek(path).block
+def kept_block(out: Path, shard: tuple[int, int]) -> int | None:
+    """Return the block size in this slice's journal or part, else in another slice's; None if none is readable."""
+    number, count = shard
+    for i in (number, *range(1, count + 1)):
+        for path in (journal_path(out, (i, count)), part_path(out, (i, count))):
+            if path.is_file():
+                with contextlib.suppress(InputError):
+                    return peek(path).block
     return None
 
 
@@ -307,18 +297,6 @@ def part_path(out: Path, shard: tuple[int, int]) -> Path:
     return out if shard == (1, 1) else out.with_name(f"{_slice_name(out, shard)}.part")
 
 
-def traces(out: Path, shard: tuple[int, int]) -> Iterator[Path]:
-    """Yield the files that may hold the settings of this sweep.
-
-    They are the journal and the part file of this slice, then those of all other slices.
-    """
-    number, count = shard
-    for i in (number, *(i for i in range(1, count + 1) if i != number)):
-        yield journal_path(out, (i, count))
-        if count > 1:
-            yield part_path(out, (i, count))
-
-
 def _slice_name(out: Path, shard: tuple[int, int]) -> str:
     return out.name if shard == (1, 1) else f"{out.name}.{shard[0]}-of-{shard[1]}"
 
@@ -402,20 +380,14 @@ def _missing(head: Header, owner: dict[int, Path], rows: int) -> str:
     return f"{rows:,} of {head.rows:,} rows are missing: {unfinished} is not finished; continue it with --resume"
 
 
-def wait_and_merge(out: Path, head: Header) -> Table:
-    """Wait for all parts, merge the parts into a table, and remove them; the first of several processes calls this."""
+def merge_all(out: Path, head: Header) -> Table | None:
+    """Merge the parts of all slices into a table, and remove them; None while a part of this sweep is missing."""
     count = head.shard[1]
     paths = [part_path(out, (number, count)) for number in range(1, count + 1)]
     # a part of an earlier sweep may exist until the process of its slice replaces it
-    while not all(path.exists() and not head.differs(peek(path), but=("shard",)) for path in paths):
-        time.sleep(POLL_SECONDS)
+    if not all(path.exists() and not head.differs(peek(path), but=("shard",)) for path in paths):
+        return None
     table = merge(paths, out, overwrite=True)  # a sweep that may not replace `out` was refused at its start
     for path in paths:
         path.unlink()
     return table
-
-
-def wait_for_merge(out: Path, shard: tuple[int, int]) -> None:
-    """Wait until the first process has merged and removed this slice's part; the other processes call this."""
-    while part_path(out, shard).exists():
-        time.sleep(POLL_SECONDS)

@@ -22,38 +22,16 @@ from jaxacct.core.validation import COUNT, GIBIBYTE, InputError, check_flag, che
 from jaxacct.engines import programs
 from jaxacct.engines.backend import fixed
 from jaxacct.engines.devices import local
+from jaxacct.sweeps import table as tables
 from jaxacct.sweeps.grid import QUANTITIES, Grid, as_grid, expand, is_frame, read_grid
-from jaxacct.sweeps.journal import (
-    Header,
-    Journal,
-    header,
-    journal_path,
-    kept_block,
-    part_path,
-    slice_of,
-    traces,
-    wait_and_merge,
-    wait_for_merge,
-)
+from jaxacct.sweeps.journal import Header, Journal, header, journal_path, kept_block, merge_all, part_path, slice_of
 from jaxacct.sweeps.solve import Settings, settings, solve
-from jaxacct.sweeps.table import (
-    REPLACE,
-    Table,
-    blank,
-    check_result,
-    fill,
-    layout,
-    out_path,
-    refuse_existing,
-    solved_for,
-    write,
-)
+from jaxacct.sweeps.table import Table
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
-"""Limits of the default number of rows between two writes.
-
-Fewer rows would not fill the compiled programs.  With more rows, a kill would lose more work.
-"""
+"""Limits of the default number of rows between two writes: fewer do not fill the programs, and a kill loses more."""
+POLL_SECONDS = 0.2
+"""Number of seconds between two looks for the files of other processes.  The pause spares a shared file system."""
 
 
 class SweepInterrupted(KeyboardInterrupt):
@@ -152,9 +130,9 @@ def sweep(
         raise InputError("resume and overwrite contradict each other; leave one of them out")
     if distributed:
         shard = f"{jax.process_index() + 1}/{jax.process_count()}"
-    path = None if out is None else out_path(out)
+    path = None if out is None else tables.out_path(out)
     if path is not None and resume and block is None:
-        block = kept_block(traces(path, slice_of(shard)))
+        block = kept_block(path, slice_of(shard))
     work = lay_out(grid, mode, quantity, relation, engine, rtol, backend, block, shard)
     if work.grid.beside and work.shard[1] > 1:
         raise InputError(
@@ -167,7 +145,7 @@ def sweep(
                 raise InputError(f"{name} needs out; name the result, such as out='result.csv'")
         table = work.whole(_Run(work).solve(progress))
         return table.like(grid) if is_frame(grid) else table
-    check_result(path)
+    tables.check_result(path)
     if isinstance(grid, str | os.PathLike) and path.exists() and path.samefile(grid):
         raise InputError(f"{path}: the result would overwrite the grid; give another name")
     run, head = _Run(work), header(work.grid, work.columns, work.settings, work.block, work.shard)
@@ -177,9 +155,11 @@ def sweep(
     shown = progress if work.shard[0] == 1 or not distributed else False
     table = run.part(path, head, shown, resume, overwrite, merged=distributed)
     if distributed and work.shard[0] == 1:
-        return wait_and_merge(path, head)
-    if distributed:
-        wait_for_merge(path, work.shard)
+        while (whole := merge_all(path, head)) is None:  # until every process has written its part
+            time.sleep(POLL_SECONDS)
+        return whole
+    while distributed and part_path(path, work.shard).exists():  # until the first process has merged the parts
+        time.sleep(POLL_SECONDS)
     return table
 
 
@@ -188,56 +168,58 @@ class _Run:
 
     def __init__(self, work: Work) -> None:
         self.work, self.rows = work, work.rows
-        self.table = blank(work.columns, self.rows.size)
+        self.table = tables.blank(work.columns, self.rows.size)
         self.done = np.zeros(self.rows.size, bool)
+
+    @property
+    def count(self) -> int:
+        """Number of solved rows."""
+        return int(np.sum(self.done))
 
     def keep(self, rows: np.ndarray, piece: Table) -> None:
         index = np.searchsorted(self.rows, rows)
-        fill(self.table, index, piece)
+        tables.fill(self.table, index, piece)
         self.done[index] = True
 
     def solve(self, show: bool | None, journal: Journal | None = None) -> Table:
         """Solve the unsolved blocks, append each block to the journal, and return the table of the slice."""
-        work, total, done = self.work, self.rows.size, int(np.sum(self.done))
-        progress = Progress(total, show, done, apart=programs.seconds)
-        progress.update(done)
+        progress = Progress(self.rows.size, show, self.count, apart=programs.seconds)
+        progress.update(self.count)
         try:
-            for rows in work.blocks:
+            for rows in self.work.blocks:
                 if self.done[np.searchsorted(self.rows, rows[0])]:
                     continue
-                piece = work.solved(rows)
+                piece = self.work.solved(rows)
                 if journal is not None:
                     journal.append(rows, piece)
                 self.keep(rows, piece)
-                done += rows.size
-                progress.update(done)
+                progress.update(self.count)
         except KeyboardInterrupt:
-            raise SweepInterrupted(done, total, None if journal is None else journal.path) from None
+            raise SweepInterrupted(self.count, self.rows.size, None if journal is None else journal.path) from None
         finally:
             progress.close()
         return self.table
 
     def whole(self, out: Path, head: Header, show: bool | None, resume: bool, overwrite: bool) -> Table:
         """Solve all blocks by way of the journal, write the result, and remove the journal."""
-        with self._journal(out, head, {out: REPLACE}, resume, overwrite) as journal:
+        with self._journal(out, head, {out: tables.REPLACE}, resume, overwrite) as journal:
             table = self.work.whole(self.solve(show, journal))
-            write(table, out)
+            tables.write(table, out)
             journal.discard()
         return table
 
     def part(self, out: Path, head: Header, show: bool | None, resume: bool, overwrite: bool, *, merged: bool) -> Table:
-        """Solve the blocks of a slice into its journal, and rename the journal to the part file.
-
-        A resumed run begins with the rows of an existing part.
-        """
+        """Solve the blocks of a slice into its journal, or resume its part, and rename the journal to the part file."""
         part = part_path(out, self.work.shard)
         if part.exists() and resume:
             with contextlib.closing(Journal.hold(journal_path(out, self.work.shard))) as journal:
                 if journal.fresh:
                     journal.rename(part, journal.path)
-        taken = {part: f"keep it with --resume (resume=True), or {REPLACE}"} | ({out: REPLACE} if merged else {})
+        taken = {part: f"keep it with --resume (resume=True), or {tables.REPLACE}"} | (
+            {out: tables.REPLACE} if merged else {}
+        )
         with self._journal(out, head, taken, resume, overwrite) as journal:
-            part.unlink(missing_ok=True)  # `wait_and_merge` would take an earlier part for this one
+            part.unlink(missing_ok=True)  # `merge_all` would take an earlier part for this one
             table = self.solve(show, journal)
             journal.rename(journal.path, part)
         return table
@@ -246,26 +228,21 @@ class _Run:
     def _journal(
         self, out: Path, head: Header, taken: dict[Path, str], resume: bool, overwrite: bool
     ) -> Iterator[Journal]:
-        """Lock the journal of the slice, take the rows of an interrupted run from it, and close it in the end.
-
-        taken : files that must not exist when a sweep begins, each with the remedy.  A continued sweep may replace
-            them.
-        """
+        """Lock the slice's journal, and take an interrupted run's rows from it; a new run refuses the files `taken`."""
         path = journal_path(out, self.work.shard)
         journal = Journal.hold(path)
         try:
-            if journal.fresh and not overwrite:
-                for other, remedy in taken.items():
-                    refuse_existing(other, remedy)
-            if not journal.fresh and not overwrite and not resume:
+            if journal.fresh or overwrite:
+                for other, remedy in {} if overwrite else taken.items():
+                    tables.refuse_existing(other, remedy)
+                journal.begin(head)
+            elif resume:
+                journal.catch_up(head, self.keep)
+            else:
                 raise InputError(
                     f"{path}: holds the rows of an interrupted run; continue it with --resume (resume=True), "
                     "or discard it with --overwrite (overwrite=True)"
                 )
-            if journal.fresh or overwrite:
-                journal.begin(head)
-            else:
-                journal.catch_up(head, self.keep)
         except BaseException:
             if journal.fresh:
                 journal.discard()
@@ -275,23 +252,20 @@ class _Run:
             yield journal
         except Unwritable as error:
             raise Unwritable(
-                f"{error}; {int(np.sum(self.done)):,} of {self.rows.size:,} rows are kept in {path}: make room, or "
+                f"{error}; {self.count:,} of {self.rows.size:,} rows are kept in {path}: make room, or "
                 "permit the writing, and continue with --resume (resume=True)"
             ) from None
         except SweepInterrupted:
             raise
         except KeyboardInterrupt:  # Ctrl-C while the result was written
-            raise SweepInterrupted(int(np.sum(self.done)), self.rows.size, path) from None
+            raise SweepInterrupted(self.count, self.rows.size, path) from None
         finally:
             journal.close()
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A sweep's configurations and settings, and the blocks of rows that this run solves.
-
-    A block holds rows of one quantity and is solved by itself. Slice i of n takes every n-th block, from the i-th on.
-    """
+    """A sweep's configurations and settings, and the blocks of rows that this run solves; a block has one quantity."""
 
     grid: Grid
     settings: Settings
@@ -373,12 +347,12 @@ def lay_out(
         sixteenth = 1 << math.ceil(math.log2(max(len(configurations) / 16, 1)))
         block = min(max(sixteenth, SMALLEST_BLOCK), LARGEST_BLOCK)
     size = int(check_one("block", block, COUNT, "one length serves the whole sweep"))
-    mine = slice_of(shard)
+    mine = slice_of(shard)  # slice i of n takes every n-th block, from the i-th on
     blocks = []
-    for word in solved_for({"quantity": configurations.quantity}):
+    for word in tables.solved_for({"quantity": configurations.quantity}):
         rows = np.flatnonzero(configurations.quantity == word)
         blocks += [rows[start : start + size] for start in range(0, rows.size, size)]
-    return Work(configurations, chosen, layout(configurations), size, mine, blocks[mine[0] - 1 :: mine[1]])
+    return Work(configurations, chosen, tables.layout(configurations), size, mine, blocks[mine[0] - 1 :: mine[1]])
 
 
 def plan(
@@ -413,7 +387,9 @@ def plan(
     (4, {'epsilon': 4}, 1, 4)
     """
     work = lay_out(grid, mode, quantity, relation, engine, rtol, backend, block, shard)
-    count = {word: int(np.sum(work.grid.quantity == word)) for word in solved_for({"quantity": work.grid.quantity})}
+    count = {
+        word: int(np.sum(work.grid.quantity == word)) for word in tables.solved_for({"quantity": work.grid.quantity})
+    }
     mine = work.rows
     seconds = first = 0.0
     sampled = 0

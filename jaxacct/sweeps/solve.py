@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.calibration import noise_rate_steps
-from jaxacct.calibration.dp_sgd_search import LEAST_RTOL, RISK_RULES, TARGETS, Calibration
-from jaxacct.core.bounds import Bounds, in_order
+from jaxacct.calibration.dp_sgd_search import LEAST_RTOL, RISK_RULES, TARGETS
+from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import InputError, options
 from jaxacct.engines.backend import suiting
 from jaxacct.mechanisms import Mechanism, dp_sgd
@@ -111,7 +111,7 @@ def _answer_or_failed(
 
     def attempt(rows: np.ndarray) -> dict[str, Any]:
         try:
-            return _answer(quantity, {name: column[rows] for name, column in inputs.items()}, chosen)
+            return _answer(quantity, _rows(inputs, rows), chosen)
         except ImportError:
             raise
         except Exception as error:
@@ -135,34 +135,29 @@ def _answer_or_failed(
 
 def _answer(quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings) -> dict[str, Any]:
     """Return the table's columns of answers for rows that ask for one quantity; rows of one batch rule share a call."""
-    pieces, places = [], []
-    for given, rows in alike(inputs):
-        pieces.append(_of_one_rule(quantity, {name: column[rows] for name, column in inputs.items()}, chosen, given))
-        places.append(rows)
-    order = np.argsort(np.concatenate(places))
-    return {name: np.concatenate([piece[name] for piece in pieces])[order] for name in pieces[0]}
+    pieces = []
+    for rule, rows in alike(inputs):
+        some, relation = _rows(inputs, rows), chosen.relation_of(rule["sampling"])
+        if quantity in _CALIBRATIONS:
+            found = _calibrated(some, quantity, rule, relation=relation, rtol=chosen.rtol)
+        elif quantity == "epsilon" and "repetitions" in some:
+            found = _of_selections(some, rule, relation=relation, rtol=chosen.rtol)
+        else:
+            ask, at = (account.epsilon, "delta") if quantity == "epsilon" else (account.delta, "epsilon")
+            found = columns_of(ask(run_of(some, rule), some[at], **chosen._replace(relation=relation)._asdict()))
+        pieces.append((rows, found))
+    return _joined(pieces)
 
 
-def _of_one_rule(
-    quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings, given: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the columns of answers for rows with one batch rule and one group size.
+def _rows(columns: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: column[rows] for name, column in columns.items()}
 
-    given : the batch rule and the group size, as arguments of `dp_sgd`.
-    """
-    relation = chosen.relation_of(given["sampling"])
-    if quantity in _CALIBRATIONS:
-        solver = _CALIBRATIONS[quantity]
-        value, word, bounds = _calibrated(solver, inputs, quantity, given, relation=relation, rtol=chosen.rtol)
-        status = np.where(word == "ok", bounds.status, word)
-        return columns_of(bounds) | {quantity: value, "status": _shared(status)}
-    if "repetitions" in inputs and quantity == "epsilon":
-        return columns_of(_of_selections(inputs, relation, chosen.rtol, given))
-    mechanism = run_of(inputs, given)
-    accuracy = chosen._replace(relation=relation)._asdict()
-    if quantity == "epsilon":
-        return columns_of(account.epsilon(mechanism, inputs["delta"], **accuracy))
-    return columns_of(account.delta(mechanism, inputs["epsilon"], **accuracy))
+
+def _joined(pieces: Sequence[tuple[np.ndarray, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return the columns of all rows, from pairs (numbers of some rows, columns of these rows)."""
+    order = np.argsort(np.concatenate([np.ravel(rows) for rows, _ in pieces]))
+    names = pieces[0][1]
+    return {name: np.concatenate([np.ravel(found[name]) for _, found in pieces])[order] for name in names}
 
 
 def columns_of(bounds: Bounds) -> dict[str, Any]:
@@ -171,7 +166,7 @@ def columns_of(bounds: Bounds) -> dict[str, Any]:
     return {name: getattr(bounds, name) for name in ANSWER} | words
 
 
-def _shared(words: np.ndarray) -> np.ndarray:
+def _shared(words: Any) -> np.ndarray:
     """Replace equal words by one object, so that many rows share its memory."""
     known, code = np.unique(words, return_inverse=True)
     return known.astype(object)[code]
@@ -242,30 +237,20 @@ def missed_target(row: Mapping[str, Any]) -> str:
     return f"upper = {upper!r} is above {name} = {target!r}" if upper > target else ""
 
 
-def _calibrated(
-    solve: Callable[..., Calibration],
-    inputs: Mapping[str, np.ndarray],
-    quantity: str,
-    rule: Mapping[str, Any],
-    **settings: Any,
-) -> tuple[np.ndarray, np.ndarray, Bounds]:
-    """Return the solved values, statuses and brackets of rows that share a batch rule and a group size (`rule`).
-
-    The brackets are of epsilon, or of the risk that is the row's target.
-    """
+def _calibrated(inputs: Mapping[str, np.ndarray], quantity: str, rule: Mapping[str, Any], **settings: Any) -> Any:
+    """Return the columns of solved values, and of the brackets of epsilon or of the risk that is a row's target."""
     known = {name: column for name, column in _numbers(inputs, rule).items() if name != quantity}
     names = [name for name in ("target_epsilon", "target_delta", *RISK_RULES) if name in inputs]
     given = ~np.isnan(np.stack([inputs[name] for name in names]))
-    pieces: list[tuple[np.ndarray, Calibration, Bounds]] = []
+    pieces = []
     for pattern in np.unique(given, axis=1).T:  # rows with the same kinds of targets are solved together
         rows = np.flatnonzero((given == pattern[:, None]).all(axis=0))
-        columns = {name: inputs[name] for name, there in zip(names, pattern, strict=True) if there} | known
-        found = solve(**{name: column[rows] for name, column in columns.items()}, **settings, **rule)
-        pieces.append((rows, found, found.epsilon if found.risk is None else found.risk))
-    order = np.argsort(np.concatenate([rows for rows, _, _ in pieces]))
-    join = lambda take: np.concatenate([np.asarray(take(found, bounds)) for _, found, bounds in pieces])[order]
-    ends = [join(lambda found, bounds, name=name: getattr(bounds, name)) for name in (*ANSWER, *WORDS)]
-    return join(lambda found, bounds: found.value), join(lambda found, bounds: found.status), Bounds(*ends)
+        targets = {name: inputs[name] for name, there in zip(names, pattern, strict=True) if there}
+        found = _CALIBRATIONS[quantity](**_rows(targets | known, rows), **settings, **rule)
+        bounds = found.epsilon if found.risk is None else found.risk
+        status = np.where(found.status == "ok", bounds.status, found.status)
+        pieces.append((rows, columns_of(bounds) | {quantity: found.value, "status": _shared(status)}))
+    return _joined(pieces)
 
 
 def law_of_k(word: str, numbers: Mapping[str, Any]) -> Law:
@@ -286,28 +271,18 @@ def expected_repetitions(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     return found
 
 
-def _of_selections(inputs: Mapping[str, np.ndarray], relation: str, rtol: float, rule: Mapping[str, Any]) -> Bounds:
-    """Return the epsilon of each row.
-
-    It is the epsilon of the row's run.  If the row has repetitions, it is the epsilon of the selection with the worst
-    score.
-    """
-    numbers, parts = tuple(_numbers(inputs, rule)), []
+def _of_selections(inputs: Mapping[str, np.ndarray], rule: Mapping[str, Any], **accuracy: Any) -> dict[str, Any]:
+    """Return epsilons as columns: of a row's run, or of its selection with the worst score if it has repetitions."""
+    numbers, pieces = tuple(_numbers(inputs, rule)), []
     for word in dict.fromkeys(inputs["repetitions"].tolist()):
         of_word = np.flatnonzero(inputs["repetitions"] == word)
         for rows in _by_base(inputs, of_word, numbers) if word else [of_word]:
-            some = {name: column[rows] for name, column in inputs.items()}
-            parts.append((rows, _solved(word, some, relation, rtol, numbers, rule)))
-    return in_order(parts)
+            pieces.append((rows, columns_of(_solved(word, _rows(inputs, rows), numbers, rule, **accuracy))))
+    return _joined(pieces)
 
 
 def _solved(
-    word: str,
-    some: Mapping[str, np.ndarray],
-    relation: str,
-    rtol: float,
-    numbers: tuple[str, ...],
-    rule: Mapping[str, Any],
+    word: str, some: Mapping[str, np.ndarray], numbers: Sequence[str], rule: Mapping[str, Any], **accuracy: Any
 ) -> Bounds:
     """Return epsilon of rows with one law of K; `numbers` are the columns from which a run is made."""
     given: dict[str, Any] = {name: some[name][:, :1] if word else some[name] for name in numbers}
@@ -316,7 +291,7 @@ def _solved(
         from jaxacct.selection import select
 
         mechanism = select(mechanism, law_of_k(word, some))
-    return account.epsilon(mechanism, some["delta"], relation=relation, rtol=rtol)
+    return account.epsilon(mechanism, some["delta"], **accuracy)
 
 
 def _by_base(inputs: Mapping[str, np.ndarray], rows: np.ndarray, numbers: tuple[str, ...]) -> Iterator[np.ndarray]:
