@@ -15,14 +15,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from jaxacct.cli.arguments import REQUIRED, SINGLE, WHOLE_NUMBERS, UsageError, parse
+from jaxacct.cli.arguments import UsageError, parse
 
 __all__ = ["command", "main"]
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 plus the number of SIGINT, as a shell counts.  It is 143 after SIGTERM, and 141 after
-SIGPIPE.
-"""
 
 RUNS = {
     **{name: ("questions", name) for name in ("advise", "risk", "select", "verify")},
@@ -33,10 +28,6 @@ RUNS = {
 """The file and the function that run a command; a command that is not listed runs `questions.run`."""
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does."""
-
-
 def command() -> int:
     """Run `main` in a process that does nothing else; collect garbage rarely, since the process ends soon."""
     gc.set_threshold(200_000)
@@ -44,12 +35,12 @@ def command() -> int:
 
     def terminate(number: int, frame: Any) -> None:
         received.append(number)
-        raise Terminated("terminated")
+        raise KeyboardInterrupt("terminated")  # ends a command as Ctrl-C does
 
     signal.signal(signal.SIGTERM, terminate)
     status = main()
     gc.freeze()
-    return 143 if received and status == INTERRUPTED else status
+    return 143 if received and status == 130 else status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0: answered.  1: answered, but a calibration is infeasible, a row failed, or a claim of a report may not be made.
     2: bad input, or a file or standard output that cannot be written.  3, 4: a verification refuted a bracket, or left
-    a bracket undecided.  130: interrupted (143 if a process was terminated).
+    a bracket undecided.  130: interrupted (143 if terminated, 141 if the reader has gone), as shells count.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     command = f"jaxacct {arguments[0]}" if arguments and not arguments[0].startswith("-") else "jaxacct"
@@ -79,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(command, str(error))
     except KeyboardInterrupt as interrupt:
         print(f"{command}: {str(interrupt) or 'interrupted'}", file=sys.stderr)
-        return INTERRUPTED
+        return 130
     except BrokenPipeError:
         _drop_output()
         return 141
@@ -92,19 +83,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Run one parsed command and return its exit status."""
-    import numpy as np
-
-    from jaxacct.core.validation import InputError
-
-    for name, advice in REQUIRED.get(options.command, {}).items():
-        if getattr(options, name) is None:
-            raise InputError(advice)
-    for name in ("rtol", *WHOLE_NUMBERS, *SINGLE.get(options.command, ())):
-        value = getattr(options, name, None)
-        if np.ndim(value or 0):
-            raise InputError(f"{name} must be one number, not a list")
-        if name in WHOLE_NUMBERS and value is not None and not isinstance(value, int):
-            raise InputError(f"{name} = {value!r} must be a whole number")
     module, name = RUNS.get(options.command, ("questions", "run"))
     status: int = getattr(importlib.import_module(f"jaxacct.cli.{module}"), name)(options)
     return status

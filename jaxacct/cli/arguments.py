@@ -69,8 +69,6 @@ QUESTION = {
     },
 }
 """Numeric options of each command, each with its help. `CONFIGURATION` has the options that describe the DP-SGD run."""
-PLOT = ("kind", "x", "by", "value", "where", "rows")
-"""Options of `jaxacct plot`."""
 WHOLE_NUMBERS = ("block", "process_id", "process_count", "port")
 """Options that take one whole number."""
 SINGLE = {"risk": ("above_fpr",), "ledger": ("delta",), "report": ("delta", "prior"), "verify": ("delta", "seconds")}
@@ -349,6 +347,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         text = getattr(options, name, None)
         if text is not None:
             setattr(options, name, number(name, ",".join(text) if isinstance(text, list) else text))
+    for name, advice in REQUIRED.get(options.command, {}).items():
+        if getattr(options, name) is None:
+            raise UsageError(advice)
+    for name in ("rtol", *WHOLE_NUMBERS, *SINGLE.get(options.command, ())):
+        value = getattr(options, name, None)
+        if isinstance(value, list):
+            raise UsageError(f"{name} must be one number, not a list")
+        if name in WHOLE_NUMBERS and isinstance(value, float):
+            raise UsageError(f"{name} = {value!r} must be a whole number")
     return options
 
 

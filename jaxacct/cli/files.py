@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxacct.cli import output
-from jaxacct.cli.arguments import PLOT
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import InputError, choice
 from jaxacct.report.claim import safe
@@ -50,7 +49,7 @@ def merge(options: argparse.Namespace) -> int:
 def plot(options: argparse.Namespace) -> int:
     from jaxacct.plots import plot as drawn
 
-    chosen = {name: getattr(options, name) for name in PLOT}
+    chosen = {name: getattr(options, name) for name in ("kind", "x", "by", "value")}
     if options.where is not None:
         pairs = [pair.partition("=") for pair in options.where.split(",")]
         if not all(name and sign and value for name, sign, value in pairs):
@@ -175,12 +174,12 @@ _COUNTED = {"fixed_batches": "passes", "random_allocation": "rounds", "cyclic_po
 def _ledger_text(report: dict[str, Any]) -> str:
     blocks = []
     for one in report["runs"]:
-        aside = [
-            f"{one['counted_again']} replayed otherwise, counted again" if one["counted_again"] else "",
-            f"{one['replayed_exactly']} replayed exactly, counted once" if one["replayed_exactly"] else "",
-            f"{one['cut_off']} cut off, counted" if one["cut_off"] else "",
-        ]
-        words = ", ".join(word for word in aside if word)
+        aside = {
+            "counted_again": "replayed otherwise, counted again",
+            "replayed_exactly": "replayed exactly, counted once",
+            "cut_off": "cut off, counted",
+        }
+        words = ", ".join(f"{one[name]} {what}" for name, what in aside.items() if one[name])
         lines = {"run": safe(one["run"]), "by": safe(one["by"]) or None}
         if one["target_epsilon"] is not None:
             lines["target"] = f"epsilon {one['target_epsilon']:g} at delta {one['target_delta']:g}"
@@ -206,13 +205,12 @@ def _ledger_text(report: dict[str, Any]) -> str:
             lines[f"other {place + 1}"] = f"{other['mechanism']}  {safe(other['note'])}".rstrip()
         lines["epsilon"] = _claim(one, report["delta"])
         if one["upper_if_seen"] is not None:
-            whole = one["upper_if_seen"] if one["upper_if_seen"] == "inf" else output.up(one["upper_if_seen"], 6)
+            whole = output.up(float(one["upper_if_seen"]), 6)
             lines["assumed"] = f"its plan is not at its end; if outputs decided that, epsilon is <= {whole}"
         if one["upper_of_tuning"] is not None:
-            whole = one["upper_of_tuning"] if one["upper_of_tuning"] == "inf" else output.up(one["upper_of_tuning"], 6)
             lines["not counted"] = (
-                f"the choice of this candidate among others; by its plan the whole tuning costs epsilon <= {whole} "
-                f"at delta = {one['delta_of_tuning']!r}"
+                "the choice of this candidate among others; by its plan the whole tuning costs "
+                f"epsilon <= {output.up(float(one['upper_of_tuning']), 6)} at delta = {one['delta_of_tuning']!r}"
             )
         blocks.append(output.block(lines))
     if len(report["runs"]) > 1:

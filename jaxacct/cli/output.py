@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -47,11 +47,8 @@ def failed(table: Table) -> int:
     return int((table["status"] == "failed").any())
 
 
-def as_text(table: Table, batch: bool, beside: Sequence[tuple[str, str]] = ()) -> str:
-    """Write the answer as text: a table for a batch, otherwise a few lines followed by the lines `beside`.
-
-    Every number of a claim is rounded to the safe side.
-    """
+def as_text(table: Table, batch: bool, beside: Mapping[str, str] | None = None) -> str:
+    """Write the answer, rounded to the safe side: a table for a batch, otherwise some lines, among them `beside`."""
     if batch:
         usual = set(table["relation"].tolist()) == {"add_or_remove_one"}
         shown = [name for name in table.columns if name != "quantity" and not (name == "relation" and usual)]
@@ -60,24 +57,20 @@ def as_text(table: Table, batch: bool, beside: Sequence[tuple[str, str]] = ()) -
     row = {name: column[0] for name, column in table.columns.items()}
     quantity = str(row["quantity"])
     measured = _measured(row)
-    lines = []
+    lines: dict[str, Any] = {}
     if quantity != measured:
-        lines.append((quantity, _parameter(quantity, row[quantity])))
+        lines[quantity] = _parameter(quantity, row[quantity])
     if not math.isnan(row["upper"]):
-        lines += [
-            (measured, f"{row['estimate']:.9g}  ({row['kind']})"),
-            ("bracket", f"{down(row['lower'], 10)} to {up(row['upper'], 10)}"),
-            ("claim", _claim(row)),
-        ]
-    lines += beside
+        lines[measured] = f"{row['estimate']:.9g}  ({row['kind']})"
+        lines["bracket"] = f"{down(row['lower'], 10)} to {up(row['upper'], 10)}"
+        lines["claim"] = _claim(row)
+    lines |= beside or {}
     if any(name in row for names in SOURCES.values() for name in names):
-        derived = [(name, row[name]) for name in ("sampling_probability", "steps") if name in row and name != quantity]
-        lines += [("run", ", ".join(f"{name} = {value:.10g}" for name, value in derived))] if derived else []
-    if row["engine"]:
-        lines.append(("engine", str(row["engine"])))
+        derived = {name: row[name] for name in ("sampling_probability", "steps") if name in row and name != quantity}
+        lines["run"] = ", ".join(f"{name} = {value:.10g}" for name, value in derived.items()) or None
+    lines["engine"] = row["engine"] or None
     words = explain(str(row["status"]), str(row["kind"]) or "certified")
-    lines += [("relation", str(row["relation"])), ("status", f"{row['status']}: {words}")]
-    return _block(lines)
+    return block(lines | {"relation": row["relation"], "status": f"{row['status']}: {words}"})
 
 
 def summary(table: Table, out: str, seconds: float) -> dict[str, Any]:
@@ -95,32 +88,30 @@ def summary(table: Table, out: str, seconds: float) -> dict[str, Any]:
 
 def summary_text(report: dict[str, Any]) -> str:
     """Write the summary as text, with a sentence on each status but ok."""
-    lines = [("rows", f"{report['rows']:,}")]
-    lines += [(word, _counts(report[word])) for word in ("quantity", "kind", "status", "engine")]
+    lines = {"rows": f"{report['rows']:,}"}
+    lines |= {word: _counts(report[word]) for word in ("quantity", "kind", "status", "engine")}
     low, high = report["upper"]["min"], report["upper"]["max"]
     if low is not None:
-        lines.append(("upper", f"{float(low):.6g} to {float(high):.6g}"))
-    lines.append(("time", f"{report['seconds']:.1f} s, {report['rows_per_second']:,.0f} rows per second"))
-    lines.append(("written", report["out"]))
-    lines += [(status, explain(status)) for status in report["status"] if status != "ok"]
-    return _block(lines)
+        lines["upper"] = f"{float(low):.6g} to {float(high):.6g}"
+    lines["time"] = f"{report['seconds']:.1f} s, {report['rows_per_second']:,.0f} rows per second"
+    lines["written"] = report["out"]
+    return block(lines | {status: explain(status) for status in report["status"] if status != "ok"})
 
 
 def plan_text(report: dict[str, Any]) -> str:
     """Write the plan of a sweep as text."""
     number, total = report["shard"]
-    lines = [("configurations", f"{report['configurations']:,} ({_counts(report['quantities'])})")]
-    if total > 1:
-        lines.append(("slice", f"{number} of {total}: {report['own']:,} configurations"))
-    lines += [
-        ("blocks", f"{report['blocks']:,} of up to {report['block']:,} rows, one quantity each"),
-        ("backend", report["backend"]),
-        ("devices", report["devices"]),
-        ("time", f"about {_duration(report['seconds'])}, from {report['sample']:,} configurations solved just now"),
-        ("start", f"{_duration(report['first_seconds'])} before that for compiling; less where programs are cached"),
-        ("memory", f"up to {report['memory_bytes'] / 2**30:.1f} GiB, 1 GiB of it the lattice engine's limit"),
-    ]
-    return _block(lines)
+    lines = {
+        "configurations": f"{report['configurations']:,} ({_counts(report['quantities'])})",
+        "slice": f"{number} of {total}: {report['own']:,} configurations" if total > 1 else None,
+        "blocks": f"{report['blocks']:,} of up to {report['block']:,} rows, one quantity each",
+        "backend": report["backend"],
+        "devices": report["devices"],
+        "time": f"about {_duration(report['seconds'])}, from {report['sample']:,} configurations solved just now",
+        "start": f"{_duration(report['first_seconds'])} before that for compiling; less where programs are cached",
+        "memory": f"up to {report['memory_bytes'] / 2**30:.1f} GiB, 1 GiB of it the lattice engine's limit",
+    }
+    return block(lines)
 
 
 def _duration(seconds: float) -> str:
@@ -130,8 +121,10 @@ def _duration(seconds: float) -> str:
 
 
 def block(report: dict[str, Any]) -> str:
-    """Write a report as lines of name and text; leave out absent values."""
-    return _block([(name, _words(value)) for name, value in report.items() if value not in (None, {})])
+    """Write a report as aligned lines of name and text; leave out absent values."""
+    lines = {name: _words(value) for name, value in report.items() if value not in (None, {})}
+    width = max(map(len, lines))
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
 
 
 def _words(value: Any) -> str:
@@ -206,11 +199,6 @@ def plain(name: str, value: Any) -> Any:
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {word}" for word, count in counts.items())
-
-
-def _block(lines: list[tuple[str, str]]) -> str:
-    width = max(len(name) for name, _ in lines)
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
 
 
 def row_numbers(text: str | None) -> list[int] | None:

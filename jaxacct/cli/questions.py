@@ -186,33 +186,29 @@ def select(options: argparse.Namespace) -> int:
     if options.json:
         print(output.as_json(table, batch))
         return 0
-    beside = []
+    beside = {}
     if batch:
         hidden = [f"base_{name}" for name in ("lower", "estimate", "kind", "status")]
         table = Table({name: column for name, column in table.columns.items() if name not in hidden})
     else:
         one = {name: column[0] for name, column in table.columns.items()}
-        single = f"epsilon <= {output.up(one['base_upper'], 6)} ({one['base_kind']}) for a single run"
-        beside = [("base", single), ("E[K]", f"{one['expected_repetitions']:.6g}")]
-        beside += [("released", f"the best {one['top']}, or all where K is less")] if "top" in one else []
+        beside["base"] = f"epsilon <= {output.up(one['base_upper'], 6)} ({one['base_kind']}) for a single run"
+        beside["E[K]"] = f"{one['expected_repetitions']:.6g}"
+        if "top" in one:
+            beside["released"] = f"the best {one['top']}, or all where K is less"
     print(output.as_text(table, batch, beside))
     return 0
 
 
 def _selected(grid: Grid, bound: str, relation: str, candidates: str, top: int) -> Table:
-    """Return a table of the selections' epsilons.
-
-    For the bound "worst_case", iid candidates and one winner, one sweep answers all rows.  Otherwise the laws of K are
-    answered one after the other.
-    """
+    """Return a table of the selections' epsilons: by one sweep for the usual question, else law by law."""
     from jaxacct import selection
 
     choice("bound", bound, ("worst_case", "auto", *selection.BOUNDS))
     usual = candidates == "iid" and top == 1
     if bound == "worst_case" and usual:
         return sweep(grid, relation=relation, progress=False)
-    inputs, size = grid.inputs, len(grid)
-    parts = []
+    inputs, parts = grid.inputs, []
     for word in dict.fromkeys(inputs["repetitions"].tolist()):
         rows = np.flatnonzero(inputs["repetitions"] == word)
         some = {name: column[rows] for name, column in inputs.items()}
@@ -224,7 +220,7 @@ def _selected(grid: Grid, bound: str, relation: str, candidates: str, top: int) 
             found = account.epsilon(chosen, some["delta"], relation=relation)
         parts.append((rows, found))
     answer = columns_of(in_order(parts))
-    return Table({"quantity": grid.quantity, **inputs, "relation": np.full(size, relation, object), **answer})
+    return Table({"quantity": grid.quantity, **inputs, "relation": np.full(len(grid), relation, object), **answer})
 
 
 def verify(options: argparse.Namespace) -> int:

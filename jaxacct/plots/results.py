@@ -1,8 +1,4 @@
-"""Pictures of the result of a sweep: a value against its inputs, and privacy profiles of rows.
-
-Settings that the user does not give are chosen by the data: the rows, the input along each axis, and the inputs held
-fixed.
-"""
+"""Pictures of the result of a sweep: a value against its inputs, and privacy profiles of rows."""
 
 from __future__ import annotations
 
@@ -24,8 +20,6 @@ from jaxacct.sweeps.grid import ANSWER, SETTLED_BY, WORDS, suggest
 from jaxacct.sweeps.solve import run_of_row
 from jaxacct.sweeps.table import TEXT, Table, measures, place, read_table, solved_for, varying
 
-KINDS = ("curve", "heatmap", "profile", "tradeoff")
-"""The kinds of pictures."""
 MOST_ROWS = 6
 """Largest number of rows that are drawn by default: a legend with this number of rows still fits."""
 _PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
@@ -52,15 +46,13 @@ def plot(
         A curve shows a value against an input, with the value's bracket as a band.  A heat map shows a value as colour
         over two inputs.  "profile" draws `plot_profiles` of some rows, and "tradeoff" their `plot_tradeoffs`.
         By default a curve, or a heat map where two inputs have more than eight values each.
-    x, by : names of inputs
-        `x` is the input along the horizontal axis.  `by` is the input along the vertical axis of a heat map, or the
-        input with one curve for each of its values.  By default the inputs with the most values; every other input is
-        held at the value that most rows have.
+    x, by : the inputs along the horizontal axis, and along the vertical axis of a heat map or with a curve for each of
+        its values.  By default the inputs with the most values; all others are held at the value that most rows have.
     value : name of a column
         By default the quantity that was solved for; "epsilon" draws the epsilon at a calibrated parameter.
     where : a dict of column names and values; only the rows with these values are drawn.
-    rows : the numbers, from 0, of the rows to draw as profiles or trade-off curves.  They count the rows that `where`
-        leaves.  By default up to six rows are drawn, evenly spread.
+    rows : the rows to draw as profiles or trade-off curves, numbered from 0 among those that `where` leaves; by default
+        up to six, evenly spread.
 
     Returns
     -------
@@ -83,7 +75,7 @@ def plot(
     style.check_picture(path)
     table = result if isinstance(result, Table) else read_table(result)
     if kind is not None:
-        choice("kind", kind, KINDS)
+        choice("kind", kind, ("curve", "heatmap", "profile", "tradeoff"))
     with style.settings():
         canvas, axes = style.figure(square=kind == "tradeoff")
         if kind in ("profile", "tradeoff"):
@@ -192,10 +184,7 @@ def _levels(cells: np.ndarray) -> list[float]:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The rows to draw.  `x` is the input along the horizontal axis.
-
-    `by` is the input of a family of curves, or the input along the vertical axis of a heat map.
-    """
+    """The rows to draw, with inputs along the axes; `by` is the vertical axis of a heat map, or names the curves."""
 
     table: Table
     quantity: str
@@ -241,11 +230,7 @@ def filtered(table: Table, where: Mapping[str, Any]) -> Table:
 def choose(
     table: Table, kind: str | None, x: str | None, by: str | None, value: str | None, where: Mapping[str, Any]
 ) -> tuple[str, View]:
-    """Return the kind of picture and the view of the table for a curve or a heat map; choose missing settings.
-
-    The input with the most values goes along x.  The next input makes a family of curves if it has at most eight
-    values; if it has more, it makes a heat map.
-    """
+    """Return the kind of picture and the view of the table, for a curve or a heat map; choose missing settings."""
     table = filtered(table, where)
     quantities = solved_for(table.columns)
     if len(quantities) > 1:
@@ -263,13 +248,13 @@ def choose(
             raise InputError(f"{name!r} is no input of this result{suggest(name, inputs)}")
         if name == value:
             raise InputError(f"{name} is what is drawn; choose another input for the axis")
-    if x is None:  # `max` takes the first of several inputs with the most values
+    if x is None:  # the input with the most values, and the first of several such inputs
         axes = {name: len(values) for name, values in varying(table.columns).items() if name not in (value, *TEXT)}
         free = [name for name in axes if name != by and name not in SETTLED_BY.get(by or "", ())]
         x = max(free, key=lambda name: axes[name], default=None)
     if x is None:
         raise InputError("no input differs between the rows; there is nothing to draw along an axis")
-    if by is None:
+    if by is None:  # the next input makes a family of up to eight curves, or else a heat map
         others = _open_axes(table, value, x, by)
         count = {name: len(np.unique(table[name].astype(str) if name in TEXT else table[name])) for name in others}
         by = max((name for name in others if name not in TEXT), key=count.__getitem__, default=None)

@@ -54,9 +54,8 @@ def plot_profiles(
     r"""Draw delta against epsilon for any mechanisms side by side (needs matplotlib).
 
     Each line is the upper end of `delta(eps) = sup H_{e^eps}(P || Q)`, which a claim may use.  Between computed values
-    of epsilon the line is the chord in e^eps.  The chord is no lower than delta, a convex function of e^eps.  The band
-    below the line reaches down to the lower end.  A bracket narrower than the line shows no band.  The legend names the
-    kind of statement of each curve.
+    of epsilon the line is the chord in e^eps, which is no lower than delta.  The band below the line reaches down to
+    the lower end.  The legend names the kind of statement of each curve.
 
     Parameters
     ----------
@@ -74,8 +73,7 @@ def plot_profiles(
 
     Raises
     ------
-    InputError : if there is no mechanism, there are too many curves, the profiles have different relations, or a value
-        is invalid.
+    InputError : if there is no mechanism, there are too many curves, or the profiles have different relations.
 
     References
     ----------
@@ -137,8 +135,7 @@ def plot_tradeoffs(
 def draw_profiles(axes: Any, curves: list[Curve], epsilon: np.ndarray | None, *words: str) -> None:
     """Draw delta against epsilon, by default up to where delta is 1e-10, under a title of `words`."""
     grids, ends = _epsilons(curves) if epsilon is None else ([epsilon] * len(curves), epsilon)
-    found = _answers(curves, grids, lambda one, at: one.delta(at))
-    drawn = [_draw(axes, *each, "upper") for each in zip(_looks(curves), grids, found, strict=True)]
+    drawn = _draw(axes, curves, grids, lambda one, at: one.delta(at), "upper")
     smallest = min(line[line > 0.0].min(initial=1.0) for line in drawn)
     axes.set_yscale("log")
     axes.set_ylim(max(SMALLEST_DELTA if epsilon is None else 0.0, 0.5 * smallest), 1.5)
@@ -156,9 +153,7 @@ def draw_tradeoffs(axes: Any, curves: list[Curve], fpr: np.ndarray | None, *word
     """Draw the trade-off functions, by default at 81 rates, under a title of `words`."""
     near_zero = np.concatenate([np.geomspace(1e-4, 1e-2, 10), np.linspace(0.0, 1.0, RATES - 10)])
     grids = [np.unique(near_zero) if fpr is None else fpr] * len(curves)
-    found = _answers(curves, grids, lambda one, at: one.tradeoff(at))
-    for each in zip(_looks(curves), grids, found, strict=True):
-        _draw(axes, *each, "lower")
+    _draw(axes, curves, grids, lambda one, at: one.tradeoff(at), "lower")
     axes.plot([0, 1], [1, 0], ":", color="0.5", linewidth=1.0, label="no leakage")
     axes.set(xlabel="false positive rate $\\alpha$", ylabel="false negative rate $f(\\alpha)$")
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
@@ -285,46 +280,34 @@ def _elements(name: str, whole: Profile, room: int) -> list[Curve]:
 
 
 def _epsilons(curves: list[Curve]) -> tuple[list[np.ndarray], list[float]]:
-    """Return values of epsilon for each curve, denser near 0, and the epsilon at which each curve ends.
-
-    A curve ends at the epsilon of the smallest delta in `ENDS_TRIED` whose epsilon is finite, or at epsilon 10 if there
-    is none. A curve that stays above delta 1e-10 has values up to the farthest end of all curves.
-    """
+    """Return values of epsilon for each curve, denser near 0, and the epsilon at which each curve ends."""
     tried = [account.epsilon(one.mechanism, np.array(ENDS_TRIED), relation=one.relation).upper for _, one in curves]
     ends = [max(float(next((end for end in found if np.isfinite(end)), 10.0)), 1e-3) for found in tried]
+    # a curve that stays above delta 1e-10 goes on up to the farthest end of all curves
     last = [end if np.isfinite(found[0]) else max(ends) for end, found in zip(ends, tried, strict=True)]
     squares = np.linspace(0.0, 1.0, 120) ** 2
     return [np.unique(np.append(squares * far, end)) for far, end in zip(last, ends, strict=True)], ends
 
 
-def _answers(
-    curves: list[Curve], grids: list[np.ndarray], ask: Callable[[Profile, np.ndarray], Bounds]
-) -> list[Bounds]:
-    """Return the answer of `ask` for each curve's profile; a progress bar counts the curves."""
-    return [ask(curve.profile, grid) for curve, grid in tracked(zip(curves, grids, strict=True), "curves")]
-
-
-def _looks(curves: list[Curve]) -> list[tuple[Curve, Any, str]]:
-    """Return the curves with their colours and line styles."""
-    names = [curve.name for curve in curves]
-    return list(zip(curves, style.colours(names), style.dashes(len(names)), strict=True))
-
-
-def _draw(axes: Any, look: tuple[Curve, Any, str], grid: np.ndarray, found: Bounds, end: str) -> np.ndarray:
-    """Draw one curve: a line for the end of the bracket that a claim may use, and a band; return the line's values."""
-    curve, colour, dash = look
-    kinds = "; ".join(dict.fromkeys(np.ravel(found.kind).tolist()))
-    unsure = float(np.mean(~np.asarray(found.ok)))
-    rest = f", {unsure:.0%} of points not ok" if unsure else ""
-    at = grid
-    lower, upper = np.asarray(found.lower), np.asarray(found.upper)
-    if end == "upper":
-        at, upper = _chords(grid, upper)
-        lower = np.minimum(np.interp(at, grid, lower), upper)
-    values = upper if end == "upper" else lower
-    axes.plot(at, values, dash, color=colour, label=f"{curve.name} ({kinds}{rest})")
-    axes.fill_between(at, np.maximum(lower, 1e-300), upper, color=colour, alpha=0.25, linewidth=0)
-    return values
+def _draw(
+    axes: Any, curves: list[Curve], grids: list[np.ndarray], ask: Callable[[Profile, np.ndarray], Bounds], end: str
+) -> list[np.ndarray]:
+    """Draw what `ask` says of each curve: a line for the `end` that a claim may use, and a band; return the lines."""
+    answers = [ask(curve.profile, grid) for curve, grid in tracked(zip(curves, grids, strict=True), "curves")]
+    names, drawn = [curve.name for curve in curves], []
+    looks = zip(names, style.colours(names), style.dashes(len(names)), strict=True)
+    for (name, colour, dash), grid, found in zip(looks, grids, answers, strict=True):
+        kinds = "; ".join(dict.fromkeys(np.ravel(found.kind).tolist()))
+        unsure = float(np.mean(~np.asarray(found.ok)))
+        rest = f", {unsure:.0%} of points not ok" if unsure else ""
+        at, lower, upper = grid, np.asarray(found.lower), np.asarray(found.upper)
+        if end == "upper":
+            at, upper = _chords(grid, upper)
+            lower = np.minimum(np.interp(at, grid, lower), upper)
+        drawn.append(upper if end == "upper" else lower)
+        axes.plot(at, drawn[-1], dash, color=colour, label=f"{name} ({kinds}{rest})")
+        axes.fill_between(at, np.maximum(lower, 1e-300), upper, color=colour, alpha=0.25, linewidth=0)
+    return drawn
 
 
 def _chords(epsilon: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
