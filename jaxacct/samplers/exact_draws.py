@@ -123,10 +123,7 @@ def _bernoulli_exp_unit(exponent: Fraction, rng: random.Random) -> bool:
 
 
 class KeyedBits(random.Random):
-    """Random bits from a secret key of 32 bytes: HMAC-SHA256 of a counter.
-
-    Anyone who has the key can repeat the bits.
-    """
+    """Random bits from a secret key of 32 bytes, HMAC-SHA256 of a counter; anyone who has the key can repeat them."""
 
     def __init__(self, key: bytes) -> None:
         super().__init__()

@@ -45,8 +45,7 @@ class _IntegerNoise:
 class DiscreteLaplaceNoise(_IntegerNoise):
     """Integer noise with Pr[x] proportional to exp(-|x|/scale), added to integer counts: (sensitivity/scale)-DP.
 
-    The noise is sampled exactly in integer arithmetic, so the guarantee holds as implemented. The running time depends
-    on the noise drawn: do not let it be observed.
+    The noise is sampled exactly in integer arithmetic. The running time depends on it: do not let it be observed.
 
     Parameters
     ----------
@@ -83,8 +82,7 @@ class DiscreteLaplaceNoise(_IntegerNoise):
 class DiscreteGaussianNoise(_IntegerNoise):
     """Integer noise with Pr[x] proportional to exp(-x^2/(2 variance)): (sensitivity^2/(2 variance))-zCDP.
 
-    The noise is sampled exactly in integer arithmetic. The running time depends on the noise drawn: do not let it be
-    observed.
+    The noise is sampled exactly in integer arithmetic. The running time depends on it: do not let it be observed.
 
     Parameters
     ----------
@@ -180,9 +178,8 @@ class SparseVector:
     def failure(self, alpha: ArrayLike, queries: int) -> float:
         """Bound the probability that any of `queries` answers is wrong by more than `alpha` (>= 0).
 
-        An answer is wrong if it is "yes" for a value below threshold - alpha, or "no" for a value above threshold +
-        alpha. All answers are right while no noise exceeds alpha / 2, and Pr[|x| > t] = 2 e^{-(floor(t)+1)/b} / (1 +
-        e^{-1/b}) for noise x of scale b.
+        Wrong is "yes" for a value below threshold - alpha, and "no" for one above threshold + alpha. All answers are
+        right while no noise exceeds alpha / 2.
         """
         half = math.floor(rational("alpha", alpha, positive=False) / 2)
         count = whole("queries", queries)

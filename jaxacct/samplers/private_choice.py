@@ -1,12 +1,7 @@
 """Private choice: of the best candidate, and of the keys of a table, where the set of keys is itself private.
 
-The exponential mechanism and report-noisy-max choose among candidates. Let Delta be the sensitivity of the utility u,
-and let r of the k candidates reach the optimum OPT. Then [McSherry and Talwar 2007; Dwork and Roth 2014, Theorem 3.11]
-
-    Pr[ u(choice) <= OPT - (2 Delta / epsilon) (log(k / r) + t) ] <= e^{-t}.
-
-Utilities are monotone if adding a record lowers none of them, or raises none. Monotone utilities need Delta where other
-utilities need 2 Delta. All arguments broadcast. Every answer is the bound of a theorem.
+The exponential mechanism and report-noisy-max choose among candidates. Utilities are monotone if adding a record lowers
+none of them, or raises none. Monotone utilities need Delta, their sensitivity, where other utilities need 2 Delta.
 """
 
 from __future__ import annotations
@@ -46,11 +41,10 @@ class _PureChoice:
     epsilon: float
     sensitivity: float
     monotone: bool
-    noise = "gumbel"
-    """Law of the noise. Gumbel noise gives the exponential mechanism."""
+    noise = "gumbel"  # gives the exponential mechanism
 
     def __post_init__(self) -> None:
-        _check_fields(self, epsilon=self.epsilon, sensitivity=self.sensitivity)
+        _check_fields(self, "epsilon", "sensitivity")
 
     @property
     def privacy(self) -> PureDP:
@@ -66,8 +60,7 @@ class _PureChoice:
         """Draw independent choices of the given shape for each row of utilities, as indices of shape `shape` + batch.
 
         A release should use `key` None, which draws 256 bits from the operating system. A JAX key must have at least
-        256 bits (``jaxacct.training.fresh_key()``) and must not be used for anything else, since whoever has it knows
-        the noise. Shorter keys, such as ``jax.random.key(0)``, are refused, because all of them can be tried.
+        256 bits (``jaxacct.training.fresh_key()``); whoever has it knows the noise, so use it for nothing else.
         """
         return _noisy_argmax(key, utilities, shape, self.noise, self.scale)
 
@@ -147,12 +140,8 @@ class NoisyMaxChoice(_PureChoice):
     epsilon : float > 0
     noise : {"laplace", "exponential", "gumbel"}
         "exponential" noise is one-sided; "gumbel" noise gives the exponential mechanism.
-    sensitivity : float > 0
-        Delta, the most by which one record moves any single utility. The guarantee is for the neighbouring relation
-        under which this and `monotone` hold. Counts, say, are monotone if a record is added, but not if one is
-        replaced.
-    monotone : bool
-        Whether one record moves all utilities in the same direction.
+    sensitivity, monotone
+        As for `ExponentialChoice`.
 
     References
     ----------
@@ -180,12 +169,8 @@ class GaussianNoisyMaxChoice:
     Parameters
     ----------
     noise_multiplier : float > 0
-    sensitivity : float > 0
-        Delta, the most by which one record moves any single utility. The guarantee is for the neighbouring relation
-        under which this and `monotone` hold. Counts, say, are monotone if a record is added, but not if one is
-        replaced.
-    monotone : bool
-        Whether one record moves all utilities in the same direction.
+    sensitivity, monotone
+        As for `ExponentialChoice`.
 
     References
     ----------
@@ -201,14 +186,10 @@ class GaussianNoisyMaxChoice:
     monotone: bool = False
 
     def __post_init__(self) -> None:
-        _check_fields(self, noise_multiplier=self.noise_multiplier, sensitivity=self.sensitivity)
+        _check_fields(self, "noise_multiplier", "sensitivity")
 
     def privacy(self, delta: float, candidates: int) -> ApproximateDP:
-        """Return (epsilon, delta)-DP of one choice among `candidates`, where epsilon is the smaller of two bounds.
-
-        The bounds are those of `ja.GaussianNoisyMax`: Theorem 3.2 of Koskela, Redberg, Wang (2024), and the bound for
-        releasing all differences of noisy scores.
-        """
+        """Return (epsilon, delta)-DP of one choice among `candidates`, by the bounds of `ja.GaussianNoisyMax`."""
         target = float(check("delta", delta, DELTA))
         count = check_int("candidates", candidates, 1, "count the utilities")
         mechanism = GaussianNoisyMax(self.noise_multiplier, count, monotone=self.monotone)
@@ -219,12 +200,10 @@ class GaussianNoisyMaxChoice:
         return _noisy_argmax(key, utilities, shape, "normal", self.noise_multiplier * self.sensitivity)
 
 
-def _check_fields(sampler: Any, **fields: Any) -> None:
+def _check_fields(sampler: Any, *names: str) -> None:
     """Check positive scalars, and store them in the sampler as Python floats."""
-    for name, value in fields.items():
-        number = check(name, value, POSITIVE)
-        if not isinstance(number, float):
-            raise InputError(f"{name} has shape {np.shape(number)} and must be one number; make one sampler for each")
+    for name in names:
+        number = check_one(name, getattr(sampler, name), POSITIVE, "make one sampler for each")
         object.__setattr__(sampler, name, number)
 
 
@@ -266,10 +245,8 @@ def exponential_error(
     candidates : array_like of whole numbers
     optimal : array_like of whole numbers
         Number of candidates that reach the optimum, at most ``candidates``.
-    sensitivity : array_like > 0
-        Delta, the most by which one record moves any single utility. All arguments broadcast.
+    sensitivity : array_like > 0; all arguments broadcast.
     monotone : bool
-        Whether one record moves all utilities in the same direction.
 
     Returns
     -------
@@ -297,12 +274,13 @@ _BITS = 128
 """Number of random bits of a decision. Probabilities are rounded down to multiples of 2^-128."""
 
 
+@dataclass(frozen=True)
 class _ByKey:
     """Release that decides about each key by itself; epsilon and delta of one key are exact fractions."""
 
     epsilon: Leaf
     delta: Leaf
-    contributions: int
+    contributions: int = 1
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "delta"):
@@ -347,10 +325,6 @@ class PartitionChoice(_ByKey):
     ['common']
     """
 
-    epsilon: Leaf
-    delta: Leaf
-    contributions: int = 1
-
     def probability(self, count: int) -> Fraction:
         """Return the probability that a key with this count is released."""
         number = whole("count", count)
@@ -369,10 +343,7 @@ class PartitionChoice(_ByKey):
         return sorted(kept, key=repr)
 
     def _table(self, most: int) -> list[int]:
-        """Return, in units of 2^-128, the probabilities that a key with the count 0, 1, ... is released.
-
-        The list ends with the count `most`, or with the first probability that is 1.
-        """
+        """Return the probabilities for the counts 0, 1, ..., `most`, in units of 2^-128, up to the first that is 1."""
         # `power` is at most e^epsilon, so that the rule is (epsilon, delta)-DP
         power = max(Fraction(math.exp(min(float(self.epsilon), 700.0) * (1 - 2.0**-50)) * (1 - 2.0**-50)), Fraction(1))
         found, one = [0], 2**_BITS
@@ -404,10 +375,6 @@ class ThresholdedCounts(_ByKey):
     (13, ['common'])
     """
 
-    epsilon: Leaf
-    delta: Leaf
-    contributions: int = 1
-
     @property
     def threshold(self) -> int:
         """Smallest t with Pr[1 + noise >= t] = e^(-epsilon (t-1)) / (1 + e^-epsilon) <= delta."""
@@ -418,10 +385,7 @@ class ThresholdedCounts(_ByKey):
         return least
 
     def release(self, counts: Mapping[Key, int], rng: random.Random | None = None) -> dict[Key, int]:
-        """Return {key: noisy count} of the keys whose noisy count reaches the threshold, sorted by the keys' text.
-
-        rng : as for `PartitionChoice.sample`.
-        """
+        """Return {key: noisy count} of the keys whose noisy count reaches the threshold, sorted by the keys' text."""
         source, least = generator(rng), self.threshold
         scale = 1 / Fraction(self.epsilon)
         noisy = {key: n + discrete_laplace(scale, source) for key, n in _checked(counts).items() if n}
