@@ -33,8 +33,7 @@ class Played(NamedTuple):
     Parameters
     ----------
     scores : numpy.ndarray, shape (runs, canaries).  A score tends to be larger if the canary took part.
-    outcome : pytree of arrays, with the runs along the first axis.  It holds what the argument ``outcome`` of
-        `Game.play` returned for the last parameters of each run; by default it holds the parameters themselves.
+    outcome : pytree of arrays, runs first: what the ``outcome`` of `Game.play` returned, by default the parameters.
 
     >>> Played(np.zeros((100, 1)), None).scores.shape
     (100, 1)
@@ -48,9 +47,8 @@ class Game:
     """A trainer's real step on data with canaries, each of which is in or out of a run.
 
     `input_canary` and `gradient_canaries` make games.  The step has the trainer's own sampling, clipping, noise and
-    optimizer.  Two things are added.  First, each example carries a mark.  An example whose mark says that it is out
-    has no gradient, but keeps its place in the data.  With Poisson sampling the step then has the same law as without
-    the example.  Second, the optimizer's state also holds the last noisy mean that the optimizer was given.
+    optimizer.  Two things are added: each example carries a mark, which may say that it is out and has no gradient; and
+    the optimizer's state also holds the last noisy mean that the optimizer was given.
 
     Parameters
     ----------
@@ -58,8 +56,7 @@ class Game:
     loss_fn : (params, (example, mark)) -> scalar loss.
     data : pytree of arrays; the canaries are the last examples.
     marks : numpy.ndarray of int32, shape (examples,)
-        The mark of each example if all canaries are in.  A gradient canary has its number, any other example has
-        `REAL_MARK`.
+        The marks if all canaries are in: the number of a gradient canary, `REAL_MARK` for any other example.
     observe : (parameters before a step, noisy sum of the step) -> one score for each canary.
     canaries : number of canaries.
 
@@ -133,8 +130,8 @@ class Game:
         runs : number of runs.
         steps : number of steps of the plan to take, from the first on; by default all.
         seed : seed of 64 bits for all keys.  Keys from a seed are for audits only.
-        hyperparameters : name -> one value for each run, shape (runs,), such as the learning rate of each candidate of
-            a tuning.  The optimizer must be made by `optax.inject_hyperparams`.
+        hyperparameters : name -> one value for each run, shape (runs,), such as a learning rate.  The optimizer must be
+            made by `optax.inject_hyperparams`.
         outcome : a traceable function of a run's last parameters that returns arrays, such as a validation loss.
         progress : whether a line on standard error shows the progress; None shows it only on a terminal.
         """
@@ -225,11 +222,9 @@ def _recorded(optimizer: Any) -> Any:
 def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
     """Make canaries with planted gradients: canary j has a gradient of norm C, the clip norm, along flat parameter j.
 
-    In every step in which a canary takes part, it moves the clipped sum by slightly less than C, since clipping leaves
-    room for rounding errors.  It moves the sum along its own coordinate, whatever the parameters are.  No example moves
-    the sum by more than C.  The score of a canary is the sum over all steps of the noisy sums at its coordinate, in
-    units of C.  The trainer clips planted gradients one example at a time.  To audit clipping by ghost norms, use
-    `input_canary`.
+    In every step in which a canary takes part, it moves the clipped sum along its coordinate by C, less rounding.  Its
+    score is the sum over all steps of the noisy sums at its coordinate, in units of C.  The trainer clips planted
+    gradients one example at a time.  To audit clipping by ghost norms, use `input_canary`.
 
     Parameters
     ----------

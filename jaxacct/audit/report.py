@@ -20,7 +20,7 @@ from jaxacct.core.types import Leaf
 from jaxacct.core.validation import InputError
 
 REFUTED_MARK = "!!"
-"""Flag behind a claim that is below a lower bound, and behind the p-value of a refuted curve."""
+"""Flag behind a refuted claim or curve."""
 CURVE = "trade-off curve"
 """Kind of a claim that is a whole curve, and the heading of the table's column of p-values."""
 
@@ -127,29 +127,27 @@ class Report:
         return [row for row in self.rows if isinstance(row.found, CurveTest) and row.found.refuted]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return one record for each claim of each row, of plain numbers and words, for tables and data frames.
-
-        A claimed curve is a claim too: its record has no epsilon, but a p-value.
-        """
-        found = []
+        """Return one record for each claim of each row; the record of a claimed curve has a p-value and no epsilon."""
+        records: list[dict[str, Any]] = []
         for row in self.rows:
+            found = row.found
             audit = {
                 "audit": row.name,
-                "delta": float(row.found.delta),
-                "lower_bound": float(row.found.epsilon),
-                "lower_bound_kind": row.found.kind,
-                "confidence": row.found.confidence,
-                "trials": int(row.found.trials),
-                "method": row.found.method,
+                "delta": float(found.delta),
+                "lower_bound": float(found.epsilon),
+                "lower_bound_kind": found.kind,
+                "confidence": found.confidence,
+                "trials": int(found.trials),
+                "method": found.method,
             }
-            for claim in row.claims:
-                held = {"epsilon": claim.epsilon, "kind": claim.kind, "p_value": None, "refuted": claim in row.refuted}
-                found.append({**audit, "claim": claim.name, **held})
-            if isinstance(row.found, CurveTest):
-                test = row.found
-                held = {"epsilon": None, "kind": CURVE, "p_value": float(test.p_value), "refuted": bool(test.refuted)}
-                found.append({**audit, "claim": test.claim, **held})
-        return found
+            held: list[tuple[Any, ...]] = [
+                (one.name, one.epsilon, one.kind, None, one in row.refuted) for one in row.claims
+            ]
+            if isinstance(found, CurveTest):
+                held.append((found.claim, None, CURVE, float(found.p_value), bool(found.refuted)))
+            names = ("claim", "epsilon", "kind", "p_value", "refuted")
+            records += [audit | dict(zip(names, claim, strict=True)) for claim in held]
+        return records
 
     def __str__(self) -> str:
         """Return a table (lines: audits; columns: claims), the claims' kinds, and the number of refuted claims."""
@@ -158,30 +156,21 @@ class Report:
         lines = [("audit", "delta", "lower bound", "confidence", "trials", "method", *names, *curves)]
         for row in self.rows:
             found, claims = row.found, {claim.name: claim for claim in row.claims}
-            shown = [_shown(claims.get(name), row) for name in names]
             method = found.method + (f" ({found.kind})" if found.kind != UNCONDITIONAL else "")
-            numbers = (
-                f"{found.delta:.1e}",
-                outward(found.epsilon, ".4f", up=False),
-                f"{found.confidence:.6g}",
-                f"{found.trials:,}",
-            )
+            bound, sure = outward(found.epsilon, ".4f", up=False), f"{found.confidence:.6g}"
             test = "-"
             if isinstance(found, CurveTest):
                 test = f"p = {outward(found.p_value, '.2g', up=True)}" + (f" {REFUTED_MARK}" if found.refuted else "")
-            lines.append((row.name, *numbers, method, *shown, *(test for _ in curves)))
+            cells = [_shown(claims.get(name), row) for name in names] + [test for _ in curves]
+            lines.append((row.name, f"{found.delta:.1e}", bound, sure, f"{found.trials:,}", method, *cells))
         table = [line.rstrip() for line in aligned(lines, left=(0, 5))]
-        kinds = dict.fromkeys((claim.name, claim.kind) for row in self.rows for claim in row.claims)
-        flagged = len(self.refuted)
-        verdict = (
-            f"{flagged} claims are below a lower bound, marked {REFUTED_MARK}" if flagged else "no claim is refuted"
-        )
+        notes = [f"{claim.name}: {claim.kind}" for row in self.rows for claim in row.claims]
         tests = [row.found for row in self.rows if isinstance(row.found, CurveTest)]
-        tested = dict.fromkeys(f"{CURVE}: p-value of the {test.claim}" for test in tests)
-        wrong = len(self.refuted_curves)
-        also = [f"{wrong} claimed curves are refuted, marked {REFUTED_MARK}"] if wrong else []
-        said = [verdict] if flagged or not wrong else []
-        return "\n".join([*table, *(f"{name}: {kind}" for name, kind in kinds), *tested, *said, *also])
+        notes += [f"{CURVE}: p-value of the {test.claim}" for test in tests]
+        flagged, wrong = len(self.refuted), len(self.refuted_curves)
+        said = [f"{flagged} claims are below a lower bound, marked {REFUTED_MARK}"] if flagged else []
+        said += [f"{wrong} claimed curves are refuted, marked {REFUTED_MARK}"] if wrong else []
+        return "\n".join([*table, *dict.fromkeys(notes), *(said or ["no claim is refuted"])])
 
     def to_json(self) -> str:
         """Return the records as JSON; an infinite claim is null."""

@@ -1,7 +1,7 @@
 """Simulated selections: draw K, then K candidates, and keep the best by a score; or draw only the rank of the winner.
 
-In a batch, the numbers of selections with K = 0, 1, 2, ... have a multinomial law.  So a batch is drawn in ascending
-order of K, in blocks whose selections all need about equally many candidates, and is shuffled afterwards.
+A batch is drawn in ascending order of K, in blocks whose selections all need about equally many candidates, and is
+shuffled afterwards.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ def gaussian(mean: float = 0.0) -> Partial:
     """Return a function that draws outcomes of a Gaussian candidate, N(mean, 1), as float32 from 32 bits each.
 
     The relative error of a tail's mass is at most 1e-5 for masses of at least 1e-7, at most 1e-4 for masses of at least
-    1e-8, and 2 % for a mass of 1e-10.  No outcome is farther than 6.3 standard deviations from the mean.  The tail
-    beyond that has a mass of about 1e-10.
+    1e-8, and 2 % for a mass of 1e-10.  No outcome is farther than 6.3 standard deviations from the mean.
 
     Parameters
     ----------
@@ -151,9 +150,8 @@ def count_winners(
     ----------
     draw, score, law, runs, seed, progress
         As for `winners`.
-    event : a traceable function of the outcomes of n winners, shape (n,).  It returns whether each is in the event, as
-        bool of shape (n,), or of shape (events, n) for several events.  An outcome of NaN stands for a selection with
-        K = 0.
+    event : outcomes of n winners, shape (n,) -> whether each is in the event, bool of shape (n,), or (events, n) for
+        several events; traceable.  An outcome of NaN stands for a selection with K = 0.
 
     Returns
     -------
@@ -284,8 +282,7 @@ class Cells(NamedTuple):
     Parameters
     ----------
     numerator, denominator : numpy.ndarray, shape (cells,)
-        Masses of the cells under the two laws.  Each array sums to 1.  For the direction "remove" the numerator is the
-        law with the record.
+        Masses of the cells, which sum to 1.  For the direction "remove" the numerator is the law with the record.
     rank : numpy.ndarray, shape (cells, 2)
         The ends of each cell's interval of ranks.  The rank of an outcome is the mass, under the denominator law, of
         all outcomes with larger likelihood ratios.
@@ -301,8 +298,6 @@ class Cells(NamedTuple):
 
 def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Cells:
     """Return the outcomes as cells: a cell holds the outcomes between two jumps of the score of `selection.attack`.
-
-    The order of outcomes within a cell does not change how often the cell as a whole wins.
 
     Parameters
     ----------
@@ -402,12 +397,9 @@ def cell_audit(
 ) -> LowerBound:
     """Bound from below, by simulation, the epsilon of a selection whose score orders `cells`.
 
-    The selection is simulated `runs` times with the numerator law of a candidate, and `runs` times with the denominator
-    law.
-
-    The adversary's event is that the winner has one of the largest likelihood ratios.  The exact laws of the cells
-    (`selection.output_law`) choose the event, not the simulation.  So Clopper and Pearson's limits hold without
-    held-out runs.
+    The selection is simulated `runs` times with each of the two laws of a candidate.  The adversary's event is that the
+    winner has one of the largest likelihood ratios; the exact laws (`selection.output_law`) choose it, not the
+    simulation.  So Clopper and Pearson's limits hold without held-out runs.
 
     Parameters
     ----------

@@ -1,8 +1,4 @@
-"""Audits by one run with many canaries; a coin decides for each canary whether it is in or out.
-
-The number of coins guessed right bounds epsilon from below, or refutes a claimed trade-off curve.  A claimed curve
-is represented by lines above it.
-"""
+"""Audits by one run with many canaries, each in or out by a coin: right guesses bound epsilon, or refute a curve."""
 
 from __future__ import annotations
 
@@ -118,18 +114,14 @@ def one_run(
 ) -> LowerBound:
     """Bound epsilon from below, from the number of right guesses in one run, or test the curve of a ``claim``.
 
-    The bound is the largest epsilon at which the probability of at least ``correct`` right guesses is below
-    1 - confidence.  A test of the whole trade-off curve of a ``claim`` refutes more claims: `CurveTest`.
-
     Each of m ``canaries`` was put in or left out by a fair coin of its own, and the mechanism ran once.  Looking at the
-    output alone, an auditor chose some of the coins and guessed them (`coin_guesses`).  ``guesses`` is the number of
-    guesses, and ``correct`` the number of right guesses.  The bound of epsilon at delta is about adding or removing one
-    canary.
+    output alone, an auditor guessed some of the coins (`coin_guesses`), ``correct`` of the ``guesses`` rightly.  The
+    bound is the largest epsilon, of adding or removing one canary, at which so many right guesses have a probability
+    below 1 - confidence.  A test of the whole trade-off curve of a ``claim`` refutes more claims: `CurveTest`.
 
     With a claim, the number of guesses must be fixed before the coins are tossed: guess the largest scores, not the
-    scores above a threshold.  Guesses may depend on the output that the claim is about, and on randomness of their own,
-    but not on the coins.  If several numbers of guesses, or several scores, are tried, the caller must multiply each
-    p-value by the number of tries.
+    scores above a threshold.  Guesses may depend on the output and on randomness of their own, but not on the coins.
+    Where several numbers of guesses, or several scores, are tried, multiply each p-value by the number of tries.
 
     Parameters
     ----------
@@ -137,12 +129,11 @@ def one_run(
     delta : array_like in [0, 1)
         All arrays broadcast.  If the claim is a Plan, delta may be left out; its own delta is then used.
     confidence : float in (0, 1)
-    claim : the claim about adding or removing one canary: the curve of one run of a plan, the curve of a mechanism, or
-        mu-Gaussian DP for a number mu > 0.  A plan with data_dependent=True claims no curve, and is refused.  A plan or
-        profile under replace_one or zero_out claims the curve of replacing a canary, or of zeroing it out.
+    claim : the curve of one run of a plan, the curve of a mechanism, or mu-Gaussian DP for a number mu > 0, about adding
+        or removing one canary (under replace_one or zero_out, about replacing it or zeroing it out).  A plan with
+        data_dependent=True claims no curve, and is refused.
     guessed : {"both", "in"}
-        Use "in" if every guess says that a canary was in, and some coins are not guessed.  With a claim, "in" refutes
-        more than "both".
+        Use "in" if every guess says that a canary was in, and some coins are not guessed; a claim is then refuted more easily.
 
     Returns
     -------
@@ -239,9 +230,8 @@ class CurveTest(LowerBound):
     """Test of a claimed trade-off curve, made by `one_run`.  It also has the mu of Gaussian DP that the guesses refute.
 
     If the claim is true, `p_value <= a` has probability at most a.  A small p-value refutes the claimed curve, and so
-    every curve that promises more.  A p-value says nothing about any one (epsilon, delta).  The fields inherited from
-    `LowerBound` are about the bound on mu by the same guesses: the run is not mu'-Gaussian DP for any mu' < ``mu``.
-    The bound on mu needs no condition.  But ``epsilon`` is a lower bound only if the run has a Gaussian's curve.
+    every curve that promises more, but no single (epsilon, delta).  By the same guesses the run is not mu'-Gaussian DP
+    for any mu' < ``mu``; ``epsilon`` is a lower bound only if the run has a Gaussian's curve.
 
     Parameters
     ----------
@@ -307,10 +297,8 @@ def known_curve_test(
 
 
 def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, inverse: Inverse) -> np.ndarray:
-    """Return whether c or more right guesses among g cannot have the probability tau (README.md, "A known curve").
-
-    The two sums r and h of README.md are rounded down.
-    """
+    """Return whether c or more right guesses among g cannot have the probability tau (README.md, "A known curve")."""
+    # the two sums of README.md, rounded down
     r, h = DOWN * tau * c / m, DOWN * tau * (g - c) / m
     for i in range(int(c.max()) - 1, -1, -1):
         active = i < c
@@ -342,15 +330,11 @@ def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float,
 
 
 class Lines(NamedTuple):
-    """Lines above the claimed curve: Pr[S with the record] <= intercept + slope Pr[S without], for every event S.
-
-    The lines are sorted by slope.  Let y = Pr[S with the record].  Between two neighbouring `breaks` of y one line
-    gives a larger lower bound of Pr[S without] than all others.
-    """
+    """Lines above the claimed curve: y = Pr[S with the record] <= intercept + slope Pr[S without] for all events S."""
 
     intercept: np.ndarray
     slope: np.ndarray
-    breaks: np.ndarray
+    breaks: np.ndarray  # values of y between which one line is the best
 
 
 def claimed_lines(claim: Any, guessed: str) -> Lines:
@@ -377,10 +361,9 @@ def claimed_lines(claim: Any, guessed: str) -> Lines:
         relation = one.relation
     reverse = "add_one" if relation == "remove_one" else relation
     settings = {name: getattr(one, name) for name in ("engine", "rtol", "memory_bytes", "backend")}
-    steep, steep_delta = _deltas(profile(one.mechanism, relation, **settings))
-    flat, flat_delta = (
-        (steep, steep_delta) if reverse == relation else _deltas(profile(one.mechanism, reverse, **settings))
-    )
+    steep, steep_delta = flat, flat_delta = _deltas(profile(one.mechanism, relation, **settings))
+    if reverse != relation:
+        flat, flat_delta = _deltas(profile(one.mechanism, reverse, **settings))
     slope = np.concatenate([np.exp(-flat[::-1]), np.exp(steep)])
     above = np.concatenate([1.0 - np.exp(-flat[::-1]) * (1.0 - flat_delta[::-1]), steep_delta])
     return _lowest(above + 4.0 * ROUNDOFF * np.maximum(above, slope < 1.0), slope)
@@ -425,10 +408,7 @@ def by_gaussian(mu: np.ndarray) -> Inverse:
 
 
 def halved(inverse: Inverse) -> Inverse:
-    """Return the inverse of the curve F(2x)/2, given the inverse of F.
-
-    It is for guesses "in", since a fair coin puts each canary in or out.
-    """
+    """Return the inverse of the curve F(2x)/2, for guesses "in", given the inverse of F."""
     return lambda y: 0.5 * inverse(2.0 * y)
 
 
