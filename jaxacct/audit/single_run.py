@@ -129,11 +129,12 @@ def one_run(
     delta : array_like in [0, 1)
         All arrays broadcast.  If the claim is a Plan, delta may be left out; its own delta is then used.
     confidence : float in (0, 1)
-    claim : the curve of one run of a plan, the curve of a mechanism, or mu-Gaussian DP for a number mu > 0, about adding
-        or removing one canary (under replace_one or zero_out, about replacing it or zeroing it out).  A plan with
+    claim : the curve of one run of a plan, the curve of a mechanism, or mu-Gaussian DP for a number mu > 0; about
+        adding or removing one canary (under replace_one or zero_out, about replacing or zeroing it).  A plan with
         data_dependent=True claims no curve, and is refused.
     guessed : {"both", "in"}
-        Use "in" if every guess says that a canary was in, and some coins are not guessed; a claim is then refuted more easily.
+        Use "in" if every guess says that a canary was in, and some coins are not guessed.  With a claim
+        it refutes more.
 
     Returns
     -------

@@ -165,8 +165,7 @@ class Bounds:
                 f"bounds{list(index) if index else ''}: lower = {lower[index]}, "
                 f"estimate = {estimate[index]}, upper = {upper[index]} must be in this order"
             )
-        arrays = (lower, estimate, upper, kind, status, engine, ok)
-        for name, array in zip(("lower", "estimate", "upper", "kind", "status", "engine", "ok"), arrays, strict=True):
+        for name, array in zip((*_SAVED, "ok"), (lower, estimate, upper, kind, status, engine, ok), strict=True):
             array.setflags(write=False)
             value = array if shape else array[()]
             object.__setattr__(self, name, str(value) if isinstance(value, np.str_) else value)

@@ -75,10 +75,7 @@ def sync_folder(path: Path) -> None:
 
 
 def lock(file: io.FileIO | BinaryIO, shared: bool = False) -> None:
-    """Lock an open file until it is closed; raise BlockingIOError if another process holds the lock.
-
-    Any number of processes may hold a `shared` lock together. On a system without such locks the call does nothing.
-    """
+    """Lock an open file until it is closed, if the system can; raise BlockingIOError if another process holds it."""
     if os.name != "posix":
         return
     import fcntl

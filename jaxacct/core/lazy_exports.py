@@ -36,8 +36,7 @@ def lazy_exports(
     """Return ``__getattr__`` and ``__dir__`` of a package whose names live in its submodules.
 
     `homes` maps each name to its module, which is relative to the package or begins with "jaxacct.". `others` are names
-    that the package defines itself. If a name needs a distribution that is not installed, the name gives a stand-in of
-    type `Missing`; using the stand-in raises an error. ``from jaxacct import verify`` raises the error at once.
+    that the package defines itself. A name that needs a package which is not installed gives a stand-in (`Missing`).
     """
 
     def __getattr__(name: str) -> Any:

@@ -29,13 +29,9 @@ _waiting = threading.Lock()
 class Progress:
     """A progress line that is redrawn on a terminal or in a notebook; elsewhere each update is a line of its own.
 
-    show : whether to show the line. With None it is shown only on a terminal, or in a notebook after `NOTEBOOK_WAIT`
-        seconds.
-    there : the number of rows that were done before. They do not count for the rate.
-    pauses : two numbers of seconds, the shortest times between two updates. The first is for a terminal or a notebook,
-        the second for all else.
-    apart : a function that returns the seconds spent so far on other work, such as compiling. They do not count for the
-        rate.
+    show : whether to show it; None shows it on a terminal, and in a notebook after `NOTEBOOK_WAIT` seconds.
+    there : number of rows that were done before; like the seconds `apart()`, they do not count for the rate.
+    pauses : least seconds between two updates: on a terminal or in a notebook, and elsewhere.
     """
 
     def __init__(
@@ -128,12 +124,7 @@ class Waiting:
 
 @contextlib.contextmanager
 def waiting(total: int | None, unit: str = "rows", show: bool | None = None) -> Iterator[Waiting]:
-    """Show a progress line once the `with` block has taken a second, and erase the line when the block ends.
-
-    The line is updated every half second. It appears on a terminal and in a notebook, unless another bar is there. If
-    it cannot be shown, the work goes on. If `show` is True and lines cannot be redrawn, one line is written and stays.
-    If `show` is False, nothing is shown.
-    """
+    """Show a line once the `with` block has taken a second, and erase it at the end; if it cannot, the work goes on."""
     work = Waiting()
     wanted = on_terminal() or in_notebook() if show is None else show
     if not wanted or not _waiting.acquire(blocking=False):
@@ -159,7 +150,7 @@ def _ticking(work: Waiting, total: int | None, unit: str) -> Iterator[None]:
         with contextlib.suppress(OSError, ValueError):
             while not over.wait(pause):
                 pause = TICK
-                if not (on_terminal() or in_notebook()):
+                if not (on_terminal() or in_notebook()):  # a line that cannot be redrawn is written once, and stays
                     say(f"{work.done:,} {unit}")
                     return
                 if not _open or bar.stands:

@@ -19,10 +19,9 @@ _NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
 
 
 def outward(value: float | Decimal, spec: str, up: bool) -> str:
-    """Return `format(float(value), spec)`, rounded up if `up` is True and down otherwise.
+    """Return the text of this format nearest to the value, not below it if `up`, else not above it.
 
-    So a privacy claim copied from the text holds. All digits of the value count: the float .1 is more than the text
-    "0.1". No other text of this format on that side is nearer to the value.
+    All digits of the value count: the float .1 is more than the text "0.1".
 
     >>> outward(4.3749, ".3g", up=True), outward(4.3771, ".3g", up=False), outward(1e-5, ".3g", up=True)
     ('4.38', '4.37', '1.01e-05')

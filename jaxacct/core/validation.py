@@ -59,10 +59,7 @@ class TracerError(InputError, TypeError):
 
 
 class UnboundedLossError(InputError):
-    """Refusal of delta = 0 for a mechanism with an unbounded loss.
-
-    The mask `bad` is True at the refused elements of the answer. `what` names the mechanism.
-    """
+    """Refusal of delta = 0, where the mask `bad` is True, for a mechanism `what` with an unbounded loss."""
 
     def __init__(self, bad: np.ndarray, what: str = "a mechanism") -> None:
         self.bad = bad
@@ -110,10 +107,7 @@ def _unknown(call: str, ours: tuple[str, ...], given: Iterable[str]) -> UnknownK
 
 @dataclass(frozen=True)
 class Constraint:
-    """Set of finite real numbers that a field may hold, and the remedy for a value outside the set.
-
-    The remedy may contain ``{name}``, which a message replaces by the field's name in words.
-    """
+    """Set of finite real numbers that a field may hold, and the remedy, in which ``{name}`` is the field's name."""
 
     remedy: str
     lower: float | int
@@ -220,10 +214,7 @@ def refuse_where(
     rest: str | Callable[[tuple[int, ...]], str],
     written: Callable[[float], str] = repr,
 ) -> None:
-    """Refuse the first bad value.
-
-    `rest` is the end of the message, with the reason and the remedy; or a function of the index that returns this text.
-    """
+    """Refuse the first bad value; `rest`, or what it returns for the index, gives the reason and the remedy."""
     if np.any(bad):
         index = tuple(np.argwhere(bad)[0].tolist())
         value = float(np.broadcast_to(values, np.shape(bad))[index])
@@ -274,10 +265,7 @@ def options(
     least_rtol: float = 0.0,
     usual_rtol: str = "1e-4",
 ) -> Options:
-    """Return the options as a record, or refuse the first option that cannot be used.
-
-    `least_rtol` is the smallest rtol allowed; 0 allows any rtol above 0. The message advises to use `usual_rtol`.
-    """
+    """Return the options as a record, or refuse the first that cannot be used; the least rtol 0 itself is refused."""
     words = choice("relation", relation, RELATIONS), choice("engine", engine, ENGINES)
     place = choice("backend", backend, ("auto", "numpy", "xla"))
     memory = int(check_one("memory_bytes", memory_bytes, MEMORY, "one limit serves the whole batch"))
@@ -309,10 +297,7 @@ def broadcast_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def refuse_tracers(call: str, traceable: str, **arguments: Any) -> None:
-    """Refuse tracers in the arguments of a public call.
-
-    `call` is the name of the call. `traceable` is the name of the function to use inside jit.
-    """
+    """Refuse tracers in the arguments of the public call `call`, and name the function to use inside jit."""
     for argument, value in arguments.items():
         if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
             continue
