@@ -267,15 +267,11 @@ class Bounds:
 
     def _refuse_order(self, sign: str, other: Any) -> NoReturn:
         value = _named(other)
-        sure, never = {
-            "<": (f"b.upper < {value}", f"b.lower >= {value}"),
-            "<=": (f"b.upper <= {value}", f"b.lower > {value}"),
-            ">": (f"b.lower > {value}", f"b.upper <= {value}"),
-            ">=": (f"b.lower >= {value}", f"b.upper < {value}"),
-        }[sign]
+        opposite = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}[sign]
+        sure, never = ("upper", "lower") if "<" in sign else ("lower", "upper")
         raise TypeError(
-            f"b {sign} {value} has no answer for a bracket b: {sure} says that it surely holds, {never} that it surely "
-            "does not"
+            f"b {sign} {value} has no answer for a bracket b: b.{sure} {sign} {value} says that it surely holds, "
+            f"b.{never} {opposite} {value} that it surely does not"
         )
 
     __lt__ = functools.partialmethod(_refuse_order, "<")

@@ -18,7 +18,7 @@ from jaxacct.plots.side_by_side import MOST_CURVES, Curve, draw_profiles, draw_t
 from jaxacct.representations.mechanism_profile import profile
 from jaxacct.sweeps.grid import ANSWER, SETTLED_BY, WORDS, suggest
 from jaxacct.sweeps.solve import run_of_row
-from jaxacct.sweeps.table import TEXT, Table, measures, place, read_table, solved_for, varying
+from jaxacct.sweeps.table import TEXT, Table, place, read_table, solved_for, varying
 
 MOST_ROWS = 6
 """Largest number of rows that are drawn by default: a legend with this number of rows still fits."""
@@ -203,7 +203,7 @@ class View:
 
 def measured(quantity: str) -> str:
     """Return the name of the quantity whose bracket is in the columns `lower`, `estimate` and `upper`."""
-    return quantity if measures(quantity) else "epsilon"
+    return "delta" if quantity == "delta" else "epsilon"
 
 
 def filtered(table: Table, where: Mapping[str, Any]) -> Table:

@@ -2,11 +2,7 @@
 
 Exactly one of noise_multiplier, sampling_probability, steps, epsilon and delta is left out: the sweep solves for it.
 A risk, such as target_advantage, or target_tpr with at_fpr, may be the target instead of epsilon and delta.
-`sampling` names the batch rule (Poisson by default).  With `repetitions`, the name of a law of K, epsilon is the
-epsilon of running the configuration K times and releasing the best output.
-
-Grids are read from files, DataFrames and lists of dicts. A TOML file has blocks of lists and ranges. A CSV, a DataFrame
-and a list of dicts have one configuration per row, and may have columns of the user beside the inputs.
+`read_grid` says what files may hold; a DataFrame and a list of dicts have one configuration per row.
 """
 
 from __future__ import annotations
@@ -128,8 +124,6 @@ class Grid:
 
 def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | None = None, name: str = "") -> Grid:
     """Return the configurations of named fields: every combination, or with mode "zip" the fields side by side.
-
-    In the product of the fields the last field varies fastest.
 
     A field is a number, an array, or a range `{"start": 0.5, "stop": 8, "num": 5, "scale": "log"}` with both ends
     included; a range of a count is rounded to whole numbers. `read_grid` says which fields there are.
@@ -278,10 +272,7 @@ def _require_rule(given: Mapping[str, Any]) -> None:
 
 
 def _derived(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray]:
-    """Add the rate, steps and groups that follow from other columns.
-
-    Numbers that the batch rule of a row does not take become NaN.
-    """
+    """Add the rate, steps and groups that follow from other columns; numbers that a row does not take are NaN."""
     own = [name for name in OF_RULES if name in columns]
     if not own and not any(name in columns for name in (*RATES[1:], *LENGTHS[1:])):
         return columns
@@ -440,10 +431,7 @@ def _record(header: list[str], number: int, cells: list[str]) -> list[Any]:
 
 
 def as_grid(grid: Any, quantity: str | None = None) -> Grid:
-    """Return the grid of a DataFrame or a list of dicts.  Every row is one configuration.
-
-    None or NaN stands for a value that is left out.
-    """
+    """Return the grid of a DataFrame or a list of dicts, in which None or NaN stands for a value that is left out."""
     if is_frame(grid):
         names = [str(name) for name in grid.columns]
         columns = {name: grid.iloc[:, place] for place, name in enumerate(names)}
@@ -468,10 +456,7 @@ def as_grid(grid: Any, quantity: str | None = None) -> Grid:
 def grid_of_records(
     names: Sequence[str], cells: Mapping[str, Any], places: Sequence[str], quantity: str | None = None
 ) -> Grid:
-    """Make a grid from columns of cells, in which None marks a value left out.
-
-    An error names the row by its text in `places`.
-    """
+    """Make a grid from columns of cells, None for a value left out; an error names a row by its text in `places`."""
     for number, name in enumerate(names):
         if name in names[:number]:
             raise InputError(f"column {name!r} appears twice; leave one out")
@@ -544,10 +529,7 @@ def _with_none(cells: Any) -> list[Any]:
 
 
 def _kept(cells: Any) -> np.ndarray:
-    """Return a column of the user as an array.
-
-    A list of ints, floats and None becomes numbers, with NaN for None.  Other cells stay as they are, with "" for None.
-    """
+    """Return a column of the user as an array: numbers, with NaN for None, or any other cells, with "" for None."""
     if hasattr(cells, "to_numpy"):
         return np.asarray(cells.to_numpy())
     kinds = {type(cell) for cell in cells}

@@ -82,10 +82,7 @@ def settings(grid: Grid, relation: str | None, engine: str, rtol: float, backend
 
 
 def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = False) -> Table:
-    """Return the rows of a grid that has one quantity, with their answers, in the columns `names`.
-
-    alone : whether the sweep has no other rows.
-    """
+    """Return the rows of a grid that has one quantity, with their answers; `alone` if the sweep has no other rows."""
     size = len(grid)
     rules = grid.inputs.get("sampling", np.full(size, "", object))
     relations = np.array([chosen.relation_of(rule or "poisson") for rule in rules.tolist()], object)
@@ -98,10 +95,7 @@ def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = Fa
 def _answer_or_failed(
     quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings, size: int, alone: bool
 ) -> dict[str, Any]:
-    """Return the answers of the rows; a row that raises has the status "failed" and leaves the other rows unchanged.
-
-    Raise the error if every row of a block, or the only row of a sweep, is refused as bad input.
-    """
+    """Return the answers; a row that raises is "failed", but bad input in all rows of a block or sweep is refused."""
     failures: list[tuple[int, Exception]] = []
     # a failed row has the trivial bracket of its epsilon or delta; a failed calibration has NaN
     ends = {"epsilon": (0.0, np.inf, np.inf), "delta": (0.0, 1.0, 1.0)}.get(quantity, (np.nan,) * 3)
@@ -173,16 +167,13 @@ def _shared(words: Any) -> np.ndarray:
 
 
 def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield a batch rule with a group size, and the rows that have them, for each such pair.
-
-    Rows with a number of steps and rows without one are yielded separately. So are rows whose other numbers differ,
-    where a mechanism of groups takes one number (`Rule.taken_for_groups`).
-    """
+    """Yield each batch rule with a group size, and rows that one mechanism can hold: all with steps, or all without."""
     size = next(iter(inputs.values())).size
     rules = inputs.get("sampling", np.full(size, "", object))
     group = np.nan_to_num(inputs.get("group", np.ones(size)), nan=1.0)
     in_epochs = np.isnan(inputs.get("steps", np.ones(size)))
     for word in dict.fromkeys(rules.tolist()):
+        # a mechanism of groups takes one value of these numbers
         single = RULES[rule_name(word or "poisson")].taken_for_groups
         apart = [np.where(group == 1.0, 0.0, np.nan_to_num(inputs[name])) for name in single if name in inputs]
         numbers = np.stack([group, in_epochs, *apart])
@@ -295,10 +286,7 @@ def _solved(
 
 
 def _by_base(inputs: Mapping[str, np.ndarray], rows: np.ndarray, numbers: tuple[str, ...]) -> Iterator[np.ndarray]:
-    """Yield row numbers in arrays of shape (base runs, rows of each), so that each base run is evaluated once.
-
-    `numbers` are the columns from which a run is made.
-    """
+    """Yield row numbers in arrays of shape (base runs, rows of each), so that each base run is evaluated once."""
     parameters = np.stack([inputs[name][rows] for name in numbers], axis=1)
     _, which, count = np.unique(parameters, axis=0, return_inverse=True, return_counts=True)
     sorted_rows = rows[np.argsort(which.ravel(), kind="stable")]

@@ -7,7 +7,7 @@ import functools
 import importlib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -222,22 +222,14 @@ def _cell(name: str, value: Any, quantity: str) -> str:
 
 def layout(grid: Grid) -> tuple[str, ...]:
     """Return the columns of a grid's result: name, quantity, inputs, relation, and the bracket with its words."""
-    solved = [quantity for quantity in INPUTS if quantity in grid.quantity and not measures(quantity)]
+    solved = [quantity for quantity in INPUTS if quantity in grid.quantity and quantity not in ("epsilon", "delta")]
     inputs = [field for field in INPUTS if field in grid.inputs or field in solved]
     name = ["name"] if any(grid.name) else []
     return (*name, "quantity", *inputs, "relation", *ANSWER, *WORDS)
 
 
-def measures(quantity: str) -> bool:
-    """Return whether the bracket encloses the quantity itself, rather than the epsilon or risk at a solved value."""
-    return quantity in ("epsilon", "delta")
-
-
 def varying(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the inputs that differ between rows, with their values in order of appearance.
-
-    Inputs that follow from other inputs are left out.
-    """
+    """Return the inputs that differ between rows and follow from no others, with their values in order."""
     solved = set(columns.get("quantity", ()))
     found = {}
     for name in ("name", "quantity", *INPUTS):
@@ -304,13 +296,11 @@ def check_result(path: Path) -> None:
 
 def _read_columns(path: Path) -> dict[str, np.ndarray]:
     """Return the columns of a result file; refuse an invalid file in one line."""
-    readers: dict[str, Callable[[Path], dict[str, np.ndarray]]]
-    readers = {".csv": _read_csv, ".parquet": _read_parquet}
-    if path.suffix.lower() not in readers:
+    if path.suffix.lower() not in ENDINGS:
         raise InputError(f"{path}: a result must end in .csv or .parquet")
     with reading(path):
         try:
-            return readers[path.suffix.lower()](path)
+            return _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
         except (ValueError, csv.Error) as error:
             raise InputError(f"{path}: is no result of a sweep: {' '.join(str(error).split())}") from None
 
