@@ -10,8 +10,8 @@ import jaxacct as ja
 from jaxacct import interop, strategies
 from jaxacct.kernels.contour import banded_bins as kernel
 from jaxacct.kernels.contour.allocation import losses_for
-from jaxacct.mechanisms import banded_bins
-from jaxacct.mechanisms.banded_bins import normals_of
+from jaxacct.mechanisms import matrix_mechanism
+from jaxacct.mechanisms.matrix_mechanism import normals_of
 from jaxacct.strategies import BallsInBins, Banded, ColumnNormalised, Identity, Toeplitz
 
 HALF = Toeplitz((2 / 5**0.5, 1 / 5**0.5), 50)
@@ -272,7 +272,7 @@ def test_refusals(strategy, bins, words):
 
 def test_it_composes_and_is_written_down(monkeypatch):
     """With few of the losses, whose bracket is wider."""
-    monkeypatch.setattr(banded_bins, "losses_for", lambda *given: losses_for(*given)[::40])
+    monkeypatch.setattr(matrix_mechanism, "losses_for", lambda *given: losses_for(*given)[::40])
     run = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 3), 4.5, BallsInBins(3))
     assert interop.from_json(interop.to_json(run)) == run
     assert "BallsInBins(bins=3)" in run.expression()

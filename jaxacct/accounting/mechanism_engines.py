@@ -30,10 +30,10 @@ from jaxacct.mechanisms import (
     batch_shape,
     directions,
 )
-from jaxacct.mechanisms.banded_bins import SharedBins, delta_of_bins, epsilon_of_bins
 from jaxacct.mechanisms.base import take_rows, weakest
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.gaussian_mixtures import LOSS_OF_PRESENCE, OfGaussianMixtures
+from jaxacct.mechanisms.matrix_mechanism import SharedBins, delta_of_bins, epsilon_of_bins
 from jaxacct.mechanisms.random_allocation import BallsInBins, RandomAllocation, replaced_in_two_steps
 from jaxacct.mechanisms.sampled_batches import groups_inside
 from jaxacct.mechanisms.sampled_releases import Several

@@ -38,8 +38,8 @@ from jaxacct.mechanisms import (
     compose,
     repeat,
 )
-from jaxacct.mechanisms.banded_bins import SharedBins
 from jaxacct.mechanisms.combinators import Composed, Repeated
+from jaxacct.mechanisms.matrix_mechanism import SharedBins
 from jaxacct.selection import Law, Poisson, Selection, TruncatedNegativeBinomial, select
 
 MAX_SENSITIVITIES = 1000

@@ -253,10 +253,7 @@ class _Configuration:
         return found if found in (1, -1) else self._at_least(end, delta, found is None)
 
     def _by_largest_loss(self, end: float, delta: float) -> int | None:
-        """Return the answer of `_epsilon_at_least` if delta is at most the probability of an infinite loss.
-
-        Return None if delta is larger. Proof: README.md, "What is verified".
-        """
+        """Answer where delta is at most the mass at infinity, else return None (README.md, "What is verified")."""
         for bits in delta_enclosure.BITS:
             if time.monotonic() > self.deadline:
                 self.reason = "the time was up"
@@ -286,10 +283,7 @@ class _Configuration:
         return 0
 
     def _at_least(self, epsilon: float, target: float, equal: bool = True) -> int:
-        """Return 1 where delta(epsilon) >= target, -1 where delta(epsilon) < target, 0 where neither is known.
-
-        If not `equal`, return 1 only where delta(epsilon) > target.
-        """
+        """Return 1 where delta(epsilon) >= target (> unless `equal`), -1 where it is < target, 0 where unknown."""
         for low, high, aim in self._enclosures(epsilon, target):
             if low > aim or (equal and low >= aim):
                 return 1
@@ -347,10 +341,7 @@ class _Configuration:
         return found
 
     def _larger(self, found: dict[Any, Any], epsilon: float, bits: int) -> tuple[Any, Any]:
-        """Return a lower and an upper bound, as balls, of delta: the larger of the deltas of the directions.
-
-        Proof: README.md, "What is verified".
-        """
+        """Return bounds, as balls, of the larger delta of the directions (README.md, "What is verified")."""
         with precision(bits):
             top = functools.reduce(lambda one, two: one.max(two), (x for name, x in found.items() if name != EITHER))
             high = found[EITHER] if self.mixed else top
@@ -358,10 +349,7 @@ class _Configuration:
         return top, high
 
     def _composition(self, name: Any) -> Any:
-        """Return the losses of one direction, at the current precision.
-
-        name : EITHER, or an index into `self.directions`.
-        """
+        """Return the losses of one direction, EITHER or an index into `self.directions`, at the current precision."""
         if (name, ctx.prec) not in self.built:
             order, direction = (self.mechanism, EITHER) if name == EITHER else self.directions[name]
             self.built[name, ctx.prec] = expand(order, self.relation, direction)
@@ -412,10 +400,7 @@ def enclose(composition: Any, epsilon: Any) -> Any:
 
 
 def _any_output(law: SampledGaussian, count: int, epsilon: Any) -> Any:
-    """Bound delta from below by the largest P(S) - e^eps Q(S) among several tests S.
-
-    For remove, a test is "some output is above a threshold"; for add, it is "no output is above a threshold".
-    """
+    """Bound delta from below by tests: some (for remove), or no (for add) output is above a threshold."""
     best, shift, grown = arb(0), 1 / law.sigma, epsilon.exp()
     for place in (1, 2, 3, 4, 5, 6, 8, 10, 14, 20, *(shift + k for k in (-3, -1, 0, 2))):
         u = arb(place)

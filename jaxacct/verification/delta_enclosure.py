@@ -41,10 +41,7 @@ MOST_TOTALS = (300_000, 300_000, 300_000, 2_000_000)
 
 
 def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, level: int) -> Any:
-    """Enclose delta(epsilon) of one direction.
-
-    log_scale : logarithm of the number with which delta is compared.
-    """
+    """Enclose delta(epsilon) of one direction; it is compared with a number of logarithm `log_scale`."""
     with precision(BITS[level]):
         composition = build()
         parts, infinite = composition.parts, composition.infinity
@@ -158,10 +155,7 @@ def enumerate_totals(parts: Any, epsilon: Any) -> Any:
 
 
 def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
-    """Return the sum of `enumerate_totals` for one law on a grid, by a power of a polynomial.
-
-    Return None if the law has no grid, or if the power would cost too much.
-    """
+    """Return the sum of `enumerate_totals` for a law on a grid, by a polynomial's power; None if that is too dear."""
     if part.grid is None or len(part.loss) < 3:
         return None
     offset, step, ks = part.grid
@@ -278,10 +272,7 @@ class _Aims(NamedTuple):
 
 @dataclass(frozen=True)
 class _Step:
-    """One sampled Gaussian step.
-
-    sign : 1 for remove, where outputs above a threshold add to delta; -1 for add, where outputs below one do.
-    """
+    """One sampled Gaussian step; outputs above a threshold add to delta for sign 1 (remove), below it for -1 (add)."""
 
     law: SampledGaussian
     sign: int
@@ -305,10 +296,7 @@ class _Step:
 
 
 def _payoff(steps: list[_Step], places: list[Any], grown: Any) -> Any:
-    """Return E[sign (m_1 ... m_n - grown); every u_i is beyond `places[i]`], m_i the ratio of step i at its output u_i.
-
-    `_Step.beyond` says on which side of its place an output is beyond it.
-    """
+    """Return E[sign (m_1 ... m_n - grown); every u_i is `_Step.beyond` places[i]], m_i the ratio of step i at u_i."""
     p, q = acb(1), acb(1)
     for step, u in zip(steps, places, strict=True):
         one, two = step.beyond(u)
@@ -322,10 +310,7 @@ def _last(step: _Step, grown: Any) -> Any:
 
 
 def _cuts(steps: list[_Step], grown: Any) -> list[Any]:
-    """Return one output of each step. The likelihood ratios m of the steps at these outputs have the product `grown`.
-
-    All steps have the same quotient m/(1 - q), where q is the rate of the step.
-    """
+    """Return one output of each step: their ratios m have the product `grown`, and quotients m/(1 - rate) are equal."""
     floors = [1 - step.law.rate for step in steps]
     share = grown
     for floor in floors:
@@ -352,10 +337,7 @@ def _whole(steps: list[_Step], grown: Any, aims: _Aims) -> Any:
 
 
 class _Two:
-    """The part of delta from two steps, as a function of the ratio m of a third step whose output is below its cut.
-
-    Proof: README.md, "Two and three steps".
-    """
+    """Delta's part from two steps, by the ratio m of a third below its cut (README.md, "Two and three steps")."""
 
     def __init__(self, steps: list[_Step], cuts: list[Any], grown: Any, least: Any, most: Any, aims: _Aims) -> None:
         self.steps, self.cuts, self.grown, self.aims = steps, cuts, grown, aims

@@ -157,10 +157,7 @@ def output_masses(p: list[float], q: list[float]) -> Masses:
 
 
 def in_either_order(p: list[float], q: list[float]) -> Masses:
-    """Return the masses of one pair of laws whose delta(epsilon) is the larger of the deltas of (p, q) and of (q, p).
-
-    The masses follow from the knots of this profile, in exact fractions.
-    """
+    """Return exact masses of a pair of laws whose delta(epsilon) is the larger of those of (p, q) and of (q, p)."""
     laws = [[Fraction(x) for x in law] for law in (p, q)]
     one, two = ([x / sum(law) for x in law] for law in laws)
     profiles = [_profile(one, two), _profile(two, one)]
@@ -197,11 +194,7 @@ def _profile(p: list[Fraction], q: list[Fraction]) -> Callable[[Fraction], Fract
 
 
 def response(epsilon: Any, delta: Any) -> Masses:
-    """Return the masses of the two laws that dominate every (epsilon, delta)-DP mechanism.
-
-    Each law has mass delta where the other law has none; the other outcomes are those of randomised response with
-    the likelihood ratio e^epsilon.
-    """
+    """Return the masses of the laws that dominate every (epsilon, delta)-DP mechanism: delta apart, the rest a coin."""
     rare = (1 - delta) / (1 + epsilon.exp())
     likely = (1 - delta) / (1 + (-epsilon).exp())
     p, q = [likely, rare], [rare, likely]
@@ -216,7 +209,7 @@ def response(epsilon: Any, delta: Any) -> Masses:
 def discrete_laplace(scale: Any, shift: int) -> Masses:
     """Return the masses of noise plus `shift`, and of noise alone. With r = e^{-1/scale}, Pr[x] = (1-r)/(1+r) r^|x|.
 
-    All outcomes x <= 0 have the same loss and are merged into one. All outcomes x >= shift are merged likewise.
+    Outcomes x <= 0 have one loss and are merged, and so are outcomes x >= shift.
     """
     if shift >= MOST_OUTCOMES:
         raise NotCovered(f"DiscreteLaplace of sensitivity {shift}")
@@ -233,10 +226,7 @@ def discrete_laplace(scale: Any, shift: int) -> Masses:
 
 
 def discrete_gaussian(sigma: float, shift: int) -> Masses:
-    """Return the masses of noise plus `shift`, and of noise alone. Pr[x] is proportional to e^{-x^2/(2 sigma^2)}.
-
-    Each tail has Pr[X >= m] = Pr[X <= -m] <= e^{-m^2/(2 sigma^2)}.
-    """
+    """Return the masses of noise plus `shift` and alone; each tail beyond m has at most e^{-m^2/(2 sigma^2)}."""
     reach = math.ceil(24 * sigma) + 1  # the mass of each tail beyond `reach` is below e^{-288}
     if 2 * reach + shift > MOST_OUTCOMES:
         raise NotCovered(f"DiscreteGaussian with sigma = {sigma}")

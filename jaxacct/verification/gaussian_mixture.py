@@ -33,10 +33,7 @@ def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
 
 
 def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any], Any]:
-    """Return the probabilities that j of a `group` are among `batch` draws from `size` records, for all j, and 0.
-
-    The 0 is the probability left out, as in `binomial_weights`.
-    """
+    """Return the chances that j of a `group` are among `batch` draws of `size` records, and 0, which is left out."""
     total = math.comb(size, batch)
     most = min(group, batch)
     return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(most + 1)], arb(0)
@@ -123,10 +120,7 @@ class GaussianMixture(SampledGaussian):
         return top + np.log((terms * np.exp(1j * shares * np.asarray(angle)[..., None])).sum(-1))
 
     def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return one window around all peaks of N(u) mix^e, with the symbols of `SampledGaussian`.
-
-        At a peak, u is e/sigma times `_share_of_slope(u)`.
-        """
+        """Return one window around all peaks of N(u) mix^e, at which u is e/sigma times `_share_of_slope(u)`."""
         scale = self._exponent(c) / float(self.sigma.mid())
         shares = np.array([float(x.mid()) for x in self.shares])
         weights = np.log(np.array([float(x.mid()) for x in self.weights]))
@@ -148,10 +142,7 @@ class GaussianMixture(SampledGaussian):
 
 @dataclass(frozen=True)
 class PairOfMixtures:
-    """Two mixtures of normals N(mean, 1) with the densities p and q.
-
-    delta is known if p - e^eps q changes sign at most once. The fields p and q hold pairs (mean, weight).
-    """
+    """Two mixtures, pairs (mean, weight), of N(mean, 1); delta is known if p - e^eps q changes sign at most once."""
 
     p: tuple[tuple[Any, Any], ...]
     q: tuple[tuple[Any, Any], ...]
@@ -164,10 +155,7 @@ class PairOfMixtures:
         return ("PairOfMixtures", numbers, len(self.p))
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """Return the integral of (p - e^eps q)_+. Bisection finds the half line on which p - e^eps q is positive.
-
-        Return nan if the coefficients of the terms change sign twice.
-        """
+        """Return the integral of (p - e^eps q)_+, on a half line; nan if the terms' coefficients change sign twice."""
         terms = self._terms(epsilon.exp())
         signs = [1 if c > 0 else -1 if c < 0 else 0 for _, c in terms]
         if 0 in signs:
@@ -193,10 +181,7 @@ class PairOfMixtures:
 
 
 def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
-    """Return a ball that holds the only zero u of the sum of c e^{m u - m^2/2} over the terms (m, c).
-
-    sign : 1 if the sum rises at its zero, -1 if it falls.
-    """
+    """Return a ball with the only zero u of the sum of c e^{m u - m^2/2} over terms (m, c); it rises for `sign` 1."""
 
     def side(u: Any) -> int:
         logs = [m * u - m * m / 2 for m, _ in terms]
@@ -224,10 +209,7 @@ def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
 
 @dataclass(frozen=True)
 class RevealedPairs:
-    """One step whose pair of laws is drawn from several pairs. The draw is revealed.
-
-    ways : pairs (probability, loss of the pair of laws).
-    """
+    """One step whose pair of laws is drawn from several, (probability, loss) in `ways`, and revealed."""
 
     ways: tuple[tuple[Any, Any], ...]
     infinity = None

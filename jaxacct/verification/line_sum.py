@@ -39,11 +39,7 @@ _kept: list[tuple[Any, float, float, LineSum]] = []
 
 
 def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, dearest: float = float("inf")) -> Any:
-    """Enclose the part of delta(epsilon) from finite losses, to about `digits` digits of e^log_scale.
-
-    most : largest number of nodes.
-    dearest : largest cost of the plan (`Plan.cost`).
-    """
+    """Enclose delta's part from finite losses, to `digits` of e^log_scale, by `most` nodes and a cost of `dearest`."""
     with precision(128), np.errstate(all="ignore"):
         parts = build()
         key = (tuple((part.key, count) for part, count in parts), digits, most)
@@ -260,10 +256,7 @@ class Plan:
 
 
 def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:
-    """Yield plans until one has a short sum.
-
-    The first plan is plain. The second separates the steps with small loss. The others leave out the largest outputs.
-    """
+    """Yield plans until one has a short sum: plain, with small losses apart, and without the largest outputs."""
     first = _plan(parts, epsilon, aim, most, False)
     yield first
     if first.cost < LONG_SUM_PRODUCTS or not small_loss_steps.only_sampled_gaussians(parts):

@@ -58,17 +58,12 @@ EITHER = "either"
 
 @dataclass(frozen=True)
 class Asked:
-    """What a definition is asked for: the losses in one direction of a neighbouring relation.
-
-    relation, direction : the relation, and "remove", "add" or EITHER (both orders at once).
-    rate : probability that the record takes part.
-    alone : whether the mechanism is a single step and no part of a composition.
-    """
+    """What a definition is asked for: the losses in one direction of a neighbouring relation."""
 
     relation: str
-    direction: str
-    rate: Any = dataclasses.field(default_factory=lambda: arb(1))
-    alone: bool = True
+    direction: str  # "remove", "add" or EITHER (both orders at once)
+    rate: Any = dataclasses.field(default_factory=lambda: arb(1))  # probability that the record takes part
+    alone: bool = True  # whether the mechanism is a single step and no part of a composition
 
     @property
     def moved(self) -> int:
@@ -98,10 +93,7 @@ def losses(asked: Asked, mechanism: Any) -> list[Part]:
 
 
 def fields_of(mechanism: Any, rules: Mapping[type, Any] = RULES, beside: Container[str] = ()) -> dict[str, Any]:
-    """Return the mechanism's fields, except those in `beside`.
-
-    Raise NotCovered if its class has no rule, or if the rule does not take all of these fields.
-    """
+    """Return the mechanism's fields, except those in `beside`; refuse a class or a field that has no rule."""
     name = type(mechanism).__name__
     if type(mechanism) not in rules:
         raise NotCovered(name)
@@ -184,10 +176,7 @@ def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
 
 
 def mixes_orders(mechanism: Any, relation: str) -> bool:
-    """Return whether two or more FiniteOutput mechanisms may exchange their p and q independently of each other.
-
-    Only replace_one allows such exchanges. A mechanism whose law does not change by the exchange does not count.
-    """
+    """Return whether replace_one lets several FiniteOutput mechanisms, whose laws change, exchange p and q apart."""
     return relation == "replace_one" and _unlike(mechanism) > 1
 
 
@@ -364,20 +353,14 @@ def _responds(asked: Asked, epsilon: Any, delta: Any) -> list[Part]:
 
 
 def _of_masses(asked: Asked, key: tuple[Any, ...], masses: Any, alike: bool = True) -> list[Part]:
-    """Return the losses of one step from the masses of its two laws.
-
-    alike : whether the loss has the same law in both directions.
-    """
+    """Return the losses of one step from the masses of its two laws, which are `alike` in both directions or not."""
     way = "both" if alike and asked.whole else asked.direction
     return [(from_masses((*key, asked.rate.str(40), way), masses, asked.rate, asked.direction), 1)]
 
 
 @defines(RandomAllocation)
 def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, group: Any) -> list[Part]:
-    """Define random allocation: a record is in one of t slots, drawn at random.  A single slot is the Gaussian itself.
-
-    Other records keep their slots, under zero_out too.
-    """
+    """Define random allocation: a record is in one of t slots, drawn at random; other records keep their slots."""
     _refuse(asked, "RandomAllocation")
     if participations != 1:
         raise NotCovered("random allocation of several slots to a record")
@@ -404,19 +387,13 @@ def _matrix(asked: Asked, strategy: Any, noise_multiplier: Any, participation: A
 
 @functools.lru_cache(maxsize=16)
 def _moves(strategy: Any, participation: Any, bits: int) -> Moves:
-    """Return how far a record moves C X, for the strategy's matrix C and data X.
-
-    bits : the current precision, which is part of the cache's key.
-    """
+    """Return how far a record moves C X, for the strategy's matrix C and data X; `bits` is part of the cache's key."""
     held, told = fields_of(strategy, MATRICES, beside=("epochs",)), fields_of(participation, WAYS)
     return WAYS[type(participation)](MATRICES[type(strategy)](**held), **told)
 
 
 def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
-    """Define a sampled group: Binomial(group, q) of its records take part, and each moves the sum by 1.
-
-    q is the product of all nested rates.
-    """
+    """Define a sampled group: Binomial(group, product of nested rates) of it take part, and each moves the sum by 1."""
     if asked.relation == "replace_one":
         raise NotCovered("a group of records under replace_one")
     rate = asked.rate
@@ -432,8 +409,7 @@ def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
 def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_size: Any, group: int) -> list[Part]:
     """Define draws with replacement: Binomial(batch_size, group/dataset_size) of them take a record of the group.
 
-    Each record of the group that is taken stands where an ordinary record would, so it moves the sum by up to twice the
-    clip norm.
+    Each of these stands where an ordinary record would, so it moves the sum by up to twice the clip norm.
     """
     _refuse(asked, "SampledWithReplacement", "replace_one", "zero_out")
     weights = binomial_weights(int(batch_size), ball(float(group)) / ball(float(dataset_size)))
@@ -460,10 +436,7 @@ def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
 
 @defines(known.TruncatedPoissonSampled)
 def _capped(asked: Asked, mechanism: Any, sampling_probability: Any, dataset_size: Any, cap: Any) -> list[Part]:
-    """Define capped Poisson sampling.
-
-    With probability tau the other records fill the batch. Then the record displaces one of them with probability q'.
-    """
+    """Define capped Poisson sampling: the others fill the batch with probability tau; then it displaces one with q'."""
     _refuse(asked, "capped Poisson sampling", "replace_one")
     if asked.relation == "zero_out" and not asked.alone:
         raise NotCovered("zero_out where a record displaces others")
@@ -512,10 +485,7 @@ def _sampled_step(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
-    """Return the worst pair of laws for e^eps >= 1.
-
-    The record's value is x. A batch without the record has another value instead: -x for remove, x for add.
-    """
+    """Return the worst pair of laws for e^eps >= 1, of a value x, or in its place -x (remove) or x (add)."""
     s, nothing = 1 / noise, arb(0)
     if direction == "remove":
         return PairOfMixtures(((-s, 1 - rate), (s, rate)), ((-s, 1 - rate), (nothing, rate)))
@@ -585,10 +555,7 @@ def _column_normalised(bands: int, steps: int, diagonals: Sequence[Sequence[floa
 
 
 def _tree(steps: int, restarts: int) -> list[Column]:
-    """Return the column of each step: 1 at the nodes (block, level, place) of the tree that hold the step.
-
-    A node that does not end within its block of `size` steps is left out.
-    """
+    """Return the column of each step: 1 at its nodes (block, level, place), which end within the block of the step."""
     _require_size(steps, steps.bit_length())
     size = steps // restarts
     nodes = lambda leaf: [(k, leaf >> k) for k in range(size.bit_length()) if ((leaf >> k) + 1) << k <= size]
@@ -602,10 +569,8 @@ def _product(one: Column, other: Column) -> Any:
 def _squared_move(columns: list[Column], patterns: list[Sequence[int]]) -> Moves:
     """Enclose the largest || sum_{i in pi} C e_i x_i^T ||^2 over the patterns pi and contributions |x_i| <= 1.
 
-    With the Gram matrix G of the columns, the square is sum_ij G_ij <x_i, x_j>, at most sum_ij |G_ij|.  The lower end
-    comes from contributions x_i = +x or -x in one pattern: it is the largest square over all signs.  Where there are
-    too many signs (`MOST_SIGNS`), it is the larger of the square for equal signs and the mean square over all signs,
-    which is the trace of G.
+    With the Gram matrix G of the columns it is at most sum_ij |G_ij|.  The lower end is the largest square over all
+    signs of x_i = +x or -x in one pattern, or, of too many signs, over equal ones and their mean, the trace of G.
     """
     gram = functools.lru_cache(None)(lambda i, j: _product(columns[i], columns[j]))
 
@@ -654,8 +619,7 @@ def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
 def _cyclic(columns: list[Column], groups: int, sampling_probability: float) -> Moves:
     """Enclose the squared norms of the columns of one group, in descending order; nearly equal norms share one ball.
 
-    A record belongs to one of several groups. At each rank, the norm of one group is the lower end of the ball, and the
-    largest norm of all groups is the upper end.
+    At each rank, the norm of one group is the lower end of the ball, and the largest of all groups is the upper end.
     """
     for first, column in enumerate(columns):
         if not all(type(row) is int and first <= row < first + groups for row in column):

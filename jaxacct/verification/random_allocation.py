@@ -148,10 +148,7 @@ class AllocationLoss:
 
 
 class _Plan:
-    """Chooses the line, the period and the length of the sum, and the quadrature of phi, in floats.
-
-    A bad choice makes the enclosure wide, but never false.
-    """
+    """Chooses line, period and length of the sum, and the quadrature of phi, in floats; a bad choice is only wide."""
 
     def __init__(self, sigma: float, t: int, k: float, wanted: float) -> None:
         self.sigma, self.t = sigma, t
