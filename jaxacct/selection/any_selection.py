@@ -94,11 +94,10 @@ _pair_of = functools.lru_cache(maxsize=8)(lambda chosen: chosen._pair())
 
 
 def as_bounds(low: np.ndarray, high: np.ndarray, kind: str, rtol: float, engine: str) -> Bounds:
-    """Return a bracket as Bounds. If the kind is not "certified", no lower end is known, and 0 replaces it."""
-    if kind != "certified":
-        low = np.zeros_like(low)
+    """Return a bracket as Bounds. If the kind is not "certified", no lower end is known: it is 0, and has no width."""
+    low, allowed = (low, max(rtol, OK_WIDTH)) if kind == "certified" else (np.zeros_like(low), 1.0)
     with np.errstate(invalid="ignore"):
-        narrow = (low == high) | np.isfinite(high) & (high - low <= max(rtol, OK_WIDTH) * np.maximum(high, 1e-300))
+        narrow = (low == high) | np.isfinite(high) & (high - low <= allowed * np.maximum(high, 1e-300))
     status = np.where(high == 0.0, "zero", np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width")))
     return Bounds(low, high, high, kind, status, engine)
 
