@@ -402,7 +402,7 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
 
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float) -> float:
-    """Return the smallest noise multiplier tried, from `near` on, whose upper bound `epsilon` meets the target."""
+    """Return the smallest noise multiplier that was tried, from `near` on, and whose `epsilon` meets the target."""
     found = least_private(
         lambda values: np.array([epsilon(float(value)) for value in values]),
         target,

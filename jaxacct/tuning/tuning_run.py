@@ -432,7 +432,7 @@ def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str
 
 
 def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
-    """Return what candidates count as, "iid" or "adaptive", and the word for it ("iid, declared" by the user alone)."""
+    """Return what candidates count as, "iid" or "adaptive", and a word: "iid, declared" if only the user says so."""
     known = draws_alike(space)
     if isinstance(space, Adaptive) and declared == "iid":
         raise InputError(

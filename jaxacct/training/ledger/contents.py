@@ -307,8 +307,7 @@ class Contents:
 
     def releases(self, run: str | None = None) -> Counter[Release]:
         """Count the releases of the training steps that are noted, of one run or of all runs."""
-        known = self.runs.values() if run is None else [self._known(run)]
-        return sum((spent.releases for spent in known), Counter())
+        return added(self._known(name) for name in self._names(run))[0]
 
     def spent(self, run: str | None = None) -> Mechanism:
         """Return all releases that count, `promised` ones too, of one run or of all runs, as one mechanism."""

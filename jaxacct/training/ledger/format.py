@@ -122,7 +122,10 @@ def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
 
 
 def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]]:
-    """Yield (line, checksums so far, byte at its end) for every line; for a cut-off one (bytes, ..., its beginning)."""
+    """Yield (line, checksums so far, the byte at which the line ends) for every line.
+
+    A last line that was cut off comes as bytes, with the byte at which it begins.
+    """
     chain, number = BEGINNING, 0
     told: dict[str, bool] = {}
     while raw := file.readline(_MAX_LINE_BYTES + 1):

@@ -428,7 +428,7 @@ class TablePoint(NamedTuple):
 
 
 class EpsilonSoFar:
-    """Upper bounds of epsilon during one `fit`, from tables that cover all releases so far: fewer never cost more."""
+    """Upper bounds of epsilon during one `fit`, from tables.  A table serves if it covers all releases so far."""
 
     def __init__(self, plan: Plan, step: int, stretches: tuple[Stretch, ...], ledger: Ledger | None) -> None:
         self.plan, self._ledger = plan, ledger

@@ -161,10 +161,9 @@ class _Shown(State):
             return super().__getattribute__(name)
         if name == "seen":
             return looks.seen
-        if name == "epsilon" and looks.now is self:
-            return claimed(self.history, self.plan, self.step, ended=False, goes_on=True)
         if name == "epsilon":
-            return claimed(self.history, self.plan, self.step, ended=not looks.seen, goes_on=False)
+            now = looks.now is self  # within the callback the run goes on
+            return claimed(self.history, self.plan, self.step, ended=not now and not looks.seen, goes_on=now)
         if name not in ("step", "plan", "stopped", "history", "__class__"):  # other attributes depend on outputs
             looks.look()
         if name == "evaluations":  # a list that grows during the step, and later
