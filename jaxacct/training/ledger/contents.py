@@ -1,11 +1,7 @@
 """Adds up a ledger's entries, makes claims from the total, and decides whether another step fits the target.
 
-This last decision, the stop rule, needs no accounting as long as the releases so far and the next step are among the
-releases of a plan that meets its target.  Once a ledger has left its plan, the longest continuation that still meets
-the target is certified once.  Later steps are compared with that continuation (README.md, "The stop rule").
-
 The steps of one pass over the data, or of one round of random allocation, have disjoint batches.  Such steps form a
-partition, which a fingerprint names.
+partition, which a fingerprint names.  The stop rule: README.md of this folder.
 """
 
 from __future__ import annotations
@@ -343,9 +339,8 @@ class Contents:
     def promised(self, run: str, whole: bool = False) -> Counter[Release]:
         """Return the remaining steps of a run whose outputs were seen.
 
-        No steps of a plan remain if the run ended by itself, and none count if the plan has a Rényi filter.  A release
-        that a dearer one of its pass will replace has a negative count.  README.md of this folder, "Outputs that were
-        seen", says why remaining steps count.  `whole` is as in `epsilon`.
+        A release that a dearer one of its pass will replace has a negative count.  `whole` is as in `epsilon`.
+        README.md of this folder, "Outputs that were seen", says which steps remain, and why they count.
         """
         spent, plan = self._known(run), self.headers[run][-1].plan
         promised = Counter(spent.owed)
@@ -446,9 +441,7 @@ class Contents:
 def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, begins: bool = False) -> Counter[Release]:
     """Return how the steps `step` to `step + steps - 1` of a plan change the releases that a run has spent.
 
-    A negative count is of a release that a dearer one replaces.  The result is exact: were it too small, the stop rule
-    would let a step pass that exceeds the target; were it too large, a run whose outputs were seen would be taken to
-    end earlier than it can.
+    A negative count is of a release that a dearer one replaces.  README.md, "The stop rule": this must be exact.
 
     label : the fingerprint of the first step's pass or round.  The default is that of the last step entry.  If that
         entry has none, the steps are taken to have none either, and each counts alone.

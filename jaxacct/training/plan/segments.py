@@ -1,8 +1,4 @@
-"""Segments: stretches of a run in which nothing changes, made from schedules of noise and of batch size.
-
-This module also counts what the steps of segments release.  It finds the passes over the data: passes of fixed
-batches, and rounds of random allocation.
-"""
+"""Segments: stretches of a run in which nothing changes; what their steps release; passes over the data and rounds."""
 
 from __future__ import annotations
 

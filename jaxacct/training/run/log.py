@@ -1,10 +1,6 @@
-"""Logs a run's steps, with the epsilon so far, and shows a progress line, while the run goes on.
+"""Logs a run's steps, with the epsilon so far, and shows a progress line, while the run goes on (README.md, "The log").
 
-Nothing waits for the device.  The numbers of a step are fetched once the step is done, as a rule while the next steps
-are being computed.  Records are put out together, once a second.  A record that is put out alone takes several times as
-long, since the computation of a step drives the code and data of the log out of the caches.  No guarantee covers what a
-reader of the log learns or does, since most numbers are logged without noise.  Reasons:
-jaxacct/training/run/README.md, "The log".
+Nothing waits for the device: the numbers of a step are fetched once it is done, and put out together, once a second.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Compiles a run's step, computes the digests that the run's keys follow from, and loads batches of a Source.
 
-For a Source the host draws and loads.  Three programs do all steps: one makes empty sums, one adds a micro-batch,
-and one releases the sums.  A *lineage* is the run's secret root with digests of all that led to a step; the
-step's keys follow from both (jaxacct/training/step/README.md, "Keys").
+A *lineage* is the run's secret root with digests of all that led to a step (jaxacct/training/step/README.md, "Keys").
 """
 
 from __future__ import annotations

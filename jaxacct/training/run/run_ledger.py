@@ -1,8 +1,4 @@
-"""The open ledger of one run.
-
-To note a step is to write its entry.  The first process notes each step before any process uses the noisy sum.  This
-module also decides whether a plan may follow earlier spending: jaxacct/training/run/README.md.
-"""
+"""The open ledger of one run: notes its steps, and decides whether a plan may follow earlier spending (README.md)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""State: a run between two steps, its history, and the claims that follow.
-
-A state carries its history through memory, through checkpoints, and from one trainer to the next.  So the spending
-under one plan is never forgotten under another.  If a ledger holds all spending, the history is a mark of the ledger's
-last line.  Otherwise the history holds the steps themselves.
-"""
+"""State: a run between two steps, its history, and the claims that follow (README.md, "What a state carries")."""
 
 from __future__ import annotations
 
