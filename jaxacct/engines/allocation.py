@@ -59,12 +59,7 @@ def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str 
     def solved(sigma: np.ndarray, t: np.ndarray, eps: np.ndarray) -> np.ndarray:
         worst = _delta_block(SIGNS[direction or "remove"], sigma, t, eps)
         if direction is None:
-            rows = np.flatnonzero(reach(1.0 / sigma, t) & (eps > 0.0) & (eps < 500.0) & (worst[0] > 0.0))
-            below = np.zeros(len(eps), bool)
-            if rows.size:
-                put = put_below(1.0 / sigma[rows], t[rows], np.exp(-eps[rows]))
-                below[rows] = put + eps[rows] < np.log(worst[0, rows])
-            rows = np.flatnonzero(~below)
+            rows = np.flatnonzero(~_add_is_below(1.0 / sigma, t, eps, worst[0]))
             if rows.size:
                 worst[:, rows] = np.maximum(worst[:, rows], _delta_block(-1.0, sigma[rows], t[rows], eps[rows]))
         return worst
@@ -282,7 +277,7 @@ def search(
     rows = np.flatnonzero(eps == 0.0)
     eps[rows] = start(sign, s[rows], t[rows], delta[rows], most[rows])
     answer = np.array([low, eps, np.full_like(s, np.inf)])
-    below = _below_floor(sign, s, t, delta, floor)
+    below = _add_is_below(s, t, floor, delta) if sign < 0 else np.zeros(len(s), bool)
     answer[:, below] = np.zeros(below.sum()), np.zeros(below.sum()), floor[below]
     rows = np.flatnonzero(~below)
     for _ in range(ROUNDS):
@@ -308,13 +303,12 @@ def search(
     return answer
 
 
-def _below_floor(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Return whether Chernoff's bound of delta_add at eps = floor shows that epsilon is at most the floor."""
+def _add_is_below(s: np.ndarray, t: np.ndarray, eps: np.ndarray, delta: np.ndarray) -> np.ndarray:
+    """Return whether Chernoff's bound shows that delta_add at eps is below a given delta."""
     below = np.zeros(len(s), bool)
-    if sign < 0:
-        rows = np.flatnonzero((floor > 0.0) & (floor < 500.0))
-        if rows.size:
-            below[rows] = put_below(s[rows], t[rows], np.exp(-floor[rows])) + floor[rows] < np.log(delta[rows])
+    rows = np.flatnonzero(reach(s, t) & (eps > 0.0) & (eps < 500.0) & (delta > 0.0))
+    if rows.size:
+        below[rows] = put_below(s[rows], t[rows], np.exp(-eps[rows])) + eps[rows] < np.log(delta[rows])
     return below
 
 

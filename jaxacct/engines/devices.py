@@ -33,15 +33,13 @@ def double_precision() -> Iterator[None]:
     If there is no such device, JAX takes no data from the host. Then NumPy still works, and functions of JAX raise.
     """
     device = certifying()
-    if device is None:
-        with jax.enable_x64(), jax.transfer_guard("disallow_explicit"):
-            yield
-    elif device == _default():
-        with jax.enable_x64():
-            yield
-    else:
-        with jax.enable_x64(), jax.default_device(device):
-            yield
+    with contextlib.ExitStack() as settings:
+        settings.enter_context(jax.enable_x64())
+        if device is None:
+            settings.enter_context(jax.transfer_guard("disallow_explicit"))
+        elif device != _default():
+            settings.enter_context(jax.default_device(device))
+        yield
 
 
 def local() -> list[jax.Device]:

@@ -118,7 +118,7 @@ def one_epsilon(row: Row, sign: float, delta: float, rtol: float = 1e-4) -> Ends
     for left_out in LEFT_OUT:
         parts, lost = _parts(row, sign, left_out * delta)
         if _is_one_step(parts):
-            ends = epsilon_of_step(parts[0].shares, parts[0].doubt, parts[0].branches, low, high)
+            ends = epsilon_of_step(parts[0], low, high)
         else:
             ends = _by_contour(parts, low, high, max(NARROW, 0.01 * rtol))
         if _negligible(lost, sign, ends[2], delta):
@@ -140,7 +140,7 @@ def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None)
         if epsilon >= _largest_loss(parts, sign):
             return 0.0, 0.0, min(_moved(lost, sign, epsilon), 1.0)
         if _is_one_step(parts):
-            ends = delta_of_step(parts[0].shares, parts[0].doubt, parts[0].branches, epsilon)
+            ends = delta_of_step(parts[0], epsilon)
         else:
             ends = _delta_by_contour(parts, epsilon, [] if known is None else known.setdefault(left_out, []))
         more = _moved(lost, sign, epsilon)
@@ -349,27 +349,20 @@ def _law(branch: Branch, sign: float, left_out: float) -> tuple[BranchLaw, float
     return BranchLaw(each, joint, sign), lost * 1.01 + underflow
 
 
-def delta_of_step(
-    shares: tuple[float, ...], doubt: float, laws: tuple[BranchLaw, ...], epsilon: float
-) -> tuple[float, float, float]:
-    """Return (lower, estimate, upper) of delta of one step at eps >= 0; shares are off by a share `doubt`."""
+def delta_of_step(step: Part, epsilon: float) -> Ends:
+    """Return (lower, estimate, upper) of delta of one step at eps >= 0."""
     value = error = 0.0
-    for share, law in zip(shares, laws, strict=True):
+    for share, law in zip(step.shares, step.branches, strict=True):
         one, wrong = _branch(law, epsilon)
         value += share * one
-        error += share * (wrong + doubt * one)
+        error += share * (wrong + step.doubt * one)
     error += 1e-15 * value
     return max(value - error, 0.0), value, min(value + error, 1.0)
 
 
-def epsilon_of_step(
-    shares: tuple[float, ...], doubt: float, laws: tuple[BranchLaw, ...], low_delta: float, high_delta: float
-) -> tuple[float, float, float]:
+def epsilon_of_step(step: Part, low_delta: float, high_delta: float) -> Ends:
     """Return (lower, estimate, upper) of eps >= 0; the upper bound holds for low_delta, the lower for high_delta."""
-
-    def at(eps: float) -> tuple[float, float, float]:
-        return delta_of_step(shares, doubt, laws, eps)
-
+    at = functools.partial(delta_of_step, step)
     if at(0.0)[2] <= low_delta:
         return 0.0, 0.0, 0.0
     low, high = 0.0, 1.0

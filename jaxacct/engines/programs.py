@@ -47,10 +47,6 @@ ENDING, WARM_ENDING = ".program", ".warm"
 """Endings of file names: of a kept program, and of the empty file that `jaxacct warm` leaves when it is done."""
 TEMPORARY = ".unfinished-"
 """Beginning of the name of a program that is being written."""
-ABANDONED_SECONDS = 3600.0
-"""Age from which an unfinished file is removed. Its writer has surely ended by then, since writing takes a second."""
-DIGEST_BYTES = hashlib.sha256().digest_size
-"""Length of the digest at the beginning of a file, in bytes."""
 
 
 class Unusable(Exception):
@@ -103,7 +99,7 @@ def read(path: Path) -> bytes | None:
             status = os.fstat(file.fileno())
             if not _ours(status) or _others_write(status) or not stat.S_ISREG(status.st_mode):
                 return None
-            digest, payload = file.read(DIGEST_BYTES), file.read()
+            digest, payload = file.read(hashlib.sha256().digest_size), file.read()
     except OSError:
         return None
     if _digest(path.name, payload) != digest:
@@ -149,7 +145,8 @@ def trim(folder: Path, limit: int | None = None) -> None:
         if excess <= 0:
             break
         excess -= status.st_size * _removed(path)
-    _sweep_up(folder, ABANDONED_SECONDS)
+    # the writer of an hour-old file has surely ended, since writing takes a second
+    _sweep_up(folder, 3600.0)
 
 
 def _sweep_up(folder: Path, age: float) -> None:
@@ -198,8 +195,6 @@ HARMLESS = re.compile(
 """Settings of JAX that change printing, caching or refusals, but not results."""
 CPU_FIELDS = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
 """Lines of /proc/cpuinfo that decide which instructions a program may use."""
-CPUINFO_CHARACTERS = 16384
-"""Number of characters that are read of /proc/cpuinfo. The entry of one processor is shorter."""
 
 
 def path_of(folder: Path, label: str, device: Any) -> Path:
@@ -229,7 +224,8 @@ def _machine() -> tuple[str, ...]:
     """Return the processor and the number of threads that a program may use."""
     try:
         with open("/proc/cpuinfo") as file:
-            first = file.read(CPUINFO_CHARACTERS).split("\n\n")[0].splitlines()
+            # the entry of one processor is shorter
+            first = file.read(16384).split("\n\n")[0].splitlines()
         lines = [line for line in first if line.startswith(CPU_FIELDS)]
     except OSError:
         lines = []

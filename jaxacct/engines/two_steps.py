@@ -50,8 +50,6 @@ _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9
 `y = s u - s^2/2`, where u is the first step's output and s is 1/sigma of that step."""
 _WIDE = np.linspace(-REACH, REACH, 105)
 """Survey points about either mode of the first step's output, in deviations from the mode. They are 0.75 apart."""
-CELL_COUNTS = (800, 5000)
-"""Number of cells for each configuration: in the first try, and in a second try if the first bracket is wide."""
 WIDE = 1e-6
 """Relative width beyond which a bracket is wide."""
 CELLS_AT_A_TIME = 2**25 // (8 * 60)
@@ -84,7 +82,8 @@ def _in_blocks(solve: Callable[..., Answer], parts: Components, enough: np.ndarr
     answer = Answer(np.zeros(size), np.zeros(size), np.full(size, np.inf))
     steps = _steps(parts)
     with np.errstate(all="ignore"):
-        for count in CELL_COUNTS:
+        # numbers of cells: in the first try, and where its bracket is wide
+        for count in (800, 5000):
             wide = np.flatnonzero(~((answer.upper * (1.0 - WIDE) <= answer.lower) | (answer.upper <= enough)))
             for start in range(0, wide.size, CELLS_AT_A_TIME // count):
                 rows = wide[start : start + CELLS_AT_A_TIME // count]

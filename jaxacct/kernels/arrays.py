@@ -47,22 +47,6 @@ SMALLEST_NORMAL = 2.0**-1022
 BLOCK_SIZE = 64
 """Number of terms in a block of a sum. The error bound is least for blocks of about the square root of the sum's
 length."""
-_ROOT_HALF_BITS = 0x3FE6A09E667F3BCD
-"""The bits of sqrt(1/2)."""
-_LN2_HIGH = 6.93147180369123816490e-01
-"""The first 32 bits of log 2. Its product with the exponent of any float64 is exact."""
-_LN2_LOW = 1.90821492927058770002e-10
-"""log 2 - _LN2_HIGH, rounded."""
-_ARTANH_SERIES = (
-    6.666666666666735130e-01,
-    3.999999999940941908e-01,
-    2.857142874366239149e-01,
-    2.222219843214978396e-01,
-    1.818357216161805012e-01,
-    1.531383769920937332e-01,
-    1.479819860511658591e-01,
-)
-"""Coefficients of `2 artanh(s)/s - 2` in s^2, from fdlibm's e_log.c."""
 _ASYMPTOTIC_BELOW = -36.0
 """Below this argument the normal distribution function Phi is computed by its asymptotic series, since erfc underflows
 from -37.5 on."""
@@ -165,9 +149,8 @@ def cummin(xp: Namespace, x: Array, reverse: bool = False) -> Array:
     """Return the running minimum along the last axis. If `reverse`, it runs backwards from the last entry."""
     if xp is jnp:
         return lax.cummin(x, axis=x.ndim - 1, reverse=reverse)
-    if reverse:
-        return np.minimum.accumulate(x[..., ::-1], axis=-1)[..., ::-1]
-    return np.minimum.accumulate(x, axis=-1)
+    order = slice(None, None, -1 if reverse else 1)
+    return np.minimum.accumulate(x[..., order], axis=-1)[..., order]
 
 
 def pick(xp: Namespace, x: Array, index: Array) -> Array:
@@ -254,14 +237,18 @@ def _log1p_by_bits(x: Array) -> Array:
     whole = one + x
     rest = jnp.where(jnp.abs(x) >= 1.0, one - (whole - x), x - (whole - one)) / jnp.where(whole > 0.0, whole, 1.0)
     bits = lax.bitcast_convert_type(whole, jnp.int64)
-    k = lax.shift_right_arithmetic(bits - _ROOT_HALF_BITS, jnp.int64(52))
+    k = lax.shift_right_arithmetic(bits - 0x3FE6A09E667F3BCD, jnp.int64(52))  # subtracts the bits of sqrt(1/2)
     f = lax.bitcast_convert_type(bits - lax.shift_left(k, jnp.int64(52)), jnp.float64) - 1.0
     k, s = k.astype(jnp.float64), f / (2.0 + f)
     z, half = s * s, 0.5 * f * f
     w = z * z
-    a, b, c, d, e, g, h = _ARTANH_SERIES
+    # coefficients of 2 artanh(s)/s - 2 in s^2
+    a, b, c, d = 6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01
+    e, g, h = 1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01
     series = z * (a + w * (c + w * (e + w * h))) + w * (b + w * (d + w * g))
-    value = k * _LN2_HIGH - ((half - (s * (half + series) + (k * _LN2_LOW + rest))) - f)
+    # the first 32 bits of log 2, whose product with k is exact, and the rest of log 2
+    high, low = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+    value = k * high - ((half - (s * (half + series) + (k * low + rest))) - f)
     return jnp.where(
         whole > 0.0, jnp.where(whole < jnp.inf, value, jnp.inf), jnp.where(whole == 0.0, -jnp.inf, jnp.nan)
     )

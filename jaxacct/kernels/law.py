@@ -24,8 +24,6 @@ NEWTON_STEPS = 14
 """Largest number of safeguarded Newton steps from a start that may be far off."""
 REFINEMENT_STEPS = 7
 """Largest number of Newton steps from a start that is within a factor of two of the solution."""
-NEAR_ENOUGH = 1e-4
-"""A row takes no further Newton step after one that moves log c by at most this."""
 LARGEST_STEP = 3.0
 """Largest Newton step in log c."""
 Cumulants: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
@@ -244,7 +242,7 @@ def saddle_point(
     begin = xp.log(1e-3) * xp.ones_like(target) if start is None else xp.log(start)
 
     def going(carry: tuple[Array, Array, Array, Array, Array, Saddle]) -> Array:
-        return (carry[0] < iterations) & (carry[4] > NEAR_ENOUGH)
+        return (carry[0] < iterations) & (carry[4] > 1e-4)  # the last step moved log c by more
 
     def body(
         carry: tuple[Array, Array, Array, Array, Array, Saddle],

@@ -37,19 +37,12 @@ bulk (slots with a small X) from the jumps (slots with a large X). The other pla
 ILL = 6.0
 """If a contour loses at least this many nats to cancellation (`Place.digits`), the second placement is tried as well
 (`MANY`)."""
-ONE_SLOT = 15.0
-"""A threshold k more than this many standard deviations of S above the mean of S is first tried with a bulk.
-
-So far out one large slot mostly decides E(S - k)_+."""
 LOW_BLUR = 0.08
 """Width, in log X, of the smooth window between the bulk (slots with a smaller X) and the jumps (slots with a larger
 X)."""
 LOW_SHARE = 0.5
-"""If E(S - k)_+ is integrated with a bulk, the bulk ends at X/t = LOW_SHARE (k - 1).  Here k - 1 is the distance of k
-from the mean of S.
-
-A slot with a larger X/t is a jump.  A jump leaves less than half of that distance to the other slots.  Then neither the
-contour of the bulk nor the contour of the jumps loses many digits."""
+"""The bulk of E(S - k)_+ ends at X/t = LOW_SHARE (k - 1), where k - 1 is the distance of k from the mean of S. A jump
+leaves less than half of it to the other slots: neither contour, of bulk and of jumps, loses many digits."""
 BULK_END = 9.0
 """If the bulk has a contour of its own, the law of a slot's u ends there at `low + BULK_END * low_blur`, with the `low`
 and `low_blur` of `Windows`."""
@@ -78,13 +71,13 @@ def _grid(low: Array, high: Array, size: int) -> Array:
 def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE) -> Place:
     """Place contours for E(S - k)_+ (sign 1) or E(k - S)_+ (sign -1); `guess` is the log of a rough value, (B,)."""
     tolerance = np.broadcast_to(tolerance, s.shape)
-    alone = (sign > 0) & (k - 1.0 > ONE_SLOT * _deviation(s, t))
-    if alone.all() or not alone.any():
-        return _better_place(sign, s, t, k, guess, tolerance, bool(alone.all()))
-    groups = [(np.flatnonzero(alone == split), split) for split in (False, True)]
-    found = (_better_place(sign, *rows_of((s, t, k, guess, tolerance), rows), split) for rows, split in groups)
-    order = np.argsort(np.concatenate([rows for rows, _ in groups]))
-    return jax.tree.map(lambda a, b: np.concatenate([a, b])[order], *found)
+    # so far out one large slot mostly decides E(S - k)_+, and a bulk is tried first
+    alone = (sign > 0) & (k - 1.0 > 15.0 * _deviation(s, t))
+    groups = [rows for split in (False, True) if (rows := np.flatnonzero(alone == split)).size]
+    given = s, t, k, guess, tolerance
+    found = (_better_place(sign, *rows_of(given, rows), bool(alone[rows[0]])) for rows in groups)
+    order = np.argsort(np.concatenate(groups))
+    return jax.tree.map(lambda *each: np.concatenate(each)[order], *found)
 
 
 def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
@@ -314,18 +307,18 @@ def last_node(
     beyond = np.full_like(c, np.inf)
     rows = np.arange(len(c))
     for _ in range(12):  # at most 12 indices are tried
-        some = _taken((cells, cuts, t, c), rows)
+        some = rows_of((cells, cuts, t, c), rows)
         y = np.ceil(np.exp(at[rows])) * step[rows]
         bound = np.empty(rows.size)
         both, one = np.flatnonzero(open_[rows]), np.flatnonzero(~open_[rows])
         if both.size:
             near, far = (
-                log_beyond_on(*_taken(some, both), y[both], sign, np.full(both.size, x)) for x in (True, False)
+                log_beyond_on(*rows_of(some, both), y[both], sign, np.full(both.size, x)) for x in (True, False)
             )
             bound[both], local[rows[both]] = np.fmin(near, far), ~(far < near)
             open_[rows[both]] = np.maximum(near, far) < goal[rows[both]]
         if one.size:
-            bound[one] = log_beyond_on(*_taken(some, one), y[one], sign, local[rows[one]])
+            bound[one] = log_beyond_on(*rows_of(some, one), y[one], sign, local[rows[one]])
         here, less = at[rows], low[rows]
         fine = bound < goal[rows]
         low[rows] = less = np.where(fine, less, np.maximum(less, here))
@@ -352,11 +345,6 @@ def last_node(
 def rows_of(some: Some, rows: Array) -> Some:
     """Take rows of all arrays of a pytree, such as a `Place` or a `Contour`, in any order and as often as wanted."""
     return jax.tree.map(lambda x: x[rows] if np.ndim(x) else x, some)
-
-
-def _taken(some: Some, rows: Array) -> Some:
-    """Take distinct ascending rows of all arrays of a pytree. If `rows` are all rows, nothing is copied."""
-    return rows_of(some, rows) if rows.size < len(jax.tree.leaves(some)[0]) else some
 
 
 def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
@@ -431,27 +419,16 @@ def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, si
 
 
 READ_TOGETHER = ((60, 0.3), (15, 0.15), (2, 0.1))
-"""Three turns place contours. In each, the first number is how many losses may share a contour, and the second their
-largest distance.
-
-Later turns take the losses whose brackets are still too wide.
-
-The distance of two losses eps is the difference of log(e^eps - 1 + NEAR * deviation).  Where one slot decides, a
-contour leaves out a part that depends on the size of that slot, about e^eps - 1.  For a loss near 0 that size hardly
-matters."""
-NEAR = 3.0
-"""A loss counts as near 0 up to this many standard deviations of one round's loss."""
+"""How many losses may share a contour, and their largest distance, in each of three turns. Later turns take the losses
+whose brackets are still too wide."""
 CUT_OFF = 5e-3, 1e-3
 """The tolerance (`place`) of a contour, as a share of the wanted relative width: in the first turn, and in later
 turns."""
 WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
-"""Pairs (log of a delta, wanted relative width of brackets above this delta); a wider bracket gets another contour.
-
-Compositions of many rounds depend mostly on the largest deltas.  There the chords between losses are too high by a few
-1e-4 of delta, and in the tail by a few hundredths of delta.  So still narrower brackets would be of little use."""
+"""Pairs (log of a delta, wanted relative width of brackets above this delta). Chords between losses are too high by a
+few 1e-4 of the largest deltas, on which compositions mostly depend, and by a few hundredths in the tail."""
 LONG = 1000
-"""If a contour has more nodes than this, a bracket that stays wide gets no second contour. That would be slow, and
-would gain little."""
+"""If a contour has more nodes than this, a second one would be slow, and would gain little."""
 VERY_LONG = 1500
 """Number of nodes from which a contour takes up to a second."""
 KNOWN = 0.3
@@ -462,10 +439,8 @@ LAST_LOG_DELTA = -69.0
 LARGEST_LOSS = 600.0
 """Largest loss of a profile. Up to it e^eps, and products with e^eps, stay within float64."""
 BULK_SPREAD = 2.0
-"""Near 0, the losses at which a profile is computed have a normal density, this many times as wide as the law of one
-round's loss.
-
-The best density is proportional to the cube root of the density of this loss, and so sqrt(3) times as wide."""
+"""Near 0, a profile's losses have a normal density, this many times as wide as the law of one round's loss. The best
+density is about the cube root of that law's, and so sqrt(3) times as wide."""
 DENSE = 4.0
 """Factor on the number of losses beyond the bulk in a dense profile. There the losses of the far tail are as close as
 the losses before it."""
@@ -867,7 +842,9 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
     hopeless = np.zeros(eps.size, bool)
     # below 1e-30, about the delta at a profile's last loss, the bounds by theorems suffice
     wide = np.flatnonzero(~(high - low <= _wanted(logs) * high) & (high > 1e-30))
-    apart = np.log(np.expm1(np.abs(eps)) + NEAR * np.maximum(_deviation_of_loss(s, t), LEAST_DEVIATION))
+    # Where one slot decides, a contour leaves out a part that depends on the size of that slot, about e^eps - 1. Up to
+    # three standard deviations of one round's loss that size hardly matters.
+    apart = np.log(np.expm1(np.abs(eps)) + 3.0 * np.maximum(_deviation_of_loss(s, t), LEAST_DEVIATION))
     for turn, (together, distance) in enumerate(READ_TOGETHER):
         if wide.size == 0:
             break
