@@ -32,8 +32,7 @@ from jaxacct.engines.protocol import Answer
 from jaxacct.kernels.contour.gaussian_errors import FINITE_LOSS_ERROR
 
 LEAST_GAP = 1e-300
-"""Differences of Mills ratios, values of delta and slopes below this are raised to it, so that their logarithms and
-quotients are finite."""
+"""Differences of Mills ratios, deltas and slopes below this are raised to it, for finite logarithms and quotients."""
 LEAST_EPSILON = 2.0**-1060
 """Bisection halves the exponent of epsilon down to this (subnormal) value. Below it, epsilon itself is halved."""
 ROUNDOFF_OF_LOG = 4096.0 * ROUNDOFF

@@ -46,8 +46,7 @@ LOWEST_LOG_DELTA = -700.0
 BOUND_OUTWARD = 1.0 + 1e-12
 """Factor that covers the rounding errors of the total variation and of the largest loss."""
 DELTA_ROUNDS = 2
-"""Number of placements of the split contour for delta: a first one and a correction. More are not needed, since the
-best place hardly depends on delta."""
+"""Placements of the split contour for delta: a first one and a correction, since the best place hardly moves."""
 LADDER = (
     Rung(64, 32, 1, 128),
     Rung(192, 64, 2, 32),

@@ -26,13 +26,11 @@ LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
 QUICK = 2**18
 """Lattices longer than this are made only while the bracket is wider than `Case.enough`."""
 NARROW = 2e-4
-"""A row is given up if even the bracket of the longest lattice would have a relative width above both this and
-`Case.enough`."""
+"""A row is given up if the longest lattice's bracket would be relatively wider than both this and `Case.enough`."""
 SAYS_NOTHING = 0.9
 """A bracket of at least this relative width has a useless lower bound, or no upper bound."""
 STALLED = 0.5
-"""If a bracket is more than this number times as wide as the previous lattice's bracket, the spacing of the lattice
-does not cause its width. Then longer lattices are not tried."""
+"""Longer lattices are not tried where a bracket is more than this times as wide as the previous lattice's."""
 ATTEMPTS = 3
 """Largest number of plans for one length. If epsilon is found far from the eps of a plan, a new plan is made."""
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
@@ -48,8 +46,7 @@ LARGEST_EXPONENT = 700.0
 LOST_MASS = 1e-290
 """Upper bound of the P-mass that underflow removes or moves on the lattice, for one law."""
 ESTIMATE = 2.0 / 3.0
-"""Place of the estimate in a bracket, from 0 (lower bound) to 1 (upper bound). For smooth laws the lower bound's error
-is about twice the upper bound's."""
+"""Place of the estimate in a bracket: for smooth laws the lower end's error is about twice the upper end's."""
 CROSSING_STEPS = 60
 """Largest number of steps of secants and bisection. The bounds are evaluated wherever the steps end."""
 

@@ -21,11 +21,9 @@ from jaxacct.kernels.contour.gaussian_errors import FINITE_LOSS_ERROR
 from jaxacct.kernels.lattice_laws import Cells
 
 MOST_PAIRS = 2**17
-"""Largest number of pairs of atoms, one of either law, when two finite laws are convolved. Sorting the sums of their
-losses takes some ten milliseconds."""
+"""Largest number of pairs of atoms when finite laws are convolved; sorting the sums takes some ten milliseconds."""
 CUT_SHARE = 1e-6
-"""The lowest and the highest losses of a finite law are cut off while their mass is at most this number times the mass
-that may be left out. The number is so small because keeping more costs only a few atoms."""
+"""A finite law's ends are cut off up to this share of the mass that may be left out: keeping more costs a few atoms."""
 UNDERFLOW = 1e-307
 """Upper bound of what a product of masses loses by underflow."""
 LOSS_UNITS = 128.0
@@ -97,14 +95,6 @@ def last_node(extent: tuple[float, float], origin: float, step: float, nodes: in
     return int(np.clip(np.ceil((extent[1] - origin) / step - 1e-9), 1, nodes - 2))
 
 
-def atoms_on(nodes: int, pairs: list[tuple[int, float]], upper: bool) -> np.ndarray:
-    """Return the mass on each node, for `pairs` of (node, mass). Masses grow by 1e-14 if `upper`, else they shrink."""
-    atoms = np.zeros(nodes)
-    for k, mass in pairs:
-        atoms[k] += mass * (1.0 + 1e-14 if upper else 1.0 - 1e-14)
-    return atoms
-
-
 def placed_from(
     law: LatticePart,
     cells: Cells,
@@ -123,7 +113,9 @@ def placed_from(
     reversed. The true law has mass 1. An upper law puts the mass missing from 1 at infinity. A lower law whose masses
     add up to more than 1 is no bound, so its deficit is inf.
     """
-    atoms = atoms_on(cells.low.shape[0], pairs, upper)
+    atoms = np.zeros(cells.low.shape[0])
+    for node, atom in pairs:
+        atoms[node] += atom * (1.0 + 1e-14 if upper else 1.0 - 1e-14)
     turned = law.sign < 0
     first, end = 0, atoms.shape[0] - 1
     if turned:

@@ -327,7 +327,8 @@ def _minimise(
     c = np.sort(START if orders is None else orders)[:, None] + np.zeros(size)
     best, least = np.full(size, np.inf), np.full(size, np.inf)
     for _ in range(4 if orders is None else 1):  # rounds of the search for the best order
-        k = _upper_moments(parts, c)
+        high = log_moments(parts.take(np.tile(np.arange(size), len(c))), c.ravel()).high.reshape(c.shape)
+        k = np.where(np.isnan(high), np.inf, high)
         values = np.nan_to_num(objective(c, k), nan=np.inf, posinf=np.inf, neginf=-np.inf)
         at = np.argmin(values, axis=0)[None]
         best = np.minimum(best, np.take_along_axis(values, at, 0)[0])
@@ -336,11 +337,3 @@ def _minimise(
         # The next orders lie between the neighbours of the best order.
         c = left * (right / left) ** np.linspace(0.0, 1.0, 13)[:, None]
     return best, least
-
-
-def _upper_moments(parts: Components, c: np.ndarray) -> np.ndarray:
-    """Return upper bounds of `K(c) = log E_P[e^{cL} ; L < inf]`, for c of shape (O, B)."""
-    count, size = c.shape
-    rows = np.tile(np.arange(size), count)
-    high = log_moments(parts.take(rows), c.ravel()).high.reshape(count, size)
-    return np.where(np.isnan(high), np.inf, high)

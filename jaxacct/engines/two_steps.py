@@ -23,11 +23,9 @@ from jaxacct.mechanisms.loss_components import Components
 LONGEST_CELL = 0.25
 """Largest length of a cell (an interval of the first step's output), in standard deviations of that step's noise."""
 LARGEST_TURN = 2.0
-"""Cells are placed so short that w (|u| + 2 s) is at most this, since the quadrature over a longer cell would be
-inaccurate. w is the length of a cell, u an output in it, and s = 1/sigma of the first step."""
+"""Largest w (|u| + 2 s) of a cell of length w at the output u, s = 1/sigma: longer ones would be inaccurate."""
 WEIGHT_ERROR = 2e-14
-"""Relative error of a cell's weights: the error of the quadrature, and the rounding of its ten terms and of their sum.
-"""
+"""Relative error of a cell's weights: the quadrature's, and the rounding of its ten terms and their sum."""
 LOG_NORMAL_TOP = -0.5 * np.log(2.0 * np.pi)
 """Logarithm of the standard normal density at 0."""
 UNDERFLOW = 1e-304
@@ -46,8 +44,7 @@ POINTS_BEYOND = 12
 REACH = 39.0
 """Number of standard deviations beyond which a normal law has no mass in float64."""
 _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9, 60.0, 36)])
-"""Survey points about a possible kink of the integrand, dense near the kink. They are distances from the kink in
-`y = s u - s^2/2`, where u is the first step's output and s is 1/sigma of that step."""
+"""Survey points about a possible kink, as distances from it in `y = s u - s^2/2`; s = 1/sigma of the first step."""
 _WIDE = np.linspace(-REACH, REACH, 105)
 """Survey points about either mode of the first step's output, in deviations from the mode. They are 0.75 apart."""
 WIDE = 1e-6

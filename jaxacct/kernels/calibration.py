@@ -45,8 +45,7 @@ from jaxacct.kernels.law import LossLaw, Saddle, Tilted, cumulants, finite_weigh
 LARGEST_SPLIT_STEP = 0.4
 """Largest secant step of x, the logarithm of the parameter that is solved for."""
 SETTLED = 0.15
-"""Largest distance of x, the logarithm of the parameter, from the x for which the windows were placed. Beyond it the
-windows must be placed anew."""
+"""Largest distance of x from the x for which the windows were placed. Beyond it they must be placed anew."""
 
 
 def sensitivity(
@@ -131,19 +130,15 @@ def _finite_change(law: LossLaw, tangent: LossLaw, c: Array, t: Array) -> Array:
 
 
 LARGEST_X_STEP, LARGEST_C_STEP = 0.2, 0.2
-"""Largest Newton steps of x, the logarithm of the noise, and of log c in `solve_rate`. They are small, since the loss
-changes fast with the noise."""
+"""Largest Newton steps of x and of log c in `solve_rate`: small, since the loss changes fast with the noise."""
 LARGEST_EPSILON_STEP = 1.0
 """A Newton step of `solve_rate` in eps is at most this number divided by c, the abscissa of the contour."""
 LARGEST_SHARE = 0.999
-"""Cap on e^eps a/b, so that delta = b - e^eps a stays positive. Here a is the false-positive rate, and b the bound of
-the true-positive rate."""
+"""Cap on e^eps a/b, so that delta = b - e^eps a stays positive; a, b: false- and true-positive rate."""
 LARGEST_NEWTON_STEP = 0.7
-"""Largest Newton step of log c, and of x, the logarithm of the parameter, in `solve`. Such a step doubles or halves c
-or the parameter."""
+"""Largest Newton step of log c, and of x, the logarithm of the parameter, in `solve`."""
 LARGEST_SECANT_STEP = 0.3
-"""Largest secant step of x, the logarithm of the parameter. It is small, since the contour is placed only
-once, for the x at which the secant steps begin."""
+"""Largest secant step of x: small, since the contour is placed once, for the x where these steps begin."""
 LARGEST_Q = 1.0 - 1e-12
 """Largest sampling probability that is used, since the kernels take 0 < q < 1."""
 

@@ -18,11 +18,9 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, Namespace, iterate, log1p, logsumexp, namespace
 
 REACH = 38.0
-"""The quadrature grid extends this many standard deviations from each mode of the P-density. The mass beyond the grid,
-2.9e-316, is less than the mass that underflow may lose."""
+"""Deviations from each mode of the P-density that the grid spans; 2.9e-316 beyond is less than underflow may lose."""
 PANELS = 4096
-"""Number of quadrature panels about the modes. The lattice's nodes divide the panels further, so the errors of the
-quadrature are below rounding."""
+"""Number of quadrature panels about the modes. The lattice's nodes divide them: the errors are below rounding."""
 QUADRATURE_ORDER = 5
 """Number of Gauss-Legendre points on each panel."""
 NARROW_ORDER = 2
@@ -30,8 +28,7 @@ NARROW_ORDER = 2
 LONG = 2**18
 """On lattices of at least this many nodes, NumPy uses NARROW_ORDER for narrow panels, which halves the time."""
 LARGEST_ETA = 0.1
-"""If a panel's quadrature may have this relative error or more, the panel's mass is bounded, and goes whole to one
-node."""
+"""A panel whose quadrature may have this relative error has its mass bounded, and goes whole to one node."""
 FFT_CONSTANT = 8.0
 """The error of an FFT, in roundoffs, is at most this times log2 of its length. Higham's constant is 7."""
 ROUNDED_UP = 1.001

@@ -43,18 +43,15 @@ class Resolution(NamedTuple):
 GLANCE = Resolution(24, 4, 64, 16, (24, 64))
 """The coarsest resolution. It decides whether a second direction can leak more than the first."""
 QUICK = Resolution(36, 6, 80, 24, (36, 96))
-"""The usual resolution of the first evaluation. The resolutions below have more rows and columns. They take longer, and
-give narrower brackets."""
+"""The usual resolution of the first evaluation. Those below take longer, and give narrower brackets."""
 STEADY = Resolution(60, 6, 120, 32, (36, 96))
 """The resolution for brackets that QUICK leaves too wide."""
 MIDDLE = Resolution(96, 6, 192, 48, (36, 96))
 """The resolution for brackets that STEADY leaves too wide, and for a delta that is evaluated only once."""
 FINE = Resolution(256, 6, 768, 192, (36, 96))
-"""The resolution for brackets that MIDDLE leaves too wide. If brackets are to be as narrow as possible, it is used
-right after QUICK."""
+"""The resolution for brackets that MIDDLE leaves too wide, or after QUICK for the narrowest brackets."""
 FINEST = FINE._replace(sketch=(144, 192))
-"""The resolution for very narrow brackets. Its finer sketch shows changes of the best order of scores that FINE
-misses."""
+"""The resolution for very narrow brackets. Its finer sketch shows changes of the best order that FINE misses."""
 MASS_ERROR = 16.0 * ROUNDOFF
 """Upper bound of the absolute error of a difference of two masses."""
 SLOPE_ERROR = 4e-12
@@ -62,8 +59,7 @@ SLOPE_ERROR = 4e-12
 LEAST_SLOPE = 1e-300
 """phi' rounded up is at least this, since a smaller phi' may have underflowed in float64."""
 LARGEST_FALL = 4.0
-"""Cap, in nats, on two changes: of the log of the curve's slope from one row of the sketch to the next, and of log phi'
-from one column of the sketch to the next."""
+"""Cap, in nats, on the change of the curve's log slope from row to row, and of log phi' from column to column."""
 
 
 class Repetitions(Protocol):
@@ -254,13 +250,11 @@ def _between(x: Array, at: Array, values: Array) -> Array:
 
 
 SUM_ROUNDING = 1e-9
-"""A sum of positive terms is taken to have at most this relative error. The error of a sum of thousands of terms is far
-below it."""
+"""Relative error allowed for a sum of positive terms; that of thousands of terms is far below it."""
 WINDOW_MARGIN = 2
 """A window reaches this many shared columns beyond the w at which the rows of its group have their maximum."""
 OUTWARD = 1e-12
-"""Bound of the rounding of a few operations: relative for a target delta, absolute for an eps. Targets and eps are
-moved outwards by it."""
+"""Bound of the rounding of a few operations: relative for a target delta, absolute for an eps."""
 
 
 class Order(NamedTuple):

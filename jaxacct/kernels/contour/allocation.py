@@ -35,17 +35,14 @@ MANY = 250
 """If a contour has more nodes than this, the second of two placements is tried as well. One placement separates the
 bulk (slots with a small X) from the jumps (slots with a large X). The other placement takes all slots together."""
 ILL = 6.0
-"""If a contour loses at least this many nats to cancellation (`Place.digits`), the second placement is tried as well
-(`MANY`)."""
+"""The second placement is also tried if a contour loses this many nats to cancellation (`Place.digits`)."""
 LOW_BLUR = 0.08
-"""Width, in log X, of the smooth window between the bulk (slots with a smaller X) and the jumps (slots with a larger
-X)."""
+"""Width, in log X, of the smooth window between the bulk (smaller X) and the jumps (larger X)."""
 LOW_SHARE = 0.5
 """The bulk of E(S - k)_+ ends at X/t = LOW_SHARE (k - 1), where k - 1 is the distance of k from the mean of S. A jump
 leaves less than half of it to the other slots: neither contour, of bulk and of jumps, loses many digits."""
 BULK_END = 9.0
-"""If the bulk has a contour of its own, the law of a slot's u ends there at `low + BULK_END * low_blur`, with the `low`
-and `low_blur` of `Windows`."""
+"""If the bulk has a contour of its own, the law of a slot's u ends there at `low + BULK_END * low_blur`."""
 
 
 class Place(NamedTuple):
@@ -422,8 +419,7 @@ READ_TOGETHER = ((60, 0.3), (15, 0.15), (2, 0.1))
 """How many losses may share a contour, and their largest distance, in each of three turns. Later turns take the losses
 whose brackets are still too wide."""
 CUT_OFF = 5e-3, 1e-3
-"""The tolerance (`place`) of a contour, as a share of the wanted relative width: in the first turn, and in later
-turns."""
+"""The tolerance (`place`) of a contour in the first and in later turns, as a share of the wanted relative width."""
 WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
 """Pairs (log of a delta, wanted relative width of brackets above this delta). Chords between losses are too high by a
 few 1e-4 of the largest deltas, on which compositions mostly depend, and by a few hundredths in the tail."""
@@ -432,8 +428,7 @@ LONG = 1000
 VERY_LONG = 1500
 """Number of nodes from which a contour takes up to a second."""
 KNOWN = 0.3
-"""A contour is placed by a guess of delta. If a bracket of delta has at most this relative width, its estimate is the
-guess."""
+"""If a bracket of delta has at most this relative width, its estimate is the guess for the next contour."""
 LAST_LOG_DELTA = -69.0
 """A profile's losses end where log delta is about this. The mass beyond the last loss becomes mass at infinity."""
 LARGEST_LOSS = 600.0
@@ -442,11 +437,9 @@ BULK_SPREAD = 2.0
 """Near 0, a profile's losses have a normal density, this many times as wide as the law of one round's loss. The best
 density is about the cube root of that law's, and so sqrt(3) times as wide."""
 DENSE = 4.0
-"""Factor on the number of losses beyond the bulk in a dense profile. There the losses of the far tail are as close as
-the losses before it."""
+"""Factor on the number of losses beyond the bulk in a dense profile, whose far tail is as dense as the rest."""
 LEAST_GAP = 1e-7
-"""Smallest distance of neighbouring losses, in units of the standard deviation of one round's loss or of 1e-3,
-whichever is larger."""
+"""Smallest distance of losses, in units of the larger of 1e-3 and one round's standard deviation of the loss."""
 LEAST_DEVIATION = 1e-300
 """Smallest standard deviation assumed for one round's loss, whose variance may underflow."""
 SCAN = 600
@@ -454,8 +447,7 @@ SCAN = 600
 CELLS = 48
 """Number of cells of the grid of `put_below`."""
 REACH = 8.6
-"""Distance from the mode of u's law to an end of the cells, in standard deviations of a normal. The mass beyond the
-cells is bounded."""
+"""Distance from the mode of u's law to an end of the cells, in standard deviations. The mass beyond is bounded."""
 
 
 class Contour(NamedTuple):

@@ -28,8 +28,7 @@ SMALLEST = 1e-290
 LARGEST_LOG = 600.0
 """Cap on the logarithm of a bound of a window's modulus. A larger bound would be useless."""
 SLACK = 1e-11
-"""Bound of the relative error of a sum over cells. The mass of a cell is off by some hundred roundoffs (README.md,
-section 5)."""
+"""Relative error allowed for a sum over cells; a cell is off by some hundred roundoffs (README.md, section 5)."""
 
 
 class Windows(NamedTuple):

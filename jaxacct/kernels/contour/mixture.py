@@ -27,8 +27,7 @@ SMALL_LOSSES = 30.0
 BLOCK = 16
 """Number of values of t that are evaluated at a time."""
 HEIGHT_SHARE = 0.998
-"""Factor on the heights of the loss's density. It covers the rounding of the density and of the integral by
-which the density is scaled."""
+"""Factor on the heights of the loss's density. It covers their rounding, and that of the density's scale."""
 LOG_TOLERANCE = float(np.log(1e-9))
 """Logarithm of the wanted error, relative to delta, of the periodic images (core.py) and of the cut-off in t."""
 LARGEST_CANCELLATION = 3.0

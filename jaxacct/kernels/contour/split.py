@@ -40,8 +40,7 @@ LARGEST_CANCELLATION = 9.0
 """Moving the abscissa away from the saddle point may enlarge the integrand by at most this many nats. Less is allowed
 where terms cancel already at the saddle point."""
 SPARE_NATS = 2.0
-"""Terms that are cut off must lie at least this many nats below the tolerance, since their decay is estimated on a
-coarse grid."""
+"""Terms that are cut off lie at least this far below the tolerance: their decay is estimated on a coarse grid."""
 PLACEMENT_POINTS = 128
 """Number of quadrature points for placing the contour."""
 SCAN = np.geomspace(0.04, 6.0, 7)
@@ -262,15 +261,13 @@ def estimate(integrand: Integrand, epsilon: Array) -> tuple[Array, Array]:
 LEAST_LOG_SCALE = -690.0
 """Smallest logarithm of Z = e^{K(c) - c eps} that is exponentiated: e^-690 is still a normal number."""
 BELIEVED = 1e6
-"""`Start.trust` of a value that a program with fewer nodes has found but not certified. The search begins at this
-value."""
+"""`Start.trust` of a value that a program with fewer nodes has found but not certified."""
 LARGEST_MOVE = 2.5
 """Largest factor by which eps moves on one contour: brackets are narrow only near the eps for which it was placed."""
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
 """Smallest and largest eps that the search may return."""
 MARGIN = 1.05
-"""Factor on the distance of a bound of eps from the estimate. It covers the change of delta's slope over this
-distance."""
+"""Factor on the distance of a bound of eps from the estimate. It covers the change of delta's slope over it."""
 
 
 class Start(NamedTuple):

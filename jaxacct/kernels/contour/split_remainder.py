@@ -29,11 +29,9 @@ from jaxacct.kernels.contour.split_parts import (
 from jaxacct.kernels.law import LossLaw, log_mix
 
 FAR_LOSSES = np.geomspace(0.05, 100.0, 24)
-"""Losses above max(eps, 0), in units of `scale_of`, each of which gives a far window to try. The window's centre lies
-two window widths above the u that has this loss."""
+"""Losses above max(eps, 0), in units of `scale_of`: far windows are tried two widths above the u with this loss."""
 BULK_END = 13.0
-"""The law of a bulk step is cut off this many window widths above the low window's centre. Bounds include the mass that
-is cut off."""
+"""A bulk step's law is cut off this many widths above the low window's centre. Bounds include the mass cut off."""
 LARGEST_EXPONENT = 600.0
 """Largest eps whose exponential is computed: e^600 is far below the largest float64."""
 LARGEST_MOMENT = 1e200
