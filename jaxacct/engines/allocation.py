@@ -135,18 +135,21 @@ def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray)
     rows = np.flatnonzero(reach(s, t) & (high > 1e-290) & (eps < 600.0))
     if rows.size:
         value = _evaluated(sign, s[rows], t[rows], eps[rows], low[rows], high[rows])
-        good = (value.lower <= high[rows]) & (value.upper >= low[rows])
-        low[rows] = np.where(good, np.fmax(low[rows], value.lower), low[rows])
-        high[rows] = np.where(good, np.fmin(high[rows], value.upper), high[rows])
+        good = _intersect(low, high, rows, value.lower, value.upper)
         mid[rows] = np.where(good, value.estimate, mid[rows])
     wide = np.flatnonzero(reach(s, t) & (high - low > 1e-7 * high) & (high > 1e-6) & (eps < 30.0))
     if sign > 0 and wide.size:
-        least, most = _by_parity(s[wide], t[wide], eps[wide])
-        good = (least <= high[wide]) & (most >= low[wide])
-        low[wide] = np.where(good, np.fmax(low[wide], least), low[wide])
-        high[wide] = np.where(good, np.fmin(high[wide], most), high[wide])
+        _intersect(low, high, wide, *_by_parity(s[wide], t[wide], eps[wide]))
         mid[wide] = 0.5 * (low[wide] + high[wide])
     return np.array([low, np.clip(mid, low, high), high])
+
+
+def _intersect(low: np.ndarray, high: np.ndarray, rows: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """Narrow the brackets of `rows` in place by [least, most] where the two agree; return where they do."""
+    agree = (least <= high[rows]) & (most >= low[rows])
+    low[rows] = np.where(agree, np.fmax(low[rows], least), low[rows])
+    high[rows] = np.where(agree, np.fmin(high[rows], most), high[rows])
+    return agree
 
 
 def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -163,23 +166,19 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
     floor, most = np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295))
     guess = np.clip(allocation_law.guess(sign, s, t, k) - min(sign, 0.0) * eps, floor, most)
     shift = np.where(sign > 0, 0.0, -eps)  # equals log E(sign (S - k))_+ - log(delta), with S as for `SIGNS`
-    value: Value | None = None
+    value = Value(*np.full((4, len(s)), np.nan))
     for _ in range(PLACEMENTS):
         ends = np.empty((4, len(s)))
         for rows, contour in contours_at(sign, s, t, k, guess + shift, SMALL):
             ends[:, rows] = value_of(contour, eps[rows])
         found = Value(*ends)
-        if value is None:
-            value = found
-        else:
-            better = ~(value.upper - value.lower <= found.upper - found.lower)
-            value = Value(*(np.where(better, a, b) for a, b in zip(found, value, strict=True)))
+        better = ~(value.upper - value.lower <= found.upper - found.lower)
+        value = Value(*(np.where(better, a, b) for a, b in zip(found, value, strict=True)))
         seen = np.log(np.clip(found.estimate, 1e-295, 1.0))
         seen = np.where(np.isfinite(seen), np.clip(seen, floor, most), guess)
         if np.all((np.abs(seen - guess) < 4.0) | ~(value.upper - value.lower > 1e-7 * value.upper)):
             break
         guess = seen
-    assert value is not None
     return value
 
 

@@ -179,10 +179,9 @@ def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> In
     start = 0
     while start < order.size:
         end = start + 1
-        most = min(2.0 * count[order[start]], NODES_AT_ONCE / (end + 1 - start))
-        while end < order.size and count[order[end]] <= most:
+        most = 2.0 * count[order[start]]
+        while end < order.size and count[order[end]] <= min(most, NODES_AT_ONCE / (end + 1 - start)):
             end += 1
-            most = min(2.0 * count[order[start]], NODES_AT_ONCE / (end + 1 - start))
         rows = order[start:end]
         plan = (x[rows, None] for x in (sigma, q, bottom, top, height, growth))
         nodes = _trapezoid(int(count[rows].max()), *plan)

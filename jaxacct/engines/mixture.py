@@ -124,7 +124,7 @@ def one_epsilon(row: Row, sign: float, delta: float, rtol: float = 1e-4) -> Ends
         if _negligible(lost, sign, ends[2], delta):
             low, mid, high = _clipped(ends)
             top = _largest_loss(parts, sign)
-            return (min(low, top), min(mid, top), top) if high > top else (low, mid, high)
+            return min(low, top), min(mid, top), min(high, top)
     return UNKNOWN
 
 

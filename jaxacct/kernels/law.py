@@ -142,14 +142,6 @@ def lifted(law: LossLaw) -> LossLaw:
     return LossLaw(*(xp.expand_dims(x, -1 - own) for x, own in zip(law, OWN_AXES, strict=True)))
 
 
-def _gaussian_cumulants(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> tuple[Array, Array, Array]:
-    xp = namespace(sigma, q, c)
-    t = tilted_gaussian(sigma, q, sign, c, nodes)
-    mean = xp.sum(t.weight * t.loss, axis=-1)
-    variance = xp.sum(t.weight * (t.loss - mean[..., None]) ** 2, axis=-1)
-    return t.log_m, sign * mean, variance
-
-
 def laplace_log_m(scale: Array, c: Array) -> Array:
     """Return log M(c) of a Laplace part."""
     xp = namespace(scale, c)
@@ -197,8 +189,11 @@ def cumulants(law: LossLaw, c: Array, nodes: int) -> tuple[Array, Array, Array]:
     value, mean, variance = law.mu2 * c * (c + 1.0) / 2.0, law.mu2 * (c + 0.5), law.mu2
     at, parts = c[..., None], []
     if law.gauss_n.shape[-1]:
-        each = _gaussian_cumulants(law.gauss_sigma, law.gauss_q, law.sign[..., None], at, nodes)
-        parts.append((law.gauss_n, each))
+        sign = law.sign[..., None]
+        t = tilted_gaussian(law.gauss_sigma, law.gauss_q, sign, at, nodes)
+        average = xp.sum(t.weight * t.loss, axis=-1)
+        spread = xp.sum(t.weight * (t.loss - average[..., None]) ** 2, axis=-1)
+        parts.append((law.gauss_n, (t.log_m, sign * average, spread)))
     if law.laplace_n.shape[-1]:
         parts.append((law.laplace_n, _laplace_cumulants(law.laplace_scale, at)))
     if law.finite_n.shape[-1]:

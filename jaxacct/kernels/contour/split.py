@@ -374,21 +374,13 @@ def epsilon(
         count,
         xp.where(xp.isinf(trust), 1, rounds),
     )
-    return _certified(law, *found[1:], log_delta_low, log_delta_high, points)
+    return _certified(law, found, log_delta_low, log_delta_high, points)
 
 
-def _certified(
-    law: LossLaw,
-    solution: Array,
-    placed: Placement,
-    integrand: Integrand,
-    made_from: Quadrature,
-    log_delta_low: Array,
-    log_delta_high: Array,
-    points: int,
-) -> Bracketed:
+def _certified(law: LossLaw, found: _Round, log_delta_low: Array, log_delta_high: Array, points: int) -> Bracketed:
+    solution, integrand = found.value, found.integrand
     xp = namespace(law.gauss_n, solution)
-    certificate = certify(law, placed, integrand, made_from, points)
+    certificate = certify(law, found.placed, integrand, found.made_from, points)
     _, rate = estimate(integrand, solution)
     low, high = ends(integrand, certificate, solution)
     grain = 16.0 * ROUNDOFF * (xp.abs(integrand.k0) + xp.abs(log_delta_low) + 4.0)
