@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from jaxacct.accounting.dispatch import Side, ask_engines, engine_of_mechanism, is_open, kinds_of
-from jaxacct.core.bounds import Bounds
+from jaxacct.core.bounds import Bounds, by_column, in_order
 from jaxacct.core.floats import FAILURES, ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.progress import Progress
 from jaxacct.core.types import ArrayLike
@@ -29,7 +29,6 @@ from jaxacct.core.validation import (
     DELTA_OR_ZERO,
     GIBIBYTE,
     REAL,
-    InputError,
     UnboundedLossError,
     check,
     options,
@@ -50,7 +49,7 @@ from jaxacct.mechanisms import (
     directions,
     random_allocation,
 )
-from jaxacct.mechanisms.base import element, require_mechanism, take_rows
+from jaxacct.mechanisms.base import element, on_batch, require_mechanism, take_rows
 from jaxacct.mechanisms.random_allocation import rounds_inside
 
 LARGEST_SLACK = 1e-3
@@ -241,21 +240,32 @@ def effort_of_search(rtol: float) -> Effort:
 def answer(question: MechanismQuestion) -> Bounds:
     """Return the bracket by the first engine that answers for the whole mechanism, or else by its parts.
 
-    A mechanism that is repeated once is answered as the mechanism itself, if an engine answers for it.
+    Configurations that run a step only once are answered as the step, if an engine answers for it.
     """
     whole = engine_of_mechanism(question)
-    if whole is None and question.engine == "auto":
-        inner: Any = question.mechanism
-        while isinstance(inner, Repeated | Composed) and len(inner.inside()) == 1:
-            if isinstance(inner, Repeated) and np.any(np.not_equal(inner.steps, 1.0)):
-                break
-            inner = inner.inside()[0]
-        if inner is not question.mechanism:
-            shape, _, given = question.flat()
-            alone = question._replace(mechanism=inner, given=given.reshape(shape), hint=None)
-            whole = engine_of_mechanism(alone)
-            question = question if whole is None else alone
+    step, once = question.mechanism, np.asarray(question.engine == "auto")
+    while isinstance(step, Repeated | Composed) and len(step.inside()) == 1:
+        once = once & np.equal(getattr(step, "steps", 1.0), 1.0)
+        (step,) = step.inside()
+    if step is not question.mechanism and once.any():
+        shape, rows, given = flat(question)
+        alone = question._replace(mechanism=step, given=given.reshape(shape))
+        if once.all():
+            return answer(alone)
+        # Where a delta is 0, the code that sees all parts refuses the question.
+        if engine_of_mechanism(alone) not in (None, whole) and (question.quantity == "delta" or given.all()):
+            once, question = np.broadcast_to(once, shape).reshape(-1), question._replace(given=given)
+            found = []
+            for places in (np.flatnonzero(once), np.flatnonzero(~once)):
+                some = _some(question, places)._replace(mechanism=take_rows(question.mechanism, rows[places]))
+                found.append((places, answer(some)))
+            return by_column(lambda column: column.reshape(shape), in_order(found))
     return by_parts(question) if whole is None else whole.bracket(question)
+
+
+def flat(question: MechanismQuestion) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
+    """Return the answer's shape and, for each flat row, the index of its configuration and its given value."""
+    return on_batch(question.mechanism, "delta" if question.quantity == "epsilon" else "epsilon", question.given)
 
 
 @np.errstate(under="ignore")  # the bounds allow for underflow, which must not raise, whatever the user told NumPy
@@ -265,7 +275,7 @@ def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
     above_only : whether to use only the pairs that dominate the mechanism; the answer's kind is then "bound".
     """
     quantity, mechanism, relation, effort = question.quantity, question.mechanism, question.relation, question.effort
-    shape, rows, target = question.flat()
+    shape, rows, target = flat(question)
     question = question._replace(given=target)
     kind = "bound" if above_only else mechanism.kind_of_bracket(relation)
     with job(target.size):
@@ -355,16 +365,19 @@ def _larger(question: MechanismQuestion, sides: list[Components], left: list[flo
     worst = Answer(*(np.full(given.shape, -np.inf) for _ in range(3)))
     engines: np.ndarray = np.full(given.shape, "", dtype="<U32")
     contradicted = np.zeros(given.shape, bool)
-    first: Side | None = None
-    for place, parts in enumerate(sides):
+    # delta(0) = TV(P, Q) is the same in both directions. Rows without finite parts are asked about in "remove" alone.
+    same = np.full(given.shape, question.quantity == "delta") & (given == 0.0)
+    for parts in sides:
+        same &= ~np.any(parts.finite_n > 0, axis=1) & (parts.delta_infinity == 0.0)
+    for place, parts in enumerate(sides[:1] if same.all() else sides):
+        asked = ~same | (place == 0)
         if question.quantity == "epsilon":
             side = _one_epsilon(question, parts, worst.lower, None if left is None else left[place])
-        elif first is None:
-            first = side = _one_delta(question, _removing(parts, given), worst.lower)
         else:
-            side = _other_delta(question._replace(hint=None), (sides[0], parts), first, worst.lower)
-        engines = np.where(side.answer.upper > worst.upper, side.engine, engines)
-        worst = Answer(*(np.maximum(a, b) for a, b in zip(worst, side.answer, strict=True)))
+            side = _one_delta(question, parts._replace(sign=np.where(same, 1.0, parts.sign)), worst.lower, asked)
+            question = question._replace(hint=None)  # it is for the first direction
+        engines = np.where(asked & (side.answer.upper > worst.upper), side.engine, engines)
+        worst = Answer(*(np.where(asked, np.maximum(a, b), a) for a, b in zip(worst, side.answer, strict=True)))
         contradicted |= side.contradicted
     return Side(worst, engines, contradicted)
 
@@ -398,11 +411,11 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
     return Side(Answer(*known), np.where(live, side.engine, "closed_form"), side.contradicted)
 
 
-def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray) -> Side:
-    """Return delta in one direction: the engines' delta of the finite losses, plus the mass at infinity."""
+def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray, rows: np.ndarray) -> Side:
+    """Return delta of `rows` in one direction: the engines' delta of the finite losses, plus the mass at infinity."""
     kinds, infinite, eps = kinds_of(parts), parts.delta_infinity, question.given
     asked = Question(parts, kinds, eps, np.zeros(eps.shape), floor, question.effort, question.hint)
-    side = ask_engines("delta", asked, ~kinds.empty & (infinite < 1.0), question.engine)
+    side = ask_engines("delta", asked, rows & ~kinds.empty & (infinite < 1.0), question.engine)
 
     low, mid, high = (np.where(kinds.empty, 0.0, end) for end in side.answer)
     low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite
@@ -412,45 +425,6 @@ def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray
     agree = low <= high
     low, high = np.where(agree, low, np.maximum(infinite - wrong, 0.0)), np.where(agree, high, 1.0)
     return Side(Answer(low, np.clip(mid, low, high), high), side.engine, side.contradicted | ~agree)
-
-
-def _removing(parts: Components, eps: np.ndarray) -> Components:
-    """Turn rows with eps = 0 to the direction remove, and return the parts.
-
-    `delta(0) = H_1(P || Q) = TV(P, Q)`, and TV is symmetric. So one answer holds in both directions: sampled Gaussians
-    and Laplace parts have the pair (Q, P) in add and (P, Q) in remove. Configurations with finite parts keep their
-    direction.
-    """
-    symmetric = (eps == 0.0) & ~np.any(parts.finite_n > 0, axis=1) & (parts.delta_infinity == 0.0)
-    return parts._replace(sign=np.where(symmetric, 1.0, parts.sign))
-
-
-def _other_delta(
-    question: MechanismQuestion, both: tuple[Components, Components], first: Side, floor: np.ndarray
-) -> Side:
-    """Return delta in the second direction.
-
-    Rows whose question is the same in both directions get the first direction's answer.
-    """
-    eps = question.given
-    one, parts = (_removing(side, eps) for side in both)
-    # The laws of the two directions may have different numbers of atoms.
-    differs = [a.shape != b.shape or _rows_that_differ(a, b) for a, b in zip(one, parts, strict=True)]
-    rows = np.flatnonzero(np.any([np.broadcast_to(each, eps.shape) for each in differs], axis=0))
-    if rows.size == 0:
-        return first
-    found = _one_delta(_some(question, rows), parts.take(rows), floor[rows])
-    if rows.size == eps.size:
-        return found
-    side = jax.tree.map(np.copy, first)
-    for kept, new in zip(jax.tree.leaves(side), jax.tree.leaves(found), strict=True):
-        kept[rows] = new
-    return side
-
-
-def _rows_that_differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return for each row whether two arrays of one shape differ in this row, (B,)."""
-    return np.any((one != other).reshape(len(one), int(np.prod(one.shape[1:]))), axis=1)
 
 
 def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:
@@ -493,11 +467,10 @@ def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side
         useful = wide & ended & (worst.upper - worst.lower <= MOST_BY_LOSSES * worst.upper)
     which: tuple[tuple[random_allocation.Losses, np.ndarray], ...] = ("dense", useful), ("far", wide & ~ended)
     for losses, asked in which:
-        try:
-            some = take_rows(question.mechanism, rows[asked]) if asked.any() else None
-        except InputError:  # the mechanism cannot be taken apart by rows
+        if not asked.any():
             continue
-        if some is None or not rounds_inside(some):
+        some = take_rows(question.mechanism, rows[asked])
+        if not rounds_inside(some):
             continue
         with random_allocation.with_losses(losses):
             _prepare_pairs(some)
@@ -564,7 +537,7 @@ def _differing(above: list[Components], below: list[Components]) -> np.ndarray:
             if a.shape != b.shape:  # then every row with finite parts counts as differing
                 found |= np.any(one.finite_n > 0, axis=1) | np.any(other.finite_n > 0, axis=1)
             else:
-                found |= _rows_that_differ(a, b)
+                found |= np.any(a != b, axis=tuple(range(1, a.ndim)))
         found |= one.log_survival != other.log_survival
     return found
 

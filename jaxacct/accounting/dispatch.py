@@ -116,11 +116,16 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     )
     answer, used, contradicted = side
     left = asked & ~question.kinds.beyond_kernels  # rows that engines may still be asked about
-    known = [one for one in ENGINES if isinstance(one, Engine) and engine in ("auto", one.name)]
-    for one in known:
+    answered_by = question.kinds.answered_by
+    # Each engine, with the rows that it can answer.
+    known = [
+        (one, answered_by[one.name] if one.name in answered_by else one.supports(question))
+        for one in ENGINES
+        if isinstance(one, Engine) and engine in ("auto", one.name)
+    ]
+    for one, can in known:
         if one.cost > COSTLY:
             continue
-        can = one.supports(question)  # rows that this engine can answer
         if engine != "auto" and not can[left].all():
             raise InputError(one.refusal)
         rows = np.flatnonzero(left & can & is_open(answer, rtol, floor))
@@ -141,12 +146,9 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     if engine == "auto" and wide.any():
         # A bracket that the theorems make narrower than 0.01 rtol needs no costly engine.
         wide &= is_open(answer, 0.01 * rtol, floor)
-    for one in known:
-        rows = np.flatnonzero(wide)
-        if one.cost <= COSTLY or not rows.size:
-            continue
-        rows = rows[one.supports(question)[rows]]
-        if rows.size:
+    for one, can in known:
+        rows = np.flatnonzero(wide & can)
+        if one.cost > COSTLY and rows.size:
             _ask(one, quantity, question, rows, side)
             if limits is not None:  # contradicting answers were dropped; theorems still hold
                 _narrow_by_theorems(side, doubtful, *limits)

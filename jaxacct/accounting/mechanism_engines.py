@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxacct.accounting.account import answer, by_parts
-from jaxacct.accounting.dispatch import engine_of_mechanism, is_open, single_steps
-from jaxacct.core.bounds import Bounds, by_column
+from jaxacct.accounting.account import answer, by_parts, flat
+from jaxacct.accounting.dispatch import is_open, single_steps
+from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.progress import Progress, waiting
 from jaxacct.core.validation import InputError, UnboundedLossError
 from jaxacct.engines.protocol import Answer, MechanismEngine, MechanismQuestion, register
 from jaxacct.mechanisms import (
-    Composed,
     Gaussian,
     MatrixMechanism,
     Mechanism,
     PoissonSampled,
-    Repeated,
     SampledWithoutReplacement,
     batch_shape,
     directions,
@@ -56,7 +54,7 @@ class Attacked(MechanismEngine):
     def supports(self, question: MechanismQuestion) -> bool:
         if not question.attacks or question.relation in LOSS_OF_PRESENCE:
             return False
-        return bool(attacks_on(question.mechanism, question.relation, question.flat()[1].size))
+        return bool(attacks_on(question.mechanism, question.relation, flat(question)[1].size))
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
         found, low = answer(question._replace(attacks=False)), None
@@ -96,17 +94,17 @@ class SampledOnce(MechanismEngine):
     """
 
     name, if_engine_is_named = "sampled_once", "stands back"
-    classes = (Repeated, Composed, PoissonSampled, SampledWithoutReplacement)
-    steps = (PoissonSampled, SampledWithoutReplacement)
+    classes = steps = (PoissonSampled, SampledWithoutReplacement)
 
     def supports(self, question: MechanismQuestion) -> bool:
-        return _several(question) is not None
+        mechanism: Any = question.mechanism
+        return mechanism.several(question.relation) is not None
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
         quantity, relation, rtol = question.quantity, question.relation, question.effort.rtol
-        drawn = _several(question)
-        assert drawn is not None
-        shape, _, given = question.flat()
+        mechanism: Any = question.mechanism
+        drawn = mechanism.several(relation)
+        shape, _, given = flat(question)
         at = given.reshape(shape)
         run = _Releases(question, drawn, np.broadcast_to(np.asarray(drawn.rate, np.float64), shape))
         low, high = np.zeros(shape), np.zeros(shape)
@@ -127,19 +125,6 @@ class SampledOnce(MechanismEngine):
         if quantity == "epsilon":
             status[low == np.inf] = "mass_at_infinity"
         return Bounds(low, middle, high, kind, status, run.engine)
-
-
-def _several(question: MechanismQuestion) -> Several | None:
-    """Return the releases of a single sample; None where the answer does not follow from their profile."""
-    mechanism = question.mechanism
-    while isinstance(mechanism, Repeated | Composed):  # unwrap a composition of one mechanism
-        inner = mechanism.inside()
-        if len(inner) > 1 or (isinstance(mechanism, Repeated) and np.any(np.not_equal(mechanism.steps, 1.0))):
-            return None
-        mechanism = inner[0]
-    if not isinstance(mechanism, PoissonSampled | SampledWithoutReplacement):
-        return None
-    return mechanism.several(question.relation)
 
 
 class _Releases:
@@ -294,7 +279,7 @@ def _upper(question: MechanismQuestion, quantity: str, values: np.ndarray, relat
 
 def _delta_replaced(question: MechanismQuestion) -> Bounds:
     """Bound delta of a replacement from above: the least bound over splits of eps between removal and addition."""
-    shape, _, given = question.flat()
+    shape, _, given = flat(question)
     eps = given.reshape(shape)
 
     def both(share: np.ndarray) -> np.ndarray:
@@ -312,7 +297,7 @@ def _delta_replaced(question: MechanismQuestion) -> Bounds:
 
 def epsilon_replaced(question: MechanismQuestion) -> Bounds:
     """Bound epsilon of a replacement from above: the least bound over splits of delta between removal and addition."""
-    shape, _, given = question.flat()
+    shape, _, given = flat(question)
     target = given.reshape(shape)
     if not target.all():
         _upper(question, "epsilon", target, "remove_one")  # raises if the loss is unbounded
@@ -388,7 +373,7 @@ class OneRound(MechanismEngine):
                 f"relation = {relation!r} gives no pair for random allocation; "
                 "ask ja.epsilon or ja.delta: they bound it"
             )
-        shape, _, target = question.flat()
+        shape, _, target = flat(question)
         sigma, slots = (
             np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1)
             for x in (mechanism.mechanism.noise_multiplier, mechanism.slots)
@@ -446,7 +431,7 @@ class NeighbouringBins(MechanismEngine):
         run = mechanism.equivalent()
         if question.quantity == "epsilon" and np.any(np.equal(question.given, 0.0)):
             raise UnboundedLossError(np.equal(question.given, 0.0))
-        shape, _, given = question.flat()
+        shape, _, given = flat(question)
         noise = np.broadcast_to(np.asarray(run.noise_multiplier, np.float64), shape).reshape(-1)
         signs = [1.0 if way == "remove" else -1.0 for way in directions(run, question.relation)]
         found = np.empty((3, noise.size))
@@ -463,37 +448,6 @@ class NeighbouringBins(MechanismEngine):
         return _as_bounds(Answer(*found), shape, question.effort.rtol, NeighbouringBins.name)
 
 
-class SingleRounds(MechanismEngine):
-    """Answers for a repeated round of random allocation, if some configurations of the batch run the round only once.
-
-    A single round has its own engine, whose brackets are far narrower than those of the pairs for composed rounds.
-    Configurations with one repetition are asked about without the repetition, and the others as composed rounds.
-    """
-
-    name, classes, if_engine_is_named = "single_rounds", (Repeated,), "stands back"
-    steps = (RandomAllocation,)
-
-    def supports(self, question: MechanismQuestion) -> bool:
-        if question.quantity == "epsilon" and not np.all(question.given):
-            return False  # the code that sees all parts of the mechanism refuses a delta of 0
-        inner, steps = _once(question.mechanism)
-        if not isinstance(inner, RandomAllocation) or not np.any(steps == 1.0):
-            return False
-        return engine_of_mechanism(question._replace(mechanism=inner, engine="auto")) is not None
-
-    def bracket(self, question: MechanismQuestion) -> Bounds:
-        inner, steps = _once(question.mechanism)
-        shape, places, given = question.flat()
-        once = np.broadcast_to(steps == 1.0, shape).reshape(-1)
-        if once.all():
-            return answer(question._replace(mechanism=inner, given=given.reshape(shape)))
-        inner = take_rows(Repeated(inner, steps), places).mechanism  # every field now has one flat axis
-        asked = (take_rows(inner, np.flatnonzero(once)), once), (take_rows(question.mechanism, places[~once]), ~once)
-        found = [answer(question._replace(mechanism=some, given=given[rows], hint=None)) for some, rows in asked]
-        back = np.argsort(np.concatenate([np.flatnonzero(once), np.flatnonzero(~once)]))
-        return by_column(lambda *both: np.concatenate(both)[back].reshape(shape), *found)
-
-
 def _as_bounds(
     ends: Answer, shape: tuple[int, ...], rtol: float, engine: str | np.ndarray, certified: bool = True
 ) -> Bounds:
@@ -503,14 +457,6 @@ def _as_bounds(
     lower = ends.lower if certified else np.zeros(ends.upper.size)
     columns = (lower, ends.estimate, ends.upper, "certified" if certified else "bound", status, engine)
     return Bounds(*(column if isinstance(column, str) else column.reshape(shape) for column in columns))
-
-
-def _once(mechanism: Any) -> tuple[Mechanism, np.ndarray]:
-    """Return (the mechanism inside all repetitions, the total number of repetitions)."""
-    steps = np.asarray(1.0)
-    while isinstance(mechanism, Repeated):
-        mechanism, steps = mechanism.mechanism, steps * np.asarray(mechanism.steps, np.float64)
-    return mechanism, steps
 
 
 # Gaussian mixtures
@@ -547,7 +493,7 @@ class MixtureContour(MechanismEngine):
         branches = mixture.rows_of_branches(mechanism, relation)
         if branches is None:
             return by_parts(parts_of)
-        shape, places, target = question.flat()
+        shape, places, target = flat(question)
         answers = Answer(*np.full((3, target.size), np.nan))
         # A progress bar shows for more than 8 configurations.
         bar = Progress(target.size, None if target.size > 8 else False)
@@ -615,5 +561,5 @@ def _larger(quantity: str, row: Row, value: float, relation: str, rtol: float, m
 
 
 _OF_ONE_KIND = Attacked(), SampledOnce(), RemovedAndAdded(), OneRound(), SameBins(), NeighbouringBins()
-for _engine in (*_OF_ONE_KIND, MixtureContour(), SingleRounds()):
+for _engine in (*_OF_ONE_KIND, MixtureContour()):
     register(_engine)

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import GIBIBYTE, RELATIONS
-from jaxacct.mechanisms.base import Mechanism, on_batch
+from jaxacct.mechanisms.base import Mechanism
 from jaxacct.mechanisms.loss_components import Components
 
 
@@ -47,10 +47,6 @@ class MechanismQuestion(NamedTuple):
     hint: Any = None  # what a search knows and the engine can use; it changes only the time that the answer takes
     attacks: bool = False  # whether the engine also looks for attacks that raise the lower bound, which takes longer
 
-    def flat(self) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
-        """Return the answer's shape and, for each flat row, the index of its configuration and its given value."""
-        return on_batch(self.mechanism, "delta" if self.quantity == "epsilon" else "epsilon", self.given)
-
 
 class Kinds(NamedTuple):
     """The kinds of parts in each of B compositions."""
@@ -64,7 +60,7 @@ class Kinds(NamedTuple):
     """(B,) whether a Gaussian's sampling rate is above 0.9, so that sampling may change the answer by less than the
     bracket's width."""
     answered_by: dict[str, np.ndarray]
-    """For each engine that does not override `supports`, under its name: (B,) whether that engine can answer."""
+    """For each of the package's own engines, under its name: (B,) whether that engine can answer."""
 
 
 class Question(NamedTuple):
@@ -91,8 +87,8 @@ class Engine(ABC):
     """The message to a user who names this engine for a configuration that it cannot answer."""
 
     def supports(self, question: Question) -> np.ndarray:
-        """Return (B,) whether the engine can answer each configuration."""
-        return question.kinds.answered_by[self.name]
+        """Return (B,) whether the engine can answer each configuration; not asked of engines in `Kinds.answered_by`."""
+        raise NotImplementedError
 
     @abstractmethod
     def epsilon(self, question: Question) -> Answer:

@@ -414,7 +414,7 @@ def _shapes(mechanism: Mechanism, prefix: str = "") -> Iterator[tuple[str, tuple
 def element(mechanism: M, index: tuple[Any, ...]) -> M:
     """Return one configuration of a batch, as a mechanism without batch axes."""
 
-    def law(owner: Any, value: Any) -> Any:
+    def law(value: Any) -> Any:
         inside = zip(index[len(index) - len(value.shape) :], value.shape, strict=True)
         return value.element(tuple(0 if n == 1 else i for i, n in inside))
 
@@ -422,18 +422,15 @@ def element(mechanism: M, index: tuple[Any, ...]) -> M:
 
 
 def take_rows(mechanism: M, rows: np.ndarray) -> M:
-    """Return the configurations at `rows` of the flat batch; refuse a mechanism with a law of the number of runs."""
-
-    def law(owner: Any, value: Any) -> Any:
-        raise InputError(f"a batch of {type(owner).__name__} is not taken apart here; ask for one at a time")
-
+    """Return the configurations at `rows` of the flat batch."""
     shape = batch_shape(cast(Any, mechanism)) or (1,)
+    law = lambda value: value.flattened(shape).taken(rows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # any warning was given when the mechanism was made
         return cast(M, _picked(mechanism, shape, np.unravel_index(rows, shape), law))
 
 
-def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Callable[[Any, Any], Any]) -> Any:
+def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Callable[[Any], Any]) -> Any:
     """Return the configurations at `index` of a mechanism or tuple. `law` picks from a law of the number of runs."""
     if isinstance(owner, tuple):
         return tuple(_picked(item, shape, index, law) for item in owner)
@@ -443,7 +440,7 @@ def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Cal
         if isinstance(value, Mechanism | tuple):
             value = _picked(value, shape, index, law)
         elif dataclasses.is_dataclass(value) and not field.metadata.get("static"):
-            value = law(owner, value)
+            value = law(value)
         elif field.name in owner.vectors:
             value = np.broadcast_to(value, shape + np.shape(value)[-1:])[index]
         elif not field.metadata.get("static"):
