@@ -118,6 +118,7 @@ CASES = {
     "never met": (lambda s: ja.PureDP(2.0 + 1.0 / s), [3.0, 1.0], 0.0, False),
     "unbounded": (ja.Gaussian, 1.0, 0.0, False),
     "a large batch of values": (ja.Laplace, np.geomspace(1e-5, 1e5, 11), 0.0, False),
+    "just below a power of 10": (lambda s: ja.RandomAllocation(ja.Gaussian(s), [50.0, 52.0]), 2.0, 1e-5, False),
 }
 
 

@@ -351,7 +351,7 @@ def _bound(upper: np.ndarray) -> Bounds:
 class OneRound(MechanismEngine):
     """Answers for one round of random allocation of a Gaussian, with one slot for each record."""
 
-    name, classes, by_rows = "allocation", (RandomAllocation,), True
+    name, classes = "allocation", (RandomAllocation,)
 
     def supports(self, question: MechanismQuestion) -> bool:
         mechanism: Any = question.mechanism
@@ -380,19 +380,11 @@ class OneRound(MechanismEngine):
         )
         ways = directions(mechanism, relation)
         direction = ways[0] if len(ways) == 1 else None
-        if question.quantity == "epsilon":  # the hint is an expected epsilon
-            begin = None if question.hint is None else np.broadcast_to(question.hint, shape).reshape(-1)
-            worst = allocation.epsilon(sigma, slots, target, direction, rtol, begin)
+        if question.quantity == "epsilon":
+            worst = allocation.epsilon(sigma, slots, target, direction, rtol)
         else:
             worst = allocation.delta(sigma, slots, target, direction)
         return _as_bounds(worst, shape, rtol, OneRound.name)
-
-    def guess(self, mechanism: Any, delta: np.ndarray) -> np.ndarray | None:
-        from jaxacct.engines import allocation
-
-        shape = np.broadcast_shapes(batch_shape(mechanism), np.shape(delta))
-        columns = mechanism.mechanism.noise_multiplier, mechanism.slots, delta
-        return allocation.guess(*(np.broadcast_to(x, shape).reshape(-1) for x in columns)).reshape(shape)
 
 
 class SameBins(MechanismEngine):

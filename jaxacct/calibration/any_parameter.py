@@ -9,9 +9,8 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.accounting.account import answer
-from jaxacct.accounting.dispatch import engine_of_mechanism
 from jaxacct.calibration.dp_sgd_search import LEAST_RTOL, Calibration, result
-from jaxacct.calibration.search import BestValues, Search, Start, certified_search, start_at
+from jaxacct.calibration.search import BestValues, Search, certified_search, start_at
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
@@ -28,13 +27,12 @@ from jaxacct.core.validation import (
     with_hints,
 )
 from jaxacct.engines.backend import job
-from jaxacct.engines.protocol import Effort, MechanismEngine, MechanismQuestion
+from jaxacct.engines.protocol import Effort, MechanismQuestion
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism, rows_in, take_rows
 
 ROUGH = 0.9, 0.05
 """Two values of rtol for epsilon at the ends of the bracket. The second is for rows that the first leaves undecided."""
-
 LADDER = 1e-9, 1e9
 """Smallest and largest value that is tried where no bracket is given."""
 
@@ -160,7 +158,7 @@ def _bracket(
     def look(x: float) -> None:
         made = _made(mechanism, np.full(shape, x))
         try:
-            rough = account.epsilon(made, delta, relation=chosen.relation, rtol=ROUGH[0], backend=chosen.backend).upper
+            rough = account.epsilon(made, delta, relation=chosen.relation, rtol=ROUGH[1], backend=chosen.backend).upper
         except UnboundedLossError:
             rough = np.array(np.inf)
         meets[x] = np.broadcast_to(rough <= epsilon, shape)
@@ -201,56 +199,40 @@ def search_mechanisms(
 ) -> BestValues:
     """Search for each element: of the values that meet the target, for the one that protects least. The result is flat.
 
-    `make` is called for all elements, since it may hold arrays of the shape of the batch; finished elements keep the
-    value tried last.  Where an evaluation is costly, only unfinished elements are evaluated.  At both ends of the
-    bracket a rough epsilon suffices: it decides only whether epsilon falls, and which value is tried first.
+    `make` is called for all elements, since it may hold arrays of the shape of the batch. At both ends of the bracket a
+    rough epsilon suffices: it decides only whether epsilon falls, and which value is tried first.
     """
     low, high = (end.reshape(-1).astype(np.float64) for end in limits)
     values, target = low.copy(), epsilon.reshape(-1)
     deltas, unbounded = delta.reshape(-1).copy(), np.zeros(low.size, bool)
 
-    def part_of(made: Mechanism, rows: np.ndarray) -> Mechanism:
-        return take_rows(made, rows_in(made, epsilon.shape)[rows]) if batch_shape(made) else made
-
-    def at(rows: np.ndarray, some: np.ndarray) -> tuple[Mechanism, MechanismEngine | None]:
-        """Return the mechanism at the values of some rows, and its engine if one can answer for these rows alone."""
+    def evaluate(rows: np.ndarray, some: np.ndarray, effort: Effort = effort) -> Bounds:
         values[rows] = some
         made = make(values.reshape(epsilon.shape))
-        known = engine_of_mechanism(MechanismQuestion("epsilon", made, relation=relation))
-        return made, known if known is not None and known.by_rows else None
-
-    def evaluate(rows: np.ndarray, some: np.ndarray, effort: Effort = effort) -> Bounds:
-        found = bracket(rows, some, effort)
+        if batch_shape(made):
+            made = take_rows(made, rows_in(made, epsilon.shape)[rows])
+        found = answer(MechanismQuestion("epsilon", made, deltas[rows], relation, effort))
         lost = unbounded[rows]
         if not lost.any():
             return found
         low, middle, high = (np.where(lost, np.inf, end) for end in (found.lower, found.estimate, found.upper))
         return Bounds(low, middle, high, found.kind, np.where(lost, "mass_at_infinity", found.status), found.engine)
 
-    def bracket(rows: np.ndarray, some: np.ndarray, effort: Effort) -> Bounds:
-        made, known = at(rows, some)
-        asked = MechanismQuestion("epsilon", made, deltas.reshape(epsilon.shape), relation, effort)
-        part = known is not None or (made.has_bracket() and rows.size < target.size)
-        if part:
-            near = target[rows] if known is not None and effort.rtol < ROUGH[-1] else None
-            return answer(asked._replace(mechanism=part_of(made, rows), given=deltas[rows], hint=near))
-        found = answer(asked)
-        columns = found.lower, found.estimate, found.upper, found.kind, found.status, found.engine
-        return Bounds(*(np.asarray(column).reshape(-1)[rows] for column in columns))
-
-    def guess(rows: np.ndarray, some: np.ndarray) -> np.ndarray | None:
-        made, known = at(rows, some)
-        found = None if known is None else known.guess(part_of(made, rows), deltas[rows])
-        return None if found is None else np.log(np.maximum(found, 1e-300))
-
+    rows = np.arange(low.size)
     while (deltas == 0.0).any():  # at delta = 0 epsilon is infinite for an unbounded loss
         try:
-            evaluate(np.arange(low.size), low, effort._replace(rtol=ROUGH[0]))
+            evaluate(rows, low, effort._replace(rtol=ROUGH[0]))
             break
         except UnboundedLossError as error:
             unbounded |= error.bad.reshape(-1)
             deltas[unbounded] = 0.5  # any delta will do: the answers for these rows are not used
-    at_low, at_high, falls = _at_ends(evaluate, guess, target, low, high, effort)
+    at_low, at_high, falls = np.zeros(low.size), np.zeros(low.size), np.zeros(low.size, bool)
+    for width in ROUGH:
+        if rows.size == 0:
+            break
+        first, last = (evaluate(rows, x[rows], effort._replace(rtol=max(effort.rtol, width))) for x in (low, high))
+        at_low[rows], at_high[rows], falls[rows] = first.upper, last.upper, last.upper <= first.upper
+        rows = rows[~((last.upper < first.lower) | (first.upper < last.lower))]
     search = Search(
         evaluate=evaluate,
         target=target,
@@ -262,71 +244,7 @@ def search_mechanisms(
         whole=whole,
         privates_first=(at_low <= target) & (at_high <= target),
     )
-
-    def start(rows: np.ndarray) -> Start:
-        return _started(guess, rows, np.log(target), np.log(low), np.log(high), falls)
-
-    known = not whole and guess(np.arange(low.size)[:1], low[:1]) is not None
-    return certified_search(search, start if known else start_at(np.sqrt(low) * np.sqrt(high)))
-
-
-Guess = Callable[[np.ndarray, np.ndarray], np.ndarray | None]
-"""Maps (rows, a value for each row) to an estimate of log(epsilon), or to None if no estimate is known."""
-
-
-def _started(
-    guess: Guess, rows: np.ndarray, goal: np.ndarray, low: np.ndarray, high: np.ndarray, falls: np.ndarray
-) -> Start:
-    """Return the start of a search: bisect for the value at which the guess of log(epsilon) is the goal.
-
-    All arguments but `rows` are for the whole batch.  Estimates decide only where the certified search begins.
-    """
-    left, right = low[rows], high[rows]
-    if rows.size == 0:
-        return Start(left, left, np.zeros(0, bool))
-    for _ in range(20):
-        x = 0.5 * (left + right)
-        further = (_known(guess(rows, np.exp(x))) > goal[rows]) == falls[rows]
-        left, right = np.where(further, x, left), np.where(further, right, x)
-    x, step = 0.5 * (left + right), 1e-3
-    slope = (_known(guess(rows, np.exp(x + step))) - _known(guess(rows, np.exp(x)))) / step
-    return Start(x, slope, np.zeros(rows.size, bool))
-
-
-def _known(found: np.ndarray | None) -> np.ndarray:
-    assert found is not None
-    return found
-
-
-def _at_ends(
-    evaluate: Callable[[np.ndarray, np.ndarray, Effort], Bounds],
-    guess: Guess,
-    target: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    effort: Effort,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return rough upper bounds of epsilon at `low` and at `high`, and whether epsilon falls as the value grows.
-
-    Where the guesses at the two ends lie clearly on opposite sides of the target, the guesses are returned in place of
-    bounds: no claim rests on them.
-    """
-    rows = np.arange(low.size)
-    at_low, at_high, falls = np.full(low.size, np.nan), np.full(low.size, np.nan), np.zeros(low.size, bool)
-    first, last = guess(rows, low), guess(rows, high)
-    if first is not None and last is not None:
-        at_low, at_high, falls = np.exp(first), np.exp(last), last < first
-        # a guess that differs from the target by more than a factor of 2 shows on which side of it epsilon lies
-        clear = np.minimum(np.abs(first - np.log(target)), np.abs(last - np.log(target))) > np.log(2.0)
-        rows = rows[~(clear & ((first > np.log(target)) != (last > np.log(target))))]
-    for rtol in ROUGH:
-        if rows.size == 0:
-            break
-        one, two = (evaluate(rows, x[rows], effort._replace(rtol=max(effort.rtol, rtol))) for x in (low, high))
-        at_low[rows], at_high[rows] = one.upper, two.upper
-        falls[rows] = np.asarray(two.upper <= one.upper)
-        rows = rows[~((two.upper < one.lower) | (one.upper < two.lower))]
-    return at_low, at_high, falls
+    return certified_search(search, start_at(np.sqrt(low) * np.sqrt(high)))
 
 
 def _made(mechanism: Callable[[Any], Mechanism], values: np.ndarray) -> Mechanism:

@@ -74,30 +74,19 @@ def epsilon(
     delta: np.ndarray,
     direction: str | None,
     rtol: float = 1e-4,
-    near: np.ndarray | None = None,
 ) -> Answer:
     """Return brackets of inf {eps >= 0 : delta(eps) <= delta} in a direction, None for the larger; arguments broadcast.
 
-    For None, "add" is not solved where its epsilon is shown to be at most the lower bound of "remove". The search
-    begins at `near`.
+    For None, "add" is not solved where its epsilon is shown to be at most the lower bound of "remove".
     """
 
-    def solved(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, begin: np.ndarray) -> np.ndarray:
-        first = _epsilon_block(SIGNS[direction or "remove"], sigma, slots, delta, rtol=rtol, begin=begin)
+    def solved(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray) -> np.ndarray:
+        first = _epsilon_block(SIGNS[direction or "remove"], sigma, slots, delta, rtol=rtol)
         if direction is not None:
             return first
         return np.maximum(first, _epsilon_block(-1.0, sigma, slots, delta, first[0], rtol=rtol))
 
-    return Answer(*in_blocks(solved, _flat(sigma, slots, delta, 0.0 if near is None else near)))
-
-
-def guess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray) -> np.ndarray:
-    """Estimate epsilon in the direction "remove", (B,)."""
-    sigma, slots, delta = _flat(sigma, slots, delta)
-    with np.errstate(all="ignore"):
-        s = 1.0 / sigma
-        most = closed_form.epsilon(s, delta, np.zeros_like(delta)).upper
-        return start(1.0, s, slots, delta, np.minimum(most, 600.0))
+    return Answer(*in_blocks(solved, _flat(sigma, slots, delta)))
 
 
 def _flat(*arrays: np.ndarray | float) -> list[np.ndarray]:
@@ -190,7 +179,6 @@ def _epsilon_block(
     floor: np.ndarray | None = None,
     *,
     rtol: float,
-    begin: np.ndarray | float = 0.0,
 ) -> np.ndarray:
     s = 1.0 / sigma
     gaussian = closed_form.epsilon(s * (1.0 + 2.0 * ROUNDOFF), delta, np.zeros_like(delta))
@@ -208,8 +196,7 @@ def _epsilon_block(
     rows = np.flatnonzero(reach(s, t) & ~zero & open_ & (delta > 1e-280) & (high > 0.0) & (high < 600.0))
     if rows.size:
         least = 0.0 if floor is None else floor[rows]
-        near = np.broadcast_to(begin, s.shape)[rows]
-        found = search(sign, s[rows], t[rows], delta[rows], high[rows], rtol, least, near)
+        found = search(sign, s[rows], t[rows], delta[rows], high[rows], rtol, least)
         high[rows] = np.fmin(high[rows], found[2])
         low[rows] = np.where(found[0] <= high[rows], np.fmax(found[0], low[rows]), 0.0)
         low[rows] = np.where(low[rows] <= high[rows], low[rows], 0.0)
@@ -262,17 +249,15 @@ def search(
     most: np.ndarray,
     rtol: float = 1e-4,
     floor: np.ndarray | float = 0.0,
-    near: np.ndarray | float = 0.0,
 ) -> np.ndarray:
     """Return (lower, estimate, upper) of epsilon, at most `most`. What is not proved is 0 and inf.
 
     floor : where epsilon is shown to be at most this, the answer is (0, 0, floor).
-    near : the eps where the search begins, if it is positive and there is no floor.
     """
     narrow, tolerance = np.clip((NARROW * rtol, CUT_OFF * rtol), (1e-12, 1e-14), (1e-3, 1e-5))
     floor = np.broadcast_to(floor, s.shape)
     low, high = np.zeros_like(s), most.copy()
-    eps = np.minimum(np.where(floor > 0.0, floor, np.where(near < most, near, 0.0)), most)
+    eps = np.minimum(np.maximum(floor, 0.0), most)
     rows = np.flatnonzero(eps == 0.0)
     eps[rows] = start(sign, s[rows], t[rows], delta[rows], most[rows])
     answer = np.array([low, eps, np.full_like(s, np.inf)])

@@ -113,9 +113,6 @@ class MechanismEngine(ABC):
     """What happens if a user names an engine of compositions. "refuses": InputError is raised. "stands back": the named
     engine answers by the parts, which bound the mechanism as well. "answers": this engine answers. Where it needs other
     mechanisms, it asks the named engine about them."""
-    by_rows: ClassVar[bool] = False
-    """Whether the engine's time grows with the rows of a batch, so that a search asks only for the rows that it needs.
-    """
 
     def supports(self, question: MechanismQuestion) -> bool:
         """Return whether the engine answers this question, whose mechanism has one of the engine's `classes`."""
@@ -124,10 +121,6 @@ class MechanismEngine(ABC):
     @abstractmethod
     def bracket(self, question: MechanismQuestion) -> Bounds:
         """Return the bracket of epsilon or delta."""
-
-    def guess(self, mechanism: Any, delta: np.ndarray) -> np.ndarray | None:
-        """Return a cheap estimate of epsilon at delta, where a search can start; None if nothing is known."""
-        return None
 
 
 ENGINES: list[Engine | MechanismEngine] = []
