@@ -421,7 +421,6 @@ def deltas_along(
     relation: str,
     rtol: float,
     tolerance: float = TOLERANCE,
-    rungs: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper ends of delta of n runs at rising epsilons, on one contour for each run and direction.
 
@@ -432,14 +431,11 @@ def deltas_along(
     epsilon : (K, n).
     both : (K, n), whether rtol is wanted; elsewhere a rough upper end is enough.
     tolerance : a contour may cut off terms of size tolerance * rtol * (first approximation of delta at `place`).
-    rungs : (2, n), index of the contour size ("rung") from which each direction starts. It is overwritten by the index
-        at which the direction ended.
     """
-    rungs = np.zeros((2, place.size), int) if rungs is None else rungs
     low, high = np.zeros(epsilon.shape), np.zeros(epsilon.shape)
     with np.errstate(all="ignore"):
         # "remove" comes first: its deltas are usually larger, and the upper ends of "add" need only be below them.
-        for direction, begin in zip(sorted(directions(run, relation), reverse=True), rungs, strict=False):
+        for direction in sorted(directions(run, relation), reverse=True):
             parts = components(run, relation, direction)
             plain = _plain(parts) & np.all(epsilon >= 0.0, axis=0)
             high[:, ~plain] = 1.0
@@ -453,9 +449,8 @@ def deltas_along(
                     asked = np.zeros(asked.shape, bool)
                 # Where rtol is not asked for, an upper end that exceeds the estimate by at most 0.3 % is enough.
                 widths = np.where(asked, DIRECTION_WIDTH * rtol, 3e-3)
-                rung = begin[rows]
+                rung = np.zeros(rows.size, int)
                 found = delta_along(some, at, epsilon[:, rows].T, low[:, rows].T, widths, asked, cut_off, rung)
-                begin[rows] = rung
                 low[:, rows] = np.maximum(low[:, rows], found.lower.T)
                 high[:, rows] = np.maximum(high[:, rows], found.upper.T)
     return low * (1.0 - 4.0 * ROUNDOFF), np.minimum(high * (1.0 + 4.0 * ROUNDOFF), 1.0)

@@ -57,7 +57,6 @@ from jaxacct.engines.contour import no_hint
 from jaxacct.engines.protocol import Answer, MechanismQuestion
 from jaxacct.kernels import calibration
 from jaxacct.mechanisms import Mechanism
-from jaxacct.mechanisms.base import take_rows
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 
 LOWER_ENDS = (0.02, 1e-4), (0.1, 1e-3)
@@ -319,10 +318,10 @@ def _at_rate(goal: Goal, epsilon: np.ndarray, rate: np.ndarray, fpr: np.ndarray)
     return goal._replace(epsilon=epsilon.copy(), delta=delta)
 
 
-ATTEMPTS = ((0, 4, TOLERANCE), (0, 14, TOLERANCE), (1, 7, TOLERANCE), (2, 14, 1e-11))
-"""For each attempt: the index of the contour size (in PLAIN_FOR_DELTA), the number of the kernel's steps on the contour
-integral, and the size of terms that may be cut off, relative to an approximate delta. Later attempts are for rows in
-which this approximation is poor."""
+ATTEMPTS = ((8, TOLERANCE), (14, TOLERANCE), (14, 1e-11))
+"""For each contour size in PLAIN_FOR_DELTA: the number of the kernel's steps on the contour integral, and the size of
+terms that may be cut off, relative to an approximate delta. The last is for rows in which this approximation is poor.
+"""
 
 
 @np.errstate(all="ignore")  # a guess that is NaN is not used
@@ -339,9 +338,8 @@ def _by_contour(
         usually closer than the last attempt's result, since the last attempt is cut short.
     """
     q, steps = goal.known["sampling_probability"], goal.known["steps"]
-    settled = np.zeros(q.size, bool)
-    no = np.zeros(q.size, bool)
-    solved = RateSolve(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), no.copy(), no)
+    settled, fits, close = np.zeros((3, q.size), bool)
+    solved = RateSolve(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), fits, close)
     x = np.clip(np.nan_to_num(-0.5 * np.log(np.log1p(mu**2 / (q**2 * steps)))), *np.log(NOISE_RANGE))
     # the saddle point c starts at `share/(1 - share)` = e^eps fpr/delta, its value for the best eps of mu-Gaussian DP
     share = np.clip(np.exp(epsilon) * fpr / rate, 0.01, 0.99)
@@ -354,39 +352,31 @@ def _by_contour(
         np.log(rate),
         np.log(fpr),
     )
-    due, guessed = np.where(q > 0.0, 0, len(ATTEMPTS)), no.copy()
-    rung_of = np.array([rung for rung, *_ in ATTEMPTS])
-    for turn, (step, steps_there, tolerance) in enumerate(ATTEMPTS):
-        rows = np.flatnonzero(due == turn)
+    due = np.where(q > 0.0, 0, len(ATTEMPTS))
+    for step, (rung, (steps_there, tolerance)) in enumerate(zip(PLAIN_FOR_DELTA, ATTEMPTS, strict=True)):
+        rows = np.flatnonzero(due == step)
         if rows.size == 0:
             continue
-        rung = PLAIN_FOR_DELTA[step]
         part = *(column[rows] for column in arguments), np.full(rows.size, np.log(tolerance))
         static = {"points": rung.points, "count": rung.nodes, "steps": steps_there}
         at, x, moved, off, slope, need = evaluate(calibration.solve_rate, part, rows.size, rung.chunk, **static)
-        fits, last = need <= NEARLY * rung.nodes, turn == len(ATTEMPTS) - 1
+        fits, last = need <= NEARLY * rung.nodes, step == len(ATTEMPTS) - 1
         # `moved` is the last step in eps times the saddle point c. An eps is accepted if `moved` is small, since the
         # noise then changes by about the square of `moved`. On the last rung (contour size) eps may need up to 25 times
         # the rung's nodes, since the terms that are cut off hardly move eps
         good = (moved < 0.01) & (fits | (last & (need <= 25.0 * rung.nodes))) & np.isfinite(at)
         # at an end of its range eps or x cannot move on, so that a small step proves nothing
-        inside = (
-            (at < np.log(rate[rows] / fpr[rows]) + 2.0 * np.log(calibration.LARGEST_SHARE))
-            & (x > np.log(NOISE_RANGE[0]))
-            & (x < np.log(NOISE_RANGE[1]))
-        )
+        inside = at < np.log(rate[rows] / fpr[rows]) + 2.0 * np.log(calibration.LARGEST_SHARE)
+        inside &= (x > np.log(NOISE_RANGE[0])) & (x < np.log(NOISE_RANGE[1]))
         good &= inside
         # the noise e^x is accepted if the last step in x, `off`, is below 1e-4; otherwise only the eps is kept, and the
         # noise is solved for again
         close = good & fits & (np.abs(off) < 1e-4) & (slope < 0.0)
-        wanted = np.searchsorted(rung_of, np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need))
-        following = np.maximum(wanted, turn + 1)
-        if guess and turn == 0:
-            # the first attempt's eps is a good guess if a contour there needs at most 8 times the nodes of the attempt
-            guessed[rows] = inside & (slope < 0.0) & (need <= 8.0 * rung.nodes)
-        enough = good | guessed[rows] & (following == len(ATTEMPTS) - 1)
-        due[rows] = np.where(enough, len(ATTEMPTS), following)
-        kept = good | guessed[rows] & (turn == 0)
+        wanted = np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need)
+        following = np.maximum(wanted, step + 1)
+        # the first attempt's eps is a good guess if a contour there needs at most 8 times the nodes of the attempt
+        kept = good | ((guess and step == 0) & inside & (slope < 0.0) & (need <= 8.0 * rung.nodes))
+        due[rows] = np.where(good | (kept & (following == len(ATTEMPTS) - 1)), len(ATTEMPTS), following)
         for column, new in zip(solved, (np.exp(x), slope, np.full(rows.size, step), fits, close), strict=True):
             column[rows[kept]] = new[kept]
         epsilon[rows[kept]] = at[kept]
@@ -394,66 +384,39 @@ def _by_contour(
     return solved, settled
 
 
-ROUNDS = ((0.5, 5), (0.2, 3), (0.1, 3))
-"""For each round: distance of neighbouring epsilons in standard deviations of the loss, and number of these epsilons.
-
-The rounds search for the best eps of a true-positive rate where `_by_contour` finds none.
-"""
-LARGEST_MOVE = 2.0
-"""Largest distance of the next eps from the best eps of a round, in units of the distance of neighbouring epsilons."""
-
-
 def _by_rounds(
     goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the eps at which delta + e^eps fpr is least, and the solved value; each round solves, then moves eps."""
-    rows, near = np.arange(rate.size), None
-    for distance, places in ROUNDS:
-        rough = _at_rate(goal, epsilon, rate, fpr)._replace(rtol=1e-4, hint=no_hint(rate.size), near=near)
+    rows, near = np.arange(rate.size), np.ones(rate.size)
+    side = "add_one" if goal.relation == "add_one" else "remove_one"  # usually the larger direction
+
+    def deltas(at: np.ndarray, some: np.ndarray) -> Bounds:
+        run, effort = goal.run(some, near[some]), account.effort_of_search(1e-4)
+        return by_parts(MechanismQuestion("delta", run, np.maximum(at, 0.0), side, effort, "contour"))
+
+    for turn in range(3):
+        begin = near if turn else None
+        rough = _at_rate(goal, epsilon, rate, fpr)._replace(rtol=1e-4, hint=no_hint(rate.size), near=begin)
         near = np.clip(np.exp(started(rough, rows).x), *goal.limits)
         near = np.maximum(np.round(near), 1.0) if goal.unknown == "steps" else near
-        epsilon = _better(goal, epsilon, near, rate, fpr, distance * mu, places)
-    return epsilon, np.ones(rate.size) if near is None else near
+        found = best_epsilon(deltas, fpr, Place(epsilon, mu)).epsilon
+        # e^eps fpr must stay below the rate
+        epsilon = np.clip(found, 0.0, np.maximum(np.log(rate / fpr) * 0.999, 0.0))
+    return epsilon, near
 
 
-def _better(
-    goal: Goal, epsilon: np.ndarray, value: np.ndarray, rate: np.ndarray, fpr: np.ndarray, step: np.ndarray, places: int
-) -> np.ndarray:
-    """Estimate the eps that minimises `delta + e^eps fpr`, by a parabola.
-
-    The parabola goes through the least of several values and its two neighbours.
-    """
-    half = places // 2
-    at = np.maximum(epsilon, half * step) + step * np.arange(-half, half + 1.0)[:, None]
-    # an rtol of 1e-3 suffices for the deltas: their estimates are more accurate
-    run, effort = goal.run(np.arange(value.size), value), account.effort_of_search(1e-3)
-    side = "add_one" if goal.relation == "add_one" else "remove_one"  # usually the larger direction
-    with np.errstate(over="ignore"):  # an infinite sum is not the least one
-        asked = MechanismQuestion("delta", run, at, side, effort, "contour")
-        sums = by_parts(asked).estimate + np.exp(at) * fpr
-    best = np.clip(np.argmin(np.where(np.isnan(sums), np.inf, sums), axis=0), 1, places - 2)
-    left, middle, right = (np.take_along_axis(sums, best[None] + by, axis=0)[0] for by in (-1, 0, 1))
-    with np.errstate(all="ignore"):  # where the move is NaN, eps stays
-        slope, bend = 0.5 * (right - left), right - 2.0 * middle + left
-        move = np.where(bend > 0.0, -slope / bend, -np.sign(slope) * LARGEST_MOVE)
-    moved = np.take_along_axis(at, best[None], axis=0)[0]
-    moved = moved + step * np.clip(np.nan_to_num(move), -LARGEST_MOVE, LARGEST_MOVE)
-    # e^eps fpr must stay below the rate
-    return np.clip(moved, 0.0, np.maximum(np.log(rate / fpr) * 0.999, 0.0))
-
-
-BLOCK = 64
-"""Number of tangents in a block. The tangents of a block share a contour."""
-TRIES = ((1, 1e-2), (1, 1e-2), (1, 1e-5), (4, 1e-8))
-"""For each try: number of blocks of tangents, and the contour's tolerance divided by the bracket's width.
+TRIES = ((1, 1e-2), (4, 1e-8))
+"""For each try: factor of the numbers of tangents, and the contour's tolerance divided by the bracket's width.
 
 A nearly Gaussian run needs many tangents, since its mu hardly falls as the rate rises.  If losses are rare and large,
 the terms that the contour cuts off are far larger than the saddle point approximation shows.  A smaller tolerance then
 helps.
 """
-ABOVE, FARTHEST = 8, 0.12
-"""Number of a block's tangents at eps above the estimated best eps, since the estimate may be too low. The largest of
-these eps is 1 + FARTHEST times the estimate."""
+BELOW, ABOVE = 53, 8
+"""Numbers of tangents at eps below and above the estimated best eps; above, since the estimate may be too low."""
+FARTHEST = 0.12
+"""The largest eps of a tangent is 1 + FARTHEST times the estimated best eps."""
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
@@ -467,7 +430,6 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
     first, place = _start_for_mu(goal, wanted, floor)
     epsilon, width = np.full(wanted.shape, np.nan), 0.5 * goal.rtol
     made = first.x.copy()  # logarithm of the value for which `place` was found
-    rungs = np.zeros((2, wanted.size), int)  # contour sizes, from which the next evaluation starts
 
     def deltas_at(mine: np.ndarray, values: np.ndarray) -> Deltas:
         def deltas(at: np.ndarray, some: np.ndarray) -> Bounds:
@@ -491,13 +453,17 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
                 again = best_epsilon(deltas_at(mine[far], values[left][far]), floor[mine[far]])
                 place.epsilon[mine[far]], place.deviation[mine[far]] = again
             made[mine] = x
-            there, begin = Place(place.epsilon[mine], place.deviation[mine]), rungs[:, mine]
-            run = goal.run(mine, values[left])
-            shown = shown_on_one_contour(run, goal.relation, floor[mine], there, width, begin)
-            rungs[:, mine] = begin
-            ends[:, left] = shown.lower, shown.upper, shown.upper
-            place.epsilon[mine] = epsilon[mine] = shown.epsilon
-            left = left[~shown.narrow]
+            for times, tolerance in TRIES:
+                mine = rows[left]
+                there = Place(place.epsilon[mine], place.deviation[mine])
+                run = goal.run(mine, values[left])
+                low, high, best = by_tangents(run, goal.relation, floor[mine], there, width, times, tolerance)
+                ends[:, left], epsilon[mine] = (low, high, high), there.epsilon
+                wide = ~(np.isfinite(high) & (low <= high) & (high - low <= width * high))
+                left = left[wide]
+                place.epsilon[rows[left]] = np.where(np.isfinite(best), best, there.epsilon)[wide]
+                if not left.size:
+                    break
         if left.size:
             mine = rows[left]
             there = Place(place.epsilon[mine], place.deviation[mine])
@@ -538,86 +504,30 @@ def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[St
     return start, place
 
 
-class Shown(NamedTuple):
-    """Brackets of mu row by row, whether each is narrow, and estimates of the eps where `delta + e^eps floor` is least.
-
-    If a bracket is wide, the eps is the estimate that was given.
-    """
-
-    lower: np.ndarray
-    upper: np.ndarray
-    narrow: np.ndarray
-    epsilon: np.ndarray
-
-
 @np.errstate(invalid="ignore")  # comparisons with NaN are False
-def shown_on_one_contour(
-    run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float, rungs: np.ndarray | None = None
-) -> Shown:
-    """Return brackets of mu of DP-SGD runs by tangents that are chosen beforehand.
+def by_tangents(
+    run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float, times: int, tolerance: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bound the mu of DP-SGD runs by tangents on one contour for each run and direction, and estimate the best eps.
 
     The relation must have both directions, so that delta is the same if the two data sets are exchanged.
 
     floor : the smallest false-positive rate at which mu must hold.
     place : estimate of the eps at which `delta(eps) + e^eps floor` is least.
     width : relative width at which a bracket of mu is narrow enough.
-    rungs : as in `deltas_along`.
+    times : factor of the numbers of tangents.
+    tolerance : as for `deltas_along`.
     """
-    size = floor.size
-    shown = Shown(np.zeros(size), np.full(size, np.inf), np.zeros(size, bool), place.epsilon.copy())
-    rungs = np.zeros((2, size), int) if rungs is None else rungs
-    rows = np.arange(size)
-    for blocks, tolerance in TRIES:
-        at = Place(shown.epsilon[rows], place.deviation[rows])
-        usable = np.isfinite(at.epsilon) & (three_places(at, KNOWN_WIDTH)[0] > 0.0)
-        rows, at = rows[usable], Place(at.epsilon[usable], at.deviation[usable])
-        if not rows.size:
-            break
-        begin = rungs[:, rows]
-        lower, upper, better = _bracket(
-            take_rows(run, rows), relation, floor[rows], at, width, blocks, tolerance, begin
-        )
-        rungs[:, rows] = begin
-        more = (lower <= upper) & np.isfinite(upper)
-        narrow = more & (upper - lower <= width * upper)
-        shown.lower[rows], shown.upper[rows], shown.narrow[rows] = lower, upper, narrow
-        shown.epsilon[rows] = np.where(narrow | ~np.isfinite(better), at.epsilon, better)
-        rows = rows[more & ~narrow]
-    # rows whose brackets are wide keep the eps that was given
-    return shown._replace(epsilon=np.where(shown.narrow, shown.epsilon, place.epsilon))
-
-
-def _bracket(
-    run: Mechanism,
-    relation: str,
-    floor: np.ndarray,
-    place: Place,
-    width: float,
-    blocks: int,
-    tolerance: float,
-    rungs: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return bounds (lower, upper) of mu by `blocks` blocks of tangents, and the eps of `_lowest` for `floor`."""
-    size, near = floor.size, three_places(place, KNOWN_WIDTH)
-    above = ABOVE * blocks
-    below = BLOCK * blocks - 3 - above
+    near = three_places(place, KNOWN_WIDTH)
     # the false-positive rate `floor` needs the largest mu, so tangents are closest near the best eps of this rate: on
     # either side their distances from it are proportional to the squares of evenly spaced numbers
-    shares = 1.0 - np.linspace(1.0, 0.0, below + 1)[:-1] ** 2
-    shares = np.append(shares, 1.0 + FARTHEST * np.linspace(0.0, 1.0, above + 1)[1:] ** 2)
-    epsilon = np.concatenate([place.epsilon * shares[:, None], near])
+    below = 1.0 - np.linspace(1.0, 0.0, times * BELOW + 1)[:-1] ** 2
+    above = 1.0 + FARTHEST * np.linspace(0.0, 1.0, times * ABOVE + 1)[1:] ** 2
+    epsilon = np.concatenate([place.epsilon * np.append(below, above)[:, None], near])
     order = np.argsort(epsilon, axis=0, kind="stable")
+    epsilon, at_floor = np.take_along_axis(epsilon, order, axis=0), order >= times * (BELOW + ABOVE)
+    ends = deltas_along(run, place.epsilon, epsilon, at_floor, relation, width, tolerance)
     back = np.argsort(order, axis=0)[-3:]
-    epsilon, at_floor = np.take_along_axis(epsilon, order, axis=0), order >= BLOCK * blocks - 3
-    # each block becomes a row of its own
-    apart = lambda values: values.reshape(blocks, BLOCK, size).swapaxes(0, 1).reshape(BLOCK, blocks * size)
-    whole = lambda values: values.reshape(BLOCK, blocks, size).swapaxes(0, 1).reshape(blocks * BLOCK, size)
-    many = take_rows(run, np.tile(np.arange(size), blocks))
-    asked = np.tile(place.epsilon, blocks), apart(epsilon), apart(at_floor)
-    every = np.tile(rungs, blocks)
-    found = deltas_along(many, *asked, relation, width, tolerance, every)
-    rungs[:] = every.reshape(2, blocks, size).max(axis=1)
-    ends = [whole(end) for end in found]
     low, high = (np.take_along_axis(end, back, axis=0) for end in ends)
     rate = rate_from_three(near, Answer(low, high, high), place, floor, KNOWN_WIDTH)
     upper = largest_mu(np.stack([epsilon, *ends]), floor)[0]
