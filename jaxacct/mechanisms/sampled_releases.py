@@ -18,13 +18,9 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import UnboundedLossError
 from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.base import (
-    DIRECTIONS,
-    BaseMechanism,
-    ConcentratedPart,
     FinitePair,
     FinitePart,
     Mechanism,
-    Part,
     batch_shape,
     element,
     rows_in,
@@ -39,7 +35,6 @@ from jaxacct.mechanisms.profile import (
     pair_above,
     pair_below,
     pair_of_profile,
-    profile_of_law,
     spaced,
     stacked,
     stacked_parts,
@@ -134,8 +129,8 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
         return replaced_gaussian(q, 1.0 / base.noise_multiplier)
     grid = _losses(base, "replace_one")
     grid = grid[grid < 600.0]  # e^loss must not overflow
-    replaced, removed = _upper(base, grid, "replace_one"), _upper(base, grid, "remove_one")
-    added = removed if base.symmetric() else _upper(base, grid, "add_one")
+    replaced, removed = (_ask(base, grid, relation).upper for relation in ("replace_one", "remove_one"))
+    added = removed if base.symmetric() else _ask(base, grid, "add_one").upper
     eps = np.minimum(log_mixture(grid, np.asarray(q)) * (1.0 + 32.0 * ROUNDOFF), grid)
     share = np.exp(eps - grid)
     whole = q * ((1.0 - share) * np.minimum(removed, replaced) + share * replaced)
@@ -212,24 +207,6 @@ def _losses(base: Mechanism, under: str) -> np.ndarray:
     count = int(min(POINTS, last / (2.0 * LEAST_GAP)))
     points = np.linspace(0.0, last, count + 1) if count else np.zeros(1)
     return np.append(points, largest) if last < largest < BEYOND else points
-
-
-def _upper(base: Mechanism, epsilon: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper ends of delta; ask no engine if the base has a pair of finitely many losses."""
-    laws = [_finite_part(base, relation, way) for way in DIRECTIONS] if isinstance(base, BaseMechanism) else []
-    parts = [part for part in laws if isinstance(part, FinitePart)]
-    if len(parts) < len(DIRECTIONS):
-        return np.asarray(_ask(base, epsilon, relation).upper)
-    of = {"remove_one": parts[:1], "add_one": parts[1:]}.get(relation, parts)
-    return np.max([profile_of_law(part.loss, part.mass, float(part.infinity), epsilon) for part in of], axis=0)
-
-
-def _finite_part(base: BaseMechanism, relation: str, direction: str) -> Part | None:
-    """Return a base's only part (of a zCDP guarantee, its finite pair's law), or None if it has several."""
-    parts = [part for part, _ in base.expand(relation, direction)]
-    if isinstance(parts[0], ConcentratedPart):
-        return direction_of(base.finite_pair(relation), direction)
-    return parts[0] if len(parts) == 1 else None
 
 
 def _ask(base: Mechanism, epsilon: np.ndarray, relation: str) -> Any:

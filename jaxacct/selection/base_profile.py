@@ -128,10 +128,7 @@ def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
 
 
 def delta_ends(run: Mechanism, at: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of delta at any real eps, by a sum for a finite law, otherwise from the engines."""
-    if laws := _finite_laws(run, relation):
-        low, high = (np.max([_delta_by_sum(law, at, side) for law in laws], axis=0) for side in (-1.0, 1.0))
-        return low, high
+    """Return lower and upper bounds of delta at any real eps."""
     found = delta(run, at, relation=relation) if np.all(at >= 0.0) else profile(run, relation).delta(at)
     return np.asarray(found.lower), np.asarray(found.upper)
 
@@ -149,41 +146,14 @@ def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
 
 def epsilon_ends(run: Mechanism, target: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of epsilon at delta: both 0 if delta >= 1; the upper is inf if delta < 1e-300."""
-    at, target = np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), np.asarray(target)
-    if laws := _finite_laws(run, relation):
-        low, high = (np.max([_crossing(law, at, side) for law in laws], axis=0) for side in (-1.0, 1.0))
-    else:
-        found = epsilon(run, at, relation=relation)
-        low, high = np.asarray(found.lower), np.asarray(found.upper)
-    high = np.where(target >= LEAST_DELTA, high, np.inf)
-    return np.where(target >= 1.0, 0.0, low), np.where(target >= 1.0, 0.0, high)
+    found, target = epsilon(run, np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), relation=relation), np.asarray(target)
+    high = np.where(target >= LEAST_DELTA, found.upper, np.inf)
+    return np.where(target >= 1.0, 0.0, found.lower), np.where(target >= 1.0, 0.0, high)
 
 
 def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of epsilon at delta from the engines alone, which is faster than `epsilon_ends`."""
-    high = epsilon(run, np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), relation=relation).upper
-    return np.where(target >= 1.0, 0.0, np.where(target >= LEAST_DELTA, high, np.inf))
-
-
-def _finite_laws(run: Mechanism, relation: str) -> list[Components]:
-    """Return one configuration's losses in each direction of a relation, or [] if a direction has no finite law."""
-    if batch_shape(run):
-        return []
-    each = [components(run, "add_or_remove_one", direction) for direction in _named(relation)]
-    return each if all(map(finite_once, each)) else []
-
-
-def _crossing(parts: Components, target: np.ndarray, side: float) -> np.ndarray:
-    """Return the eps at which `sum_of_atoms` is `target`, rounded up for side 1 and down for side -1; inf if none."""
-    top = float(np.max(np.where(parts.finite_mass[0, 0] > 0.0, parts.finite_loss[0, 0], 0.0), initial=0.0))
-    low, high = np.zeros(target.shape), np.full(target.shape, top * (1.0 + 4.0 * LOSS_ERROR))
-    beyond = _delta_by_sum(parts, high, side) > target
-    at_zero = _delta_by_sum(parts, low, side) <= target
-    for _ in range(100):  # more halvings than a float64 has bits
-        middle = low + 0.5 * (high - low)
-        within = _delta_by_sum(parts, middle, side) <= target
-        low, high = np.where(within, low, middle), np.where(within, middle, high)
-    return np.where(beyond, np.inf, np.where(at_zero, 0.0, high if side > 0.0 else low))
+    """Return the upper bounds that `epsilon_ends` gives."""
+    return epsilon_ends(run, target, relation)[1]
 
 
 def sum_of_atoms(loss: np.ndarray, mass: np.ndarray, infinite: Any, at: np.ndarray, side: float) -> np.ndarray:
@@ -568,9 +538,8 @@ def candidates_profile(
 ) -> PrivacyProfile:
     """Return one guarantee for candidates drawn at random, as a mechanism given by its profile at the points `epsilon`.
 
-    Without weights the guarantee is the pointwise maximum of the candidates' profiles.  It holds for every rule of
-    drawing that does not depend on the data.  With weights it is `sum_j w_j delta_j(eps)` in each direction.  It then
-    also covers the release of the index.
+    Without weights the guarantee is the pointwise maximum of the candidates' profiles, for every rule of drawing that
+    does not depend on the data.  With weights it is `sum_j w_j delta_j(eps)`, and covers the release of the index.
 
     Parameters
     ----------

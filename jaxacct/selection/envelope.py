@@ -77,19 +77,15 @@ class Envelope(NamedTuple):
 
     def leak(self, eps: np.ndarray) -> np.ndarray:
         """Return upper bounds of delta at eps >= 0, (R,) for R rows; 1 where the bound is not finite."""
-        total, eps = self.start, eps[..., None]
-        for at, weight, profile in self.sums:
-            moved = eps + at
-            moved -= 4.0 * ROUNDOFF * (1.0 + eps + np.abs(at))
-            total = np.sum(weight * profile.about(moved)[0], axis=-1) + total
-        total = total * (1.0 + INFLATED)
+        total = self.about(eps, 4.0 * ROUNDOFF)[0] * (1.0 + INFLATED)
         return np.where(total <= 1.0, total, 1.0)
 
-    def about(self, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return an estimate of the leak, and the rate at which it falls with eps."""
-        value, fall = self.start, np.zeros(eps.shape)
+    def about(self, eps: np.ndarray, rounding: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+        """Return an estimate of the leak, and the rate of its fall; `rounding` moves all eps down, and the leak up."""
+        value, fall, eps = self.start, np.zeros(eps.shape), eps[..., None]
         for at, weight, profile in self.sums:
-            each = profile.about(eps[..., None] + at)
+            moved = eps + at - (rounding * (1.0 + eps + np.abs(at)) if rounding else 0.0)  # `at` may be -inf
+            each = profile.about(moved)
             value, fall = value + np.sum(weight * each[0], axis=-1), fall + np.sum(weight * each[1], axis=-1)
         return value, fall
 

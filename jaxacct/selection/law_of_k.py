@@ -44,8 +44,7 @@ class Law(ABC):
     """A law of K, the number of candidates of a selection, or a batch of laws: one for each element of its fields.
 
     K must be drawn independently of the data.  K and the running time must be kept secret (README.md of this folder,
-    "What every guarantee here assumes").  Subclasses are frozen dataclasses that ``register`` makes pytrees.  Their
-    fields are checked as those of mechanisms are.  Tracers are not checked.
+    "What every guarantee here assumes").  Subclasses are frozen dataclasses, as mechanisms are.
 
     Parameters
     ----------
@@ -130,10 +129,9 @@ class Law(ABC):
     def sample(self, rng: random.Random | None = None) -> int:
         """Draw one K, which must stay secret. A batch of laws raises InputError.
 
-        The privacy guarantees do not hold against an observer who learns K, or how long the selection ran.  The draw
-        inverts the tails Pr[K > k] at a uniform multiple of 2^-53.  The tails are float64 numbers with relative errors
-        of at most r = 1e-11.  For every n the total variation distance of the drawn K from the law is at most
-        `2 r E[K] + 2^-53 (n + 2) + 2 Pr[K > n]` (README.md of this folder, "What is drawn").
+        The privacy guarantees do not hold against an observer who learns K, or how long the selection ran.  With tails
+        of relative error r = 1e-11 the total variation distance of the drawn K from the law is at most
+        `2 r E[K] + 2^-53 (n + 2) + 2 Pr[K > n]`, for every n (README.md of this folder, "What is drawn").
 
         Parameters
         ----------
@@ -271,11 +269,7 @@ class TruncatedNegativeBinomial(Law):
         return np.where(k >= 1.0, self._scale() / at * np.exp(grown), 0.0)
 
     def survival(self, k: ArrayLike) -> np.ndarray:
-        """Return Pr[K > k]: phi(1) minus the Taylor polynomial of phi of degree k about 0, taken at 1.
-
-        With c = `_scale`, and (x)_k as in `_log_rising`, this difference is
-        `c (1-gamma)^{k+1} (eta+1)_k/k! int_0^1 u^k (1-(1-gamma)u)^{eta-1} du`.
-        """
+        """Return Pr[K > k], the rest of a Taylor series: `_scale (1-gamma)^{k+1} (eta+1)_k/k! e^_log_tail`."""
         k = np.asarray(check("k", k, WHOLE_K))
         if np.any(np.asarray(self.eta) > 1e6):  # `_log_tail` has too few terms for so sharp an integrand
             raise InputError(f"eta = {np.max(self.eta)!r} must be at most 1e+06 for tails; use a smaller eta")

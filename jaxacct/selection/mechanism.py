@@ -41,12 +41,10 @@ ONE_DELTA = "the cheaper mechanism is chosen for one delta"
 class Selection(AnySelection):
     """Selection that runs ``mechanism`` K times, K from ``law``, and releases the best by any score.
 
-    The profile bounds delta(eps) of the release (README.md of this folder, "The worst score").  The profile holds for
-    every score that is a total preorder of a candidate's own output and does not depend on K.  Candidates must be
-    i.i.d. given the data; `AdaptiveSelection` is for other candidates.  `ja.epsilon` and `ja.delta` return brackets.
-    The upper end is the theorem's bound, rounded up; the lower end is the leak of an actual score.  In a composition
-    with other mechanisms a pair replaces the selection.  The pair is made from upper bounds of the selection's profile
-    on a grid, so that the answer is a bound.
+    The answers hold for every score that is a total preorder of a candidate's own output and does not depend on K.
+    Candidates must be i.i.d. given the data; `AdaptiveSelection` is for other candidates.  The upper end of a bracket
+    is the theorem's bound, the lower end the leak of an actual score.  In a composition with other mechanisms a pair
+    made from upper bounds of the profile replaces the selection, so that the answer is a bound.
 
     Parameters
     ----------
@@ -129,11 +127,11 @@ def select(
 ) -> Selection | AdaptiveSelection | TopSelection:
     """Make the mechanism that runs `run` K times, K from the law `k`, and releases the best candidate or candidates.
 
-    With candidates="iid" the profile is the worst case over all scores (`Selection`).  Candidates must then be i.i.d.
-    given the data: each is drawn afresh from one law of configurations and run with fresh randomness.  A list tried in
-    order, a shuffled list, a sampler that keeps state, pruning and warm starts are not i.i.d., and leak more. With
-    candidates="adaptive" a candidate may depend on all outputs before it in any way, and all outputs may be released
-    (`AdaptiveSelection`).  Adaptive candidates cost more privacy than i.i.d. ones, above all if K varies a lot.
+    With candidates="iid" the profile is the worst case over all scores (`Selection`).  Each candidate is then drawn
+    afresh from one law of configurations and run with fresh randomness.  A list tried in order, a shuffled list, a
+    sampler that keeps state, pruning and warm starts are not i.i.d., and leak more. With candidates="adaptive" a
+    candidate may depend on all outputs before it in any way, and all outputs may be released (`AdaptiveSelection`).
+    That costs more privacy, above all if K varies a lot.
 
     Parameters
     ----------
@@ -181,8 +179,7 @@ def certified(
 ) -> np.ndarray:
     """Return lower and upper bounds (2, *shape) for the worst score. Other bounds narrow the brackets that are wide."""
     most = SAYS_NOTHING[quantity]
-    # for an epsilon at a delta below LEAST_DELTA, the bounds at LEAST_DELTA are computed: the lower bound holds for the
-    # smaller delta, too, and the upper bound is dropped
+    # an epsilon at a delta below LEAST_DELTA has the lower bound of that at LEAST_DELTA, and no upper bound from it
     found = bracket(quantity, run, law, np.maximum(values, LEAST_DELTA), relation, width)
     ends = meet(found, found, most)
     known = np.broadcast_to((values >= LEAST_DELTA) | (quantity == "delta"), ends.shape[1:])
@@ -218,11 +215,10 @@ def rounds(
 ) -> Mechanism:
     """Make the mechanism of several selections in sequence: in round r the best of K_r candidates is public.
 
-    Each round has its own law of K_r.  The candidates of a round are i.i.d. from one law of configurations, which may
-    follow the *public* winners of earlier rounds in any way.  So each round is one selection whatever came before, and
-    the whole is the composition of the rounds, of kind "bound".  The whole also costs at most as much as `sum_r K_r`
-    adaptive candidates.  Of these two mechanisms the one with the smaller epsilon at target_delta is returned; each
-    holds at every delta.
+    The candidates of a round are i.i.d. from one law of configurations, which may follow the *public* winners of
+    earlier rounds in any way.  The whole is the composition of the rounds, of kind "bound", and costs at most as much
+    as `sum_r K_r` adaptive candidates.  Of these two mechanisms the one with the smaller epsilon at target_delta is
+    returned; each holds at every delta.
 
     Parameters
     ----------

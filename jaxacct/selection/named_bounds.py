@@ -77,7 +77,7 @@ def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
     README.md of this folder, "Which direction", has the formulas.
     """
     if isinstance(law, TruncatedNegativeBinomial):
-        return (np.asarray(law.eta) + 1.0) * least_growth(run, law, side.reverse)[1] * ROUNDED_UP
+        return (np.asarray(law.eta) + 1.0) * least_growth(run, law, side.reverse) * ROUNDED_UP
     if isinstance(law, Binomial):
         return _binomial(run, law, side.forward)
     if isinstance(law, Poisson):
@@ -88,8 +88,8 @@ def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
     raise InputError(f"no profile bound is published for k = {type(law).__name__}; use {names}, or bound='envelope'")
 
 
-def least_growth(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the eps_1 of the least `e^{eps_1} + (1-gamma)/gamma delta(eps_1)`, convex in e^{eps_1}, and its log."""
+def least_growth(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> np.ndarray:
+    """Return the logarithm of the least `e^{eps_1} + (1-gamma)/gamma delta(eps_1)`, which is convex in e^{eps_1}."""
     odds = (1.0 - np.asarray(law.gamma)) / law.gamma
     # an eps_1 at which delta of the base is below 1e-12 gains nothing
     high = upper_epsilon(run, np.asarray(1e-12), relation)
@@ -108,22 +108,20 @@ def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
         return np.where(meets, np.log1p(p * (np.expm1(at) + base)), np.inf)
 
     # at the upper end of the search the condition holds even for delta = 1
-    _, best = _least(np.log1p(p / np.maximum(1.0 - p, 1e-300)), value)
-    alone = np.where(p == 1.0, np.inf, best)
+    alone = np.where(p == 1.0, np.inf, _least(np.log1p(p / np.maximum(1.0 - p, 1e-300)), value))
     return np.where(n == 1.0, 0.0, np.maximum(n - 1.0, 1.0) * alone) * ROUNDED_UP
 
 
-def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (argument, value) at the minimum of a function with one valley in [0, high], by ever finer grids."""
-    low, place, best = np.zeros(high.shape), np.zeros(high.shape), np.full(high.shape, np.inf)
+def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return the minimum of a function with one valley in [0, high], by ever finer grids."""
+    low, best = np.zeros(high.shape), np.full(high.shape, np.inf)
     for count in (49, 17, 17, 17, 17):  # any argument gives a true bound
         grid = low + (high - low) * np.linspace(0.0, 1.0, count).reshape(-1, *(1,) * high.ndim)
         values = value(grid)
         at = np.argmin(values, axis=0)[None]
-        low, middle, high = (np.take_along_axis(grid, np.clip(at + d, 0, count - 1), 0)[0] for d in (-1, 0, 1))
-        found = np.take_along_axis(values, at, 0)[0]
-        place, best = np.where(found < best, middle, place), np.minimum(best, found)
-    return place, best
+        low, high = (np.take_along_axis(grid, np.clip(at + d, 0, count - 1), 0)[0] for d in (-1, 1))
+        best = np.minimum(best, np.take_along_axis(values, at, 0)[0])
+    return best
 
 
 def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
@@ -178,17 +176,15 @@ def bound_epsilon(
     delta : array_like in (0, 1)
     bound : {"auto", "envelope", "privacy_profile", "renyi", "monotone_score"}
         "envelope" is for every law of K, and near the exact worst case for random K.  "privacy_profile" and "renyi" are
-        published theorems for some laws; they refuse other laws.  "monotone_score" is Algorithm 3 of Xiang, Wang and
-        Wang, which is true only for scores that are monotone in the likelihood ratio.  "auto" is the smallest of the
-        bounds that apply, without "monotone_score"; `engine` names this bound.
+        published theorems for some laws; they refuse other laws.  "monotone_score" is true only for scores that are
+        monotone in the likelihood ratio.  "auto" is the smallest of the others that apply; `engine` names it.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
     -------
     Bounds
         kind "bound" (or "conditional: monotone score"), lower 0.  Where the bound says nothing, upper is inf and the
-        status "width".  The bound holds under the assumptions in README.md of this folder, "What every guarantee here
-        assumes".
+        status "width".  README.md of this folder, "What every guarantee here assumes", has the assumptions.
 
     References
     ----------
@@ -264,8 +260,7 @@ def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound:
 def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
     """Return eps at delta, or delta at eps, of a selection with a monotone score, for a base of unsampled Gaussians.
 
-    The largest of K draws of N(mu, 1) is compared with the largest of K draws of N(0, 1), in both directions.  Rows
-    whose nodes extend equally far are computed together.  The error of eps is about 1e-9.
+    The largest of K draws of N(mu, 1) is compared with that of N(0, 1), both ways.  The error of eps is about 1e-9.
     """
     if (mu := gaussian_mu(run)) is None:
         raise InputError("bound = 'monotone_score' needs a base of unsampled Gaussians; use bound='worst_case'")

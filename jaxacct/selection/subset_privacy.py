@@ -42,9 +42,8 @@ def subset_epsilon(
 ) -> Bounds:
     """Compute eps of "tune on a Poisson sample, then train once": the tuning's winner and the final run are released.
 
-    The pair (P_1, Q_1), from the envelope, dominates the tuning, and the pair (P_2, Q_2) dominates the run.  For "rest"
-    the answer is the eps of the pair `q P_1 x Q_2 + (1-q) Q_1 x P_2` against `Q_1 x Q_2`, where q is the probability
-    that the sample has a record.  For "all" the answer is the eps of the sampled tuning composed with the run.
+    With pairs (P_1, Q_1) of the tuning, from the envelope, and (P_2, Q_2) of the run, "rest" is the eps of
+    `q P_1 x Q_2 + (1-q) Q_1 x P_2` against `Q_1 x Q_2`, and "all" that of the sampled tuning composed with the run.
     Neighbours differ by adding or removing one record.
 
     Parameters

@@ -51,10 +51,8 @@ MOST_ATOMS = 1500
 class TopSelection(AnySelection):
     """Selection that runs ``mechanism`` K times, K from ``law``, and releases the best ``top`` by any score.
 
-    All candidates are released where K is less than ``top``.  In each direction the profile is at most min(B_j, D, 1).
-    B_j is the envelope for the best j.  D is the average over K of the profiles of k runs: a bound for the release of
-    all candidates.  The answers of `ja.epsilon` and `ja.delta` have kind "bound": they lie above the truth by an
-    unknown amount.  The selection composes.
+    All candidates are released where K is less than ``top``.  The answers are upper bounds, of kind "bound": the
+    smaller of an envelope for the best j and the bound for a release of all candidates.  The selection composes.
 
     Parameters
     ----------

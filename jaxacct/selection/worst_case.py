@@ -174,9 +174,8 @@ def _of_one(quantity: str, effort: Resolution, curve: Curve, law: Law, value: An
 class Attack(float):
     """The epsilon that an order of scores reaches, together with the order. No valid claim is below this epsilon.
 
-    Outcomes of the base are ranked by likelihood ratio: the rank u of an outcome is the Q-mass of the outcomes with a
-    larger ratio.  Outcomes of a rank below ``rank[-1]`` are active.  An active outcome of rank u scores above the ranks
-    in (u, served], and below all others.
+    The rank u of an outcome of the base is the Q-mass of the outcomes with a larger likelihood ratio.  An outcome of a
+    rank u below ``rank[-1]``, an active one, scores above the ranks in (u, served], and below all others.
 
     Parameters
     ----------
@@ -234,8 +233,8 @@ def attack(
 ) -> Attack:
     """Return the epsilon that the worst score reaches at `delta`, with this score. No valid claim is below it.
 
-    The curve T(u) of a base is the largest P-mass of a set of Q-mass u.  The score is the worst one for a base whose
-    curve is just below the curve of `run`.  Every base whose curve is nowhere below that of `run` reaches this epsilon.
+    The score is the worst one for a base whose trade-off curve is just below that of `run`.  Every base whose curve is
+    nowhere below that of `run` reaches this epsilon.
 
     Parameters
     ----------
