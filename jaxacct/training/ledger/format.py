@@ -107,16 +107,14 @@ BEGINNING = Chain(0, b"")
 
 def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
     """Return a line as bytes that end in its checksum, and the `Chain` of all lines up to this one."""
-    kind, fields = type(line).__name__.lower(), line._asdict()
+    # only truncated and cyclic Poisson sampling have the numbers that are left out where they are 0
+    fields = {name: x for name, x in line._asdict().items() if x or name not in ("cap", "dataset_size", "groups")}
     if isinstance(line, Run):
         head = {"format": _FORMAT, "version": _VERSION, "run": line.run, "by": line.by}
         fields = {**head, "plan": plan_document(line.plan)}
     elif isinstance(line, Spend):
         fields["mechanism"] = json.loads(to_whole_json(line.mechanism))
-    for name in ("cap", "dataset_size", "groups"):  # only truncated and cyclic Poisson sampling have them
-        if name in fields and not fields[name]:
-            del fields[name]
-    body = json.dumps({"kind": kind, **fields}, allow_nan=False)[:-1].encode()
+    body = json.dumps({"kind": type(line).__name__.lower(), **fields}, allow_nan=False)[:-1].encode()
     chain = previous.then(body)
     return body + f', "check": "{chain.check:08x}"}}\n'.encode(), chain
 

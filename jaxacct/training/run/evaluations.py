@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -72,11 +73,10 @@ class Evaluations:
             )
         if not callable(evaluate):
             raise InputError(f"evaluate = {evaluate!r:.40} must be a function (params, public_data) -> number or dict")
-        arrays = [leaf for leaf in jax.tree_util.tree_leaves(data) if isinstance(leaf, np.ndarray | jax.Array)]
-        on_host = lambda leaves: [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
-        for leaf in jax.tree_util.tree_leaves(public_data):
-            shared = (np.shares_memory(one, other) for one in on_host([leaf]) for other in on_host(arrays))
-            if any(leaf is other for other in arrays) or any(shared):
+        for leaf, other in itertools.product(*map(jax.tree_util.tree_leaves, (public_data, data))):
+            same = leaf is other and isinstance(leaf, np.ndarray | jax.Array)
+            on_host = isinstance(leaf, np.ndarray) and isinstance(other, np.ndarray)
+            if same or (on_host and np.shares_memory(leaf, other)):
                 raise InputError("public_data holds rows of the training data, which are private; give public data")
         self.values: list[Evaluation] = []
         self.tell: Callable[[int, Any], Any] = lambda step, value: None

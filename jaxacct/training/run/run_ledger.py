@@ -177,13 +177,9 @@ def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[
     if not same:
         raise InputError(f"state of step {state.step} and the checkpoints are of two runs; use another folder")
     if (state.step, state.lineage.chain) != (found.step, found.lineage.chain):
-        if state.step > found.step:
-            words = f"state.step = {state.step} is past the last checkpoint, {found.step}; use another folder"
-        else:
-            words = (
-                f"state of step {state.step} is not the last checkpoint, {found.step}; give trainer.init(...) instead"
-            )
-        raise InputError(words)
+        past = state.step > found.step
+        what, remedy = ("past", "use another folder") if past else ("not", "give trainer.init(...) instead")
+        raise InputError(f"state of step {state.step} is {what} the last checkpoint, {found.step}; {remedy}")
     return found
 
 
