@@ -218,11 +218,8 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None, *, average: b
     path = Path(folder)
     if not path.is_dir():
         raise InputError(f"{path}: is no folder of checkpoints; give the folder that fit had as checkpoints=")
-    store = Store(path)
-    try:
+    with contextlib.closing(Store(path)) as store:
         run, arrays = store.look()
-    finally:
-        store.close()
     prefix = r"opt_state(?:\.\w+)*?\.average" if average else "params"
     picked = [both for both in zip(run["leaves"], arrays, strict=True) if re.match(rf"{prefix}(?![\w])", both[0][0])]
     if not picked:
