@@ -127,9 +127,10 @@ def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
     return (Sides("remove_one", "add_one"), Sides("add_one", "remove_one"))
 
 
-def delta_ends(run: Mechanism, at: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
+def delta_ends(run: Mechanism, at: np.ndarray, relation: str, rtol: float = 1e-4) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of delta at any real eps."""
-    found = delta(run, at, relation=relation) if np.all(at >= 0.0) else profile(run, relation).delta(at)
+    below = np.any(at < 0.0)
+    found = profile(run, relation).delta(at) if below else delta(run, at, relation=relation, rtol=rtol)
     return np.asarray(found.lower), np.asarray(found.upper)
 
 
@@ -139,21 +140,24 @@ def few_steps(parts: Components) -> np.ndarray:
     return (steps > 0.0) & (steps <= FEW_STEPS) & (others == 0.0) & (parts.mu == 0.0) & (parts.delta_infinity == 0.0)
 
 
-def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
+def upper_delta(run: Mechanism, at: np.ndarray, relation: str, rtol: float = 1e-4) -> np.ndarray:
     """Return the upper bounds that `delta_ends` gives."""
-    return delta_ends(run, at, relation)[1]
+    return delta_ends(run, at, relation, rtol)[1]
 
 
-def epsilon_ends(run: Mechanism, target: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
+def epsilon_ends(
+    run: Mechanism, target: np.ndarray, relation: str, rtol: float = 1e-4
+) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of epsilon at delta: both 0 if delta >= 1; the upper is inf if delta < 1e-300."""
-    found, target = epsilon(run, np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), relation=relation), np.asarray(target)
+    at, target = np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), np.asarray(target)
+    found = epsilon(run, at, relation=relation, rtol=rtol)
     high = np.where(target >= LEAST_DELTA, found.upper, np.inf)
     return np.where(target >= 1.0, 0.0, found.lower), np.where(target >= 1.0, 0.0, high)
 
 
-def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> np.ndarray:
+def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str, rtol: float = 1e-4) -> np.ndarray:
     """Return the upper bounds that `epsilon_ends` gives."""
-    return epsilon_ends(run, target, relation)[1]
+    return epsilon_ends(run, target, relation, rtol)[1]
 
 
 def sum_of_atoms(loss: np.ndarray, mass: np.ndarray, infinite: Any, at: np.ndarray, side: float) -> np.ndarray:

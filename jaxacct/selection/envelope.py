@@ -20,6 +20,7 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.selection.base_profile import (
+    PROFILE_RTOL,
     Sides,
     each_pair,
     infinite_mass,
@@ -96,7 +97,9 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
     wanted = np.broadcast_to(given, shape).reshape(-1)
     value = np.zeros(wanted.size)
     for side in sides(run, relation):
-        least = wanted if quantity == "epsilon" else upper_delta(run, wanted.reshape(shape), side.forward).reshape(-1)
+        least = wanted
+        if quantity == "delta":
+            least = upper_delta(run, wanted.reshape(shape), side.forward, PROFILE_RTOL).reshape(-1)
         for here, base, one in each_pair(run, law, shape):
             # all values asked for this pair are read from one table, so the least delta among them decides its end
             made, last = _of_table(base, one, float(np.min(least[here])), side)
@@ -152,7 +155,8 @@ def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarra
     level = max(level, TAIL_SHARE * infinite, 1e-290)
     if high[-1] > infinite + level:  # beyond the kept profile, upper bounds of epsilon at smaller deltas serve
         deltas = infinite + np.geomspace(max(high[-1] - infinite, level), level, FAR_POINTS)
-        eps = np.minimum(np.maximum.accumulate(upper_epsilon(run, deltas, side.forward)), LARGEST_EPS + 1.0)
+        eps = np.maximum.accumulate(upper_epsilon(run, deltas, side.forward, PROFILE_RTOL))
+        eps = np.minimum(eps, LARGEST_EPS + 1.0)
         further = (np.diff(eps, prepend=np.log(ratio[-1])) > 1e-9) & (eps <= LARGEST_EPS)
         # a ratio is rounded up, since delta does not rise with eps
         ratio = np.append(ratio, np.exp(eps[further]) * (1.0 + 4.0 * ROUNDOFF * (1.0 + eps[further])))

@@ -194,7 +194,7 @@ def certified(
             above = other(run, law, at, bound=name, relation=relation).upper
             ends = np.where(wide, meet(ends, (np.zeros_like(above), above), most), ends)
     if (wide := _loose(*ends)).any():
-        ends = np.where(wide, meet(ends, profile_ends.by_base(quantity, run, law, values, relation), most), ends)
+        ends = np.where(wide, meet(ends, profile_ends.by_base(quantity, run, law, values, relation, wide), most), ends)
     return ends
 
 

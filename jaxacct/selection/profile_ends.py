@@ -28,6 +28,7 @@ from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, r
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.selection.base_profile import (
     LEAST_DELTA,
+    PROFILE_RTOL,
     SAYS_NOTHING,
     Curve,
     Sides,
@@ -340,12 +341,17 @@ def growth(law: Law, base: Direction) -> float:
     return value if value >= 0.0 else np.inf
 
 
-def by_base(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str) -> np.ndarray:
-    """Return brackets (2, *shape) of "epsilon" at delta in [0, 1), or of "delta" at eps >= 0, from the base alone."""
+def by_base(
+    quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, asked: np.ndarray | None = None
+) -> np.ndarray:
+    """Return brackets (2, *shape) of "epsilon" at delta in [0, 1), or of "delta" at eps >= 0, from the base alone.
+
+    Where `asked` is False a bracket is (0, inf).
+    """
     shape = np.broadcast_shapes(batch_shape(run), law.shape, np.shape(values))
     flat = np.broadcast_to(values, shape).reshape(-1)
-    found = np.empty((2, flat.size))
-    for here, base, one in each_pair(run, law, shape):
+    found = np.stack([np.zeros(flat.size), np.full(flat.size, np.inf)])
+    for here, base, one in each_pair(run, law, shape, asked):
         sided = [_by_direction(quantity, base, one, flat[here], side) for side in sides(base, relation)]
         found[:, here] = np.max(sided, axis=0)
     return found.reshape(2, *shape)
@@ -364,16 +370,19 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
     # delta is at most 1 - a
     moved = mass_on_top(law, min(base.distance, 1.0))[1]
     if quantity == "delta":
-        low = tried * delta_ends(run, values, side.forward)[0]
+        low = tried * delta_ends(run, values, side.forward, PROFILE_RTOL)[0]
         shifted = values - grown
         below = np.maximum(-shifted, 0.0)  # delta(-x) = 1 - e^-x + e^-x reverse(x) is at most 1 - e^-x + reverse(0)
         known = np.where(
-            shifted >= 0.0, upper_delta(run, np.maximum(shifted, 0.0), side.forward), -np.expm1(-below) + base.distance
+            shifted >= 0.0,
+            upper_delta(run, np.maximum(shifted, 0.0), side.forward, PROFILE_RTOL),
+            -np.expm1(-below) + base.distance,
         )
         high = np.fmin(np.fmin(mean * known * ROUNDED_UP, moved), 1.0)
     else:
-        low = epsilon_ends(run, values / tried if tried > LEAST_DELTA else np.ones(values.shape), side.forward)[0]
-        high = (epsilon_ends(run, values / mean / ROUNDED_UP, side.forward)[1] + grown) * ROUNDED_UP
+        at = values / tried if tried > LEAST_DELTA else np.ones(values.shape)
+        low = epsilon_ends(run, at, side.forward, PROFILE_RTOL)[0]
+        high = (epsilon_ends(run, values / mean / ROUNDED_UP, side.forward, PROFILE_RTOL)[1] + grown) * ROUNDED_UP
         high = np.where(moved <= values, 0.0, high)
     copies = largest_k(law)
     if 1.0 < copies < np.inf and (
@@ -382,5 +391,5 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
     ):
         many = repeat(run, copies)
         ask = delta_ends if quantity == "delta" else epsilon_ends
-        high = np.fmin(high, ask(many, values, side.forward)[1])
+        high = np.fmin(high, ask(many, values, side.forward, PROFILE_RTOL)[1])
     return np.stack([np.where(low >= 0.0, low, 0.0), np.where(high >= 0.0, high, most)])
