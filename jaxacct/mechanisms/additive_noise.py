@@ -129,9 +129,8 @@ def profile_of_gaussian(mu: float, epsilon: np.ndarray) -> np.ndarray:
 class Laplace(AdditiveNoise):
     """Laplace noise of scale ``scale`` times the add/remove sensitivity: (1/scale)-DP.
 
-    The pair is Lap(0, b), Lap(1, b). The loss lies in [-1/b, 1/b], with atoms at both ends, and has the same law in
-    both directions. delta(eps) = 1 - e^{(eps - 1/b)/2} for 0 <= eps <= 1/b. Under ``replace_one`` the sensitivity is 2,
-    so b is halved.
+    The pair is Lap(0, b), Lap(1, b), of delta(eps) = 1 - e^{(eps - 1/b)/2} for 0 <= eps <= 1/b. Under ``replace_one``
+    the sensitivity is 2, so b is halved.
 
     Parameters
     ----------
@@ -242,9 +241,7 @@ class DiscreteGaussian(_IntegerNoise):
 class DiscreteLaplace(_IntegerNoise):
     """Discrete Laplace (two-sided geometric) noise: Pr[x] proportional to e^{-|x|/scale} on the integers.
 
-    The pair is the noise shifted by ``sensitivity`` D, and the noise. With r = e^{-1/scale} the loss is D/scale with
-    mass 1/(1 + r), -D/scale with mass r^D/(1 + r), and (2x - D)/scale with mass (1-r)/(1+r) r^{D-x} for 0 < x < D. The
-    noise is (D/scale)-DP. Under ``replace_one`` the sensitivity is 2 D.
+    The pair is the noise shifted by ``sensitivity`` D, and the noise, which is (D/scale)-DP; ``replace_one`` doubles D.
 
     Parameters
     ----------

@@ -59,20 +59,14 @@ class ConcentratedPart(NamedTuple):
 
 
 class FinitePair(NamedTuple):
-    """Dominating pair (P, Q) with finitely many likelihood ratios.
+    """Dominating pair (P, Q) with finitely many likelihood ratios; atoms have one axis beside those of the batch."""
 
-    ``loss``, ``p`` and ``q`` have a trailing axis of atoms: outcomes of masses p and q with log p/q = loss.
-    ``p_infinity`` is the P-mass where dQ = 0, and ``q_infinity`` is the Q-mass where dP = 0; both have the batch shape.
-    ``excess`` is p/q - 1. It is given if it is known more accurately than e^loss - 1 (README.md, "Rounding of finite
-    laws").
-    """
-
-    loss: np.ndarray
-    p: np.ndarray
-    q: np.ndarray
-    p_infinity: np.ndarray
-    q_infinity: np.ndarray
-    excess: np.ndarray | None = None
+    loss: np.ndarray  # log p/q of the atoms
+    p: np.ndarray  # their P-masses
+    q: np.ndarray  # their Q-masses
+    p_infinity: np.ndarray  # the P-mass where dQ = 0
+    q_infinity: np.ndarray  # the Q-mass where dP = 0
+    excess: np.ndarray | None = None  # p/q - 1, if it is known more accurately than e^loss - 1
 
 
 Part = GaussianPart | LaplacePart | FinitePart | ConcentratedPart
@@ -82,10 +76,8 @@ class Mechanism(ABC):
     """Mechanism, or batch of mechanisms: one configuration for each element of the numeric fields' common shape.
 
     Subclasses are frozen dataclasses that ``register`` makes pytrees. A field named in ``constraints`` is numeric: the
-    constructor checks it and stores it as float64 (a Python float, or a read-only NumPy array). A field named
-    ``mechanism`` holds another mechanism. Tracers pass unchecked, and a pytree transformation may put any object in a
-    field; ``validated`` checks such fields. Two mechanisms are equal if they have the same class, structure and
-    numbers.
+    constructor checks it and stores it as float64. A field named ``mechanism`` holds another mechanism. Tracers pass
+    unchecked, and a pytree transformation may put any object in a field; ``validated`` checks such fields.
 
     >>> from jaxacct.mechanisms import Gaussian
     >>> isinstance(Gaussian(1.0), Mechanism), Gaussian(1.0) == Gaussian(1), Gaussian(1.0).kind
@@ -161,10 +153,9 @@ class Mechanism(ABC):
     def kind_under(self, relation: str, composed: bool = False) -> str:
         """Return the kind of an answer from `expand`: "certified" if its pair is attained, "bound" if not.
 
-        The kind of a mechanism made of others is the weakest of their kinds. A kind that is conditional on an
-        assumption is weaker than "bound". `composed` says whether the mechanism runs more than once or beside others. A
-        pair may join several pairs of neighbours, each of them the worst at some eps. One step attains such a pair, but
-        for a composition the pair is only a bound.
+        The kind of a mechanism made of others is the weakest of their kinds. `composed` says whether the mechanism runs
+        more than once or beside others: a pair that joins several pairs of neighbours, each of them the worst at some
+        eps, is attained by one step, but only a bound for a composition.
         """
         own = "certified" if self.exact_pair else "bound"
         return weakest([own, *(mechanism.kind_under(relation, composed) for mechanism in self.inside())])

@@ -44,9 +44,9 @@ NUMBERS |= {"noise_multiplier": NOISE, "sampling_probability": PROBABILITY, "ste
 NUMBERS |= dict.fromkeys(("cap", "bands", "groups", "group"), COUNT)
 """Numbers that describe a run, with the values that they may take; `sampling` names the batch rule."""
 RATES = ("sampling_probability", "batch_size", "slots")
-"""Numbers that give the batch size. A run has exactly one of these numbers; `batch_size` needs `dataset_size`."""
+"""Numbers that give the batch size, of which a run has exactly one; `batch_size` needs `dataset_size`."""
 LENGTHS = ("steps", "epochs")
-"""Numbers that give the length of the run. A run has exactly one of these numbers."""
+"""Numbers that give the length of the run, of which a run has exactly one."""
 OF_RULES = ("slots", "cap", "bands", "groups")
 """Numbers that only some batch rules take."""
 SOURCES = {names[0]: names[1:] for names in (RATES, LENGTHS)}
@@ -86,18 +86,17 @@ def dp_sgd(
     * "with_replacement": ``batch_size`` independent draws from the data in every step;
     * "cyclic_poisson": the records are split into ``groups``, and step i draws every record of group i mod ``groups``
       independently with probability q. ``bands`` steps share noise: see below;
-    * "shuffled": the data are shuffled and cut into batches in every epoch, as most loaders do; an incomplete epoch
-      counts as a whole one. The answer holds whether or not the loader drops a smaller last batch. Ask with
-      ``relation="zero_out"``, the relation that holds for this rule.
+    * "shuffled": the data are shuffled and cut into batches in every epoch, as most loaders do, with or without a
+      smaller last batch; an incomplete epoch counts as a whole one. Ask with ``relation="zero_out"``.
 
     Give the size of batches by one of `sampling_probability`, `batch_size` (with `dataset_size`) and `slots`, and the
     length of the run by one of `steps` and `epochs`: `q = batch_size / dataset_size`, and `steps = ceil(epochs / q)`.
     With "cyclic_poisson" q is larger by the factor ``groups``, since a batch is drawn from one group.
 
     "cyclic_poisson" covers every banded strategy whose columns have norm at most 1, such as
-    ``strategies.Banded(bands, steps)`` and ``strategies.ColumnNormalised(bands, steps)``. The run is
-    ``ceil(steps / groups)`` Poisson sampled Gaussians. If `groups` does not divide `steps`, `MatrixMechanism`
-    gives a smaller epsilon, for ``Banded`` alone. The group of a record must not depend on other records.
+    ``strategies.Banded(bands, steps)``, by ``ceil(steps / groups)`` Poisson sampled Gaussians. If `groups` does not
+    divide `steps`, `MatrixMechanism` gives a smaller epsilon for ``Banded``. The group of a record must not depend on
+    other records.
 
     Parameters
     ----------

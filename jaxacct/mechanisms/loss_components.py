@@ -107,8 +107,8 @@ class Components(NamedTuple):
 def components(mechanism: Mechanism, relation: str, direction: str, below: bool = False) -> Components:
     """Expand a mechanism into its components in one direction ("remove" or "add") of a neighbouring relation.
 
-    The batch is flattened to B = prod(batch_shape(mechanism)), in C order. Every field is checked again, so invalid
-    numbers that a pytree transformation has put in are refused here. Equal parts are merged.
+    The batch is flattened in C order. Every field is checked again, since a pytree transformation may have put invalid
+    numbers in. Equal parts are merged.
 
     Parameters
     ----------

@@ -199,9 +199,8 @@ class AboveThreshold(OfFinitePair):
 
         epsilon = 1/threshold_scale + 2 answers/query_scale,
 
-    without the factor 2 if the queries are ``monotone``. The number of queries below the threshold does not matter.
-    Under ``replace_one`` a query moves up to twice as far, and ``monotone`` has no effect. The pair is the one that
-    dominates every epsilon-DP mechanism: ``kind`` is "bound".
+    without the factor 2 if the queries are ``monotone``, however many are below the threshold: ``kind`` is "bound".
+    Under ``replace_one`` a query moves up to twice as far, and ``monotone`` has no effect.
 
     Parameters
     ----------

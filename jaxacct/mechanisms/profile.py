@@ -186,14 +186,6 @@ def _as_one(
     return [*padded.reshape(atoms, *shape, most), *(end.reshape(shape) for end in ends.T)]
 
 
-def _terms(epsilon: np.ndarray, f: np.ndarray, before: int, k: int, after: int, first: float) -> tuple[float, float]:
-    """Return both terms of the mass p_k; `before` -1 is eps 0, where f is `first`, and `after` -1 is no point."""
-    start, value = (0.0, first) if before < 0 else (epsilon[before], f[before])
-    rise = (value - f[k]) / -np.expm1(start - epsilon[k])
-    fall = 0.0 if after < 0 else (f[k] - f[after]) / np.expm1(epsilon[after] - epsilon[k])
-    return rise, fall
-
-
 def _masses(epsilon: np.ndarray, f: np.ndarray, centre: float, doubt: float) -> np.ndarray:
     """Return the masses p_k (`pair_of_profile`), rounded up; `centre`, the value at eps 0, is known up to `doubt`."""
     if not epsilon.size:
@@ -214,7 +206,7 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
     fallen = np.diff(f[points], prepend=np.inf) < 0.0
     fallen[-1:] = True
     points = points[fallen]
-    for _ in range(30):  # if points above the hull remain, the loop below removes them one by one
+    while True:
         at, values = epsilon[points], f[points]
         slope, gap = -np.diff(values), np.diff(at)
         above = slope[:-1] / -np.expm1(-gap[:-1]) - slope[1:] / np.expm1(gap[1:]) <= 0.0
@@ -223,17 +215,15 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
         place = np.arange(above.size)
         odd = (place - np.maximum.accumulate(np.where(above, -1, place))) % 2 == 1
         points = np.delete(points, 1 + np.flatnonzero(above & odd))
-    chain: list[int] = []
-    for k in map(int, points):
-        while len(chain) > 1 and np.subtract(*_terms(epsilon, f, chain[-2], chain[-1], k, 0.0)) <= 0.0:
-            chain.pop()
-        chain.append(k)
-    return chain
 
 
 def _first_is_above(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -> bool:
     """Return whether a hull's first point is above the line from the value `centre` at eps 0 to its second point."""
-    return len(chain) > 1 and bool(np.subtract(*_terms(epsilon, f, -1, chain[0], chain[1], centre)) < 0.0)
+    if len(chain) < 2:
+        return False
+    first, second = chain[:2]
+    rise = (centre - f[first]) / -np.expm1(-epsilon[first])
+    return bool(rise < (f[first] - f[second]) / np.expm1(epsilon[second] - epsilon[first]))
 
 
 def _fall(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -> float:

@@ -301,9 +301,7 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
     Let n = ``dataset_size``, tau = Pr[Bin(n-1, q) >= cap] and q' = (cap/n) Pr[Bin(n, q) > cap]/tau. With probability 1
     - tau a step is the Gaussian sampled at q, of sensitivity 1. With probability tau it is the Gaussian sampled at q',
     of sensitivity 2, since the record displaces another one. This is an upper bound for add and remove, and for any
-    number of adaptive steps; ``kind`` is "bound". The pair that a step has with probability tau under ``zero_out``
-    (the record keeps its slot) and ``replace_one`` is in README.md, "A cap on a Poisson sample". Each pair is replaced
-    by one with finitely many losses that dominates it.
+    number of adaptive steps; ``kind`` is "bound". README.md, "A cap on a Poisson sample", has the other relations.
 
     The bound holds if n is public (the larger of the two data sets), q and the cap do not depend on the data, the
     subset is uniform (not the first ``cap`` records), and the sum is divided by a constant, never by the number drawn.
@@ -395,8 +393,7 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
 def cap_for(sampling_probability: float, dataset_size: int, steps: int, delta: float, share: float = 1e-3) -> int:
     """Return the smallest cap that costs little: steps * Pr[Bin(n - 1, q) >= cap] is at most `share` of delta.
 
-    If a cap binds, a record may displace another one, and the step costs twice the sensitivity
-    (`TruncatedPoissonSampled`). With this cap all such steps together have at most the probability share * delta.
+    So all steps in which a record may displace another one (`TruncatedPoissonSampled`) have at most this probability.
 
     Parameters
     ----------

@@ -1,9 +1,7 @@
 """Properties of a selection's base: its directions, bounds of its profile, and its trade-off curve as polygons.
 
-The concave curve `T(u) = min_r (delta(log r) + r u)` is the largest P-mass of a set of Q-mass u.  It is convex
-conjugate to the profile.  So every upper bound of delta gives a line above T, and the lines together give a polygon
-above T.  As a function of r = e^eps the profile is convex.  So between two values of r it lies above the extended
-chords of both neighbouring intervals.  This lower bound of the profile gives a polygon below T.
+The concave curve `T(u) = min_r (delta(log r) + r u)` is the largest P-mass of a set of Q-mass u (README.md of this
+folder, "From the profile to polygons").
 """
 
 from __future__ import annotations

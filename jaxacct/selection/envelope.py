@@ -1,14 +1,8 @@
 """Envelope: a fast upper bound of what a selection leaks under the worst score, for every law of K and eps >= 0.
 
-Let phi be the generating function of K, T the concave trade-off curve of the base, L the slope of T, p = T(0) and
-E = e^eps.  The selection's profile delta_A has the bound
-
-    delta_A(eps) <= E int_0^1 M_+(L(u)/E) du + phi(1) - phi(1 - p),   M(r) = max_v (r phi'(T(v)) - phi'(v)).
-
-M_+ = max(M, 0) is at most a sum `sum_j c_j (r - r_j)_+`.  For every eps the integral of this sum is a weighted sum of
-values of the base's profile, `sum_j c_j (delta_base(eps + log r_j) - p)` (README.md of this folder, "The envelope").
-M is the highest of many lines in r, and at each r_j another line becomes the highest.  The profile of the base is a
-table of upper bounds.
+With phi the generating function of K and T the trade-off curve of the base, `M(r) = max_v (r phi'(T(v)) - phi'(v))` is
+the highest of many lines in r.  Its positive part is at most a sum `sum_j c_j (r - r_j)_+`.  So the leak is at most a
+weighted sum of values of the base's profile (README.md of this folder, "The envelope").
 """
 
 from __future__ import annotations

@@ -219,8 +219,8 @@ def evaluated(law: Law, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
 class TruncatedNegativeBinomial(Law):
     """Truncated negative binomial law, k >= 1: `Pr[K = k] = (1-gamma)^k/(gamma^-eta - 1) prod_{l<k} (l + eta)/(l + 1)`.
 
-    At eta = 0 the law is logarithmic, and at eta = 1 it is geometric.  The mean is
-    `eta (1/gamma - 1)/(1 - gamma^eta)`.  The smaller eta is, the less privacy K candidates cost, and the more K varies.
+    At eta = 0 the law is logarithmic, and at eta = 1 it is geometric.  The smaller eta is, the less privacy K
+    candidates cost, and the more K varies.
 
     Parameters
     ----------
@@ -296,9 +296,7 @@ class TruncatedNegativeBinomial(Law):
 
 
 def Geometric(gamma: ArrayLike) -> TruncatedNegativeBinomial:
-    """Make the geometric law `Pr[K = k] = gamma (1-gamma)^{k-1}`, of mean 1/gamma.
-
-    It is the truncated negative binomial law with eta = 1.
+    """Make the geometric law `Pr[K = k] = gamma (1-gamma)^{k-1}`, of mean 1/gamma: eta = 1.
 
     Parameters
     ----------
@@ -319,9 +317,7 @@ def Geometric(gamma: ArrayLike) -> TruncatedNegativeBinomial:
 
 
 def Logarithmic(gamma: ArrayLike) -> TruncatedNegativeBinomial:
-    """Make the logarithmic law `Pr[K = k] = (1-gamma)^k/(k log(1/gamma))`.
-
-    It is the truncated negative binomial law with eta = 0.
+    """Make the logarithmic law `Pr[K = k] = (1-gamma)^k/(k log(1/gamma))`: eta = 0.
 
     Parameters
     ----------
@@ -358,9 +354,7 @@ def _log_tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
 @register
 @dataclass(frozen=True, eq=False)
 class Poisson(Law):
-    """Poisson law, `Pr[K = k] = e^{-mean} mean^k/k!`.
-
-    K = 0 has the probability e^{-mean}. What is then released is independent of the data.
+    """Poisson law, `Pr[K = k] = e^{-mean} mean^k/k!`. For K = 0 the release is independent of the data.
 
     Parameters
     ----------
@@ -427,14 +421,14 @@ class _Trials(Law):
 @register
 @dataclass(frozen=True, eq=False)
 class Binomial(_Trials):
-    """Binomial law, `Pr[K = k] = C(n, k) p^k (1-p)^{n-k}`, of n ``trials`` with ``probability_of_run`` p.
-
-    K = 0 has the probability (1-p)^n. What is then released is independent of the data.
+    """Binomial law, `Pr[K = k] = C(n, k) p^k (1-p)^{n-k}`. For K = 0 the release is independent of the data.
 
     Parameters
     ----------
     trials : array_like of whole numbers >= 1
+        n
     probability_of_run : array_like in (0, 1]
+        p
 
     References
     ----------

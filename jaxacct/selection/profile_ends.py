@@ -1,16 +1,8 @@
 """The mass at infinity of a selection, its largest loss if losses are bounded, and bounds from the base alone.
 
-At every eps a selection leaks at least `phi(1) - phi(1 - p)`.  Here phi is the generating function of K, and p is the
-base's mass at infinity.  If the finite losses of the base are at most L, those of the selection are at most
-`L + log R`, where `R = sup_v phi'(T(v) - p)/phi'(v)` and T is the trade-off curve of the base.  For truncated negative
-binomial K and a symmetric base, `L + log R` is at most (eta + 2) L.  The rank of an outcome is the Q-mass of the
-outcomes with a larger likelihood ratio.  Bounds from the base alone are used where the worst score cannot be computed.
-With m = E[K] they are
-
-    (1 - phi(0)) delta_base(eps)  <=  delta(eps)  <=  min(m delta_base(eps - log R), 1 - phi(1 - delta_base(0))),
-
-and `delta(eps) <= delta_{n copies of the base}(eps)` where K <= n.  The proofs and the rounding are in README.md of
-this folder, "The ends of the profile" and "Bounds from the base alone".
+In this file phi is the generating function of K, T the trade-off curve of the base, p its mass at infinity, and v a
+rank: the Q-mass of the outcomes with a larger likelihood ratio.  README.md of this folder has the proofs and the
+rounding, "The ends of the profile" and "Bounds from the base alone".
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Privacy of tuning on X_1, a Poisson sample of rate q from the data X, followed by one training run.
 
-In variant "rest" the run trains on X without X_1; in variant "all" it trains on X [Koskela and Kulkarni 2023].  The
-published form uses Rényi divergences.  The form by privacy profiles is rigorous for both variants (README.md of this
-folder, "Tuning on a random subset").
+In variant "rest" the run trains on X without X_1; in variant "all" it trains on X [Koskela and Kulkarni 2023].  Here
+privacy profiles take the place of Rényi divergences (README.md of this folder, "Tuning on a random subset").
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.types import ArrayLike
-from jaxacct.core.validation import DELTA, PROBABILITY, InputError, check, choice
+from jaxacct.core.validation import DELTA, PROBABILITY, InputError, check_one, choice
 from jaxacct.mechanisms import Mechanism, PoissonSampled, PrivacyProfile, batch_shape, compose
 from jaxacct.mechanisms.base import FinitePair, require_mechanism
 from jaxacct.selection.base_profile import upper_delta
@@ -82,8 +81,8 @@ def subset_epsilon(
     require_mechanism("trained", trained)
     if not isinstance(k, Law) or k.shape or batch_shape(tuned) or batch_shape(trained):
         raise InputError("tuned, k and trained must be one configuration each; call once for each")
-    q = _scalar("sampling_probability", check("sampling_probability", sampling_probability, PROBABILITY))
-    target = _scalar("delta", check("delta", delta, DELTA))
+    q = check_one("sampling_probability", sampling_probability, PROBABILITY, "give a single number in each call")
+    target = check_one("delta", delta, DELTA, "give a single number in each call")
     choice("variant", variant, VARIANTS)
     upper = lambda at: bound_epsilon(tuned, k, at, bound="envelope").upper
     at = lambda grid, name: bound_delta(tuned, k, grid, bound="envelope", relation=name).upper
@@ -176,10 +175,3 @@ def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, varia
     above = [np.concatenate([[0.0], np.cumsum(x)]) for x in (p, q)]
     below = [np.concatenate([np.cumsum(x[::-1])[::-1], [0.0]]) for x in (p, q)]
     return Product(ratio, above[0], above[1], below[0], below[1], float(infinite) * (1.0 + SUM_ERROR))
-
-
-def _scalar(name: str, value: float | np.ndarray) -> float:
-    """Return a single number; raise InputError for an array."""
-    if np.ndim(value):
-        raise InputError(f"{name} of shape {np.shape(value)} must be a single number here; call once for each")
-    return float(value)

@@ -1,12 +1,7 @@
 """Selections that release the best j of K candidates together: `selection.select(run, k, top=j)`.
 
-Let phi^(j) be the j-th derivative of the generating function of K, T the trade-off curve of the base, R the product of
-the likelihood ratios of j candidates, E = e^eps, and E_{Q^j} the mean over j draws of Q.  Then
-
-    delta(eps) <= 1/j! E_{Q^j}[max_v (R phi^(j)(T(v)) - E phi^(j)(v))_+] + sum_{k<j} Pr[K=k] delta_k(eps),
-
-where delta_k is the profile of k runs (README.md of this folder, "The best j", has the mass at infinity).  The maximum
-is an envelope of lines in R, and R has the law of j runs.  So the first term needs only the profile of j runs.
+The bound is an envelope of lines in the product of the likelihood ratios of j candidates, which has the law of j runs.
+So it needs only profiles of up to j runs (README.md of this folder, "The best j").
 """
 
 from __future__ import annotations

@@ -237,10 +237,10 @@ class Strategy(ABC):
         return squares * (1.0 - self.rounding), squares * (1.0 + self.rounding)
 
     def sensitivity(self, participation: Participation | None = None) -> Bounds:
-        """Bound the sensitivity of C X under add or remove of one record, in clip norms.
+        """Bound the sensitivity of C X under add or remove of one record, in clip norms; ``replace_one`` doubles it.
 
-        ``max_pi max_x ||sum_{i in pi} C e_i x_i^T||`` over the patterns pi of one record and contributions x_i of norm
-        at most 1, which may depend on earlier outputs. ``replace_one`` doubles it.
+        It is ``max_pi max_x ||sum_{i in pi} C e_i x_i^T||`` over the patterns pi of one record and contributions x_i of
+        norm at most 1, which may depend on earlier outputs.
 
         Parameters
         ----------
