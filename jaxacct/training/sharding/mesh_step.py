@@ -7,7 +7,6 @@ The noise of an entry follows from the key and the entry's number in the whole a
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -41,11 +40,6 @@ from jaxacct.training.step.step_function import (
 
 MODES = ("data", "fsdp")
 """Named layouts of the parameters; any other layout is a pytree of PartitionSpecs."""
-_PIECE = 2_046
-"""Largest number of units that are drawn at a time.
-
-Their draws take some 1.5 MB: devices that one processor simulates share its caches.
-"""
 
 
 def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[..., tuple[Carried, Observed]]:
@@ -58,9 +52,8 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
         carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers, frozen: Untrained | None = None
     ) -> tuple[Carried, Observed]:
         specs, cuts = param_specs(mesh, shard, carried.params), sum_specs(mesh, shard, carried.params)
+        rest = frozen_specs(mesh, shard, carried.params, frozen)
         rows = (data.count if rule.examples_per_user else jax.tree_util.tree_leaves(data)[0]).shape[0] // mesh.size
-
-        rest = P() if frozen is None else frozen_specs(mesh, shard, carried.params, frozen)
 
         def local(
             params: Any, frozen: Any, clip_norm: Any, words: Any, pass_words: Any, data: Any, now: Numbers
@@ -68,11 +61,9 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
             key, pass_key = keys(words, pass_words)
             first = jax.lax.axis_index(mesh.axis_names) * rows
             here = _those_of(draw(rule, key, pass_key, size, now), first, rows)
-            at_hand = Carried(zipped(gathered, params, specs), None, clip_norm, None)
-            of_model = frozen if frozen is None else zipped(gathered, frozen, rest)
-            summed, members, seen = sums_over(rule, at_hand, key, here, data, of_model, first)
+            whole, of_model = at_hand(params, specs, frozen, rest, clip_norm)
             # The sum over devices is not taken in the loop, since the loop may take more turns on other devices.
-            return added_up(Sums(summed, members, seen), cuts, mesh)
+            return added_up(sums_over(rule, whole, key, here, data, of_model, first), cuts, mesh)
 
         sums = jax.shard_map(
             local,
@@ -130,12 +121,16 @@ def zipped(function: Callable[[Any, P], Any], tree: Any, specs: Any) -> Any:
     return jax.tree_util.tree_unflatten(structure, list(map(function, leaves, cuts)))
 
 
-def gathered(part: Any, spec: P) -> Any:
-    """Return the whole array, put together from the parts of all devices; for use in a `shard_map`."""
-    for axis, names in enumerate(spec):
-        if axes_of(names):
-            part = jax.lax.all_gather(part, axes_of(names), axis=axis, tiled=True)
-    return part
+def at_hand(params: Any, specs: Any, frozen: Any, rest: Any, clip_norm: Any) -> tuple[Carried, Any]:
+    """Return whole trained and frozen arrays, put together from the parts of all devices; for use in a `shard_map`."""
+
+    def gathered(part: Any, spec: P) -> Any:
+        for axis, names in enumerate(spec):
+            if axes_of(names):
+                part = jax.lax.all_gather(part, axes_of(names), axis=axis, tiled=True)
+        return part
+
+    return Carried(zipped(gathered, params, specs), None, clip_norm, None), zipped(gathered, frozen, rest)
 
 
 def _summed(total: Any, spec: P, mesh: Mesh) -> Any:
@@ -165,12 +160,15 @@ def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
                 raise InputError(f"leaf {place} has {math.prod(shape)} entries, must have < 2**32; cut it in two")
 
         def local(words: Any, std: Any, *parts: Any) -> tuple[Any, ...]:
-            boxes = [_box(*each) for each in zip(shapes, [part.shape for part in parts], cuts, strict=True)]
+            runs = [_run(*each) for each in zip(shapes, [part.shape for part in parts], cuts, strict=True)]
             dtypes, noisy = [wide(part.dtype) for part in parts], list(parts)
             for dtype in dict.fromkeys(dtypes):
-                mine = {place: boxes[place] for place, own in enumerate(dtypes) if own == dtype}
-                for (place, box), draws in zip(mine.items(), _drawn(words, mine, len(parts), dtype), strict=True):
-                    noisy[place] = parts[place].astype(dtype) + jnp.asarray(std, dtype) * box.cut(draws)
+                mine = {place: runs[place] for place, own in enumerate(dtypes) if own == dtype}
+                units = {place: run.units for place, run in mine.items()}
+                first = jnp.stack([run.first // UNIT for run in mine.values()]).astype(jnp.int32)
+                for place, draws in draws_of_units(words, units, len(parts), dtype, first).items():
+                    own = runs[place].cut(draws, parts[place].shape)
+                    noisy[place] = parts[place].astype(dtype) + jnp.asarray(std, dtype) * own
             return tuple(noisy)
 
         on_each = jax.shard_map(local, mesh=mesh, in_specs=(P(), P(), *cuts), out_specs=cuts, check_vma=False)
@@ -179,88 +177,31 @@ def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
     return add
 
 
-class _Box(NamedTuple):
-    """Part of an array that one device has, as runs of entries with consecutive numbers.
+class _Run(NamedTuple):
+    """Run of entries with consecutive numbers, in which a device's part of an array lies."""
 
-    A unit is a group of 32 draws for entries with consecutive numbers.
+    first: Any  # the number of the first entry, uint32; different on each device
+    shape: tuple[int, ...]  # the shape of the run as an array
+    begins: list[Any]  # where the part begins in this array, along each axis
 
-    first : the number of the first entry of each run, uint32; different on each device.
-    length : the number of entries in a run.  units : the largest number of units that a run can touch.
-    aligned : whether every run begins at the beginning of a unit.
-    shape : the shape of an array that holds all runs; it may be larger than the device's part.
-    begins, sizes : where the device's part begins in this array along each axis, and the shape of the part.
-    """
+    @property
+    def units(self) -> int:
+        """Number of units that are enough wherever the run begins."""
+        return (math.prod(self.shape) + UNIT - 2) // UNIT + 1
 
-    first: Any
-    length: int
-    units: int
-    aligned: bool
-    shape: tuple[int, ...]
-    begins: tuple[Any, ...]
-    sizes: tuple[int, ...]
-
-    def cut(self, draws: Any) -> Any:
-        """Return the draws for the device's part, given the draws of all units, an array (runs * units, 32)."""
-        rows = draws.reshape(self.first.size, self.units * UNIT)
-        if self.aligned:
-            rows = rows[:, : self.length]
-        else:
-            cut = lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, self.length)
-            rows = jax.vmap(cut)(rows, (self.first % UNIT).astype(jnp.int32))
-        return jax.lax.dynamic_slice(rows.reshape(self.shape), self.begins, self.sizes)
+    def cut(self, draws: Any, part: tuple[int, ...]) -> Any:
+        """Return the draws for the part, given those of all units, an array (32, units)."""
+        own = jax.lax.dynamic_slice_in_dim(draws.T.reshape(-1), self.first % UNIT, math.prod(self.shape))
+        return jax.lax.dynamic_slice(own.reshape(self.shape), self.begins, part)
 
 
-def _box(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Box:
-    """Return the box of an array that is cut as a spec says, for the device on which this runs."""
+def _run(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Run:
+    """Return the part itself if only the first axis is cut, and the whole array if another axis is cut."""
     names = [axes_of(spec[axis]) if axis < len(spec) else () for axis in range(len(whole))]
-    place: list[Any] = [jax.lax.axis_index(own).astype(jnp.uint32) if own else np.uint32(0) for own in names]
-    strides = [math.prod(whole[axis + 1 :]) for axis in range(len(whole))]
-    shape, begins = list(part), list[Any]([np.uint32(0)] * len(whole))
-    last = -1
-    for axis in reversed(range(len(whole))):
-        if part[axis] == whole[axis]:
-            continue
-        length = part[axis] * strides[axis]
-        if UNIT * _units(length, aligned=length % UNIT == 0) <= whole[axis] * strides[axis]:
-            last = axis
-            break
-        # These runs are short: their units would hold more entries than the whole axis.  So draw the whole axis.
-        shape[axis], begins[axis], place[axis] = whole[axis], place[axis] * np.uint32(part[axis]), np.uint32(0)
-    first: Any = jnp.zeros((), jnp.uint32)
-    for axis in range(last + 1):
-        first = first + place[axis] * np.uint32(shape[axis] * strides[axis])
-        if axis < last:
-            first = first[..., None] + jnp.arange(shape[axis], dtype=jnp.uint32) * np.uint32(strides[axis])
-    length = math.prod(shape[max(last, 0) :])
-    steps = [strides[axis] for axis in range(last)] + ([length] if last >= 0 else [])
-    aligned = not any(step % UNIT for step in steps)
-    return _Box(first.reshape(-1), length, _units(length, aligned), aligned, tuple(shape), tuple(begins), part)
-
-
-def _units(length: int, aligned: bool) -> int:
-    """Return the largest number of units that a run of `length` entries can touch."""
-    return -(-length // UNIT) if aligned else (length + UNIT - 2) // UNIT + 1
-
-
-def _drawn(words: Any, boxes: dict[int, _Box], leaves: int, dtype: Any) -> list[Any]:
-    """Draw standard normals for all units of some boxes, (runs * units, 32) for each box, from the words of the key."""
-    numbers = lambda box: box.first[:, None] // UNIT + jnp.arange(box.units, dtype=jnp.uint32)
-    counters = [numbers(box).reshape(-1) for box in boxes.values()]  # the numbers of a box's units
-    begins = np.cumsum([0, *(counter.size for counter in counters)])
-    total = int(begins[-1])
-    pieces = max(1, -(-total // _PIECE))
-    each = -(-total // pieces)
-    spare = pieces * each - total  # units that fill the last piece
-    counter = jnp.concatenate([*counters, jnp.zeros(spare, jnp.uint32)])
-
-    def of_piece(number: Any) -> tuple[Any, Any]:
-        own = jax.lax.dynamic_slice_in_dim(counter, number * each, each)
-        at = number * each + jnp.arange(each, dtype=jnp.int32)
-        leaf = jnp.searchsorted(jnp.asarray(begins[1:], jnp.int32), at, side="right")
-        return own, jnp.asarray([*boxes, leaves], jnp.uint32)[leaf]
-
-    flat = draws_of_units(words, of_piece, pieces, each, 0, dtype)
-    return [flat[at:end] for at, end in itertools.pairwise(begins)]
+    place = [jax.lax.axis_index(own).astype(jnp.uint32) if own else jnp.uint32(0) for own in names]
+    if part[:1] != whole[:1] and part[1:] == whole[1:]:
+        return _Run(place[0] * np.uint32(math.prod(part)), part, [0] * len(part))
+    return _Run(jnp.uint32(0), whole, [at * np.uint32(size) for at, size in zip(place, part, strict=True)])
 
 
 def is_spec(node: Any) -> bool:
@@ -386,23 +327,11 @@ def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
 
 
 LoadedStep = tuple[Callable[..., Any], Callable[..., Any], Callable[..., tuple[Carried, Observed]]]
-"""Three pure functions: the first begins a step, the second adds a micro-batch, and the third releases the sum.
+"""Three pure functions: the first begins a step, the second adds a micro-batch, and the third releases the sums.
 
-They are (carried, frozen) -> so_far; (carried, key words, so_far, rows, indices, mask, frozen) -> so_far; and
-(carried, key words, so_far, numbers) -> (carried, observed).
+They are (carried, frozen) -> sums; (carried, key words, sums, rows, indices, mask, frozen) -> sums; and (carried, key
+words, sums, numbers) -> (carried, observed).
 """
-
-
-class Gathering(NamedTuple):
-    """Values that a step on a mesh keeps between its micro-batches.
-
-    sums : the sums of each device; the first axis runs over devices.
-    params, frozen : the trained and the frozen arrays, each whole on every device.
-    """
-
-    sums: Any
-    params: Any
-    frozen: Any
 
 
 def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:
@@ -423,40 +352,38 @@ def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:
 
 
 def sharded_loaded_step(rule: StepRule, rows: Any, mesh: Mesh, shard: Any) -> LoadedStep:
-    """Return the step on loaded batches for a mesh; each device has an equal part of every micro-batch."""
+    """Return the step on loaded batches for a mesh; each device has an equal part of every micro-batch.
+
+    The first axis of the sums runs over devices.
+    """
     spread = P(mesh.axis_names)
     over = lambda function, ins, outs: jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
-    at_hand = lambda params, clip_norm: Carried(params, None, clip_norm, None)
 
-    def nothing(carried: Carried, frozen: Untrained | None) -> Gathering:
-        specs = param_specs(mesh, shard, carried.params)
-        rest = P() if frozen is None else frozen_specs(mesh, shard, carried.params, frozen)
-
-        def local(params: Any, frozen: Any, clip_norm: Any) -> Gathering:
-            params = zipped(gathered, params, specs)
-            frozen = frozen if frozen is None else zipped(gathered, frozen, rest)
-            sums = no_sums(rule, at_hand(params, clip_norm), rows, frozen)
-            return Gathering(jax.tree.map(lambda a: a[None], sums), params, frozen)
-
-        begin = over(local, (specs, rest, P()), Gathering(spread, P(), P()))
-        done: Gathering = begin(carried.params, frozen, carried.clip_norm)
-        return done
+    def nothing(carried: Carried, frozen: Untrained | None) -> Sums:
+        alone: Sums = jax.eval_shape(lambda: no_sums(rule, carried, rows, frozen))
+        return jax.tree.map(lambda a: jnp.zeros((mesh.size, *a.shape), a.dtype), alone)
 
     def one(
-        carried: Carried, words: Any, so_far: Gathering, rows: Any, indices: Any, mask: Any, _: Untrained | None
-    ) -> Gathering:
-        def local(so_far: Gathering, clip_norm: Any, words: Any, rows: Any, indices: Any, mask: Any) -> Any:
-            mine = jax.tree.map(lambda a: a[0], so_far.sums)
-            here, key = at_hand(so_far.params, clip_norm), keys(words, words)[0]
-            return jax.tree.map(lambda a: a[None], add(rule, here, key, mine, rows, indices, mask, so_far.frozen))
+        carried: Carried, words: Any, so_far: Sums, rows: Any, indices: Any, mask: Any, frozen: Untrained | None
+    ) -> Sums:
+        specs, rest = param_specs(mesh, shard, carried.params), frozen_specs(mesh, shard, carried.params, frozen)
 
-        more = over(local, (Gathering(spread, P(), P()), P(), P(), spread, spread, spread), spread)
-        return so_far._replace(sums=more(so_far, carried.clip_norm, words, rows, indices, mask))
+        def local(
+            so_far: Sums, params: Any, frozen: Any, clip_norm: Any, words: Any, rows: Any, indices: Any, mask: Any
+        ) -> Sums:
+            here, of_model = at_hand(params, specs, frozen, rest, clip_norm)
+            mine = jax.tree.map(lambda a: a[0], so_far)
+            mine = add(rule, here, keys(words, words)[0], mine, rows, indices, mask, of_model)
+            return jax.tree.map(lambda a: a[None], mine)
 
-    def end(carried: Carried, words: Any, so_far: Gathering, now: Numbers) -> tuple[Carried, Observed]:
+        more = over(local, (spread, specs, rest, P(), P(), spread, spread, spread), spread)
+        done: Sums = more(so_far, carried.params, frozen, carried.clip_norm, words, rows, indices, mask)
+        return done
+
+    def end(carried: Carried, words: Any, so_far: Sums, now: Numbers) -> tuple[Carried, Observed]:
         cuts = sum_specs(mesh, shard, carried.params)
         local = lambda sums: added_up(jax.tree.map(lambda a: a[0], sums), cuts, mesh)
-        sums = over(local, (spread,), specs_of_sums(cuts))(so_far.sums)
+        sums = over(local, (spread,), specs_of_sums(cuts))(so_far)
         return released(rule, mesh, shard, carried, keys(words, words)[0], sums, now)
 
     return nothing, one, end

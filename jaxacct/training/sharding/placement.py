@@ -19,7 +19,6 @@ from jax.sharding import PartitionSpec as P
 from jaxacct.core.validation import InputError
 from jaxacct.training.sampling.sampler import UserData, grouped, user_data
 from jaxacct.training.sharding.mesh_step import (
-    Gathering,
     carried_specs,
     check_layout,
     frozen_specs,
@@ -230,13 +229,10 @@ class Placement:
             so_far = jax.eval_shape(nothing, carried, frozen)
         else:
             nothing, one, end = sharded_loaded_step(self._rule, batch[0], self.mesh, self._shard)
-            spread, everywhere = (NamedSharding(self.mesh, spec) for spec in (P(self.mesh.axis_names), P()))
-            placed = lambda tree, where: jax.tree.map(
-                lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where), tree
-            )
-            where = Gathering(spread, everywhere, everywhere)
-            so_far = Gathering(*map(placed, jax.eval_shape(nothing, carried, frozen), where))
-            batch, lies = placed(batch, spread), {"out_shardings": where}
+            spread = NamedSharding(self.mesh, P(self.mesh.axis_names))
+            placed = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=spread)
+            batch, so_far = jax.tree.map(placed, (batch, jax.eval_shape(nothing, carried, frozen)))
+            lies = {"out_shardings": spread}
         return [
             _whole(nothing, **lies).trace(carried, frozen),
             _whole(one, donate_argnums=2, **lies).trace(carried, words, so_far, *batch, frozen),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hmac
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -41,11 +40,10 @@ on them.
 UNIT = 32
 """Number of normal draws in a unit, in which noise is drawn: three ChaCha20 blocks of 16 words make 16 pairs."""
 _PIECE, _PIECE_ON_CPU = 16_368, 1_056
-"""Largest number of units drawn at a time: _PIECE on other devices than a CPU, and _PIECE_ON_CPU on a CPU.
+"""Largest number of units drawn at a time, on other devices (in some 12 MB) and on a CPU (in one core's cache).
 
-Drawing _PIECE units takes some 12 MB of memory.  _PIECE_ON_CPU units stay in one core's cache; more units would be
-spread over threads, which takes twice the CPU time.  Neither number is a power of two, since the rows of a piece could
-otherwise compete for the same lines of the cache.
+More units on a CPU would be spread over threads, which takes twice the CPU time.  With a power of two the rows of a
+piece could compete for the same lines of the cache.
 """
 
 
@@ -73,7 +71,7 @@ def add(key: Any, tree: Any, std: Any) -> Any:
     for dtype in dict.fromkeys(dtypes):
         places = [place for place, own in enumerate(dtypes) if own == dtype]
         drawn = _drawn(words, {place: leaves[place].shape for place in places}, len(leaves), dtype)
-        for place, draw in zip(places, drawn, strict=True):
+        for place, draw in drawn.items():
             noisy[place] = leaves[place].astype(dtype) + jnp.asarray(std, dtype) * draw
     return jax.tree_util.tree_unflatten(structure, noisy)
 
@@ -90,56 +88,50 @@ def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
     return np.int32((drawn + 2**31) % 2**32 - 2**31)
 
 
-def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: Any) -> list[Any]:
-    """Draw standard normals for some of the `leaves` leaves of a pytree.
+def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: Any) -> dict[int, Any]:
+    """Draw standard normals for those leaves of a pytree of `leaves` leaves whose numbers and shapes are given."""
+    sizes = {place: math.prod(shape) for place, shape in shapes.items()}
+    drawn = draws_of_units(words, {place: -(-size // UNIT) for place, size in sizes.items()}, leaves, dtype)
+    return {place: own.reshape(-1)[: sizes[place]].reshape(shapes[place]) for place, own in drawn.items()}
 
-    `shapes` maps the number of each such leaf to its shape.
+
+def draws_of_units(words: Any, units: dict[int, int], leaves: int, dtype: Any, first: Any = None) -> dict[int, Any]:
+    """Draw standard normals, an array (32, units) for each leaf.
+
+    `units` maps the number of a leaf in a pytree of `leaves` leaves to a number of units.  They are the leaf's units
+    from 0 on, or from its number in `first` on.
     """
-    sizes = [math.prod(shape) for shape in shapes.values()]
-    units = [-(-size // UNIT) for size in sizes]
-    begins = np.cumsum([0, *units])
+    begins = np.cumsum([0, *units.values()])
     total = int(begins[-1])
     if total >= 2**31:  # units are counted in int32
-        raise InputError(f"{sum(sizes)} entries must be < 2**36 in one call; add noise to parts, each with its own key")
+        raise InputError(
+            f"{UNIT * total} entries must be < 2**36 in one call; add noise to parts, each with its own key"
+        )
     pieces = max(1, -(-total // (_PIECE_ON_CPU if jax.default_backend() == "cpu" else _PIECE)))
     each = -(-total // pieces)
 
-    def counters(piece: Any) -> tuple[Any, Any]:
-        number = piece * each + jnp.arange(each, dtype=jnp.int32)
-        leaf = jnp.searchsorted(jnp.asarray(begins[1:], jnp.int32), number, side="right")
-        unit = number - jnp.asarray(begins, jnp.int32)[leaf]
-        return unit.astype(jnp.uint32), jnp.asarray([*shapes, leaves], jnp.uint32)[leaf]
+    def piece(number: Any) -> Any:
+        at = number * each + jnp.arange(each, dtype=jnp.int32)
+        leaf = jnp.searchsorted(jnp.asarray(begins[1:], jnp.int32), at, side="right")
+        zero = jnp.asarray(begins, jnp.int32)  # where unit 0 of each leaf is, or would be
+        if first is not None:
+            zero -= jnp.append(first, 0)
+        counter = (at - zero[leaf]).astype(jnp.uint32)
+        place = jnp.asarray([*units, leaves], jnp.uint32)[leaf]
+        thirds = jnp.repeat(jnp.arange(3, dtype=jnp.uint32), each)
+        high, low, turn = jnp.split(noise_words(words, jnp.tile(counter, 3), jnp.tile(place, 3), thirds), 3, axis=1)
+        return jnp.concatenate(from_bits(high, low, turn, dtype))
 
-    flat = draws_of_units(words, counters, pieces, each, 1, dtype)
+    if pieces == 1:
+        flat = piece(0)
+    else:
+        put = lambda i, flat: jax.lax.dynamic_update_slice_in_dim(flat, piece(i), i * each, axis=1)
+        flat = jax.lax.fori_loop(0, pieces, put, jnp.zeros((UNIT, pieces * each), dtype))
     starts = begins[:-1].tolist()
     if pieces > 1 and len(starts) > 1:  # one piece or one leaf compiles fast anyway
         starts = as_data(unfolded_true([words]), starts)
     own = lambda at, count: jax.lax.dynamic_slice_in_dim(flat, at, count, 1, allow_negative_indices=False)
-    cut = zip(starts, units, sizes, shapes.values(), strict=True)
-    return [own(at, count).reshape(-1)[:size].reshape(shape) for at, count, size, shape in cut]
-
-
-def draws_of_units(
-    words: Any, counters: Callable[[Any], tuple[Any, Any]], pieces: int, each: int, axis: int, dtype: Any
-) -> Any:
-    """Draw standard normals for `pieces` pieces of `each` units; the units lie along `axis` of the result.
-
-    counters : a function of the number of a piece.  For each unit of the piece it returns the unit's number within its
-        leaf, and the number of that leaf.
-    """
-
-    def piece(number: Any) -> Any:
-        counter, place = counters(number)
-        thirds = jnp.repeat(jnp.arange(3, dtype=jnp.uint32), each)
-        high, low, turn = jnp.split(noise_words(words, jnp.tile(counter, 3), jnp.tile(place, 3), thirds), 3, axis=1)
-        drawn = jnp.concatenate(from_bits(high, low, turn, dtype))
-        return drawn if axis == 1 else drawn.T
-
-    if pieces == 1:
-        return piece(0)
-    put = lambda i, flat: jax.lax.dynamic_update_slice_in_dim(flat, piece(i), i * each, axis=axis)
-    shape = (UNIT, pieces * each) if axis == 1 else (pieces * each, UNIT)
-    return jax.lax.fori_loop(0, pieces, put, jnp.zeros(shape, dtype))
+    return {place: own(at, count) for at, (place, count) in zip(starts, units.items(), strict=True)}
 
 
 def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
