@@ -15,10 +15,8 @@ from jaxacct.core.validation import OPEN_PROBABILITY, POSITIVE, Constraint, Inpu
 from jaxacct.training.clipping.clipped_sum import CLIP_NORM, DEVIATION
 from jaxacct.training.step import noise
 
-_UNITS = 2**10
-"""Number of units that make up the bound of a loss; losses are rounded to units, so that their sum is exact."""
-_MOST_MEMBERS = 2**20
-"""Largest expected batch size.  For up to twice as many members the noisy sum of centred losses fits 32 bits."""
+_UNITS = 2**10  # losses are rounded to units of bound/_UNITS, so that their sum is exact
+_MOST_MEMBERS = 2**20  # expected: for up to twice as many members the noisy sum of centred losses fits 32 bits
 
 
 @dataclass(frozen=True)
@@ -54,12 +52,9 @@ class PrivateLoss:
     noise: float | None = None
 
     def __post_init__(self) -> None:
-        # for bounds in this range, losses and noise in proportion to the bound are ordinary float32 numbers
-        check(
-            "bound",
-            self.bound,
-            Constraint("scale the loss, so that an ordinary {name} such as 1.0 fits it", 1e-10, 1e10),
-        )
+        # losses and noise in proportion to a bound in this range are ordinary float32 numbers
+        remedy = "scale the loss, so that an ordinary {name} such as 1.0 fits it"
+        check("bound", self.bound, Constraint(remedy, 1e-10, 1e10))
         if self.noise is not None:
             check("noise", self.noise, DEVIATION)
 
@@ -89,10 +84,7 @@ class PrivateLoss:
 def gradient_noise(
     noise_multiplier: float, expected_batch_size: float, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> float:
-    """Return the noise multiplier of the gradients.
-
-    With it, all releases of a step together cost as much as one Gaussian of `noise_multiplier`.
-    """
+    """Return the gradients' noise multiplier: with it a step's releases cost one Gaussian of `noise_multiplier`."""
     check("noise_multiplier", noise_multiplier, DEVIATION)
     if private_loss is not None and not expected_batch_size <= _MOST_MEMBERS:
         raise InputError(
@@ -161,10 +153,7 @@ class AdaptiveClip:
         return 0.1 * expected_batch_size if self.count_noise is None else self.count_noise
 
     def gradient_noise(self, noise_multiplier: float, expected_batch_size: float) -> float:
-        """Return the gradients' noise multiplier, rounded up.
-
-        The gradients with this noise and the count together cost as much as one Gaussian of `noise_multiplier`.
-        """
+        """Return the noise multiplier with which gradients and count cost one Gaussian of `noise_multiplier`."""
         return gradient_noise(noise_multiplier, expected_batch_size, self, None)
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:

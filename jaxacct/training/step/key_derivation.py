@@ -1,7 +1,6 @@
-"""Key of a step, derived from a secret root and from everything that led to the step.
+"""Key of a step, derived from a secret root and from everything that led to the step: README.md of this folder, "Keys".
 
-Two different gradients under one noise would reveal their difference.  So a step that is repeated either has the same
-result to the last bit, or has randomness of its own: README.md of this folder, "Keys".
+A step that is repeated either has the same result to the last bit, or has randomness of its own.
 """
 
 from __future__ import annotations
@@ -87,20 +86,14 @@ class Root(Secret):
 
 
 class Lineage(NamedTuple):
-    """Origin of a run's randomness: the secret root, and digests of all that led to the present step.
-
-    root : the secret key.  chain : a digest of everything so far.
-    seal : a digest of the state that the chain has led to; b"" if it is not known.
-    pass_first : the first step of the current pass over the data.  pass_chain : the chain before that step.
-    pass_cut : a digest of the pass's other settings.
-    """
+    """Origin of a run's randomness: the secret root, and digests of all that led to the present step."""
 
     root: Root
-    chain: bytes
-    seal: bytes
-    pass_first: int
-    pass_chain: bytes
-    pass_cut: bytes = b""
+    chain: bytes  # a digest of everything so far
+    seal: bytes  # a digest of the state that the chain has led to; b"" if it is not known
+    pass_first: int  # the first step of the current pass over the data
+    pass_chain: bytes  # the chain before that step
+    pass_cut: bytes = b""  # a digest of the pass's other settings
 
     def __repr__(self) -> str:
         return f"Lineage(root={self.root}, chain={self.chain.hex()[:8]}...)"
@@ -141,8 +134,8 @@ def advance(
 
     first : the first step of the pass that this step is in; -1 if the batch rule has no passes.
     cut : a digest that is the same within a pass; a step with another digest begins a new pass.
-    groups : the number of groups of cyclic Poisson sampling, or of batches in a fixed order.  One pass key then serves
-        the whole run.  It depends on the root and on this number alone: no record may change its group or batch.
+    groups : the number of groups, or of batches in a fixed order.  The pass key then serves the whole run, and depends
+        on the root and on this number alone: no record may change its group or batch.
     """
     if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
         lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)
@@ -280,10 +273,7 @@ def _libraries() -> dict[str, str]:
 
 @functools.cache
 def _processor() -> list[Any]:
-    """Return the kind, the instruction sets and the caches of the processors.
-
-    Libraries choose their code, and so the order of sums, by these.
-    """
+    """Return the processors' kind, instruction sets and caches, by which libraries choose the order of sums."""
     cores = set()
     try:
         for block in Path("/proc/cpuinfo").read_text().strip().split("\n\n"):

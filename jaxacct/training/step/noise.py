@@ -1,12 +1,8 @@
-"""Gaussian noise for one step, and the streams of randomness of a run.
+"""Gaussian noise for one step, and the streams of randomness of a run: jaxacct/training/step/README.md, "Noise".
 
-`jax.random.normal` in float32 never exceeds 5.5 standard deviations, since it is made from 23 bits.  An output farther
-out than that would reveal an example, with a probability that no accountant of the Gaussian knows.  Here 64 bits make
-the radius, and the tail ends beyond 9.4 standard deviations (probability 1e-20).
-
-A leaf's noise is cut into units of 32 draws.  One evaluation of the generator, at all pairs (leaf, unit), gives the
-draws of all leaves.  Leaf by leaf, the generator would be compiled once for each leaf.  Layout:
-jaxacct/training/step/README.md, "Noise".
+`jax.random.normal` in float32 never exceeds 5.5 standard deviations, so an output farther out would reveal an example.
+Here the tail ends beyond 9.4 standard deviations (probability 1e-20).  A leaf's noise is cut into units of 32 draws.
+All leaves are drawn in one evaluation of the generator: leaf by leaf, it would be compiled once for each.
 """
 
 from __future__ import annotations
@@ -28,17 +24,15 @@ from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.training.clipping.clipped_sum import DEVIATION, sensitivity, wide
 from jaxacct.training.clipping.traces import as_data, unfolded_true
 
-INITIALISATION, SAMPLING, NOISE, QUANTILE = range(1, 5)
-EXAMPLES, MODEL, LOSS = range(7, 10)
-"""Purposes of a run's streams of random numbers.
-
-1 to 4 are the initial parameters, the batches, the gradient noise, and the noise on the count for the adaptive clip
-norm.  7 is the choice of a user's examples, 8 the model's own numbers for each example (dropout), and 9 the noise on
-the private loss.  The candidates of `jaxacct.tuning` have 5 and 6.  The values are part of the keys: saved runs depend
-on them.
-"""
-UNIT = 32
-"""Number of normal draws in a unit, in which noise is drawn: three ChaCha20 blocks of 16 words make 16 pairs."""
+# Purposes of a run's streams of random numbers.  `jaxacct.tuning` has 5 and 6.  Saved runs depend on the values.
+INITIALISATION = 1  # the initial parameters
+SAMPLING = 2  # the batches
+NOISE = 3  # the gradient noise
+QUANTILE = 4  # the noise on the count for the adaptive clip norm
+EXAMPLES = 7  # the choice of a user's examples
+MODEL = 8  # the model's own numbers for each example, such as dropout
+LOSS = 9  # the noise on the private loss
+UNIT = 32  # number of normal draws in a unit of noise: three ChaCha20 blocks of 16 words make 16 pairs
 _PIECE, _PIECE_ON_CPU = 16_368, 1_056
 """Largest number of units drawn at a time, on other devices (in some 12 MB) and on a CPU (in one core's cache).
 
@@ -98,7 +92,7 @@ def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: A
 def draws_of_units(words: Any, units: dict[int, int], leaves: int, dtype: Any, first: Any = None) -> dict[int, Any]:
     """Draw standard normals, an array (32, units) for each leaf.
 
-    `units` maps the number of a leaf in a pytree of `leaves` leaves to a number of units.  They are the leaf's units
+    `units` has the number of units for the number of a leaf in a pytree of `leaves` leaves.  They are the leaf's units
     from 0 on, or from its number in `first` on.
     """
     begins = np.cumsum([0, *units.values()])
@@ -197,10 +191,6 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
 
     The privacy cost of one call depends on how the caller draws the batch.  With Poisson sampling a call costs as
     much as PoissonSampled(Gaussian(noise_multiplier), q).
-
-    Raises
-    ------
-    InputError : a key of fewer bits, or a bad number.
 
     References
     ----------

@@ -1,8 +1,7 @@
 """One private step as pure functions: draw, clip and sum in micro-batches, add noise, divide, update.
 
 `private_step` joins these parts for data on one device.  If the data are elsewhere, or on several devices, the caller
-joins the parts: `draw`, then `add` for each micro-batch, then `release` once.  `averaged` adds a moving average of the
-parameters to an optimizer.
+joins the parts: `draw`, then `add` for each micro-batch, then `release` once.
 """
 
 from __future__ import annotations
@@ -46,11 +45,8 @@ from jaxacct.training.step.step_mechanisms import (
 )
 
 
-class Carried(NamedTuple):
-    """State that a step hands to the next step.
-
-    The name of this class is part of digests of states, so saved runs depend on it.
-    """
+class Carried(NamedTuple):  # digests of states contain this name, so saved runs depend on it
+    """State that a step hands to the next step."""
 
     params: Any
     opt_state: Any
@@ -59,15 +55,10 @@ class Carried(NamedTuple):
 
 
 class Correlated(NamedTuple):
-    """Optimizer state of a step with correlated noise.
+    """Optimizer state of a step with correlated noise.  The buffers `past` are as secret as the key of the run."""
 
-    past : the buffers of the noise, a pytree like the parameters, whose arrays have one more axis in front.  They are
-        as secret as the key of the run.
-    own : the optimizer's own state.
-    """
-
-    past: Any
-    own: Any
+    past: Any  # a pytree like the parameters, whose arrays have one more axis in front
+    own: Any  # the optimizer's own state
 
 
 def own_state(opt_state: Any) -> Any:
@@ -75,27 +66,16 @@ def own_state(opt_state: Any) -> Any:
 
 
 class Numbers(NamedTuple):
-    """Numbers that may differ between steps of one compiled program; they follow from the plan and the step's key.
+    """Numbers that may differ between steps of one compiled program; they follow from the plan and the step's key."""
 
-    threshold : Poisson sampling draws a record if the record's random number is below this number.  Each record may
-        have a threshold of its own.
-    size : the number of records in a batch of fixed size.  With random allocation it is the number of slots of the
-        round; with cyclic Poisson sampling it is the number of groups.
-    position : the batch's number in its pass.  With random allocation it is the slot; with groups it is the group.
-    gradient_noise : noise multiplier on the gradients.
-    count_draw, loss_draw : noise on the count of the adaptive clip norm, and on the private loss.  The host draws both
-        from the step's key.  None if the count or the loss is not released.
-    taps : the weights that make the step's noise from independent noise; None if the step's noise is independent.
-    """
-
-    threshold: Any
-    size: Any
-    position: Any
+    threshold: Any  # of `sampler.threshold`, for all records or for each
+    size: Any  # the number of records in a batch of fixed size, of slots in a round, or of groups
+    position: Any  # the number of the batch in its pass, of the slot, or of the group
     expected_batch_size: Any
-    gradient_noise: Any
-    count_draw: Any = None
-    loss_draw: Any = None
-    taps: Any = None
+    gradient_noise: Any  # noise multiplier on the gradients
+    count_draw: Any = None  # noise on the count of the adaptive clip norm, which the host draws; None without a count
+    loss_draw: Any = None  # noise on the private loss, which the host draws; None without one
+    taps: Any = None  # weights that make the step's noise from independent noise; None for independent noise
 
 
 def numbers(
@@ -161,17 +141,13 @@ def _thresholds(plan: Any) -> np.ndarray:
 def draws(segment: Any, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None, words: Any) -> tuple[Any, Any]:
     """Return the noise on the count and on the loss of a step, drawn from `words`; None for what is not released."""
     expected = segment.expected_batch_size
-    drawn = (None if one is None or words is None else one.draw(words, expected) for one in (adaptive, private_loss))
-    count, loss = drawn
-    return count, loss
+    own = lambda release: None if release is None or words is None else release.draw(words, expected)
+    return own(adaptive), own(private_loss)
 
 
 @dataclass(frozen=True)
 class StepRule:
-    """Settings that all steps of a program share.  `Trainer` describes them.
-
-    `buffers` is the number of buffers of the correlated noise; it is 0 if the noise is independent.
-    """
+    """Settings that all steps of a program share.  `Trainer` describes them."""
 
     loss_fn: Callable[..., Any]
     optimizer: Any
@@ -184,7 +160,7 @@ class StepRule:
     rngs: bool = False
     has_aux: bool = False
     private_loss: PrivateLoss | None = None
-    buffers: int = 0
+    buffers: int = 0  # the number of buffers of the correlated noise
 
     def begin(self, params: Any) -> Any:
         """Return the optimizer's state before the first step; with correlated noise also its buffers, which are 0."""
@@ -200,9 +176,8 @@ class StepRule:
 
     def member_loss(self, frozen: Untrained | None) -> Callable[[Any, tuple[Any, ...]], Any]:
         """Return (trained parameters, member) -> (loss, Seen); a member is (data[, key]) of one example or one user."""
-        single = lambda model, *member: split_loss(
-            jax.tree.map(jnp.asarray, self.loss_fn(model, *member)), self.has_aux
-        )
+        arrays = lambda *given: jax.tree.map(jnp.asarray, self.loss_fn(*given))
+        single = lambda *given: split_loss(arrays(*given), self.has_aux)
         each = single if self.examples_per_user is None else mean_over_examples(single)
 
         def loss(trained: Any, member: tuple[Any, ...]) -> tuple[Any, Seen]:
@@ -222,20 +197,14 @@ class Sums(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """Observations of a step's batch, for a log.  All but ``value`` are *not* private, and must decide nothing.
+    """Observations of a step's batch, for a log.  All but ``value`` are *not* private, and must decide nothing."""
 
-    loss, aux : sums over the members that contribute, of which there are `members - not_finite`.
-    members : number of members.  clipped : number of members whose gradient was clipped.
-    not_finite : number of members whose gradient is not finite and contributes nothing.
-    value : the private loss, as the optimizer got it; None if none is released.
-    """
-
-    loss: Any
-    aux: Any
-    members: Any
-    clipped: Any
-    not_finite: Any
-    value: Any
+    loss: Any  # sum over the members that contribute, of which there are `members - not_finite`
+    aux: Any  # the same of aux
+    members: Any  # number of members
+    clipped: Any  # number of members whose gradient was clipped
+    not_finite: Any  # number of members whose gradient is not finite and contributes nothing
+    value: Any  # the private loss, as the optimizer got it; None if none is released
 
 
 def keys(words: Any, pass_words: Any) -> tuple[Any, Any]:
@@ -311,12 +280,7 @@ def add(
     mask: Any,
     frozen: Untrained | None = None,
 ) -> Sums:
-    """Add one micro-batch to the sums.
-
-    batch : one row for each place; with users, the rows that `of_users` returns.
-    mask : False for a place without a member.
-    indices : for each place, the number of its record (or user) in the whole data set.
-    """
+    """Add one micro-batch to the sums: a row of `batch`, a number in the whole data, and a mask for each place."""
     members: tuple[Any, ...] = (batch,)
     if rule.rngs:  # a member's key follows from its number in the data, so every device computes the same key
         members += (jax.vmap(jax.random.fold_in, (None, 0))(noise.stream(key, noise.MODEL), indices),)
@@ -387,10 +351,7 @@ def sums_over(
     frozen: Untrained | None = None,
     first: Any = None,
 ) -> Sums:
-    """Return the sums over the drawn members, computed in micro-batches.
-
-    If `data` are a part of the whole data set, `first` is the number of the part's first record (or user).
-    """
+    """Return the sums over the drawn members; if `data` are only a part, `first` is the number of its first record."""
     most = rule.examples_per_user
 
     def rows(places: Any) -> tuple[Any, Any]:
@@ -411,11 +372,9 @@ def sums_over(
 
 
 def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
-    """Return the step: (carried, key words, pass key words, data, numbers[, frozen]) -> (carried, observed).
+    """Return the step, a pure function; its key must be used for this step alone.
 
-    It is a pure function.  The key must be used for this step alone.  For fixed batches and random allocation, the pass
-    key is one key for a whole pass or round.  For groups and for a fixed order it is one key for the whole run.
-    ``frozen`` is the untrained rest of the model.
+    The pass key is one key for a whole pass or round; for groups and for a fixed order it is one for the whole run.
     """
 
     def step(
@@ -430,17 +389,11 @@ def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
 
 
 class Seen(NamedTuple):
-    """Values that a member gives besides its gradient, or sums of these over the contributing members.
-
-    They are *not* private.
-
-    loss : the plain loss.  bounded : the loss in units of the private loss; 0 if none is released.
-    aux : what the loss function returns besides the loss, or an empty tuple.
-    """
+    """Values of a member besides its gradient, or their sums over the contributing members: they are *not* private."""
 
     loss: Any
-    bounded: Any
-    aux: Any
+    bounded: Any  # the loss in units of the private loss; 0 if none is released
+    aux: Any  # what the loss function returns besides the loss, or an empty tuple
 
 
 def mean_over_examples(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -555,10 +508,6 @@ def averaged(optimizer: Foreign, decay: float = 0.9999) -> Foreign:
     Returns
     -------
     An Optax transformation with the state `Averaged`.
-
-    Raises
-    ------
-    InputError : no Optax transformation, or a decay that is not in (0, 1).
 
     References
     ----------

@@ -26,15 +26,9 @@ WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER = "without_replacement", "fixed_batche
 SAMPLING = (POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER)
 """Batch rules; the rule decides how a step is accounted for."""
 BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
-"""Batch rules whose release is a whole pass over the data; for a fixed order it is the whole run.
-
-Every record is in at most one batch of a pass.  A round of random allocation is a pass, too.
-"""
+"""Batch rules whose release is a pass or round, in which a record is in one batch at most, or for ORDER the run."""
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
-"""Batch rules that draw the batch of each record anew for every pass.
-
-Cyclic Poisson sampling is not among them: its groups are drawn once for a whole run.
-"""
+"""Batch rules that draw the batch of each record anew for every pass; groups are drawn once for a whole run."""
 WITH_NOISE = (CYCLIC, ORDER)
 """Batch rules whose steps may share noise: the steps of one record are as far apart as a strategy needs."""
 UNSAMPLED = (FIXED, ORDER)
@@ -47,9 +41,8 @@ INSTEAD = {
 }
 """Advice for batch rules by which adding or removing a record moves another record to another batch.
 
-The added record takes the place of the moved one.  The sum of one batch then changes by up to 2 C, and the sum of
-another batch by up to C.  Under FIXED the two changes are orthogonal. Under ORDER they are not, since
-steps share noise.
+The sum of one batch then changes by up to 2 C, and the sum of another by up to C.  The two changes are orthogonal under
+FIXED, but not under ORDER, since steps share noise.
 """
 _SHARED = "the next ones share noise with them"
 STAYS = {
@@ -71,10 +64,10 @@ def require_kept(fact: str, kept: bool) -> None:
 
 
 class Turn(NamedTuple):
-    """Step of a run.  `groups` is the number of groups of records, or 0 if the batch rule has no groups."""
+    """Step of a run."""
 
     step: int
-    groups: int
+    groups: int  # the number of groups of records; 0 if the batch rule has no groups
     noise_multiplier: float
 
     def follows(self, last: Turn | None) -> bool:
@@ -90,18 +83,16 @@ class Turn(NamedTuple):
 class Release(NamedTuple):
     """One release: the noisy sum of a step, or all noisy sums of a pass under a batch rule in `BY_PASS`.
 
-    sampling : the batch rule.
-    sampling_probability : the rate of a step.  For a pass over fixed batches it is 1.  For a round of random allocation
-        it is 1 divided by the number of slots.  For a pass of cyclic Poisson sampling it is the rate within a group, or
-        1 if the pass of a step is not known.  Such a pass covers the noise that later steps share with it.
-    cap, dataset_size : for truncated Poisson sampling, the largest batch and the number of records; else 0.
+    The sampling_probability is the rate of a step.  For a pass over fixed batches it is 1.  For a round of random
+    allocation it is 1 divided by the number of slots.  For a pass of cyclic Poisson sampling it is the rate within a
+    group, or 1 if the pass of a step is not known.  Such a pass covers the noise that later steps share with it.
     """
 
     sampling: str
     noise_multiplier: float
     sampling_probability: float
-    cap: int = 0
-    dataset_size: int = 0
+    cap: int = 0  # the largest batch of truncated Poisson sampling; else 0
+    dataset_size: int = 0  # the number of records of truncated Poisson sampling; else 0
 
 
 def single(
@@ -131,11 +122,7 @@ def release_of_pass(sampling: str, noise_multiplier: float, sampling_probability
 
 
 def composed(counts: Mapping[Release, int], rates: Any = None) -> Mechanism:
-    """Compose all releases; if there are none, return a mechanism that leaks nothing.
-
-    `rates` may hold the rates of several records, with Poisson sampling.  They replace the rate of each release, and
-    the result is a batch of mechanisms.
-    """
+    """Compose all releases; with `rates` of several records, which replace the rate of each release, return a batch."""
     own = lambda release: release if rates is None else (*release[:2], rates)
     parts = [repeat(single(*own(release)), count) for release, count in counts.items() if count]
     if not parts:
