@@ -40,11 +40,6 @@ class Source:
         repeats its last steps exactly, and these steps count once.  False, as for random augmentation: the steps after
         a cut have randomness of their own, and count again.
 
-    Raises
-    ------
-    InputError : a dataset without these methods or without examples, parts of several lengths, workers or prefetch out
-        of range.
-
     References
     ----------
     jaxacct/training/step/README.md, "Keys", says why loaded data decide the key of the noise.
@@ -62,9 +57,8 @@ class Source:
 
     def __post_init__(self) -> None:
         check("workers", self.workers, COUNT)
-        check(
-            "prefetch", self.prefetch, Constraint("use a number of batches from 0, such as 1", 0, 2**20, integral=True)
-        )
+        batches = Constraint("use a number of batches from 0, such as 1", 0, 2**20, integral=True)
+        check("prefetch", self.prefetch, batches)
         self.layout  # noqa: B018 - refuses a bad dataset here, and not at its first use
 
     @functools.cached_property
@@ -110,11 +104,10 @@ def _is_mapped(array: Any) -> bool:
 
 
 class Layout:
-    """Layout of the examples of a dataset; its methods load examples.
+    """Layout of the examples of a dataset; its methods load examples."""
 
-    size : the number of examples.
-    example : a pytree with the shapes and dtypes that one example has on the device.
-    """
+    size: int  # the number of examples
+    example: Any  # a pytree with the shapes and dtypes that one example has on the device
 
     def __init__(self, dataset: Any) -> None:
         parts, structure = jax.tree_util.tree_flatten_with_path(dataset, is_leaf=_is_column)

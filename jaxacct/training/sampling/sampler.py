@@ -1,9 +1,8 @@
-"""Chooses the records that take part in a step, by each batch rule.
+"""Chooses the records that take part in a step, by each batch rule; and of users, which of their examples take part.
 
-If the records are users, the sampler also chooses which examples of a user take part.
-No record that was drawn is left out unless the rule says so.  A selection has room for every record.  One compiled
-program loops over the selection's micro-batches, as many times as the draw needs.  The functions `host_...` draw the
-same records in NumPy, from the same random words, for data that the host loads.
+No record that was drawn is left out unless the rule says so.  One compiled program loops over the micro-batches of a
+selection, as many times as the draw needs.  The functions `host_...` draw the same records in NumPy, from the same
+random words, for data that the host loads.
 """
 
 from __future__ import annotations
@@ -20,24 +19,19 @@ from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import PROBABILITY, InputError, check
 
 Carry = TypeVar("Carry")
-_HOST_PIECE = 2**20
-"""Number of records that `host_poisson` draws at a time: the words of 2**31 records would take 8 GB at once."""
+_HOST_PIECE = 2**20  # records that `host_poisson` draws at a time; the words of 2**31 records would take 8 GB at once
 
 
 class Selection(NamedTuple):
-    """Records of one logical batch.
+    """Records of one logical batch."""
 
-    The first ``count`` entries of ``indices`` are their numbers, as int32.  ``indices`` has room for the largest batch.
-    """
-
-    indices: Any
+    indices: Any  # int32, with room for the largest batch: the first `count` entries are the numbers of the records
     count: Any
 
 
 def threshold(sampling_probability: ArrayLike) -> np.ndarray:
-    """Return floor(q 2^64), the integer that 64 random bits are compared with, as three words.
+    """Return floor(q 2^64), which 64 random bits are compared with, as three words: 1 if q is 1, high bits, low bits.
 
-    The first word is 1 if q is 1, and otherwise 0.  The other words are the high and the low 32 bits of the integer.
     The shape is (3,), or (3, n) if each of n records has a rate of its own.
     """
     q = np.asarray(check("sampling_probability", sampling_probability, PROBABILITY))
@@ -68,10 +62,6 @@ def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) 
     an example.  Where each example has its own rate, use the rate of the example in which the data sets differ, or the
     largest rate.  Divide the sum of the gradients by the sum of the rates, never by the count.
 
-    Raises
-    ------
-    InputError : a key of fewer bits, or a bad number.
-
     References
     ----------
     Abadi et al. 2016, "Deep learning with differential privacy".
@@ -98,10 +88,6 @@ def truncated_poisson(key: jax.Array, dataset_size: int, sampling_probability: A
     The records are put in a random order that does not depend on the draw, and the first ``cap`` drawn records in this
     order are kept.  So all subsets of one size are equally likely, exactly.  A step with this batch is accounted for as
     TruncatedPoissonSampled(Gaussian(noise_multiplier), q, dataset_size, cap).
-
-    Raises
-    ------
-    InputError : a key of fewer bits, or a bad number.
 
     References
     ----------
@@ -171,10 +157,6 @@ def cyclic_poisson(
 
     A run is accounted for as MatrixMechanism(strategy, s, CyclicPoisson(number, q)), under adding or removing a record.
 
-    Raises
-    ------
-    InputError : a key of fewer bits, or a bad number.
-
     References
     ----------
     Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", arXiv 2306.08153.
@@ -218,10 +200,6 @@ def without_replacement(key: jax.Array, dataset_size: int, batch_size: ArrayLike
 
     A step with this batch is accounted for as SampledWithoutReplacement(Gaussian(noise_multiplier), batch_size /
     dataset_size).
-
-    Raises
-    ------
-    InputError : a key of fewer bits, or a bad dataset_size.
 
     References
     ----------
@@ -280,10 +258,7 @@ def permutation(key: Any, size: int) -> Any:
 
 
 def _sampled(key: Any, dataset_size: int, sampling_probability: Any, several: bool = False) -> Any:
-    """Draw a Poisson sample; return for each record whether it is in the sample.
-
-    `several` says whether each record may have a rate of its own.
-    """
+    """Return for each record whether it is in a Poisson sample; with `several`, each may have a rate of its own."""
     size = _size("dataset_size", dataset_size)
     given = getattr(sampling_probability, "dtype", None) == np.uint32
     words = sampling_probability if given else threshold(sampling_probability)
@@ -301,10 +276,7 @@ def _of_taken(taken: Any) -> Selection:
 
 
 def _first_of(taken: Any, places: int) -> Selection:
-    """Return the first marked records, as many as there are places, in ascending order; unused places hold 0.
-
-    `jnp.nonzero` forms three sums along the records where one is enough, and takes twice as long to compile and to run.
-    """
+    """Return the first marked records, as many as there are places, in ascending order; faster than `jnp.nonzero`."""
     size = taken.shape[0]
     rank = jax.lax.cumsum(taken.astype(jnp.int32))  # the record's place, from 1
     where = jnp.where(taken, rank - 1, places)  # beyond the last place, a record is dropped
@@ -361,17 +333,12 @@ def _size(name: str, value: Any) -> int:
 
 
 class UserData(NamedTuple):
-    """Examples of users, along the first axis.
-
-    order : the places of all examples, user by user.
-    first : for each user, where in ``order`` the examples of this user begin.
-    count : for each user, the number of examples.
-    """
+    """Examples of users, along the first axis."""
 
     examples: Any
-    order: Any
-    first: Any
-    count: Any
+    order: Any  # the places of all examples, user by user
+    first: Any  # for each user, where in `order` the examples of this user begin
+    count: Any  # for each user, the number of examples
 
 
 def user_data(examples: Any, users: Any, number: int) -> UserData:
@@ -400,11 +367,10 @@ def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.nd
 
 
 def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None) -> tuple[tuple[Any, Any], Any]:
-    """Return (examples, weights) of some users, and which of these users have examples.
+    """Return (examples, weights), of shapes (users, most, ...) and (users, most), and which users have examples.
 
-    The shapes are (users, most, ...) and (users, most).
-    before : the number of users before the users of `data`, if `data` holds only a part of all users.
-    (Subsets are uniform up to 2^-32 times the number of examples; no guarantee depends on this.)
+    If `data` holds only a part of all users, there are `before` users before them.  (Subsets are uniform up to 2^-32
+    times the number of examples; no guarantee depends on this.)
     """
     count, first = data.count[users], data.first[users]
     kept = jnp.minimum(count, most)
@@ -471,10 +437,7 @@ def host_permutation(key: Any, size: int) -> np.ndarray:
 def host_of_users(
     key: Any, order: np.ndarray, first: np.ndarray, count: np.ndarray, users: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers and the weights of the examples that `of_users` draws, each of shape (users.size, most).
-
-    Each of the `users` must have at least one example.
-    """
+    """Return numbers and weights, (users.size, most), of the examples that `of_users` draws of users with examples."""
     count, first = count[users], first[users]
     kept = np.minimum(count, most)
     blocks = -(-most // 16)

@@ -1,7 +1,6 @@
 """Handles models of any kind: as pytrees, in trained and frozen parts, with low-rank adapters, and in a loss.
 
-A package of models is imported only if the model at hand comes from it.  The step takes gradients
-of the trained part alone, clips them and adds noise; the optimizer updates this part.  The loss gets the whole model.
+A package of models is imported only if the model at hand comes from it.
 """
 
 from __future__ import annotations
@@ -30,17 +29,12 @@ _NO_KEY = "the module draws random numbers and has no key for it; give rngs=True
 
 @dataclass(frozen=True)
 class Outer:
-    """Form of an nnx module: all but the values of its variables.
+    """Form of an nnx module: all but the values of its variables."""
 
-    graph : the graph that `nnx.split` returns.  structure : the structure of the state that it returns.
-    order : for each leaf of the plain pytree, its position in that state.
-    kinds : for each leaf of the plain pytree, its type of variable.
-    """
-
-    graph: Any
-    structure: Any
-    order: tuple[int, ...]
-    kinds: tuple[type, ...]
+    graph: Any  # the graph that `nnx.split` returns
+    structure: Any  # the structure of the state that it returns
+    order: tuple[int, ...]  # for each leaf of the plain pytree, its position in that state
+    kinds: tuple[type, ...]  # for each leaf of the plain pytree, its type of variable
 
     def of_kind(self, kind: str) -> list[bool]:
         """Return for each leaf whether it is an nnx variable of the named type, or of a type derived from it."""
@@ -159,9 +153,9 @@ def lora(
     params : linen variables, an nnx or Equinox module, or any pytree: the base, which is not changed.  It must not come
         from the private data.
     rank : int, at least 1; the rank of each product a b.
-    where : a function path -> bool, of paths such as "params/Dense_0/kernel".  By default: arrays of two or three axes
-        named "kernel", and arrays of two axes named "weight".  It may also choose convolutions and look-ups; each
-        example then has a gradient as large as W.
+    where : a function path -> bool, of paths such as "params/Dense_0/kernel", that chooses one or more arrays of two or
+        more axes.  By default: arrays of two or three axes named "kernel", and arrays of two axes named "weight".  It
+        may also choose convolutions and look-ups; each example then has a gradient as large as W.
     alpha : > 0, by default the rank, which makes the scale 1.
     key : a JAX key, from which the factor ``a`` is drawn as N(0, 1/fan-in); by default a key from the operating system.
 
@@ -171,10 +165,6 @@ def lora(
 
     An array of more than two axes is cut into leading and trailing axes of nearly equal total size.  A projection
     (features, heads, width) is cut after the first axis; a projection (heads, width, features) before the last axis.
-
-    Raises
-    ------
-    InputError : no array chosen, an array of fewer than two axes, a bad rank or alpha.
 
     References
     ----------
@@ -321,7 +311,7 @@ class _Stream:
         return jnp.zeros(self.shape, self.dtype)
 
 
-@jax.tree_util.register_pytree_node_class
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["frozen"], meta_fields=["form"])
 @dataclass(frozen=True)
 class Untrained:
     """Everything in a model that is not trained.
@@ -334,21 +324,11 @@ class Untrained:
     frozen: tuple[Any, ...]
     form: tuple[Hashable, tuple[bool, ...], tuple[Hashable, ...], Outer | None]
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """Return the arrays, and the form."""
-        return self.frozen, self.form
-
-    @classmethod
-    def tree_unflatten(cls, form: Any, frozen: Sequence[Any]) -> Untrained:
-        """Rebuild the object from its arrays and its form."""
-        return cls(tuple(frozen), form)
-
 
 def split_model(model: Any, trainable: Any = None) -> tuple[Any, Untrained | None]:
-    """Return a model's trained part, and the rest of the model as an `Untrained`.
+    """Return a model's trained part, with None in place of every other leaf, and the rest as an `Untrained`.
 
-    The trained part has None in place of every leaf that is not trained.  The rest is None if all leaves are trained
-    and the model is no nnx module.  `trainable` is as for `Trainer`.
+    The rest is None if all leaves are trained and the model is no nnx module.  `trainable` is as for `Trainer`.
     """
     tree, outer = model_as_pytree(model)
     leaves, structure = jax.tree_util.tree_flatten(tree)
@@ -424,13 +404,10 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[b
 
 
 def streams(rngs: bool | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of a linen module's streams of random numbers.
-
-    True stands for "dropout" alone, and False for no stream.
-    """
-    if isinstance(rngs, str):
-        return (rngs,)
-    return ("dropout",) * bool(rngs) if isinstance(rngs, bool) else tuple(rngs)
+    """Return the names of a linen module's streams of random numbers: of "dropout" alone if `rngs` is True."""
+    if isinstance(rngs, bool):
+        return ("dropout",) if rngs else ()
+    return (rngs,) if isinstance(rngs, str) else tuple(rngs)
 
 
 def loss_of(
@@ -491,10 +468,7 @@ def initialised(module: Any, key: Any, example: Any, rngs: bool | Sequence[str],
 
 
 def refuse_state(module: Any, trained: Any) -> None:
-    """Raise InputError if more than parameters would be trained: other collections of a linen module, or batch_stats.
-
-    For a linen module the parameters are the collection "params".
-    """
+    """Raise InputError if a linen module's collections besides "params", or batch_stats, would be trained."""
     linen = module is not None and not is_nnx(module) and not is_equinox(module)
     named = [*paths(trained.base), *trained.adapters] if isinstance(trained, LoRA) else paths(trained)
     tops = {path.partition("/")[0] for path in named}
