@@ -23,8 +23,7 @@ CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed",
 """Range in which clip norms, their squares, and noise in proportion to them are ordinary float32 numbers."""
 DEVIATION = Constraint("use an ordinary {name}, such as 1.0", 1e-10, 1e10)
 """Range of (standard deviation of the noise)/(sensitivity).  Outside it float32 may give no noise, or NaN."""
-METHODS = ("auto", "vmap", "ghost")
-"""Ways of finding norms; `clipped_sum` defines each."""
+METHODS = ("auto", "vmap", "ghost")  # ways of finding norms; `clipped_sum` defines each
 
 
 class Clipped(NamedTuple):
@@ -86,8 +85,8 @@ def clipped_sum(
 
     Raises
     ------
-    InputError : a bad clip norm or method, or a loss that is not a scalar.  Also a loss through which examples could
-        reach one another: by unknown operations, by random keys of rbg, or by records that the loss closes over.
+    InputError : a loss through which examples could reach one another: by unknown operations, by random keys of rbg, or
+        by records that the loss closes over.
 
     References
     ----------
@@ -217,24 +216,16 @@ def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
 
 
 class _Scales(NamedTuple):
-    """Factors that clip the gradient g of each example to one clip norm C.
+    """Factors that clip the gradient g of each example to one clip norm C."""
 
-    All fields but `parts` have the shape (examples,).  `fits` says whether g stays unclipped.  `weight` is
-    min(1, C/|g|).  `parts`, of shape (parts, examples), is 2^E min(1, C/|g|) with the exponent E of each part of g.
-    `usable` says whether `weight` and `parts` are normal numbers.
-    """
-
-    fits: Any
-    weight: Any
-    parts: Any
-    usable: Any
+    fits: Any  # (examples,): whether g stays unclipped; False if it contains a NaN
+    weight: Any  # (examples,): min(1, C/|g|)
+    parts: Any  # (parts, examples): 2^E min(1, C/|g|) with the exponent E of each part of g
+    usable: Any  # (examples,): whether `weight` and `parts` are normal numbers; False if g contains a NaN
 
 
 def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
-    """Compute the factors from the exponents E and the squares (|g|/2^E)^2, both of shape (parts, examples).
-
-    If a gradient contains a NaN, `fits` and `usable` are False.
-    """
+    """Compute the factors from the exponents E and the squares (|g|/2^E)^2, both of shape (parts, examples)."""
     top = jnp.max(exponents, axis=0, initial=ghost.NOTHING)
     apart = exponents - top[None]
     length = jnp.sqrt(jnp.sum(squares * ghost.power(2 * apart, squares.dtype), axis=0))
@@ -279,10 +270,6 @@ def norm_methods(
     -------
     dict : {path of the parameter: "ghost", "vmap", or "none" if the loss has no gradient with respect to it}.  Each
         word has an attribute ``reason``, which says why the way is not "ghost"; it is empty for "ghost".
-
-    Raises
-    ------
-    InputError : an unknown method, or a loss that is not a scalar.
 
     >>> import jax.numpy as jnp
     >>> loss = lambda params, x: jnp.sum(jnp.tanh(x @ params["kernel"] + params["bias"]))

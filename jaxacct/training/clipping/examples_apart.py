@@ -1,9 +1,7 @@
 """Runs a function of one example for every example of a batch; refuses it if one example could affect another's result.
 
-The function is traced with one example, and the trace runs under vmap.  Three checks look at the trace.  One allows
-only operations that are known to treat each example as if it were alone.  One changes a row of a small batch, and
-compares the bits of the other rows' results.  One looks for records among the constants.  Reasons and limits: README.md
-of this folder, "Examples apart".
+The function is traced with one example, and the trace runs under vmap.  The three checks of the trace, with reasons and
+limits: README.md of this folder, "Examples apart".
 """
 
 from __future__ import annotations
@@ -21,28 +19,25 @@ import jax
 import jax.extend.core.primitives as public
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxacct.core.chacha import CHACHA20
 from jaxacct.core.validation import InputError
-from jaxacct.training.clipping.traces import bind, evaluate, inner_traces
+from jaxacct.training.clipping.traces import bind, contents, evaluate, inner_traces
 
-_LEAST_RUN = 16
-"""Smallest number of consecutive rows, equal in a constant and in the data, that shows that the constant holds data."""
-_ALL_BYTES = 2**28
-"""Largest size, in bytes, of an array of data that is compared whole with the constants.
-
-Of a larger array, and of any Source, only some blocks of rows are compared.
-"""
-_BLOCKS, _BLOCK_ROWS = 32, 64
-"""Number of blocks of rows that are compared if there are too many rows to compare all; number of rows in a block."""
+_LEAST_RUN = 16  # smallest number of consecutive rows, equal in a constant and in the data, that are evidence of data
+_ALL_BYTES = (
+    2**28
+)  # largest array of data that is compared whole; of a larger one, or a Source, some blocks are compared
+_BLOCKS, _BLOCK_ROWS = 32, 64  # number of these blocks, and of the rows in a block
 _OWN_BYTES = 12
-"""A row that a constant shares with the data is evidence only if it is not simple, since simple rows agree by chance.
+"""A row that a constant shares with the data is evidence only if, compressed, it is so much longer than a row of zeros.
 
-Compressed, the row must be at least this many bytes longer than a compressed row of zeros of the same length.
+Simple rows agree by chance.
 """
-_MOST_COLUMNS = 64
-"""The columns of the data, or of a constant, are also compared one by one if there are at most this many."""
+_MOST_COLUMNS = (
+    64  # the columns of the data, or of a constant, are also compared one by one if there are at most so many
+)
 _GROUPS = {
     "elementwise": """
         abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil
@@ -119,10 +114,8 @@ _UNKNOWN = (
     "is not known to give each example of a batch what it would get alone",
     "use operations of jax.numpy, jax.lax and jax.nn",
 )
-_ROWS = 3
-"""Number of rows of the random batch on which `require_still_rows` runs a function."""
-_looked_at: dict[bytes, None] = {}
-"""Digests of the traces that passed `require_still_rows`, the oldest first."""
+_ROWS = 3  # number of rows of the random batch on which `require_still_rows` runs a function
+_looked_at: set[bytes] = set()  # digests of the traces that passed `require_still_rows`
 
 
 def one_of(batch: Any) -> Any:
@@ -158,16 +151,11 @@ def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
                 f"{name} moves the result of one example when another changes, but must keep examples apart; call no "
                 "operation that has its own batching rule"
             )
-    while len(_looked_at) >= 256:
-        del _looked_at[next(iter(_looked_at))]
-    _looked_at[digest] = None
+    _looked_at.add(digest)
 
 
 def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
-    """Return whether the results of all other rows keep their bits when the first or the last row is replaced.
-
-    Entries that differ between two equal runs are ignored.
-    """
+    """Return whether all other rows keep their bits, in entries that repeat, when the first or last row is replaced."""
     with jax.enable_x64(x64):
         rng = np.random.default_rng(0)
         consts = [const if _is_known(const) else _drawn(rng, const.aval, True) for const in traced.consts]
@@ -197,9 +185,8 @@ def _quickly_compiled(lowered: Any) -> Any:
     """Compile a program; on CPUs with few optimizations, if this version of XLA has the options for that."""
     if jax.default_backend() == "cpu":
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            return lowered.compile(
-                compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-            )
+            options = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+            return lowered.compile(compiler_options=options)
     return lowered.compile()
 
 
@@ -269,10 +256,7 @@ def _refuse_keys(who: str, variables: Sequence[Any]) -> None:
 
 @functools.cache
 def _known_keys() -> dict[Any, tuple[Any, tuple[int, ...]]]:
-    """Return the key types whose random numbers for an example depend on its own key alone.
-
-    Each is given with its implementation and the shape of a key's words.
-    """
+    """Return {type of key that keeps examples apart: (its implementation, the shape of its words)}."""
 
     def of(impl: Any) -> tuple[Any, tuple[Any, tuple[int, ...]]]:
         key = jax.eval_shape(lambda: jax.random.key(0, impl=impl))
@@ -333,7 +317,7 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 def refuse_closed_over(name: str, closed: ClosedJaxpr, data: Any, more: Any = (), source: bool = False) -> None:
     """Raise InputError if a constant of a trace, or one of the model's arrays ``more``, holds a part of the data."""
     leaves = jax.tree_util.tree_leaves(data.layout.example if source else data)
-    found = {id(each): each for each in (*_constants(closed), *jax.tree_util.tree_leaves(more))}.values()
+    found = {id(each): each for each in (*contents(closed)[0], *jax.tree_util.tree_leaves(more))}.values()
     traced = {id(leaf) for leaf in leaves if isinstance(leaf, jax.core.Tracer)}
     if any(id(each) in traced for each in found):
         raise _refusal(name, "the batch of which it gets an example")
@@ -371,17 +355,6 @@ def _refusal(name: str, what: str) -> InputError:
     )
 
 
-def _constants(closed: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
-    """Yield the constant arrays in a trace, and in the traces inside it."""
-    if isinstance(closed, ClosedJaxpr):
-        yield from closed.consts
-        closed = closed.jaxpr
-    for eqn in closed.eqns:
-        yield from (var.val for var in eqn.invars if isinstance(var, Literal) and np.ndim(var.val))
-        for inner in inner_traces(eqn):
-            yield from _constants(inner)
-
-
 def _has_numbers(array: Any) -> bool:
     """Return whether an array is numeric and its values are available in this process."""
     dtype = getattr(array, "dtype", None)
@@ -392,10 +365,7 @@ def _has_numbers(array: Any) -> bool:
 
 
 def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
-    """Return rows of one array of the data, in the dtype that the device gives them.
-
-    For a Source, and for an array larger than `_ALL_BYTES`, these are the rows of some blocks; otherwise all rows.
-    """
+    """Return all rows of one array of the data, or those of some blocks, in the dtype that the device gives them."""
     if layout is None and math.prod(leaf.shape) * leaf.dtype.itemsize <= _ALL_BYTES:
         rows = np.asarray(leaf)
     else:
@@ -439,10 +409,7 @@ class _Hashed:
 
     @functools.cached_property
     def length(self) -> int:
-        """Length of a run of rows with at least 96 bits of entropy, or more than all rows if there is none.
-
-        The entropy of a row follows from how often each row occurs.
-        """
+        """Length of a run with 96 bits of entropy by the frequencies of its rows; more than all if there is none."""
         share = self.counts / len(self.rows)
         entropy = -float(np.sum(share * np.log2(share)))
         return max(math.ceil(96.0 / entropy), _LEAST_RUN) if entropy > 0.01 else len(self.rows) + 1

@@ -1,9 +1,7 @@
 """Norms of per-example gradients, found without the gradients, from the uses of a parameter in the loss.
 
-A parameter may be used as a factor of a matrix product, the kernel of a convolution or the table of an embedding.  Its
-gradient is then a sum of products of the operation's input and the cotangent of its output.  Both factors are computed
-with the loss and its gradient anyway.  Derivations, and bounds of all rounding: jaxacct/training/clipping/README.md,
-"Clipping".
+The gradient is a sum of products of an operation's input and the cotangent of its output.  Both are computed with the
+loss and its gradient anyway.  Derivations, and bounds of all rounding: jaxacct/training/clipping/README.md, "Clipping".
 """
 
 from __future__ import annotations
@@ -20,53 +18,33 @@ import numpy as np
 
 from jaxacct.training.clipping.parameter_uses import Step, Use, Uses, largest, merged
 
-BLOCK = 64
-"""Number of terms in a block.  A sum adds the terms of each block one by one, then adds these sums in blocks again.
-
-The rounding error grows with the size of the blocks.
-"""
-NOTHING = -(2**20)
-"""Exponent that stands for an array without normal numbers.
-
-It is so low that its sum with any exponent is below all exponents of numbers.
-"""
-HIGHEST = jax.lax.Precision.HIGHEST
-"""Precision of products: the error bounds need full float32, and some devices would round the factors first."""
-inlined = functools.partial(jax.jit, inline=True)
-"""Traces a function once for all arguments of the same shapes, and writes its operations out wherever it is called."""
+BLOCK = 64  # terms of a sum that are added one by one; the sums of blocks are added in blocks again (README.md)
+NOTHING = -(2**20)  # exponent of an array without normal numbers: plus any exponent it is below those of all numbers
+HIGHEST = jax.lax.Precision.HIGHEST  # the error bounds need full float32; some devices would round the factors first
+inlined = functools.partial(jax.jit, inline=True)  # traces a function once for all arguments of the same shapes
 
 
 class Rows(NamedTuple):
     """Rows x_t and dy_t of a gradient, which is the sum over t of x_t dy_t^T.
 
     Rows whose x_t is a unit vector are kept apart from all others.  Fields of a kind without rows are None.
-
-    number : the position of the 1 in each unit vector x_t, of shape (groups, rows).
-    beside : the dy_t of the unit vectors, of shape (groups, rows, M).
-    x, dy : the x_t and dy_t of all other rows, of shapes (groups, rows, K) and (groups, rows, M).
     """
 
-    number: Any
-    beside: Any
-    x: Any
-    dy: Any
+    number: Any  # the position of the 1 in each unit vector x_t, of shape (groups, rows)
+    beside: Any  # the dy_t of the unit vectors, of shape (groups, rows, M)
+    x: Any  # the x_t of all other rows, of shape (groups, rows, K)
+    dy: Any  # the dy_t of all other rows, of shape (groups, rows, M)
 
 
 @dataclass(frozen=True)
 class Site:
-    """Parameter whose uses are all products.  Its gradient has the form (groups, K, M), the same for all uses.
+    """Parameter whose uses are all products.  Its gradient has the form (groups, K, M), the same for all uses."""
 
-    leaf : the number of the parameter among the leaves.
-    uses : the uses of the parameter, each with a flag that says whether x and dy change places.
-    steps : for each of the axes groups, K and M, the steps (size, stride) through the parameter's entries.
-    narrow : the dtype with the smallest range among those that the parameter is cast to.
-    """
-
-    leaf: int
+    leaf: int  # the number of the parameter among the leaves
     shape: tuple[int, ...]
-    uses: tuple[tuple[Use, bool], ...]
-    steps: tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]
-    narrow: Any
+    uses: tuple[tuple[Use, bool], ...]  # each with a flag that says whether x and dy change places
+    steps: tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]  # through the entries, along groups, K and M
+    narrow: Any  # the dtype with the smallest range among those that the parameter is cast to
 
     @property
     def groups(self) -> int:
@@ -100,17 +78,11 @@ class Site:
         )
 
     def measured(self, rows: Rows, dtype: Any) -> tuple[Any, Any, Any]:
-        """Measure the gradient g of each group and example; return three arrays of shape (groups, examples).
-
-        They hold an exponent E, an upper bound on (|g|/2^E)^2, and whether g is surely finite.
-        """
+        """Return for each group and example an exponent E, a bound on (|g|/2^E)^2, and whether g is surely finite."""
         return self._each_group(jax.vmap(lambda one: self._norm_squared(*_normalised(_wide(one, dtype)))), rows)
 
     def total(self, rows: Rows, keep: Any, weights: Any, dtype: Any) -> Any:
-        """Return the sum of weight * g/2^E over the examples in ``keep``, with the E that `measured` returns.
-
-        The weights have the shape (groups, examples).
-        """
+        """Return the sum of weight * g/2^E over the examples in ``keep``; the weights are of (groups, examples)."""
 
         def one(rows: Rows, weights: Any) -> Any:
             rows = jax.vmap(lambda one: _normalised(_wide(one, dtype))[0])(rows)
@@ -142,10 +114,7 @@ class Site:
         return jax.tree.map(lambda a: a[None], function(jax.tree.map(lambda a: a[:, 0], rows), *(a[0] for a in more)))
 
     def _norm_squared(self, rows: Rows, top: Any, most: Any) -> tuple[Any, Any, Any]:
-        """Return the exponent E, the upper bound on (|g|/2^E)^2 and the flag of `measured`, for one group and example.
-
-        The arguments are the result of `_normalised`.
-        """
+        """Return what `measured` does, for one group and example; the arguments are the result of `_normalised`."""
         number, beside, x, dy = rows
         right = jnp.concatenate([a for a in (beside, dy) if a is not None])
         unit = jnp.finfo(right.dtype).eps / 2
@@ -261,10 +230,7 @@ def _wide(rows: Rows, dtype: Any) -> Rows:
 
 
 def _rows(use: Use) -> int:
-    """Return the number of products x_t dy_t^T that one use adds to the gradient of one group.
-
-    Every iteration of a loop that does not cut the parameter adds its own products.
-    """
+    """Return how many products x_t dy_t^T one use, in all iterations of loops, adds to one group's gradient."""
     repeated = math.prod(length for length, steps in use.view.loops if steps is None)
     product = use.product
     columns = _size([step for axis in (*product.groups, *product.right) for step in use.view.axes[axis]])
@@ -300,10 +266,7 @@ def power(exponents: Any, dtype: Any) -> Any:
 
 @inlined
 def scaled(values: Any, exponents: Any) -> Any:
-    """Return values * 2^e, where e is at most twice the dtype's largest exponent.
-
-    The result is 0 where e is below twice the dtype's smallest exponent.
-    """
+    """Return values * 2^e, with e at most twice the largest exponent; 0 where e is below twice the smallest."""
     half = exponents >> 1
     return values * power(half, values.dtype) * power(exponents - half, values.dtype)
 

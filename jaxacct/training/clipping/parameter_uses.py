@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-from jaxacct.training.clipping.traces import BODIES, bind, evaluate, written_out
+from jaxacct.training.clipping.traces import bind, evaluate, written_out
 
 Place = tuple[int, ...]
 """Path to an operation in a trace: the numbers of the loops and checkpoints around it, then its own number."""
@@ -37,18 +37,16 @@ Step = tuple[int, int]
 class Product:
     """Rule that writes the gradient of y = op(x, w) with respect to w as a sum of products x_t dy_t^T of rows.
 
-    other : the number of the operand x.  output : the shape and dtype of y.
-    groups, left, right : the axes of w that are merged, in this order, into the gradient's axes: groups, K and M.
     matrix : a function of (x, dy) that returns the x_t, of shape (groups, rows, K), and the dy_t, (groups, rows, M).
     indexed : whether the x_t are unit vectors.  ``matrix`` then returns the position of the 1 in each x_t, of shape
         (groups, rows); a position outside of 0 to K - 1 stands for a vector of zeros.
     """
 
-    other: int
-    output: Any
-    groups: tuple[int, ...]
-    left: tuple[int, ...]
-    right: tuple[int, ...]
+    other: int  # the number of the operand x
+    output: Any  # the shape and dtype of y
+    groups: tuple[int, ...]  # the axes of w that are merged, in this order, into the axis of the gradient's groups
+    left: tuple[int, ...]  # the axes of w that are merged into K
+    right: tuple[int, ...]  # the axes of w that are merged into M
     matrix: Callable[[Any, Any], tuple[Any, Any]]
     indexed: bool = False
 
@@ -86,17 +84,9 @@ def _conv(eqn: Any, operand: int) -> Product | None:
     if y.size == 0 or 0 in kernel:
         return None
     rows, inner = y.size // kernel[0], math.prod(kernel[1:])
-    space = list(
-        zip(
-            kernel[2:],
-            [y.shape[i] for i in spec.out_spec[2:]],
-            p["window_strides"],
-            p["padding"],
-            p["lhs_dilation"],
-            p["rhs_dilation"],
-            strict=True,
-        )
-    )
+    places = [y.shape[i] for i in spec.out_spec[2:]]
+    settings = (p[name] for name in ("window_strides", "padding", "lhs_dilation", "rhs_dilation"))
+    space = list(zip(kernel[2:], places, *settings, strict=True))
 
     def matrix(x: Any, dy: Any) -> tuple[Any, Any]:
         x = x.transpose(first)
@@ -152,22 +142,19 @@ FORMS = {"dot_general": _dense, "conv_general_dilated": _conv, "gather": _embedd
 
 @dataclass(frozen=True)
 class Use:
-    """Operation that uses a parameter.  `place` says where the operation is in the trace."""
+    """Operation that uses a parameter."""
 
-    place: tuple[int, ...]
+    place: Place
     view: View
     product: Product
 
 
 @dataclass(frozen=True)
 class Written:
-    """Trace without calls of jit.
-
-    `inner` maps the index of each loop or checkpoint that a parameter enters to the traced body.
-    """
+    """Trace without calls of jit."""
 
     closed: ClosedJaxpr
-    inner: dict[int, Written] = field(default_factory=dict)
+    inner: dict[int, Written]  # the traced body of each loop or checkpoint that a parameter enters, by its number
 
 
 @dataclass
@@ -182,23 +169,19 @@ def uses_of(closed: ClosedJaxpr, leaves: int) -> tuple[Written, list[Uses]]:
     """Return the trace of a loss, and the uses of each of its first ``leaves`` inputs; the loss is the first output."""
     found = [Uses() for _ in range(leaves)]
     views = {var: (leaf, View.of(var.aval)) for leaf, var in enumerate(closed.jaxpr.invars[:leaves])}
-    written = _follow(closed, views, closed.jaxpr.outvars[:1], (), found)
-    return written, found
+    return _follow(closed, views, closed.jaxpr.outvars[:1], (), found), found
 
 
 def _follow(
     closed: ClosedJaxpr, views: dict[Any, tuple[int, View]], outputs: Any, place: tuple[int, ...], found: list[Uses]
 ) -> Written:
-    """Add the uses in a trace to ``found``.
-
-    ``views`` maps each input of the trace that is a view to the number of its parameter and the view.
-    """
+    """Add the uses in a trace to ``found``; ``views`` has the parameter's number and the view of each such input."""
     live, inner = _live(closed.jaxpr, outputs), {}
     for number, eqn in enumerate(closed.jaxpr.eqns):
         if eqn.primitive.name == "stop_gradient" or not any(var in live for var in eqn.outvars):
             continue
         entering = {i: views[var] for i, var in enumerate(eqn.invars) if not isinstance(var, Literal) and var in views}
-        if entering and eqn.primitive.name in BODIES:
+        if entering and eqn.primitive.name in ("scan", "checkpoint", "remat", "remat2"):
             body = eqn.params["jaxpr"]
             body = written_out(body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ()))
             seen = {}
@@ -281,14 +264,12 @@ def _smooth(var: Any) -> bool:
 class View:
     """All entries of a parameter or, inside loops over its slices, the entries of one slice.
 
-    axes : for each axis, its steps (size, stride).
-    narrow : among the dtypes that the entries were cast to, the one with the smallest range.
     loops : the loops around the view, outermost first.  Each is a pair: the number of iterations, and the steps along
         which the loop cuts the parameter.  The steps are None if all iterations see the same entries.
     """
 
-    axes: tuple[tuple[Step, ...], ...]
-    narrow: Any
+    axes: tuple[tuple[Step, ...], ...]  # for each axis, its steps (size, stride)
+    narrow: Any  # among the dtypes that the entries were cast to, the one with the smallest range
     loops: tuple[tuple[int, tuple[Step, ...] | None], ...] = ()
 
     @classmethod
@@ -332,12 +313,9 @@ def merged(steps: Any) -> tuple[Step, ...]:
 
 def zero_taps(uses: Sequence[Use]) -> dict[Place, Any]:
     """Return {place of the operation: its tap, an array of zeros} for these uses."""
-    return {
-        use.place: jnp.zeros(
-            (*(length for length, _ in use.view.loops), *use.product.output.shape), use.product.output.dtype
-        )
-        for use in uses
-    }
+    lengths = lambda use: [length for length, _ in use.view.loops]
+    outputs = [(use, use.product.output) for use in uses]
+    return {use.place: jnp.zeros((*lengths(use), *output.shape), output.dtype) for use, output in outputs}
 
 
 def tapped(written: Written, uses: Sequence[Use]) -> Callable[..., tuple[Any, tuple[Met, list[Any]]]]:

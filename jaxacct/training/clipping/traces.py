@@ -17,8 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-BODIES = ("scan", "checkpoint", "remat", "remat2")
-"""Names of loops and checkpoints, whose bodies are searched for uses of a parameter that enters the body."""
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 """Operations that only call a trace, each with the name of the parameter that holds the trace."""
 
@@ -93,6 +91,23 @@ def _true(*bits: Any) -> Any:
 def _true_for_all(axis_size: int, batched: Sequence[bool], *bits: Any) -> tuple[Any, bool]:
     """Return one value for a whole batch: with a value for each member, vmap would compute both sides of a branch."""
     return _true(*(value[0] if many else value for value, many in zip(bits, batched, strict=True))), False
+
+
+def contents(closed: ClosedJaxpr) -> tuple[list[Any], set[str]]:
+    """Return the constants of a trace and of the traces inside it, and the names of their operations."""
+    constants: list[Any] = []
+    primitives: set[str] = set()
+
+    def collect(trace: Any) -> None:
+        constants.extend(getattr(trace, "consts", ()))
+        for eqn in trace.eqns:
+            primitives.add(eqn.primitive.name)
+            constants.extend(var.val for var in eqn.invars if isinstance(var, Literal))
+            for inner in inner_traces(eqn):
+                collect(inner)
+
+    collect(closed)
+    return constants, primitives
 
 
 def inner_traces(eqn: Any) -> list[Jaxpr | ClosedJaxpr]:

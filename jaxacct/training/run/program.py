@@ -22,6 +22,7 @@ import numpy as np
 from jaxacct.core.progress import say
 from jaxacct.core.validation import InputError
 from jaxacct.engines import programs
+from jaxacct.training.clipping.traces import contents
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint
@@ -95,7 +96,7 @@ class Program:
     def begin(self, line: Lineage, step: int, until: int) -> None:
         """Compile the program, or load it, before steps `step` to `until - 1` are run."""
         lowered = self._traced.lower()
-        if not key_derivation.repeats(key_derivation.contents(self._traced)[1]):
+        if not key_derivation.repeats(contents(self._traced.jaxpr)[1]):
             self._compiled = lowered.compile()
             return
         zero = np.zeros(8, np.uint32)

@@ -1,8 +1,6 @@
 """One private step on the devices of a mesh; for batches that the host loads, the step is cut into three programs.
 
-The step is the same mechanism as `private_step`: README.md of this folder, "Several devices".  Parameters, sums over
-the members of a batch, and noisy values cross devices; examples do not.  Each device draws the noise of its own part.
-The noise of an entry follows from the key and the entry's number in the whole array, so it is the same on any device.
+The step is the same mechanism as `private_step`: README.md of this folder, "Several devices".
 """
 
 from __future__ import annotations
@@ -38,15 +36,11 @@ from jaxacct.training.step.step_function import (
     sums_over,
 )
 
-MODES = ("data", "fsdp")
-"""Named layouts of the parameters; any other layout is a pytree of PartitionSpecs."""
+MODES = ("data", "fsdp")  # named layouts of the parameters; any other layout is a pytree of PartitionSpecs
 
 
 def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[..., tuple[Carried, Observed]]:
-    """Return `private_step` for the devices of a mesh, with the same arguments and results.  The function is for jit.
-
-    The data have `size` records (or users).  Device d has the r = ceil(size / devices) records from number d * r on.
-    """
+    """Return `private_step` for a mesh: device d has the r = ceil(size / devices) records (or users) from d * r on."""
 
     def step(
         carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers, frozen: Untrained | None = None
@@ -147,8 +141,7 @@ def _summed(total: Any, spec: P, mesh: Mesh) -> Any:
 def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
     """Return a function (key, tree, std) that adds independent N(0, std^2) to all entries of arrays cut by `specs`.
 
-    On meshes of all sizes, entry p of a leaf gets draw p % 32 of unit p // 32.  Entries are counted row by row in the
-    whole array.
+    Entry p of a leaf, counted row by row in the whole array, gets draw p % 32 of unit p // 32 on every mesh.
     """
 
     def add(key: Any, tree: Any, std: Any) -> Any:
@@ -263,10 +256,7 @@ def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
 
 
 def sum_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
-    """Return the PartitionSpecs of sums of gradients; each device adds the noise to its own part of a sum.
-
-    A sum is cut like its parameter.  If the parameter lies whole on every device, `_cut` says how to cut the sum.
-    """
+    """Return the PartitionSpecs of sums of gradients: those of the parameters, or of `_cut` where these lie whole."""
     specs = param_specs(mesh, shard, params)
     one = lambda leaf, spec: spec if any(axes_of(names) for names in spec) else _cut(np.shape(leaf), mesh)
     return jax.tree.map(one, params, specs)
@@ -314,10 +304,7 @@ def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Untrained | None) -
 
 
 def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
-    """Return a PartitionSpec that cuts the first axis whose length is a multiple of the number of devices.
-
-    A small array stays whole.
-    """
+    """Return a PartitionSpec that cuts the first axis whose length the number of devices divides, if there is one."""
     if mesh.size == 1 or math.prod(shape) < 1024:  # a small array is cheaper whole
         return P()
     for axis, size in enumerate(shape):

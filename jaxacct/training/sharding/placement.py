@@ -1,7 +1,6 @@
 """Places a run's arrays on one device or on a mesh, digests them, and joins the processes of a run.
 
-A device of a mesh has the rows of its own records, or of its own users.  `jax.distributed` starts the processes.  The
-first process writes; all processes take each step together.
+The first process writes; all processes take each step together.
 """
 
 from __future__ import annotations
@@ -33,9 +32,7 @@ from jaxacct.training.step.models import Untrained
 from jaxacct.training.step.step_function import Carried, Correlated, StepRule, private_step
 from jaxacct.training.step.step_mechanisms import require_kept
 
-_FRAME = 256
-"""Number of bytes that are sent first: the length of a message, and its beginning.  The rest is sent after that."""
-_DONE, _REFUSED, _FAILED = b"D", b"R", b"F"
+_FRAME = 256  # bytes that are sent first: the length of a message, and its beginning; the rest is sent after that
 
 
 class Processes:
@@ -89,21 +86,19 @@ class Processes:
         """Run a function in the first process only; its result, or its exception, goes to all processes."""
         if self.count == 1:
             return function()
-        kind, answer = _DONE, b""
-        raised: BaseException | None = None
         if self.first:
             try:
                 answer = function()
-            except InputError as error:
-                kind, answer, raised = _REFUSED, str(error).encode(), error
             except BaseException as error:
-                kind, answer, raised = _FAILED, f"{type(error).__name__}: {error}".encode(), error
-        told = self.tell(kind + answer)
-        if raised is not None:
-            raise raised
-        if told[:1] == _REFUSED:
+                refused = isinstance(error, InputError)
+                self.tell(f"R{error}".encode() if refused else f"F{type(error).__name__}: {error}".encode())
+                raise
+            self.tell(b"A" + answer)
+            return answer
+        told = self.tell(b"")
+        if told[:1] == b"R":
             raise InputError(told[1:].decode())
-        if told[:1] == _FAILED:
+        if told[:1] == b"F":
             raise RuntimeError(f"the first process failed: {told[1:].decode()}")
         return told[1:]
 
@@ -119,8 +114,7 @@ class Processes:
         return tuple(any(answers) for answers in zip(*self.gather(bytes(own)), strict=True))
 
 
-ALONE = Processes(1, 0)
-"""Processes of a run that has only one process."""
+ALONE = Processes(1, 0)  # of a run that has only one process
 
 
 def _whole(function: Callable[..., Any], **options: Any) -> Any:
@@ -129,10 +123,7 @@ def _whole(function: Callable[..., Any], **options: Any) -> Any:
 
 
 class Placement:
-    """Puts the arrays of a run on JAX's default device, or on a mesh.
-
-    On a mesh the records are divided among all devices, and `shard` says where the parameters are.
-    """
+    """Puts the arrays of a run on JAX's default device, or on a mesh, whose parameters are where `shard` says."""
 
     def __init__(self, rule: StepRule, size: int, mesh: Any, shard: Any) -> None:
         if mesh is None and shard is not None:
@@ -283,11 +274,7 @@ class Placement:
 
 
 def _on_device(tree: Any) -> Any:
-    """Return a pytree on the default device, with uncommitted arrays only.
-
-    An uncommitted array on this device stays as it is.  A committed array goes through the host: with it, the step
-    would be lowered differently, and so get other keys.
-    """
+    """Return a pytree on the default device.  Committed arrays go through the host: with them keys would differ."""
     default = jax.device_put(np.float32(0)).devices()
     # on a CPU `device_put` keeps an array of NumPy itself, which the caller may change
     copy = True if {device.platform for device in default} == {"cpu"} else None
@@ -303,10 +290,7 @@ def _on_device(tree: Any) -> Any:
 
 
 def copied(carried: Carried) -> Carried:
-    """Return the same arrays in other memory, on the same devices.
-
-    `device_put` compiles nothing, but does not copy an array that is spread over processes.
-    """
+    """Return the same arrays in other memory; `device_put` compiles nothing, but copies no array that is spread."""
     copy = lambda leaf: jnp.copy(leaf) if _spread(leaf) else jax.device_put(leaf, may_alias=False)
     there: Carried = jax.tree.map(copy, carried)
     return there

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
-from jax.extend.core import Literal
 
 from jaxacct.core.validation import InputError
-from jaxacct.training.clipping.traces import inner_traces
+from jaxacct.training.clipping.traces import contents
 
 _VARIABLES = re.compile(
     r"(XLA|LIBTPU|TPU|CUDA|CUDNN|CUBLAS|NVIDIA|NCCL|HIP|ROC|HSA|TF|PJRT|OMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|EIGEN|NPROC|LD_)"
@@ -194,27 +193,9 @@ def form_of(structure: Any) -> bytes:
 
 def digest_program(traced: Any) -> bytes:
     """Return the SHA-256 digest of a traced function and of the machine; equal digests mean equal output bits."""
-    constants, primitives = contents(traced)
+    constants, primitives = contents(traced.jaxpr)
     own = b"" if repeats(primitives) else secrets.token_bytes(16)
     return digest(traced.lower().as_text().encode(), digest_tree(constants), machine().encode(), own)
-
-
-def contents(traced: Any) -> tuple[list[Any], set[str]]:
-    """Return the constants of a traced function, and the names of its operations."""
-    constants: list[Any] = []
-    primitives: set[str] = set()
-
-    def collect(jaxpr: Any) -> None:
-        constants.extend(getattr(jaxpr, "consts", ()))
-        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-        for eqn in jaxpr.eqns:
-            primitives.add(eqn.primitive.name)
-            constants.extend(var.val for var in eqn.invars if isinstance(var, Literal))
-            for inner in inner_traces(eqn):
-                collect(inner)
-
-    collect(traced.jaxpr)
-    return constants, primitives
 
 
 def _words(secret: bytes) -> np.ndarray:
