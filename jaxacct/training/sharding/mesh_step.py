@@ -159,7 +159,7 @@ def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
                 mine = {place: runs[place] for place, own in enumerate(dtypes) if own == dtype}
                 units = {place: run.units for place, run in mine.items()}
                 first = jnp.stack([run.first // UNIT for run in mine.values()]).astype(jnp.int32)
-                for place, draws in draws_of_units(words, units, len(parts), dtype, first).items():
+                for place, draws in draws_of_units(words, units, len(parts), dtype, first):
                     own = runs[place].cut(draws, parts[place].shape)
                     noisy[place] = parts[place].astype(dtype) + jnp.asarray(std, dtype) * own
             return tuple(noisy)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -86,11 +87,13 @@ def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: A
     """Draw standard normals for those leaves of a pytree of `leaves` leaves whose numbers and shapes are given."""
     sizes = {place: math.prod(shape) for place, shape in shapes.items()}
     drawn = draws_of_units(words, {place: -(-size // UNIT) for place, size in sizes.items()}, leaves, dtype)
-    return {place: own.reshape(-1)[: sizes[place]].reshape(shapes[place]) for place, own in drawn.items()}
+    return {place: own.reshape(-1)[: sizes[place]].reshape(shapes[place]) for place, own in drawn}
 
 
-def draws_of_units(words: Any, units: dict[int, int], leaves: int, dtype: Any, first: Any = None) -> dict[int, Any]:
-    """Draw standard normals, an array (32, units) for each leaf.
+def draws_of_units(
+    words: Any, units: dict[int, int], leaves: int, dtype: Any, first: Any = None
+) -> Iterator[tuple[int, Any]]:
+    """Draw standard normals; yield the number of each leaf and its draws, an array (32, units).
 
     `units` has the number of units for the number of a leaf in a pytree of `leaves` leaves.  They are the leaf's units
     from 0 on, or from its number in `first` on.
@@ -125,7 +128,7 @@ def draws_of_units(words: Any, units: dict[int, int], leaves: int, dtype: Any, f
     if pieces > 1 and len(starts) > 1:  # one piece or one leaf compiles fast anyway
         starts = as_data(unfolded_true([words]), starts)
     own = lambda at, count: jax.lax.dynamic_slice_in_dim(flat, at, count, 1, allow_negative_indices=False)
-    return {place: own(at, count) for at, (place, count) in zip(starts, units.items(), strict=True)}
+    yield from ((place, own(at, count)) for at, (place, count) in zip(starts, units.items(), strict=True))
 
 
 def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
