@@ -16,7 +16,7 @@ from jaxacct.core.validation import Constraint, InputError, Tracer, check, choic
 from jaxacct.training.clipping import ghost_norms as ghost
 from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_closed_over
 from jaxacct.training.clipping.ghost_norms import allowance
-from jaxacct.training.clipping.parameter_uses import Uses, Written, tapped, uses_of, zero_taps
+from jaxacct.training.clipping.parameter_uses import Uses, Written, tapped, uses_of, zero_tap
 from jaxacct.training.clipping.traces import computed_once, trace, unfolded_true
 
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
@@ -131,16 +131,18 @@ def _clipped_sum(
     for i in direct:
         together.setdefault((groups[i], None if leaves[i].size <= 2**14 else i), []).append(i)
     bundles = list(together.values())
-    run = tapped(written, [use for site in sites for use, _ in site.uses])
+    uses = [use for site in sites for use, _ in site.uses]
+    wanted = sorted({(use.place, use.product.other) for use in uses})
 
     def gradients(example: Any) -> Any:
         def loss(taps: Any, chosen: Any) -> Any:
             values = list(leaves)
             for i, value in zip(direct, chosen, strict=True):
                 values[i] = value
-            return run(taps, [*values, *jax.tree_util.tree_leaves(example)])
+            (loss, *aux), met = tapped(written, [*values, *jax.tree_util.tree_leaves(example)], taps, wanted)
+            return loss, (met, aux)
 
-        taps = zero_taps([use for site in sites for use, _ in site.uses])
+        taps = {use.place: zero_tap(use) for use in uses}
         (dys, grads), (met, aux) = jax.grad(loss, (0, 1), has_aux=True)(taps, [leaves[i] for i in direct])
         return grads, [site.operands(met, dys, dtype) for site in sites], aux
 

@@ -27,8 +27,10 @@ from jaxacct.training.clipping.traces import bind, evaluate, written_out
 
 Place = tuple[int, ...]
 """Path to an operation in a trace: the numbers of the loops and checkpoints around it, then its own number."""
-Met = dict[tuple[Place, int], Any]
-"""(operation's place, operand's number) -> the operand's value; each loop around the operation adds a leading axis."""
+Operand = tuple[Place, int]
+"""(operation's place, operand's number)"""
+Met = dict[Operand, Any]
+"""The values of operands; each loop around an operation adds a leading axis."""
 Step = tuple[int, int]
 """(size, stride) of an axis, or of a part of an axis."""
 
@@ -311,30 +313,14 @@ def merged(steps: Any) -> tuple[Step, ...]:
     return tuple(out)
 
 
-def zero_taps(uses: Sequence[Use]) -> dict[Place, Any]:
-    """Return {place of the operation: its tap, an array of zeros} for these uses."""
-    lengths = lambda use: [length for length, _ in use.view.loops]
-    outputs = [(use, use.product.output) for use in uses]
-    return {use.place: jnp.zeros((*lengths(use), *output.shape), output.dtype) for use, output in outputs}
+def zero_tap(use: Use) -> Any:
+    """Return the tap of a use: zeros for the operation's output in all iterations of loops."""
+    lengths, output = [length for length, _ in use.view.loops], use.product.output
+    return jnp.zeros((*lengths, *output.shape), output.dtype)
 
 
-def tapped(written: Written, uses: Sequence[Use]) -> Callable[..., tuple[Any, tuple[Met, list[Any]]]]:
-    """Return a function (taps, values) -> (a trace's first output, (operands x of the uses, the other outputs))."""
-    wanted = sorted({(use.place, use.product.other) for use in uses})
-
-    def run(taps: Mapping[Place, Any], values: Sequence[Any]) -> tuple[Any, tuple[Met, list[Any]]]:
-        (loss, *others), met = _run(written, values, taps, wanted, ())
-        return loss, (met, others)
-
-    return run
-
-
-def _run(
-    written: Written,
-    values: Sequence[Any],
-    taps: Mapping[Place, Any],
-    wanted: Sequence[tuple[Place, int]],
-    place: Place,
+def tapped(
+    written: Written, values: Sequence[Any], taps: Mapping[Place, Any], wanted: Sequence[Operand], place: Place = ()
 ) -> tuple[list[Any], Met]:
     """Run a trace, or the body found at ``place``, with taps; return the outputs, and the operands in ``wanted``."""
     met: Met = {}
@@ -343,7 +329,7 @@ def _run(
         here = (*place, number)
         inner = {other: tap for other, tap in taps.items() if len(other) > len(here) and other[: len(here)] == here}
         if inner:
-            body = lambda values, taps: _run(written.inner[number], values, taps, wanted, here)
+            body = lambda values, taps: tapped(written.inner[number], values, taps, wanted, here)
             with eqn.ctx.manager:
                 outputs, within = (_scan if eqn.primitive.name == "scan" else _checkpoint)(eqn, body, operands, inner)
             met.update(within)

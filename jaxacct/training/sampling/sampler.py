@@ -70,7 +70,7 @@ def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) 
     >>> int(poisson(fresh_key(), 1000, 1.0).count)
     1000
     """
-    return _of_taken(_sampled(key, dataset_size, sampling_probability, several=True))
+    return _first_of(_sampled(key, dataset_size, sampling_probability, several=True))
 
 
 def truncated_poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike, cap: int) -> Selection:
@@ -131,7 +131,7 @@ def random_allocation(round_key: jax.Array, dataset_size: int, number: ArrayLike
     >>> sorted(i for p in range(3) for b in [random_allocation(key, 5, 3, p)] for i in b.indices[: b.count].tolist())
     [0, 1, 2, 3, 4]
     """
-    return _of_taken(slots(round_key, dataset_size, number) == jnp.asarray(position, jnp.uint32))
+    return _first_of(slots(round_key, dataset_size, number) == jnp.asarray(position, jnp.uint32))
 
 
 def cyclic_poisson(
@@ -168,7 +168,7 @@ def cyclic_poisson(
     [0, 1, 2, 3, 4]
     """
     turn = slots(group_key, dataset_size, number) == jnp.asarray(position, jnp.uint32)
-    return _of_taken(turn & _sampled(key, dataset_size, sampling_probability))
+    return _first_of(turn & _sampled(key, dataset_size, sampling_probability))
 
 
 def slots(key: Any, size: int, number: Any) -> Any:
@@ -270,14 +270,10 @@ def _sampled(key: Any, dataset_size: int, sampling_probability: Any, several: bo
     return (certain > 0) | (bits[0] < high) | ((bits[0] == high) & (bits[1] < low))
 
 
-def _of_taken(taken: Any) -> Selection:
-    """Return the selection of all marked records, in ascending order."""
-    return _first_of(taken, taken.shape[0])
-
-
-def _first_of(taken: Any, places: int) -> Selection:
-    """Return the first marked records, as many as there are places, in ascending order; faster than `jnp.nonzero`."""
+def _first_of(taken: Any, most: int | None = None) -> Selection:
+    """Return the first marked records, `most` or all of them, in ascending order; faster than `jnp.nonzero`."""
     size = taken.shape[0]
+    places = size if most is None else most
     rank = jax.lax.cumsum(taken.astype(jnp.int32))  # the record's place, from 1
     where = jnp.where(taken, rank - 1, places)  # beyond the last place, a record is dropped
     indices = jnp.zeros(places, jnp.int32).at[where].set(jnp.arange(size, dtype=jnp.int32), mode="drop")
