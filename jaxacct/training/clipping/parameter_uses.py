@@ -25,14 +25,10 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxacct.training.clipping.traces import bind, evaluate, written_out
 
-Place = tuple[int, ...]
-"""Path to an operation in a trace: the numbers of the loops and checkpoints around it, then its own number."""
-Operand = tuple[Place, int]
-"""(operation's place, operand's number)"""
-Met = dict[Operand, Any]
-"""The values of operands; each loop around an operation adds a leading axis."""
-Step = tuple[int, int]
-"""(size, stride) of an axis, or of a part of an axis."""
+Place = tuple[int, ...]  # of an operation in a trace: the numbers of the loops and checkpoints around it, then its own
+Operand = tuple[Place, int]  # the place of an operation, and the operand's number
+Met = dict[Operand, Any]  # the values of operands; each loop around an operation adds a leading axis
+Step = tuple[int, int]  # (size, stride) of an axis, or of a part of an axis
 
 
 @dataclass(frozen=True)

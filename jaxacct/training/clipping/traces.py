@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
-"""Operations that only call a trace, each with the name of the parameter that holds the trace."""
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}  # {call of a trace: parameter that holds it}
 
 
 def trace(loss_fn: Callable[..., Any], params: Any, example: Any) -> ClosedJaxpr:

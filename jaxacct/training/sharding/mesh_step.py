@@ -314,11 +314,7 @@ def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
 
 
 LoadedStep = tuple[Callable[..., Any], Callable[..., Any], Callable[..., tuple[Carried, Observed]]]
-"""Three pure functions: the first begins a step, the second adds a micro-batch, and the third releases the sums.
-
-They are (carried, frozen) -> sums; (carried, key words, sums, rows, indices, mask, frozen) -> sums; and (carried, key
-words, sums, numbers) -> (carried, observed).
-"""
+"""Three pure functions: the first begins a step, the second adds a micro-batch, and the third releases the sums."""
 
 
 def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:

@@ -27,16 +27,12 @@ _VARIABLES = re.compile(
     r"(XLA|LIBTPU|TPU|CUDA|CUDNN|CUBLAS|NVIDIA|NCCL|HIP|ROC|HSA|TF|PJRT|OMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|EIGEN|NPROC|LD_)"
 )
 """Beginnings of the names of environment variables that compilers and numerical libraries read."""
-_VARYING = {"processor", "cpu mhz", "bogomips", "apicid", "initial apicid", "core id", "physical id", "bugs"}
-"""Fields of /proc/cpuinfo that differ from one reading to the next, or between the cores of one machine."""
 _HARMLESS = re.compile(
     r"jax_(numpy_(rank|dtype)_promotion$|.*compilation_cache|persistent_cache|raise_persistent|explain_cache|log|.*dump|"
     r"traceback|.*traceback|tracer_error|pprint|debug_(key_reuse|log|leaked)|check_(tracer|proxy)|enable_checks$|"
     r"thread_guard$|captured_constants|hlo_source_file|compiler_detailed|.*timeout|platforms$|platform_name$)"
 )
 """Settings of JAX that need not be digested: they change no result, or the traced program shows what they change."""
-_DETERMINISTIC = re.compile(r"--xla_gpu_(?:deterministic_ops|exclude_nondeterministic_ops)(?:=(\S+))?")
-"""Pattern of the flags of XLA that make GPUs add in the same order every time, and of their values."""
 
 
 class Secret:
@@ -235,7 +231,9 @@ def repeats(primitives: set[str]) -> bool:
     # these operations sum over devices, in an order that may change from call to call
     if primitives & {"psum", "psum_invariant", "reduce_scatter", "psum_scatter"}:
         return False
-    asked = _DETERMINISTIC.findall(os.environ.get("XLA_FLAGS", ""))
+    # these flags make GPUs add in the same order every time
+    flag = r"--xla_gpu_(?:deterministic_ops|exclude_nondeterministic_ops)(?:=(\S+))?"
+    asked = re.findall(flag, os.environ.get("XLA_FLAGS", ""))
     return bool(asked) and asked[-1].lower() in ("", "true", "1")
 
 
@@ -256,10 +254,12 @@ def _libraries() -> dict[str, str]:
 def _processor() -> list[Any]:
     """Return the processors' kind, instruction sets and caches, by which libraries choose the order of sums."""
     cores = set()
+    # fields that differ from one reading to the next, or between the cores of one machine
+    varying = {"processor", "cpu mhz", "bogomips", "apicid", "initial apicid", "core id", "physical id", "bugs"}
     try:
         for block in Path("/proc/cpuinfo").read_text().strip().split("\n\n"):
             rows = [line.partition(":")[::2] for line in block.splitlines()]
-            cores.add("\n".join(f"{k.strip()}:{v.strip()}" for k, v in rows if k.strip().lower() not in _VARYING))
+            cores.add("\n".join(f"{k.strip()}:{v.strip()}" for k, v in rows if k.strip().lower() not in varying))
         caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
         sizes = [path.read_text().strip() for path in caches]
     except OSError:

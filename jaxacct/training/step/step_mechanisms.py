@@ -23,18 +23,14 @@ from jaxacct.mechanisms.dp_sgd_run import nearest_slots
 
 POISSON, TRUNCATED, ALLOCATION = "poisson", "truncated_poisson", "random_allocation"
 WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER = "without_replacement", "fixed_batches", "cyclic_poisson", "fixed_order"
-SAMPLING = (POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER)
-"""Batch rules; the rule decides how a step is accounted for."""
+SAMPLING = (POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER)  # the batch rules
 BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
 """Batch rules whose release is a pass or round, in which a record is in one batch at most, or for ORDER the run."""
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
 """Batch rules that draw the batch of each record anew for every pass; groups are drawn once for a whole run."""
-WITH_NOISE = (CYCLIC, ORDER)
-"""Batch rules whose steps may share noise: the steps of one record are as far apart as a strategy needs."""
-UNSAMPLED = (FIXED, ORDER)
-"""Batch rules that put each record into exactly one batch of every pass."""
-OF_ONE_SIZE = (WITHOUT_REPLACEMENT, *UNSAMPLED)
-"""Batch rules whose batches all have the same number of records."""
+WITH_NOISE = (CYCLIC, ORDER)  # whose steps may share noise: those of one record are as far apart as a strategy needs
+UNSAMPLED = (FIXED, ORDER)  # that put each record into exactly one batch of every pass
+OF_ONE_SIZE = (WITHOUT_REPLACEMENT, *UNSAMPLED)  # whose batches all have the same number of records
 INSTEAD = {
     FIXED: "each pass as ja.Gaussian(noise_multiplier / 5**0.5)",
     ORDER: "each run in a fixed order as ja.Gaussian(noise_multiplier / 3)",
