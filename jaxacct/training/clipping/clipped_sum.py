@@ -183,8 +183,7 @@ def _clipped_sum(
             jnp.stack([jnp.sum(keep & ~fits), jnp.sum(mask & ~finite)]).astype(jnp.int32),
         )
 
-    # `starts` holds where each member begins in the total of its bundle. `places` also holds where the sites begin in
-    # `parts`.
+    # where each member begins in the total of its bundle, and where each site begins in `parts`
     starts = [at for bundle in bundles for at in np.cumsum([0, *(leaves[i].size for i in bundle)])[:-1].tolist()]
     places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
 
