@@ -23,7 +23,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxacct.core.chacha import CHACHA20
 from jaxacct.core.validation import InputError
-from jaxacct.training.clipping.traces import bind, contents, evaluate, inner_traces
+from jaxacct.training.clipping.traces import bind, contents, evaluate, inner_traces, is_key, words_of
 
 _LEAST_RUN = 16  # smallest number of consecutive rows, equal in a constant and in the data, that are evidence of data
 _ALL_BYTES = (
@@ -192,8 +192,7 @@ def _quickly_compiled(lowered: Any) -> Any:
 
 def _bits(outputs: Sequence[Any]) -> list[np.ndarray]:
     """Return the bytes of each output, row by row."""
-    numbers = [jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a for a in outputs]
-    return [np.asarray(a).reshape(_ROWS, -1).view(np.uint8) for a in numbers]
+    return [np.asarray(words_of(a)).reshape(_ROWS, -1).view(np.uint8) for a in outputs]
 
 
 def _is_known(const: Any) -> bool:
@@ -204,7 +203,7 @@ def _is_known(const: Any) -> bool:
 def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> np.ndarray:
     """Draw an array: normal for weights, otherwise floats in [0.25, 1], integers in {0, 1}, or the words of keys."""
     shape, dtype = aval.shape, aval.dtype
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+    if is_key(aval):
         return rng.integers(0, 2**32, (*shape, *_known_keys()[dtype][1]), np.uint32)
     if weights and len(shape) > 1:
         found = rng.standard_normal(shape) / math.sqrt(math.prod(shape[:-1]))
@@ -217,7 +216,7 @@ def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> np.ndarray:
 
 def _as_keys(values: Any, aval: Any) -> Any:
     """Return the keys that have these words, or the values themselves if they are no words of keys."""
-    if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key) or values.dtype == aval.dtype:
+    if not is_key(aval) or is_key(values):
         return values
     return jax.random.wrap_key_data(values, impl=_known_keys()[aval.dtype][0])
 
@@ -245,12 +244,12 @@ def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
 
 def _refuse_keys(who: str, variables: Sequence[Any]) -> None:
     """Raise InputError if a variable is a random key of a type outside `_known_keys`."""
-    for dtype in (getattr(var.aval, "dtype", None) for var in variables):
-        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) and dtype not in _known_keys():
+    for aval in (var.aval for var in variables):
+        if is_key(aval) and aval.dtype not in _known_keys():
             raise InputError(
-                f"{who} a random key of type {dtype}, whose numbers for one example can depend on the key of another, "
-                "but must keep examples apart; use jax.random.key(seed, impl='threefry2x32'), or let rngs=True "
-                "give one"
+                f"{who} a random key of type {aval.dtype}, whose numbers for one example can depend on the key of "
+                "another, but must keep examples apart; use jax.random.key(seed, impl='threefry2x32'), or let "
+                "rngs=True give one"
             )
 
 

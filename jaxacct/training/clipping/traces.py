@@ -92,6 +92,16 @@ def _true_for_all(axis_size: int, batched: Sequence[bool], *bits: Any) -> tuple[
     return _true(*(value[0] if many else value for value, many in zip(bits, batched, strict=True))), False
 
 
+def is_key(leaf: Any) -> bool:
+    """Return whether an array holds random keys of JAX."""
+    return jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+
+
+def words_of(leaf: Any) -> Any:
+    """Return the array itself, or for random keys the array of their words."""
+    return jax.random.key_data(leaf) if is_key(leaf) else leaf
+
+
 def contents(closed: ClosedJaxpr) -> tuple[list[Any], set[str]]:
     """Return the constants of a trace and of the traces inside it, and the names of their operations."""
     constants: list[Any] = []

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxacct.core.validation import InputError
+from jaxacct.training.clipping.traces import is_key, words_of
 from jaxacct.training.sampling.sampler import UserData, grouped, user_data
 from jaxacct.training.sharding.mesh_step import (
     carried_specs,
@@ -187,7 +188,7 @@ class Placement:
             return key_derivation.digest_tree(tree)
         leaves, structure = jax.tree_util.tree_flatten(tree)
         told, own = [key_derivation.form_of(structure)], []
-        for leaf in map(_numbers, leaves):
+        for leaf in map(words_of, leaves):
             told.append(f"{leaf.dtype} {leaf.shape} {leaf.sharding.spec}".encode())
             parts = list(dict.fromkeys(map(str, leaf.sharding.devices_indices_map(leaf.shape).values())))
             found = np.zeros((len(parts), 32), np.uint8)
@@ -263,12 +264,12 @@ class Placement:
 
         def put(leaf: Any, sharding: NamedSharding) -> Any:
             if _spread(leaf):
-                same = lambda x: x if _is_key(x) else jax.lax.convert_element_type(x, x.dtype)
+                same = lambda x: x if is_key(x) else jax.lax.convert_element_type(x, x.dtype)
                 return jax.jit(same, out_shardings=sharding)(leaf)
-            array = np.asarray(_numbers(leaf))
+            array = np.asarray(words_of(leaf))
             array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
             placed = jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-            return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else placed
+            return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(leaf)) if is_key(leaf) else placed
 
         return jax.tree.map(put, tree, where)
 
@@ -280,8 +281,8 @@ def _on_device(tree: Any) -> Any:
     copy = True if {device.platform for device in default} == {"cpu"} else None
 
     def one(leaf: Any) -> Any:
-        if _is_key(leaf):
-            return jax.random.wrap_key_data(one(_numbers(leaf)), impl=jax.random.key_impl(leaf))
+        if is_key(leaf):
+            return jax.random.wrap_key_data(one(words_of(leaf)), impl=jax.random.key_impl(leaf))
         if isinstance(leaf, jax.Array) and not leaf.committed and leaf.devices() == default:
             return jnp.asarray(leaf, leaf.dtype)
         return jax.device_put(np.array(leaf, copy=copy))
@@ -294,15 +295,6 @@ def copied(carried: Carried) -> Carried:
     copy = lambda leaf: jnp.copy(leaf) if _spread(leaf) else jax.device_put(leaf, may_alias=False)
     there: Carried = jax.tree.map(copy, carried)
     return there
-
-
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
-
-
-def _numbers(leaf: Any) -> Any:
-    """Return the array itself, or for random keys the array of their words."""
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
 def _spread(leaf: Any) -> bool:

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from jaxacct.core.validation import InputError
-from jaxacct.training.clipping.traces import contents
+from jaxacct.training.clipping.traces import contents, words_of
 
 _VARIABLES = re.compile(
     r"(XLA|LIBTPU|TPU|CUDA|CUDNN|CUBLAS|NVIDIA|NCCL|HIP|ROC|HSA|TF|PJRT|OMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|EIGEN|NPROC|LD_)"
@@ -175,9 +175,7 @@ def digest_tree(tree: Any) -> bytes:
     leaves, structure = jax.tree_util.tree_flatten(tree)
     parts: list[bytes | memoryview] = [form_of(structure)]
     for leaf in leaves:
-        if jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        array = np.asarray(leaf)
+        array = np.asarray(words_of(leaf))
         parts += [f"{array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data]
     return digest(*parts)
 

@@ -21,7 +21,7 @@ import numpy as np
 from jaxacct.core.chacha import CHACHA20, fresh_key
 from jaxacct.core.types import Leaf, PyTree
 from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
-from jaxacct.training.clipping.traces import bind, evaluate
+from jaxacct.training.clipping.traces import bind, evaluate, is_key
 
 _REMEDY = "use GroupNorm or LayerNorm, or statistics of public data, frozen (trainable=) and only read"
 _NO_KEY = "the module draws random numbers and has no key for it; give rngs=True, or the names of its streams"
@@ -51,6 +51,11 @@ def is_equinox(value: Any, name: str = "Module") -> bool:
     """Return whether a value is an instance of the named class of Equinox, or of a derived class."""
     bases = type(value).__mro__
     return any(base.__name__ == name and base.__module__.split(".")[0] == "equinox" for base in bases)
+
+
+def has_equinox(tree: Any) -> bool:
+    """Return whether a module of Equinox is in a pytree."""
+    return any(is_equinox(node) for node in jax.tree_util.tree_leaves(tree, is_leaf=is_equinox))
 
 
 def model_as_pytree(model: Any) -> tuple[Any, Outer | None]:
@@ -86,8 +91,7 @@ def pytree_as_model(tree: Any, outer: Outer | None) -> Any:
 
 def arrays_of(tree: Any) -> list[Any]:
     """Return each leaf as a JAX array, None if it is no array.  Numbers count as arrays, but not in Equinox models."""
-    settings = any(is_equinox(node) for node in jax.tree_util.tree_leaves(tree, is_leaf=is_equinox))
-    kinds = (jax.Array, np.ndarray) if settings else (jax.Array, np.ndarray, np.generic, bool, int, float)
+    kinds = (jax.Array, np.ndarray) if has_equinox(tree) else (jax.Array, np.ndarray, np.generic, bool, int, float)
     return [jnp.asarray(leaf) if isinstance(leaf, kinds) else None for leaf in jax.tree_util.tree_leaves(tree)]
 
 
@@ -306,7 +310,7 @@ class _Stream:
 
     def empty(self) -> Any:
         """Return a zero key or count, used until an example's key is known."""
-        if jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key):
+        if is_key(self):
             return jax.random.wrap_key_data(jnp.zeros((*self.shape, 8), jnp.uint32), impl=CHACHA20)
         return jnp.zeros(self.shape, self.dtype)
 
@@ -335,10 +339,10 @@ def split_model(model: Any, trainable: Any = None) -> tuple[Any, Untrained | Non
     arrays = arrays_of(tree)
     if isinstance(tree, LoRA):
         own = len(leaves) - len(jax.tree_util.tree_leaves(tree.adapters))
-        marks = [False] * own if trainable is None else _marks(tree.base, tree.outer, trainable, own)
+        marks = [False] * own if trainable is None else _marks(tree.base, tree.outer, trainable)
         marks += [True] * (len(leaves) - own)
     else:
-        marks = _marks(tree, outer, trainable, len(leaves))
+        marks = _marks(tree, outer, trainable)
     others: list[Any] = [leaf if array is None else _Array for array, leaf in zip(arrays, leaves, strict=True)]
     streams = outer or (tree.outer if isinstance(tree, LoRA) else None)
     for i, kind in enumerate(streams.of_kind("RngState") if streams is not None else []):
@@ -368,7 +372,7 @@ def join_model(trained: Any, rest: Untrained | None) -> Any:
     return pytree_as_model(jax.tree_util.tree_unflatten(structure, leaves), outer)  # type: ignore[arg-type]  # the form of a model
 
 
-def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[bool]:
+def _marks(tree: Any, outer: Outer | None, trainable: Any) -> list[bool]:
     """Return for each leaf whether to train it; for a leaf that is no array the answer has no effect."""
     floating = [a is not None and jnp.issubdtype(a.dtype, jnp.floating) for a in arrays_of(tree)]
     if outer is not None:
@@ -376,9 +380,8 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[b
         if isinstance(trainable, type):
             return [issubclass(kind, trainable) for kind in outer.kinds]
     else:
-        modules = any(is_equinox(node) for node in jax.tree_util.tree_leaves(tree, is_leaf=is_equinox))
         # All plain parameters are wanted: an integer array among them is a mistake, which `clipped_sum` refuses.
-        wanted = floating if modules else [True] * count
+        wanted = floating if has_equinox(tree) else [True] * len(floating)
     if trainable is None:
         return wanted
     if isinstance(trainable, type):
@@ -482,35 +485,35 @@ def refuse_state(module: Any, trained: Any) -> None:
         )
 
 
+_ERRORS_OF_FLAX = {
+    "InvalidRngError": _NO_KEY,
+    "LazyInitError": "the module's initial parameters depend on the values of the example, which is private, must "
+    "depend on its shape alone; give params that come from public data",
+    "ModifyScopeVariableError": f"the module changes state with its input, which mixes examples; {_REMEDY}",
+    "TraceContextError": "the loss changes an nnx module that it closes over (dropout counts its draws, batch "
+    "normalisation its statistics); give the module to init: the loss is then (model, example), or with rngs=True "
+    "(model, example, key)",
+}
+
+
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
     """Turn errors of Flax, Equinox and JAX about random numbers, state and axes into one line with a remedy."""
     try:
         yield
     except Exception as error:
-        of_flax = type(error).__name__ if type(error).__module__.startswith("flax") else ""
+        told = _ERRORS_OF_FLAX.get(type(error).__name__) if type(error).__module__.startswith("flax") else None
+        if type(error) is RuntimeError and "requires a key" in str(error):  # from Equinox's dropout
+            told = _NO_KEY
         if isinstance(error, NameError) and "unbound axis name" in str(error):
             axis = str(error).partition("axis name: ")[2].partition(".")[0]
-            raise InputError(
+            told = (
                 f"the loss names the axis {axis!r}, along which examples would mix (batch normalisation?), must keep "
                 f"them apart; {_REMEDY}"
-            ) from None
-        if of_flax == "InvalidRngError" or (type(error) is RuntimeError and "requires a key" in str(error)):
-            raise InputError(_NO_KEY) from None  # "requires a key" is from Equinox's dropout
-        if of_flax == "LazyInitError":
-            raise InputError(
-                "the module's initial parameters depend on the values of the example, which is private, must depend on "
-                "its shape alone; give params that come from public data"
-            ) from None
-        if of_flax == "ModifyScopeVariableError":
-            raise InputError(f"the module changes state with its input, which mixes examples; {_REMEDY}") from None
-        if of_flax == "TraceContextError":
-            raise InputError(
-                "the loss changes an nnx module that it closes over (dropout counts its draws, batch normalisation its "
-                "statistics); give the module to init: the loss is then (model, example), or with rngs=True "
-                "(model, example, key)"
-            ) from None
-        raise
+            )
+        if told is None:
+            raise
+        raise InputError(told) from None
 
 
 def _require_arguments(module: Any, named: Mapping[str, Any]) -> None:
