@@ -118,7 +118,7 @@ class Layout:
         self.size = sizes[0]
         if not 1 <= self.size < 2**31:
             raise InputError(f"dataset has {self.size} examples, must have 1 to 2**31 - 1; give those to train on")
-        self.example = jax.tree_util.tree_unflatten(structure, [column.example() for column in self._columns])
+        self.example = jax.tree_util.tree_unflatten(structure, [column.example for column in self._columns])
 
     def buffers(self, shape: tuple[int, ...]) -> list[np.ndarray]:
         """Return an array of zeros for each leaf of an example, with the axes of `shape` in front of the leaf's own."""
@@ -148,10 +148,8 @@ class _Arrays:
     leaves = 1
 
     def __init__(self, name: str, rows: np.ndarray) -> None:
-        self.name, self.rows, self._dtype = name, rows, _dtype(f"dataset{name}", rows)
-
-    def example(self) -> Any:
-        return jax.ShapeDtypeStruct(self.rows.shape[1:], self._dtype)
+        self.name, self.rows = name, rows
+        self.example = jax.ShapeDtypeStruct(rows.shape[1:], _dtype(f"dataset{name}", rows))
 
     def load(self, numbers: np.ndarray, into: Sequence[np.ndarray], stopped: Callable[[], bool]) -> None:
         if stopped():
@@ -159,10 +157,7 @@ class _Arrays:
         if self.rows.dtype == into[0].dtype:
             np.take(self.rows, numbers, axis=0, out=into[0], mode="clip")  # the default mode copies twice
         else:
-            rows = self.rows[numbers]
-            into[0][...] = rows
-            if not _fits(rows, into[0]):
-                raise _too_large(f"dataset{self.name}", into[0].dtype)
+            _store(f"dataset{self.name}", self.rows[numbers], into[0])
 
 
 class _Items:
@@ -170,16 +165,12 @@ class _Items:
 
     def __init__(self, name: str, rows: Any) -> None:
         self.name, self.rows = name, rows
-        self._structure: Any = None
-        self._shapes: list[tuple[Any, ...]] = []
-        if len(rows):
-            found, self._structure = jax.tree_util.tree_flatten(self._item(0))
-            self._shapes = [self._shape(0, place, leaf) for place, leaf in enumerate(found)]
+        self._structure: Any
+        found, self._structure = jax.tree_util.tree_flatten(self._item(0) if len(rows) else ())
+        self._shapes = [self._shape(0, place, leaf) for place, leaf in enumerate(found)]
         self.leaves = len(self._shapes)
-
-    def example(self) -> Any:
         leaves = [jax.ShapeDtypeStruct(*shape) for shape in self._shapes]
-        return jax.tree_util.tree_unflatten(self._structure, leaves)
+        self.example = jax.tree_util.tree_unflatten(self._structure, leaves)
 
     def load(self, numbers: np.ndarray, into: Sequence[np.ndarray], stopped: Callable[[], bool]) -> None:
         rows: dict[int, int] = {}
@@ -204,10 +195,7 @@ class _Items:
                         f"dataset{self.name}[{number}] has a part of shape {shape[0]} and dtype {shape[1]}, where item "
                         f"0 has {first[0]} and {first[1]}; pad or convert items to one shape"
                     )
-                array = np.asarray(leaf)
-                into[place][row] = array.astype(into[place].dtype, copy=False)
-                if not _fits(array, into[place][row]):
-                    raise _too_large(f"dataset{self.name}[{number}]", into[place].dtype)
+                _store(f"dataset{self.name}[{number}]", np.asarray(leaf), into[place][row, ...])
 
     def _item(self, number: int) -> Any:
         try:
@@ -249,13 +237,13 @@ def _dtype(name: str, array: np.ndarray) -> np.dtype[Any]:
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))
 
 
-def _fits(given: Any, kept: Any) -> bool:
-    """Return whether integers keep their values in the dtype of the device; too large integers would wrap around."""
-    return given.dtype == kept.dtype or given.dtype.kind not in "iu" or bool(np.all(given == kept))
-
-
-def _too_large(name: str, dtype: Any) -> InputError:
-    return InputError(f"{name} has integers that {dtype} cannot hold, as JAX would have them; make them smaller")
+def _store(name: str, given: np.ndarray, into: np.ndarray) -> None:
+    """Write numbers into an array of the device's dtype; refuse integers that would wrap around there."""
+    into[...] = given
+    if given.dtype != into.dtype and given.dtype.kind in "iu" and not np.array_equal(given, into):
+        raise InputError(
+            f"{name} has integers that {into.dtype} cannot hold, as JAX would have them; make them smaller"
+        )
 
 
 def _short(structure: Any) -> str:

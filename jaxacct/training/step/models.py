@@ -194,7 +194,8 @@ def lora(
                 f"where selects {path}, {array.dtype} of {array.ndim} axes, must be floating and of two or more; "
                 "train it by trainable="
             )
-        split = _split(array.shape)
+        # before which axis to cut the shape, so that both parts have nearly the same size
+        split = min(range(1, array.ndim), key=lambda at: max(map(math.prod, (array.shape[:at], array.shape[at:]))))
         lead, trail = array.shape[:split], array.shape[split:]
         dtype = jnp.promote_types(array.dtype, jnp.float32)
         first = jax.random.normal(jax.random.fold_in(key, place), (*lead, size), dtype) / math.sqrt(math.prod(lead))
@@ -290,11 +291,6 @@ def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
         return product(inner * w.scale, far.astype(inner.dtype), (((inner.ndim - 1,), (rank_axis,)), ((), ())))
     inner = product(near, x, ((along, contracted[1]), ((), ())))  # in W x, the rank is the first axis
     return product(far.astype(inner.dtype), inner * w.scale, (((rank_axis,), (0,)), ((), ())))
-
-
-def _split(shape: tuple[int, ...]) -> int:
-    """Return the axis before which to cut a shape, so that both parts have nearly the same size."""
-    return min(range(1, len(shape)), key=lambda at: max(math.prod(shape[:at]), math.prod(shape[at:])))
 
 
 class _Array:
