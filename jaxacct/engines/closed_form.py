@@ -193,9 +193,8 @@ def _most_of_one_step(
 ) -> np.ndarray:
     """Bound delta from above where the error of eps or of k = 1 - (1 - q) e^eps is large.
 
-    Delta is taken at the least possible eps, and with the largest k that is possible there. This is a bound, since
-    `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+` rises with k. Here (P, Q) is the pair of the Gaussian without
-    sampling, and G is its delta.
+    Delta is taken at the least possible eps, with the largest k that is possible there. This is a bound, since `k
+    G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+` rises with k; G is the delta of (P, Q), the pair without sampling.
     """
     eps = np.maximum(eps - off - 2.0 * ROUNDOFF * eps, 0.0)
     k, mu = np.maximum(np.sum(_factor(q, eps), axis=0), 0.0), 1.0 / sigma

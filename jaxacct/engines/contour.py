@@ -77,9 +77,7 @@ class Reach(NamedTuple):
     answers: np.ndarray  # whether the contour can answer: there is a Gaussian part and no Poisson sampled Laplace part
     splits: np.ndarray  # whether the split contour can answer: all parts are Gaussians, and at least one is sampled
     certifies_split: np.ndarray  # whether it pays as well: below sigma = .06 or q = 1e-13 it was never seen to certify
-    largest_loss: np.ndarray
-    """An upper bound of the loss: `-sum n log(1 - q)` if all parts are sampled Gaussians and the direction is add,
-    otherwise inf."""
+    largest_loss: np.ndarray  # a bound: `-sum n log(1 - q)` where all parts are sampled Gaussians under add, else inf
 
 
 def reach(parts: Components) -> Reach:

@@ -71,8 +71,7 @@ class Case(NamedTuple):
     """One configuration, and how narrow its bracket should be."""
 
     above: list[LatticePart]  # the laws of the upper pair, which dominates the mechanism
-    below: list[LatticePart]
-    """The laws of the lower pair, which the mechanism dominates; the list `above` itself if there is only one pair."""
+    below: list[LatticePart]  # the laws of the lower pair, which the mechanism dominates; `above` if there is one pair
     rtol: float
     enough: float  # relative width, at least rtol; lattices longer than QUICK are made only for wider brackets
     memory_bytes: int

@@ -30,9 +30,7 @@ class Effort(NamedTuple):
 
     rtol: float  # relative width at which a bracket is narrow enough
     memory_bytes: int = GIBIBYTE  # limit on an engine's memory, in bytes
-    in_search: bool = False
-    """Whether the question comes from a search, which only compares the answer with a target. If so, no engine refines
-    beyond rtol, even where refining is cheap."""
+    in_search: bool = False  # whether a search only compares the answer with a target: then refining ends at rtol
 
 
 class MechanismQuestion(NamedTuple):
@@ -53,14 +51,9 @@ class Kinds(NamedTuple):
 
     empty: np.ndarray  # (B,) whether nothing is released: every part is sampled at rate 0
     gaussian: np.ndarray  # (B,) whether all parts are Gaussians without sampling
-    beyond_kernels: np.ndarray
-    """(B,) whether the unsampled Gaussians have a mu^2 that is too small or too large for the kernels, and there are
-    other parts as well."""
-    nearly_always_sampled: np.ndarray
-    """(B,) whether a Gaussian's sampling rate is above 0.9, so that sampling may change the answer by less than the
-    bracket's width."""
-    answered_by: dict[str, np.ndarray]
-    """For each of the package's own engines, under its name: (B,) whether that engine can answer."""
+    beyond_kernels: np.ndarray  # (B,) whether mu^2 is out of the kernels' range, and there are other parts as well
+    nearly_always_sampled: np.ndarray  # (B,) whether a rate above 0.9 may change the answer by less than the width
+    answered_by: dict[str, np.ndarray]  # (B,) whether each of the package's own engines can answer, by its name
 
 
 class Question(NamedTuple):
@@ -70,9 +63,7 @@ class Question(NamedTuple):
     kinds: Kinds
     target: np.ndarray  # (B,) the given delta minus the mass at infinity, or the given epsilon
     slack: np.ndarray  # (B,) relative error of `target` if it is a delta; 0 if it is an epsilon
-    floor: np.ndarray
-    """(B,) lower bound of the answer in the other direction. A row whose upper bound is at most `floor` is not refined.
-    """
+    floor: np.ndarray  # (B,) lower bound of the other direction's answer; rows with upper bounds below are not refined
     effort: Effort
     hint: Any = None  # what a search knows about each row (`MechanismQuestion.hint`)
 

@@ -299,7 +299,7 @@ def solve_rate(
     c = xp.exp(w)
     epsilon, log_delta = most + w - log1p(c), log_rate - log1p(c)
     slope = saddle_slopes(law_at(x), unknown, c, axis)[3]
-    point = Saddle(c, 0.0 * c, 0.0 * c, epsilon, log_delta)
+    point = Saddle(c, epsilon, log_delta)
     chosen, period, *_ = plain.place(law_at(x), point, epsilon, log_tol, axis)
     h = 2.0 * xp.pi / period
     need = plain.reach(law_at(x), chosen, h, log_tol, points)

@@ -389,8 +389,8 @@ def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Ar
 def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
     """Pay each debt, which is a negative mass, by masses of higher loss. Return (masses without debts, missing P-mass).
 
-    A payment lowers the mean of every payoff that rises with the loss. A debt that no mass of higher loss can pay
-    counts as missing: leaving it out raises the mean of a payoff of at most 1 by at most the debt.
+    A payment lowers the mean of every payoff that rises with the loss. A debt that cannot be paid counts as missing:
+    leaving it out raises the mean of a payoff of at most 1 by at most the debt.
     """
     if not np.any(jump < 0.0):
         return jump, 0.0
@@ -418,9 +418,9 @@ def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
 def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
     """Return masses whose delta is at most max(c, 0), where c is the delta of `mass`.
 
-    A negative last mass makes c negative. With the loss l_k of node k, c at node k is c_k = E[(1 - e^{l_k - L})_+]. Let
-    k be the last node with c_k > 0. From node k on c is set to 0. This lowers c, since the chord from c_{k-1} to 0 lies
-    below the chord to c_k. The mass of node k becomes c_{k-1}/(1 - e^-h), with the step h.
+    A negative last mass makes c negative. With the loss l_k of node k, c at node k is c_k = E[(1 - e^{l_k - L})_+].
+    From the last node k with c_k > 0 on, c is set to 0. This lowers c, since the chord from c_{k-1} to 0 lies below the
+    chord to c_k. The mass of node k becomes c_{k-1}/(1 - e^-h), with the step h.
     """
     some = np.flatnonzero(mass)
     if some.size == 0 or mass[some[-1]] > 0.0:

@@ -205,11 +205,9 @@ def cumulants(law: LossLaw, c: Array, nodes: int) -> tuple[Array, Array, Array]:
 
 
 class Saddle(NamedTuple):
-    """An abscissa c, cumulants of the composed loss there, and the eps and delta for which c is the saddle point."""
+    """An abscissa c, and the eps and delta for which c is the saddle point."""
 
     c: Array
-    k1: Array  # K'(c), the tilted mean
-    k2: Array  # K''(c), the tilted variance
     epsilon: Array  # eps(c)
     log_delta: Array  # saddle point approximation of log delta at this eps
 
@@ -236,19 +234,17 @@ def saddle_point(
     # and the variance without a tilt.
     begin = xp.log(1e-3) * xp.ones_like(target) if start is None else xp.log(start)
 
-    def going(carry: tuple[Array, Array, Array, Array, Array, Saddle]) -> Array:
+    def going(carry: tuple[Array, ...]) -> Array:
         return (carry[0] < iterations) & (carry[4] > 1e-4)  # the last step moved log c by more
 
-    def body(
-        carry: tuple[Array, Array, Array, Array, Array, Saddle],
-    ) -> tuple[Array, Array, Array, Array, Array, Saddle]:
+    def body(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         i, w, lo, hi, last, _ = carry
         c = xp.exp(w)
         k0, k1, k2 = k(c)
         curvature = k2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
         epsilon = k1 - 1.0 / c - 1.0 / (1.0 + c)
         log_delta = k0 - c * epsilon - xp.log(c) - log1p(c) - 0.5 * xp.log(2.0 * xp.pi * curvature)
-        saddle = Saddle(c, k1, k2, epsilon, log_delta)
+        saddle = Saddle(c, epsilon, log_delta)
         if quantity == "epsilon":
             residual = epsilon - target
             step = residual / (c * curvature)
@@ -276,5 +272,5 @@ def saddle_point(
         return i + 1, following, lo, hi, last, saddle
 
     nothing = xp.zeros_like(begin)
-    carry = (nothing, begin, begin - down, begin + up, xp.full_like(begin, xp.inf), Saddle(*([nothing] * 5)))
+    carry = (nothing, begin, begin - down, begin + up, xp.full_like(begin, xp.inf), Saddle(nothing, nothing, nothing))
     return iterate(xp, going, body, carry)[-1]

@@ -89,10 +89,7 @@ class Inner(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """What each of A coarse rows gains and costs if it is served at the end of each of B coarse columns.
-
-    At e^eps = E the row adds gain - E cost to the leak.
-    """
+    """What each of A coarse rows gains, and costs per e^eps, if it is served at the end of each of B columns."""
 
     gain: Array  # (A, B)
     cost: Array  # (A, B)

@@ -55,8 +55,7 @@ class Place(NamedTuple):
     log_far: Array  # (B, R) log of upper bounds of the integrand at z = `far`, without its factor e^{-sign z k}/z^2
     log_bulk: Array  # (B, R) log of upper bounds of the bulk's part A^t of the integrand at `far`; -inf without a bulk
     digits: Array  # (B,) nats lost to cancellation: log of the ratio of the integrand at z = c to the guessed value
-    log_beyond: Array
-    """(B,) log of a bound of the sum of all terms after the last node, without its factor e^{-sign c k}."""
+    log_beyond: Array  # (B,) log of a bound of the sum of terms after the last node, without the factor e^{-sign c k}
 
 
 def _grid(low: Array, high: Array, size: int) -> Array:
@@ -458,9 +457,7 @@ class Contour(NamedTuple):
     t: Array  # (B,) number of slots
     place: Place
     powers: Powers  # the integrand at the nodes
-    bulk: Contour | None
-    """The separate contour of A^t, with the transform A of a slot's bulk; None if there is no bulk, or if Chernoff's
-    bound suffices for A^t."""
+    bulk: Contour | None  # the contour of A^t; None without a bulk, or if Chernoff's bound suffices for A^t
 
 
 def contours_at(
@@ -469,7 +466,7 @@ def contours_at(
     t: Array,
     k: Array,
     guess: Array,
-    tolerance: Array | float = TOLERANCE,
+    tolerance: Array | float,
     most_long: int | None = None,
 ) -> list[tuple[Array, Contour]]:
     """Place contours as `place` does and evaluate them; return (row numbers, contour) for groups of similar length.
@@ -530,12 +527,10 @@ def _contour(sign: float, s: Array, t: Array, where: Place, bulk: Contour | None
     return Contour(sign, s, t, where, allocation_law.powers_on(line, s, t, windows, ends, sign), bulk)
 
 
-def brackets_at(
-    sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE
-) -> tuple[Array, Array, Array, Array]:
+def brackets_at(sign: float, s: Array, t: Array, k: Array, guess: Array) -> tuple[Array, Array, Array, Array]:
     """Place contours for the thresholds k, and return `bracket_near` of each contour at its own threshold."""
     ends = np.empty((4, len(s)))
-    for rows, contour in contours_at(sign, s, t, k, guess, tolerance):
+    for rows, contour in contours_at(sign, s, t, k, guess, TOLERANCE):
         ends[:, rows] = bracket_near(contour, k[rows])
     return ends[0], ends[1], ends[2], ends[3]
 

@@ -274,7 +274,7 @@ def departures(weight: Array, angle: Array, count: int) -> tuple[Array, Array]:
 
     Errors are small relative to the terms. With k = a + inner b, `e^{i k angle} - 1` is x + y + x y, where x is entry a
     of one short table, and y entry b of another. So one matrix product gives all k. The points are summed in blocks of
-    arrays.BLOCK_SIZE, and then the sums of the blocks are added. This keeps the rounding error small.
+    arrays.BLOCK_SIZE, which keeps the rounding error small.
     """
     xp = namespace(weight, angle)
     inner, outer = _split(count)
@@ -304,7 +304,7 @@ def polar(re: Array, im: Array) -> tuple[Array, Array]:
 
 
 def depth(points: int, count: int) -> float:
-    """Return a bound of the rounding error of a term of `departures`, in units of 2^-53 times `w_j min(2, t |loss_j|)`.
+    """Bound the rounding error of a term of `departures`, in units of 2^-53 times `w_j min(2, t |loss_j|)`.
 
     Errors of weights and losses are not included. Each step of either table counts 5.1 units, and each rounding of a
     sum of products 4.9 units. The error of the sum of the weights is added.

@@ -78,14 +78,16 @@ def nodes_for_delta(parts: list[Part], log_delta: float) -> tuple[Nodes, float]:
 def chernoff(parts: list[Part], highest: float) -> tuple[Array, Array]:
     """Return abscissae c and bounds of log B(c), for delta(eps) <= B(c) e^{-c eps} with B = kappa(c) E_P e^{c loss}."""
     at = highest * np.geomspace(1e-4, 1.0, 13)
-    logs = np.full(at.size, np.inf)
-    for place, c in enumerate(at):
-        try:
-            value, error = _exponent(parts, _quadratures(parts, float(c), 0.0, LOG_TOLERANCE), float(c))
-        except TooMany:
-            break
-        logs[place] = value + error + float(log_kappa(c)) + 1e-12
-    return at, logs
+    return at, np.array([_log_chernoff(parts, float(c)) for c in at]) + 1e-12
+
+
+def _log_chernoff(parts: list[Part], c: float) -> float:
+    """Return an upper bound of log(kappa(c) E_P e^{c loss}), to be rounded up; inf where a grid would be too long."""
+    try:
+        value, error = _exponent(parts, _quadratures(parts, c, 0.0, LOG_TOLERANCE))
+    except TooMany:
+        return np.inf
+    return value + error + float(log_kappa(c))
 
 
 def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) -> Nodes:
@@ -99,7 +101,7 @@ def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) 
         raise TooMany("no contour")
     step = 2.0 * np.pi / period
     flat = _quadratures(parts, c, 0.0, LOG_TOLERANCE)
-    k, _ = _exponent(parts, flat, c)
+    k, _ = _exponent(parts, flat)
     t_last = _cut_off(parts, flat, k - c * epsilon, log_delta)
     count = int(np.ceil(t_last / step)) + 2
     if count > MOST_NODES:
@@ -107,29 +109,20 @@ def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) 
     laws = _quadratures(parts, c, count * step, LOG_TOLERANCE - 5.0)
     if count * sum(q.u.size for row in laws for q in row) > 3e8:  # limit of nodes times points
         raise TooMany("work")
-    k, k_error = _exponent(parts, laws, c)
+    k, k_error = _exponent(parts, laws)
     t = step * np.arange(count)
     power, wrong = _powers(parts, laws, t, step)
     cut = float(np.exp(min(_log_modulus(parts, laws, np.array([t[-1]]))[0], 0.0)) / (np.pi * t[-1]))
     beyond = at[at > 1.01 * c]
     gap = bound[at > 1.01 * c] - beyond * epsilon
     chosen = np.unique(beyond[np.argsort(gap - (beyond - c) * period)[:3]])
-    logs = []
-    for one in chosen:
-        try:
-            rows = _quadratures(parts, float(one), 0.0, LOG_TOLERANCE)
-            value, error = _exponent(parts, rows, float(one))
-            logs.append(value + error + float(log_kappa(one)) + 1e-9)
-        except TooMany:
-            logs.append(np.inf)
+    logs = np.array([_log_chernoff(parts, float(one)) for one in chosen]) + 1e-9
     # here the rounding of Im K and of the sum of terms is added; core.two_sided adds the rounding of t eps
     slack = wrong + ROUNDOFF * (count + 48.0) * np.exp(power.real)
     place, h = np.float64(c), np.float64(step)
     weight = core.weight_at(place, h, t)
     common = np.float64(k_error + 8.0 * ROUNDOFF * (abs(k) + 8.0))
-    return Nodes(
-        place, np.float64(k), common, h, t, weight, power.real, power.imag, slack, cut, chosen, np.array(logs), count
-    )
+    return Nodes(place, np.float64(k), common, h, t, weight, power.real, power.imag, slack, cut, chosen, logs, count)
 
 
 def _quadratures(parts: list[Part], c: float, t: float, log_goal: float) -> list[list[Quadrature]]:
@@ -145,7 +138,7 @@ def _portions(part: Part, row: list[Quadrature]) -> tuple[Array, float]:
     return np.exp(logs - total), total
 
 
-def _exponent(parts: list[Part], laws: list[list[Quadrature]], c: float) -> tuple[float, float]:
+def _exponent(parts: list[Part], laws: list[list[Quadrature]]) -> tuple[float, float]:
     """Return K(c) and a bound of its error."""
     k = error = terms = 0.0
     for part, row in zip(parts, laws, strict=True):
@@ -451,7 +444,6 @@ def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[
 class Line(NamedTuple):
     """Bounds of |phi mix^a|/M(c) for real a on the line u + iv, and arg mix on this line; arg mix grows with u."""
 
-    v: float  # height of the line
     log_cells: Array  # (X - 1,) log of a bound of the integral over each cell of the grid
     angle: Array  # (X,) arg mix at the nodes u + iv
     log_left: float  # log of a bound of the integral to the left of the grid
@@ -477,7 +469,7 @@ def line(
         # `bent` is the log of a lower bound of |mix(u + iv)|/mix(u)
         bent = float(np.log(np.cos(0.5 * float(law.shift[-1] - law.shift[0]) * v)))
         left = min(left + power * bent, _left_of_add(law, -power, float(u[0]), float(log_mix[0]))[1])
-    return Line(v, cells, middle * v + np.angle(turned), left + grown, right + grown)
+    return Line(cells, middle * v + np.angle(turned), left + grown, right + grown)
 
 
 def _strip(

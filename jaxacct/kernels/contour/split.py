@@ -273,8 +273,8 @@ MARGIN = 1.05
 class Start(NamedTuple):
     """A value to start from, of eps or of log delta, and how far it is to be trusted.
 
-    The value is used only if the saddle point approximation differs from it by a factor of at most `trust`.  `trust` is
-    0 where there is no value, and inf where the value is the solution already.
+    It is used only if the saddle point approximation differs from it by a factor of at most `trust`: 0 where there is
+    no value, and inf where it is the solution already.
     """
 
     value: Array
