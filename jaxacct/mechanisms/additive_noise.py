@@ -156,10 +156,7 @@ class Laplace(AdditiveNoise):
 
 
 def laplace_pair(largest: np.ndarray) -> FinitePair:
-    """Return a pair that dominates Laplace noise of largest loss l: losses x at equal distances d.
-
-    Their masses are e^{(x - l)/2} tanh(d/4); at the ends half of this, plus 1/2 for the loss l and e^{-l}/2 for -l.
-    """
+    """Return a pair that dominates Laplace noise: losses x, d apart, of masses e^{(x - largest)/2} tanh(d/4)."""
     top = largest[..., None]
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     ends = (place == 0.0) | (place == 1.0)

@@ -198,11 +198,7 @@ def _masses(epsilon: np.ndarray, f: np.ndarray, centre: float, doubt: float) -> 
 
 
 def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
-    """Return the points on the lower convex hull, beginning with the first point.
-
-    Of several points in a row that are not below their neighbours' chords, a pass leaves out every other one, since
-    rounding may hide a bend that they have together.
-    """
+    """Return the points on the lower convex hull, beginning with the first point."""
     fallen = np.diff(f[points], prepend=np.inf) < 0.0
     fallen[-1:] = True
     points = points[fallen]
@@ -212,6 +208,7 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
         above = slope[:-1] / -np.expm1(-gap[:-1]) - slope[1:] / np.expm1(gap[1:]) <= 0.0
         if not above.any():
             return [int(k) for k in points]
+        # of several such points in a row every other one stays: rounding may hide a bend that they have together
         place = np.arange(above.size)
         odd = (place - np.maximum.accumulate(np.where(above, -1, place))) % 2 == 1
         points = np.delete(points, 1 + np.flatnonzero(above & odd))

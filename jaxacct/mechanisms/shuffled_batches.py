@@ -153,10 +153,7 @@ class _SeenBatches(Mechanism):
 
 
 def _largest(with_record: float, without: float, batches: float, direction: str) -> FinitePart:
-    """Return the loss law for an attack that sees in which cell of a grid the largest of `batches` outputs lies.
-
-    One output has mean `with_record` under P and `without` under Q, in units of sigma; the others have mean 0.
-    """
+    """Return the loss law for an attack that sees in which cell of a grid the largest of `batches` outputs lies."""
     from scipy import special  # slow to import
 
     # the largest of the other outputs is below `lowest` with a chance of e^-46; -10 replaces -inf for 2 batches

@@ -336,10 +336,7 @@ def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 class _Search:
-    """The search for the least eps at which the sum of a mixture is at most a target.
-
-    At `low` and `high` a bound of the sum was compared with the target; all other numbers are guesses.
-    """
+    """The search for the least eps at which a mixture is at most a target; `low` and `high` alone are certain."""
 
     def __init__(self, mixture: Mixture, target: float) -> None:
         self.mixture, self.target, self.low, self.high = mixture, target, 0.0, math.inf
@@ -473,10 +470,7 @@ def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, abov
 
 
 def _progression(law: Any) -> tuple[float, float, float, Callable[[np.ndarray], np.ndarray], float]:
-    """Return (smallest k, mode, largest k, ratio, a lower bound of 1 - ratio) of a law; ratio(k) = p_{k+1}/p_k.
-
-    The ratio does not increase in k, except for a negative binomial law with eta < 1.
-    """
+    """Return (smallest k, mode, largest k, ratio(k) = p_{k+1}/p_k, a lower bound of 1 - ratio) of a law of K."""
     if isinstance(law, Poisson):
         return 0.0, float(np.floor(law.mean)), np.inf, lambda k: law.mean / (k + 1.0), 0.0
     if isinstance(law, Binomial):

@@ -244,14 +244,11 @@ class Profile(NamedTuple):
     high: np.ndarray
 
     def joined(self, direction: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return e^eps for eps of both signs, ascending, and lower and upper bounds of delta in one direction there.
-
-        delta(-eps) = 1 - e^-eps (1 - reverse(eps)), with the delta `reverse` of the reverse direction.
-        """
+        """Return e^eps for eps of both signs, ascending, and lower and upper bounds of delta in one direction there."""
         turn = slice(None, None, 1 if direction == "remove" else -1)
         eps, low, high = self.eps, self.low[turn], self.high[turn]
         shrink = np.exp(-eps)
-        reverse = [-np.expm1(-eps) + shrink * end for end in (low[1], high[1])]
+        reverse = [-np.expm1(-eps) + shrink * end for end in (low[1], high[1])]  # delta(-eps), from the other direction
         keep = eps > 0.0
         ratio = np.concatenate([shrink[keep][::-1], np.exp(eps)])
         lower = np.concatenate([reverse[0][keep][::-1], low[0]]) * (1.0 - VALUE_ERROR)
@@ -350,10 +347,7 @@ def _bounds_at(
     by_contour: np.ndarray,
     shared: np.ndarray,
 ) -> list[np.ndarray]:
-    """Return lower and upper bounds of delta, (2, K), at the eps `places` of each configuration.
-
-    by_contour : whether to ask the contour engine alone.  shared : whether neighbouring eps may share a contour.
-    """
+    """Return bounds of delta, (2, K), at the eps `places` of each base; neighbours may share a contour if `shared`."""
     sizes, eps = np.array([each.size for each in places]), np.concatenate(places)
     row = np.repeat(np.arange(sizes.size), sizes)
     ends, due = np.stack([np.zeros(eps.size), np.ones(eps.size)]), np.ones(eps.size, bool)

@@ -104,13 +104,10 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
 
 @np.errstate(all="ignore")
 def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
-    """Return an eps at which the leak is at most each delta, or inf where none is found.
-
-    Newton's steps for log(leak) are followed, or those for the leak itself, which is convex in e^eps, where the first
-    leave the interval that holds the solution.  The eps exceeds the solution by a small share of `eps + unit`.
-    """
+    """Return an eps at which the leak is at most each delta, near the least such eps; inf where none is found."""
     low, high, done = np.zeros(delta.shape), np.full(delta.shape, LARGEST_EPS), np.zeros(delta.shape, bool)
     eps = low
+    # Newton's steps are for log(leak), and where these leave [low, high] for the leak, which is convex in e^eps
     for _ in range(60):
         value, fall = made.about(eps)
         low, high = np.where(value > delta, eps, low), np.where(value > delta, high, eps)

@@ -72,10 +72,7 @@ def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relat
 
 
 def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
-    """Return the least shift of eps, over eps_1 >= 0, that a theorem allows in one direction; inf if none does.
-
-    README.md of this folder, "Which direction", has the formulas.
-    """
+    """Return the least shift of eps that a theorem allows in one direction, or inf (README.md, "Which direction")."""
     if isinstance(law, TruncatedNegativeBinomial):
         return (np.asarray(law.eta) + 1.0) * least_growth(run, law, side.reverse) * ROUNDED_UP
     if isinstance(law, Binomial):
@@ -258,10 +255,7 @@ def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound:
 
 
 def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return eps at delta, or delta at eps, of a selection with a monotone score, for a base of unsampled Gaussians.
-
-    The largest of K draws of N(mu, 1) is compared with that of N(0, 1), both ways.  The error of eps is about 1e-9.
-    """
+    """Return eps or delta for a monotone score over unsampled Gaussians, both ways; the error of eps is about 1e-9."""
     if (mu := gaussian_mu(run)) is None:
         raise InputError("bound = 'monotone_score' needs a base of unsampled Gaussians; use bound='worst_case'")
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)

@@ -207,10 +207,7 @@ def response(epsilon: Any, delta: Any) -> Masses:
 
 
 def discrete_laplace(scale: Any, shift: int) -> Masses:
-    """Return the masses of noise plus `shift`, and of noise alone. With r = e^{-1/scale}, Pr[x] = (1-r)/(1+r) r^|x|.
-
-    Outcomes x <= 0 have one loss and are merged, and so are outcomes x >= shift.
-    """
+    """Return the masses, of r = e^{-1/scale}, of noise plus `shift` and alone; outcomes of one loss are merged."""
     if shift >= MOST_OUTCOMES:
         raise NotCovered(f"DiscreteLaplace of sensitivity {shift}")
     r = (-1 / scale).exp()

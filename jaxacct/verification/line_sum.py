@@ -87,10 +87,7 @@ class LineSum:
             self.tail = self._tail()
 
     def _values(self) -> list[Any]:
-        """Return M(z)/(z (z + 1)) at every node, halved at the first node.
-
-        If steps with small loss are taken apart, M - A replaces M, where A is the part of M from small losses.
-        """
+        """Return M(z)/(z (z + 1)) at every node, halved at the first; M is without small losses if they are apart."""
         c, plan, step, width = arb(self.plan.line.c), self.plan, self.step, self.width
         lines = [part.values(c, step, self.rows, width, count, plan.bits) for part, count in self.parts]
         apart = plan.small_loss.along_line(self.parts, c, step, self.rows, width, plan.bits) if plan.small_loss else []

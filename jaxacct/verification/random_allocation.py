@@ -81,10 +81,7 @@ class AllocationLoss:
         return total * step * scale + cut - between(0, images.abs_upper())
 
     def _beyond(self, c: Any, y: Any, plan: _Plan) -> Any:
-        """Bound |phi(c + iy')| from above for all y' >= y, with the `angle` of the plan.
-
-        The path of u moves down by sigma angle. The bound is e^{(sigma angle)^2/2} phi(c cos(angle) + y sin(angle)).
-        """
+        """Bound |phi(c + iy')| for all y' >= y by e^{(sigma angle)^2/2} phi(c cos(angle) + y sin(angle))."""
         angle = arb(plan.turned)
         r = c * angle.cos() + y * angle.sin()
         weights, exponents, error = self._nodes(r, arb(0), arb(plan.real_strip), plan)
@@ -92,10 +89,7 @@ class AllocationLoss:
         return ((total + error) * ((angle * self.sigma) ** 2 / 2).exp()).abs_upper()
 
     def _values(self, c: Any, step: Any, plan: _Plan) -> Any:
-        """Yield enclosures of phi(c + i j step), one row of the plan at a time.
-
-        Since e^{i(a + b)x} = e^{iax} e^{ibx}, a block of rows is a product of two matrices.
-        """
+        """Yield enclosures of phi(c + i j step), one row of the plan at a time, each a product of two matrices."""
         weights, exponents, error = self._nodes(c, arb(plan.angle), arb(plan.strip), plan)
         size, spread = len(weights), acb(within(error), within(error))
         right = []
@@ -195,10 +189,7 @@ class _Plan:
         return float(grid[10])
 
     def _cut(self, k: float, goal: float, step: float) -> tuple[float, float]:
-        """Return the least y = Im z, to 2 %, at which the log of a bound of the rest of the integral is at most `goal`.
-
-        The bound depends on the angle of a path (`_beyond`); the best angle is returned, too.
-        """
+        """Return the least Im z, to 2 %, at which a bound of the rest is at most e^`goal`, and its best angle."""
         angles = np.geomspace(1e-6, 1.0, 200) * (np.pi / 2 * 0.999)
 
         def bounds(y: float) -> np.ndarray:

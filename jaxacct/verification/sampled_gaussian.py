@@ -23,10 +23,7 @@ ANGLES = np.geomspace(1e-5, 1.45, 32)
 
 @dataclass(frozen=True)
 class Cut:
-    """A smooth cut. Of an output u it keeps the share Phi(side (u - place)/width).
-
-    side : 1 keeps large outputs, -1 keeps small outputs.
-    """
+    """A smooth cut, which keeps the share Phi(side (u - place)/width) of an output u: large ones for side 1."""
 
     place: float
     width: float
@@ -82,11 +79,7 @@ class SampledGaussian:
         return (mixed, plain) if self.direction == "remove" else (plain, mixed)
 
     def _mass(self, shift: Any) -> Any:
-        """Enclose the mass of N(shift, 1) that all cuts keep.
-
-        The upper end is the mass that the first cut keeps. The lower end is this mass minus the masses that the further
-        cuts remove, each by itself.
-        """
+        """Enclose the mass of N(shift, 1) that all cuts keep: that of the first, less at most what each other takes."""
         found = []
         for cut in self.cuts:
             spread = (1 + arb(cut.width) ** 2).sqrt()
@@ -112,10 +105,7 @@ class SampledGaussian:
         return acb(self.mean(x) if x > 0 else self.mirrored.mean(-1 - x))
 
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Iterator[list[Any]]:
-        """Yield, for each row, enclosures of M(c + i j step) for j = row * width, ..., row * width + width - 1.
-
-        A block of rows is one product of two matrices.
-        """
+        """Yield, for each row, enclosures of M(c + i j step) for its `width` values j: a product of two matrices."""
         nodes = _Nodes(self, c, count, bits)
         error = acb(within(nodes.error), within(nodes.error))
         size = len(nodes.weights)
@@ -139,10 +129,7 @@ class SampledGaussian:
                 yield [product[i, b] + error for b in range(width)]
 
     def _moved_bound(self, c: Any, t: Any, angle: Any, wanted: float) -> Any:
-        """Bound e^{(sigma angle)^2/2} E[|mix|^e e^{-t arg mix}] on the line at an angle, by the trapezoid rule.
-
-        mix is the likelihood ratio and e its exponent (see the class).
-        """
+        """Bound e^{(sigma angle)^2/2} E[|mix|^e e^{-t arg mix}] on the line at an angle, by the trapezoid rule."""
         exponent = self._exponent(c)
         strip, turn, wanted = self._strip(float(c.mid()), float(angle.mid()), wanted)
         h = 2 * arb.pi() / arb(max(turn, 1.0))
@@ -215,10 +202,7 @@ class SampledGaussian:
         return risen * (((angle + strip) / 2).cos() * ((angle - strip) / 2).cos()) ** (-c / 2)
 
     def _trapezoid(self, c: Any, strip: Any, angle: Any, h: Any) -> Any:
-        """Bound the trapezoid rule's error relative to M(c).
-
-        The integral is shifted up and down by `strip`, to lines whose angles are at most `angle`.
-        """
+        """Bound the trapezoid rule's error relative to M(c), by lines shifted by `strip`, at angles up to `angle`."""
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
@@ -249,10 +233,7 @@ class SampledGaussian:
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """Return the least rate at which the normal density, times the shares that some cuts keep, decays beyond `end`.
-
-        These are the cuts whose share falls towards `side`.
-        """
+        """Return the least rate of decay beyond `end` of the normal density times the cuts that fall towards `side`."""
         fall = side * end
         for cut in self.cuts:
             if cut.side != side:
@@ -367,10 +348,7 @@ class SampledGaussian:
         return float(values[best]), float(ANGLES[best])
 
     def log_moved(self, c: float, t: float) -> np.ndarray:
-        """Return the log of the bound of |M(c + it)| on the line at each of ANGLES, in floats.
-
-        It is inf for an angle of `_steepest` or more.
-        """
+        """Return the log of the bound of |M(c + it)| on the lines at ANGLES, in floats; inf from `_steepest` on."""
         values = np.full(ANGLES.shape, np.inf)
         allowed = self._steepest > ANGLES
         logs, turns = self._moved_terms(c)
@@ -422,10 +400,7 @@ class SampledGaussian:
 
     @property
     def _stretch(self) -> float:
-        """The factor sigma^2 (1 + sum of 1/width^2 over cuts).
-
-        On a line moved by an angle, the normal density times the shares of the cuts grows by e^{factor angle^2/2}.
-        """
+        """The factor sigma^2 (1 + sum of 1/width^2): a turn by an angle grows the integrand by e^{factor angle^2/2}."""
         return float(self.sigma.mid()) ** 2 * (1.0 + sum(cut.width**-2 for cut in self.cuts))
 
     def _log_grown(self, c: float, angle: float) -> float:
@@ -439,10 +414,7 @@ class SampledGaussian:
         return risen - c / 2 * float(np.log(np.cos((angle + strip) / 2) * np.cos((angle - strip) / 2)))
 
     def _range(self, c: float, wanted: float) -> tuple[Any, Any]:
-        """Return the lower and the upper u beyond which N(u) mix^e, the integrand, is below e^-wanted M(c), in floats.
-
-        The range is heuristic: `_outside` bounds the rest.
-        """
+        """Return the u beyond which N(u) mix^e is below e^-wanted M(c), in floats; `_outside` bounds the rest."""
         exponent, mean = float(self._exponent(c)), float(self.log_mgf(np.array([c]))[0])
         inside = []
         for low, high in self._windows(np.array([c]), float(np.sqrt(2 * wanted)) + 4.0):
@@ -453,10 +425,7 @@ class SampledGaussian:
         return arb(min(float(kept.min()) - 0.1, first)), arb(max(float(kept.max()) + 0.1, last))
 
     def _steep(self, slope: float, side: int) -> float:
-        """Return the u at which -log(N(u) * share(u)) has the given slope in u.
-
-        share(u) is the product of `Cut.share` over the cuts that remove outputs towards `side`.
-        """
+        """Return the u at which -log(N(u) * shares of the cuts towards `side`) has the given slope in u."""
         rise, total = 1.0, slope
         for cut in self.cuts:
             if cut.side != side and side * (slope - cut.place) > 0:
@@ -465,10 +434,7 @@ class SampledGaussian:
         return total / rise
 
     def line(self, c: float, bits: float, farthest: float = 2.0) -> tuple[float, float, float, int]:
-        """Return (angle, 2 pi/step, nats of accuracy, number of nodes) of the line that takes the fewest nodes.
-
-        The integrand is bounded on the line at `farthest` times the angle.
-        """
+        """Return (angle, 2 pi/step, nats of accuracy, nodes) of the best line; the bound is at `farthest` its angle."""
         sigma = float(self.sigma.mid())
         best: tuple[float, float, float, int] | None = None
         for angle in ANGLES[self._steepest > ANGLES]:
@@ -505,10 +471,7 @@ class _Nodes:
 
 
 def around_fixed_point(slope: Any, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper ends, at most 1e-3 apart, of the u with slope(u) = u, by bisection in floats.
-
-    slope : a function that falls with u.
-    """
+    """Return ends, at most 1e-3 apart, of the u with slope(u) = u, for a falling slope, by bisection in floats."""
     while np.max(high - low) > 1e-3:
         middle = 0.5 * (low + high)
         if not np.all(np.isfinite(middle)) or np.any((middle == low) & (high - low > 1e-3)):

@@ -39,10 +39,7 @@ class SmallLossSteps:
     order: float
 
     def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
-        """Enclose B, the part of each step's M that comes from large losses, at the points of the line.
-
-        The absolute error of B is about the one that M itself would have with `bits` bits.
-        """
+        """Enclose B, the part of each step's M from large losses, along the line, about as well as M with `bits`."""
         at, found = np.array([float(c.mid())]), []
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             less = float((part.log_mgf(at) - law.log_mgf(at))[0])
@@ -71,10 +68,7 @@ class SmallLossSteps:
         return p, q
 
     def delta(self, parts: Any, epsilon: Any) -> Any:
-        """Enclose the part of delta from the runs whose steps all have a small loss.
-
-        Proof: README.md, "Steps with small loss taken apart".
-        """
+        """Enclose the part of runs of small losses alone (README.md, "Steps with small loss taken apart")."""
         remove = parts[0][0].direction == "remove"
         a = arb(self.order)
         most = (a * a.log() - (1 + a) * (1 + a).log()).exp() * (-a * epsilon if remove else (1 + a) * epsilon).exp()
@@ -112,10 +106,7 @@ def only_sampled_gaussians(parts: Any) -> bool:
 def plan_split(
     parts: Any, c: float, epsilon: float, wanted: float, step: float, most: int, bits: float
 ) -> SplitPlan | None:
-    """Return the cuts with the cheapest sum, in floats, or None if no cuts make the sum cheaper.
-
-    Each cut lies equally far above the least loss of its part.
-    """
+    """Return the cuts with the cheapest sum, equally far above each least loss, in floats; None if none is cheaper."""
     best: SplitPlan | None = None
     ends = sum(count * np.log1p(-float(part.rate.mid())) for part, count in parts)
     gap = epsilon - ends if parts[0][0].direction == "remove" else -ends - epsilon
@@ -187,10 +178,7 @@ def _cut(parts: Any, cuts: Any, side: int) -> list[SampledGaussian]:
 
 
 def without_largest(parts: Any, wanted: float, width: float) -> list[Any]:
-    """Return the parts without their largest outputs, which make M(c) huge.
-
-    By an estimate in floats, the outputs left out have a probability below e^wanted.
-    """
+    """Return the parts without their largest outputs, which make M(c) huge, of probability about e^wanted."""
     kept, spread = [], np.hypot(1.0, width)
     for part, count in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())
