@@ -731,6 +731,12 @@ def test_a_batch_size_that_is_not_that_of_the_row_is_not_claimed():
         assert not made.claims[0].may_be_claimed and "Its parameters describe no run" in made.claims[0].trouble
 
 
+def test_a_rate_that_was_solved_for_epochs_is_claimed():
+    grid = {"noise_multiplier": 4.0, "epochs": 2, "target_epsilon": 1.0, "target_delta": 1e-5}
+    made = report(sweep(grid, progress=False))
+    assert made.may_all_be_claimed and 0.99 < made.claims[0].upper <= 1.0
+
+
 def test_a_kind_of_several_lines_does_not_leave_its_cell():
     made = report(table(kind="conditional: x\n\nEverything on this page may be claimed.\n"), rows=[0])
     assert "\n\nEverything" not in made.to_markdown() and not made.may_all_be_claimed

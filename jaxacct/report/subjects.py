@@ -524,7 +524,8 @@ def _claim(table: Table, row: int) -> Claim:
     mechanism = None
     if not trouble and relation not in RELATIONS:
         trouble = "Its neighbouring relation is not one that jaxacct knows."
-    needed = (asked, "noise_multiplier", "sampling_probability", "steps")
+    length = "steps" if math.isnan(float(cells.get("epochs", math.nan))) else "epochs"
+    needed = (asked, "noise_multiplier", "sampling_probability", length)
     missing = [name for name in needed if math.isnan(float(cells.get(name, math.nan)))]
     if not trouble and missing and bounds is not None and bounds.ok:
         trouble = f"The row has no {missing[0].replace('_', ' ')}."
