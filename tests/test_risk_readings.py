@@ -264,3 +264,20 @@ def test_the_picture_has_a_bar_for_each_probability(table):
         marks = dict(zip([one.name for one in drawn], axes.get_lines()[0].get_xdata(), strict=True))
         assert (marks["advantage"], marks["bayes_success"], marks["reconstruction"]) == (0.0, 0.5, 0.01)
     assert "draw at most 8" in refusal(ja.risk(ja.Gaussian(np.arange(1.0, 10.0))).plot)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "rate", "power"),
+    [
+        (ja.ApproximateDP(1.0, 0.01), 1e-10, 0.01 + np.e * 1e-10),
+        (ja.FiniteOutput([0.25, 0.05, 0.17, 0.53], [0.67, 0.08, 0.19, 0.06]), 0.06, 0.53),
+        (ja.RandomizedResponse(0.75, 4), 1 / 12, 0.75),
+        (ja.FiniteOutput([0.5, 0.3, 0.2], [0.2, 0.5, 0.3]), 0.2, 0.5),
+        (ja.PoissonSampled(ja.PureDP(1.0), 0.1), 1 / (1 + np.e), 0.9 / (1 + np.e) + 0.1 * np.e / (1 + np.e)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_mu_of_losses_with_atoms_is_decided_at_a_corner(mechanism, rate, power):
+    found, exact = ja.profile(mechanism).gdp_mu(), norm.ppf(power) - norm.ppf(rate)
+    assert found.lower <= exact * (1 + 1e-12) and exact * (1 - 1e-12) <= found.upper
+    assert (found.kind, found.status) == ("certified", "ok")

@@ -203,15 +203,18 @@ def gaussian_fit(
     place = best_epsilon(deltas, floor, start)
     rate = rate_at(deltas, place, floor)
     # If the rate has no useful lower end, as for losses with atoms, the best eps may be on either side of a jump of
-    # Q(L > eps). Then the tangents reach up to four times the estimated eps.
-    last = np.maximum(place.epsilon, 1e-9) * np.where(rate.lower > floor, 1.0, 4.0)
+    # Q(L > eps). Then the tangents reach as far as they can bound a rate: at this eps e^eps floor is 1.
+    last = np.where(rate.lower > floor, np.maximum(place.epsilon, 1e-9), -np.log(floor))
     # The tangents of the first round are evenly spread in eps from 0 to `last`.
     first = lines = _lines(deltas, last * np.linspace(0.0, 1.0, 13)[:, None], rows)
     low = least_mu(rate, lines[1, 0], floor)
     high = np.full(size, np.inf)
     for turn in range(ROUNDS + DOUBLINGS + 1):
-        most, ends = largest_mu(lines, floor[rows])
+        most, ends, edges = largest_mu(lines, floor[rows])
         high[rows] = np.minimum(high[rows], most)
+        if turn >= ROUNDS:  # a row with atoms has its mu at a corner of T, which is at an edge or at the floor
+            corners = np.take_along_axis(edges, np.argpartition(-ends, ADDED, axis=0)[:ADDED], axis=0)
+            low[rows] = np.fmax(low[rows], _mu_at(lines, np.vstack([corners, floor[rows]]), floor[rows]))
         enough = narrow if turn < ROUNDS else max(narrow, OK_WIDTH)
         done = (high[rows] - low[rows] <= enough * high[rows]) | (turn == ROUNDS + DOUBLINGS)
         if done.all():
@@ -256,8 +259,37 @@ def _on_diagonal(rate: np.ndarray, turn: float) -> np.ndarray:
         return np.maximum(found, 0.0)
 
 
-def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (an upper bound of mu from all cells, the largest mu at each edge between two cells).
+def _mu_at(lines: np.ndarray, fpr: np.ndarray, floor: np.ndarray) -> np.ndarray:
+    """Return a lower bound of mu from T at the false-positive rates `fpr` (C, n), by brackets of delta at K eps.
+
+    As a function of E = e^eps delta is convex.  On a cell between two E it lies above the chords of both neighbouring
+    cells, extended, and above every mixture of these two lines. The mixture of slope -fpr is used, if there is one.
+    """
+    epsilon, low, high = lines
+    a, ratio = fpr[:, None], np.exp(epsilon)
+    width = ratio[:-1] * np.expm1(np.diff(epsilon, axis=0))
+    # `before` is at most the slope of delta on each cell, and `after` is at least this slope
+    before = np.concatenate([-np.ones_like(low[:1]), (low[1:] - high[:-1]) / width])
+    after = np.concatenate([np.minimum((high[2:] - low[1:-1]) / width[1:], 0.0), np.zeros_like(low[:1])])
+    last, before = before[-1], before[:-1]
+    with np.errstate(all="ignore"):
+        share = np.clip(np.nan_to_num((after + a) / (after - before), nan=1.0), 0.0, 1.0)
+        at_left = share * low[:-1] + (1.0 - share) * (low[1:] - after * width) + a * ratio[:-1]
+        at_right = share * (low[:-1] + before * width) + (1.0 - share) * low[1:] + a * ratio[1:]
+        wrong = 4.0 + a * ratio[1:] + (np.abs(before) + np.abs(after)) * width
+        cells = np.minimum(at_left, at_right) - 32.0 * ROUNDOFF * wrong
+        # beyond the last eps delta lies above the line with the slope `last`, and above 0
+        beyond = a[:, 0] * ratio[-1] + np.minimum(low[-1], a[:, 0] * low[-1] / np.maximum(-last, 1e-300))
+        rate = np.minimum(np.min(cells, axis=1), beyond * (1.0 - 32.0 * ROUNDOFF))
+    found = _distance(np.minimum(rate, 1.0), fpr, -1.0)
+    # the other error rate is at least `floor`, and at rates up to c the best E is at least 1
+    held = np.min(high + a * ratio, axis=1) * (1.0 + 16.0 * ROUNDOFF) <= 1.0 - floor * (1.0 + 4.0 * ROUNDOFF)
+    held &= (fpr >= floor) & (fpr <= 0.5 * (1.0 - high[0]))
+    return np.max(np.where(held & ~np.isnan(found), found, 0.0), axis=0)
+
+
+def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (an upper bound of mu from all cells, the largest mu at each edge between two cells, these edges).
 
     The cells divide the false-positive rates from `floor` to c. In cell k tangent k bounds the true-positive rate. On
     the diagonal both error rates are equal, and c is the rate at which the first tangent (eps = 0) meets it. Any
@@ -284,7 +316,7 @@ def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nda
     # A rate of 0, or one above 1, has no mu.
     largest = np.where((fixed > 0.0) & ~np.isnan(largest), largest, np.inf)
     between = np.maximum(np.where(used[:-1], at_left[:-1], -np.inf), np.where(used[1:], at_right[1:], -np.inf))
-    return largest, np.nan_to_num(between, nan=np.inf)
+    return largest, np.nan_to_num(between, nan=np.inf), edges[1:-1]
 
 
 def with_more(deltas: Deltas, lines: np.ndarray, cells: np.ndarray, rows: np.ndarray) -> np.ndarray:
