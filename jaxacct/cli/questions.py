@@ -89,10 +89,9 @@ def _of_mechanism(options: argparse.Namespace) -> int:
     """Answer epsilon or delta of a mechanism that is given as an expression or as JSON."""
     from jaxacct.interop.documents import mechanism_of
 
-    for name in CONFIGURATION:
-        if getattr(options, name) is not None or options.sampling != "poisson":
-            word = "sampling" if options.sampling != "poisson" else name
-            raise InputError(f"--mechanism describes all that is run; leave out --{word.replace('_', '-')}")
+    for name in ("sampling", *CONFIGURATION):
+        if getattr(options, name) != ("poisson" if name == "sampling" else None):
+            raise InputError(f"--mechanism describes all that is run; leave out --{name.replace('_', '-')}")
     asked = "delta" if options.command == "epsilon" else "epsilon"
     at = getattr(options, asked)
     if at is None:

@@ -17,7 +17,7 @@ from jaxacct.accounting import account
 from jaxacct.calibration import noise_rate_steps
 from jaxacct.cli import output
 from jaxacct.core.progress import Progress
-from jaxacct.core.validation import InputError
+from jaxacct.core.validation import InputError, choice
 from jaxacct.engines import backend, programs
 from jaxacct.mechanisms import dp_sgd
 
@@ -47,8 +47,7 @@ Question = Callable[[], object]
 def run(options: argparse.Namespace) -> int:
     """Run `jaxacct warm` and return its exit status."""
     purpose = vars(options)["for"]  # `for` is a keyword of Python
-    if purpose not in PURPOSES:
-        raise InputError(f"--for = {purpose!r} must be one of {', '.join(PURPOSES)}")
+    choice("--for", purpose, PURPOSES)
     before = programs.cache_info()
     if before.reason:
         raise InputError(f"compiled programs are not kept: {before.reason}")
