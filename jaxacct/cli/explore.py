@@ -6,6 +6,7 @@ Streamlit runs this file once for each change on the page; the page itself is a 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import socket
 
 ADDRESS = "127.0.0.1"
@@ -50,13 +51,10 @@ def free_port(wanted: int | None) -> int:
     if wanted is not None and not 1 <= wanted <= 65535:
         raise InputError(f"port = {wanted} must be from 1 to 65535; use one such as {PORTS[0]}")
     for port in PORTS if wanted is None else [wanted]:
-        with socket.socket() as tried:
+        with socket.socket() as tried, contextlib.suppress(OSError):
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                tried.bind((ADDRESS, port))
-            except OSError:
-                continue
-        return port
+            tried.bind((ADDRESS, port))
+            return port
     raise InputError(f"port = {wanted or PORTS[-1]} cannot be opened; use another, such as --port {PORTS[-1] + 1}")
 
 
