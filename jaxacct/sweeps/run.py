@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import sys
@@ -143,19 +144,18 @@ def sweep(
         for name, given in {"resume": resume, "overwrite": overwrite, "shard": shard is not None}.items():
             if given:
                 raise InputError(f"{name} needs out; name the result, such as out='result.csv'")
-        table = work.whole(_Run(work).solve(progress))
+        table = work.solve(progress).beside(work.grid.beside)
         return table.like(grid) if is_frame(grid) else table
     tables.check_result(path)
     if isinstance(grid, str | os.PathLike) and path.exists() and path.samefile(grid):
         raise InputError(f"{path}: the result would overwrite the grid; give another name")
-    run, head = _Run(work), header(work.grid, work.columns, work.settings, work.block, work.shard)
     if work.shard[1] == 1:
-        table = run.whole(path, head, progress, resume, overwrite)
+        table = work.whole(path, progress, resume, overwrite)
         return table.like(grid) if is_frame(grid) else table
     shown = progress if work.shard[0] == 1 or not distributed else False
-    table = run.part(path, head, shown, resume, overwrite, merged=distributed)
+    table = work.part(path, shown, resume, overwrite, merged=distributed)
     if distributed and work.shard[0] == 1:
-        while (whole := merge_all(path, head)) is None:  # until every process has written its part
+        while (whole := merge_all(path, work.head)) is None:  # until every process has written its part
             time.sleep(POLL_SECONDS)
         return whole
     while distributed and part_path(path, work.shard).exists():  # until the first process has merged the parts
@@ -163,18 +163,44 @@ def sweep(
     return table
 
 
-class _Run:
-    """The rows of one slice: the table that they fill, and which rows are solved."""
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A sweep's configurations and settings, and the blocks of rows that this run solves; a block has one quantity."""
 
-    def __init__(self, work: Work) -> None:
-        self.work, self.rows = work, work.rows
-        self.table = tables.blank(work.columns, self.rows.size)
-        self.done = np.zeros(self.rows.size, bool)
+    grid: Grid
+    settings: Settings
+    columns: tuple[str, ...]
+    block: int
+    shard: tuple[int, int]
+    blocks: list[np.ndarray]
+
+    @functools.cached_property
+    def rows(self) -> np.ndarray:
+        """The rows of this slice in the order of the grid, (R,)."""
+        return np.sort(np.concatenate([np.zeros(0, np.int64), *self.blocks]))
+
+    @functools.cached_property
+    def table(self) -> Table:
+        """The rows of this slice, as far as they are solved."""
+        return tables.blank(self.columns, self.rows.size)
+
+    @functools.cached_property
+    def done(self) -> np.ndarray:
+        """Which rows of this slice are solved, (R,)."""
+        return np.zeros(self.rows.size, bool)
+
+    @functools.cached_property
+    def head(self) -> Header:
+        return header(self.grid, self.columns, self.settings, self.block, self.shard)
 
     @property
     def count(self) -> int:
         """Number of solved rows."""
         return int(np.sum(self.done))
+
+    def solved(self, rows: np.ndarray) -> Table:
+        with fixed(self.settings.backend == "numpy"):
+            return solve(self.grid.take(rows), self.settings, self.columns, len(self.grid) == 1)
 
     def keep(self, rows: np.ndarray, piece: Table) -> None:
         index = np.searchsorted(self.rows, rows)
@@ -186,10 +212,10 @@ class _Run:
         progress = Progress(self.rows.size, show, self.count, apart=programs.seconds)
         progress.update(self.count)
         try:
-            for rows in self.work.blocks:
+            for rows in self.blocks:
                 if self.done[np.searchsorted(self.rows, rows[0])]:
                     continue
-                piece = self.work.solved(rows)
+                piece = self.solved(rows)
                 if journal is not None:
                     journal.append(rows, piece)
                 self.keep(rows, piece)
@@ -200,44 +226,42 @@ class _Run:
             progress.close()
         return self.table
 
-    def whole(self, out: Path, head: Header, show: bool | None, resume: bool, overwrite: bool) -> Table:
+    def whole(self, out: Path, show: bool | None, resume: bool, overwrite: bool) -> Table:
         """Solve all blocks by way of the journal, write the result, and remove the journal."""
-        with self._journal(out, head, {out: tables.REPLACE}, resume, overwrite) as journal:
-            table = self.work.whole(self.solve(show, journal))
+        with self._journal(out, {out: tables.REPLACE}, resume, overwrite) as journal:
+            table = self.solve(show, journal).beside(self.grid.beside)
             tables.write(table, out)
             journal.discard()
         return table
 
-    def part(self, out: Path, head: Header, show: bool | None, resume: bool, overwrite: bool, *, merged: bool) -> Table:
+    def part(self, out: Path, show: bool | None, resume: bool, overwrite: bool, *, merged: bool) -> Table:
         """Solve the blocks of a slice into its journal, or resume its part, and rename the journal to the part file."""
-        part = part_path(out, self.work.shard)
+        part = part_path(out, self.shard)
         if part.exists() and resume:
-            with contextlib.closing(Journal.hold(journal_path(out, self.work.shard))) as journal:
+            with contextlib.closing(Journal.hold(journal_path(out, self.shard))) as journal:
                 if journal.fresh:
                     journal.rename(part, journal.path)
         taken = {part: f"keep it with --resume (resume=True), or {tables.REPLACE}"} | (
             {out: tables.REPLACE} if merged else {}
         )
-        with self._journal(out, head, taken, resume, overwrite) as journal:
+        with self._journal(out, taken, resume, overwrite) as journal:
             part.unlink(missing_ok=True)  # `merge_all` would take an earlier part for this one
             table = self.solve(show, journal)
             journal.rename(journal.path, part)
         return table
 
     @contextlib.contextmanager
-    def _journal(
-        self, out: Path, head: Header, taken: dict[Path, str], resume: bool, overwrite: bool
-    ) -> Iterator[Journal]:
+    def _journal(self, out: Path, taken: dict[Path, str], resume: bool, overwrite: bool) -> Iterator[Journal]:
         """Lock the slice's journal, and take an interrupted run's rows from it; a new run refuses the files `taken`."""
-        path = journal_path(out, self.work.shard)
+        path = journal_path(out, self.shard)
         journal = Journal.hold(path)
         try:
             if journal.fresh or overwrite:
                 for other, remedy in {} if overwrite else taken.items():
                     tables.refuse_existing(other, remedy)
-                journal.begin(head)
+                journal.begin(self.head)
             elif resume:
-                journal.catch_up(head, self.keep)
+                journal.catch_up(self.head, self.keep)
             else:
                 raise InputError(
                     f"{path}: holds the rows of an interrupted run; continue it with --resume (resume=True), "
@@ -261,31 +285,6 @@ class _Run:
             raise SweepInterrupted(self.count, self.rows.size, path) from None
         finally:
             journal.close()
-
-
-@dataclass(frozen=True, eq=False)
-class Work:
-    """A sweep's configurations and settings, and the blocks of rows that this run solves; a block has one quantity."""
-
-    grid: Grid
-    settings: Settings
-    columns: tuple[str, ...]
-    block: int
-    shard: tuple[int, int]
-    blocks: list[np.ndarray]
-
-    @property
-    def rows(self) -> np.ndarray:
-        """The rows of this slice in the order of the grid, (R,)."""
-        return np.sort(np.concatenate([np.zeros(0, np.int64), *self.blocks]))
-
-    def solved(self, rows: np.ndarray) -> Table:
-        with fixed(self.settings.backend == "numpy"):
-            return solve(self.grid.take(rows), self.settings, self.columns, len(self.grid) == 1)
-
-    def whole(self, table: Table) -> Table:
-        """Return the table with the grid's other columns, which journals and slices do not hold."""
-        return table.beside(self.grid.beside)
 
 
 @dataclass(frozen=True)
