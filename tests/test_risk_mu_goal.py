@@ -117,9 +117,7 @@ def test_what_the_kernel_gets_wrong_shows_nothing(monkeypatch, wrong):
     if wrong == -1e-9:  # far above what noise shows even without sampling, where eps is large
         run = ja.dp_sgd(np.array([100.0]), 0.5, 10)
         parts, epsilon = components(run, "remove_one", "remove"), np.linspace(0.5, 5.0, 9)[None]
-        ends = contour.delta_along(
-            parts, epsilon[:, -1], epsilon, 0 * epsilon, 1e-4 + 0 * epsilon, epsilon > 0, 1e-6, np.zeros(1, int)
-        )
+        ends = contour.delta_along(parts, epsilon[:, -1], epsilon, 0 * epsilon, 1e-4 + 0 * epsilon, epsilon > 0, 1e-6)
         assert np.all(ends.lower == 0.0) and np.all(ends.upper == 1.0)
     run, place, _ = asked()
     low, high, _ = risks.by_tangents(

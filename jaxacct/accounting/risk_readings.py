@@ -481,8 +481,7 @@ def deltas_along(
                     asked = np.zeros(asked.shape, bool)
                 # Where rtol is not asked for, an upper end that exceeds the estimate by at most 0.3 % is enough.
                 widths = np.where(asked, DIRECTION_WIDTH * rtol, 3e-3)
-                rung = np.zeros(rows.size, int)
-                found = delta_along(some, at, epsilon[:, rows].T, low[:, rows].T, widths, asked, cut_off, rung)
+                found = delta_along(some, at, epsilon[:, rows].T, low[:, rows].T, widths, asked, cut_off)
                 low[:, rows] = np.maximum(low[:, rows], found.lower.T)
                 high[:, rows] = np.maximum(high[:, rows], found.upper.T)
     return low * (1.0 - 4.0 * ROUNDOFF), np.minimum(high * (1.0 + 4.0 * ROUNDOFF), 1.0)

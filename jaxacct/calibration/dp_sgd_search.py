@@ -22,6 +22,7 @@ from jaxacct.core.text import plain_record
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import (
     DELTA,
+    FLOOR,
     OPEN_PROBABILITY,
     POSITIVE,
     Constraint,
@@ -58,25 +59,21 @@ LEAST_RTOL = 1e-7
 """Smallest rtol allowed: brackets narrower than this are not always found."""
 INFEASIBLE = dict(zip(ORDER, ("infeasible_noise", "infeasible_rate", "infeasible_steps"), strict=True))
 """For each unknown, the status of a row in which no value meets the target."""
-TARGETS = (
-    "target_advantage",
-    "target_tpr",
-    "target_bayes_success",
-    "target_posterior",
-    "target_reconstruction",
-    "target_mu",
-)
-"""Names of the risks that can be the target of a calibration."""
-BESIDE: dict[str, tuple[str, ...]] = {"target_tpr": ("at_fpr",), "target_bayes_success": ("prior",)}
-BESIDE |= {"target_posterior": ("prior", "at_fpr"), "target_reconstruction": ("baseline",), "target_mu": ("above_fpr",)}
-"""Names of the settings that belong to a target; other targets have no settings."""
+BESIDE: dict[str, tuple[str, ...]] = {
+    "target_advantage": (),
+    "target_tpr": ("at_fpr",),
+    "target_bayes_success": ("prior",),
+    "target_posterior": ("prior", "at_fpr"),
+    "target_reconstruction": ("baseline",),
+    "target_mu": ("above_fpr",),
+}
+"""The risks that can be the target of a calibration, each with the settings that belong to it."""
+TARGETS = tuple(BESIDE)
 USUAL_FLOOR = 1e-10
 """Default of `above_fpr`."""
 RISK_RULES: dict[str, Constraint] = dict.fromkeys((*TARGETS[:5], "at_fpr", "prior", "baseline"), OPEN_PROBABILITY) | {
     "target_mu": POSITIVE,
-    "above_fpr": Constraint(
-        "use a floor such as 1e-10, which is part of the claim", 0, 0.5, lower_open=True, upper_open=True
-    ),
+    "above_fpr": FLOOR,
 }
 """Allowed values of each target and setting."""
 _EPSILON = Constraint("use a positive {name}; for delta at epsilon 0 use target_advantage", 0, lower_open=True)
@@ -84,15 +81,8 @@ RULES: dict[str, Constraint] = {"target_epsilon": _EPSILON, "target_delta": DELT
 """Allowed values of each number of a calibration."""
 
 
-class RiskTarget(NamedTuple):
-    """A risk as target: its name, and the values of the target and of its settings."""
-
-    name: str
-    values: dict[str, Any]
-
-
-def given_target(target_epsilon: Any, target_delta: Any, risks: dict[str, Any]) -> RiskTarget | None:
-    """Return the risk if it is the only target, None if epsilon with delta is the only one; else raise InputError."""
+def given_target(target_epsilon: Any, target_delta: Any, risks: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the only target if it is a risk, followed by its settings, and None if it is epsilon with delta."""
     named = [name for name in TARGETS if risks[name] is not None]
     wanted = [*(["target_epsilon"] if target_epsilon is not None or target_delta is not None else []), *named]
     choices = f"target_epsilon with target_delta, or one of {', '.join(TARGETS)}"
@@ -112,10 +102,8 @@ def given_target(target_epsilon: Any, target_delta: Any, risks: dict[str, Any]) 
         if target_delta is None:
             raise InputError("target_epsilon needs target_delta; give both")
         return None
-    values = {name: risks[name] for name in (named[0], *belongs)}
-    if "above_fpr" in belongs and values["above_fpr"] is None:
-        values["above_fpr"] = USUAL_FLOOR
-    return RiskTarget(named[0], values)
+    usual = {"above_fpr": USUAL_FLOOR}
+    return {name: usual[name] if risks[name] is None else risks[name] for name in (named[0], *belongs)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -304,7 +304,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
             raise InputError(f"a risk cannot be met here with {beyond}; give target_epsilon and target_delta instead")
         from jaxacct.calibration.risks import calibrated_to_risk  # imports SciPy, so only where a risk is the target
 
-        return calibrated_to_risk(risk.name, *checked(unknown, risk.values, numbers, *settings), backend)
+        return calibrated_to_risk(next(iter(risk)), *checked(unknown, risk, numbers, *settings), backend)
     if law is not None:
         if beyond:
             raise InputError(

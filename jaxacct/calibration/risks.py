@@ -392,10 +392,10 @@ def _by_rounds(
     side = "add_one" if goal.relation == "add_one" else "remove_one"  # usually the larger direction
 
     def deltas(at: np.ndarray, some: np.ndarray) -> Bounds:
-        run, effort = goal.run(some, near[some]), account.effort_of_search(1e-4)
+        run, effort = goal.run(some, near[some]), account.effort_of_search(1e-3)
         return by_parts(MechanismQuestion("delta", run, np.maximum(at, 0.0), side, effort, "contour"))
 
-    for turn in range(3):
+    for turn in range(2):
         begin = near if turn else None
         rough = _at_rate(goal, epsilon, rate, fpr)._replace(rtol=1e-4, hint=no_hint(rate.size), near=begin)
         near = np.clip(np.exp(started(rough, rows).x), *goal.limits)

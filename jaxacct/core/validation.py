@@ -144,6 +144,7 @@ PROBABILITY = Constraint("use a {name} between 0 and 1", 0, 1)
 OPEN_PROBABILITY = Constraint("use a {name} strictly between 0 and 1", 0, 1, lower_open=True, upper_open=True)
 DELTA = Constraint("use a small positive {name} such as 1e-5", 0, 1, lower_open=True, upper_open=True)
 DELTA_OR_ZERO = Constraint("use 0 or a small positive {name} such as 1e-5", 0, 1, upper_open=True)
+FLOOR = Constraint("use a floor such as 1e-10, which is part of the claim", 0, 0.5, lower_open=True, upper_open=True)
 COUNT = Constraint("use a whole number, 1 or more", 1, LARGEST_COUNT, integral=True)
 RECORDS = Constraint("use a whole number of records", 1, 1e9, integral=True)
 # no lattice of a large composition fits below 16 MiB

@@ -226,9 +226,8 @@ def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width
     width, tolerance : relative width of a bracket that is narrow enough, and size of aliases and cut-off terms.
     """
     middle = 0.5 * (np.min(epsilon, axis=1) + np.max(epsilon, axis=1))
-    both = np.ones(epsilon.shape, bool)
-    rung, widths = np.zeros(middle.size, int), np.full(epsilon.shape, width)
-    return delta_along(parts, middle, epsilon, floor, widths, both, tolerance, rung, along=False)
+    both, widths = np.ones(epsilon.shape, bool), np.full(epsilon.shape, width)
+    return delta_along(parts, middle, epsilon, floor, widths, both, tolerance, along=False)
 
 
 def delta_along(
@@ -239,7 +238,6 @@ def delta_along(
     width: np.ndarray,
     both: np.ndarray,
     tolerance: float,
-    first: np.ndarray,
     along: bool = True,
 ) -> Answer:
     """Return brackets of delta without the mass at infinity at many ascending eps, by one contour for each row.
@@ -248,7 +246,6 @@ def delta_along(
     Far away, aliases leave no useful lower bound.
 
     both : (B, K), whether the lower bound is wanted; otherwise it is enough that the upper bound is near the estimate.
-    first : (B,), index of the first rung for each row. It is overwritten by the index of the last rung that was tried.
     along : False for `delta_about`, which also climbs to the split rungs and needs every eps near `place`.
     """
 
@@ -257,12 +254,11 @@ def delta_along(
     answers_of = reach(parts)
     answer = Answer(np.zeros(epsilon.shape), np.full(epsilon.shape, np.nan), np.ones(epsilon.shape))
     answer.upper[epsilon > answers_of.largest_loss[:, None]] = 0.0
-    due = np.where(np.all(answer.upper <= floor, axis=1), len(rungs), first)
+    due = np.where(np.all(answer.upper <= floor, axis=1), len(rungs), 0)
     for step, rung in enumerate(rungs):
         rows = np.flatnonzero(due == step)
         if not rows.size:
             continue
-        first[rows] = step
         log_tol = np.full(rows.size, np.log(max(tolerance, rung.tolerance)))
         static, unknown = {"points": rung.points, "count": rung.nodes}, np.zeros(rows.size)
         ask: Callable[..., Any] = plain.delta_along if along else plain.delta_about

@@ -24,11 +24,11 @@ from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.types import ArrayLike, Foreign, PyTree
 from jaxacct.core.validation import (
+    FLOOR,
     GIBIBYTE,
     OPEN_PROBABILITY,
     PROBABILITY,
     REAL,
-    Constraint,
     InputError,
     check,
     choice,
@@ -59,8 +59,6 @@ SLIGHTLY_WIDE = 0.01
 """If the lattice engine brackets an error rate to within this width, no other engine is asked for a narrower one."""
 NARROW_ABSOLUTE = 1e-7
 """Width below which a bracket of the trade-off function is narrow, whatever its relative width."""
-FLOOR = Constraint("use a floor such as 1e-10, which is part of the claim", 0, 0.5, lower_open=True, upper_open=True)
-"""Values that `above_fpr` may take."""
 
 
 class LogCharacteristic(NamedTuple):

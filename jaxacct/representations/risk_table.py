@@ -12,9 +12,9 @@ from jaxacct.core.bounds import Bounds
 from jaxacct.core.files import optional_package
 from jaxacct.core.text import outward, percent, plain_percent
 from jaxacct.core.types import ArrayLike, Foreign
-from jaxacct.core.validation import OPEN_PROBABILITY, check, check_one, refuse_tracers
+from jaxacct.core.validation import FLOOR, OPEN_PROBABILITY, check, check_one, refuse_tracers
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.representations.mechanism_profile import FLOOR, profile
+from jaxacct.representations.mechanism_profile import profile
 
 _SENTENCES = {
     "advantage": "A test for whether {event} has a true-positive rate of at most its false-positive rate plus {upper}.",
