@@ -91,10 +91,13 @@ class MatrixMechanism(EqualToAnother):
                 "MinSeparation, SingleParticipation, CyclicPoisson or BallsInBins"
             )
         super().__post_init__()
-        if isinstance(self.participation, BallsInBins):
-            bands_of(self.strategy, self.participation.bins)
-        else:
-            self._divisors()
+        match self.participation:
+            case BallsInBins(bins=bins):
+                bands_of(self.strategy, bins)
+            case CyclicPoisson(groups=groups):
+                require_groups(self.strategy, groups)
+            case _:
+                self.strategy.sensitivity(self.participation)
 
     def inside(self) -> list[Mechanism]:
         return [self.equivalent()]
@@ -110,46 +113,35 @@ class MatrixMechanism(EqualToAnother):
         if isinstance(self.participation, BallsInBins):
             return in_bins(self.strategy, self.noise_multiplier, self.participation.bins, below)
         noise = np.asarray(self.noise_multiplier, np.float64) * (1.0 + (4.0 if below else -4.0) * ROUNDOFF)
-        runs = _runs([pair[0 if below else 1] for pair in self._divisors()], below)
         if isinstance(self.participation, CyclicPoisson):
-            rate = self.participation.sampling_probability
+            rate, norms = (
+                self.participation.sampling_probability,
+                _norms(self.strategy, self.participation.groups, below),
+            )
             # a block whose norm is only known to be 0 or more is left out
-            blocks = [repeat(PoissonSampled(Gaussian(noise / d), rate), n) for d, n in runs if d > 0.0]
+            blocks = [repeat(PoissonSampled(Gaussian(noise / norm), rate), n) for norm, n in norms if norm > 0.0]
             return blocks[0] if len(blocks) == 1 else compose(*blocks)
-        return Gaussian(noise / runs[0][0])
-
-    def _divisors(self) -> list[tuple[float, float]]:
-        """Return bounds (lower, upper) of each Gaussian's sensitivity, by which the noise multiplier is divided."""
-        strategy, participation = self.strategy, self.participation
-        if isinstance(participation, CyclicPoisson):
-            return _norms_of_blocks(strategy, participation.groups)
-        bounds = strategy.sensitivity(participation)
-        return [(float(bounds.lower), float(bounds.upper))]
+        moves = self.strategy.sensitivity(self.participation)
+        return Gaussian(noise / float(moves.lower if below else moves.upper))
 
 
-def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float]]:
-    """Return (lower, upper) bounds of a group's column norms, largest first: for one group, and for every group."""
-    require_groups(strategy, groups)
-    lower, upper = strategy.squared_norms()
-    blocks = -(-strategy.steps // groups)
-    by_group = lambda norms: np.pad(norms, (0, blocks * groups - norms.size)).reshape(blocks, groups).T
-    of_groups = np.sort(by_group(lower), 1)[:, ::-1]
-    least = of_groups[np.argmax(of_groups.sum(1))]
-    most = np.sort(by_group(upper), 1)[:, ::-1].max(0)
+def _norms(strategy: Strategy, groups: int, below: bool) -> list[tuple[float, int]]:
+    """Return falling bounds (norm, count) of a group's columns: from `below` for one group, from above for every group.
+
+    Nearly equal bounds become the least (if `below`) or the largest of them.
+    """
+    squares, blocks, side = strategy.squared_norms()[0 if below else 1], -(-strategy.steps // groups), 1.0 - 2.0 * below
+    by_group = np.pad(squares, (0, blocks * groups - squares.size)).reshape(blocks, groups).T
+    falling_squares = np.sort(by_group, 1)[:, ::-1]
+    square = falling_squares[np.argmax(falling_squares.sum(1))] if below else falling_squares.max(0)
     spread = strategy.entry_error * strategy.steps**0.5  # bounds the norm of a column's error
-    low = np.maximum(np.sqrt(np.maximum(least, 0.0)) * (1.0 - 2.0 * ROUNDOFF) - spread, 0.0)
-    high = np.sqrt(most) * (1.0 + 2.0 * ROUNDOFF) + spread
-    return list(zip(low.tolist(), high.tolist(), strict=True))
-
-
-def _runs(divisors: list[float], below: bool) -> list[tuple[float, int]]:
-    """Return falling divisors as (divisor, count). Nearly equal ones become the least (if `below`) or the largest."""
+    norms = np.sqrt(np.maximum(square, 0.0)) * (1.0 + side * 2.0 * ROUNDOFF) + side * spread
     runs: list[tuple[float, int]] = []
-    for divisor in divisors:
-        if runs and divisor >= runs[-1][0] * (1.0 - SAME):
-            runs[-1] = divisor if below else runs[-1][0], runs[-1][1] + 1
+    for norm in np.maximum(norms, 0.0).tolist():
+        if runs and norm >= runs[-1][0] * (1.0 - SAME):
+            runs[-1] = norm if below else runs[-1][0], runs[-1][1] + 1
         else:
-            runs.append((divisor, 1))
+            runs.append((norm, 1))
     return runs
 
 

@@ -188,19 +188,18 @@ def advise_strategy(
     if not why_not(ORDER, relation):
         scales, decays = optimise.buffered(BUFFERS, n, max(n // slots, 1))  # the last pass may be incomplete
         rows.append((ORDER, BLT(BUFFERS, n, scales=scales, decays=decays), found, len(groups) - 1))
-    options: list[StrategyOption] = []
-    for sampling, strategy, of, place in rows:
-        if why_not(sampling, relation):
-            continue
+
+    def option(sampling: str, strategy: Strategy, of: Calibration, place: int) -> StrategyOption:
         noise, upper, status = (np.ravel(each)[place] for each in (of.value, of.epsilon.upper, of.status))
         allocation = sampling == ALLOCATION
         scale = slots * rate if allocation else unit_of_noise(strategy, sampling, slots)
         error = float(noise) * scale * math.sqrt(np.mean(strategy.squared_errors()))
         relative = error / (float(found.value[0]) * math.sqrt(0.5 * (n + 1)))
         at = (slots, 1.0 / slots) if allocation else (groups[place], float(rates[place]))
-        numbers = *at, float(noise), error, relative, float(upper), str(status)
-        options.append(StrategyOption(sampling, strategy, *numbers))
-    return StrategyAdvice(tuple(options), epsilon, delta, size, batch, n, relation)
+        return StrategyOption(sampling, strategy, *at, float(noise), error, relative, float(upper), str(status))
+
+    options = tuple(option(*row) for row in rows if not why_not(row[0], relation))
+    return StrategyAdvice(options, epsilon, delta, size, batch, n, relation)
 
 
 def _bands(bands: int | Sequence[int] | None, most: int) -> list[int]:
