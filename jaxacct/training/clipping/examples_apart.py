@@ -197,7 +197,7 @@ def _bits(outputs: Sequence[Any]) -> list[np.ndarray]:
 
 def _is_known(const: Any) -> bool:
     """Return whether the values of a constant are available in this process."""
-    return not isinstance(const, jax.core.Tracer) and getattr(const, "is_fully_addressable", True)
+    return not isinstance(const, jax.core.Tracer) and bool(getattr(const, "is_fully_addressable", True))
 
 
 def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> np.ndarray:
@@ -358,9 +358,7 @@ def _has_numbers(array: Any) -> bool:
     """Return whether an array is numeric and its values are available in this process."""
     dtype = getattr(array, "dtype", None)
     plain = dtype is not None and (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_))
-    if not plain or isinstance(array, jax.core.Tracer) or not hasattr(array, "__array__"):
-        return False
-    return bool(getattr(array, "is_fully_addressable", True))
+    return plain and hasattr(array, "__array__") and _is_known(array)
 
 
 def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:

@@ -32,6 +32,7 @@ from jaxacct.training.step.step_function import (
     draw,
     keys,
     no_sums,
+    own_state,
     release,
     sums_over,
 )
@@ -278,13 +279,9 @@ def carried_specs(mesh: Mesh, shard: Any, carried: Carried) -> Carried:
         return max(fits, key=lambda fit: fit[0])[1] if fits else P()
 
     on_all = lambda tree: jax.tree.map(lambda _: P(), tree)
-    own, past = carried.opt_state, None
-    if isinstance(own, Correlated):
-        past, own = own
-        past = jax.tree.map(lambda spec, _: P(None, *spec), specs, past, is_leaf=is_spec)
-    opt_state = jax.tree_util.tree_map_with_path(kept, own)
-    if past is not None:
-        opt_state = Correlated(past, opt_state)
+    opt_state = jax.tree_util.tree_map_with_path(kept, own_state(carried.opt_state))
+    if isinstance(carried.opt_state, Correlated):
+        opt_state = Correlated(jax.tree.map(lambda spec: P(None, *spec), specs, is_leaf=is_spec), opt_state)
     return Carried(specs, opt_state, on_all(carried.clip_norm), on_all(carried.not_finite))
 
 
