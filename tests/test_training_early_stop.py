@@ -141,7 +141,11 @@ def test_a_run_that_ends_early_claims_its_plan_everywhere(path, capsys, tmp_path
     assert "looked at its outputs" in refusal(lambda: fit(other, path, state))
     rule = EarlyStop(0.5, every=4)
     assert "early_stop must be the same" in refusal(lambda: fit(trainer_of(rule), path, state))
-    assert "the state is older" in refusal(lambda: fit(path=path))
+    again = fit(path=path)  # from the beginning: exactly the same steps, up to the same end
+    assert (again.step, again.stopped, upper(path)) == (state.step, "early_stop", float(state.epsilon.upper))
+    assert np.array_equal(again.params, state.params)
+    later = dataclasses.replace(state, stopped="finished")
+    assert "has ended this run after step" in refusal(lambda: fit(path=path, state=later))
     lone = trainer_of(steps=8)  # a run of its own gets only what is left: nothing
     assert "none of" in refusal(lambda: fit(lone, path, lone.init(np.zeros(2, np.float32))))
 
@@ -220,10 +224,33 @@ def test_a_process_killed_while_it_ends_leaves_no_smaller_claim(tmp_path, monkey
             fit(path=path, checkpoints=folder)
         assert upper(path) == whole
     monkeypatch.setattr(Store, "save", real)
-    assert not any("stopped early" in line for line in path.read_text().splitlines())
     state = fit(path=path, checkpoints=folder)
     assert (state.stopped, upper(path)) == ("early_stop", whole) and "stopped early" in path.read_text()
     assert fit(path=path, checkpoints=folder).step == state.step
+
+
+def test_a_run_that_was_killed_at_its_end_is_not_asked_again_by_another_program(tmp_path, monkeypatch):
+    """Its noise would be other noise, and the ledger already shows an answer "end": another one would cost again."""
+    path, folder, real = tmp_path / "run.jsonl", tmp_path / "folder", Store.save
+
+    def killed(store, found):
+        if found.stopped == "early_stop":
+            raise KeyboardInterrupt
+        real(store, found)
+
+    monkeypatch.setattr(Store, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        fit(path=path, checkpoints=folder, checkpoint_every=5)
+    monkeypatch.setattr(Store, "save", real)
+    ended = Ledger.read(path).runs.popitem()[1].ended
+    monkeypatch.setattr(EarlyStop, "ends", lambda *given: pytest.fail("the rule was asked again"))
+
+    def moved(*given):
+        after, seen = keyed(*given)
+        return after._replace(params=after.params + 1.0), seen
+
+    state = fit(still_trainer(plan_of(), step=moved), path, checkpoints=folder)
+    assert (state.step, state.stopped) == (ended, "early_stop") and Ledger.read(path).runs.popitem()[1].again > 0
 
 
 def test_scores_are_exact_and_clipped():

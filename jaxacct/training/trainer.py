@@ -400,7 +400,7 @@ class Trainer:
             return Checkpoint(step, carried, line, history, session, stopped, looks.seen, scores)
 
         saved = found
-        begins = step < plan.steps and stopped != "early_stop"
+        begins, ended = step < plan.steps and stopped != "early_stop", None if ledger is None else ledger.ended
         if store is not None and begins and not program.goes_on(found, ledger is not None):
             saved = now(session=program.session)
             store.save(saved)  # this precedes the first release, so that a run can be replayed after a crash
@@ -432,8 +432,10 @@ class Trainer:
                 rule = plan.early_stop
                 if judge is not None and rule is not None and step % rule.numbers[1] == 0 and step < plan.steps:
                     scores = (*scores, judge(carried.params))
-                    if rule.ends(scores, line.root.key, line.chain):
-                        see()
+                    # a second answer "end" would cost again: a run that has ended ends there when it is repeated
+                    if rule.ends(scores, line.root.key, line.chain) if ended is None else step == ended:
+                        if ledger is not None:
+                            ledger.stopped_early(plan, step)
                         looks.seen, stopped = True, "early_stop"
                         break
                 bar.update(step, carried.clip_norm)
@@ -479,8 +481,7 @@ class Trainer:
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
             store.save(last)  # without a session, since no step was released after this checkpoint
         if ledger is not None and stopped == "early_stop":
-            # this is noted after the checkpoint, so that no later process decides on the early stop again
-            ledger.stopped_early(plan, step)
+            ledger.stopped_early(plan, step)  # the run may have ended before it had a ledger
         return self._state(last, program.frozen, tuple(evaluations))
 
     def _called(self, callbacks: list[Callable[[State], Any]], view: State, looks: Looks) -> bool:

@@ -34,7 +34,7 @@ MANY_RELEASES = 300
 EARLY_STOP = "early stop of the plan"
 """Note of the entry that counts all answers of the plan's early stop."""
 STOPPED_EARLY = "stopped early by the plan, after step "
-"""Beginning of the note that the early stop has ended a run and must not be asked again; it notes no release."""
+"""Beginning of the note that the early stop has ended a run, and is not asked again; it notes no release."""
 
 
 @dataclass
@@ -128,6 +128,12 @@ class Spent:
         """Whether nothing but tunings is noted."""
         tuned = [entry.note.startswith("tuning") for entry in self.noted]
         return all(tuned) and bool(tuned) and not (self.numbers or self.torn)
+
+    @property
+    def ended(self) -> int | None:
+        """The step after which the early stop ended the run, or None."""
+        steps = (entry.note.removeprefix(STOPPED_EARLY) for entry in self.noted if entry.note.startswith(STOPPED_EARLY))
+        return next((int(step) for step in steps if step.isdecimal()), None)
 
     def has_early_stop(self, plan: Plan) -> bool:
         """Return whether the early stop of a plan is noted."""

@@ -17,10 +17,10 @@ import numpy as np
 from jaxacct.core.files import lock, reading, regular_file, rename_new, sync_folder, writing
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import InputError
-from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.mechanisms import Mechanism, PureDP, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.training.ledger import format as ledger_format
-from jaxacct.training.ledger.contents import Contents, ahead, one_unit, room
+from jaxacct.training.ledger.contents import STOPPED_EARLY, Contents, ahead, one_unit, room
 from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step
 from jaxacct.training.plan import Plan
 
@@ -344,13 +344,24 @@ class Ledger(Contents):
         that are left of this plan no longer count once the run continues with another plan.
         """
         with self.lock:
-            spent = self.runs[self.run]
-            known, step = spent.looks, max(int(step), spent.next)  # a resumed run repeats steps that are noted
-            if known is None:
-                until = step + room(self.plan, self, step) if step < self.plan.steps else self.plan.steps
-                self._append([ledger_format.checked_seen(Seen(self.run, step, until, looked))])
-            elif looked and not known.looked:
-                self._append([known._replace(step=spent.next, looked=True)])
+            self._append(self._to_be_seen(step, looked))
+
+    def ended_early(self, step: int) -> None:
+        """Note in one write that outputs were seen, and that the early stop has ended the run after `step` steps."""
+        with self.lock:
+            entries = self._to_be_seen(step, looked=True)
+            if self.runs[self.run].ended is None:
+                entries.append(Spend(self.run, PureDP(0.0), f"{STOPPED_EARLY}{step}"))
+            self._append(entries)
+
+    def _to_be_seen(self, step: int, looked: bool) -> list[Line]:
+        """Return the entry of `seen`, or nothing if all that it would say is noted."""
+        spent = self.runs[self.run]
+        known, step = spent.looks, max(int(step), spent.next)  # a resumed run repeats steps that are noted
+        if known is None:
+            until = step + room(self.plan, self, step) if step < self.plan.steps else self.plan.steps
+            return [ledger_format.checked_seen(Seen(self.run, step, until, looked))]
+        return [known._replace(step=spent.next, looked=True)] if looked and not known.looked else []
 
     def another_way(self, step: int, partition: str | None) -> int | None:
         """Return the new end (step after the last) of a run whose outputs were seen; None if the old end still holds.
@@ -425,7 +436,9 @@ class Ledger(Contents):
         one_unit(plan, (line.plan for lines in self.headers.values() for line in lines))
 
     def _append(self, entries: Sequence[Line]) -> None:
-        """Write entries, make sure that they are on the disk, and only then count them."""
+        """Write entries, if there are any, make sure that they are on the disk, and only then count them."""
+        if not entries:
+            return
         with self.lock:
             content, chains = b"", self._chains[-1:]
             for entry in entries:

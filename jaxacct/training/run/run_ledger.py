@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxacct.core.validation import InputError
-from jaxacct.mechanisms import Mechanism, PureDP, compose
+from jaxacct.mechanisms import Mechanism, compose
 from jaxacct.training.ledger import Ledger, Mark, contents
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
@@ -71,15 +71,18 @@ class RunLedger:
         return answer or 0
 
     def stopped_early(self, plan: Plan, step: int) -> None:
-        """Note that the early stop has ended the run: the whole plan counts, and no later step may test for a stop."""
-        self.seen(plan, step, looked=True)
+        """Note that the early stop has ended the run: the whole plan counts, and the rule is not asked again."""
 
         def write() -> None:
             with self._own_run(plan) as ledger:
-                if not _stopped_early(ledger):
-                    ledger.spend(PureDP(0.0), f"{contents.STOPPED_EARLY}{step}")
+                ledger.ended_early(step)
 
         self._decided(write)
+
+    @property
+    def ended(self) -> int | None:
+        """The step after which the early stop has ended this run, or None; an early stop has one process."""
+        return None if self.ledger is None else self.ledger.runs[self._mark.run].ended
 
     def cut_off(self, plan: Plan, step: int) -> None:
         """Note that an error ends the run after `step` steps.  The first process writes; it waits for no other."""
@@ -135,11 +138,6 @@ def open_run_ledger(
 
     told: Any = processes.decide(first)
     return RunLedger(processes, opened, own, Mark(*json.loads(told)), most) if told else None
-
-
-def _stopped_early(ledger: Ledger) -> bool:
-    """Return whether an early stop has ended the ledger's current run."""
-    return any(entry.note.startswith(contents.STOPPED_EARLY) for entry in ledger.runs[ledger.run].noted)
 
 
 def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partition: str | None) -> int:
@@ -274,10 +272,11 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
         ledger.spend(answers[0], contents.EARLY_STOP)
     if new and before[-1] == plan and (state.seen or state.stopped == "callback") and state.step < plan.steps:
         ledger.seen(state.step, state.seen)
-    if _stopped_early(ledger) and state.stopped != "early_stop":  # a second answer of the early stop would cost again
+    ended = ledger.runs[name].ended
+    if ended is not None and state.stopped != "early_stop" and state.step >= ended:
         raise InputError(
-            f"{ledger.path}: the early stop of the plan has ended this run, and the state is older; give the state "
-            "that fit returned, or begin another run by trainer.init"
+            f"{ledger.path}: the early stop of the plan has ended this run after step {ended}; give the state that fit "
+            "returned, or an older one"
         )
     ledger.promise_anew()
 
