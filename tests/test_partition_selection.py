@@ -5,6 +5,7 @@ import math
 import random
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 from helpers import refusal
@@ -81,6 +82,13 @@ def test_the_threshold_is_the_least_that_holds(epsilon, delta):
     tail = lambda t: math.exp(-epsilon * (t - 1)) / (1.0 + math.exp(-epsilon)) if t > 1 else 1.0
     t = samplers.ThresholdedCounts(epsilon, delta).threshold
     assert tail(t) <= delta and tail(t - 1) > delta
+
+
+@pytest.mark.parametrize("epsilon, delta", [(1e-300, 1e-5), (1e-20, 1e-10)])
+def test_a_threshold_beyond_2_to_the_53_is_found_and_holds(epsilon, delta):
+    """One more than such a threshold is the same float: a search by ones did not end."""
+    t = samplers.ThresholdedCounts(epsilon, delta).threshold
+    assert mpmath.exp(-mpmath.mpf(epsilon) * (t - 1)) / (1 + mpmath.exp(-mpmath.mpf(epsilon))) <= delta
 
 
 def test_thresholded_counts_have_the_stated_law():

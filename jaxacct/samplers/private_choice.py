@@ -381,7 +381,7 @@ class ThresholdedCounts(_ByKey):
         rate, target = float(self.epsilon) * (1 - 2.0**-50), float(self.delta) * (1 - 1e-9)
         least = 1 + max(math.ceil(-math.log(target * (1.0 + math.exp(-rate))) / rate), 0)
         while math.exp(-rate * (least - 1)) / (1.0 + math.exp(-rate)) > target:
-            least += 1
+            least += max(least >> 50, 1)  # where floats lie farther apart than 1, a larger step; a larger t is safe
         return least
 
     def release(self, counts: Mapping[Key, int], rng: random.Random | None = None) -> dict[Key, int]:
