@@ -258,12 +258,9 @@ class Branch(NamedTuple):
     """Case of probability `share`, in which the pair is (sum_j weights_j N(shifts_j, 1), N(0, 1))."""
 
     share: float
-    shifts: np.ndarray
-    """Shifts >= 0 in standard deviations, (A,)."""
-    weights: np.ndarray
-    """Weights (A,), each rounded once."""
-    doubt: float = 0.0
-    """Relative error of `share`."""
+    shifts: np.ndarray  # (A,) shifts >= 0 in standard deviations
+    weights: np.ndarray  # (A,) weights, each rounded once
+    doubt: float = 0.0  # relative error of `share`
 
 
 class OfGaussianMixtures(Mechanism):

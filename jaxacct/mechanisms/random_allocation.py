@@ -497,10 +497,8 @@ class AllocatedLaw(NamedTuple):
     loss: np.ndarray
     p: np.ndarray
     q: np.ndarray
-    p_infinity: float
-    """P-mass of the outputs that have Q-mass 0."""
-    q_infinity: float
-    """Q-mass of the outputs that have P-mass 0."""
+    p_infinity: float  # P-mass of the outputs that have Q-mass 0
+    q_infinity: float  # Q-mass of the outputs that have P-mass 0
 
     def part(self, direction: str, below: bool) -> FinitePart:
         """Return the law in a direction; for lower ends (`below`) the smallest masses move to the smallest loss."""

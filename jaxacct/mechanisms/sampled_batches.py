@@ -460,10 +460,8 @@ def _sampled(q: float, shift: float) -> FinitePair:
 class Cap(NamedTuple):
     """Effect of a cap on a Poisson sample for one record; each field is a lower and an upper bound of a number."""
 
-    chance: tuple[float, float]
-    """tau = Pr[Bin(n-1, q) >= cap], the chance that the other records fill the batch."""
-    rate: tuple[float, float]
-    """q' = (cap/n) Pr[Bin(n, q) > cap]/tau, the record's chance to be in a batch that the other records fill."""
+    chance: tuple[float, float]  # tau = Pr[Bin(n-1, q) >= cap], that the other records fill the batch
+    rate: tuple[float, float]  # q' = (cap/n) Pr[Bin(n, q) > cap]/tau, that the record is in a batch that others fill
 
 
 def cap_of(size: float, q: float, cap: float) -> Cap:

@@ -52,12 +52,9 @@ KEPT = 256
 class Several(NamedTuple):
     """Several releases from one sample."""
 
-    base: Mechanism
-    """The composition of the releases, without the sampling."""
-    rate: np.ndarray
-    """The sampling rate of each configuration."""
-    relations: dict[str, str]
-    """Neighbouring relation of the releases, for each direction of the sample."""
+    base: Mechanism  # the composition of the releases, without the sampling
+    rate: np.ndarray  # the sampling rate of each configuration
+    relations: dict[str, str]  # neighbouring relation of the releases, for each direction of the sample
 
 
 @functools.lru_cache(maxsize=KEPT)

@@ -27,8 +27,6 @@ from jaxacct.selection import envelope
 from jaxacct.selection.base_profile import SAYS_NOTHING, Sides, gaussian_mu, sides, under, upper_delta, upper_epsilon
 from jaxacct.selection.law_of_k import Binomial, Law, Poisson, TruncatedNegativeBinomial, require_law
 
-MONOTONE_KIND = "conditional: monotone score"
-"""The kind of answers that hold only for scores that are monotone in the likelihood ratio."""
 CHUNK = 256
 """Number of rows that are computed at once. They are so few that their arrays stay in the processor's cache."""
 PROFILE_LAWS = (TruncatedNegativeBinomial, Binomial, Poisson)
@@ -42,14 +40,6 @@ ROUNDED_UP = 1.0 + 1e-12
 REACHES = (9.0, 13.0, 37.5)
 """How many standard deviations the nodes go beyond the means 0 and mu of the two normal laws. A row takes the first of
 these numbers at which the nodes hold all but 1e-9 of delta. Beyond the last number masses underflow in float64."""
-NODE_STEP = 0.32
-"""Distance between the nodes around the mean of a normal law. If the two means are near, the nodes around one lie
-between the nodes around the other."""
-ZERO_STEPS = 12
-"""Number of steps that search for an end of an interval, or for an extremum of the log ratio, between two nodes. If an
-end is off by e, the divergence is off by about e^2."""
-MOST_ROUNDS = 60
-"""Largest number of rounds that solve for eps. Eight are usual, since the error falls faster than geometrically."""
 LARGEST_EPS = 700.0
 """Largest eps that is searched, so that e^eps is finite."""
 
@@ -301,7 +291,7 @@ class Line(NamedTuple):
 
 def line(laws: Law, mu: np.ndarray, reach: float) -> Line:
     """Return the nodes of every row. If the log ratio has an extremum between two nodes, one node is moved to it."""
-    steps = int(np.ceil(2.0 * reach / NODE_STEP))
+    steps = int(np.ceil(2.0 * reach / 0.32))  # the nodes around a mean are 0.32 apart
     own = np.linspace(-reach, reach, steps + 1)
     x = np.sort(np.concatenate([own + 0.0 * mu[:, None], own[:-1] + reach / steps + mu[:, None]], axis=1), axis=1)
     edge = np.full((mu.size, 1), np.inf)
@@ -349,7 +339,7 @@ def _zero(function: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: n
     """Return the x between `low` and `high` at which the function changes its sign, by the Illinois rule."""
     at_low, at_high = function(low), function(high)
     at, before = low, np.zeros(low.shape)
-    for _ in range(ZERO_STEPS):
+    for _ in range(12):  # if an end of an interval is off by e, the divergence is off by about e^2
         with np.errstate(divide="ignore", invalid="ignore"):
             share = at_low / (at_low - at_high)
         at = low + np.where(np.isfinite(share), np.clip(share, 0.0, 1.0), 0.5) * (high - low)
@@ -409,7 +399,7 @@ def crossing(rows: Line, delta: np.ndarray) -> np.ndarray:
     for side in (1.0, -1.0):
         cells = (rows.present, rows.without)[:: int(side)]
         for share, cheap in ((1e-3, True), (1e-13, False)):  # sets of whole cells come first
-            for _ in range(MOST_ROUNDS):
+            for _ in range(60):  # a few are usual, since the error falls faster than geometrically
                 if cheap:
                     active = cells[0] > found[:, None] * cells[1]
                     masses = [np.sum(np.where(active, each, 0.0), axis=1) for each in cells]
@@ -424,18 +414,15 @@ def crossing(rows: Line, delta: np.ndarray) -> np.ndarray:
 class Bound(NamedTuple):
     """An upper bound on a selection's leak, by name."""
 
-    upper: Callable[[str, Mechanism, Law, np.ndarray, str], np.ndarray]
-    """The function from (quantity, base, law, values, relation) to upper bounds."""
-    kind: str = "bound"
-    """The kind of its answers."""
-    laws: tuple[type[Law], ...] = (Law,)
-    """The laws of K for which it holds."""
+    upper: Callable[[str, Mechanism, Law, np.ndarray, str], np.ndarray]  # of (quantity, base, law, values, relation)
+    kind: str = "bound"  # the kind of its answers
+    laws: tuple[type[Law], ...] = (Law,)  # the laws of K for which it holds
 
 
 BOUNDS = {
     "envelope": Bound(envelope.upper),
     "privacy_profile": Bound(by_profile, laws=PROFILE_LAWS),
     "renyi": Bound(by_renyi, laws=RENYI_LAWS),
-    "monotone_score": Bound(by_monotone_score, kind=MONOTONE_KIND),
+    "monotone_score": Bound(by_monotone_score, kind="conditional: monotone score"),
 }
 """The bound for each name that `bound_epsilon`, `bound_delta` and `select` take."""

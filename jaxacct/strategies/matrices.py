@@ -15,8 +15,6 @@ from jaxacct.core.validation import POSITIVE, REAL, Constraint, InputError, chec
 from jaxacct.strategies import optimise
 from jaxacct.strategies.strategy import Strategy, Taps, ring, store_whole
 
-_DECAY = Constraint("use numbers below 1", 0, 1, upper_open=True)
-
 
 class ToeplitzStrategy(Strategy):
     """A strategy whose matrix C has the entries C[i + l, i] = column[l]."""
@@ -194,7 +192,8 @@ class BLT(ToeplitzStrategy):
         scales, decays = self.scales, self.decays
         if not (np.size(scales) or np.size(decays)):
             scales, decays = optimise.buffered(self.buffers, self.steps, self.epochs)
-        for name, values, rule in (("scales", scales, POSITIVE), ("decays", decays, _DECAY)):
+        below_one = Constraint("use numbers below 1", 0, 1, upper_open=True)
+        for name, values, rule in (("scales", scales, POSITIVE), ("decays", decays, below_one)):
             array = np.atleast_1d(check(name, values, rule))
             if array.shape != (self.buffers,):
                 raise InputError(f"{name} must be buffers = {self.buffers} numbers, found shape {array.shape}")

@@ -15,8 +15,6 @@ from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import PROBABILITY, Constraint, InputError, check_int, check_one
 
-TIGHT = 1e-13
-"""A pattern counts as the worst one if its value is within this relative distance of the upper bound."""
 MOST_PATTERNS = 4000
 """All participation patterns are compared if there are at most this many, as in runs of a dozen steps."""
 MOST_ENTRIES = 2**25
@@ -350,7 +348,7 @@ def of_patterns(lags: np.ndarray, separation: int, most: int) -> tuple[float, fl
     upper, pattern = _heaviest(weights, separation, most)
     single = [int(np.argmax(lags[0]))]
     lower = max(of_all(lags, np.array(each)[:, None])[0] for each in (pattern, single))
-    if lower < upper * (1.0 - TIGHT):
+    if lower < upper * (1.0 - 1e-13):  # otherwise the pattern counts as the worst one
         found = list(itertools.islice(_longest((), weights.size, separation, most), MOST_PATTERNS + 1))
         if len(found) <= MOST_PATTERNS:
             return of_all(lags, np.array([*itertools.zip_longest(*found, fillvalue=-1)]))
