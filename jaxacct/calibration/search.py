@@ -65,7 +65,8 @@ class Search(NamedTuple):
     says_best: bool = True
     """Whether one more value may be evaluated to show that the found value is the best."""
     all_there_is: bool = False
-    """Whether the limit that protects least does so among all possible values, as a sampling probability of 1 does."""
+    """Whether no possible value protects less than the limit that protects least. This is so for a sampling probability
+    with the limit 1."""
 
     def closeness(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Return `rtol * scale / target` for some rows.

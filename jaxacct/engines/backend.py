@@ -87,7 +87,7 @@ def suiting(size: int, *, selections: bool = False) -> str:
 
 
 def on_numpy(size: int, *, apart: bool = False, selections: bool = False) -> bool:
-    """Return whether a batch goes to NumPy; `apart` as in `job`, `selections`: selections at their worst score."""
+    """Return whether NumPy takes a batch. `apart` is as in `job`. `selections` marks worst-score selections."""
     path = _path.get()
     return _suits(size, selections) if path is None or (apart and not path.asked) else path.numpy
 

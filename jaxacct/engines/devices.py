@@ -130,5 +130,5 @@ def _real(numpy: Any, x: Any, y: Any) -> list[Any]:
 
 
 def _complex(numpy: Any, a: Any, b: Any) -> list[Any]:
-    """Return products, quotients and moduli, whose errors are relative to the modulus."""
+    """Return results of operations whose errors are small relative to the modulus of the result."""
     return [a * b, a / b, numpy.abs(a) * b]

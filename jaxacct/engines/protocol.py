@@ -52,7 +52,7 @@ class Kinds(NamedTuple):
     empty: np.ndarray  # (B,) whether nothing is released: every part is sampled at rate 0
     gaussian: np.ndarray  # (B,) whether all parts are Gaussians without sampling
     beyond_kernels: np.ndarray  # (B,) whether mu^2 is out of the kernels' range, and there are other parts as well
-    nearly_always_sampled: np.ndarray  # (B,) whether a rate above 0.9 may change the answer by less than the width
+    nearly_always_sampled: np.ndarray  # (B,) whether a rate is above 0.9; bounds without sampling may then be best
     answered_by: dict[str, np.ndarray]  # (B,) whether each of the package's own engines can answer, by its name
 
 

@@ -18,7 +18,8 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, Namespace, iterate, log1p, logsumexp, namespace
 
 REACH = 38.0
-"""Deviations from each mode of the P-density that the grid spans; 2.9e-316 beyond is less than underflow may lose."""
+"""The grid spans this many standard deviations about each mode of the P-density. A tail beyond has a mass of at most
+2.9e-316, less than underflow may lose."""
 PANELS = 4096
 """Number of quadrature panels about the modes. The lattice's nodes divide them: the errors are below rounding."""
 QUADRATURE_ORDER = 5

@@ -229,7 +229,7 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
 
 
 def _placed(density: Array, pieces: Array, first: Array, last: Array, count: int) -> Array:
-    """Return ascending indices of `count` cells in [first, last), about proportional to the `density` of each piece."""
+    """Return ascending indices of `count` cells in [first, last). A piece holds about its share of all `density`."""
     xp = namespace(density)
     ends = xp.clip(pieces, first, last).astype(xp.float64)
     mass = xp.concatenate([xp.zeros(1), xp.cumsum(density * xp.diff(ends) / xp.maximum(xp.diff(pieces), 1))])

@@ -73,7 +73,10 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
 
 
 def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
-    """Return the pair of points (eps, delta) of both directions; `scale` is the largest shift in deviations."""
+    """Return a pair that dominates every pair with at most these deltas in its two directions.
+
+    `forward` and `reverse` are points (eps, delta). `scale` is the largest shift of a mean, in standard deviations.
+    """
     least = LEAST_RELATIVE_GAP * scale
     # a profile falls, so delta at an eps also bounds delta at any larger eps
     epsilon = np.maximum(np.concatenate([forward[0], reverse[0]]), least)

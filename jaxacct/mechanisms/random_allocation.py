@@ -82,11 +82,11 @@ class RandomAllocation(Mechanism):
     ``ja.repeat(RandomAllocation(Gaussian(1.0), 100), epochs)``, draw a fresh allocation in every round; the answer is a
     certified bracket. With k participations, 1 < k < t, the slots are cut into k blocks at random; the blocks are
     revealed, and ``kind`` is "bound". k = t is t plain releases. Under ``replace_one`` a record is removed and another
-    added, and the answer is a bound. So are Renyi divergences, selections and other answers by the pair alone.
+    added, and the answer is a bound. Renyi divergences and selections use only a dominating pair, and are bounds too.
 
     The slots of different records must be independent. Slots of equal size, as a shuffle makes them, are not covered,
-    because the slots of the other records then depend on the record's own slot: for t = 2 and sigma = 1 delta(1) is
-    then at least .1172, and .0592 under random allocation.
+    because the slots of the other records then depend on the record's own slot: for t = 2 and sigma = 1 their
+    delta(1) is at least .1172; under random allocation it is .0592.
 
     A base with finitely many outputs (``RandomizedResponse``, ``PureDP``, ``ApproximateDP``, ``FiniteOutput``) is exact
     for every number of participations, under add, remove and zero-out, for up to 20,000 vectors of counts of outputs.

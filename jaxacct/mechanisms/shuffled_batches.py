@@ -156,7 +156,7 @@ def _largest(with_record: float, without: float, batches: float, direction: str)
     """Return the loss law for an attack that sees in which cell of a grid the largest of `batches` outputs lies."""
     from scipy import special  # slow to import
 
-    # the largest of the other outputs is below `lowest` with a chance of e^-46; -10 replaces -inf for 2 batches
+    # all other outputs are below `lowest` with a chance of e^-46; for 2 batches this gives -inf, and -10 replaces it
     lowest = max(-special.ndtri(-np.expm1(-46.0 / (batches - 1.0))), -10.0)
     highest = with_record + 38.0
     step = 0.05 / max(1.0, with_record - without)

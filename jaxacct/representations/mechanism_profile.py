@@ -268,7 +268,7 @@ class Profile:
         """Return `posterior` for a known true-positive rate at `fpr`."""
         ends = (rate.lower, rate.estimate, rate.upper)
         low, middle, high = (posterior_of(end, prior, fpr, turn) for end, turn in zip(ends, (-1, 0, 1), strict=True))
-        low = np.maximum(low, prior * (rate.lower >= fpr))  # such a test does not lower the probability
+        low = np.maximum(low, prior * (rate.lower >= fpr))  # a test with tpr >= fpr does not lower the prior
         # a narrow bracket of a small true-positive rate may give a wide one here
         status = np.where((rate.status == "ok") & ~is_narrow(low, high, self.rtol), "width", rate.status)
         return Bounds(low, np.clip(middle, low, high), high, rate.kind, status, rate.engine)

@@ -131,9 +131,10 @@ def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyon
     and the answer has the same shape. On the first cell g(x) >= g(x_0) - steepest (x - x_0); `steepest` is inf if
     nothing is known. `beyond` is a lower bound of g to the right of the grid, or None if the domain ends with the grid.
 
-    The lower end is the best grid point, and needs no convexity. For the upper end, g lies on each cell above the
-    chords of the two neighbouring cells, extended. So g lies above any mixture of the two lines, and `1 - mixture -
-    slope x` is largest at an end of the cell. The ends contradict each other if [low, high] holds no convex function.
+    The lower end is the best grid point, and needs no convexity. For the upper end, the chords of the two cells
+    beside a cell are extended; on the cell g lies above both lines. So g lies above any mixture of the two lines, and
+    `1 - mixture - slope x` is largest at an end of the cell. If [low, high] holds no convex function, the lower end of
+    the answer may exceed its upper end.
     """
     x, low, high = (np.asarray(v, np.float64) for v in (x, low, high))
     s = np.asarray(slope, np.float64)[..., None]

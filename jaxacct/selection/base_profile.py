@@ -269,7 +269,7 @@ class Base(NamedTuple):
 
 
 def bases(run: Mechanism, coarse: bool = False) -> list[Base]:
-    """Return each configuration of a base. If `coarse`, its profile and its curves have half as many points."""
+    """Return the Base of each configuration. If `coarse`, its profile and its curves have half as many points."""
     size, parts = math.prod(batch_shape(run)), _both(run)
     # a call for many Gaussian bases takes little longer than a call for one; the last bits of the profile of another
     # base may depend on the bases that share its call
@@ -293,7 +293,7 @@ def _rows(run: Mechanism, rows: np.ndarray) -> Mechanism:
 
 
 def _bases(run: Mechanism, coarse: bool) -> list[Base]:
-    """Return each configuration. A `run` with parts other than Gaussians has only one configuration."""
+    """Return the Base of each configuration. A `run` with parts other than Gaussians has only one configuration."""
     found, parts = [], _both(run)
     finite = all(map(finite_once, parts))
     inside = [_by_atoms(part) if finite else None for part in parts]

@@ -76,7 +76,7 @@ class Envelope(NamedTuple):
         return np.where(total <= 1.0, total, 1.0)
 
     def about(self, eps: np.ndarray, rounding: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-        """Return an estimate of the leak, and the rate of its fall; `rounding` moves all eps down, and the leak up."""
+        """Return an estimate of the leak, and how fast it falls with eps. `rounding` lowers eps, so the leak rises."""
         value, fall, eps = self.start, np.zeros(eps.shape), eps[..., None]
         for at, weight, profile in self.sums:
             moved = eps + at - (rounding * (1.0 + eps + np.abs(at)) if rounding else 0.0)  # `at` may be -inf
@@ -149,7 +149,7 @@ def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarra
         eps = np.maximum.accumulate(upper_epsilon(run, deltas, side.forward, PROFILE_RTOL))
         eps = np.minimum(eps, LARGEST_EPS + 1.0)
         further = (np.diff(eps, prepend=np.log(ratio[-1])) > 1e-9) & (eps <= LARGEST_EPS)
-        # a ratio is rounded up, since delta does not rise with eps
+        # e^eps is rounded up: delta does not rise with eps, so its upper bound also holds there
         ratio = np.append(ratio, np.exp(eps[further]) * (1.0 + 4.0 * ROUNDOFF * (1.0 + eps[further])))
         high = np.append(high, deltas[further])
     return ratio, high

@@ -183,7 +183,7 @@ def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np
 
 
 def _numbers(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns from which `dp_sgd` makes the runs of a batch rule and group size."""
+    """Return the numbers that `dp_sgd` takes for these rows, besides their batch rule and group size."""
     given = {name: inputs[name] for name in NUMBERS if name in inputs and not np.isnan(inputs[name]).all()}
     return numbers_of_rule(rule["sampling"], given, rule["group"])
 

@@ -606,7 +606,7 @@ def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
         if not later or len(pattern) == most:
             yield pattern
             return
-        # longer gaps are skipped, since a further step would fit into such a gap and never lower the sum of |G_ij|
+        # a longer gap has room for a further step, which never lowers the sum of |G_ij|; so longer gaps are skipped
         for step in later[:separation] if most == longest else later:
             yield from after((*pattern, step))
 

@@ -380,7 +380,7 @@ def panel_errors(
 
 
 def rounding_units(nodes: Nodes, s: Array, t: Array, windows: Windows) -> Array:
-    """Bound the rounding of each node's term in a sum, (B, X), relative to the term's factors, in units of 2^-53."""
+    """Bound the rounding error of each node's term, (B, X), in units of 2^-53 times the moduli of its factors."""
     u = np.abs(nodes.u)
     units = nodes.u.shape[1] + 60.0 + 4.0 * u * u + 6.0 * (s[:, None] * u + 0.5 * s[:, None] ** 2 + np.log(t)[:, None])
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):

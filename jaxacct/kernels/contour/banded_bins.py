@@ -563,7 +563,7 @@ def cells_on(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -> 
 
 
 def log_beyond(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -> np.ndarray:
-    """Bound the log of the integral of `Cells` along z(v + i up) beyond each v, without its factor e^{k Re z(v)}."""
+    """Bound the log of the integral in `Cells` over z(x + i up), x >= v, for each v; e^{k Re z(v)} is left out."""
     with np.errstate(all="ignore"):
         z, turn = line.at(v + 1j * up)[0][:, None], up / line.scale
         rise, fall = np.cos(turn) - line.bend * np.sin(turn), line.bend * np.cos(turn) + np.sin(turn)

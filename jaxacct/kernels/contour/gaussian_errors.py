@@ -2,8 +2,8 @@
 
 Every function bounds one source of error, relative to the tilted mass `M(c)` of its part.  The sources are quadrature
 range, quadrature step, rounding, the terms beyond the cut-off, and periodic images.  Level sets of the tilted density
-bound these terms, and Chernoff's bound the images.  The likelihood ratio of a sampled Gaussian at u = x/sigma is
-mix = 1 - q + q e^y, with y = u/sigma - 1/(2 sigma^2).
+give the bound of the terms beyond the cut-off.  Chernoff's bound limits the images.  The likelihood ratio of a sampled
+Gaussian at u = x/sigma is mix = 1 - q + q e^y, with y = u/sigma - 1/(2 sigma^2).
 """
 
 from functools import partial

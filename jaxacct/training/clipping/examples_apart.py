@@ -226,7 +226,7 @@ def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
     _refuse_keys(f"{name} is given", closed.jaxpr.invars)
     for eqn, bound in _operations(closed.jaxpr, frozenset()):
         operation = eqn.primitive.name
-        # `own` is false if the operation is another library's, with the name of an operation of JAX
+        # another library's operation may have the same name as one of JAX; then `own` is false
         own = getattr(public, f"{operation.replace('-', '_')}_p", eqn.primitive) is eqn.primitive
         if operation not in LANE_BY_LANE or not own:
             call, why, remedy = _KNOWN_TO_MIX.get(operation, (operation, *_UNKNOWN))

@@ -52,7 +52,7 @@ class PrivateLoss:
     noise: float | None = None
 
     def __post_init__(self) -> None:
-        # losses and noise in proportion to a bound in this range are ordinary float32 numbers
+        # with a bound in this range, losses and their noise are far from the ends of float32's range
         remedy = "scale the loss, so that an ordinary {name} such as 1.0 fits it"
         check("bound", self.bound, Constraint(remedy, 1e-10, 1e10))
         if self.noise is not None:
