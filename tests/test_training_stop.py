@@ -146,6 +146,18 @@ def test_what_was_certified_of_one_run_says_nothing_of_a_dearer_one(path):
         assert not plan.allows(ledger, 0)
 
 
+def test_no_step_is_allowed_beside_releases_under_another_relation(path):
+    """What is 2-DP when a record is added may be 4-DP when one is replaced: 9.99 together, above the target."""
+    given = {"target_delta": DELTA, "dataset_size": 50, "steps": 4}
+    same = {"sampling": "without_replacement", "relation": "replace_one", "expected_batch_size": 50}
+    plan = Plan(**given, **same, noise_multiplier=9.0)
+    plan = Plan.of(plan.segments, plan, target_epsilon=9.5)
+    with Ledger.create(path, Plan(**given, sampling_probability=1.0, noise_multiplier=9.0)) as ledger:
+        ledger.spend(ja.PureDP(2.0), "a median")
+        ledger.begin(plan)
+        assert "use one relation for both" in refusal(plan.allows, ledger, 0)
+
+
 RULES = {
     "fixed_batches": {"expected_batch_size": 5},
     "random_allocation": {"slots": 4},

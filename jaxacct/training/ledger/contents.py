@@ -542,6 +542,7 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], Cou
     plans = [line.plan for name in names for line in ledger.headers[name]]
     one_filter(plan, plans)
     one_unit(plan, plans)
+    one_relation(plan.relation, plans)
     held: Counter[Release] = Counter()
     others: Counter[Mechanism] = Counter()
     for name in names:
