@@ -189,15 +189,11 @@ def delta(
     """
     refuse_tracers("ja.delta", _KERNEL, mechanism=mechanism, epsilon=epsilon)
     keywords = {"relation": relation, "engine": engine, "rtol": rtol, "memory_bytes": memory_bytes, "backend": backend}
-    return _delta(mechanism, epsilon, True, keywords)
+    return profile_at(mechanism, epsilon, attacks=True, **keywords)
 
 
-def delta_without_attacks(mechanism: Mechanism, epsilon: Any, **keywords: Any) -> Bounds:
-    """Return `delta` without attacks, for speed: the lower end is 0 where only an attack would raise it above 0."""
-    return _delta(mechanism, epsilon, False, keywords)
-
-
-def _delta(mechanism: Mechanism, epsilon: Any, attacks: bool, keywords: dict[str, Any]) -> Bounds:
+def profile_at(mechanism: Mechanism, epsilon: Any, *, attacks: bool = False, **keywords: Any) -> Bounds:
+    """Return `delta`. Without `attacks`, which take time, the lower end is 0 where only an attack would raise it."""
     given = options(**keywords)
     mechanism = require_mechanism("mechanism", mechanism)
     epsilon = np.asarray(check("epsilon", epsilon, REAL))

@@ -552,6 +552,5 @@ def _larger(quantity: str, row: Row, value: float, relation: str, rtol: float, m
     return (low, mid, np.inf if np.isnan(mid) else high), most
 
 
-_OF_ONE_KIND = Attacked(), SampledOnce(), RemovedAndAdded(), OneRound(), SameBins(), NeighbouringBins()
-for _engine in (*_OF_ONE_KIND, MixtureContour()):
-    register(_engine)
+for _engine in (Attacked, SampledOnce, RemovedAndAdded, OneRound, SameBins, NeighbouringBins, MixtureContour):
+    register(_engine())

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-from jaxacct.accounting.account import delta_without_attacks
+from jaxacct.accounting.account import profile_at
 from jaxacct.accounting.dispatch import kinds_of
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
@@ -439,7 +439,7 @@ def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float
     ends *= 1.0 + 4.0 * ROUNDOFF * np.array([-1.0, 0.0, 1.0])[:, None, None]
     left = np.flatnonzero(~one_contour)
     if left.size:
-        rest = delta_without_attacks(take_rows(run, left), epsilon[:, left], relation=relation, rtol=rtol)
+        rest = profile_at(take_rows(run, left), epsilon[:, left], relation=relation, rtol=rtol)
         ends[:, :, left] = rest.lower, rest.estimate, rest.upper
     low, high = ends[0], np.minimum(ends[2], 1.0)
     return Bounds(low, np.clip(ends[1], low, high), high, run.kind_under(relation), "ok", "tradeoff")

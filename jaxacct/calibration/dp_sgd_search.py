@@ -282,9 +282,6 @@ class _Equation(NamedTuple):
     log_delta: np.ndarray
     log_tol: np.ndarray
 
-    def take(self, rows: np.ndarray) -> _Equation:
-        return _Equation(*(column[rows] for column in self))
-
 
 # Near the ends of float64's range x = log(value) may be wrong, which costs only time.
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")
@@ -381,7 +378,7 @@ def _plainly(
         if todo.size == 0:
             continue
         static = {"points": rung.points, "count": rung.nodes, "rounds": 1 if step == 0 else 2}
-        part = equation.take(todo)
+        part = jax.tree.map(itemgetter(todo), equation)
         arguments = (*part[:3], found.x[todo], c[todo], *part[3:])
         solved = evaluate(calibration.solve, arguments, todo.size, rung.chunk, **static)
         x, of_delta, of_epsilon, residual, need = solved
@@ -409,7 +406,9 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
     rows = np.flatnonzero(left)
     # a target delta may be for an eps near 0, where the deltas of single steps add up to more than the true delta
     if not goal.on_delta:
-        found.x[rows], slope[rows] = _one_hit(equation.take(rows), found.x[rows], slope[rows], sign)
+        found.x[rows], slope[rows] = _one_hit(
+            jax.tree.map(itemgetter(rows), equation), found.x[rows], slope[rows], sign
+        )
     for place, rung in enumerate(contour.LADDER):
         if not rung.split or rung.chunk == 1:
             continue
@@ -420,7 +419,7 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
             if todo.size == 0:
                 break
             static = {"points": rung.points, "count": rung.nodes}
-            part = equation.take(todo)
+            part = jax.tree.map(itemgetter(todo), equation)
             arguments = (*part[:3], found.x[todo], slope[todo], *part[3:])
             leaves = evaluate(calibration.solve_split, arguments, todo.size, rung.chunk, **static)
             new = calibration.Solved(*leaves)

@@ -207,7 +207,7 @@ def _losses(base: Mechanism, under: str) -> np.ndarray:
 
 
 def _ask(base: Mechanism, epsilon: np.ndarray, relation: str) -> Any:
-    return _accounting().delta_without_attacks(base, epsilon, relation=relation, rtol=1e-4)
+    return _accounting().profile_at(base, epsilon, relation=relation, rtol=1e-4)
 
 
 def _epsilon(base: Mechanism, delta: float, relation: str) -> Any:

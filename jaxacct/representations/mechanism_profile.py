@@ -120,7 +120,7 @@ class Profile:
         Source: Zhu, Dong and Wang (2022), Lemma 45.
         """
         refuse_tracers("Profile.delta", "jaxacct.kernels.contour", epsilon=epsilon)
-        return account.delta_without_attacks(self.mechanism, epsilon, relation=self.relation, **self._settings())
+        return account.profile_at(self.mechanism, epsilon, relation=self.relation, **self._settings())
 
     def epsilon(self, delta: ArrayLike) -> Bounds:
         """Compute the smallest eps >= 0 with delta(eps) <= `delta`, certified: the answer of `ja.epsilon`."""
