@@ -282,7 +282,7 @@ def calibrate_steps(
 
 
 def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]) -> Calibration:
-    """Return the value of `unknown` that protects least, of those that meet the target in the arguments `given`."""
+    """Return the least protective value of `unknown` that meets the target; `given` holds all arguments by name."""
     sampling, group, backend, law = given["sampling"], given["group"], given["backend"], given.get("repetitions")
     target = {name: given[name] for name in ("target_epsilon", "target_delta")}
     risk = given_target(given["target_epsilon"], given["target_delta"], {name: given[name] for name in RISK_RULES})

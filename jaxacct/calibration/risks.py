@@ -166,7 +166,7 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     # the best eps is about `-mu (ndtri(fpr) + ndtri(wanted))/2`, as for mu-Gaussian DP. It is negative where
     # `fpr + wanted > 1`; these rows are solved in the reverse direction
     mirrored = asked & (wanted - 0.5 > 0.5 - fpr)
-    # every delta meets a wanted rate of 1, and no delta meets a rate of at most fpr
+    # A wanted rate of 1 allows every delta (target 1). A wanted rate of at most fpr allows none (target -1).
     epsilon, delta, pieces = np.zeros(wanted.shape), np.where(wanted >= 1.0, 1.0, -1.0), []
     rows = np.flatnonzero(~asked)
     if rows.size or not asked.size:

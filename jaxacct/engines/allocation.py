@@ -51,9 +51,10 @@ SMALL = 1e-8
 
 
 def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str | None) -> Answer:
-    """Return brackets of delta at eps >= 0 in a direction, None for the larger delta; all arguments broadcast to (B,).
+    """Return brackets of delta at eps >= 0; all arguments broadcast to (B,).
 
-    For None, "add" is skipped where Chernoff's bound shows that its delta is smaller than that of "remove".
+    direction : "remove", "add", or None for the larger delta of the two. For None, "add" is skipped where Chernoff's
+        bound shows that its delta is smaller.
     """
 
     def solved(sigma: np.ndarray, t: np.ndarray, eps: np.ndarray) -> np.ndarray:
@@ -75,9 +76,10 @@ def epsilon(
     direction: str | None,
     rtol: float = 1e-4,
 ) -> Answer:
-    """Return brackets of inf {eps >= 0 : delta(eps) <= delta} in a direction, None for the larger; arguments broadcast.
+    """Return brackets of inf {eps >= 0 : delta(eps) <= delta}; all arguments broadcast to (B,).
 
-    For None, "add" is not solved where its epsilon is shown to be at most the lower bound of "remove".
+    direction : "remove", "add", or None for the larger epsilon of the two. For None, "add" is not solved where its
+        epsilon is shown to be at most the lower bound of "remove".
     """
 
     def solved(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray) -> np.ndarray:

@@ -280,8 +280,9 @@ def _difference(
 
 
 def least_epsilon(parts: Components, delta: np.ndarray, orders: np.ndarray | None = None) -> np.ndarray:
-    """Bound epsilon from above at a delta > 0 that leaves out the mass at infinity, (B,).
+    """Return upper bounds of epsilon, (B,).
 
+    delta : (B,) the target without the mass at infinity, above 0.
     orders : values of alpha - 1 for Rényi orders alpha. None searches for the best order.
     """
     log_delta = np.log(delta)
@@ -292,7 +293,7 @@ def least_epsilon(parts: Components, delta: np.ndarray, orders: np.ndarray | Non
 
 
 def least_delta(parts: Components, epsilon: np.ndarray, orders: np.ndarray | None = None) -> np.ndarray:
-    """Bound delta, without the mass at infinity, from above at epsilon, (B,); `orders` as for `least_epsilon`."""
+    """Return upper bounds, (B,), of delta without the mass at infinity; `orders` as for `least_epsilon`."""
     best, least = _minimise(parts, lambda c, k: _sum_up(k, -c * epsilon, log_kappa(c)), orders)
     finite = np.exp(np.minimum(best, 0.0)) * (1.0 + 1e-12) + SMALLEST_POSITIVE
     known = (parts.log_survival == 0) & (epsilon >= 0.0)

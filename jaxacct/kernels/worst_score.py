@@ -69,7 +69,7 @@ class Repetitions(Protocol):
         """Return (phi, phi', phi'') at 1 - y."""
 
     def slopes(self, y: Array) -> tuple[Array, Array]:
-        """Return (phi', phi'') at 1 - y."""
+        """Return the derivatives (phi', phi'') of the generating function at 1 - y."""
 
 
 class Outer(NamedTuple):
@@ -406,7 +406,7 @@ def epsilon(
         i, _, here, best = carry
         known = lines(law, above, mesh(seen, xp.exp(here), resolution), places, resolution)
         upper = _crossing(lambda e: bound(known, xp.exp(e)), lower, xp.exp(log_delta), highest)
-        # If the upper bound shows a leak of at most delta at `lower`, the upper or the lower bound is false.
+        # A `lower` above 0 is proved: the leak there is above delta. An upper bound below it contradicts this proof.
         upper = xp.where((upper > lower) | (lower == 0.0) & (upper >= 0.0), upper, -xp.inf)
         return i + 1, here, xp.minimum(upper, highest), xp.minimum(best, upper)
 

@@ -357,7 +357,7 @@ def on_batch(mechanism: Mechanism, name: str, values: Any) -> tuple[tuple[int, .
 
 
 def rows_in(mechanism: Mechanism, shape: tuple[int, ...]) -> np.ndarray:
-    """Return, for each element of a batch of this shape in flat order, the index of the mechanism's configuration."""
+    """Return the index of the mechanism's configuration for each element of a batch of this shape, in flat order."""
     mine = batch_shape(mechanism)
     return np.broadcast_to(np.arange(math.prod(mine)).reshape(mine), shape).reshape(-1)
 

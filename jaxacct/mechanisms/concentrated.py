@@ -92,7 +92,10 @@ def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _corner(rho: float, xi: float) -> float:
-    """Return the s with delta(0) <= tanh(s/2): the best test at epsilon 0 has two outputs, of log-ratios s and -s."""
+    """Return the least s that proves delta(0) <= tanh(s/2).
+
+    The best test at epsilon 0 has two outputs, of log-ratios s and -s.
+    """
     c = _orders(rho, 4 * ORDERS)
     for _ in range(2):
         limit = c * (xi + rho * (1.0 + c))

@@ -65,7 +65,8 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
         gain = np.exp(log_tail(p))
         cost = np.exp(log_tail(q) + loss)
         squares = u**2 + max(np.max(p.mean**2), np.max(q.mean**2))
-        # logarithms up to 700 are rounded by 8e-14 each; in the cost, u^2 and the squares of the means cancel
+        # `doubt` is the relative error of gain and cost. Logarithms up to 700 are rounded by 8e-14 each. In `cost`,
+        # terms of the size of u^2 and of the squared means cancel, and leave their rounding errors.
         doubt = 1e-12 + 4e-15 * squares
         delta = np.maximum(gain - cost, 0.0) + doubt * (gain + cost)
     order = np.flatnonzero((loss > 0.0) & np.isfinite(loss) & ~np.isnan(delta))[:: int(sign)]

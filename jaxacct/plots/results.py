@@ -230,7 +230,7 @@ def filtered(table: Table, where: Mapping[str, Any]) -> Table:
 def choose(
     table: Table, kind: str | None, x: str | None, by: str | None, value: str | None, where: Mapping[str, Any]
 ) -> tuple[str, View]:
-    """Return the kind of picture and the view of the table, for a curve or a heat map; choose missing settings."""
+    """Return the kind of picture ("curve" or "heatmap") and its view of the table; choose arguments that are None."""
     table = filtered(table, where)
     quantities = solved_for(table.columns)
     if len(quantities) > 1:

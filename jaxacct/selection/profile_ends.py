@@ -280,10 +280,10 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
     start = np.maximum(slopes(law, 1.0 - slope * reach - MASS_ERROR) * (1.0 + 2.0 * RELATIVE_ERROR), LEAST_SLOPE)
     with np.errstate(divide="ignore", over="ignore"):
         before = start / (slopes(law, 1.0 - reach + MASS_ERROR) * (1.0 - 2.0 * RELATIVE_ERROR))
-    # For each cell, `before` bounds the ratio for all v before the cell, `after` for all v from the cell on, and
-    # `least` for all v.  The search begins at the last cell that meets two conditions: a ratio of at least `before` is
-    # reached from the cell on, and `least` is within 10 % of its minimum.  If there is no such cell, it begins at the
-    # minimum.
+    # For each cell, `before` bounds the ratio for all v before the cell, `after` for all v in the cell or later, and
+    # `least` for all v.  In the cell or later the ratio reaches about `reached`.  The search leaves out the cells
+    # before `first`, for which `before` serves.  This is the last cell at which `before` is at most `reached` and
+    # `least` is within 10 % of its minimum, or else the cell of the minimum.
     after, reached = (np.maximum.accumulate(x[::-1])[::-1] for x in (high, low))
     least = np.maximum(before, after)
     first = int(np.argmin(least))

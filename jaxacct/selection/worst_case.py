@@ -95,7 +95,7 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
 def _solved(
     quantity: str, stacked: Any, rows: tuple[np.ndarray, Law, np.ndarray], width: float, plain: bool, other: np.ndarray
 ) -> np.ndarray:
-    """Return brackets, (2, B): each end is the larger of this direction's, refined if wide, and that in `other`."""
+    """Bracket this direction, refine wide brackets, and return the larger of these and `other`, end by end, (2, B)."""
     (base, laws, values), once = rows, width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _run(quantity, first, stacked, base, laws, values, plain)

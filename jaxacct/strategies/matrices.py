@@ -42,7 +42,8 @@ class ToeplitzStrategy(Strategy):
         found = np.zeros((count, self.steps))
         for lag in range(count):
             sums = np.cumsum(column[: column.size - lag] * column[lag:])
-            found[lag, : self.steps - lag] = sums[np.minimum(left[lag:], sums.size) - 1]  # the end cuts columns
+            # column i of C has `left[i]` rows on and below the diagonal
+            found[lag, : self.steps - lag] = sums[np.minimum(left[lag:], sums.size) - 1]
         return found
 
     def squared_errors(self) -> np.ndarray:

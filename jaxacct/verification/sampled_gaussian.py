@@ -190,7 +190,7 @@ class SampledGaussian:
         return (stretch * angle**2 / 2).exp()
 
     def _grown(self, c: Any, angle: Any) -> Any:
-        """Bound the ratio of |N(u) mix^e|, the integrand, on the line at this angle to its value on the real line."""
+        """Bound how many times larger |N(u) mix^e|, the integrand, is at this angle than on the real line."""
         risen = self._risen(angle)
         return risen if self.direction == "remove" else risen * (angle / 2).cos() ** -c
 

@@ -31,7 +31,7 @@ RAISED = 8.0 * ROUNDOFF
 ALIKE = 64
 """Bins share bounds of errors if their coefficients differ by at most 1/ALIKE of the largest coefficient."""
 ROUGHLY = 4
-"""The same for estimates of errors."""
+"""As `ALIKE`, where errors are only estimated."""
 QUANTILES = np.linspace(-6.0, 3.0, 28)
 """Values u that are tried in the bound E e^{-xX} >= Phi(u) e^{-x X(u)}, where log X is normal. X(u) is the value of X
 where log X lies u standard deviations above its mean."""
@@ -691,7 +691,7 @@ def theorems(bins: Bins, sign: float, eps: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 class Profile:
-    """Brackets of delta in both directions; contours are placed where they are needed."""
+    """Brackets of delta in both directions. Where a bracket is too wide, another contour is placed."""
 
     def __init__(self, bins: Bins) -> None:
         self.bins, self.contours, self.left = bins, list[Contour](), 0.0

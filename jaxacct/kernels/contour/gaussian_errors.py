@@ -287,7 +287,7 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     shape = (*floor.shape, 2 * (LEVELS - 1))
     slabs, levels = (xp.reshape(x, shape) for x in (heights[..., :-1] - heights[..., 1:], levels[..., :-1]))
     lengths = _lengths(sigma, t, log_f, off, xp.repeat(modes, LEVELS - 1, axis=-1), levels)
-    # rounding matters to level sets only within 16 nats of a mode
+    # level sets lie less than 16 nats below a mode, so only rounding there matters
     inside = log_f > xp.min(tops, axis=-1)[..., None] - 16.0
     doubt = xp.max(xp.where(inside, units.weight + 16.0 * (1.0 + xp.abs(log_f)), 0.0), axis=-1)
     doubt = ROUNDOFF * doubt + 3.0 * units.y

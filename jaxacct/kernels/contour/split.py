@@ -444,7 +444,7 @@ class Certificate(NamedTuple):
     slack: Array  # (count,) bound on the error of the integrand at each node, relative to e^{K(c)}
     tail: Array  # bound on the sum of the terms that were cut off, divided by Z = e^{K(c) - c eps}
     images_at: Array  # abscissa of the Chernoff bound for images to the right
-    images_log: Array  # logarithm of this Chernoff bound at eps = 0
+    images_log: Array  # logarithm of the Chernoff bound at `images_at`, for eps = 0
     remainder: Remainder
     needs: Array  # numbers of quadrature points and contour nodes that would make the certificate narrow
 

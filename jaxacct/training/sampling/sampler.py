@@ -365,8 +365,8 @@ def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.nd
 def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None) -> tuple[tuple[Any, Any], Any]:
     """Return (examples, weights), of shapes (users, most, ...) and (users, most), and which users have examples.
 
-    If `data` holds only a part of all users, there are `before` users before them.  (Subsets are uniform up to 2^-32
-    times the number of examples; no guarantee depends on this.)
+    If `data` holds only a part of all users, there are `before` users before them.  Of a user with more than `most`
+    examples a random subset is taken.  It is uniform up to 2^-32 times their number; no guarantee depends on this.
     """
     count, first = data.count[users], data.first[users]
     kept = jnp.minimum(count, most)
