@@ -210,10 +210,7 @@ def profile_at(mechanism: Mechanism, epsilon: Any, *, attacks: bool = False, **k
 
 
 def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: float) -> Bounds:
-    """Return the profile at real eps: `ahead` has delta(|eps|), and `back` has delta(|eps|) of the reverse relation.
-
-    At negative eps the answer is `1 - e^eps + e^eps back` (Zhu, Dong and Wang 2022, Lemma 45).
-    """
+    """Return the profile at real eps from those at |eps|; `back` has the reverse relation (Zhu 2022, Lemma 45)."""
     below, scale, gap = np.less(epsilon, 0.0), np.exp(np.minimum(epsilon, 0.0)), -np.expm1(np.minimum(epsilon, 0.0))
     ends = []
     for name, turn in (("lower", -8.0 * ROUNDOFF), ("estimate", 0.0), ("upper", 8.0 * ROUNDOFF)):
@@ -266,10 +263,7 @@ def flat(question: MechanismQuestion) -> tuple[tuple[int, ...], np.ndarray, np.n
 
 @np.errstate(under="ignore")  # the bounds allow for underflow, which must not raise, whatever the user told NumPy
 def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
-    """Return the larger of the two directions' answers. The lower end is 0 unless the answer's kind is "certified".
-
-    above_only : whether to use only the pairs that dominate the mechanism; the answer's kind is then "bound".
-    """
+    """Return the larger of the directions' answers; if `above_only`, by the pairs that dominate the mechanism alone."""
     quantity, mechanism, relation, effort = question.quantity, question.mechanism, question.relation, question.effort
     shape, rows, target = flat(question)
     question = question._replace(given=target)
@@ -353,10 +347,7 @@ def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: n
 
 
 def _larger(question: MechanismQuestion, sides: list[Components], left: list[float] | None = None) -> Side:
-    """Answer the rows of one block. Each end is the larger of the two directions' ends.
-
-    left : target delta minus the mass at infinity, computed exactly, for each direction; given for a single row only.
-    """
+    """Answer one block. `left` is delta minus the mass at infinity, exactly, in each direction of a single row."""
     given = question.given
     worst = Answer(*(np.full(given.shape, -np.inf) for _ in range(3)))
     engines: np.ndarray = np.full(given.shape, "", dtype="<U32")
@@ -424,10 +415,7 @@ def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray
 
 
 def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Raise UnboundedLossError if the loss is unbounded in one of these rows of the flat batch, all with delta 0.
-
-    The loss counts as unbounded where `parts` has mass at infinity that the lower pair, `below`, lacks.
-    """
+    """Raise UnboundedLossError if the loss is unbounded in one of these rows of the flat batch, all with delta 0."""
     bad = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1) | (parts.delta_infinity > below.delta_infinity)
     if bad.any():
         raise UnboundedLossError(np.isin(np.arange(int(np.prod(shape))), rows[bad]).reshape(shape))
@@ -451,12 +439,7 @@ def _bar(size: int) -> Progress:
 
 
 def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side) -> None:
-    """Solve for epsilon again where its bracket is wide, with profiles of random allocation at more losses.
-
-    The brackets in `found` are updated.
-
-    rows : (B,) index of each answer's configuration.
-    """
+    """Update wide brackets of epsilon in `found`, with profiles of random allocation at more losses."""
     worst, _, contradicted = found
     wide, ended = is_open(worst, max(question.effort.rtol, WIDE)) & ~contradicted, np.isfinite(worst.upper)
     with np.errstate(invalid="ignore"):
@@ -523,10 +506,7 @@ def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below
 
 
 def _differing(above: list[Components], below: list[Components]) -> np.ndarray:
-    """Return (B,) whether the finite parts or the mass at infinity of two pairs differ in some direction.
-
-    The noise of two pairs differs only by rounding, so it is not compared.
-    """
+    """Return (B,) whether finite parts or masses at infinity of two pairs differ; noise differs only by rounding."""
     found = np.zeros(above[0].sign.size, bool)
     for one, other in zip(above, below, strict=True):
         for a, b in ((one.finite_loss, other.finite_loss), (one.finite_mass, other.finite_mass)):

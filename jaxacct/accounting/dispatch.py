@@ -53,10 +53,7 @@ class Side(NamedTuple):
 
 
 def engine_of_mechanism(question: MechanismQuestion) -> MechanismEngine | None:
-    """Return the first engine in the list that answers for the whole mechanism; None if its parts give the answer.
-
-    Raise InputError where the user named an engine that cannot answer.
-    """
+    """Return the first engine that answers for the whole mechanism, or None; refuse a named engine that cannot."""
     steps = [step for step in single_steps(question.mechanism) if not step.ordinary()]
     for known in ENGINES:
         if not isinstance(known, MechanismEngine) or question.relation not in known.relations:
@@ -252,10 +249,7 @@ def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, si
 
 
 def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
-    """Narrow the brackets of rows by theorems, which prove [low, high].
-
-    A bracket that contradicts [low, high] is dropped.
-    """
+    """Narrow brackets of rows by theorems, which prove [low, high]; drop a bracket that contradicts them."""
     lower, estimate, upper = (end[rows] for end in side.answer)
     agree = (lower <= high) & (upper >= low)
     lower, upper = np.where(agree, lower, -np.inf), np.where(agree, upper, np.inf)

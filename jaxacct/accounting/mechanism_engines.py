@@ -218,10 +218,7 @@ def _inner(eps: np.ndarray, risen: np.ndarray, factor: np.ndarray) -> np.ndarray
 
 
 def _after_sampling(eps: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Return `max(log(1 - q + q e^eps), 0)`, the epsilon with Poisson sampling at q if it is eps without sampling.
-
-    It is inf if eps is inf and q > 0, and 0 if q = 0.
-    """
+    """Return `max(log(1 - q + q e^eps), 0)`: the epsilon with Poisson sampling, if it is eps without sampling."""
     mixed = log_mixture(np.where(np.isfinite(eps), eps, 0.0), q)
     return np.where(np.isfinite(eps), np.maximum(mixed, 0.0), np.where(q > 0.0, np.inf, 0.0))
 
@@ -267,10 +264,7 @@ class RemovedAndAdded(MechanismEngine):
 
 
 def _upper(question: MechanismQuestion, quantity: str, values: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of `quantity` under `relation`, one given value at a time if the quantity is delta.
-
-    Together, deltas at several eps would share a lattice, and their brackets would be wider.
-    """
+    """Return upper bounds of `quantity`; deltas one given value at a time, since they would share a wider lattice."""
     asked = question._replace(quantity=quantity, relation=relation, hint=None)
     given = [values] if quantity == "epsilon" else values
     found = [np.asarray(answer(asked._replace(given=each)).upper) for each in given]

@@ -234,11 +234,7 @@ def gaussian_fit(
 
 
 def least_mu(rate: Answer, least_advantage: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Return a lower bound of mu. It is NaN if `rate` or `least_advantage` is NaN.
-
-    rate : the largest true-positive rate at the false-positive rate `floor`.
-    least_advantage : a lower bound of delta(0).
-    """
+    """Return a lower bound of mu from the rate at `floor` and a lower bound of delta(0); NaN if one of them is NaN."""
     low = np.maximum(_distance(rate.lower, floor, -1.0), _on_diagonal(0.5 * (1.0 - least_advantage), -1.0))
     # mu-GDP is claimed only where both error rates are at least `floor`. At the false-positive rate `floor` the other
     # error rate is 1 - rate. Where it may be below `floor`, nothing is claimed there, so no mu is refuted.
@@ -417,11 +413,7 @@ DIRECTION_WIDTH, TOLERANCE = 0.25, 0.01
 
 
 def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-    """Return delta of n runs at (K, n) real epsilons, from one contour for each run if that suffices, else by engines.
-
-    run : n runs of DP-SGD.
-    rtol : relative width at which a bracket is narrow enough.
-    """
+    """Return delta of n runs of DP-SGD at (K, n) real epsilons, from one contour for each run, or else by engines."""
     ends = np.zeros((3, *epsilon.shape))
     one_contour = np.all(epsilon >= 0.0, axis=0)
     with np.errstate(all="ignore"):

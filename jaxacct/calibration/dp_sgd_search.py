@@ -257,10 +257,7 @@ def result(
     bounds: Bounds | None = None,
     risk: Bounds | None = None,
 ) -> Calibration:
-    """Return the result in the shape of the batch; scalars for one configuration.
-
-    bounds : Bounds of epsilon; by default those of the search.
-    """
+    """Return the result in the shape of the batch, with the search's Bounds of epsilon unless `bounds` is given."""
     ok = np.isin(found.status, CLAIMED).reshape(shape)
     status = found.status.reshape(shape) if shape else str(found.status[0])
     best = ok & monotone & found.shown.reshape(shape)

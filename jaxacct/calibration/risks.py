@@ -87,10 +87,7 @@ def calibrated_to_risk(
 
 
 def _value_for(goal: Goal, solved: RateSolve | None = None) -> BestValues:
-    """Return the value that protects least, of those whose certified delta at the goal's epsilon is the goal's or less.
-
-    solved : noise multipliers found earlier; the search starts from the `close` ones.
-    """
+    """Return the value that protects least with delta at most the goal's; `close` rows of `solved` start the search."""
     goal = goal._replace(hint=no_hint(goal.delta.size))
     effort = account.effort_of_search(goal.rtol)
 
@@ -269,10 +266,7 @@ class RateSolve(NamedTuple):
 
 
 def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[BestValues, np.ndarray]:
-    """Return a value with a certified true-positive rate of at most `rate` at `fpr`, and the eps that shows this.
-
-    Every eps gives such a value. At the best eps the value protects least, so the best eps is searched for.
-    """
+    """Return a value with a true-positive rate of at most `rate` at `fpr`, and the eps, searched for, that shows it."""
     # the best eps of mu-Gaussian DP is the loss at the threshold of the best test
     mu = ndtri(rate) - ndtri(fpr)
     gaussian = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)
@@ -420,11 +414,7 @@ FARTHEST = 0.12
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    """Return the value that protects least, of those whose mu meets the target, and the best eps.
-
-    mu is claimed where both error rates are at least `above_fpr`.  The search begins at the value whose true-positive
-    rate at `above_fpr` is the rate of mu-Gaussian DP.  This value is nearly always the answer.
-    """
+    """Return the value that protects least, of those whose mu above `above_fpr` meets the target, and the best eps."""
     goal = goal._replace(relation="add_or_remove_one")  # mu is defined under add-or-remove
     wanted, floor = flat[name], flat["above_fpr"]
     first, place = _start_for_mu(goal, wanted, floor)

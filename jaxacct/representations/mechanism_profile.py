@@ -514,10 +514,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
     floor = _mass_at_infinity(profile)
 
     def reached(relation: str, tail: float) -> float:
-        """Return an eps at which delta exceeds the mass at infinity by about `tail`.
-
-        It is at most 700, so that e^eps does not overflow.
-        """
+        """Return an eps, at most 700, at which delta exceeds the mass at infinity by about `tail`."""
         some = replace(
             profile, relation=relation, rtol=max(rtol, 0.01) if profile.engine == "lattice" else profile.rtol
         )
