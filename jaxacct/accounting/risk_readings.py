@@ -203,7 +203,7 @@ def gaussian_fit(
     place = best_epsilon(deltas, floor, start)
     rate = rate_at(deltas, place, floor)
     # If the rate has no useful lower end, as for losses with atoms, the best eps may be on either side of a jump of
-    # Q(L > eps). Then the tangents reach as far as they can bound a rate: at this eps e^eps floor is 1.
+    # Q(L > eps). Then the tangents reach to e^eps floor = 1. Beyond that a tangent bounds no rate.
     last = np.where(rate.lower > floor, np.maximum(place.epsilon, 1e-9), -np.log(floor))
     # The tangents of the first round are evenly spread in eps from 0 to `last`.
     first = lines = _lines(deltas, last * np.linspace(0.0, 1.0, 13)[:, None], rows)
@@ -278,7 +278,7 @@ def _mu_at(lines: np.ndarray, fpr: np.ndarray, floor: np.ndarray) -> np.ndarray:
         beyond = a[:, 0] * ratio[-1] + np.minimum(low[-1], a[:, 0] * low[-1] / np.maximum(-last, 1e-300))
         rate = np.minimum(np.min(cells, axis=1), beyond * (1.0 - 32.0 * ROUNDOFF))
     found = _distance(np.minimum(rate, 1.0), fpr, -1.0)
-    # the other error rate is at least `floor`, and at rates up to c the best E is at least 1
+    # a rate counts only if the other error rate is at least `floor`, and only up to c, where the best E is at least 1
     held = np.min(high + a * ratio, axis=1) * (1.0 + 16.0 * ROUNDOFF) <= 1.0 - floor * (1.0 + 4.0 * ROUNDOFF)
     held &= (fpr >= floor) & (fpr <= 0.5 * (1.0 - high[0]))
     return np.max(np.where(held & ~np.isnan(found), found, 0.0), axis=0)

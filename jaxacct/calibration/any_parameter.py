@@ -197,7 +197,7 @@ def search_mechanisms(
     whole: bool,
     closest: float = 1e-12,
 ) -> BestValues:
-    """Search for each element: of the values that meet the target, for the one that protects least. The result is flat.
+    """Search for each element's least protective value that meets the target. The result is flat.
 
     `make` is called for all elements, since it may hold arrays of the shape of the batch. At both ends of the bracket a
     rough epsilon suffices: it decides only whether epsilon falls, and which value is tried first.

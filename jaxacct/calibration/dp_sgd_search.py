@@ -82,7 +82,7 @@ RULES: dict[str, Constraint] = {"target_epsilon": _EPSILON, "target_delta": DELT
 
 
 def given_target(target_epsilon: Any, target_delta: Any, risks: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the only target if it is a risk, followed by its settings, and None if it is epsilon with delta."""
+    """Return the target risk and then its settings, by name, or None if the target is epsilon with delta."""
     named = [name for name in TARGETS if risks[name] is not None]
     wanted = [*(["target_epsilon"] if target_epsilon is not None or target_delta is not None else []), *named]
     choices = f"target_epsilon with target_delta, or one of {', '.join(TARGETS)}"

@@ -252,7 +252,10 @@ def search(
     rtol: float = 1e-4,
     floor: np.ndarray | float = 0.0,
 ) -> np.ndarray:
-    """Return (lower, estimate, upper) of epsilon, at most `most`. What is not proved is 0 and inf.
+    """Return (lower, estimate, upper) of epsilon. An unproved lower bound is 0, an unproved upper bound inf.
+
+    most : an upper bound of epsilon.
+    rtol : the wanted relative width.
 
     floor : where epsilon is shown to be at most this, the answer is (0, 0, floor).
     """
@@ -359,7 +362,7 @@ def _newton(
 def _ends(
     contour: Contour, eps: np.ndarray, value: Value, delta: np.ndarray, floor: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of epsilon about eps, each proved by a bracket of delta there; without a proof 0 and inf."""
+    """Return bounds of epsilon about eps, each proved by a bracket of delta at it, or else 0 and inf."""
     below, above = np.zeros_like(eps), np.where((eps == 0.0) & (value.upper <= delta), 0.0, np.inf)
     for widen in (1.0, 4.0, 64.0, 4096.0):
         margin = widen * (1e-15 * eps + 4.0 * ROUNDOFF * delta / value.slope)

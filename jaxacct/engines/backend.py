@@ -177,7 +177,7 @@ def program(kernel: Callable[..., Any], **static: int) -> Compiled:
 
 
 class Compiled:
-    """A function of pytrees, returned as leaves; programs for new shapes or devices are loaded or compiled at a call.
+    """A function of pytrees that returns its result's leaves. A call with new shapes or devices loads or compiles.
 
     Several threads may call at once. The label and the digest of the sources together identify the function.
     """

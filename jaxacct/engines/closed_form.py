@@ -75,7 +75,7 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Return the bracket of the least eps >= 0 whose delta is at most `delta`, whose log is known up to `slack`.
+    """Return the bracket of the least eps >= 0 with a delta of at most `delta`; log `delta` is known up to `slack`.
 
     Newton's method starts above the solution and stays above it, since log delta(eps) is concave in eps.
     """

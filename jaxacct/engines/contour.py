@@ -46,7 +46,7 @@ LOWEST_LOG_DELTA = -700.0
 BOUND_OUTWARD = 1.0 + 1e-12
 """Factor that covers the rounding errors of the total variation and of the largest loss."""
 DELTA_ROUNDS = 2
-"""Placements of the split contour for delta: a first one and a correction, since the best place hardly moves."""
+"""Number of placements of the split contour for delta, whose best place hardly depends on delta."""
 LADDER = (
     Rung(64, 32, 1, 128),
     Rung(192, 64, 2, 32),
@@ -222,8 +222,10 @@ def _climb(
 def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width: float, tolerance: float) -> Answer:
     """Return brackets of delta without the mass at infinity, by one contour for each row; [0, 1] if nothing is known.
 
-    epsilon, floor : (B, K), at least 0, about one standard deviation of the loss apart; brackets below `floor` stay.
-    width, tolerance : relative width of a bracket that is narrow enough, and size of aliases and cut-off terms.
+    epsilon : (B, K), at least 0. A row's values should differ by at most about one standard deviation of the loss.
+    floor : (B, K). A bracket whose upper bound is at most this is not refined.
+    width : relative width at which a bracket is narrow enough.
+    tolerance : size of aliases and cut-off terms, relative to delta.
     """
     middle = 0.5 * (np.min(epsilon, axis=1) + np.max(epsilon, axis=1))
     both, widths = np.ones(epsilon.shape, bool), np.full(epsilon.shape, width)
@@ -242,8 +244,9 @@ def delta_along(
 ) -> Answer:
     """Return brackets of delta without the mass at infinity at many ascending eps, by one contour for each row.
 
-    An eps may be several standard deviations of the loss away from `place`, the eps for which the contour is placed.
-    Far away, aliases leave no useful lower bound.
+    An eps may be several standard deviations of the loss away from `place`, (B,), the eps for which the contour is
+    placed. Far away, aliases leave no useful lower bound. `floor`, `width` (B, K) and `tolerance` are as for
+    `delta_about`.
 
     both : (B, K), whether the lower bound is wanted; otherwise it is enough that the upper bound is near the estimate.
     along : False for `delta_about`, which also climbs to the split rungs and needs every eps near `place`.
@@ -298,7 +301,7 @@ def delta_along(
 def _agreed(
     parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, each: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of delta, [0, 1] where `quick_bounds` contradicts them at some eps (`each`: at that eps)."""
+    """Return the bounds of delta, [0, 1] where `quick_bounds` contradicts them: at an eps if `each`, else in a row."""
     columns = np.arange(epsilon.shape[1]) if each else np.array([0, epsilon.shape[1] // 2, -1])
     some = parts.take(np.repeat(np.arange(len(epsilon)), columns.size))
     at = epsilon[:, columns]

@@ -30,7 +30,8 @@ NARROW = 2e-4
 SAYS_NOTHING = 0.9
 """A bracket of at least this relative width has a useless lower bound, or no upper bound."""
 STALLED = 0.5
-"""Longer lattices are not tried where a bracket is more than this times as wide as the previous lattice's."""
+"""If the relative width of a bracket exceeds this share of the previous lattice's, longer lattices are not tried, since
+the spacing does not cause the width."""
 ATTEMPTS = 3
 """Largest number of plans for one length. If epsilon is found far from the eps of a plan, a new plan is made."""
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
@@ -46,7 +47,8 @@ LARGEST_EXPONENT = 700.0
 LOST_MASS = 1e-290
 """Upper bound of the P-mass that underflow removes or moves on the lattice, for one law."""
 ESTIMATE = 2.0 / 3.0
-"""Place of the estimate in a bracket: for smooth laws the lower end's error is about twice the upper end's."""
+"""Place of the estimate in a bracket, from 0 (lower end) to 1 (upper end). For smooth laws the lower end's error is
+about twice the upper end's."""
 CROSSING_STEPS = 60
 """Largest number of steps of secants and bisection. The bounds are evaluated wherever the steps end."""
 
@@ -271,7 +273,7 @@ def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> 
     """
     known = fitting(case)
     if case.two():
-        # the next length is 4 times the length
+        # each length is 4 times the one before
         lengths = known[min(first, len(known) - 1) :: 2]
         if not tried:
             return lengths[0]
@@ -407,11 +409,12 @@ def share_of(rtol: float) -> float:
 
 
 def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share: float) -> LatticePlan:
-    """Return the plan for `eps`; if `eps` is None, for the eps at which delta is e^log_delta (0: delta is unknown).
+    """Return the plan for `eps`; if `eps` is None, for the eps at which delta is e^log_delta.
 
     The tilt theta is the saddle point of K(theta) - theta eps - log theta(theta + 1), where K(theta) is the log of
-    E[e^{theta L}] for the composed loss L. Losses too rare to matter to delta (`share`) are left out first: a heavy
-    tail would move the saddle point far out.
+    E[e^{theta L}] for the composed loss L. Rare losses are left out first: a heavy tail would move the saddle point far
+    out. `share` is the log of the share of delta that they may carry. log_delta = 0 stands for an unknown delta, for
+    which no loss is left out.
     """
     untruncated = -1e4 if log_delta == 0.0 else log_delta + share
     sketches = [law.sketch(untruncated) for law in laws]

@@ -63,7 +63,7 @@ class LatticePart(ABC):
 
     @abstractmethod
     def sketch(self, cut: float) -> ApproximateLaw:
-        """Return an approximate loss law under P. High losses left out have a mass of at most e^cut in all steps."""
+        """Return an approximate loss law under P, without high losses of mass e^cut or less in all steps together."""
 
     @abstractmethod
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
@@ -371,7 +371,7 @@ class Laplace(LatticePart):
         return placed_from(self, cells, pairs, origin, step, last, upper, float(shift), 0.0, run)
 
     def _with(self, cells: kernel.Cells, cell: int, atom: float, inside: float, step: float) -> kernel.Cells:
-        """Return the cells with one more atom in `cell`, `inside` from its left node, split between its two nodes."""
+        """Return the cells with an atom added in `cell`, at the distance `inside` from its left node."""
         down = np.exp(-inside) if self.sign > 0 else 1.0
         up = 1.0 if self.sign > 0 else np.exp(inside - step)
         low = atom * down * np.expm1(inside - step) / np.expm1(-step)
@@ -470,7 +470,7 @@ class Finite(LatticePart):
 def _contracted(
     cell: np.ndarray, inside: np.ndarray, mass: np.ndarray, step: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return pairs (nodes, masses): together one law that is dominated by the atoms at minus `cell * step + inside`."""
+    """Return pairs (nodes, masses) that form one law. The law of atoms of loss -(cell step + inside) dominates it."""
     order = np.lexsort((inside, cell))
     cell, inside, mass = cell[order], inside[order], mass[order]
     start, stop = _payers(cell, mass, step)
@@ -598,7 +598,7 @@ def inexact(mass: np.ndarray) -> np.ndarray:
 
 
 def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Atoms:
-    """Return the law in ascending order of the loss, without a mass of at most e^cut CUT_SHARE at either end."""
+    """Return the law by ascending loss. At either end `count` steps together lose a mass of at most CUT_SHARE e^cut."""
     order = np.argsort(loss)
     loss, mass = loss[order], mass[order]
     light = np.exp(cut) * CUT_SHARE / count

@@ -54,7 +54,10 @@ class _Nodes(NamedTuple):
 
 
 def log_moments(parts: Components, c: np.ndarray) -> Interval:
-    """Return the bracket of `K(c) = log E_P[e^{cL} ; L < inf]` of the composition, c > -1, (B,); perhaps infinite."""
+    """Return the bracket of `K(c) = log E_P[e^{cL} ; L < inf]` of the composition, for c > -1 of shape (B,).
+
+    Where a quadrature needs too many nodes, the bracket may be [-inf, inf].
+    """
     low = high = parts.mu2 * c * (c + 1.0) / 2.0
     slack = 4.0 * ROUNDOFF * np.abs(low)
     low, high = low - slack, high + slack
@@ -95,7 +98,9 @@ def _where(n: np.ndarray, moment: Callable[..., Interval], *columns: np.ndarray)
 
 
 def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarray) -> Interval:
-    """Return the bracket of log sum_atoms mass e^{c loss}, for atoms (B, A); masses are off as `inexact` says.
+    """Return the bracket of log sum_atoms mass e^{c loss}, for atoms (B, A).
+
+    A mass may have a relative error of 32 + 8 |log mass| roundoffs.
 
     Where the sum is near 1 and the masses add up to 1, which they do not in the rows `leaking`, log(1 + sum_atoms mass
     (e^{c loss} - 1)) is more accurate.
@@ -170,7 +175,7 @@ def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float
 
 
 def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
-    """Return the bracket by the trapezoid rule in u = x/sigma; rows with similar numbers of nodes go together."""
+    """Return the bracket of log E_Q[mix^power] by the trapezoid rule in u = x/sigma, for groups of similar rows."""
     bottom, top, height, growth, step = _plan(sigma, q, power)
     count = np.ceil((top - bottom) / step) + 1.0
     count = np.where(np.isfinite(count), np.minimum(count, MOST_NODES), MOST_NODES)
@@ -191,7 +196,10 @@ def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> In
 
 
 def _plan(sigma: np.ndarray, q: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return both ends in u, the height of a complex line, the log growth on it, and a step for an error of e^-NATS."""
+    """Plan the trapezoid rule: return its two ends in u, a height, a growth, and the step for an error of e^-NATS.
+
+    The error is bounded on a complex line at this height. `growth` is the log of the integrand's growth on the line.
+    """
     above = np.maximum(p, 1.0)
     excess = above * (above - 1.0) / (2.0 * sigma**2)
     least = np.maximum(0.0, above * np.log(q) + excess)
