@@ -55,7 +55,8 @@ def gaussian_delta(eps, mu):
 
 
 @pytest.mark.slow
-def test_without_a_share_only_the_final_run_counts_and_with_all_only_the_tuning():
+def test_without_a_share_only_the_final_run_counts_and_with_all_only_the_tuning(monkeypatch):
+    monkeypatch.setattr(tuning_plans, "TUNING_POINTS", POINTS)
     run, law = ja.Gaussian(3.0), selection.Geometric(0.2)
     tuning, final = tuning_plans.profile_of_tuning(run, law, DELTA), tuning_plans.profile_of_run(run, DELTA)
     alone = tuning_plans.product(tuning, final, 0.0, "rest").epsilon(DELTA)
