@@ -130,7 +130,10 @@ def one_epsilon(row: Row, sign: float, delta: float, rtol: float = 1e-4) -> Ends
 
 @np.errstate(all="ignore")
 def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None) -> Ends:
-    """Return (lower, estimate, upper) of delta at epsilon >= 0, in one direction. `known` contours are read first."""
+    """Return (lower, estimate, upper) of delta at epsilon >= 0, in one direction.
+
+    known : contours of this row and direction. They are read first, and a new one is added to them.
+    """
     if not row:
         return 0.0, 0.0, 0.0
     if (mu := _gaussian(row)) is not None:

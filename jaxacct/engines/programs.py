@@ -260,7 +260,11 @@ def load(folder: Path, label: str, device: Any) -> Run | None:
 def prepare(
     function: Callable[..., Any], options: dict[str, Any] | None, label: str, leaves: list[Any], tree: Any, device: Any
 ) -> Run:
-    """Load or compile a function of pytrees, for arguments like `leaves`; `label` names all that it depends on."""
+    """Load or compile a function of pytrees, for arguments with the shapes of `leaves`.
+
+    label : everything that the program depends on besides sources, versions and the machine.
+    device : None for the default device.
+    """
     if device is None:
         device = jax.device_put(0.0).device  # the default device
     folder = _folder(create=True) if isinstance(device, jax.Device) and _own(tree) else None
@@ -324,7 +328,7 @@ def kept_step(
 
 
 def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, leaves: list[Any]) -> bool:
-    """Keep a program, and try it where JAX's own cache, which may make it incomplete, is on; say if it works."""
+    """Keep a program on the disk; return whether this worked. If JAX's own cache is on, the kept program is tried."""
     try:
         executable: Any = compiled.runtime_executable()
         payload = executable.client.serialize_executable(executable)
@@ -371,7 +375,7 @@ def are_kept() -> bool:
 
 
 def _own(tree: Any) -> bool:
-    """Return whether a tree has only built-in containers and jaxacct's classes, whose code is in the file's name."""
+    """Return whether a tree has only built-in containers and jaxacct's classes; a file's name digests no other code."""
     node = tree.node_data()
     kind = type(None) if node is None else node[0]
     ours = kind.__module__.partition(".")[0] in ("builtins", "jaxacct")

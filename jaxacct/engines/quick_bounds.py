@@ -50,7 +50,10 @@ def largest_loss(parts: Components) -> LargestLoss:
 
 
 def limits(quantity: str, parts: Components, target: np.ndarray, slack: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of `quantity` at `target`, a delta off by a share `slack`, or an epsilon; losses are finite."""
+    """Return bounds of "epsilon" at the delta `target`, or of "delta" at the epsilon `target`, for finite losses.
+
+    slack : relative error of a given delta.
+    """
     log_p, log_q = _tests(parts)
     with np.errstate(all="ignore"):
         above = largest_loss(parts).above
@@ -154,7 +157,7 @@ def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarra
 
 
 def _finite(loss: np.ndarray, mass: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of `_tests` for the event that a given step has its largest finite loss; P: loss is finite."""
+    """Return the bounds of `_tests` for a step's largest finite loss. P is conditioned on a finite loss."""
     top = np.argmax(np.where(mass > 0.0, loss, -np.inf), axis=1)[:, None]
     loss, atom = np.take_along_axis(loss, top, 1), np.take_along_axis(mass, top, 1)
     log_p = np.log(atom) - np.log(np.sum(mass, axis=1, keepdims=True))

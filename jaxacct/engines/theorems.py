@@ -215,7 +215,7 @@ def gaussian_counts(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.n
 
 
 def gaussian_means(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.ndarray) -> Tests:
-    """Return tests on the sum of the n outputs, in standard deviations of the sum if no step samples the record."""
+    """Return tests on the sum of the n outputs. Its unit is its standard deviation if no step samples the record."""
     sigma, q, n = (x[:, None] for x in (sigma, q, n))
     s, root = 1.0 / sigma, np.sqrt(n)
     removing = parts.sign[:, None] > 0
@@ -395,7 +395,10 @@ def _basic_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np.ndarray:
-    """Return (B,) the least of several upper bounds of epsilon; `delta`, without mass at infinity, off by `slack`."""
+    """Return (B,) the least of several upper bounds of epsilon.
+
+    delta : the target without the mass at infinity, known up to a relative error of `slack`.
+    """
     safe = delta * (1.0 - slack) * (1.0 - 4.0 * ROUNDOFF)
     bounded = largest_loss(parts).above
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):

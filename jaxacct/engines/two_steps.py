@@ -23,7 +23,8 @@ from jaxacct.mechanisms.loss_components import Components
 LONGEST_CELL = 0.25
 """Largest length of a cell (an interval of the first step's output), in standard deviations of that step's noise."""
 LARGEST_TURN = 2.0
-"""Largest w (|u| + 2 s) of a cell of length w at the output u, s = 1/sigma: longer ones would be inaccurate."""
+"""Largest w (|u| + 2 s) of a cell: w is its length, u an output in it, and s = 1/sigma of the first step. The
+quadrature over a longer cell would be inaccurate."""
 WEIGHT_ERROR = 2e-14
 """Relative error of a cell's weights: the quadrature's, and the rounding of its ten terms and their sum."""
 LOG_NORMAL_TOP = -0.5 * np.log(2.0 * np.pi)
@@ -95,7 +96,10 @@ def delta(parts: Components, eps: np.ndarray) -> Answer:
 
 
 def epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray, floor: np.ndarray) -> Answer:
-    """Return the bracket of epsilon; `slack` is the relative error of delta. A row below `floor` is not refined."""
+    """Return the bracket of epsilon. A row whose upper end is at most `floor` is not refined.
+
+    slack : the relative error of delta.
+    """
     return _in_blocks(_epsilon, parts, np.maximum(floor, 0.0), delta, slack, floor)
 
 
@@ -126,7 +130,10 @@ class _Found:
         self.lower, self.upper = np.zeros_like(delta), _largest(steps)
 
     def look(self, made: Cells, eps: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Bound delta at eps for `rows`, move their brackets of epsilon, and return log(bound/target) of both."""
+        """Bound delta at eps for `rows` with the cells `made`, and return log(bound/target) of both bounds.
+
+        Where a bound shows that the answer lies above (below) eps, the lower (upper) end of its bracket moves to eps.
+        """
         low, high = bounds(self.steps.take(rows), made, eps)
         large, small = self.large[rows], self.small[rows]
         self.lower[rows] = np.where(low >= large, np.maximum(self.lower[rows], eps), self.lower[rows])
@@ -425,9 +432,10 @@ class Cells(NamedTuple):
 def first_loss(steps: Steps, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (log mix, the first step's log likelihood ratio at the output u, bound on its error).
 
-    First, `y = s u - s^2/2` has an error of at most 4 ROUNDOFF (|s u| + s^2), which moves log mix by the factor q
-    z/mix, where z = e^y. Second, computing log mix from y adds 16 ROUNDOFF times a size: |log mix| where it is log1p(q
-    (z - 1)), and elsewhere 1 plus the absolute values of the logarithms in log((1 - q) + q z).
+    The error has two parts. First, `y = s u - s^2/2` has an error of at most 4 ROUNDOFF (|s u| + s^2). It moves log mix
+    by the factor q z/mix, where z = e^y. Second, computing log mix from y adds 16 ROUNDOFF times a size. This is
+    |log mix| where log mix is log1p(q (z - 1)). Elsewhere it is 1 plus the absolute values of the logarithms in
+    log((1 - q) + q z).
     """
     s, q = 1.0 / steps.sigma, steps.q
     y = s * (u - 0.5 * s)

@@ -45,7 +45,7 @@ from jaxacct.kernels.law import LossLaw, Saddle, Tilted, cumulants, finite_weigh
 LARGEST_SPLIT_STEP = 0.4
 """Largest secant step of x, the logarithm of the parameter that is solved for."""
 SETTLED = 0.15
-"""Largest distance of x from the x for which the windows were placed. Beyond it they must be placed anew."""
+"""Windows must be placed anew if x is farther than this from the x for which they were placed."""
 
 
 def sensitivity(
@@ -134,7 +134,7 @@ LARGEST_X_STEP, LARGEST_C_STEP = 0.2, 0.2
 LARGEST_EPSILON_STEP = 1.0
 """A Newton step of `solve_rate` in eps is at most this number divided by c, the abscissa of the contour."""
 LARGEST_SHARE = 0.999
-"""Cap on e^eps a/b, so that delta = b - e^eps a stays positive; a, b: false- and true-positive rate."""
+"""Cap on e^eps a/b, so that delta = b - e^eps a stays positive. a is the false-, b the true-positive rate."""
 LARGEST_NEWTON_STEP = 0.7
 """Largest Newton step of log c, and of x, the logarithm of the parameter, in `solve`."""
 LARGEST_SECANT_STEP = 0.3
@@ -180,7 +180,7 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
 
 
 def _secant_slope(moved: Array, risen: Array, slope: Array, change: float = 10.0) -> Array:
-    """Return the slope risen/moved of a secant, or `slope` if `moved` is tiny or they differ by more than `change`."""
+    """Return a secant's slope risen/moved. If `moved` is tiny, or this is off by a factor `change`, return `slope`."""
     xp = namespace(moved, risen)
     fresh = risen / xp.where(moved == 0, 1.0, moved)
     # a larger change of slope, or a shorter step, is mostly rounding error

@@ -29,7 +29,7 @@ NARROW_ORDER = 2
 LONG = 2**18
 """On lattices of at least this many nodes, NumPy uses NARROW_ORDER for narrow panels, which halves the time."""
 LARGEST_ETA = 0.1
-"""A panel whose quadrature may have this relative error has its mass bounded, and goes whole to one node."""
+"""If a panel's quadrature may have this relative error or more, its mass is bounded, and goes whole to one node."""
 FFT_CONSTANT = 8.0
 """The error of an FFT, in roundoffs, is at most this times log2 of its length. Higham's constant is 7."""
 ROUNDED_UP = 1.001
@@ -155,7 +155,7 @@ class Cells(NamedTuple):
 
 
 def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int) -> Array:
-    """Return the outputs u_k over sigma, (nodes,), with log mix = log(1 - q) + shift + k step, 0 < q < 1.
+    """Return u_k/sigma, (nodes,), for the outputs u_k with log mix = log(1 - q) + shift + k step, 0 < q < 1.
 
     If shift is 0, u_0 = -inf, where log mix has its infimum log(1 - q).
     """

@@ -130,7 +130,7 @@ def at_infinity(law: Repetitions, mass: Array, side: float) -> Array:
 
 
 def before(xp: Namespace, at: Array, x: Array, side: str = "left") -> Array:
-    """Return how many of the few ascending numbers `at` are below each x, (X,), or for side "right" at most each x."""
+    """Count the few ascending numbers `at` below each x, (X,); for side "right", also those equal to x."""
     if xp is jnp:
         return jnp.searchsorted(at, x, side=side, method="compare_all")
     return np.searchsorted(at, x, side=side)  # type: ignore[call-overload]  # a str that is "left" or "right"

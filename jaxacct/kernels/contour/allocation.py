@@ -65,7 +65,11 @@ def _grid(low: Array, high: Array, size: int) -> Array:
 
 @np.errstate(all="ignore")
 def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE) -> Place:
-    """Place contours for E(S - k)_+ (sign 1) or E(k - S)_+ (sign -1); `guess` is the log of a rough value, (B,)."""
+    """Choose windows, line and Chernoff bounds for E(S - k)_+ (sign 1) or E(k - S)_+ (sign -1).
+
+    s, t, k : (B,) 1/sigma, number of slots, and threshold.
+    guess, tolerance : log of a rough value, (B,), and the size of the terms that are cut off, relative to that value.
+    """
     tolerance = np.broadcast_to(tolerance, s.shape)
     # so far out one large slot mostly decides E(S - k)_+, and a bulk is tried first
     alone = (sign > 0) & (k - 1.0 > 15.0 * _deviation(s, t))
@@ -282,7 +286,7 @@ def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array) -> tuple[
 def last_node(
     cells: Cells, cuts: Cuts, t: Array, c: Array, step: Array, scale: Array, goal: Array, deviation: Array, sign: float
 ) -> tuple[Array, Array]:
-    """Return the index of the last node, and the log of a bound of the sum over later nodes.
+    """Return the index of the last node, and the log of a bound of the sum over later nodes, below `goal` if possible.
 
     The fall, which is `scale` (the log of the integrand at z = c) minus the log of the bound, grows about as a power of
     the index, with the power 2 where the law is nearly normal. So indices are tried by a secant in log(index) and
@@ -392,7 +396,10 @@ def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tupl
 
 
 def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float, local: Array) -> Array:
-    """Bound the log of (h/pi) sum |F(z)|/|z|^2 over the nodes with Im z > y, (B,), on the path `local` (`_path`)."""
+    """Bound the log of (h/pi) sum |F(z)|/|z|^2 over the nodes with Im z > y from above, (B,).
+
+    F is the transform that is integrated, and h the distance of the nodes. `local` chooses the path (`_path`).
+    """
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = allocation_law.log_path(cells, cuts, c, y, _path(cells, cuts.windows, y, local), sign)
     both = np.where(whole, jump, np.logaddexp(bulk, jump))
@@ -671,7 +678,7 @@ def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
 
 
 def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -> Array:
-    """Bound E(k - S)_+ where a slot is far (README.md, section 1). `far`: the chance that a given slot is far."""
+    """Bound E[(k - S)_+; a slot is far] from above (README.md, section 1). `far` is the chance for a given slot."""
     d, blur = allocation_law.ROOM, windows.high_blur
     edge = windows.high - d * blur
     log_below = log_ndtr(-d) - d * edge / blur + 0.5 * (d / blur) ** 2 + log_ndtr(edge - d / blur)
@@ -746,7 +753,10 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
 
 
 def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = False) -> list[RoundProfile]:
-    """Return profiles of M rounds: of E(S - e^eps)_+ (remove, sign 1) or of e^eps E(e^-eps - S)_+ (add, sign -1)."""
+    """Return the profiles of M rounds with 1/sigma = s and t slots, (M,), at the losses of `losses_for`.
+
+    A profile holds delta_remove(eps) = E(S - e^eps)_+ (sign 1) or delta_add(eps) = e^eps E(e^-eps - S)_+ (sign -1).
+    """
     each = [losses_for(float(one), float(slots), sign, dense) for one, slots in zip(s, t, strict=True)]
     sizes = [eps.size for eps in each]
     asked = _Asked(

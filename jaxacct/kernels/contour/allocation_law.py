@@ -28,7 +28,7 @@ SMALLEST = 1e-290
 LARGEST_LOG = 600.0
 """Cap on the logarithm of a bound of a window's modulus. A larger bound would be useless."""
 SLACK = 1e-11
-"""Relative error allowed for a sum over cells; a cell is off by some hundred roundoffs (README.md, section 5)."""
+"""Relative error allowed for a sum over cells. A cell's mass is off by some 100 roundoffs (README.md, section 5)."""
 
 
 class Windows(NamedTuple):
@@ -157,7 +157,7 @@ def jump_below(windows: Windows) -> Array:
 def log_real(cells: Cells, weight: Array, below: Array, r: Array, sign: float) -> Array:
     """Bound log E[w e^{sign r X/t}] from above for r >= 0, (B, R), by chords of the exponential, which is convex in X.
 
-    weight, below : largest w in each cell, (B, J), and below the first edge, (B,).
+    weight, below : largest w in each cell, (B, J), and below the first edge, (B,). For sign = 1 w is 0 beyond the grid.
     """
     share = np.clip(cells.share + sign * cells.doubt, 0.0, 1.0)
     w0, w1 = weight * cells.mass * (1.0 - share), weight * cells.mass * share

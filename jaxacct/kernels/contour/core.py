@@ -75,7 +75,7 @@ def weight_at(c: Array, h: Array, t: Array) -> tuple[Array, Array]:
 
 
 def trapezoid(nodes: Any, epsilon: Array) -> tuple[Array, Array]:
-    """Return the sum over `Nodes` (or split.Integrand), and minus its derivative in eps, over Z = e^{K(c) - c eps}."""
+    """Return the sum over `Nodes` (or split.Integrand) and minus its derivative in eps, divided by e^{K(c) - c eps}."""
     xp = namespace(nodes.t, epsilon)
     t, (re, im) = nodes.t, nodes.weight
     phase = nodes.angle - t * epsilon[..., None]
@@ -87,7 +87,7 @@ def trapezoid(nodes: Any, epsilon: Array) -> tuple[Array, Array]:
 
 
 def two_sided(nodes: Any, slack: Array, tail: Array, epsilon: Array) -> Array:
-    """Bound the error of the trapezoid sum from its terms and its cut-off, over Z. The images are not included."""
+    """Bound the error of `trapezoid`'s sum from its terms and its cut-off. The images are not included."""
     xp = namespace(nodes.t, epsilon)
     turned = 8.0 * ROUNDOFF * (nodes.t + nodes.c[..., None]) * xp.abs(epsilon)[..., None] * xp.exp(nodes.log_modulus)
     return SUM_OUTWARD * (xp.sum(xp.hypot(*nodes.weight) * (slack + turned), axis=-1) + tail)
@@ -100,7 +100,7 @@ def log_geometric(gap: Array) -> Array:
 
 
 def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, log_mass: Array | float = 0.0) -> Array:
-    """Bound the log of the sum of periodic images that the trapezoid rule adds.
+    """Bound the log of the sum of periodic images that the trapezoid rule adds, from above.
 
     at, log_bound : (A,) abscissae of Chernoff bounds, and the logarithms of these bounds at eps = 0.
     log_mass : logarithm of the mass of the law that the contour integrates.
@@ -121,7 +121,7 @@ def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
 
 
 def ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Return lower and upper bounds of log delta(eps) from the trapezoid sum over Z and the result of `errors`."""
+    """Return lower and upper bounds of log delta(eps) from `trapezoid`'s sum and the result of `errors`."""
     xp = namespace(nodes.t, epsilon)
     both, images = off
     log_z = nodes.k0 - nodes.c * epsilon

@@ -33,7 +33,10 @@ ROUNDED_UP = 1.001
 
 
 def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
-    """Bound the tilted mass outside the grid plus the integrals over both sides of `_step_error`'s path, over M(c)."""
+    """Bound the tilted mass outside the grid plus the integrals over both sides of `_step_error`'s path.
+
+    The bound is relative to M(c).
+    """
     xp = namespace(t.u)
     lo, hi, a = t.u[..., 0], t.u[..., -1], t.power
     second = xp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)

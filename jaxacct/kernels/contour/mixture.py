@@ -431,7 +431,7 @@ def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f:
 
 
 def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[float, float]:
-    """Bound log int_{u < low} phi mix^-c by the tangent of log mix at `low`, and by the term with the least shift."""
+    """Return two bounds of log int_{u < low} phi mix^-c: by log mix's tangent at `low`, by the term of least shift."""
     y = np.log(law.weight) + law.shift * low - 0.5 * law.shift**2
     posterior = np.exp(y - logsumexp(y))
     mean, least = float(posterior @ law.shift), float(law.shift[0])

@@ -147,7 +147,7 @@ def nodes_at(
 
 
 def values_along(nodes: Nodes, epsilon: Array) -> Array:
-    """Return the trapezoid sum over Z at many eps, (K,), by Horner's rule: it is a polynomial in `e^{-i h eps}`."""
+    """Return `core.trapezoid`'s sum at many eps, (K,), by Horner's rule: it is a polynomial in `e^{-i h eps}`."""
     xp = namespace(nodes.t, epsilon)
     (re, im), size = nodes.weight, xp.exp(nodes.log_modulus)
     cosine, sine = size * xp.cos(nodes.angle), size * xp.sin(nodes.angle)

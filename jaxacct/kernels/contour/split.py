@@ -40,7 +40,7 @@ LARGEST_CANCELLATION = 9.0
 """Moving the abscissa away from the saddle point may enlarge the integrand by at most this many nats. Less is allowed
 where terms cancel already at the saddle point."""
 SPARE_NATS = 2.0
-"""Terms that are cut off lie at least this far below the tolerance: their decay is estimated on a coarse grid."""
+"""Terms that are cut off lie this many nats below the tolerance, since their decay is estimated on a coarse grid."""
 PLACEMENT_POINTS = 128
 """Number of quadrature points for placing the contour."""
 SCAN = np.geomspace(0.04, 6.0, 7)

@@ -217,7 +217,7 @@ def shares(grids: Grid) -> Shares:
 
 
 def _weights(law: LossLaw, parts: Shares, c: Array) -> tuple[Array, Array]:
-    """Return the log of the largest weight (bulk plus jumps) under the tilt c, (J,), and all over it, (J, X)."""
+    """Return the log of the largest weight (bulk plus jumps) under the tilt c, (J,), and weights/largest, (J, X)."""
     xp = namespace(law.gauss_n, parts.loss, c)
     exponent = xp.where(law.sign > 0, c + 1.0, -c)[..., None, None] * parts.loss + parts.log_both
     top = xp.max(exponent, axis=-1)
@@ -239,7 +239,10 @@ def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
 
 
 def cumulants(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> tuple[Array, Array, Array]:
-    """Return `log_size` and its first two derivatives in c. Where a part is below e^-600 of the other, it is lost."""
+    """Return `log_size` and its first two derivatives in c.
+
+    They place the contour, and enter no bound: where bulk or jumps are below e^-600 of the other, they are lost.
+    """
     xp = namespace(law.gauss_n, parts.loss, c)
     n, loss = law.gauss_n, law.sign[..., None, None] * parts.loss
     top, weight = _weights(law, parts, c)
@@ -418,7 +421,7 @@ def _least(
 
 
 def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turning: Array | float) -> Array:
-    """Bound the integral along both sides of the path, over A(c) and B(c); the phase is at most turning * height."""
+    """Bound the integral along both sides of the path, relative to A(c), B(c). The phase is below turning * height."""
     xp = namespace(nodes.u, c, alpha)
     climb = in_front(np.arange(1.0, STAIRS + 1.0) / STAIRS, alpha.ndim)
     decay = 2.0 * xp.pi * alpha / nodes.step
@@ -493,7 +496,7 @@ def _whole(nodes: Grid, parts: TiltedParts, sign: Array, c: Array) -> Tilted:
 def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
     """Bound the decay, -log(|integrand|/e^{K(c)}), from below at every t >= frequency, for keep_bulk 1 and 0.
 
-    All arguments but the law have a first axis for the two values. `frequency` has one more axis, in front.
+    All arguments but the law have a first axis for the two values of keep_bulk. `frequency` has one more, before it.
     """
     xp = namespace(law.gauss_n, windows.low, frequency)
     (_, *kept), (windows, *left) = (jax.tree.map(lambda x, i=i: x[i], (windows, grids, parts, c)) for i in range(2))
@@ -529,7 +532,7 @@ def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c
 
 
 def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jump: Array, frequency: Array) -> Array:
-    """Bound log(|B(c + it)|/B(c)) for t >= frequency (remove), on lines Im u > 0, where |e^{itL}| falls with t."""
+    """Bound log(|B(c + it)|/B(c)) from above for t >= frequency (remove): on lines Im u > 0 |e^{itL}| falls with t."""
     xp = namespace(nodes.u, frequency)
     sigma, steps = law.gauss_sigma, steps_of(law, windows.low, windows.high)._replace(sign=xp.ones_like(c))
     # heights of the line, in widths of the low window
@@ -564,7 +567,7 @@ def _log_total(law: LossLaw, keep_bulk: Array, parts: TiltedParts, c: Array) -> 
 
 
 def chernoff(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, c: Array) -> Array:
-    """Bound `K(c) + log kappa(c)` of the integrated compositions; `errors`, (J, 2), bound those of log A and log B."""
+    """Bound `K(c) + log kappa(c)` of the integrated compositions from above; `errors`, (J, 2): of log A and log B."""
     own, rise = _log_total(law, keep_bulk, parts, c)
     value = own + _raised(law, keep_bulk, parts, errors, rise) + log_kappa(c)
     return value + _sum_rounding(law, parts, rise, c)
@@ -588,7 +591,7 @@ def decay_beyond(
     k0: Array,
     frequency: Array,
 ) -> Array:
-    """Bound -log(|integrand|/e^{k0}) from below at every t >= frequency, whatever the errors of bulk and jumps."""
+    """Bound -log(|integrand|/e^{k0}) from below at every t >= frequency. The bound allows for `errors` (`chernoff`)."""
     xp = namespace(law.gauss_n, windows.low, frequency)
     own, rise = _log_total(law, windows.keep_bulk, parts, c)
     by_levels = _by_levels(law, grids, parts, c, frequency)

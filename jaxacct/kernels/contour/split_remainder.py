@@ -221,7 +221,7 @@ def bounds(
 
 
 def _far_moment(sigma: Array, q: Array, high: Array, c: Array, points: int) -> Array:
-    """Bound `E_P[(1 - w2) e^{-(c+1) L}] = E_Q[(1 - w2) mix^{-c}]` by cells; 1 - w2 is the weight of the far tail."""
+    """Bound `E_P[(1 - w2) e^{-(c+1) L}] = E_Q[(1 - w2) mix^{-c}]` from above; 1 - w2 is the weight of the far tail."""
     xp = namespace(sigma, high, c)
     blur = high_blur(sigma)
     start, end = high - 25.0 * blur, high + 40.0 * blur  # below `start`, 1 - w2 < e^-312
