@@ -263,7 +263,10 @@ def flat(question: MechanismQuestion) -> tuple[tuple[int, ...], np.ndarray, np.n
 
 @np.errstate(under="ignore")  # the bounds allow for underflow, which must not raise, whatever the user told NumPy
 def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
-    """Return the larger of the directions' answers; if `above_only`, by the pairs that dominate the mechanism alone."""
+    """Return the larger of the two directions' answers. The lower end is 0 unless the answer's kind is "certified".
+
+    above_only : whether to use only the pairs that dominate the mechanism; the answer's kind is then "bound".
+    """
     quantity, mechanism, relation, effort = question.quantity, question.mechanism, question.relation, question.effort
     shape, rows, target = flat(question)
     question = question._replace(given=target)
@@ -347,7 +350,10 @@ def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: n
 
 
 def _larger(question: MechanismQuestion, sides: list[Components], left: list[float] | None = None) -> Side:
-    """Answer one block. `left` is delta minus the mass at infinity, exactly, in each direction of a single row."""
+    """Return the larger of the two directions' answers, end by end.
+
+    left : for a single row, the exact target delta minus the mass at infinity in each direction.
+    """
     given = question.given
     worst = Answer(*(np.full(given.shape, -np.inf) for _ in range(3)))
     engines: np.ndarray = np.full(given.shape, "", dtype="<U32")
@@ -415,7 +421,10 @@ def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray
 
 
 def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Raise UnboundedLossError if the loss is unbounded in one of these rows of the flat batch, all with delta 0."""
+    """Raise UnboundedLossError if the loss is unbounded in one of these rows of the flat batch, all with delta 0.
+
+    Mass at infinity counts as far as the lower pair, `below`, has less of it.
+    """
     bad = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1) | (parts.delta_infinity > below.delta_infinity)
     if bad.any():
         raise UnboundedLossError(np.isin(np.arange(int(np.prod(shape))), rows[bad]).reshape(shape))

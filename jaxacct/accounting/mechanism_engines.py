@@ -264,7 +264,7 @@ class RemovedAndAdded(MechanismEngine):
 
 
 def _upper(question: MechanismQuestion, quantity: str, values: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of `quantity`; deltas one given value at a time, since they would share a wider lattice."""
+    """Return upper bounds of `quantity`. Each given eps is asked about alone: on a shared lattice deltas are wider."""
     asked = question._replace(quantity=quantity, relation=relation, hint=None)
     given = [values] if quantity == "epsilon" else values
     found = [np.asarray(answer(asked._replace(given=each)).upper) for each in given]

@@ -234,7 +234,10 @@ def gaussian_fit(
 
 
 def least_mu(rate: Answer, least_advantage: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Return a lower bound of mu from the rate at `floor` and a lower bound of delta(0); NaN if one of them is NaN."""
+    """Return a lower bound of mu, from the true-positive rate at the false-positive rate `floor`, and from delta(0).
+
+    It is NaN if `rate`, or `least_advantage`, a lower bound of delta(0), is NaN.
+    """
     low = np.maximum(_distance(rate.lower, floor, -1.0), _on_diagonal(0.5 * (1.0 - least_advantage), -1.0))
     # mu-GDP is claimed only where both error rates are at least `floor`. At the false-positive rate `floor` the other
     # error rate is 1 - rate. Where it may be below `floor`, nothing is claimed there, so no mu is refuted.

@@ -87,7 +87,10 @@ def calibrated_to_risk(
 
 
 def _value_for(goal: Goal, solved: RateSolve | None = None) -> BestValues:
-    """Return the value that protects least with delta at most the goal's; `close` rows of `solved` start the search."""
+    """Return the least protective value whose certified delta at the goal's epsilon is at most the goal's.
+
+    solved : noise multipliers found earlier; the search starts from the `close` ones.
+    """
     goal = goal._replace(hint=no_hint(goal.delta.size))
     effort = account.effort_of_search(goal.rtol)
 
@@ -266,7 +269,10 @@ class RateSolve(NamedTuple):
 
 
 def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[BestValues, np.ndarray]:
-    """Return a value with a true-positive rate of at most `rate` at `fpr`, and the eps, searched for, that shows it."""
+    """Return a value with a certified true-positive rate of at most `rate` at `fpr`, and the eps that shows this.
+
+    Every eps gives such a value. The best eps, which is searched for, gives the least protective one.
+    """
     # the best eps of mu-Gaussian DP is the loss at the threshold of the best test
     mu = ndtri(rate) - ndtri(fpr)
     gaussian = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)
@@ -414,7 +420,10 @@ FARTHEST = 0.12
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    """Return the value that protects least, of those whose mu above `above_fpr` meets the target, and the best eps."""
+    """Return the least protective value whose mu meets the target, and the best eps.
+
+    mu is claimed where both error rates are at least `above_fpr`.
+    """
     goal = goal._replace(relation="add_or_remove_one")  # mu is defined under add-or-remove
     wanted, floor = flat[name], flat["above_fpr"]
     first, place = _start_for_mu(goal, wanted, floor)

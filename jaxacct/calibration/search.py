@@ -69,7 +69,7 @@ class Search(NamedTuple):
     with the limit 1."""
 
     def closeness(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Return `rtol * scale / target`: a value is close enough if it leaves at most half of this share unspent."""
+        """Return `rtol * scale / target`. A value may leave half of this share of the target unspent."""
         target = self.target[rows]
         return self.rtol * (target if self.scale is None else self.scale[rows]) / target
 
