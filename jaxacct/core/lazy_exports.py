@@ -36,7 +36,8 @@ def lazy_exports(
     """Return ``__getattr__`` and ``__dir__`` of a package whose names live in its submodules.
 
     `homes` maps each name to its module, which is relative to the package or begins with "jaxacct.". `others` are names
-    that the package defines itself. A name that needs a package which is not installed gives a stand-in (`Missing`).
+    that the package defines itself. A name that needs a package which is not installed gives a stand-in
+    (`Missing`), which raises an error when it is used.
     """
 
     def __getattr__(name: str) -> Any:

@@ -124,7 +124,7 @@ class Waiting:
 
 @contextlib.contextmanager
 def waiting(total: int | None, unit: str = "rows", show: bool | None = None) -> Iterator[Waiting]:
-    """Show a line once the `with` block has taken a second, and erase it at the end; if it cannot, the work goes on."""
+    """Show a line once the `with` block has taken a second, and erase it at the end, if a thread can be started."""
     work = Waiting()
     wanted = on_terminal() or in_notebook() if show is None else show
     if not wanted or not _waiting.acquire(blocking=False):

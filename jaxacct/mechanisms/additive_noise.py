@@ -83,7 +83,7 @@ class Gaussian(AdditiveNoise):
 
 
 def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> FinitePair:
-    """Return a pair above min(1, factor delta(eps; mu), delta(eps; other)), of Gaussians of these sensitivities."""
+    """Return a pair above min(1, factor delta(eps; mu), delta(eps; other)); delta(eps; m) is of N(m, 1), N(0, 1)."""
     mu, other = mu * (1.0 + 8.0 * ROUNDOFF), other * (1.0 + 8.0 * ROUNDOFF)
     if other == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
@@ -129,7 +129,7 @@ def profile_of_gaussian(mu: float, epsilon: np.ndarray) -> np.ndarray:
 class Laplace(AdditiveNoise):
     """Laplace noise of scale ``scale`` times the add/remove sensitivity: (1/scale)-DP.
 
-    The pair is Lap(0, b), Lap(1, b), of delta(eps) = 1 - e^{(eps - 1/b)/2} for 0 <= eps <= 1/b. Under ``replace_one``
+    The pair is Lap(0, b), Lap(1, b), with delta(eps) = 1 - e^{(eps - 1/b)/2} for 0 <= eps <= 1/b. Under ``replace_one``
     the sensitivity is 2, so b is halved.
 
     Parameters
@@ -156,7 +156,7 @@ class Laplace(AdditiveNoise):
 
 
 def laplace_pair(largest: np.ndarray) -> FinitePair:
-    """Return a pair that dominates Laplace noise: losses x, d apart, of masses e^{(x - largest)/2} tanh(d/4)."""
+    """Return a pair that dominates Laplace noise. Losses x, d apart, have masses e^{(x - largest)/2} tanh(d/4)."""
     top = largest[..., None]
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     ends = (place == 0.0) | (place == 1.0)
@@ -365,7 +365,7 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
 
 def _pair(m: float, smoothness: float) -> FinitePair:
-    """Return a pair whose profile, at the losses of certain quantiles of N(m, R^2), is the largest of the three."""
+    """Return a pair whose profile is nowhere below the three: at many losses it is the largest of them."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
     # the tail is 6e-300 at 37 standard deviations; with this number of quantiles the chords add about 1e-5 to epsilon
@@ -378,7 +378,7 @@ def _pair(m: float, smoothness: float) -> FinitePair:
 
 
 def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return (x - m)/R, then x, at the larger and smaller x where log N(m, R^2)/N(0, 1) = epsilon, R = e^smoothness."""
+    """Return (x - m)/R at the larger and smaller x where log N(m, R^2)/N(0, 1) = epsilon, then x; R = e^smoothness."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     rise = 2.0 * smoothness + 2.0 * epsilon
     root = np.sqrt(m * m + more * rise)

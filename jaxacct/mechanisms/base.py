@@ -44,7 +44,7 @@ class LaplacePart(NamedTuple):
 
 
 class FinitePart(NamedTuple):
-    """Finite law of the loss of a mechanism in one direction, after sampling; all masses sum to 1."""
+    """Finite law of the loss of a mechanism in one direction, after sampling; `mass` and `infinity` sum to 1."""
 
     loss: np.ndarray  # the batch shape and one trailing axis of atoms
     mass: np.ndarray  # under P, like `loss`
@@ -59,7 +59,7 @@ class ConcentratedPart(NamedTuple):
 
 
 class FinitePair(NamedTuple):
-    """Dominating pair (P, Q) with finitely many likelihood ratios; atoms have one axis beside those of the batch."""
+    """Dominating pair (P, Q) with finitely many likelihood ratios; atoms lie along an axis after those of the batch."""
 
     loss: np.ndarray  # log p/q of the atoms
     p: np.ndarray  # their P-masses
@@ -76,8 +76,9 @@ class Mechanism(ABC):
     """Mechanism, or batch of mechanisms: one configuration for each element of the numeric fields' common shape.
 
     Subclasses are frozen dataclasses that ``register`` makes pytrees. A field named in ``constraints`` is numeric: the
-    constructor checks it and stores it as float64. A field named ``mechanism`` holds another mechanism. Tracers pass
-    unchecked, and a pytree transformation may put any object in a field; ``validated`` checks such fields.
+    constructor checks it and stores it as float64 (a float or a read-only array). A field named ``mechanism`` holds
+    another mechanism. Tracers pass unchecked, and a pytree transformation may put any object in a field; ``validated``
+    checks such fields. Mechanisms are equal if they have the same class, structure and numbers.
 
     >>> from jaxacct.mechanisms import Gaussian
     >>> isinstance(Gaussian(1.0), Mechanism), Gaussian(1.0) == Gaussian(1), Gaussian(1.0).kind
@@ -106,7 +107,7 @@ class Mechanism(ABC):
         """Return the independent parts in one direction, each with its count (a whole number in float64)."""
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        """Return parts that the mechanism dominates, for lower ends only: those of `expand` unless `has_bracket`."""
+        """Return parts that the mechanism dominates, for lower ends only: unless `has_bracket`, those of `expand`."""
         return self.expand(relation, direction)
 
     def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
@@ -131,7 +132,7 @@ class Mechanism(ABC):
         return False
 
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
-        """Return (noise multiplier, factors of its count) for each Gaussian released; None if one is no Gaussian."""
+        """Return (noise multiplier, factors of its count) for each Gaussian; None if any release is no Gaussian."""
         return None
 
     def displaces(self) -> bool:
@@ -259,7 +260,7 @@ class EqualToAnother(Mechanism):
 
 
 class AdditiveNoise(BaseMechanism):
-    """Noise added to a statistic. The only field is its deviation or scale, divided by the add/remove sensitivity."""
+    """Noise added to a statistic. The only field is its standard deviation or scale over the add/remove sensitivity."""
 
     finite: ClassVar[bool] = False
     law: ClassVar[type[GaussianPart] | type[LaplacePart]]

@@ -119,7 +119,7 @@ def _orders(rho: float, count: int) -> np.ndarray:
 
 
 def _boundary(s: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return t and c for each s: the best test's outputs have log-ratios s and -t, by the best order 1 + c."""
+    """Return t and c for each s: the outputs of the best test have log-ratios s and -t, and 1 + c is the best order."""
     c = np.broadcast_to(_orders(rho, ORDERS), (s.size, ORDERS))
     log_q, best = _rarest_of_orders(s, c, rho, xi)
     for _ in range(2):
@@ -138,7 +138,7 @@ def _rarest_of_orders(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> tu
 
 
 def _rarest(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> np.ndarray:
-    """Return the log of the largest Q-mass q <= e^-s, by the order 1 + c, of an event of P-mass q e^s."""
+    """Return the log of the largest q <= e^-s such that order 1 + c allows an event of P-mass q e^s and Q-mass q."""
     alpha = 1.0 + c
     limit, power = c * (xi + rho * alpha), alpha * s
     most = np.exp(-s) * (1.0 - ROUNDOFF)

@@ -1,4 +1,4 @@
-"""Mechanisms with the loss of a mixture of Gaussians: their pairs (README.md, "Pairs of mixtures"), laws of weights."""
+"""Mechanisms with the loss of a mixture of Gaussians: pairs (README.md, "Pairs of mixtures"), and laws of weights."""
 
 from __future__ import annotations
 

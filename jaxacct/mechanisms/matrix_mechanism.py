@@ -1,4 +1,4 @@
-"""Matrix mechanisms, Gaussian noise that is correlated over the steps of a run, and their bins that share noise."""
+"""Matrix mechanisms: Gaussian noise that is correlated over the steps of a run, also where bins share noise."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class MatrixMechanism(EqualToAnother):
 
 
 def _norms(strategy: Strategy, groups: int, below: bool) -> list[tuple[float, int]]:
-    """Return falling bounds (norm, count) of a group's columns: from `below` for one group, from above for every group.
+    """Return bounds (norm, count) of columns, norms falling: lower ones of one group (`below`), or upper ones of all.
 
     Nearly equal bounds become the least (if `below`) or the largest of them.
     """
@@ -209,7 +209,7 @@ def delta_of_bins(
 ) -> np.ndarray:
     """Return (lower, estimate, upper) of delta at K values of eps, (3, K): the largest over the directions `signs`.
 
-    A relative `width` is narrow enough. A bracket of a delta below `least` may be wider.
+    `width` is the relative width that is aimed at. A bracket of a delta below `least` may be wider.
     """
     profile = contours_of(strategy, bins, noise)
     at, back = np.unique(epsilon, return_inverse=True)

@@ -37,7 +37,7 @@ class ExponentialMechanism(FiniteMechanism):
 
     Report noisy max with Gumbel noise of scale 2D/epsilon has the same law. D is the most by which a score moves under
     the neighbouring relation of the question; if all scores move the same way under that relation, D/2 may stand for D.
-    The mechanism has epsilon-bounded range: log ratios lie in [t - epsilon, t] for some t. The largest profile is
+    It has epsilon-bounded range: log ratios lie in [t - epsilon, t] for some t. The largest profile over t is
 
         delta(s) = (e^{epsilon/2} - e^{s/2})^2/(e^epsilon - 1),   -epsilon <= s <= epsilon.
 
@@ -177,7 +177,7 @@ class GaussianNoisyMax(BaseMechanism):
 
 
 def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
-    """Return the pair at losses l a distance d apart, of masses e^{l/2} tanh(d/4)/sinh(epsilon/2), half at the ends."""
+    """Return the pair of losses l, d apart, with masses e^{l/2} tanh(d/4)/sinh(epsilon/2), halved at both ends."""
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     step = 2.0 * epsilon / LOSS_CELLS
     # `height` is e^{epsilon/2} tanh(step/4)/sinh(epsilon/2), computed without overflow
@@ -245,8 +245,8 @@ class NumericSparse(Mechanism):
     """AboveThreshold that also releases the value of each query found above the threshold, with fresh Laplace noise.
 
     It counts as `AboveThreshold` composed with ``answers`` Laplace mechanisms of scale ``value_scale``: concurrent
-    composition leaks no more than composition one after the other. Relations and units are as there. The mechanism
-    cannot be sampled. ``kind`` is "bound".
+    composition leaks no more than composition one after the other. Relations and units are those of `AboveThreshold`.
+    The mechanism cannot be sampled. ``kind`` is "bound".
 
     Parameters
     ----------
@@ -300,7 +300,8 @@ class PartitionSelection(Mechanism):
     more or less; a key with count 0 is never released. The optimal rule and thresholded Laplace noise, both in
     `jaxacct.samplers`, are of this kind. The release of all keys counts as a composition of ``contributions``
     mechanisms, each (epsilon, delta)-DP, and under ``replace_one`` of twice as many, since the record leaves some keys
-    and enters others. ``kind`` is "bound".
+    and enters others. ``kind`` is "bound". With k composed mechanisms, epsilon is infinite at deltas below
+    1 - (1 - delta)^k.
 
     Parameters
     ----------

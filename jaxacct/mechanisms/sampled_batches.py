@@ -461,7 +461,7 @@ class Cap(NamedTuple):
     """Effect of a cap on a Poisson sample for one record; each field is a lower and an upper bound of a number."""
 
     chance: tuple[float, float]  # tau = Pr[Bin(n-1, q) >= cap], that the other records fill the batch
-    rate: tuple[float, float]  # q' = (cap/n) Pr[Bin(n, q) > cap]/tau, that the record is in a batch that others fill
+    rate: tuple[float, float]  # q' = (cap/n) Pr[Bin(n, q) > cap]/tau, that the record is in such a batch
 
 
 def cap_of(size: float, q: float, cap: float) -> Cap:
@@ -488,7 +488,7 @@ def cap_of(size: float, q: float, cap: float) -> Cap:
 
 
 def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
-    """Return (sum of p_k/p_start over k > start, or < for `way` -1, relative error); p_k = Pr[Bin(n, q) = k]."""
+    """Return the sum of p_k/p_start over k > start (< for `way` -1), p_k = Pr[Bin(n, q) = k], and relative error."""
     total, last, k, length, terms = 0.0, 1.0, float(start), 4096, 0.0
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         while True:
@@ -524,8 +524,8 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     ``replace_one`` has the profile H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. If the
     base's pair is not symmetric, (P, Q) has the larger profile of both orders (README.md, "Two orders of a replaced
     record"). A pair that joins several pairs is a bound when it is repeated or composed, and so are its Renyi
-    divergences. For Gaussian and Laplace bases the answer under ``replace_one`` is a bound, about 1e-5 larger. A
-    composition inside runs on one sample, as in `PoissonSampled`.
+    divergences. For Gaussian and Laplace bases epsilon under ``replace_one`` is a bound, about 1e-5 above the exact
+    value. A composition inside runs on one sample, as in `PoissonSampled`.
 
     ``zero_out`` replaces a record by one that contributes 0, in the same slot. For a Gaussian base it has a dominating
     pair of its own (README.md, "Zero-out where the slot is kept"). For other bases the pair of ``replace_one`` is a

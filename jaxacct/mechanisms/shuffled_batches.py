@@ -29,7 +29,7 @@ MOST_PASSES, MOST_ROWS = 1000, 16
 class ShuffledBatches(Mechanism):
     """One pass over a data set that is shuffled and cut into ``batches`` of a fixed size, with a Gaussian on each.
 
-    No amplification by the shuffle is claimed: a pass is one Gaussian, of sensitivity 1 for ``zero_out`` and of
+    No amplification by the shuffle is claimed: a pass counts as one Gaussian, of sensitivity 1 for ``zero_out`` and of
     sensitivity 2 for ``replace_one``. ``kind`` is "bound". ``repeat`` the mechanism for several passes, with a fresh
     shuffle or the same one.
 
@@ -85,7 +85,7 @@ class ShuffledBatches(Mechanism):
 
 
 def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism]:
-    """Return attacks with certified brackets on a composition of shuffled batches, for `size` answers.
+    """Return attacks with certified brackets on composed passes, or none for more than MOST_ROWS answers (`size`).
 
     An attack replaces each pass by what an attacker sees of it, so that the composition dominates the attack. A pass
     with a single batch has none, since the trainer also records `batches` = 1 where it does not know their number.
@@ -156,6 +156,7 @@ def _largest(with_record: float, without: float, batches: float, direction: str)
     """Return the loss law for an attack that sees in which cell of a grid the largest of `batches` outputs lies."""
     from scipy import special  # slow to import
 
+    # one output has the mean `with_record` under P and `without` under Q, in units of sigma; all others have mean 0;
     # all other outputs are below `lowest` with a chance of e^-46; for 2 batches this gives -inf, and -10 replaces it
     lowest = max(-special.ndtri(-np.expm1(-46.0 / (batches - 1.0))), -10.0)
     highest = with_record + 38.0

@@ -46,8 +46,9 @@ def plot(
         A curve shows a value against an input, with the value's bracket as a band.  A heat map shows a value as colour
         over two inputs.  "profile" draws `plot_profiles` of some rows, and "tradeoff" their `plot_tradeoffs`.
         By default a curve, or a heat map where two inputs have more than eight values each.
-    x, by : the inputs along the horizontal axis, and along the vertical axis of a heat map or with a curve for each of
-        its values.  By default the inputs with the most values; all others are held at the value that most rows have.
+    x, by : names of inputs.  `x` is along the horizontal axis; `by` is along the vertical axis of a heat map, or has a
+        curve for each of its values.  By default the inputs with the most values; all others are held at the value
+        that most rows have.
     value : name of a column
         By default the quantity that was solved for; "epsilon" draws the epsilon at a calibrated parameter.
     where : a dict of column names and values; only the rows with these values are drawn.

@@ -292,7 +292,7 @@ def _epsilons(curves: list[Curve]) -> tuple[list[np.ndarray], list[float]]:
 def _draw(
     axes: Any, curves: list[Curve], grids: list[np.ndarray], ask: Callable[[Profile, np.ndarray], Bounds], end: str
 ) -> list[np.ndarray]:
-    """Draw what `ask` says of each curve: a line for the `end` that a claim may use, and a band; return the lines."""
+    """Draw what `ask` answers for each curve: a line at the `end` a claim may use, and a band; return lines' values."""
     answers = [ask(curve.profile, grid) for curve, grid in tracked(zip(curves, grids, strict=True), "curves")]
     names, drawn = [curve.name for curve in curves], []
     looks = zip(names, style.colours(names), style.dashes(len(names)), strict=True)

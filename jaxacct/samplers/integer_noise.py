@@ -178,7 +178,7 @@ class SparseVector:
     def failure(self, alpha: ArrayLike, queries: int) -> float:
         """Bound the probability that any of `queries` answers is wrong by more than `alpha` (>= 0).
 
-        Wrong is "yes" for a value below threshold - alpha, and "no" for one above threshold + alpha. All answers are
+        An answer is wrong if it is "yes" below threshold - alpha, or "no" above threshold + alpha. All answers are
         right while no noise exceeds alpha / 2.
         """
         half = math.floor(rational("alpha", alpha, positive=False) / 2)

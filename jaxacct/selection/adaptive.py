@@ -30,7 +30,7 @@ from jaxacct.selection.law_of_k import (
 )
 
 TAIL_SHARE = 1e-7
-"""Values of K that are not listed have a probability of at most this number times delta, which widens its bracket."""
+"""The values of K that are not listed have a probability of at most this share of delta, which widens its bracket."""
 LEAST_DELTA = 1e-290
 """Smallest positive delta for which epsilon is searched. For a smaller delta the upper end is the largest loss."""
 ROUNDINGS_PER_TERM = 8.0
@@ -52,11 +52,12 @@ class AdaptiveSelection(AnySelection):
 
         delta(eps) = sum_k Pr[K = k] delta_k(eps)
 
-    where delta_k is the profile of ``mechanism`` composed k times.  Candidate k may be chosen after seeing all earlier
-    outputs, K and public randomness, as long as ``mechanism`` dominates each candidate.  K is independent of the data
-    and need not be secret.  The sum is the exact supremum over all such candidates, so `ja.epsilon` and `ja.delta`
-    return brackets of kind "certified".  In a composition with other mechanisms a pair made from upper bounds of the
-    profile replaces the selection, and the kind is "bound".  With fixed K it is the K-fold composition itself.
+    where delta_k is the profile of ``mechanism`` composed k times.  Nothing is released at k = 0.  Candidate k may be
+    chosen after seeing all earlier outputs, K and public randomness, as long as ``mechanism`` dominates each candidate.
+    K is independent of the data and need not be secret.  The sum is the exact supremum over all such candidates, so
+    `ja.epsilon` and `ja.delta` return brackets of kind "certified".  In a composition with other mechanisms a pair made
+    from upper bounds of the profile replaces the selection, and the kind is "bound".  With fixed K it is the K-fold
+    composition itself.
 
     Parameters
     ----------
@@ -130,7 +131,7 @@ def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> 
 
 
 def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, rtol: float) -> np.ndarray:
-    """Return upper bounds of "epsilon" or "delta" for one base and law; three or more eps share their nodes."""
+    """Return upper bounds of "epsilon" or "delta" for one base and law; for three or more eps a little looser."""
     if quantity == "epsilon":
         return np.array([_epsilon(run, law, float(x), relation, rtol)[1] for x in values])
     if values.size < 3:
@@ -302,7 +303,7 @@ class Mixture:
         return Sum(bottom, min(max(float(middle), bottom), top), top)
 
     def _between(self, mass: np.ndarray) -> np.ndarray:
-        """Return, for each node, the sum of `mass` over the listed k strictly between the node before and it."""
+        """Return, for each node, the sum of `mass` over the listed k below it, but above the node before."""
         if not self.nodes.size:
             return np.zeros(0)
         before = np.concatenate([[-1], self.nodes[:-1]])
@@ -396,7 +397,7 @@ class _Search:
                 return
 
     def tighten(self) -> None:
-        """Move `low` and `high` to the solution: to eps about its estimate where an end may cross the target."""
+        """Move `low` and `high` towards the solution: try eps near its estimate, where an end may cross the target."""
         if not (self.left[0] < self.right[0] < math.inf):
             return
         x, slope = self.root()
@@ -420,7 +421,7 @@ class Weights(NamedTuple):
 
 
 def weights(law: Law, tail: float) -> Weights:
-    """Return bounds of one law's probabilities, of up to 2^21 values of K, until `tail` is left on either side.
+    """Return bounds of one law's probabilities, for so many K (at most 2^21) that at most `tail` is left each side.
 
     >>> from jaxacct.selection import Geometric
     >>> found = weights(Geometric(0.5), 1e-9)

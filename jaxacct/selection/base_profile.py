@@ -182,7 +182,7 @@ def meet(one: Any, other: Any, most: float) -> np.ndarray:
 def each_pair(
     run: Mechanism, law: Law, shape: tuple[int, ...], asked: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, Mechanism, Law]]:
-    """Yield (flat indices, base, law) for each pair that has elements, where `asked`, in an array of `shape`."""
+    """Yield each pair of a base and a law, after the flat indices of its elements (only those `asked`) in `shape`."""
     mine = batch_shape(run)
     pairs = np.broadcast_shapes(mine, law.shape)
     number = np.broadcast_to(np.arange(int(np.prod(pairs))).reshape(pairs), shape).reshape(-1)
@@ -307,7 +307,7 @@ def _bases(run: Mechanism, coarse: bool) -> list[Base]:
 
 
 def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> list[Profile]:
-    """Return the profile of each configuration up to a delta of LAST_DELTA, by the engines."""
+    """Return the profile of each configuration, up to its last eps (`LAST_DELTA`), by the engines."""
     names = ["add_or_remove_one"] * 2 if run.symmetric() else ["remove_one", "add_one"]
     infinite = np.max([part.delta_infinity for part in parts], axis=0)
     level, size = LAST_DELTA + 1.001 * infinite, infinite.size

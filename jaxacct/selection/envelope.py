@@ -104,10 +104,10 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
 
 @np.errstate(all="ignore")
 def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
-    """Return an eps at which the leak is at most each delta, near the least such eps; inf where none is found."""
+    """Return an eps where the leak is at most each delta, inf if none, above the least by a share of eps + `unit`."""
     low, high, done = np.zeros(delta.shape), np.full(delta.shape, LARGEST_EPS), np.zeros(delta.shape, bool)
     eps = low
-    # Newton's steps are for log(leak), and where these leave [low, high] for the leak, which is convex in e^eps
+    # Newton's steps solve for log(leak); where they leave [low, high], for the leak, which is convex in e^eps
     for _ in range(60):
         value, fall = made.about(eps)
         low, high = np.where(value > delta, eps, low), np.where(value > delta, high, eps)

@@ -101,7 +101,7 @@ class Law(ABC):
         return self.generating(y)[1:]
 
     def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
-        """Return (log phi', phi''/phi') at x, y = 1 - x, both accurate; (-inf, 0) where phi' underflows. In NumPy."""
+        """Return (log phi', phi''/phi') at an accurate x and y = 1 - x; (-inf, 0) where phi' underflows. In NumPy."""
         return _steepness(*evaluated(self, y)[1:])
 
     def rise(self, x: np.ndarray, y: np.ndarray, d: np.ndarray) -> Numbers:
@@ -296,7 +296,7 @@ class TruncatedNegativeBinomial(Law):
 
 
 def Geometric(gamma: ArrayLike) -> TruncatedNegativeBinomial:
-    """Make the geometric law `Pr[K = k] = gamma (1-gamma)^{k-1}`, of mean 1/gamma: eta = 1.
+    """Make the geometric law `Pr[K = k] = gamma (1-gamma)^{k-1}`, of mean 1/gamma: negative binomial with eta = 1.
 
     Parameters
     ----------
@@ -317,7 +317,7 @@ def Geometric(gamma: ArrayLike) -> TruncatedNegativeBinomial:
 
 
 def Logarithmic(gamma: ArrayLike) -> TruncatedNegativeBinomial:
-    """Make the logarithmic law `Pr[K = k] = (1-gamma)^k/(k log(1/gamma))`: eta = 0.
+    """Make the logarithmic law `Pr[K = k] = (1-gamma)^k/(k log(1/gamma))`: negative binomial with eta = 0.
 
     Parameters
     ----------
@@ -612,7 +612,7 @@ def derivative(law: Law, order: int) -> tuple[float, Law]:
 
     The scale is 0 if K is always below `order`.  A law that is not of this library raises InputError.
 
-    README.md, "The best j", says which law (Computing it).
+    README.md, "The best j", says which law (under "Computing it").
 
     >>> from jaxacct import selection
     >>> derivative(selection.Binomial(4, 0.5), 3)

@@ -179,7 +179,7 @@ def certified(
 ) -> np.ndarray:
     """Return lower and upper bounds (2, *shape) for the worst score. Other bounds narrow the brackets that are wide."""
     most = SAYS_NOTHING[quantity]
-    # an epsilon at a delta below LEAST_DELTA has the lower bound of that at LEAST_DELTA, and no upper bound from it
+    # below LEAST_DELTA, the lower bound of epsilon at LEAST_DELTA still holds; the upper bound is dropped
     found = bracket(quantity, run, law, np.maximum(values, LEAST_DELTA), relation, width)
     ends = meet(found, found, most)
     known = np.broadcast_to((values >= LEAST_DELTA) | (quantity == "delta"), ends.shape[1:])

@@ -245,7 +245,7 @@ def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound:
 
 
 def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return eps or delta for a monotone score over unsampled Gaussians, both ways; the error of eps is about 1e-9."""
+    """Return eps or delta for a monotone score over unsampled Gaussians; the error of eps is about 1e-9."""
     if (mu := gaussian_mu(run)) is None:
         raise InputError("bound = 'monotone_score' needs a base of unsampled Gaussians; use bound='worst_case'")
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
@@ -310,7 +310,7 @@ def line(laws: Law, mu: np.ndarray, reach: float) -> Line:
 
 
 def _log_ratio(laws: Law, mu: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return l, the log ratio of the winner's densities for means mu and 0, and l'; NaN where phi' is lost."""
+    """Return log(winner's density for mean mu/that for mean 0), and its slope; NaN where phi' is not finite or 0."""
     logs, slopes = [], []
     for z in (x - mu, x):
         steep, ratio = laws.steepness(ndtr(z), ndtr(-z))

@@ -118,7 +118,7 @@ class TopSelection(AnySelection):
 def _of_one(
     quantity: str, run: Mechanism, law: Law, top: int, values: np.ndarray, relation: str, rtol: float
 ) -> np.ndarray:
-    """Return upper bounds of one selection: the least of the envelope, the profile's end, and the average over K."""
+    """Return the least of three upper bounds: envelope, largest loss or mass at infinity, and average over K."""
     most = SAYS_NOTHING[quantity]
     largest, mass = ends(run, law, top, relation)
     if quantity == "epsilon":
@@ -181,7 +181,7 @@ def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, floa
 
 
 def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> tuple[envelope.Envelope, float]:
-    """Return the envelope of one direction for deltas of `level`, and the last eps of the profile of `top` runs."""
+    """Return the envelope of one direction for deltas from `level` on, and the last eps of `top` runs' profile."""
     parts = components(run, "add_or_remove_one", side.direction)
     # `apart`: the base's mass at infinity, which is taken out of the profiles and the curve, and added as
     # `Envelope.infinite`. This is sound only where the mass is known: a pair that merely dominates the base may have

@@ -161,14 +161,14 @@ class Banded(ToeplitzStrategy):
 
 @dataclass(frozen=True)
 class BLT(ToeplitzStrategy):
-    """A buffered linear Toeplitz matrix, of first column c_0 = 1, c_j = sum_k scales_k decays_k^(j-1): d buffers.
+    """A buffered linear Toeplitz matrix. Its first column is c_0 = 1, c_j = sum_k scales_k decays_k^(j-1).
 
     Parameters
     ----------
     buffers : int
-        d, the number of terms.
+        d, the number of terms, and of buffers of noise.
     steps, epochs : int
-        n, the size of the matrix; the number of fixed epochs with the least mean squared error, which divides n.
+        n, the size of the matrix; the number of fixed epochs, a divisor of n, for which the error is least.
     scales, decays : tuple of float, optional
         d numbers each, scales > 0 and 0 <= decays < 1, if they are known; otherwise they are searched for.
 
@@ -228,7 +228,7 @@ class BandedInverse(ToeplitzStrategy):
     inverse_bands : int
         p, the number of bands of C^-1.
     steps, epochs : int
-        n, the size of the matrix; the number of fixed epochs with the least mean squared error, which divides n.
+        n, the size of the matrix; the number of fixed epochs, a divisor of n, for which the error is least.
     inverse : tuple of float, optional
         The first column 1, d_1, ..., d_{p-1} of C^-1, if it is known; otherwise it is searched for.
 
@@ -400,7 +400,7 @@ class PrefixSum(Strategy):
             raise InputError(f"restarts = {self.restarts} must divide steps = {self.steps}; use blocks of one length")
 
     def taps(self, step: int) -> Taps:
-        # buffer k has the last node of level k; step t, counted from 1, adds a node at the level of the last bit of t
+        # buffer k has the last node of level k; step t, counted from 1, adds a node at the level of the last 1 bit of t
         count = step % self.block + 1
         levels, level = np.arange(self.overlap.bit_length()), (count & -count).bit_length() - 1
         below, now = (levels < level).astype(float), (levels == level).astype(float)

@@ -136,7 +136,7 @@ def buffered_inverse(scales: np.ndarray, decays: np.ndarray, steps: int) -> np.n
 
 
 def _log_error(column: np.ndarray, inverse: np.ndarray, period: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """Return log(mean variance of prefix sums, times squared sensitivity of |C|), and its gradients by both columns."""
+    """Return log(mean variance of prefix sums times squared sensitivity of |C|), and its gradients by both columns."""
     steps = max(column.size, inverse.size)
     column, inverse = (np.pad(each, (0, steps - each.size)) for each in (column, inverse))
     passes = lambda values: np.cumsum(np.pad(values, (0, -steps % period)).reshape(-1, period), 0).ravel()

@@ -343,7 +343,7 @@ def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
 
 
 def of_patterns(lags: np.ndarray, separation: int, most: int) -> tuple[float, float]:
-    """Bound the largest squared sensitivity over patterns of at most `most` steps that far apart, without rounding."""
+    """Bound the squared sensitivity, unrounded, over patterns of at most `most` steps at least `separation` apart."""
     weights = _weights(lags, separation, most)
     upper, pattern = _heaviest(weights, separation, most)
     single = [int(np.argmax(lags[0]))]
@@ -375,7 +375,7 @@ def of_all(lags: np.ndarray, patterns: np.ndarray) -> tuple[float, float]:
 
 
 def _longest(begun: tuple[int, ...], steps: int, separation: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yield the patterns that begin with `begun` and have no room for a step, which lowers no sum of |(C^T C)_ij|."""
+    """Yield the patterns that begin with `begun` and have no room: a further step lowers no sum of |(C^T C)_ij|."""
     later = range(begun[-1] + separation if begun else 0, steps)
     if not later or len(begun) == most:
         yield begun

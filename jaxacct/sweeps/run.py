@@ -30,7 +30,7 @@ from jaxacct.sweeps.solve import Settings, settings, solve
 from jaxacct.sweeps.table import Table
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
-"""Limits of the default number of rows between two writes: fewer do not fill the programs, and a kill loses more."""
+"""Limits of the default number of rows between two writes: fewer fill no program, and with more a kill loses more."""
 POLL_SECONDS = 0.2
 """Number of seconds between two looks for the files of other processes.  The pause spares a shared file system."""
 

@@ -402,7 +402,7 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
 
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float) -> float:
-    """Return the smallest noise multiplier that was tried, from `near` on, and whose `epsilon` meets the target."""
+    """Return the smallest noise multiplier tried whose `epsilon` meets the target; the search begins at `near`."""
     found = least_private(
         lambda values: np.array([epsilon(float(value)) for value in values]),
         target,
@@ -439,7 +439,7 @@ def _drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidat
     """Return the mean of the runs' profiles if one is `drawn` at random, else their maximum."""
     if len(runs) == 1:
         return runs[0]
-    # E[K] of the selection that uses the guarantee, `candidates`, multiplies the probability of an infinite loss
+    # `candidates` is E[K] of the selection that follows; it multiplies the probability of an infinite loss
     left = max(delta * LAST_DELTA_SHARE / max(candidates / 10.0, 1.0), 1e-300)
     top = max(float(account.epsilon(run, left, rtol=0.01).upper) for run in runs)
     grid = np.linspace(0.0, top, 200)
@@ -455,7 +455,7 @@ def _shown(plan: Any, known: list[tuple[str, str]], each: list[str]) -> str:
 
 
 def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
-    """Return the profile of "run K times, release the best": upper bounds for the worst score, far below `delta`."""
+    """Return the profile of "run K times, release the best": bounds of the worst score, down to far below `delta`."""
     both = RELATIONS[: 1 if run.symmetric() else 2]
     envelope = lambda at, name: bound_delta(run, law, at, bound="envelope", relation=name).upper
     last = float(bound_epsilon(run, law, max(LAST_DELTA_SHARE * delta, 1e-15), bound="envelope").upper)

@@ -243,7 +243,7 @@ class Random(Space):
 
 
 def draws_alike(space: Any) -> bool:
-    """Return whether draws with independent keys are surely i.i.d.; a class of one's own may keep state."""
+    """Return whether draws with independent keys are surely i.i.d.; a user's own class may keep state."""
     known = (Choice, LogUniform, Uniform)
     return type(space) is Grid or (type(space) is Random and all(type(law) in known for law in space.axes.values()))
 

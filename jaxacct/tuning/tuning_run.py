@@ -487,7 +487,7 @@ def value_of(score: Any, secret: Secret) -> Callable[[Any, int], float]:
 def note_whole(
     ledger: Ledger | str | os.PathLike[str] | None, plan: Plan, mechanism: Mechanism, note: str, target: float | None
 ) -> None:
-    """Note a whole tuning in an open ledger or at a path, on the disk at return; refuse one that exceeds the target."""
+    """Note a whole tuning, on the disk at return; refuse one beyond the target or of another relation."""
     if ledger is None:
         return
     opened: contextlib.AbstractContextManager[Ledger]

@@ -155,7 +155,7 @@ def enumerate_totals(parts: Any, epsilon: Any) -> Any:
 
 
 def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
-    """Return the sum of `enumerate_totals` for a law on a grid, by a polynomial's power; None if that is too dear."""
+    """Return the sum of `enumerate_totals` by a polynomial's power; None without a grid, or at too much cost."""
     if part.grid is None or len(part.loss) < 3:
         return None
     offset, step, ks = part.grid
@@ -337,7 +337,7 @@ def _whole(steps: list[_Step], grown: Any, aims: _Aims) -> Any:
 
 
 class _Two:
-    """Delta's part from two steps, by the ratio m of a third below its cut (README.md, "Two and three steps")."""
+    """Delta's part from two steps, given the ratio m of a third below its cut (README.md, "Two and three steps")."""
 
     def __init__(self, steps: list[_Step], cuts: list[Any], grown: Any, least: Any, most: Any, aims: _Aims) -> None:
         self.steps, self.cuts, self.grown, self.aims = steps, cuts, grown, aims

@@ -194,7 +194,7 @@ def _profile(p: list[Fraction], q: list[Fraction]) -> Callable[[Fraction], Fract
 
 
 def response(epsilon: Any, delta: Any) -> Masses:
-    """Return the masses of the laws that dominate every (epsilon, delta)-DP mechanism: delta apart, the rest a coin."""
+    """Return the dominating masses of (epsilon, delta)-DP: delta where the other law has 0, and randomised response."""
     rare = (1 - delta) / (1 + epsilon.exp())
     likely = (1 - delta) / (1 + (-epsilon).exp())
     p, q = [likely, rare], [rare, likely]
@@ -207,7 +207,7 @@ def response(epsilon: Any, delta: Any) -> Masses:
 
 
 def discrete_laplace(scale: Any, shift: int) -> Masses:
-    """Return the masses, of r = e^{-1/scale}, of noise plus `shift` and alone; outcomes of one loss are merged."""
+    """Return the masses of noise plus `shift` and of noise alone; outcomes of equal loss are merged."""
     if shift >= MOST_OUTCOMES:
         raise NotCovered(f"DiscreteLaplace of sensitivity {shift}")
     r = (-1 / scale).exp()

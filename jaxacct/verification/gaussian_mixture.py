@@ -33,7 +33,7 @@ def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
 
 
 def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any], Any]:
-    """Return the chances that j of a `group` are among `batch` draws of `size` records, and 0, which is left out."""
+    """Return the chances that j of a `group` are among `batch` draws of `size` records, and 0, the chance left out."""
     total = math.comb(size, batch)
     most = min(group, batch)
     return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(most + 1)], arb(0)

@@ -39,7 +39,7 @@ _kept: list[tuple[Any, float, float, LineSum]] = []
 
 
 def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, dearest: float = float("inf")) -> Any:
-    """Enclose delta's part from finite losses, to `digits` of e^log_scale, by `most` nodes and a cost of `dearest`."""
+    """Enclose delta's part from finite losses, to `digits` of e^log_scale, by up to `most` nodes of cost `dearest`."""
     with precision(128), np.errstate(all="ignore"):
         parts = build()
         key = (tuple((part.key, count) for part, count in parts), digits, most)
@@ -253,7 +253,7 @@ class Plan:
 
 
 def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:
-    """Yield plans until one has a short sum: plain, with small losses apart, and without the largest outputs."""
+    """Yield plans until one has a short sum: a plain one, with small losses apart, without the largest outputs."""
     first = _plan(parts, epsilon, aim, most, False)
     yield first
     if first.cost < LONG_SUM_PRODUCTS or not small_loss_steps.only_sampled_gaussians(parts):

@@ -176,7 +176,7 @@ def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
 
 
 def mixes_orders(mechanism: Any, relation: str) -> bool:
-    """Return whether replace_one lets several FiniteOutput mechanisms, whose laws change, exchange p and q apart."""
+    """Return whether under replace_one several FiniteOutput mechanisms may exchange unequal p and q, each alone."""
     return relation == "replace_one" and _unlike(mechanism) > 1
 
 
@@ -436,7 +436,7 @@ def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
 
 @defines(known.TruncatedPoissonSampled)
 def _capped(asked: Asked, mechanism: Any, sampling_probability: Any, dataset_size: Any, cap: Any) -> list[Part]:
-    """Define capped Poisson sampling: the others fill the batch with probability tau; then it displaces one with q'."""
+    """Define capped Poisson sampling: others fill the batch with chance tau; the record then displaces one with q'."""
     _refuse(asked, "capped Poisson sampling", "replace_one")
     if asked.relation == "zero_out" and not asked.alone:
         raise NotCovered("zero_out where a record displaces others")
@@ -485,7 +485,7 @@ def _sampled_step(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
-    """Return the worst pair of laws for e^eps >= 1, of a value x, or in its place -x (remove) or x (add)."""
+    """Return the worst pair for e^eps >= 1: the record adds x, a batch without it -x (remove) or x (add)."""
     s, nothing = 1 / noise, arb(0)
     if direction == "remove":
         return PairOfMixtures(((-s, 1 - rate), (s, rate)), ((-s, 1 - rate), (nothing, rate)))

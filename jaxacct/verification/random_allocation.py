@@ -89,7 +89,7 @@ class AllocationLoss:
         return ((total + error) * ((angle * self.sigma) ** 2 / 2).exp()).abs_upper()
 
     def _values(self, c: Any, step: Any, plan: _Plan) -> Any:
-        """Yield enclosures of phi(c + i j step), one row of the plan at a time, each a product of two matrices."""
+        """Yield enclosures of phi(c + i j step) by row of the plan; a block of rows is a product of two matrices."""
         weights, exponents, error = self._nodes(c, arb(plan.angle), arb(plan.strip), plan)
         size, spread = len(weights), acb(within(error), within(error))
         right = []
@@ -142,7 +142,7 @@ class AllocationLoss:
 
 
 class _Plan:
-    """Chooses line, period and length of the sum, and the quadrature of phi, in floats; a bad choice is only wide."""
+    """Chooses line, period, length of the sum, and phi's quadrature, in floats; a bad choice only widens the result."""
 
     def __init__(self, sigma: float, t: int, k: float, wanted: float) -> None:
         self.sigma, self.t = sigma, t

@@ -105,7 +105,7 @@ class SampledGaussian:
         return acb(self.mean(x) if x > 0 else self.mirrored.mean(-1 - x))
 
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Iterator[list[Any]]:
-        """Yield, for each row, enclosures of M(c + i j step) for its `width` values j: a product of two matrices."""
+        """Yield, row by row, enclosures of M(c + i j step) for the `width` numbers j of the row."""
         nodes = _Nodes(self, c, count, bits)
         error = acb(within(nodes.error), within(nodes.error))
         size = len(nodes.weights)
@@ -434,7 +434,7 @@ class SampledGaussian:
         return total / rise
 
     def line(self, c: float, bits: float, farthest: float = 2.0) -> tuple[float, float, float, int]:
-        """Return (angle, 2 pi/step, nats of accuracy, nodes) of the best line; the bound is at `farthest` its angle."""
+        """Return (angle, 2 pi/step, nats of accuracy, nodes) of the cheapest line, bounded at `farthest` * angle."""
         sigma = float(self.sigma.mid())
         best: tuple[float, float, float, int] | None = None
         for angle in ANGLES[self._steepest > ANGLES]:

@@ -39,7 +39,7 @@ class SmallLossSteps:
     order: float
 
     def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
-        """Enclose B, the part of each step's M from large losses, along the line, about as well as M with `bits`."""
+        """Enclose B, each step's part of M from large losses, along the line, about as well as M with `bits` bits."""
         at, found = np.array([float(c.mid())]), []
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             less = float((part.log_mgf(at) - law.log_mgf(at))[0])
