@@ -53,7 +53,10 @@ class Side(NamedTuple):
 
 
 def engine_of_mechanism(question: MechanismQuestion) -> MechanismEngine | None:
-    """Return the first engine that answers for the whole mechanism, or None. InputError: the named engine cannot."""
+    """Return the first engine that answers for the whole mechanism; None if its parts give the answer.
+
+    Raise InputError where the user named an engine that cannot answer.
+    """
     steps = [step for step in single_steps(question.mechanism) if not step.ordinary()]
     for known in ENGINES:
         if not isinstance(known, MechanismEngine) or question.relation not in known.relations:

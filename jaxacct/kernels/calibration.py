@@ -272,6 +272,7 @@ def solve_rate(
 
     x is the logarithm of the noise. Its last step is made at the final eps, so that x belongs to that eps.
 
+    log_rate, log_fpr : logarithms of the true- and of the false-positive rate.
     steps : number of steps on the contour integral. They start from a saddle point approximation, which is off by some
         hundredths, or by tenths where the record is rarely sampled.
     """

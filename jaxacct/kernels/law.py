@@ -221,7 +221,7 @@ def saddle_point(
     down: float = 12.0,
     up: float = 4.0,
 ) -> Saddle:
-    """Return the saddle point of a law with the cumulants k for a given eps, or for a given approximate log delta.
+    """Return the saddle point of a law with the cumulants k for `target`, the eps or about the log delta (`quantity`).
 
     Newton's method solves for w = log c, and the last saddle point that it evaluated is returned. A step that leaves
     the bracket of w, or is not below half of the last step, is replaced by bisection. w may lie `down` below and `up`

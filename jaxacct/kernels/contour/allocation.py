@@ -427,10 +427,11 @@ whose brackets are still too wide."""
 CUT_OFF = 5e-3, 1e-3
 """The tolerance (`place`) of a contour in the first and in later turns, as a share of the wanted relative width."""
 WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
-"""Pairs (log of a delta, wanted relative width of brackets above this delta). Chords between losses are too high by a
-few 1e-4 of the largest deltas, on which compositions mostly depend, and by a few hundredths in the tail."""
+"""Pairs (log of a delta, wanted relative width of brackets above this delta); a wider bracket gets another contour.
+Narrower brackets would be of little use: the chords between losses are too high anyway, by a few 1e-4 of the largest
+deltas, on which compositions mostly depend, and by a few hundredths in the tail."""
 LONG = 1000
-"""If a contour has more nodes than this, a second one would be slow, and would gain little."""
+"""If a contour has more nodes than this, a wide bracket gets no second one: it would be slow, and would gain little."""
 VERY_LONG = 1500
 """Number of nodes from which a contour takes up to a second."""
 KNOWN = 0.3

@@ -263,7 +263,10 @@ def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
 
 
 def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
-    """Return (heights, lower bounds of lengths) of slabs under the tilted density, level sets about two modes."""
+    """Bound the tilted density from below by slabs, the level sets about two modes (kernels/README.md, section 2).
+
+    Return the heights of the slabs, and lower bounds of their lengths, (2 (LEVELS - 1),) each.
+    """
     xp, size = namespace(t.u), t.u.shape[-1]
     log_f = xp.log(t.weight) - xp.log(t.step)[..., None] - xp.log(t.posterior) + xp.log(sigma)[..., None]
     log_f = xp.where(t.weight > 0.0, log_f, -xp.inf)
