@@ -27,8 +27,7 @@ CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
 """Numbers of quantiles within 9 sigma of the range of the means, and in each tail from 9 to 37 sigma, where the normal
 tail is 6e-300. With so many quantiles the pairs add about 1e-4 to epsilon."""
 LEAST_RELATIVE_GAP = 1e-7
-"""Smallest distance of two points of a profile, divided by the largest shift in standard deviations. The slope between
-nearer points loses digits."""
+"""Smallest distance of two points of a profile, in shares of the largest shift; nearer slopes lose digits."""
 Points = tuple[np.ndarray, np.ndarray]
 
 

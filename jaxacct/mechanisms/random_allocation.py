@@ -65,8 +65,7 @@ Made = TypeVar("Made")
 Profiles = tuple[BracketedProfile, BracketedProfile]
 """Profiles of one round in both directions."""
 Losses = Literal["usual", "dense", "far"]
-"""Sets of losses at which a round's profile is computed. "usual" comes first. "dense" follows if the composition's
-bracket is wide, and "far" if the upper end of that bracket is infinite."""
+"""Losses of a round's profile: "usual" first, then "dense" if the bracket is wide, "far" if its end is infinite."""
 _KEPT: dict[tuple[float, float, Losses], Profiles] = {}
 _LOCK = threading.Lock()
 _LOSSES: ContextVar[Losses] = ContextVar("losses", default="usual")

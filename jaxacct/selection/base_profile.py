@@ -62,8 +62,7 @@ FEW_STEPS = 100.0
 VALUE_ERROR = 1e-12
 """Arithmetic with values of the profile is taken to have at most this relative error."""
 LINE_EPS = 650.0
-"""Largest eps for which a line of slope e^eps bounds the trade-off curve, so that e^eps is far from overflow.  The
-polygon above the curve counts larger losses as infinite."""
+"""Largest eps of which a line of slope e^eps is above the trade-off curve; larger losses count as infinite there."""
 ASKED_EPS = 600.0
 """Largest eps for which the engines are asked."""
 

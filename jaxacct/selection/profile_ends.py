@@ -51,22 +51,17 @@ RELATIVE_ERROR = 4e-12
 ROUNDED_UP = 1.0 + 1e-11
 """Factor by which the bounds from the base alone are rounded up. It covers the rounding error of each formula."""
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
-"""Cells of v = 1/(1 + e^-s) go from the first of these s to the last: v is 4e-18 and 1 - 1e-26 there.  One bound covers
-all smaller v."""
+"""Cells of v = 1/(1 + e^-s) go from the first of these s, where v is 4e-18, to the last, where 1 - v is 1e-26."""
 FIRST_CELLS, MOST_CELLS, PIECES_PER_CUT = 4096, 2**18, 4
-"""The search over v, the argument of T, begins with FIRST_CELLS cells.  It cuts cells into PIECES_PER_CUT pieces, and
-has at most MOST_CELLS cells.  More cells give a smaller bound."""
+"""The search over v begins with FIRST_CELLS cells, cuts cells into PIECES_PER_CUT pieces, and ends at MOST_CELLS."""
 RATIO_TOLERANCE = 1e-8
 """Relative error at which `largest_ratio` aims. The logarithm of this ratio is a term of the largest loss."""
 KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
-"""Families of laws for which `largest_ratio` is reached at a knot of the curve (README.md, "The ends of the
-profile")."""
+"""Laws whose `largest_ratio` is reached at a knot of the curve (README.md, "The ends of the profile")."""
 LARGEST_LOSS = 650.0
-"""Only if the base's loss is at most this, so that e^loss is finite, `largest_ratio` is sought and other orders of the
-scores are tried."""
+"""`largest_ratio` and other orders of scores are sought up to this loss of the base, so that e^loss is finite."""
 LEAST_SLOPE = 1e-290
-"""A smaller phi' is rounded up to this, and an order of scores with a smaller cost is not used, since float64 loses
-digits there."""
+"""A smaller phi' is rounded up to this, and an order of smaller cost is not used: float64 loses digits there."""
 
 
 class Limits(NamedTuple):
