@@ -31,9 +31,8 @@ _ALL_BYTES = (
 )  # largest array of data that is compared whole; of a larger one, or a Source, some blocks are compared
 _BLOCKS, _BLOCK_ROWS = 32, 64  # number of these blocks, and of the rows in a block
 _OWN_BYTES = 12
-"""A row that a constant shares with the data is evidence only if, compressed, it is so much longer than a row of zeros.
-
-Simple rows agree by chance.
+"""A row that a constant shares with the data is evidence only if it is not simple: simple rows agree by chance.
+Compressed, it must be at least this many bytes longer than a row of zeros.
 """
 _MOST_COLUMNS = (
     64  # the columns of the data, or of a constant, are also compared one by one if there are at most so many
@@ -155,7 +154,7 @@ def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
 
 
 def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
-    """Return whether all other rows keep their bits, in entries that repeat, when the first or last row is replaced."""
+    """Return whether all other rows keep their bits if the first or last is replaced; unsteady entries are ignored."""
     with jax.enable_x64(x64):
         rng = np.random.default_rng(0)
         consts = [const if _is_known(const) else _drawn(rng, const.aval, True) for const in traced.consts]
@@ -406,7 +405,7 @@ class _Hashed:
 
     @functools.cached_property
     def length(self) -> int:
-        """Length of a run with 96 bits of entropy by the frequencies of its rows; more than all if there is none."""
+        """Length of a run of rows with 96 bits of entropy, by how often each row occurs; more than all if none has."""
         share = self.counts / len(self.rows)
         entropy = -float(np.sum(share * np.log2(share)))
         return max(math.ceil(96.0 / entropy), _LEAST_RUN) if entropy > 0.01 else len(self.rows) + 1

@@ -19,7 +19,7 @@ import numpy as np
 from jaxacct.training.clipping.parameter_uses import Step, Use, Uses, largest, merged
 
 BLOCK = 64  # terms of a sum that are added one by one; the sums of blocks are added in blocks again (README.md)
-NOTHING = -(2**20)  # exponent of an array without normal numbers: plus any exponent it is below those of all numbers
+NOTHING = -(2**20)  # exponent of an array without normal numbers; any exponent added to it stays below those of numbers
 HIGHEST = jax.lax.Precision.HIGHEST  # the error bounds need full float32; some devices would round the factors first
 inlined = functools.partial(jax.jit, inline=True)  # traces a function once for all arguments of the same shapes
 
@@ -43,7 +43,7 @@ class Site:
     leaf: int  # the number of the parameter among the leaves
     shape: tuple[int, ...]
     uses: tuple[tuple[Use, bool], ...]  # each with a flag that says whether x and dy change places
-    steps: tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]  # through the entries, along groups, K and M
+    steps: tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]  # of the entries, along groups, K and M
     narrow: Any  # the dtype with the smallest range among those that the parameter is cast to
 
     @property
@@ -82,7 +82,7 @@ class Site:
         return self._each_group(jax.vmap(lambda one: self._norm_squared(*_normalised(_wide(one, dtype)))), rows)
 
     def total(self, rows: Rows, keep: Any, weights: Any, dtype: Any) -> Any:
-        """Return the sum of weight * g/2^E over the examples in ``keep``; the weights are of (groups, examples)."""
+        """Return the sum of weight * g/2^E over the examples in ``keep``, with weights (groups, examples)."""
 
         def one(rows: Rows, weights: Any) -> Any:
             rows = jax.vmap(lambda one: _normalised(_wide(one, dtype))[0])(rows)

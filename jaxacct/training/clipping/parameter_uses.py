@@ -173,7 +173,7 @@ def uses_of(closed: ClosedJaxpr, leaves: int) -> tuple[Written, list[Uses]]:
 def _follow(
     closed: ClosedJaxpr, views: dict[Any, tuple[int, View]], outputs: Any, place: tuple[int, ...], found: list[Uses]
 ) -> Written:
-    """Add the uses in a trace to ``found``; ``views`` has the parameter's number and the view of each such input."""
+    """Add the uses in a trace to ``found``; ``views`` maps each input that is a view to (parameter's number, view)."""
     live, inner = _live(closed.jaxpr, outputs), {}
     for number, eqn in enumerate(closed.jaxpr.eqns):
         if eqn.primitive.name == "stop_gradient" or not any(var in live for var in eqn.outvars):

@@ -91,7 +91,7 @@ class _Partition:
         return change
 
     def _releases(self, noise: list[float]) -> list[Release]:
-        """Return the releases that count if `dearest` is `noise`: one round, or one pass for each of these entries."""
+        """Return the releases that count if `dearest` is `noise`: one round, or one pass for each entry of `noise`."""
         if self.first.sampling == rules.ALLOCATION and len(noise) > 1:
             # the relative rounding error of 1000 terms is below 2^-40, so this never exceeds the exact noise
             noise = [(1.0 - 2.0**-40) / cost(noise)]
@@ -119,8 +119,8 @@ class Spent:
     partitions: dict[str, _Partition] = field(default_factory=dict)  # passes and rounds, by their fingerprints
     last: Step | None = None  # the last step entry
     next: int = 0  # the step number that follows the last entry
-    looks: Seen | None = None  # the entry of the current plan
-    owed: Counter[Release] = field(default_factory=Counter)  # the rest of plans that were replaced after a look
+    looks: Seen | None = None  # the `Seen` entry of the current plan, or None
+    owed: Counter[Release] = field(default_factory=Counter)  # the steps left in plans that were replaced after a look
     shared: int | None = 0  # the step from which cyclic Poisson sampling shares noise; None if noise is independent
 
     @property
@@ -279,7 +279,7 @@ def _of_one_relation(mechanism: Mechanism) -> bool:
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
-    """Return epsilon of the composition; more than MANY_RELEASES different releases are joined into fewer."""
+    """Return epsilon of the composition; more than MANY_RELEASES kinds are joined, outward at both ends."""
     if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
         return account.epsilon(total(several), delta, relation=relation)
     most = account.epsilon(total(several, at_most), delta, relation=relation)
@@ -369,7 +369,7 @@ class Contents:
         return [name for name in ended if self.promised(name, whole=True)]
 
     def choice(self, run: str) -> Plan | None:
-        """Return the last plan with repetitions of a run with steps, which do not pay for the choice of this run."""
+        """Return a run's last plan with repetitions, if it has steps; these do not pay for the choice of this run."""
         spent, plans = self._known(run), [line.plan for line in self.headers[run] if line.plan.repetitions is not None]
         return plans[-1] if plans and (spent.numbers or spent.torn) else None
 
@@ -447,7 +447,7 @@ class Contents:
 def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, begins: bool = False) -> Counter[Release]:
     """Return how the steps `step` to `step + steps - 1` of a plan change the releases that a run has spent.
 
-    A negative count is of a release that a dearer one replaces.  README.md, "The stop rule": this must be exact.
+    A negative count is of a release that a dearer one replaces.  Counts must be exact (README.md, "The stop rule").
 
     label : the fingerprint of the first step's pass or round.  The default is that of the last step entry.  If that
         entry has none, the steps are taken to have none either, and each counts alone.

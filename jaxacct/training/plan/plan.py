@@ -49,7 +49,7 @@ from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.step_mechanisms import Release, Turn, composed, require_kept
 
 MANY_KINDS = 16
-"""Most different releases for which `Plan.epsilon_curve` is exact; stand-ins that leak no less replace more of them."""
+"""Most different releases for which `Plan.epsilon_curve` is exact. More are replaced by stand-ins that leak no less."""
 _CURVE_RTOL = 0.02
 """Relative width of the brackets of epsilon along a curve: large, to save time; upper bounds hold at any width."""
 _FORMAT, _VERSION = "jaxacct.plan", 1
@@ -740,7 +740,7 @@ def _strategy_of_run(
         require_groups(known, groups)
     with np.errstate(over="ignore", invalid="ignore"):
         grown = np.max(known.squared_errors()) * np.max(known.squared_norms()[1])
-    if not grown <= 2.0**20 * known.steps:  # the largest variance of a prefix sum, beside that of independent noise
+    if not grown <= 2.0**20 * known.steps:  # `steps` is the variance by independent noise
         raise InputError(
             f"noise = {strategy!r:.60} grows from step to step, beyond what float32 holds; use a matrix whose columns "
             "fall from their first entry"

@@ -212,7 +212,7 @@ def releases(
         return counts
     for begin, _, length, members in blocks(segments, sampling, dataset_size):
         share = members[0].sampling_probability
-        least: dict[int, float] = {}  # least noise of the first and the last pass of each segment, which it may share
+        least: dict[int, float] = {}  # least noise of passes that segments may share: their first and last
         for segment in members:
             first, last = max(segment.start, start), min(segment.end, until)
             if first >= last:

@@ -45,7 +45,7 @@ class Checkpoint(NamedTuple):
 
 
 class Store:
-    """Folder of checkpoints, numbered from 0; only its owner may read it, since it holds the secret key of the run."""
+    """Folder of checkpoints, numbered from 0, for all processes.  Only its owner may read it: it holds a secret key."""
 
     def __init__(self, folder: str | os.PathLike[str], processes: Processes = ALONE) -> None:
         ocp = optional_package("orbax.checkpoint", "a folder of checkpoints")

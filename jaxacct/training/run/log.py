@@ -65,7 +65,7 @@ class _Look:
 
     step: int
     observed: Observed  # the numbers of the step, on the device
-    point: TablePoint | None  # whose epsilon covers all releases so far
+    point: TablePoint | None  # table of epsilon, and its step that covers all releases so far
     when: float | None = None  # the time at which the step was found to be done, in seconds
     rate: float | None = None  # steps per second, over the last logged steps up to this one
     record: dict[str, Any] | None = None  # what is logged, still without epsilon; None until the numbers are fetched

@@ -47,7 +47,7 @@ _HOST = b"host 1"
 class Prepared(NamedTuple):
     """Step that is ready to run."""
 
-    line: Lineage  # after the step
+    line: Lineage  # the lineage after the step
     key: StepKey
     settings: Numbers
     partition: str  # the fingerprint of the step's pass or round, or ""

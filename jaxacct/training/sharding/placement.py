@@ -275,7 +275,7 @@ class Placement:
 
 
 def _on_device(tree: Any) -> Any:
-    """Return a pytree on the default device.  Committed arrays go through the host: with them keys would differ."""
+    """Return a pytree on the default device.  Committed arrays would change the keys, so they go through the host."""
     default = jax.device_put(np.float32(0)).devices()
     # on a CPU `device_put` keeps an array of NumPy itself, which the caller may change
     copy = True if {device.platform for device in default} == {"cpu"} else None

@@ -16,7 +16,7 @@ from jaxacct.training.clipping.clipped_sum import CLIP_NORM, DEVIATION
 from jaxacct.training.step import noise
 
 _UNITS = 2**10  # losses are rounded to units of bound/_UNITS, so that their sum is exact
-_MOST_MEMBERS = 2**20  # expected: for up to twice as many members the noisy sum of centred losses fits 32 bits
+_MOST_MEMBERS = 2**20  # largest expected batch: twice as many noisy centred losses have a sum of 32 bits
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class PrivateLoss:
 def gradient_noise(
     noise_multiplier: float, expected_batch_size: float, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> float:
-    """Return the gradients' noise multiplier: with it a step's releases cost one Gaussian of `noise_multiplier`."""
+    """Return the gradients' noise multiplier, rounded up: a step then costs one Gaussian of `noise_multiplier`."""
     check("noise_multiplier", noise_multiplier, DEVIATION)
     if private_loss is not None and not expected_batch_size <= _MOST_MEMBERS:
         raise InputError(
@@ -153,7 +153,7 @@ class AdaptiveClip:
         return 0.1 * expected_batch_size if self.count_noise is None else self.count_noise
 
     def gradient_noise(self, noise_multiplier: float, expected_batch_size: float) -> float:
-        """Return the noise multiplier with which gradients and count cost one Gaussian of `noise_multiplier`."""
+        """Return the gradients' noise multiplier, rounded up: they and the count cost `noise_multiplier`."""
         return gradient_noise(noise_multiplier, expected_batch_size, self, None)
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:

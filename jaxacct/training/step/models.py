@@ -403,7 +403,7 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any) -> list[bool]:
 
 
 def streams(rngs: bool | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of a linen module's streams of random numbers: of "dropout" alone if `rngs` is True."""
+    """Return the names of a linen module's streams of random numbers: True stands for "dropout", False for none."""
     if isinstance(rngs, bool):
         return ("dropout",) if rngs else ()
     return (rngs,) if isinstance(rngs, str) else tuple(rngs)

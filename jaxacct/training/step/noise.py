@@ -95,8 +95,8 @@ def draws_of_units(
 ) -> Iterator[tuple[int, Any]]:
     """Draw standard normals; yield the number of each leaf and its draws, an array (32, units).
 
-    `units` has the number of units for the number of a leaf in a pytree of `leaves` leaves.  They are the leaf's units
-    from 0 on, or from its number in `first` on.
+    `units` maps the numbers of leaves, in a pytree of `leaves` leaves, to how many units each has.  A leaf's units are
+    counted from 0 on, or from the leaf's entry in `first` on.
     """
     begins = np.cumsum([0, *units.values()])
     total = int(begins[-1])

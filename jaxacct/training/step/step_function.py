@@ -280,7 +280,7 @@ def add(
     mask: Any,
     frozen: Untrained | None = None,
 ) -> Sums:
-    """Add one micro-batch to the sums: a row of `batch`, a number in the whole data, and a mask for each place."""
+    """Add one micro-batch to the sums.  Each place has a row of `batch`, a number in the whole data, and a mask."""
     members: tuple[Any, ...] = (batch,)
     if rule.rngs:  # a member's key follows from its number in the data, so every device computes the same key
         members += (jax.vmap(jax.random.fold_in, (None, 0))(noise.stream(key, noise.MODEL), indices),)

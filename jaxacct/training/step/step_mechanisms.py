@@ -25,7 +25,7 @@ POISSON, TRUNCATED, ALLOCATION = "poisson", "truncated_poisson", "random_allocat
 WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER = "without_replacement", "fixed_batches", "cyclic_poisson", "fixed_order"
 SAMPLING = (POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER)  # the batch rules
 BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
-"""Batch rules whose release is a pass or round, in which a record is in one batch at most, or for ORDER the run."""
+"""Batch rules whose release is a pass or round, with a record in one batch at most; for ORDER it is the whole run."""
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
 """Batch rules that draw the batch of each record anew for every pass; groups are drawn once for a whole run."""
 WITH_NOISE = (CYCLIC, ORDER)  # whose steps may share noise: those of one record are as far apart as a strategy needs
@@ -37,8 +37,8 @@ INSTEAD = {
 }
 """Advice for batch rules by which adding or removing a record moves another record to another batch.
 
-The sum of one batch then changes by up to 2 C, and the sum of another by up to C.  The two changes are orthogonal under
-FIXED, but not under ORDER, since steps share noise.
+The added record takes the place of the moved one: one sum changes by up to 2 C, and that of another batch by up to C.
+The two changes are orthogonal under FIXED, but not under ORDER, since steps share noise.
 """
 _SHARED = "the next ones share noise with them"
 STAYS = {
