@@ -53,10 +53,10 @@ def calibrate(
     """Return the value of one parameter, of any mechanism, at which the mechanism meets (target_epsilon, target_delta).
 
     The search takes `x` in `bracket` with `epsilon(mechanism(x), target_delta) <= target_epsilon`, as near as possible
-    to the end of the bracket that protects less.  Which end this is, the search finds by evaluating both.  The returned
-    value was itself evaluated, so it meets the target.  If epsilon is monotone in the parameter, every value that
-    protects less misses the target.  The library cannot see from a function whether epsilon is monotone: say so by
-    `monotone=True`.
+    to the end of the bracket that protects less.  The search evaluates both ends to find out which one this is.  The
+    returned value was itself evaluated, so it meets the target.  If epsilon is monotone in the parameter, every value
+    that protects less misses the target.  The library cannot see from a function whether epsilon is monotone: say so
+    by `monotone=True`.
 
     Parameters
     ----------

@@ -133,7 +133,7 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Be
     steep = np.zeros(size, bool)
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
-        """Evaluate, report progress, and keep in `missed` each row's value that protects most of those that miss."""
+        """Evaluate, report progress, and keep in `missed` each row's most protective value that misses the target."""
         work.done = int(np.sum(np.isin(found.status, CLAIMED)))
         bounds = own(rows, values)
         some = _lower_end(bounds) > search.target[rows]

@@ -81,7 +81,7 @@ def _phi(x: Array) -> Array:
 
 
 def far_by_mass(law: LossLaw, log_goal: Array) -> Array:
-    """Return limits in u, (J,): some step's outcome exceeds its limit with a probability below e^log_goal."""
+    """Return limits in u, (J,). The probability that any step's outcome exceeds its limit is below e^log_goal."""
     xp = namespace(law.gauss_n, log_goal)
     spread = xp.sqrt(1.0 + high_blur(law.gauss_sigma) ** 2)
     room = xp.log(2.0 * law.gauss_n * law.gauss_n.shape[-1]) - log_goal[..., None]
