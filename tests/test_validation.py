@@ -317,6 +317,8 @@ def test_kinds_and_statuses_are_known():
     assert Bounds(0, 1, 2, kind="conditional: monotone score").kind == "conditional: monotone score"
     for status in STATUSES:
         assert explain(status) == STATUSES[status] and explain(status).endswith(".")
+    with pytest.raises(InputError, match=r"status = 'bound' is a kind; use explain\('ok', 'bound'\)"):
+        explain("bound")
     narrow = explain("ok")
     assert "bracket" in narrow and all("bracket" not in explain("ok", kind) for kind in KINDS if kind != "certified")
     assert "far below it" in explain("ok", "bound") and explain("width", "bound") == STATUSES["width"]

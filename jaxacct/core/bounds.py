@@ -94,6 +94,8 @@ def explain(status: ArrayLike, kind: ArrayLike = "certified") -> Numbers:
 
 def _sentence(status: Any, kind: Any, place: str = "") -> str:
     word, statement = str(status), str(kind).split(":")[0]
+    if word in KINDS:
+        raise InputError(f"status{place} = {shown(status)} is a kind; use explain('ok', {word!r})")
     if word not in STATUSES:
         raise InputError(f"status{place} = {shown(status)} is not known; use one of {', '.join(STATUSES)}")
     if statement not in KINDS:
