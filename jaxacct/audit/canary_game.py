@@ -47,8 +47,8 @@ class Game:
     """A trainer's real step on data with canaries, each of which is in or out of a run.
 
     `input_canary` and `gradient_canaries` make games.  The step has the trainer's own sampling, clipping, noise and
-    optimizer.  Two things are added: each example carries a mark, which may say that it is out and has no gradient; and
-    the optimizer's state also holds the last noisy mean that the optimizer was given.
+    optimizer.  Two things are added: each example carries a mark, which may say that the example is out and has no
+    gradient; and the optimizer's state also holds the last noisy mean that the optimizer was given.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Game:
     loss_fn : (params, (example, mark)) -> scalar loss.
     data : pytree of arrays; the canaries are the last examples.
     marks : numpy.ndarray of int32, shape (examples,)
-        The marks if all canaries are in: the number of a gradient canary, `REAL_MARK` for any other example.
+        The marks if all canaries are in: its number for a gradient canary, `REAL_MARK` for any other example.
     observe : (parameters before a step, noisy sum of the step) -> one score for each canary.
     canaries : number of canaries.
 
@@ -86,7 +86,7 @@ class Game:
         if plan.unit != "record":
             raise InputError(f"unit = {plan.unit!r} of the plan is not supported: a canary is one record; use 'record'")
         rule = trainer.rule
-        # a count or a loss would hold a member for a canary that is out, so that its absence would show twice as much
+        # a noisy count or loss would still include a canary that is out, so that its absence would show twice as much
         beside = rule.adaptive is not None or rule.private_loss is not None
         if rule.rngs or rule.has_aux or beside or trainer.trainable is not None:
             raise InputError(

@@ -60,11 +60,11 @@ def clopper_pearson(
     Parameters
     ----------
     false_positives : array_like of whole numbers
-        Number of the ``absent`` runs without the canary that were taken for runs with it.
+        How many of the ``absent`` runs, which lack the canary, the auditor took for runs with it.
     absent, present : array_like of whole numbers
         Numbers of runs without and with the canary.  The rule of guessing must not depend on these runs.
     false_negatives : array_like of whole numbers
-        Number of the ``present`` runs with the canary that were taken for runs without it.
+        How many of the ``present`` runs, which have the canary, the auditor took for runs without it.
     delta : in [0, 1).  It broadcasts with the counts, and each element of the result is a statement by itself.
     confidence : in (0, 1).  Each limit fails with probability at most (1 - confidence)/2.
     relation : {"add_or_remove_one", "zero_out", "remove_one", "add_one"}
@@ -104,7 +104,7 @@ def gaussian_fit(
 ) -> LowerBound:
     """Bound mu from below by max over thresholds of Phi^-1(1 - FPR) - Phi^-1(FNR); return mu and its epsilon at delta.
 
-    **Conditional**: the epsilon holds only if the mechanism's trade-off curve is that of a Gaussian, as for a step on
+    **Conditional**: the epsilon holds only if the mechanism's trade-off curve is a Gaussian's, as it is for a step on
     all data.  Subsampled training has no such curve, nor has tuned training.
 
     Parameters
@@ -187,8 +187,8 @@ class LowerBound:
     trials : number of runs with the canary plus number of runs without; for an audit in one run, the number of
         canaries.
     method : name of the method that found the bound.
-    kind : "lower bound"; or "conditional: Gaussian DP" for a statement that holds if the trade-off curve is that of a
-        Gaussian.
+    kind : "lower bound"; or "conditional: Gaussian DP" for a statement that holds if the trade-off curve is a
+        Gaussian's.
     mu : the Gaussian-DP parameter that a Gaussian fit found; otherwise None.
 
     References
@@ -248,8 +248,8 @@ def from_scores(
     Parameters
     ----------
     absent, present : array_like, shape (runs,)
-        Scores of the runs without and with the canary, in the order of simulation or another that does not depend on
-        their values.
+        Scores of the runs without and with the canary, in the order of simulation, or in another order that does not
+        depend on the scores.
     delta : float
     confidence : float in (0, 1)
     method : {"clopper_pearson", "gaussian_fit"}; "gaussian_fit" holds only for mechanisms that are Gaussian DP.

@@ -386,8 +386,8 @@ def cell_audit(
     """Bound from below, by simulation, the epsilon of a selection whose score orders `cells`.
 
     The selection is simulated `runs` times with each of the two laws of a candidate.  The adversary's event is that the
-    winner has one of the largest likelihood ratios; the exact laws (`selection.output_law`) choose it, not the
-    simulation.  So Clopper and Pearson's limits hold without held-out runs.
+    winner has one of the largest likelihood ratios.  The event is chosen by the exact laws (`selection.output_law`),
+    before the simulation.  So Clopper and Pearson's limits hold without held-out runs.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ from jaxacct.selection.base_profile import upper_hull
 from jaxacct.training import Plan
 
 FARTHEST_EPSILON = 50.0
-"""Largest epsilon at which a line touches a claimed profile, even if delta is above 1e-15 there."""
+"""Largest epsilon at which `claimed_lines` makes a line, even if the claimed delta is above 1e-15 there."""
 DOWN = 1.0 - 8.0 * ROUNDOFF
 """Factor that rounds a result of a few operations down."""
 Inverse = Callable[[np.ndarray], np.ndarray]
@@ -133,8 +133,8 @@ def one_run(
         adding or removing one canary (under replace_one or zero_out, about replacing or zeroing it).  A plan with
         data_dependent=True claims no curve, and is refused.
     guessed : {"both", "in"}
-        Use "in" if every guess says that a canary was in, and some coins are not guessed.  With a claim
-        it refutes more.
+        Use "in" if every guess says that a canary was in, and some coins are not guessed.  With a claim, "in"
+        refutes more than "both".
 
     Returns
     -------

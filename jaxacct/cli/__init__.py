@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0: answered.  1: answered, but a calibration is infeasible, a row failed, or a claim of a report may not be made.
     2: bad input, or a file or standard output that cannot be written.  3, 4: a verification refuted a bracket, or left
-    a bracket undecided.  130: interrupted (143 if terminated, 141 if the reader has gone), as shells count.
+    a bracket undecided.  130: interrupted.  143: terminated.  141: the reader of standard output has gone.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     command = f"jaxacct {arguments[0]}" if arguments and not arguments[0].startswith("-") else "jaxacct"

@@ -24,7 +24,7 @@ CONFIGURATION = {
     "groups": "of cyclic_poisson: the number of groups that take turns (default: the bands)",
     "group": "records of one person, protected together (default 1)",
 }
-"""Options that describe the DP-SGD run, each with its help: the numbers of `dp_sgd_run.NUMBERS`."""
+"""Options that describe the DP-SGD run, each with its help. Their names are the names in `dp_sgd_run.NUMBERS`."""
 QUESTION = {
     "epsilon": {"delta": "delta of the guarantee"},
     "delta": {"epsilon": "epsilon of the guarantee"},

@@ -1,6 +1,6 @@
 """The page of `jaxacct explore`: up to three runs of DP-SGD, and what the public functions answer about them.
 
-Nothing is computed here. The numbers of a run are those of `mechanisms/dp_sgd_run.py`, as everywhere in the package.
+Nothing is computed here. `mechanisms/dp_sgd_run.py` says which numbers describe a run, here as everywhere else.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ FIRST = {name: first for name, (_, _, first) in SLIDERS.items()}
 FIRST |= {"runs": "1", "sampling": "poisson", "rate": "batch_size", "length": "epochs"}
 """The first value of every setting."""
 CHOICES = {"sampling": SAMPLING, "rate": RATES, "length": LENGTHS}
-"""Settings that are chosen from a list: the batch rule, and the numbers that say the batch size and the length."""
+"""Settings that are chosen from a list: the batch rule, and which numbers give the batch size and the length."""
 LABELS = {
     "delta": "$\\delta$ of the guarantee",
     "sampling": "batch rule",
@@ -77,7 +77,7 @@ POINTS = 25
 FPR = np.unique(np.concatenate([[1e-4, 1e-3, 0.003, 0.01, 0.03], np.linspace(0.0, 1.0, 21)]))
 """False positive rates at which a trade-off curve is computed."""
 TICK, PATIENCE = 0.05, 0.4
-"""Seconds between two looks at a question that is being answered; seconds until the page shows that it is at work."""
+"""Seconds between two checks whether an answer is there; seconds after which the page shows progress."""
 PARTS = ("lower", "estimate", "upper", "kind", "status", "engine")
 """Names of the fields of an answer."""
 KEPT = 200
@@ -170,7 +170,7 @@ class Stopped(Exception):
 
 
 class Desk:
-    """The place where questions are asked. It shows how many were answered, and a button that skips the open ones."""
+    """Asks the questions. It shows how many are answered, and a button that skips the questions that are still open."""
 
     def __init__(self, slot: Any, total: int) -> None:
         self.slot, self.total, self.done, self.open = slot, total, 0, 0
@@ -220,7 +220,7 @@ class Desk:
         self.bar.progress(self.done / self.total, f"Computing: {words} ({self.done} of {self.total} answers are there)")
 
     def close(self) -> None:
-        """Take the progress away; after Stop, offer to go on."""
+        """Remove the progress bar; after Stop, show a button that goes on."""
         self.slot.empty()
         if self.open:
             with self.slot.container(horizontal=True, vertical_alignment="center"):

@@ -48,7 +48,7 @@ def failed(table: Table) -> int:
 
 
 def as_text(table: Table, batch: bool, beside: Mapping[str, str] | None = None) -> str:
-    """Write the answer, rounded to the safe side: a table for a batch, otherwise some lines, among them `beside`."""
+    """Write the answer, rounded to the safe side: a table for a batch, otherwise lines, which include `beside`."""
     if batch:
         usual = set(table["relation"].tolist()) == {"add_or_remove_one"}
         shown = [name for name in table.columns if name != "quantity" and not (name == "relation" and usual)]

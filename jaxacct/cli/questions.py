@@ -200,7 +200,7 @@ def select(options: argparse.Namespace) -> int:
 
 
 def _selected(grid: Grid, bound: str, relation: str, candidates: str, top: int) -> Table:
-    """Return a table of the selections' epsilons: one winner's worst case by one sweep, else law by law."""
+    """Return a table of the selections' epsilons: the worst case of one winner in one sweep, all others law by law."""
     from jaxacct import selection
 
     choice("bound", bound, ("worst_case", "auto", *selection.BOUNDS))

@@ -107,7 +107,7 @@ def _nonce(purpose: int, first: Any = 0, second: Any = 0) -> Any:
 
 @jax.jit
 def _seed(seed: Any) -> Any:
-    """Return the key of an integer of at most 64 bits. It is for tests. A key of ``fresh_key`` has 256 random bits."""
+    """Return a key made from an integer of at most 64 bits, for tests only. ``fresh_key`` draws 256 random bits."""
     low = jax.lax.convert_element_type(seed, jnp.uint32)
     half = jax.lax.shift_right_logical(seed, jax.lax.full_like(seed, 32)) if seed.dtype.itemsize == 8 else 0
     high = jnp.asarray(half).astype(jnp.uint32)
@@ -205,7 +205,7 @@ def secret(key: Any) -> Any:
 
 
 def key_words(key: Any) -> Any:
-    """Return eight words: those of a ChaCha20 key, or 256 bits that a key of another generator draws."""
+    """Return the eight words of a ChaCha20 key; for a key of another generator, return 256 bits drawn with that key."""
     if jax.random.key_impl(secret(key)) == CHACHA20:
         return jax.random.key_data(key)
     return jax.random.bits(jax.random.fold_in(key, 0), (8,), jnp.uint32)

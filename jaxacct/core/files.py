@@ -75,7 +75,7 @@ def sync_folder(path: Path) -> None:
 
 
 def lock(file: io.FileIO | BinaryIO, shared: bool = False) -> None:
-    """Lock an open file, if the system can; BlockingIOError if another holds it. Many may hold a `shared` lock."""
+    """Lock an open file, if the system can; raise BlockingIOError if it is locked. Many may hold a `shared` lock."""
     if os.name != "posix":
         return
     import fcntl

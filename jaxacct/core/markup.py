@@ -38,7 +38,7 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *notes
 def batch(
     title: str, head: Sequence[str], shape: tuple[int, ...], cells: Callable[[tuple[int, ...]], Sequence[str]]
 ) -> str:
-    """Return a table of the first `MOST_ROWS` elements of a batch; `cells` returns those of the element at an index."""
+    """Return a table of the first `MOST_ROWS` elements of a batch; `cells` returns the cells of one element."""
     shown, rest = cut(math.prod(shape))
     places = itertools.islice(np.ndindex(shape), len(shown))
     rows = [[*([", ".join(map(str, index))] if shape else []), *cells(index)] for index in places]

@@ -30,7 +30,7 @@ class Progress:
     """A progress line that is redrawn on a terminal or in a notebook; elsewhere each update is a line of its own.
 
     show : whether to show it; None shows it on a terminal, and in a notebook after `NOTEBOOK_WAIT` seconds.
-    there : number of rows that were done before; like the seconds `apart()`, they do not count for the rate.
+    there : number of rows that were done before. The rate counts neither these rows nor the seconds `apart()`.
     pauses : least seconds between two updates: on a terminal or in a notebook, and elsewhere.
     """
 

@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
 
 
 def outward(value: float | Decimal, spec: str, up: bool) -> str:
-    """Return the text of this format nearest to the value, not below it if `up`, else not above it.
+    """Write a number in the format `spec`, rounded up to the next text in this format if `up`, else down.
 
     All digits of the value count: the float .1 is more than the text "0.1".
 
@@ -78,7 +78,7 @@ def plain_percent(value: float, other: bool = False) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> list[str]:
-    """Return the rows of a table as lines, their columns right-aligned but for the columns with numbers in `left`."""
+    """Return the rows of a table as lines. Columns whose numbers are in `left` are left-aligned, all others right."""
     forms = [f"{'<' if i in left else '>'}{max(map(len, column))}" for i, column in enumerate(zip(*rows, strict=True))]
     return ["  ".join(map(format, row, forms)) for row in rows]
 

@@ -149,7 +149,7 @@ COUNT = Constraint("use a whole number, 1 or more", 1, LARGEST_COUNT, integral=T
 RECORDS = Constraint("use a whole number of records", 1, 1e9, integral=True)
 # no lattice of a large composition fits below 16 MiB
 MEMORY = Constraint("use a whole number of bytes, such as 2**30", 2**24, LARGEST_COUNT, integral=True)
-"""Range of the memory limit.  The constraints above, from `POSITIVE` on, are for numbers of many functions."""
+"""Allowed memory limits, in bytes.  Many functions share the constraints above, from `POSITIVE` on."""
 
 
 def check(name: str, value: Any, constraint: Constraint) -> float | np.ndarray:
@@ -215,7 +215,7 @@ def refuse_where(
     rest: str | Callable[[tuple[int, ...]], str],
     written: Callable[[float], str] = repr,
 ) -> None:
-    """Refuse the first bad value; `rest`, or what it returns for the index, gives the reason and the remedy."""
+    """Refuse the first value where `bad` is True. `rest` is the end of the message, or makes it from the index."""
     if np.any(bad):
         index = tuple(np.argwhere(bad)[0].tolist())
         value = float(np.broadcast_to(values, np.shape(bad))[index])

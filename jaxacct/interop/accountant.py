@@ -193,7 +193,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return None
 
     def _check(self, step: Mechanism, count: int) -> None:
-        if isinstance(step, Selection):  # a selection's pair is slow; the mechanism inside is refused alike
+        if isinstance(step, Selection):  # its own pair is slow to compute; its mechanism is refused in the same cases
             repeat(step, count)
             self._check(step.mechanism, 1)
             return

@@ -231,7 +231,7 @@ def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int], e
 
 
 def _some_of(classes: Iterable[str]) -> str:
-    """Return the names of the first few classes: with all names a refusal would be too long a line."""
+    """Return the names of the first few classes; all names would make an error message too long."""
     names = sorted(classes)
     rest = len(names) - NAMES_SHOWN
     return ", ".join(names[:NAMES_SHOWN]) + (f" or {rest} more classes of jaxacct.mechanisms" if rest > 0 else "")

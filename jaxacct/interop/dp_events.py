@@ -93,7 +93,7 @@ def _discrete_laplace(event: Any, path: str) -> Mechanism | None:
 
 
 def _discrete_gaussian(event: Any, path: str) -> Mechanism | None:
-    """In one dimension return the discrete Gaussian, otherwise its zCDP, which needs only a Euclidean sensitivity."""
+    """Return the discrete Gaussian in one dimension, otherwise a zCDP mechanism, whose sensitivity is Euclidean."""
     sigma, moved, dimension = number(event, "sigma", path), number(event, "sensitivity", path), event.dimension
     if dimension is not None and (type(dimension) is not int or dimension < 1):
         refuse(event, path, f"dimension = {dimension!r:.30} must be a whole number or None; use that of the vector")
@@ -412,7 +412,7 @@ def whole(event: Any, name: str, path: str, least: int, most: int = LARGEST_WHOL
 
 
 def rounded(exact: Fraction, towards: float) -> float:
-    """Return the float64 nearest to the exact value on the side of `towards`."""
+    """Round an exact value to float64, in the direction of `towards`."""
     value = float(exact)
     beyond = Fraction(value) > exact if towards < exact else Fraction(value) < exact
     return math.nextafter(value, towards) if beyond else value

@@ -1,4 +1,4 @@
-"""Reads and writes strategies and execution plans of jax_privacy, whose fields are those of its commit 07068c9."""
+"""Reads and writes strategies and execution plans of jax_privacy, with the fields that they have at commit 07068c9."""
 
 from __future__ import annotations
 

@@ -47,13 +47,13 @@ def plot(
         over two inputs.  "profile" draws `plot_profiles` of some rows, and "tradeoff" their `plot_tradeoffs`.
         By default a curve, or a heat map where two inputs have more than eight values each.
     x, by : names of inputs.  `x` is along the horizontal axis; `by` is along the vertical axis of a heat map, or has a
-        curve for each of its values.  By default the inputs with the most values; all others are held at the value
-        that most rows have.
+        curve for each of its values.  By default these are the inputs with the most values.  All other inputs are held
+        at the value that most rows have.
     value : name of a column
         By default the quantity that was solved for; "epsilon" draws the epsilon at a calibrated parameter.
     where : a dict of column names and values; only the rows with these values are drawn.
-    rows : the rows to draw as profiles or trade-off curves, numbered from 0 among those that `where` leaves; by default
-        up to six, evenly spread.
+    rows : the rows to draw as profiles or trade-off curves, numbered from 0 among the rows that `where` leaves; by
+        default up to six rows, evenly spread.
 
     Returns
     -------
@@ -173,7 +173,7 @@ def _edges(values: np.ndarray) -> np.ndarray:
 
 
 def _levels(cells: np.ndarray) -> list[float]:
-    """Return some six round values inside the range of the cells."""
+    """Return about six round values, within the range of the cells, at which lines of equal value are drawn."""
     low, high = cells.min(), cells.max()
     tens = 10.0 ** np.arange(np.floor(np.log10(max(low, 1e-300))), np.log10(high) + 1)
     for steps in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
@@ -231,7 +231,7 @@ def filtered(table: Table, where: Mapping[str, Any]) -> Table:
 def choose(
     table: Table, kind: str | None, x: str | None, by: str | None, value: str | None, where: Mapping[str, Any]
 ) -> tuple[str, View]:
-    """Return the kind of picture ("curve" or "heatmap") and its view of the table; choose arguments that are None."""
+    """Return the kind of picture ("curve" or "heatmap") and the rows to draw; an argument of None is chosen here."""
     table = filtered(table, where)
     quantities = solved_for(table.columns)
     if len(quantities) > 1:

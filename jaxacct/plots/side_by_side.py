@@ -34,7 +34,7 @@ OTHER_NOISE = {
     "random_allocation": "random allocation, independent noise",
     "fixed_order": "not sampled, buffered noise",
 }
-"""Names in the legend of the options without a number of bands."""
+"""Legend names of the options of a `StrategyAdvice` that have no bands, by the option's way of sampling."""
 
 
 class Curve(NamedTuple):
@@ -292,7 +292,7 @@ def _epsilons(curves: list[Curve]) -> tuple[list[np.ndarray], list[float]]:
 def _draw(
     axes: Any, curves: list[Curve], grids: list[np.ndarray], ask: Callable[[Profile, np.ndarray], Bounds], end: str
 ) -> list[np.ndarray]:
-    """Draw what `ask` answers for each curve: a line at the `end` a claim may use, and a band; return lines' values."""
+    """Draw each curve as a line at `end`, the end that a claim may use, with a band. Return the values on the lines."""
     answers = [ask(curve.profile, grid) for curve, grid in tracked(zip(curves, grids, strict=True), "curves")]
     names, drawn = [curve.name for curve in curves], []
     looks = zip(names, style.colours(names), style.dashes(len(names)), strict=True)

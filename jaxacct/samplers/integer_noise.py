@@ -125,7 +125,7 @@ class SparseVector:
     The whole sequence of answers is epsilon-DP, however many queries there are and however they depend on earlier
     answers. The threshold gets discrete Laplace noise of scale 2 Delta / epsilon, where Delta is the sensitivity. Each
     query gets discrete Laplace noise of scale 4 Delta / epsilon. A query that is a fraction of n people becomes a count
-    when multiplied by n. For c positive answers use c instances, which together have `ja.repeat(privacy, c)`.
+    when multiplied by n. For c positive answers use c instances; `ja.repeat(privacy, c)` is their joint guarantee.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class SparseVector:
     threshold : int
     sensitivity : int >= 1
         Delta, the most by which one record moves any query. The guarantee is for the neighbouring relation under which
-        this is so.
+        Delta is this bound.
     rng : random.Random, optional
         Source of random bits, for tests only; by default the operating system.
 

@@ -236,7 +236,8 @@ def exponential_error(
 ) -> Numbers:
     """Compute the shortfall from the optimum that a choice reaches or exceeds with probability at most `beta`.
 
-    It is `U/epsilon log(candidates/(optimal beta))` in units of the utility, U = 2 Delta, or Delta if monotone.
+    The shortfall is `U/epsilon log(candidates/(optimal beta))` in units of the utility, where U is 2 Delta, or Delta if
+    the utilities are monotone.
 
     Parameters
     ----------
@@ -298,7 +299,7 @@ class _ByKey:
 
 @dataclass(frozen=True)
 class PartitionChoice(_ByKey):
-    """Release keys of a table of counts: the (epsilon, delta)-DP rule that keeps most keys.
+    """Release keys of a table of counts, by the (epsilon, delta)-DP rule that keeps the most keys.
 
     A key with count n is released with probability p(n), where p(0) = 0 and
 
@@ -343,7 +344,7 @@ class PartitionChoice(_ByKey):
         return sorted(kept, key=repr)
 
     def _table(self, most: int) -> list[int]:
-        """Return the probabilities for the counts 0, 1, ..., `most`, in units of 2^-128, up to the first that is 1."""
+        """Return the probabilities for the counts 0, 1, ..., `most`, in units of 2^-128; stop at a probability of 1."""
         # `power` is at most e^epsilon, so that the rule is (epsilon, delta)-DP
         power = max(Fraction(math.exp(min(float(self.epsilon), 700.0) * (1 - 2.0**-50)) * (1 - 2.0**-50)), Fraction(1))
         found, one = [0], 2**_BITS
@@ -381,7 +382,7 @@ class ThresholdedCounts(_ByKey):
         rate, target = float(self.epsilon) * (1 - 2.0**-50), float(self.delta) * (1 - 1e-9)
         least = 1 + max(math.ceil(-math.log(target * (1.0 + math.exp(-rate))) / rate), 0)
         while math.exp(-rate * (least - 1)) / (1.0 + math.exp(-rate)) > target:
-            least += max(least >> 50, 1)  # where floats lie farther apart than 1, a larger step; a larger t is safe
+            least += max(least >> 50, 1)  # floats near a large t lie farther apart than 1; a larger t is safe
         return least
 
     def release(self, counts: Mapping[Key, int], rng: random.Random | None = None) -> dict[Key, int]:

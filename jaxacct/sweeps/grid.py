@@ -126,7 +126,7 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
     """Return the configurations of named fields: every combination, or with mode "zip" the fields side by side.
 
     A field is a number, an array, or a range `{"start": 0.5, "stop": 8, "num": 5, "scale": "log"}` with both ends
-    included; a range of a count is rounded to whole numbers. Of the combinations the last field varies fastest.
+    included; a range of a count is rounded to whole numbers. In the product the last field varies fastest.
     `read_grid` says which fields there are.
 
     >>> fields = {"noise_multiplier": [1.0, 2.0], "sampling_probability": 0.01, "steps": [10, 20]}

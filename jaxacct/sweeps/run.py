@@ -30,9 +30,9 @@ from jaxacct.sweeps.solve import Settings, settings, solve
 from jaxacct.sweeps.table import Table
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
-"""Limits of the default number of rows between two writes: fewer fill no program, and with more a kill loses more."""
+"""Limits of the default block. Fewer rows would not fill a compiled program; with more, a kill loses more work."""
 POLL_SECONDS = 0.2
-"""Number of seconds between two looks for the files of other processes.  The pause spares a shared file system."""
+"""Seconds between two checks for the files of other processes.  The pause spares a shared file system."""
 
 
 class SweepInterrupted(KeyboardInterrupt):
@@ -96,8 +96,8 @@ def sweep(
     progress : whether to show a progress bar on standard error; by default it is shown only on a terminal.
     block : number of rows that are solved between two writes.  By default it is a sixteenth of the grid, rounded up to
         a power of 2, at least 512 and at most 4096.
-    resume : whether to continue from the journal of an interrupted run, if there is one.  The block size is then that
-        of the journal.
+    resume : whether to continue from the journal of an interrupted run, if there is one.  The journal then gives the
+        block size.
     overwrite : whether to discard such a journal, and to replace an earlier result when the new result is complete.
     shard : "i/n" solves the i-th of n slices into the part file OUT.i-of-n.part, for `jaxacct.sweeps.merge`.
     distributed : whether every process solves its slice, and the first process merges the slices.  Call
@@ -109,8 +109,8 @@ def sweep(
         Columns: name (if any), columns of the grid that are no inputs, quantity, the inputs, relation, lower, estimate,
         upper, kind, status, engine.  A noise multiplier, sampling probability or number of steps that was solved for
         has its own column.  The bracket then encloses the epsilon, or the risk that was the target, at this value.
-        Rows are in the order of the grid, or of this slice if the slices are not merged.  A DataFrame has the index and
-        the types of the one that was swept.  Its columns with values to solve for are float64.
+        Rows are in the order of the grid, or of this slice if the slices are not merged.  A DataFrame keeps the index
+        and the types of the swept DataFrame.  Its columns with values to solve for are float64.
 
     Raises
     ------
@@ -252,7 +252,7 @@ class Work:
 
     @contextlib.contextmanager
     def _journal(self, out: Path, taken: dict[Path, str], resume: bool, overwrite: bool) -> Iterator[Journal]:
-        """Lock the slice's journal, and take an interrupted run's rows from it; a new run refuses the files `taken`."""
+        """Lock the slice's journal and read an interrupted run's rows; a new run stops if a file in `taken` exists."""
         path = journal_path(out, self.shard)
         journal = Journal.hold(path)
         try:

@@ -41,7 +41,7 @@ _CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
 BASES_AT_ONCE = 16
 """Largest number of base runs (the runs that selections repeat) that are solved together; each profile takes 2 MB."""
 USUAL = "usual"
-"""Word in place of a relation: each row has the usual relation of its batch rule."""
+"""A word that stands for several relations: each row has the usual relation of its batch rule."""
 
 
 class FailedRows(UserWarning):
@@ -82,7 +82,7 @@ def settings(grid: Grid, relation: str | None, engine: str, rtol: float, backend
 
 
 def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = False) -> Table:
-    """Return the rows of a grid that has one quantity, with their answers; `alone` if the sweep has no other rows."""
+    """Return the rows of a grid, all for one quantity, with their answers; `alone` if the sweep is a single row."""
     size = len(grid)
     rules = grid.inputs.get("sampling", np.full(size, "", object))
     relations = np.array([chosen.relation_of(rule or "poisson") for rule in rules.tolist()], object)
@@ -95,7 +95,7 @@ def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = Fa
 def _answer_or_failed(
     quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings, size: int, alone: bool
 ) -> dict[str, Any]:
-    """Return the answers; a row that raises is "failed", but bad input in all rows of a block or sweep is refused."""
+    """Return the answers. A row whose solution raises is "failed"; input that is bad in every row is refused."""
     failures: list[tuple[int, Exception]] = []
     # a failed row has the trivial bracket of its epsilon or delta; a failed calibration has NaN
     ends = {"epsilon": (0.0, np.inf, np.inf), "delta": (0.0, 1.0, 1.0)}.get(quantity, (np.nan,) * 3)
@@ -167,13 +167,13 @@ def _shared(words: Any) -> np.ndarray:
 
 
 def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield each batch rule with a group size, and rows that one mechanism can hold: all with steps, or all without."""
+    """Yield (batch rule and group size, rows) for rows that one mechanism can hold: all with steps, or all without."""
     size = next(iter(inputs.values())).size
     rules = inputs.get("sampling", np.full(size, "", object))
     group = np.nan_to_num(inputs.get("group", np.ones(size)), nan=1.0)
     in_epochs = np.isnan(inputs.get("steps", np.ones(size)))
     for word in dict.fromkeys(rules.tolist()):
-        # a mechanism of groups takes one value of these numbers
+        # a mechanism that protects groups takes one value of each of these numbers, and no array
         single = RULES[rule_name(word or "poisson")].taken_for_groups
         apart = [np.where(group == 1.0, 0.0, np.nan_to_num(inputs[name])) for name in single if name in inputs]
         numbers = np.stack([group, in_epochs, *apart])
@@ -222,14 +222,14 @@ def target_of(row: Mapping[str, Any]) -> str | None:
 
 
 def missed_target(row: Mapping[str, Any]) -> str:
-    """Return the objection to a calibrated row whose upper end is above its target; "" for other rows."""
+    """Return an error message if a calibrated row's upper end is above its target, else ""."""
     name, upper = target_of(row) or "target_epsilon", float(row["upper"])
     target = float(row.get(name, math.nan))
     return f"upper = {upper!r} is above {name} = {target!r}" if upper > target else ""
 
 
 def _calibrated(inputs: Mapping[str, np.ndarray], quantity: str, rule: Mapping[str, Any], **settings: Any) -> Any:
-    """Return the columns of solved values, and of the brackets of epsilon or of the risk that is a row's target."""
+    """Return the solved values and, as columns, the bracket of each row's target: of epsilon or of a risk."""
     known = {name: column for name, column in _numbers(inputs, rule).items() if name != quantity}
     names = [name for name in ("target_epsilon", "target_delta", *RISK_RULES) if name in inputs]
     given = ~np.isnan(np.stack([inputs[name] for name in names]))
@@ -263,7 +263,7 @@ def expected_repetitions(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _of_selections(inputs: Mapping[str, np.ndarray], rule: Mapping[str, Any], **accuracy: Any) -> dict[str, Any]:
-    """Return epsilons as columns: of a row's run, or of its selection with the worst score if it has repetitions."""
+    """Return the columns of epsilon: a row's run, or, with repetitions, its selection at the worst score."""
     numbers, pieces = tuple(_numbers(inputs, rule)), []
     for word in dict.fromkeys(inputs["repetitions"].tolist()):
         of_word = np.flatnonzero(inputs["repetitions"] == word)

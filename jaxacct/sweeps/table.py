@@ -101,7 +101,7 @@ class Table:
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write a Parquet file (needs pyarrow)."""
-        # float64 holds every cell of the other columns exactly
+        # `numbers` are the columns whose cells float64 holds exactly; all other columns are written as text
         exact = lambda c: c.dtype.kind == "f" or (c.dtype.kind in "iu" and np.abs(c).max(initial=0) <= LARGEST_COUNT)
         numbers = {name for name, column in self.columns.items() if exact(column)}
         cells = lambda name, column: column if name in TEXT else np.array(list(map(str, _as_list(column))), object)
@@ -229,7 +229,7 @@ def layout(grid: Grid) -> tuple[str, ...]:
 
 
 def varying(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the inputs that differ between rows and follow from no others, with their values in order."""
+    """Return the inputs that differ between rows and follow from no other input. Values are in order of appearance."""
     solved = set(columns.get("quantity", ()))
     found = {}
     for name in ("name", "quantity", *INPUTS):

@@ -205,7 +205,7 @@ def _bracket(bounds: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _as_floats(name: str, given: Any) -> np.ndarray:
-    """Return the values as float64. Refuse a value that float64 cannot hold, since its rounding is another claim."""
+    """Return the values as float64. Refuse a value that float64 must round: the rounded value is another claim."""
     raw = np.asarray(given)
     if raw.dtype.kind == "c":
         raise InputError(f"{name} must be real numbers; give the claimed value")
@@ -216,7 +216,7 @@ def _as_floats(name: str, given: Any) -> np.ndarray:
 
 
 class _Configuration:
-    """The check of one configuration, with every enclosure of delta that was found on the way."""
+    """Checks one configuration, and keeps every enclosure of delta found on the way."""
 
     def __init__(self, mechanism: Mechanism, relation: str, quantity: str, seconds: float) -> None:
         self.mechanism, self.relation, self.quantity, self.seconds = mechanism, relation, quantity, seconds
@@ -253,7 +253,7 @@ class _Configuration:
         return found if found in (1, -1) else self._at_least(end, delta, found is None)
 
     def _by_largest_loss(self, end: float, delta: float) -> int | None:
-        """Answer where delta is at most the mass at infinity, else return None (README.md, "What is verified")."""
+        """Decide where delta is at most the mass at infinity, else return None (README.md, "What is verified")."""
         for bits in delta_enclosure.BITS:
             if time.monotonic() > self.deadline:
                 self.reason = "the time was up"
@@ -341,7 +341,7 @@ class _Configuration:
         return found
 
     def _larger(self, found: dict[Any, Any], epsilon: float, bits: int) -> tuple[Any, Any]:
-        """Return bounds, as balls, of the larger delta of the directions (README.md, "What is verified")."""
+        """Bound the largest delta of all directions from below and above, as balls (README.md, "What is verified")."""
         with precision(bits):
             top = functools.reduce(lambda one, two: one.max(two), (x for name, x in found.items() if name != EITHER))
             high = found[EITHER] if self.mixed else top
@@ -400,7 +400,7 @@ def enclose(composition: Any, epsilon: Any) -> Any:
 
 
 def _any_output(law: SampledGaussian, count: int, epsilon: Any) -> Any:
-    """Bound delta from below by tests: some (for remove), or no (for add) output is above a threshold."""
+    """Bound delta from below by tests, "some output is above a threshold" for remove and "no output is" for add."""
     best, shift, grown = arb(0), 1 / law.sigma, epsilon.exp()
     for place in (1, 2, 3, 4, 5, 6, 8, 10, 14, 20, *(shift + k for k in (-3, -1, 0, 2))):
         u = arb(place)

@@ -80,7 +80,7 @@ class LaplaceLoss(ClosedForm):
         return ((z * self.top).exp() * (1 + share) + (-(1 + z) * self.top).exp() * (1 - share)) / 2
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
-        """Bound |M(c + iu)| for all u >= t by both terms at u = t, which fall since |1 + 2z| grows with Im z."""
+        """Bound |M(c + iu)| for all u >= t by the terms' sizes at u = t: they fall, since |1 + 2z| grows with Im z."""
         share = 1 / acb(1 + 2 * c, 2 * t).abs_lower()
         whole = ((c * self.top).exp() * (1 + share) + (-(1 + c) * self.top).exp() * (1 + share)) / 2
         return whole.abs_upper()
@@ -152,7 +152,7 @@ class SampledLaplace:
 
 
 def sampled_hockey_stick(base: Any, rate: Any, direction: str, epsilon: Any) -> Any:
-    """Return delta of one sampled step, whose `base` has one law both ways (README.md, "One step, and enumeration")."""
+    """Return delta of one sampled step; `base` is alike in both directions (README.md, "One step, and enumeration")."""
     grown = epsilon.exp()
     if direction == "remove":
         inner = 1 + (grown - 1) / rate

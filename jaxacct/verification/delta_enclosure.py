@@ -1,7 +1,7 @@
 """Encloses delta(eps) in one direction, by the method that suits the law, at several levels of effort.
 
-A composition of laws with finitely many losses takes a sum over every total loss.  Two or three sampled Gaussian steps
-are integrated directly.  Other compositions take a sum over a vertical line of the complex plane (line_sum.py).
+For laws with finitely many losses, the terms of all total losses are added up.  Two or three sampled Gaussian steps
+are integrated directly.  For other compositions, M is summed over a vertical line of the complex plane (line_sum.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOST_TOTALS = (300_000, 300_000, 300_000, 2_000_000)
 
 
 def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, level: int) -> Any:
-    """Enclose delta(epsilon) of one direction; it is compared with a number of logarithm `log_scale`."""
+    """Enclose delta(epsilon) of one direction, finely enough for a comparison with the number e^log_scale."""
     with precision(BITS[level]):
         composition = build()
         parts, infinite = composition.parts, composition.infinity
@@ -155,7 +155,7 @@ def enumerate_totals(parts: Any, epsilon: Any) -> Any:
 
 
 def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
-    """Return the sum of `enumerate_totals` by a polynomial's power; None without a grid, or at too much cost."""
+    """Return what `enumerate_totals` returns, by a polynomial's power; None without a grid, or at too much cost."""
     if part.grid is None or len(part.loss) < 3:
         return None
     offset, step, ks = part.grid
@@ -296,7 +296,7 @@ class _Step:
 
 
 def _payoff(steps: list[_Step], places: list[Any], grown: Any) -> Any:
-    """Return E[sign (m_1 ... m_n - grown); every u_i is `_Step.beyond` places[i]], m_i the ratio of step i at u_i."""
+    """Return E[sign (m_1 ... m_n - grown)] over outputs u_i beyond places[i] (`_Step.beyond`), with ratios m_i."""
     p, q = acb(1), acb(1)
     for step, u in zip(steps, places, strict=True):
         one, two = step.beyond(u)
@@ -310,7 +310,7 @@ def _last(step: _Step, grown: Any) -> Any:
 
 
 def _cuts(steps: list[_Step], grown: Any) -> list[Any]:
-    """Return one output of each step: their ratios m have the product `grown`, and quotients m/(1 - rate) are equal."""
+    """Return one output for each step: the product of their ratios m is `grown`, and all m/(1 - rate) are equal."""
     floors = [1 - step.law.rate for step in steps]
     share = grown
     for floor in floors:
@@ -337,7 +337,7 @@ def _whole(steps: list[_Step], grown: Any, aims: _Aims) -> Any:
 
 
 class _Two:
-    """Delta's part from two steps, given the ratio m of a third below its cut (README.md, "Two and three steps")."""
+    """Delta's part from two steps, as a function of a third step's ratio m (README.md, "Two and three steps")."""
 
     def __init__(self, steps: list[_Step], cuts: list[Any], grown: Any, least: Any, most: Any, aims: _Aims) -> None:
         self.steps, self.cuts, self.grown, self.aims = steps, cuts, grown, aims

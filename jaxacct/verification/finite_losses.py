@@ -79,7 +79,7 @@ class FiniteLosses:
 
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Any:
         """Yield, for each row, enclosures of M(c + i j step) for j = row * width, ..., row * width + width - 1."""
-        # each power is an exponential of its own, since the radius of a product would grow with every factor
+        # each power takes its own exponential, since the radius of a running product would grow with every factor
         turns = [[acb(0, step * j * loss).exp() for loss in self.loss] for j in range(width)]
         for row in rows:
             at = row * width
@@ -157,7 +157,7 @@ def output_masses(p: list[float], q: list[float]) -> Masses:
 
 
 def in_either_order(p: list[float], q: list[float]) -> Masses:
-    """Return exact masses of a pair of laws whose delta(epsilon) is the larger of those of (p, q) and of (q, p)."""
+    """Return exact masses of a pair of laws. Its delta(epsilon) is the larger of delta for (p, q) and for (q, p)."""
     laws = [[Fraction(x) for x in law] for law in (p, q)]
     one, two = ([x / sum(law) for x in law] for law in laws)
     profiles = [_profile(one, two), _profile(two, one)]
@@ -194,7 +194,7 @@ def _profile(p: list[Fraction], q: list[Fraction]) -> Callable[[Fraction], Fract
 
 
 def response(epsilon: Any, delta: Any) -> Masses:
-    """Return the dominating masses of (epsilon, delta)-DP: delta where the other law has 0, and randomised response."""
+    """Return the dominating masses of (epsilon, delta)-DP: delta where the other law has none, randomised response."""
     rare = (1 - delta) / (1 + epsilon.exp())
     likely = (1 - delta) / (1 + (-epsilon).exp())
     p, q = [likely, rare], [rare, likely]
@@ -223,7 +223,7 @@ def discrete_laplace(scale: Any, shift: int) -> Masses:
 
 
 def discrete_gaussian(sigma: float, shift: int) -> Masses:
-    """Return the masses of noise plus `shift` and alone; each tail beyond m has at most e^{-m^2/(2 sigma^2)}."""
+    """Return the masses of noise plus `shift` and of noise alone; a tail beyond m is at most e^{-m^2/(2 sigma^2)}."""
     reach = math.ceil(24 * sigma) + 1  # the mass of each tail beyond `reach` is below e^{-288}
     if 2 * reach + shift > MOST_OUTCOMES:
         raise NotCovered(f"DiscreteGaussian with sigma = {sigma}")

@@ -17,7 +17,7 @@ from jaxacct.verification.ball_arithmetic import acb, arb, ctx, gaussian_tail, w
 from jaxacct.verification.sampled_gaussian import SampledGaussian, around_fixed_point
 
 NEGLIGIBLE = arb(2) ** -400
-"""A mixture over the number of drawn records leaves out large numbers, if their probabilities sum to less than this."""
+"""A mixture over the number of drawn records leaves out large numbers whose probabilities sum to less than this."""
 
 
 def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
@@ -33,7 +33,7 @@ def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
 
 
 def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any], Any]:
-    """Return the chances that j of a `group` are among `batch` draws of `size` records, and 0, the chance left out."""
+    """Return the chances that `batch` draws from `size` records hold j of a `group`, and the chance left out, 0."""
     total = math.comb(size, batch)
     most = min(group, batch)
     return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(most + 1)], arb(0)
@@ -142,7 +142,7 @@ class GaussianMixture(SampledGaussian):
 
 @dataclass(frozen=True)
 class PairOfMixtures:
-    """Two mixtures, pairs (mean, weight), of N(mean, 1); delta is known if p - e^eps q changes sign at most once."""
+    """Two mixtures of N(mean, 1), as pairs (mean, weight). Delta is known if p - e^eps q changes sign at most once."""
 
     p: tuple[tuple[Any, Any], ...]
     q: tuple[tuple[Any, Any], ...]
@@ -181,7 +181,7 @@ class PairOfMixtures:
 
 
 def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
-    """Return a ball with the only zero u of the sum of c e^{m u - m^2/2} over terms (m, c); it rises for `sign` 1."""
+    """Return a ball with the only zero u of the sum of c e^{m u - m^2/2} over (m, c). The sum rises for `sign` 1."""
 
     def side(u: Any) -> int:
         logs = [m * u - m * m / 2 for m, _ in terms]
@@ -209,7 +209,7 @@ def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
 
 @dataclass(frozen=True)
 class RevealedPairs:
-    """One step whose pair of laws is drawn from several, (probability, loss) in `ways`, and revealed."""
+    """One step whose pair of laws is drawn from `ways`, pairs (probability, loss). The drawn pair is revealed."""
 
     ways: tuple[tuple[Any, Any], ...]
     infinity = None

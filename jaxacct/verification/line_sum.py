@@ -39,7 +39,10 @@ _kept: list[tuple[Any, float, float, LineSum]] = []
 
 
 def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, dearest: float = float("inf")) -> Any:
-    """Enclose delta's part from finite losses, to `digits` of e^log_scale, by up to `most` nodes of cost `dearest`."""
+    """Enclose delta's part from finite losses, to `digits` digits of e^log_scale.
+
+    Raises Unplanned if every plan with at most `most` nodes costs `dearest` or more.
+    """
     with precision(128), np.errstate(all="ignore"):
         parts = build()
         key = (tuple((part.key, count) for part, count in parts), digits, most)
@@ -57,7 +60,7 @@ def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int
 
 
 def at_most(parts: Any, epsilon: float) -> Any:
-    """Bound delta(epsilon) from above by Chernoff's bound, which takes one value of M."""
+    """Bound delta(epsilon) from above by Chernoff's bound, which needs M at one point only."""
     with np.errstate(all="ignore"):
         c = saddle(parts, epsilon)
         for _ in range(20):
@@ -87,7 +90,7 @@ class LineSum:
             self.tail = self._tail()
 
     def _values(self) -> list[Any]:
-        """Return M(z)/(z (z + 1)) at every node, halved at the first; M is without small losses if they are apart."""
+        """Return M(z)/(z (z + 1)) at every node, halved at the first. A plan with `small_loss` takes M - A for M."""
         c, plan, step, width = arb(self.plan.line.c), self.plan, self.step, self.width
         lines = [part.values(c, step, self.rows, width, count, plan.bits) for part, count in self.parts]
         apart = plan.small_loss.along_line(self.parts, c, step, self.rows, width, plan.bits) if plan.small_loss else []
@@ -253,7 +256,7 @@ class Plan:
 
 
 def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:
-    """Yield plans until one has a short sum: a plain one, with small losses apart, without the largest outputs."""
+    """Yield plans until one is short: first plain, then with small losses apart, then without the largest outputs."""
     first = _plan(parts, epsilon, aim, most, False)
     yield first
     if first.cost < LONG_SUM_PRODUCTS or not small_loss_steps.only_sampled_gaussians(parts):

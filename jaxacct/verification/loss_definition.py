@@ -1,7 +1,7 @@
 """The definition of each mechanism: its privacy loss in one direction, as independent losses with counts.
 
 These definitions follow the mechanisms' documentation and share no code with `Mechanism.expand`, which the engines use.
-For a matrix mechanism they give the columns of each matrix C, and how far one record moves C X, where X is the data.
+For a matrix mechanism there are the columns of each matrix C, and how far one record moves C X, where X is the data.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from jaxacct.verification.sampled_gaussian import SampledGaussian
 Part = tuple[Any, int]
 """A loss, and the number of times that it is composed."""
 Rule = Callable[..., list[Part]]
-"""A function of what is asked (`Asked`) and of a mechanism's fields, by name, that returns the losses of one run."""
+"""A function that takes an `Asked` and, by name, the fields of a mechanism. It returns the losses of one run."""
 RULES: dict[type, Rule] = {}
 """The rule of each class of mechanism; subclasses do not inherit it."""
 R = TypeVar("R", bound=Rule)
 MOST_RECORDS = 20_000
-"""Largest data set for capped sampling: the chance that the cap is reached is a sum of as many terms as records."""
+"""Most records for capped sampling: the chance that the cap is reached is a sum with a term for almost every record."""
 EITHER = "either"
 """The direction that covers both orders of each pair of laws, (p, q) and (q, p). Its delta is the larger of the two."""
 
@@ -122,12 +122,12 @@ class Composition:
 
     @property
     def cut(self) -> Any:
-        """An upper bound of the probability, under P, that some step of integer noise has an outcome left out."""
+        """An upper bound of the probability, under P, that some step of integer noise gives an outcome not listed."""
         return sum((count * part.cut for part, count in self.parts if isinstance(part, FiniteLosses)), arb(0))
 
     @property
     def lost(self) -> Any:
-        """An upper bound of the probability, under P, of the components of Gaussian mixtures that are left out."""
+        """An upper bound of the probability, under P, that some step comes from a component its mixture leaves out."""
         return sum((count * part.lost for part, count in self.parts if isinstance(part, GaussianMixture)), arb(0))
 
     @property
@@ -169,14 +169,14 @@ def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
     if fixed_size and relation == "replace_one" and mechanism.sampling_ratio != 1:
         names = ("remove",)
     orders = [mechanism]
-    # more than 4 pairs of unlike laws have too many orders, so that only the given order is tried
+    # with more than 4 pairs of unlike laws there are too many orders: only the given order is tried
     if (fixed_size or relation == "replace_one") and _unlike(mechanism) <= 4:
         orders = _orders(mechanism)
     return [(order, name) for order in orders for name in names]
 
 
 def mixes_orders(mechanism: Any, relation: str) -> bool:
-    """Return whether under replace_one several FiniteOutput mechanisms may exchange unequal p and q, each alone."""
+    """Return whether replace_one may exchange p and q in each of several FiniteOutput mechanisms independently."""
     return relation == "replace_one" and _unlike(mechanism) > 1
 
 
@@ -353,7 +353,7 @@ def _responds(asked: Asked, epsilon: Any, delta: Any) -> list[Part]:
 
 
 def _of_masses(asked: Asked, key: tuple[Any, ...], masses: Any, alike: bool = True) -> list[Part]:
-    """Return the losses of one step from the masses of its two laws, which are `alike` in both directions or not."""
+    """Return the losses of one step from its masses; `alike` says that they are the same in both directions."""
     way = "both" if alike and asked.whole else asked.direction
     return [(from_masses((*key, asked.rate.str(40), way), masses, asked.rate, asked.direction), 1)]
 
@@ -374,7 +374,7 @@ def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, gr
 
 @defines(known.MatrixMechanism)
 def _matrix(asked: Asked, strategy: Any, noise_multiplier: Any, participation: Any) -> list[Part]:
-    """Define independent Gaussian releases. A record that is sampled moves each of them as far as `_moves` says."""
+    """Define independent Gaussian releases. `_moves` says how far a sampled record moves each release."""
     _refuse(asked, "MatrixMechanism")
     rate, moves = _moves(strategy, participation, ctx.prec)
     if rate.is_zero():
@@ -393,7 +393,7 @@ def _moves(strategy: Any, participation: Any, bits: int) -> Moves:
 
 
 def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
-    """Define a sampled group: Binomial(group, product of nested rates) of it take part, and each moves the sum by 1."""
+    """Define a sampled group: Binomial(group, product of nested rates) records take part. Each moves the sum by 1."""
     if asked.relation == "replace_one":
         raise NotCovered("a group of records under replace_one")
     rate = asked.rate
@@ -407,9 +407,9 @@ def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
 
 @defines(known.SampledWithReplacement)
 def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_size: Any, group: int) -> list[Part]:
-    """Define draws with replacement: Binomial(batch_size, group/dataset_size) of them take a record of the group.
+    """Define draws with replacement: Binomial(batch_size, group/dataset_size) draws give a record of the group.
 
-    Each of these stands where an ordinary record would, so it moves the sum by up to twice the clip norm.
+    Each such record takes the place of an ordinary record, so it moves the sum by up to twice the clip norm.
     """
     _refuse(asked, "SampledWithReplacement", "replace_one", "zero_out")
     weights = binomial_weights(int(batch_size), ball(float(group)) / ball(float(dataset_size)))
@@ -419,7 +419,7 @@ def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_siz
 def drawn_group(asked: Asked, mechanism: Any, ratio: Any, group: int, dataset_size: Any) -> list[Part]:
     """Define draws without replacement: a hypergeometric number of the group's records is in the batch.
 
-    Each of these records stands where an ordinary record would, so it moves the sum by up to twice the clip norm.
+    Each such record takes the place of an ordinary record, so it moves the sum by up to twice the clip norm.
     """
     _refuse(asked, "a group of records sampled without replacement", "replace_one", "zero_out")
     size = int(dataset_size)
@@ -436,7 +436,7 @@ def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
 
 @defines(known.TruncatedPoissonSampled)
 def _capped(asked: Asked, mechanism: Any, sampling_probability: Any, dataset_size: Any, cap: Any) -> list[Part]:
-    """Define capped Poisson sampling: others fill the batch with chance tau; the record then displaces one with q'."""
+    """Define capped Poisson sampling: others fill the batch with chance tau. The record displaces one at rate q'."""
     _refuse(asked, "capped Poisson sampling", "replace_one")
     if asked.relation == "zero_out" and not asked.alone:
         raise NotCovered("zero_out where a record displaces others")
@@ -485,7 +485,7 @@ def _sampled_step(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
-    """Return the worst pair for e^eps >= 1: the record adds x, a batch without it -x (remove) or x (add)."""
+    """Return the worst pair for e^eps >= 1: a batch with the record gains x, one without it -x (remove) or x (add)."""
     s, nothing = 1 / noise, arb(0)
     if direction == "remove":
         return PairOfMixtures(((-s, 1 - rate), (s, rate)), ((-s, 1 - rate), (nothing, rate)))
@@ -493,7 +493,7 @@ def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _mixture(noise: Any, weights: Any, lost: Any, direction: str) -> list[Part]:
-    """Return the loss of Gaussian noise on a sum of j records, with Pr[j] = weights[j]; nothing if j is always 0."""
+    """Return the loss of Gaussian noise on a sum of j records, Pr[j] = weights[j]; an empty list if j is always 0."""
     some = [j for j, w in enumerate(weights) if not w.is_zero()]
     if some == [0]:
         return []
@@ -555,7 +555,7 @@ def _column_normalised(bands: int, steps: int, diagonals: Sequence[Sequence[floa
 
 
 def _tree(steps: int, restarts: int) -> list[Column]:
-    """Return the column of each step: 1 at its nodes (block, level, place), which end within the block of the step."""
+    """Return the column of each step: 1 at every node (block, level, place) above it that ends within its block."""
     _require_size(steps, steps.bit_length())
     size = steps // restarts
     nodes = lambda leaf: [(k, leaf >> k) for k in range(size.bit_length()) if ((leaf >> k) + 1) << k <= size]
@@ -569,8 +569,9 @@ def _product(one: Column, other: Column) -> Any:
 def _squared_move(columns: list[Column], patterns: list[Sequence[int]]) -> Moves:
     """Enclose the largest || sum_{i in pi} C e_i x_i^T ||^2 over the patterns pi and contributions |x_i| <= 1.
 
-    With the Gram matrix G of the columns it is at most sum_ij |G_ij|.  The lower end is the largest square over all
-    signs of x_i = +x or -x in one pattern, or, of too many signs, over equal ones and their mean, the trace of G.
+    With the Gram matrix G of the columns the square is at most sum_ij |G_ij|.  The lower end is the largest square
+    over all signs of x_i = +x or -x in one pattern.  In a pattern of more than MOST_SIGNS steps it is the larger of
+    the square for equal signs and the mean square over all signs, which is the trace of G.
     """
     gram = functools.lru_cache(None)(lambda i, j: _product(columns[i], columns[j]))
 
@@ -606,7 +607,7 @@ def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
         if not later or len(pattern) == most:
             yield pattern
             return
-        # a longer gap has room for a further step, which never lowers the sum of |G_ij|; so longer gaps are skipped
+        # a gap of 2 * separation has room for a further step, which never lowers the sum of |G_ij|, so it is skipped
         for step in later[:separation] if most == longest else later:
             yield from after((*pattern, step))
 
@@ -619,7 +620,7 @@ def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
 def _cyclic(columns: list[Column], groups: int, sampling_probability: float) -> Moves:
     """Enclose the squared norms of the columns of one group, in descending order; nearly equal norms share one ball.
 
-    At each rank, the norm of one group is the lower end of the ball, and the largest of all groups is the upper end.
+    At each rank the ball reaches from the squared norm of one fixed group to the largest squared norm of all groups.
     """
     for first, column in enumerate(columns):
         if not all(type(row) is int and first <= row < first + groups for row in column):

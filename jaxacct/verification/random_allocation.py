@@ -17,7 +17,7 @@ from jaxacct.verification.ball_arithmetic import Unplanned, acb, arb, between, g
 from jaxacct.verification.small_loss_steps import where_it_falls_to
 
 ANGLES = np.geomspace(1e-5, 1.0, 60)
-"""Angles by which the path of a quadrature is turned, as shares of an eighth of a turn. All are tried."""
+"""Angles by which the path of a quadrature is turned, divided by pi/4. All are tried."""
 MOST_NODES = 1_000_000
 """Largest number of nodes of one sum over Im z."""
 MARGIN = 14.0
@@ -29,7 +29,7 @@ class AllocationLoss:
     """The loss of P = (1/t) sum_i N(e_i, sigma^2 I) against Q = N(0, sigma^2 I) in t dimensions, in one direction.
 
     S = (X_1 + ... + X_t)/t is the ratio of the densities of P and Q.  Each X_i is e^{s u - s^2/2} with s = 1/sigma,
-    where u has the law N(0, 1) under Q.  The mean under Q is E, and put(k) = E(k - S)_+ is computed from
+    where u has the law N(0, 1) under Q.  E is the mean under Q, and put(k) = E(k - S)_+ is computed from
     phi(z) = E e^{-z X_i/t}.  For remove, delta is E(S - e^eps)_+ = 1 - e^eps + put(e^eps).  For add, delta is
     e^eps put(e^-eps).
     """
@@ -128,7 +128,7 @@ class AllocationLoss:
         grown = (down * down / 2).exp()
         far = -(s * last * h - s * s / 2).exp() / t
         outside = gaussian_tail(-first * h) + gaussian_tail(last * h) * (c * angle.cos() * far).exp()
-        # the error is bounded on two lines, `width` above and `width` below the path, which may be the real axis
+        # the error is bounded on two lines, `width` above and `width` below the path; at angle 0 it is the real axis
         if bool(angle > 0):
             if not (strip <= angle and angle + strip <= arb.pi() / 2):
                 raise Unplanned("its path is turned too far")
@@ -189,7 +189,7 @@ class _Plan:
         return float(grid[10])
 
     def _cut(self, k: float, goal: float, step: float) -> tuple[float, float]:
-        """Return the least Im z, to 2 %, at which a bound of the rest is at most e^`goal`, and its best angle."""
+        """Return the least Im z, to 2 %, beyond which the sum is at most e^`goal`, and the angle that shows this."""
         angles = np.geomspace(1e-6, 1.0, 200) * (np.pi / 2 * 0.999)
 
         def bounds(y: float) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The Poisson-sampled Gaussian: M(z) = E_P[e^{zL}] as a sum over nodes, with an error that does not grow with Im z.
+"""The Poisson-sampled Gaussian: encloses M(z) = E_P[e^{zL}] by a sum over nodes, whose error does not grow with Im z.
 
 At u = output/sigma the likelihood ratio is mix = 1 - rate + rate e^y, with y = u/sigma - 1/(2 sigma^2).
 Proofs: README.md of this folder, "The sampled Gaussian" and "Outputs cut in two".
@@ -18,12 +18,12 @@ from jaxacct.verification.ball_arithmetic import acb, arb, between, ctx, gaussia
 from jaxacct.verification.closed_form_losses import GaussianLoss, sampled_hockey_stick
 
 ANGLES = np.geomspace(1e-5, 1.45, 32)
-"""Angles, in radians, that are tried for a moved line of integration. The error bounds hold below pi/2."""
+"""Angles in radians; for each, the line of integration Im y = angle is tried. The error bounds hold below pi/2."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A smooth cut, which keeps the share Phi(side (u - place)/width) of an output u: large ones for side 1."""
+    """A smooth cut keeps the share Phi(side (u - place)/width) of each output u: of large outputs most for side 1."""
 
     place: float
     width: float
@@ -48,7 +48,7 @@ class SampledGaussian:
 
     sigma, rate, direction : noise multiplier, sampling probability, and "remove" or "add".
     cuts : smooth cuts, each of which keeps a share of every output; empty for the whole law.
-    _means, _terms : results of `mean` and `_moved_terms` that were computed before, by their arguments.
+    _means, _terms : earlier results of `mean` and `_moved_terms`, by argument.
     """
 
     sigma: Any
@@ -79,7 +79,7 @@ class SampledGaussian:
         return (mixed, plain) if self.direction == "remove" else (plain, mixed)
 
     def _mass(self, shift: Any) -> Any:
-        """Enclose the mass of N(shift, 1) that all cuts keep: that of the first, less at most what each other takes."""
+        """Enclose the mass of N(shift, 1) that all cuts keep: the first cut's, less at most what all others remove."""
         found = []
         for cut in self.cuts:
             spread = (1 + arb(cut.width) ** 2).sqrt()
@@ -94,7 +94,7 @@ class SampledGaussian:
         return sampled_hockey_stick(base, self.rate, self.direction, epsilon)
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
-        """Bound |M(c + i s)| from above for all s >= t, on a moved line of integration, where mix^{it} decays."""
+        """Bound |M(c + i s)| from above for all s >= t, on a moved line of integration: |mix^{is}| falls there."""
         value, angle = self._best_angle(float(c.mid()), float(t.mid()))
         fallen = max(float(self.log_mgf(np.array([float(c.mid())]))[0]) - value, 0.0)
         return self._moved_bound(c, t, arb(angle), float(np.log(count) + 12.0) + fallen)
@@ -109,7 +109,7 @@ class SampledGaussian:
         nodes = _Nodes(self, c, count, bits)
         error = acb(within(nodes.error), within(nodes.error))
         size = len(nodes.weights)
-        # each power is an exponential of its own, since the radius of a product would grow with every factor
+        # each power takes its own exponential, since the radius of a running product would grow with every factor
         places = [acb(0, step * b) for b in range(width)]
         right = []
         for x in nodes.logs:
@@ -129,7 +129,7 @@ class SampledGaussian:
                 yield [product[i, b] + error for b in range(width)]
 
     def _moved_bound(self, c: Any, t: Any, angle: Any, wanted: float) -> Any:
-        """Bound e^{(sigma angle)^2/2} E[|mix|^e e^{-t arg mix}] on the line at an angle, by the trapezoid rule."""
+        """Bound e^{(sigma angle)^2/2} E[|mix|^e e^{-t arg mix}] on the line at `angle`, by the trapezoid rule."""
         exponent = self._exponent(c)
         strip, turn, wanted = self._strip(float(c.mid()), float(angle.mid()), wanted)
         h = 2 * arb.pi() / arb(max(turn, 1.0))
@@ -175,7 +175,7 @@ class SampledGaussian:
         return 1 - self.rate + self.rate * (u / self.sigma - 1 / (2 * self.sigma**2)).exp()
 
     def _share_of_slope(self, u: Any) -> Any:
-        """Return sigma times the slope in u of the log likelihood ratio. The slope rises with u."""
+        """Return sigma times the derivative of log mix in u. This derivative rises with u."""
         y = u / self.sigma - 1 / (2 * self.sigma**2)
         return self.rate * y.exp() / (1 - self.rate + self.rate * y.exp())
 
@@ -202,7 +202,7 @@ class SampledGaussian:
         return risen * (((angle + strip) / 2).cos() * ((angle - strip) / 2).cos()) ** (-c / 2)
 
     def _trapezoid(self, c: Any, strip: Any, angle: Any, h: Any) -> Any:
-        """Bound the trapezoid rule's error relative to M(c), by lines shifted by `strip`, at angles up to `angle`."""
+        """Bound the trapezoid rule's error, relative to M(c), on lines shifted by `strip`, at angles up to `angle`."""
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
@@ -233,7 +233,7 @@ class SampledGaussian:
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """Return the least rate of decay beyond `end` of the normal density times the cuts that fall towards `side`."""
+        """Bound from below how fast the normal density times the cuts that fall towards `side` decays beyond `end`."""
         fall = side * end
         for cut in self.cuts:
             if cut.side != side:
@@ -267,7 +267,7 @@ class SampledGaussian:
         total = np.full(c.shape, -np.inf)
         windows = self._windows(c, 9.0)
         if self.cuts:
-            # all c share one window, so that the shares of the cuts, which cost most, are computed once
+            # all c share one window: then the shares that cuts keep, which cost most, are computed once
             windows = [(np.min(low, keepdims=True), np.max(high, keepdims=True)) for low, high in windows]
         for low, high in windows:
             count = self._points(float(np.max(high - low)))
@@ -348,7 +348,7 @@ class SampledGaussian:
         return float(values[best]), float(ANGLES[best])
 
     def log_moved(self, c: float, t: float) -> np.ndarray:
-        """Return the log of the bound of |M(c + it)| on the lines at ANGLES, in floats; inf from `_steepest` on."""
+        """Return, for each of ANGLES, the log of the bound of |M(c + it)| in floats; inf for angles >= `_steepest`."""
         values = np.full(ANGLES.shape, np.inf)
         allowed = self._steepest > ANGLES
         logs, turns = self._moved_terms(c)
@@ -358,7 +358,7 @@ class SampledGaussian:
         return np.where(np.isnan(values), np.inf, values)
 
     def _moved_terms(self, c: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return two arrays, (angles, points u): the log of the integrand's size at t = 0, and its decay in t."""
+        """Return two arrays (angles, points u): log |integrand| at t = 0, and how fast this logarithm falls with t."""
         if c not in self._terms:
             exponent, angles = float(self._exponent(c)), ANGLES[self._steepest > ANGLES]
             sizes, turns = [], []
@@ -395,12 +395,12 @@ class SampledGaussian:
 
     @property
     def _steepest(self) -> float:
-        """The largest angle, in radians, of a moved line of integration. The error bound uses up to twice as much."""
+        """The largest angle, in radians, of a moved line of integration. The error bounds go up to twice the angle."""
         return 1.5 if self.direction == "remove" else 1.0
 
     @property
     def _stretch(self) -> float:
-        """The factor sigma^2 (1 + sum of 1/width^2): a turn by an angle grows the integrand by e^{factor angle^2/2}."""
+        """The factor f = sigma^2 (1 + sum of 1/width^2). At an angle the integrand grows by at most e^{f angle^2/2}."""
         return float(self.sigma.mid()) ** 2 * (1.0 + sum(cut.width**-2 for cut in self.cuts))
 
     def _log_grown(self, c: float, angle: float) -> float:
@@ -414,7 +414,7 @@ class SampledGaussian:
         return risen - c / 2 * float(np.log(np.cos((angle + strip) / 2) * np.cos((angle - strip) / 2)))
 
     def _range(self, c: float, wanted: float) -> tuple[Any, Any]:
-        """Return the u beyond which N(u) mix^e is below e^-wanted M(c), in floats; `_outside` bounds the rest."""
+        """Return (low, high): outside, N(u) mix^e is below e^-wanted M(c), in floats. `_outside` bounds the rest."""
         exponent, mean = float(self._exponent(c)), float(self.log_mgf(np.array([c]))[0])
         inside = []
         for low, high in self._windows(np.array([c]), float(np.sqrt(2 * wanted)) + 4.0):
@@ -434,7 +434,7 @@ class SampledGaussian:
         return total / rise
 
     def line(self, c: float, bits: float, farthest: float = 2.0) -> tuple[float, float, float, int]:
-        """Return (angle, 2 pi/step, nats of accuracy, nodes) of the cheapest line, bounded at `farthest` * angle."""
+        """Return (angle, 2 pi/step, accuracy in nats, nodes) of the cheapest line, bounded at angle * farthest."""
         sigma = float(self.sigma.mid())
         best: tuple[float, float, float, int] | None = None
         for angle in ANGLES[self._steepest > ANGLES]:
@@ -471,7 +471,7 @@ class _Nodes:
 
 
 def around_fixed_point(slope: Any, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return ends, at most 1e-3 apart, of the u with slope(u) = u, for a falling slope, by bisection in floats."""
+    """Bisect, in floats, for the u with slope(u) = u, where `slope` falls; return ends at most 1e-3 apart."""
     while np.max(high - low) > 1e-3:
         middle = 0.5 * (low + high)
         if not np.all(np.isfinite(middle)) or np.any((middle == low) & (high - low > 1e-3)):

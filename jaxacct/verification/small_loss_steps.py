@@ -39,7 +39,7 @@ class SmallLossSteps:
     order: float
 
     def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
-        """Enclose B, each step's part of M from large losses, along the line, about as well as M with `bits` bits."""
+        """Enclose each part's B along the line, with the absolute accuracy that M has at `bits` nats."""
         at, found = np.array([float(c.mid())]), []
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             less = float((part.log_mgf(at) - law.log_mgf(at))[0])
@@ -68,7 +68,7 @@ class SmallLossSteps:
         return p, q
 
     def delta(self, parts: Any, epsilon: Any) -> Any:
-        """Enclose the part of runs of small losses alone (README.md, "Steps with small loss taken apart")."""
+        """Enclose delta's part from runs with small losses only (README.md, "Steps with small loss taken apart")."""
         remove = parts[0][0].direction == "remove"
         a = arb(self.order)
         most = (a * a.log() - (1 + a) * (1 + a).log()).exp() * (-a * epsilon if remove else (1 + a) * epsilon).exp()
@@ -106,7 +106,7 @@ def only_sampled_gaussians(parts: Any) -> bool:
 def plan_split(
     parts: Any, c: float, epsilon: float, wanted: float, step: float, most: int, bits: float
 ) -> SplitPlan | None:
-    """Return the cuts with the cheapest sum, equally far above each least loss, in floats; None if none is cheaper."""
+    """Return the cuts with the cheapest sum, in floats, equally far above each least loss; None if all are too dear."""
     best: SplitPlan | None = None
     ends = sum(count * np.log1p(-float(part.rate.mid())) for part, count in parts)
     gap = epsilon - ends if parts[0][0].direction == "remove" else -ends - epsilon
@@ -178,7 +178,7 @@ def _cut(parts: Any, cuts: Any, side: int) -> list[SampledGaussian]:
 
 
 def without_largest(parts: Any, wanted: float, width: float) -> list[Any]:
-    """Return the parts without their largest outputs, which make M(c) huge, of probability about e^wanted."""
+    """Return the parts without their largest outputs, which make M(c) huge. They have probability about e^wanted."""
     kept, spread = [], np.hypot(1.0, width)
     for part, count in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())
