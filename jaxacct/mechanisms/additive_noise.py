@@ -24,8 +24,8 @@ from jaxacct.mechanisms.finite import FiniteMechanism, OfFinitePair
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 MOST_UNGROUPED_OUTCOMES = 4096
-"""Largest number of outcomes of noise on the integers that are separate losses; the lattice's work grows with it.
-With more, the outcomes of the discrete Gaussian are grouped, and the discrete Laplace mechanism is refused."""
+"""Up to this many outcomes of noise on the integers, each outcome is a separate loss; the lattice's work grows with
+them. Beyond it the discrete Gaussian's outcomes are grouped, and the discrete Laplace mechanism is refused."""
 MOST_GROUPED_OUTCOMES = 2**21
 """Largest number of outcomes of the discrete Gaussian; all of them are held in memory at once."""
 ENOUGH_NOISE = Constraint("use more noise; below that it hides nothing", 0.01)
@@ -36,8 +36,8 @@ e^{-37.5^2/2} = 4e-306 of its maximum, near the least float64."""
 LOSS_CELLS = 2048
 """Number of cells of the loss grid of ``laplace_pair``; the grid adds about 1e-5 to epsilon."""
 PROFILE_POINTS = (2000, 500)
-"""Numbers of points of a profile: 2000 until delta is e^-72, and 500 more until e^-684, near the smallest float64. The
-chords between so many points add about 1e-5 to epsilon."""
+"""Numbers of points of a Gaussian's profile: 2000 points where delta is above e^-72, and 500 more where it falls to
+e^-684, near the smallest float64. The chords that join the points add about 1e-5 to epsilon."""
 
 
 @register
@@ -83,7 +83,7 @@ class Gaussian(AdditiveNoise):
 
 
 def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> FinitePair:
-    """Return a pair above min(1, factor delta(eps; mu), delta(eps; other)); delta(eps; m) is of N(m, 1), N(0, 1)."""
+    """Return a pair of profile at least min(1, factor d(mu), d(other)); d(m) is the profile of N(m, 1) and N(0, 1)."""
     mu, other = mu * (1.0 + 8.0 * ROUNDOFF), other * (1.0 + 8.0 * ROUNDOFF)
     if other == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
@@ -156,7 +156,7 @@ class Laplace(AdditiveNoise):
 
 
 def laplace_pair(largest: np.ndarray) -> FinitePair:
-    """Return a pair that dominates Laplace noise. Losses x, d apart, have masses e^{(x - largest)/2} tanh(d/4)."""
+    """Return a pair that dominates Laplace noise: losses x, spaced by d, have P-masses e^{(x - largest)/2} tanh(d/4)."""
     top = largest[..., None]
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     ends = (place == 0.0) | (place == 1.0)
@@ -189,14 +189,14 @@ class _IntegerNoise(OfFinitePair):
 class DiscreteGaussian(_IntegerNoise):
     """Discrete Gaussian noise: Pr[x] proportional to e^{-x^2/(2 sigma^2)} on the integers.
 
-    The pair is the noise shifted by ``sensitivity`` D, and the noise; ``replace_one`` doubles D. The mass beyond 37.5
-    sigma, less than 1e-303, counts as mass at infinity. Where the 75 sigma + 2 D outcomes are more than 4096, they are
-    grouped, which adds about 1e-5 to epsilon, and ``kind`` is "bound" for the whole batch.
+    P is the law of the noise shifted by ``sensitivity`` D, Q the law of the noise; ``replace_one`` doubles D. The mass
+    beyond 37.5 sigma, less than 1e-303, counts as mass at infinity. If there are more than 4096 outcomes (75 sigma +
+    2 D), they are grouped. This adds about 1e-5 to epsilon, and ``kind`` is "bound" for the whole batch.
 
     Parameters
     ----------
     sigma : array_like >= 0.01
-        Parameter in units of the statistic, not relative to the sensitivity; up to some 27,900. Beyond that the
+        Parameter in units of the statistic, not of the sensitivity; at most some 27,900. For a larger sigma the
         continuous Gaussian of the same sigma is close.
     sensitivity : int >= 1
         Largest move of the statistic by a record under add/remove.
@@ -238,7 +238,8 @@ class DiscreteGaussian(_IntegerNoise):
 class DiscreteLaplace(_IntegerNoise):
     """Discrete Laplace (two-sided geometric) noise: Pr[x] proportional to e^{-|x|/scale} on the integers.
 
-    The pair is the noise shifted by ``sensitivity`` D, and the noise, which is (D/scale)-DP; ``replace_one`` doubles D.
+    P is the law of the noise shifted by ``sensitivity`` D, Q the law of the noise. The mechanism is (D/scale)-DP.
+    ``replace_one`` doubles D.
 
     Parameters
     ----------
@@ -365,7 +366,7 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
 
 def _pair(m: float, smoothness: float) -> FinitePair:
-    """Return a pair whose profile is nowhere below the three: at many losses it is the largest of them."""
+    """Return a pair whose profile is at least those of the three pairs, and the largest of them at many losses."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
     # the tail is 6e-300 at 37 standard deviations; with this number of quantiles the chords add about 1e-5 to epsilon
@@ -378,7 +379,7 @@ def _pair(m: float, smoothness: float) -> FinitePair:
 
 
 def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return (x - m)/R at the larger and smaller x where log N(m, R^2)/N(0, 1) = epsilon, then x; R = e^smoothness."""
+    """Return (x - m)/R for the two x with log N(m, R^2)/N(0, 1) = epsilon, the larger first, then these x; R = e^b."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     rise = 2.0 * smoothness + 2.0 * epsilon
     root = np.sqrt(m * m + more * rise)

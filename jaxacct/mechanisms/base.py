@@ -46,9 +46,9 @@ class LaplacePart(NamedTuple):
 class FinitePart(NamedTuple):
     """Finite law of the loss of a mechanism in one direction, after sampling; `mass` and `infinity` sum to 1."""
 
-    loss: np.ndarray  # the batch shape and one trailing axis of atoms
-    mass: np.ndarray  # under P, like `loss`
-    infinity: np.ndarray  # mass at infinite loss, in the batch shape
+    loss: np.ndarray  # the losses, of the batch shape and one trailing axis
+    mass: np.ndarray  # their P-masses, of the same shape
+    infinity: np.ndarray  # P-mass at infinite loss, of the batch shape
 
 
 class ConcentratedPart(NamedTuple):
@@ -59,7 +59,7 @@ class ConcentratedPart(NamedTuple):
 
 
 class FinitePair(NamedTuple):
-    """Dominating pair (P, Q) with finitely many likelihood ratios; atoms lie along an axis after those of the batch."""
+    """Dominating pair (P, Q) with finitely many likelihood ratios (atoms), which lie along the axis after the batch."""
 
     loss: np.ndarray  # log p/q of the atoms
     p: np.ndarray  # their P-masses
@@ -107,7 +107,7 @@ class Mechanism(ABC):
         """Return the independent parts in one direction, each with its count (a whole number in float64)."""
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        """Return parts that the mechanism dominates, for lower ends only: unless `has_bracket`, those of `expand`."""
+        """Return parts that the mechanism dominates, for lower ends; by default these are the parts of `expand`."""
         return self.expand(relation, direction)
 
     def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
@@ -124,7 +124,7 @@ class Mechanism(ABC):
         return [item for items in values for item in items if isinstance(item, Mechanism)]
 
     def ordinary(self) -> bool:
-        """Return whether no engine for whole mechanisms needs to be asked about this step, since its parts suffice."""
+        """Return whether the parts of this step suffice, so that no engine for whole mechanisms needs to be asked."""
         return False
 
     def symmetric(self) -> bool:
@@ -132,7 +132,7 @@ class Mechanism(ABC):
         return False
 
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
-        """Return (noise multiplier, factors of its count) for each Gaussian; None if any release is no Gaussian."""
+        """Return (noise multiplier, numbers whose product is its count) per Gaussian; None if a release is none."""
         return None
 
     def displaces(self) -> bool:
@@ -155,8 +155,8 @@ class Mechanism(ABC):
         """Return the kind of an answer from `expand`: "certified" if its pair is attained, "bound" if not.
 
         The kind of a mechanism made of others is the weakest of their kinds. `composed` says whether the mechanism runs
-        more than once or beside others: a pair that joins several pairs of neighbours, each of them the worst at some
-        eps, is attained by one step, but only a bound for a composition.
+        more than once or beside others. This matters for a pair that joins several pairs of neighbours, each of which
+        is the worst at some eps: one step attains the joined pair, but for a composition it is only a bound.
         """
         own = "certified" if self.exact_pair else "bound"
         return weakest([own, *(mechanism.kind_under(relation, composed) for mechanism in self.inside())])
@@ -195,7 +195,7 @@ class Mechanism(ABC):
 
 
 class BaseMechanism(Mechanism):
-    """Mechanism that is one part, which can be sampled; symmetric when it is not sampled.
+    """Mechanism that expands into one part. The part can be sampled; without sampling the mechanism is symmetric.
 
     Subclasses define ``part``. Subclasses that can be sampled without replacement under ``replace_one`` also define
     ``finite_pair``.
@@ -260,7 +260,7 @@ class EqualToAnother(Mechanism):
 
 
 class AdditiveNoise(BaseMechanism):
-    """Noise added to a statistic. The only field is its standard deviation or scale over the add/remove sensitivity."""
+    """Noise added to a statistic. The only field is the noise's deviation or scale, over the add/remove sensitivity."""
 
     finite: ClassVar[bool] = False
     law: ClassVar[type[GaussianPart] | type[LaplacePart]]
@@ -282,7 +282,7 @@ def weakest(kinds: Iterable[str]) -> str:
 
 
 MOST_SHOWN = 40
-"""Of an array of more numbers than this, `repr` shows the first and the last ones."""
+"""If an array has more numbers than this, `repr` shows only its first and last numbers."""
 
 
 def register(cls: type[M]) -> type[M]:
@@ -346,7 +346,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
 def on_batch(mechanism: Mechanism, name: str, values: Any) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
     """Broadcast values against a batch of mechanisms; return the common shape, and rows and values of shape (B,).
 
-    For each element of the common shape, the row is the place of its mechanism in the flat batch.
+    The row of an element is the flat index of the element's mechanism in the batch.
 
     >>> from jaxacct.mechanisms import Gaussian
     >>> shape, rows, deltas = on_batch(Gaussian([1.0, 2.0]), "delta", [[1e-5], [1e-6]])
@@ -358,7 +358,7 @@ def on_batch(mechanism: Mechanism, name: str, values: Any) -> tuple[tuple[int, .
 
 
 def rows_in(mechanism: Mechanism, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the index of the mechanism's configuration for each element of a batch of this shape, in flat order."""
+    """Broadcast the flat indices of the mechanism's configurations to a batch of this shape, and flatten the result."""
     mine = batch_shape(mechanism)
     return np.broadcast_to(np.arange(math.prod(mine)).reshape(mine), shape).reshape(-1)
 

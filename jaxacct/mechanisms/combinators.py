@@ -32,7 +32,7 @@ from jaxacct.mechanisms.profile import either_order
 from jaxacct.mechanisms.sampled_batches import PoissonSampled
 
 MOST_DIGITS = 2**20
-"""Largest number of binary digits of an exact mass at infinity; the power 20,000 of a float64 has about as many."""
+"""Largest number of binary digits of an exact mass at infinity; a float64 to the power 20,000 has about as many."""
 
 
 @register
@@ -201,7 +201,7 @@ def _without_one(mechanism: Mechanism) -> Mechanism:
 
 
 def _in_either_order(mechanism: Mechanism, relation: str) -> list[tuple[Part, np.ndarray]]:
-    """Return the parts for a replaced record; a part that bounds both directions stands in for each finite part."""
+    """Return the parts for a replaced record; each finite part is replaced by a part that bounds both directions."""
     parts: list[tuple[Part, np.ndarray]] = []
     forward, reverse = (mechanism.expand(relation, direction) for direction in DIRECTIONS)
     for (one, count), (two, _) in zip(forward, reverse, strict=True):
@@ -264,19 +264,19 @@ class ProposeTestRelease(Combinator):
     """Release ``mechanism`` only if a noisy distance says that the data is far from unstable data.
 
     The distance to instability is the least number of steps of the neighbouring relation that lead to data where
-    ``mechanism`` does not have its guarantee. It is released with Laplace noise of scale ``test_scale``, and the
-    mechanism is run if the noisy distance exceeds ``threshold``. On two unstable neighbours the mechanism may reveal
-    everything, but it is run with probability at most
+    ``mechanism`` does not have its guarantee. The distance is released with Laplace noise of scale ``test_scale``, and
+    the mechanism is run if the noisy distance exceeds ``threshold``. On two unstable neighbours the mechanism may
+    reveal everything, but it is run with probability at most
 
         delta_infinity = e^{-threshold/test_scale}/2.
 
-    The answer is for the Laplace mechanism, a mass delta_infinity at infinite loss, and the mechanism, composed:
-    ``kind`` is "bound". The combination cannot be sampled.
+    The answer is for a composition: of the Laplace mechanism, a mass delta_infinity at infinite loss, and
+    ``mechanism``. ``kind`` is "bound". The combination cannot be sampled.
 
     Parameters
     ----------
     mechanism : Mechanism
-        Mechanism that is released.
+        Mechanism that is run if the data passes the test.
     test_scale : array_like > 0, finite
         Scale of the Laplace noise on the distance. It broadcasts with the mechanism's fields.
     threshold : array_like >= 0, finite

@@ -27,9 +27,9 @@ class ZCDP(BaseMechanism):
     """Any (xi, rho)-zCDP mechanism: Rényi divergences are at most xi + rho alpha for alpha > 1, in both directions.
 
     A composition adds the rho and xi of its guarantees, also beside other mechanisms. At each epsilon some mechanism
-    attains the profile, but no single pair does everywhere, so ``kind`` is "bound" (README.md, "Zero-concentrated
-    privacy"). The guarantee must hold under the relation of the question. `Gaussian(1/sqrt(2 rho))` satisfies it with
-    xi = 0, and has a smaller epsilon.
+    attains the profile, but no single pair attains it at every epsilon, so ``kind`` is "bound" (README.md,
+    "Zero-concentrated privacy"). The guarantee must hold under the relation of the question.
+    `Gaussian(1/sqrt(2 rho))` satisfies the guarantee with xi = 0, and has a smaller epsilon.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def _corner(rho: float, xi: float) -> float:
 
 
 def _orders(rho: float, count: int) -> np.ndarray:
-    """Return a grid of alpha - 1; the best for an output of probability p is at most sqrt(-log(p)/rho)."""
+    """Return a grid of alpha - 1; for an output of probability p the best value is at most sqrt(-log(p)/rho)."""
     return np.geomspace(LEAST_ORDER, 30.0 / np.sqrt(rho) + 1.0, count)
 
 

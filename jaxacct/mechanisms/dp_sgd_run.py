@@ -50,7 +50,7 @@ LENGTHS = ("steps", "epochs")
 OF_RULES = ("slots", "cap", "bands", "groups")
 """Numbers that only some batch rules take."""
 SOURCES = {names[0]: names[1:] for names in (RATES, LENGTHS)}
-"""Maps the sampling probability, and the steps, to the other numbers from which it may be computed."""
+"""Maps "sampling_probability" and "steps" each to the names of the numbers from which it may be computed."""
 NOISE_RANGE = (0.1, 1e6)
 """Smallest and largest noise multiplier that searches try."""
 ROUNDING = 1e-15
@@ -79,7 +79,7 @@ def dp_sgd(
     schedule. (For a schedule, compose the steps.) The batch rule says how batches are drawn:
 
     * "poisson": every record independently with probability q in every step;
-    * "random_allocation": the steps are in rounds of t = 1/q slots, and every record is in exactly one step of each
+    * "random_allocation": a round has t = 1/q steps, called slots, and every record is in exactly one step of each
       round, drawn independently for each record and each round; an incomplete round counts as a whole one;
     * "truncated_poisson": a Poisson sample, cut to a uniformly random subset of ``cap`` records if it is larger;
     * "without_replacement": a uniformly random set of a share q of the data in every step;
@@ -110,7 +110,7 @@ def dp_sgd(
     dataset_size : array_like of whole numbers >= 1
         Number of records of the larger data set under add/remove.
     slots : array_like of whole numbers >= 1
-        Batches of a round or of an epoch, for "random_allocation" and "shuffled"; q = 1/slots. `batch_size` gives
+        Number of batches of a round ("random_allocation") or of an epoch ("shuffled"); q = 1/slots. `batch_size` gives
         `ceil(dataset_size / batch_size)` slots. For "shuffled" with `steps` it gives `floor` of this quotient: a loader
         may drop a smaller last batch, and the same steps are then more epochs.
     epochs : array_like > 0
@@ -272,13 +272,13 @@ class Rule(NamedTuple):
     """A batch rule, by which batches are drawn."""
 
     step: Callable[..., Mechanism]  # makes the mechanism of a step or a pass
-    takes: tuple[str, ...]  # numbers of a run from which `step` makes it
+    takes: tuple[str, ...]  # numbers of a run that `step` takes
     taken_for_groups: tuple[str, ...] = ()  # further numbers that `step` takes if a group of records is protected
     in_passes: bool = False  # steps form rounds or epochs of `slots` batches, and a record is in one batch of each
     in_turns: bool = False  # `groups` groups of records take turns, and `bands` steps share noise
     of_one_size: bool = False  # every batch has the same whole number of records
     relation: str = "add_or_remove_one"  # used when the caller gives none
-    instead_of_groups: str = ""  # what to use if groups are not accounted for
+    instead_of_groups: str = ""  # mechanism to use for groups of records if the rule does not account for them
 
     def needs(self, group: int = 1) -> tuple[str, ...]:
         """Return the numbers that the batch rule needs besides the noise, the sampling rate and the number of steps."""
@@ -287,7 +287,7 @@ class Rule(NamedTuple):
 
     @property
     def period(self) -> str:
-        """Return which number gives the steps after which a record may take part again; "" if it may in every step."""
+        """Return the name of the number of steps between two uses of a record; "" if a record may be in every step."""
         return "slots" if self.in_passes else "groups" if self.in_turns else ""
 
     def knows(self, name: str) -> bool:

@@ -49,7 +49,7 @@ class FiniteMechanism(OfFinitePair):
 @register
 @dataclass(frozen=True, eq=False)
 class RandomizedResponse(FiniteMechanism):
-    """Tell the true answer with probability ``probability``, else one of the other categories uniformly.
+    """Tell the true answer with probability ``probability``, else another category, drawn uniformly.
 
     With k categories the true answer has mass p and each other answer r = (1-p)/(k-1). The loss is log(p/r) with mass
     p, -log(p/r) with mass r, and 0 with mass (k-2) r. All neighbouring relations have the same pair.
@@ -261,8 +261,8 @@ class FiniteOutput(FiniteMechanism):
 
     delta(eps) = sum_i (p_i - e^eps q_i)_+ for remove, and with p and q exchanged for add. An output with q_i = 0 < p_i
     has infinite loss. Under ``replace_one`` p and q are the two laws of the replaced record, in either order
-    (README.md, "Two orders of a replaced record"). The two laws must be the worst neighbours: no other pair of
-    neighbours may have a larger delta at any eps.
+    (README.md, "Two orders of a replaced record"). The two laws must be those of the worst neighbours: no other pair
+    of neighbours may have a larger delta at any eps.
 
     Parameters
     ----------
@@ -348,7 +348,7 @@ def refuse_sums(name: str, values: float | np.ndarray) -> None:
 
 
 def _sorted_law(loss: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """Return losses and masses (..., 2, A) in ascending order of the loss, with absent outcomes last."""
+    """Return losses and masses (..., 2, A) in ascending order of the loss; outcomes of mass 0 come last."""
     loss = np.where(mass > 0.0, loss, np.inf)
     order = np.lexsort((mass, loss), axis=-1)
     return np.stack([np.take_along_axis(x, order, -1) for x in (loss, mass)], -2)

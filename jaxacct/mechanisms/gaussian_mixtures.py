@@ -1,4 +1,4 @@
-"""Mechanisms with the loss of a mixture of Gaussians: pairs (README.md, "Pairs of mixtures"), and laws of weights."""
+"""Mechanisms whose pair is a mixture of Gaussians: dominating pairs (README.md, "Pairs of mixtures"), and weights."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LOSS_OF_PRESENCE = ("add_or_remove_one", "add_one", "remove_one")
 MOST_TERMS = 20_000
 """Largest number of values that the law of a count may have, such as the number of group records in a batch."""
 LEAST = Decimal("1e-300")
-"""Values of a count may be left out if their probabilities sum to at most this. Bounds of delta include it."""
+"""Values of a count may be left out if their probabilities sum to at most this. Bounds of delta allow for the sum."""
 CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
-"""Numbers of quantiles within 9 sigma of the range of the means, and in each tail from 9 to 37 sigma, where the normal
-tail is 6e-300. With so many quantiles the pairs add about 1e-4 to epsilon."""
+"""Numbers of quantiles within 9 sigma of the range of the means, and in each tail from 9 to 37 sigma; the mass beyond
+37 sigma is 6e-300. With so many quantiles the pairs add about 1e-4 to epsilon."""
 LEAST_RELATIVE_GAP = 1e-7
-"""Smallest distance of two points of a profile, in shares of the largest shift; nearer slopes lose digits."""
+"""Smallest distance of two points of a profile, over the largest shift; slopes between nearer points lose digits."""
 Points = tuple[np.ndarray, np.ndarray]
 
 
@@ -210,7 +210,7 @@ def binomial(trials: int, chance: Decimal) -> np.ndarray:
 
 
 def hypergeometric(size: int, group: int, batch: int) -> np.ndarray:
-    """Return, for j = 0..group, the chance that `batch` draws without replacement from `size` records hit j of a group.
+    """Return the law of the number of group records (0..group) among `batch` of `size` records, without replacement.
 
     >>> hypergeometric(4, 2, 2).round(12).tolist()
     [0.166666666667, 0.666666666667, 0.166666666667]
@@ -258,7 +258,7 @@ def _cell_masses(edges: np.ndarray, moved: float) -> tuple[np.ndarray, np.ndarra
 
 
 class Branch(NamedTuple):
-    """Case of probability `share`, in which the pair is (sum_j weights_j N(shifts_j, 1), N(0, 1))."""
+    """One case of a step, of probability `share`; its pair is (sum_j weights_j N(shifts_j, 1), N(0, 1))."""
 
     share: float
     shifts: np.ndarray  # (A,) shifts >= 0 in standard deviations

@@ -26,7 +26,7 @@ from jaxacct.mechanisms.finite import sample_pair
 LEAST_SQUARE = 1e-280
 """Smallest sum of squares that is used: a smaller one may have lost digits to underflow, or have an inverse of inf."""
 TOO_MANY = "must be <= 2**53; so many are not accounted for", "{:.6g}".format
-"""Refusal of a number of steps, and how the number is written."""
+"""Message that refuses a number of steps, and the function that writes this number."""
 
 
 class Components(NamedTuple):
@@ -48,9 +48,9 @@ class Components(NamedTuple):
     mu2 : (B,)
         Sum of n / sigma^2 over Gaussians sampled at q == 1; their total loss is N(mu2/2, mu2).
     gauss_sigma, gauss_q, gauss_n : (B, J)
-        Poisson-sampled Gaussians, 0 < q < 1, composed n times. A part with n = 0 is absent (dummies sigma = 1, q = .5).
+        Poisson-sampled Gaussians, 0 < q < 1, composed n times. A part with n = 0 is absent (with sigma = 1, q = .5).
     laplace_scale, laplace_q, laplace_n : (B, K)
-        Laplace of sensitivity 1 and scale b, 0 < q <= 1. A part with n = 0 is absent (dummies scale = 1, q = .5).
+        Laplace noise of sensitivity 1 and scale b, 0 < q <= 1. A part with n = 0 is absent (with scale = 1, q = .5).
     finite_loss, finite_mass : (B, F, A)
         Finite losses and P-masses of the finite parts in this direction, with sampling and sign already applied.
         Padding has mass 0 and loss 0. Masses sum to 1 minus the part's mass at infinity.
@@ -59,7 +59,7 @@ class Components(NamedTuple):
     log_survival : (B,)
         Sum of n * log1p(-mass at infinity) over the finite parts.
     mu : (B,)
-        Square root of mu2, which is neither 0 nor inf where mu2 under- or overflows.
+        Square root of mu2. It is positive and finite also where mu2 under- or overflows.
     delta_infinity : (B,)
         Probability under P of an infinite loss, -expm1(log_survival).
     infinity_units : (B,)

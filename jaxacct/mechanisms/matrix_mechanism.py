@@ -40,14 +40,15 @@ class MatrixMechanism(EqualToAnother):
     C is the ``strategy`` of n steps, s is ``noise_multiplier``, and R is the clip norm. Every model of a run with the
     correlated noise C^-1 Z follows from the release. Gradients may depend on all earlier outputs.
 
-    Adding or removing a record must not move other records to other steps. A list that is shuffled and cut into batches
-    moves them: ask for ``relation="zero_out"`` or ``"replace_one"`` there.
+    Adding or removing a record must not move other records to other steps. In a list that is shuffled and cut into
+    batches it does move them: ask for ``relation="zero_out"`` or ``"replace_one"`` there.
 
-    * Without sampling it is one Gaussian of noise multiplier s / sens(C): exact.
-    * With ``CyclicPoisson(b, q)`` and at least as many groups b as bands it is ceil(n/b) Poisson sampled Gaussians of
-      noise multiplier ``s / ||C e_i||``, i = 0, b, 2b, ..., C e_i column i: exact for add, remove and zero-out.
-    * With ``BallsInBins(b)`` and at most two bands it is one mixture of b Gaussians, one for each bin: exact for add,
+    * Without sampling the release is one Gaussian of noise multiplier s / sens(C): exact.
+    * With ``CyclicPoisson(b, q)`` and at least as many groups b as bands the release is ceil(n/b) Poisson sampled
+      Gaussians of noise multiplier ``s / ||C e_i||``, i = 0, b, 2b, ..., where C e_i is column i: exact for add,
       remove and zero-out.
+    * With ``BallsInBins(b)`` and at most two bands the release is one mixture of b Gaussians, one for each bin: exact
+      for add, remove and zero-out.
 
     Parameters
     ----------
@@ -118,7 +119,7 @@ class MatrixMechanism(EqualToAnother):
                 self.participation.sampling_probability,
                 _norms(self.strategy, self.participation.groups, below),
             )
-            # a block whose norm is only known to be 0 or more is left out
+            # a block is left out if the lower bound of its norm is 0
             blocks = [repeat(PoissonSampled(Gaussian(noise / norm), rate), n) for norm, n in norms if norm > 0.0]
             return blocks[0] if len(blocks) == 1 else compose(*blocks)
         moves = self.strategy.sensitivity(self.participation)
@@ -126,9 +127,9 @@ class MatrixMechanism(EqualToAnother):
 
 
 def _norms(strategy: Strategy, groups: int, below: bool) -> list[tuple[float, int]]:
-    """Return bounds (norm, count) of columns, norms falling: lower ones of one group (`below`), or upper ones of all.
+    """Return (bound of a norm, number of columns), falling: lower bounds for one group (`below`), or upper for all.
 
-    Nearly equal bounds become the least (if `below`) or the largest of them.
+    Nearly equal bounds are merged into the least of them if `below`, else into the largest.
     """
     squares, blocks, side = strategy.squared_norms()[0 if below else 1], -(-strategy.steps // groups), 1.0 - 2.0 * below
     by_group = np.pad(squares, (0, blocks * groups - squares.size)).reshape(blocks, groups).T
@@ -230,7 +231,7 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
     """Bracket delta of a run at some hundred losses, in both directions."""
     profile = contours_of(strategy, bins, noise)
     mu, found = _largest(profile), []
-    # with this number of slots, the likelihood ratio of random allocation has the standard deviation of the bins' ratio
+    # with this many slots, random allocation's likelihood ratio has the same standard deviation as that of the bins
     slots = max(np.expm1(min(mu * mu, 600.0)) / profile.bins.deviation**2, 1.0)
     with waiting(2, "directions of a round") as work:
         for sign, least in ((1.0, 3e-10), (-1.0, 1e-16)):
@@ -244,7 +245,7 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
 @register
 @dataclass(frozen=True, eq=False)
 class SharedBins(Mechanism):
-    """Balls in bins whose neighbouring bins share noise. Compositions use two pairs, above and below its profile."""
+    """Balls in bins whose neighbouring bins share noise. Compositions use a pair above its profile and one below it."""
 
     strategy: Strategy = field(metadata={"static": True})
     noise_multiplier: Leaf

@@ -37,12 +37,12 @@ class ExponentialMechanism(FiniteMechanism):
 
     Report noisy max with Gumbel noise of scale 2D/epsilon has the same law. D is the most by which a score moves under
     the neighbouring relation of the question; if all scores move the same way under that relation, D/2 may stand for D.
-    It has epsilon-bounded range: log ratios lie in [t - epsilon, t] for some t. The largest profile over t is
+    Its range is epsilon-bounded: all log ratios lie in [t - epsilon, t] for some t. The largest profile over t is
 
         delta(s) = (e^{epsilon/2} - e^{s/2})^2/(e^epsilon - 1),   -epsilon <= s <= epsilon.
 
-    It is tight for one step, and bounds compositions, also adaptive ones: ``kind`` is "bound" (README.md, "Bounded
-    range"). The answers are for a pair of 1025 losses, which raises epsilon by about a millionth.
+    This profile is tight for one step, and bounds compositions, also adaptive ones: ``kind`` is "bound" (README.md,
+    "Bounded range"). The answers are for a pair of 1025 losses, which raises epsilon by about a millionth.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ class GaussianNoisyMax(BaseMechanism):
         return sample_pair(self.finite_pair(relation), rate, direction)
 
     def _shifts(self, relation: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the sensitivity of a difference of two scores, and of all differences together, in units of sigma."""
+        """Return two sensitivities in units of sigma: of a difference of two scores, and of all differences together."""
         moves = (2.0 if relation == "replace_one" else 1.0) * (1.0 if self.monotone else 2.0)
         sigma, many = np.broadcast_arrays(np.asarray(self.noise_multiplier, np.float64), self.candidates)
         both = np.floor(0.5 * many) * np.ceil(0.5 * many)
@@ -199,8 +199,8 @@ class AboveThreshold(OfFinitePair):
 
         epsilon = 1/threshold_scale + 2 answers/query_scale,
 
-    without the factor 2 if the queries are ``monotone``, however many are below the threshold: ``kind`` is "bound".
-    Under ``replace_one`` a query moves up to twice as far, and ``monotone`` has no effect.
+    however many queries are below the threshold. The factor 2 is left out if the queries are ``monotone``. ``kind`` is
+    "bound". Under ``replace_one`` a query moves up to twice as far, and ``monotone`` has no effect.
 
     Parameters
     ----------

@@ -208,7 +208,7 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
         above = slope[:-1] / -np.expm1(-gap[:-1]) - slope[1:] / np.expm1(gap[1:]) <= 0.0
         if not above.any():
             return [int(k) for k in points]
-        # of several such points in a row every other one stays: rounding may hide a bend that they have together
+        # of several points in a row above chords every other one stays, since together they may bend below a chord
         place = np.arange(above.size)
         odd = (place - np.maximum.accumulate(np.where(above, -1, place))) % 2 == 1
         points = np.delete(points, 1 + np.flatnonzero(above & odd))
@@ -275,7 +275,7 @@ def pair_below(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePa
     known = (
         BracketedProfile(eps, np.nan_to_num(low), np.nan_to_num(high, nan=1.0)) for eps, low, high in (forward, reverse)
     )
-    corners = tuple(_corners(*profile) for profile in known)  # a delta that is NaN is unknown: from 0 to 1
+    corners = tuple(_corners(*profile) for profile in known)  # a delta that is NaN is unknown: its bracket is 0 to 1
     centre = min(values[0] for _, values in corners)
     for _, values in corners:
         values[0] = centre
@@ -348,7 +348,7 @@ def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple
         return np.zeros(1), np.zeros(1)
     a = np.exp(epsilon)
     gap = a[:-1] * np.expm1(np.diff(epsilon))
-    # bounds from slopes of chords, per unit of `a`: right of a chord the profile's slope is at least `steep`, left of a
+    # Slopes of chords, per unit of `a`, bound the profile's slope: right of a chord it is at least `steep`, left of a
     # chord at most `flat`. `steep` is kept below 0, since a line that does not fall would never reach 0.
     steep = np.minimum((lower[1:] - upper[:-1]) / gap, -1e-20 * lower[1:] / a[1:])
     flat = np.minimum((upper[1:] - lower[:-1]) / gap, 0.0)

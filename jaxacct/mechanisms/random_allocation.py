@@ -65,7 +65,7 @@ Made = TypeVar("Made")
 Profiles = tuple[BracketedProfile, BracketedProfile]
 """Profiles of one round in both directions."""
 Losses = Literal["usual", "dense", "far"]
-"""Losses of a round's profile: "usual" first, then "dense" if the bracket is wide, "far" if its end is infinite."""
+"""Set of losses for a round's profile: "usual"; "dense" if the bracket is wide; "far" if its upper end is infinite."""
 _KEPT: dict[tuple[float, float, Losses], Profiles] = {}
 _LOCK = threading.Lock()
 _LOSSES: ContextVar[Losses] = ContextVar("losses", default="usual")
@@ -79,9 +79,10 @@ class RandomAllocation(Mechanism):
     With one participation the pair is P = (1/t) sum_i N(e_i, sigma^2 I), Q = N(0, sigma^2 I) in t dimensions: exact for
     add, remove and zero-out, also for adaptive releases. Several rounds, as in
     ``ja.repeat(RandomAllocation(Gaussian(1.0), 100), epochs)``, draw a fresh allocation in every round; the answer is a
-    certified bracket. With k participations, 1 < k < t, the slots are cut into k blocks at random; the blocks are
-    revealed, and ``kind`` is "bound". k = t is t plain releases. Under ``replace_one`` a record is removed and another
-    added, and the answer is a bound. Renyi divergences and selections use only a dominating pair, and are bounds too.
+    certified bracket. With k participations, 1 < k < t, the answer is for k random blocks of slots that are revealed,
+    one slot in each, and ``kind`` is "bound". k = t is t plain releases. Under ``replace_one`` a record is removed and
+    another added, and the answer is a bound. Renyi divergences and selections use only a dominating pair, and are
+    bounds too.
 
     The slots of different records must be independent. Slots of equal size, as a shuffle makes them, are not covered,
     because the slots of the other records then depend on the record's own slot: for t = 2 and sigma = 1 their
@@ -92,15 +93,16 @@ class RandomAllocation(Mechanism):
 
     A user whose k records share one slot is one record of k times the contribution: use noise multiplier sigma/k.
 
-    The bracket of one round usually has a relative width of 1e-6. That of composed rounds is up to some 1e-3 for
-    epsilon and a few per cent for delta, whatever ``rtol`` asks; up to 1e-3 and 5e-2 their status is "ok".
+    The bracket of one round usually has a relative width of 1e-6. The bracket of composed rounds has a width of up to
+    some 1e-3 for epsilon and a few per cent for delta, whatever ``rtol`` asks. Up to widths of 1e-3 and 5e-2 the status
+    is "ok".
 
     Parameters
     ----------
     mechanism : Gaussian, or a mechanism with finitely many outputs
         Release of each slot: the sum over the records in the slot, with noise, or the output of the mechanism.
     slots : array_like of whole numbers from 1 to 2**53
-        t, the number of releases of a round, public.
+        t, the number of releases of a round, which is public.
     participations : array_like of whole numbers from 1 to slots
         Exact number of slots in which a record takes part. "At most k" is not covered: no dominating pair is known.
     group : array_like of whole numbers, 1 or more

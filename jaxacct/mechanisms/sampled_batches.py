@@ -76,8 +76,8 @@ ONE_GROUP = "ask for one group size at a time"
 class PoissonSampled(OfGaussianMixtures):
     """A base mechanism run on a Poisson sample: each record is in it with ``sampling_probability`` q.
 
-    With (P, Q) the base pair, remove is ((1-q) Q + q P, Q) and add is (Q, (1-q) Q + q P). Sampling a sample multiplies
-    the rates. Under ``replace_one`` the answer is a bound for 0 < q < 1.
+    Let (P, Q) be the base's pair. The pair of the sampled step is ((1-q) Q + q P, Q) for remove, and (Q, (1-q) Q + q P)
+    for add. Sampling a sample multiplies the rates. Under ``replace_one`` the answer is a bound for 0 < q < 1.
 
     A composition inside runs all its mechanisms on one sample, as in ``PoissonSampled(compose(Gaussian(1.0),
     Laplace(5.0)), 0.01)`` (README.md, "Several releases from one sample"). A composition of sampled mechanisms draws a
@@ -393,7 +393,7 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
 def cap_for(sampling_probability: float, dataset_size: int, steps: int, delta: float, share: float = 1e-3) -> int:
     """Return the smallest cap that costs little: steps * Pr[Bin(n - 1, q) >= cap] is at most `share` of delta.
 
-    So all steps in which a record may displace another one (`TruncatedPoissonSampled`) have at most this probability.
+    The chance that a record may displace another one (`TruncatedPoissonSampled`) in any step is at most this share.
 
     Parameters
     ----------
@@ -460,8 +460,8 @@ def _sampled(q: float, shift: float) -> FinitePair:
 class Cap(NamedTuple):
     """Effect of a cap on a Poisson sample for one record; each field is a lower and an upper bound of a number."""
 
-    chance: tuple[float, float]  # tau = Pr[Bin(n-1, q) >= cap], that the other records fill the batch
-    rate: tuple[float, float]  # q' = (cap/n) Pr[Bin(n, q) > cap]/tau, that the record is in such a batch
+    chance: tuple[float, float]  # tau = Pr[Bin(n-1, q) >= cap], the chance that the other records fill the batch
+    rate: tuple[float, float]  # q' = (cap/n) Pr[Bin(n, q) > cap]/tau, the chance that such a batch has the record
 
 
 def cap_of(size: float, q: float, cap: float) -> Cap:
@@ -488,7 +488,7 @@ def cap_of(size: float, q: float, cap: float) -> Cap:
 
 
 def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
-    """Return the sum of p_k/p_start over k > start (< for `way` -1), p_k = Pr[Bin(n, q) = k], and relative error."""
+    """Return the sum of Pr[Bin(n, q) = k]/Pr[Bin(n, q) = start] over k > start (< for `way` -1), and relative error."""
     total, last, k, length, terms = 0.0, 1.0, float(start), 4096, 0.0
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         while True:
@@ -519,8 +519,9 @@ def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
 class SampledWithoutReplacement(OfGaussianMixtures):
     """A base mechanism run on a sample of fixed size without replacement, a share ``sampling_ratio`` g of the data.
 
-    A sample of fixed size changes by a replacement, so (P, Q) is the base's pair under ``replace_one``, which has twice
-    the sensitivity of add/remove. Remove is ((1-g) Q + g P, Q) and add is (Q, (1-g) Q + g P). The pair of
+    If a record is added or removed, a sample of fixed size changes by a replacement. So let (P, Q) be the base's pair
+    under ``replace_one``, which has twice the sensitivity of add/remove. The pair of the sampled step is
+    ((1-g) Q + g P, Q) for remove, and (Q, (1-g) Q + g P) for add. The pair of
     ``replace_one`` has the profile H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. If the
     base's pair is not symmetric, (P, Q) has the larger profile of both orders (README.md, "Two orders of a replaced
     record"). A pair that joins several pairs is a bound when it is repeated or composed, and so are its Renyi

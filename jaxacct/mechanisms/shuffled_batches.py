@@ -87,8 +87,8 @@ class ShuffledBatches(Mechanism):
 def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism]:
     """Return attacks with certified brackets on composed passes, or none for more than MOST_ROWS answers (`size`).
 
-    An attack replaces each pass by what an attacker sees of it, so that the composition dominates the attack. A pass
-    with a single batch has none, since the trainer also records `batches` = 1 where it does not know their number.
+    An attack replaces each pass by what an attacker sees of it, so that the composition dominates the attack. For
+    `batches` = 1 there is no attack, since the trainer also records 1 where it does not know the number of batches.
     """
     if relation in LOSS_OF_PRESENCE or size > MOST_ROWS or not _in_reach(mechanism, 1.0):
         return []

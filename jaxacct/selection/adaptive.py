@@ -1,4 +1,4 @@
-"""Selection among K candidates that may depend on each other, of delta `sum_k Pr[K = k] delta_k`."""
+"""Selection among K candidates that may depend on each other; its delta is `sum_k Pr[K = k] delta_k`."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class AdaptiveSelection(AnySelection):
     chosen after seeing all earlier outputs, K and public randomness, as long as ``mechanism`` dominates each candidate.
     K is independent of the data and need not be secret.  The sum is the exact supremum over all such candidates, so
     `ja.epsilon` and `ja.delta` return brackets of kind "certified".  In a composition with other mechanisms a pair made
-    from upper bounds of the profile replaces the selection, and the kind is "bound".  With fixed K it is the K-fold
-    composition itself.
+    from upper bounds of the profile replaces the selection, and the kind is "bound".  With fixed K the selection is the
+    K-fold composition itself.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float)
 
 
 def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> tuple[float, float]:
-    """Return lower and upper bounds of one selection's delta; the K that are not listed hardly widen them."""
+    """Return lower and upper bounds of one selection's delta; the K that `weights` leaves out hardly widen them."""
     ends = (0.0, 1.0)
     for tail in (1e-12, 1e-40, 1e-150, LEAST_DELTA):
         listed = weights(law, tail)
@@ -131,7 +131,7 @@ def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> 
 
 
 def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, rtol: float) -> np.ndarray:
-    """Return upper bounds of "epsilon" or "delta" for one base and law; for three or more eps a little looser."""
+    """Return upper bounds of "epsilon" or "delta" for one base and law; at three or more eps deltas are less tight."""
     if quantity == "epsilon":
         return np.array([_epsilon(run, law, float(x), relation, rtol)[1] for x in values])
     if values.size < 3:
@@ -240,7 +240,7 @@ class Mixture:
         return found
 
     def _known(self, known: dict[int, np.ndarray], eps: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return lower and upper bounds of delta_k at the nodes, made monotone in k. Compute those not in `known`."""
+        """Return bounds of delta_k at the nodes, made monotone in k; compute only nodes that are not in `known`."""
         fresh = np.array([node for node in self.nodes.tolist() if node not in known], np.intp)
         if fresh.size:
             known.update(zip(fresh.tolist(), self.deltas(fresh, np.array([eps]))[:, 0].T, strict=True))
@@ -303,7 +303,7 @@ class Mixture:
         return Sum(bottom, min(max(float(middle), bottom), top), top)
 
     def _between(self, mass: np.ndarray) -> np.ndarray:
-        """Return, for each node, the sum of `mass` over the listed k below it, but above the node before."""
+        """Return for each node the sum of `mass` over the listed k between the preceding node and this node."""
         if not self.nodes.size:
             return np.zeros(0)
         before = np.concatenate([[-1], self.nodes[:-1]])
@@ -337,7 +337,7 @@ def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 class _Search:
-    """The search for the least eps at which a mixture is at most a target; `low` and `high` alone are certain."""
+    """The search for the least eps at which a mixture is at most a target; only `low` and `high` certainly bound it."""
 
     def __init__(self, mixture: Mixture, target: float) -> None:
         self.mixture, self.target, self.low, self.high = mixture, target, 0.0, math.inf
@@ -367,7 +367,7 @@ class _Search:
         return math.isfinite(self.right[0])
 
     def root(self) -> tuple[float, float]:
-        """Return where the chord of log(sum) from `left` to `right` meets log(target), and the rate of its fall."""
+        """Return the eps where the chord of log(sum) from `left` to `right` is log(target), and the chord's descent."""
         (below, more), (above, less) = self.left, self.right
         rise, fall = math.log(more / self.target), math.log(self.target / max(less, 1e-320))
         share = rise / (rise + fall) if rise + fall > 0.0 else 0.5
@@ -421,7 +421,7 @@ class Weights(NamedTuple):
 
 
 def weights(law: Law, tail: float) -> Weights:
-    """Return bounds of one law's probabilities, for so many K (at most 2^21) that at most `tail` is left each side.
+    """Return bounds of one law's probabilities at up to 2^21 listed K. At most `tail` lies beyond these on each side.
 
     >>> from jaxacct.selection import Geometric
     >>> found = weights(Geometric(0.5), 1e-9)
