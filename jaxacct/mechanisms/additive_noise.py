@@ -156,7 +156,7 @@ class Laplace(AdditiveNoise):
 
 
 def laplace_pair(largest: np.ndarray) -> FinitePair:
-    """Return a pair that dominates Laplace noise: losses x, spaced by d, have P-masses e^{(x - largest)/2} tanh(d/4)."""
+    """Return a pair that dominates Laplace noise: losses x, d apart, have P-masses e^{(x - largest)/2} tanh(d/4)."""
     top = largest[..., None]
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     ends = (place == 0.0) | (place == 1.0)

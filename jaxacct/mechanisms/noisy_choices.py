@@ -37,11 +37,11 @@ class ExponentialMechanism(FiniteMechanism):
 
     Report noisy max with Gumbel noise of scale 2D/epsilon has the same law. D is the most by which a score moves under
     the neighbouring relation of the question; if all scores move the same way under that relation, D/2 may stand for D.
-    Its range is epsilon-bounded: all log ratios lie in [t - epsilon, t] for some t. The largest profile over t is
+    The mechanism has epsilon-bounded range: log ratios lie in [t - epsilon, t] for some t. At the worst t the delta is
 
         delta(s) = (e^{epsilon/2} - e^{s/2})^2/(e^epsilon - 1),   -epsilon <= s <= epsilon.
 
-    This profile is tight for one step, and bounds compositions, also adaptive ones: ``kind`` is "bound" (README.md,
+    This delta is tight for one step, and bounds compositions, also adaptive ones: ``kind`` is "bound" (README.md,
     "Bounded range"). The answers are for a pair of 1025 losses, which raises epsilon by about a millionth.
 
     Parameters
@@ -169,7 +169,7 @@ class GaussianNoisyMax(BaseMechanism):
         return sample_pair(self.finite_pair(relation), rate, direction)
 
     def _shifts(self, relation: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return two sensitivities in units of sigma: of a difference of two scores, and of all differences together."""
+        """Return two sensitivities in units of sigma: of one difference of scores, and of all differences together."""
         moves = (2.0 if relation == "replace_one" else 1.0) * (1.0 if self.monotone else 2.0)
         sigma, many = np.broadcast_arrays(np.asarray(self.noise_multiplier, np.float64), self.candidates)
         both = np.floor(0.5 * many) * np.ceil(0.5 * many)

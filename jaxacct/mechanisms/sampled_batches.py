@@ -521,12 +521,12 @@ class SampledWithoutReplacement(OfGaussianMixtures):
 
     If a record is added or removed, a sample of fixed size changes by a replacement. So let (P, Q) be the base's pair
     under ``replace_one``, which has twice the sensitivity of add/remove. The pair of the sampled step is
-    ((1-g) Q + g P, Q) for remove, and (Q, (1-g) Q + g P) for add. The pair of
-    ``replace_one`` has the profile H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. If the
-    base's pair is not symmetric, (P, Q) has the larger profile of both orders (README.md, "Two orders of a replaced
-    record"). A pair that joins several pairs is a bound when it is repeated or composed, and so are its Renyi
-    divergences. For Gaussian and Laplace bases epsilon under ``replace_one`` is a bound, about 1e-5 above the exact
-    value. A composition inside runs on one sample, as in `PoissonSampled`.
+    ((1-g) Q + g P, Q) for remove, and (Q, (1-g) Q + g P) for add. The pair of ``replace_one`` has the profile
+    H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. If the base's pair is not symmetric,
+    (P, Q) has the larger profile of both orders (README.md, "Two orders of a replaced record"). A pair that joins
+    several pairs is a bound when it is repeated or composed, and so are its Renyi divergences. For Gaussian and Laplace
+    bases epsilon under ``replace_one`` is a bound, about 1e-5 above the exact value. A composition inside runs on one
+    sample, as in `PoissonSampled`.
 
     ``zero_out`` replaces a record by one that contributes 0, in the same slot. For a Gaussian base it has a dominating
     pair of its own (README.md, "Zero-out where the slot is kept"). For other bases the pair of ``replace_one`` is a
