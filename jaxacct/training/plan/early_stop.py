@@ -14,17 +14,17 @@ from jaxacct.mechanisms import AboveThreshold, Mechanism, compose
 from jaxacct.samplers.exact_draws import KeyedBits, discrete_laplace
 
 UNITS = 2**20
-"""Number of units that make up the largest value of one record; scores are counted in units, so sums are exact."""
+"""Units in 1.0, the most that one record adds to a score.  Scores are whole numbers of units, so sums are exact."""
 _EPSILON = Constraint("use an ordinary {name}, such as 0.1", 1e-10, 1e10)
 
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """Rule of a `Plan`: the run ends once a score on private data no longer rises.  The plan pays for it in advance.
+    """Rule of a `Plan`: the run ends once a score on private data no longer rises.
 
-    The score is the sum over validation records of a value in [0, 1], such as the number of right predictions. It is
-    computed once in every `every` steps. Let m be the largest of the last `patience` scores, and b the largest score
-    before these. The run ends when
+    The plan's epsilon includes all scores in advance.  A score is the sum over validation records of a value in [0, 1],
+    such as the number of right predictions.  It is computed every `every` steps.  Let m be the largest of the last
+    `patience` scores, and b the largest score before these.  The run ends when
 
         m - b + noise <= gain + noise of the threshold.
 
@@ -34,15 +34,15 @@ class EarlyStop:
     replace_one, however many scores there are.
 
     The plan's epsilon is the epsilon of all its steps composed with this rule.  So a validation record may be a
-    training record as well; among the validation records it may be only once.  A run that ends early claims this whole
-    epsilon: it saves steps, not epsilon (training/README.md, "A private early stop").
+    training record as well.  It may occur only once among the validation records.  A run that ends early claims this
+    whole epsilon: it saves steps, not epsilon (training/README.md, "A private early stop").
 
     Parameters
     ----------
     epsilon : from 1e-10 to 1e10; the epsilon of all answers together, as above.
     every : number of steps from one score to the next.
     patience : number of scores in a row that must bring no gain.
-    gain : >= 0, in records.  A rise of the score by at most this does not count.
+    gain : >= 0, in records.  A rise of the score by at most this amount does not count.
 
     References
     ----------
@@ -69,11 +69,11 @@ class EarlyStop:
 
     @property
     def numbers(self) -> tuple[float, int, int, float]:
-        """The fields `epsilon`, `every`, `patience` and `gain` as Python numbers, as a document holds them."""
+        """The fields `epsilon`, `every`, `patience` and `gain` as Python numbers, as a plan's document holds them."""
         return float(self.epsilon), int(self.every), int(self.patience), float(self.gain)
 
     def ends(self, scores: Sequence[int], key: bytes, chain: bytes) -> bool:
-        """Return whether the run ends now.  In a loop of your own note `mechanism` in the ledger before the first step.
+        """Return whether the run ends now.  A training loop of your own must first note `mechanism` in its ledger.
 
         scores : all scores so far, in units of 1/UNITS.
         key : the secret key of the run, from which the noise follows.
@@ -95,7 +95,7 @@ class EarlyStop:
 
 
 def early_stop_of(node: object) -> EarlyStop | None:
-    """Return the rule that a document holds as a list of four numbers, or None for null; else raise InputError."""
+    """Read a rule from a plan's document: a list of four numbers, or null for no rule; refuse anything else."""
     if node is None:
         return None
     if not isinstance(node, list) or len(node) != 4 or any(isinstance(x, bool) or np.ndim(x) for x in node):
@@ -104,5 +104,5 @@ def early_stop_of(node: object) -> EarlyStop | None:
 
 
 def with_early_stop(mechanism: Mechanism, rule: EarlyStop | None) -> Mechanism:
-    """Return the mechanism of some steps together with the answers of their plan's early-stop rule."""
+    """Return the mechanism of some steps, composed with the answers of their plan's early-stop rule if it has one."""
     return mechanism if rule is None else compose(mechanism, rule.mechanism)

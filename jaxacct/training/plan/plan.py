@@ -49,7 +49,10 @@ from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.step_mechanisms import Release, Turn, composed, require_kept
 
 MANY_KINDS = 16
-"""Most different releases for which `Plan.epsilon_curve` is exact. More are replaced by stand-ins that leak no less."""
+"""Largest number of different releases that `Plan.epsilon_curve` composes as they are.
+
+More releases are replaced by fewer stand-ins, which leak at least as much.
+"""
 _CURVE_RTOL = 0.02
 """Relative width of the brackets of epsilon along a curve: large, to save time; upper bounds hold at any width."""
 _FORMAT, _VERSION = "jaxacct.plan", 1
@@ -57,18 +60,18 @@ _FORMAT, _VERSION = "jaxacct.plan", 1
 _MAX_SEGMENTS = 10**6
 """Largest number of segments in a document, enough for a million steps that differ; a longer list is refused unread."""
 _TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation")
-"""Settings of a plan that the plan's document holds as they are."""
+"""Settings that a plan's document holds unchanged, under their own names."""
 UNUSUAL = {"candidates": "iid", "unit": "record"} | dict.fromkeys(
     ("cap", "noise", "groups", "early_stop", "rates_digest")
 )
 """Usual values of some settings.  A document holds such a setting only if its value differs."""
 _SEGMENT_NUMBERS = {"steps": COUNT, "noise_multiplier": NOISE, "sampling_probability": PROBABILITY}
 _SEGMENT_NUMBERS |= {"expected_batch_size": POSITIVE}
-"""The names of the numbers of a segment, in the order of a document, each with the values that the number may have."""
+"""Names of a segment's numbers, in the order in which a document lists them, each with the values that it may have."""
 
 
 class Allowance(Protocol):
-    """Question that a plan asks a ledger (`jaxacct.training.Ledger`).  Ledgers import plans; plans import no ledger."""
+    """Question that a plan asks a ledger (`jaxacct.training.Ledger`), whose module plans cannot import."""
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
         """Return whether the ledger's entries and the plan's next `steps` steps meet the plan's target and filter."""
@@ -98,19 +101,20 @@ class Plan(PlanRequest):
     noise_multiplier : > 0, the standard deviation of the noise divided by the clip norm C.  C is the most by which
         adding or removing a record changes the sum.
     steps, epochs : the length of the run.
-    sampling : the batch rule, as for `jaxacct.dp_sgd`; "fixed_batches" is another name of "shuffled".  Besides,
+    sampling : the batch rule, as for `jaxacct.dp_sgd`; "fixed_batches" is another name of "shuffled".  The further rule
         "fixed_order" takes every record once in every pass, always at the same place.  A round or a pass that has begun
-        costs a whole one; a pass over fixed batches, and a whole run in a fixed order, cost as much as one Gaussian.
+        costs as much as a whole one.  A pass over fixed batches costs as much as one Gaussian release; so does a whole
+        run in a fixed order.
     relation : "add_or_remove_one" (the default), "add_one", "remove_one", "zero_out" (a record's gradient becomes 0 and
         its place stays) or "replace_one".  "replace_one" is refused if sampling is "poisson".  With fixed batches
-        "zero_out" is the default, and relations that add or remove a record, and so move another, are refused.
-    noise_schedule : relative noise, one factor per step or pairs (until_step, factor); the last until_step may be None.
-        `noise_multiplier` is then the overall scale of the noise, given or solved for.
-    batch_schedule : expected batch sizes in the same forms, in place of sampling_probability.
+        "zero_out" is the default; relations that add or remove a record, and so move others, are refused.
+    noise_schedule : relative noise, as one factor per step or as pairs (until_step, factor).  The last until_step may
+        be None, the end of the run.  `noise_multiplier` is then the overall scale of the noise, given or solved for.
+    batch_schedule : expected batch sizes in the forms of noise_schedule, in place of sampling_probability.
     repetitions : a law of the number K of runs of a tuning (`jaxacct.selection`).  All K runs together meet the target.
     data_dependent : True if the data or outputs may decide whether and how `recalibrate` is called, even if it never
-        is.  The steps compose through a Renyi filter, fixed here, which meets the target on every path.  The filter
-        needs more noise than exact composition.
+        is.  The steps then compose through a Renyi filter, which is fixed when the plan is made.  It meets the target
+        whatever is decided, and needs more noise than exact composition.
     candidates : "iid" or "adaptive": the assumption on the K runs (`jaxacct.selection.select`).
     slots : the number of slots of a round of random allocation.  It may be given in place of the batch size, which is
         then dataset_size/slots.  By default it is ceil(dataset_size/expected_batch_size), so that batches are no larger
@@ -134,7 +138,7 @@ class Plan(PlanRequest):
         rate belongs to the place of a record, whatever the record is.  ``sampling_probability`` is then the largest
         rate; the plan, its ledger and its runs claim the epsilon of this rate.  ``own_epsilon`` has the epsilon of each
         record.  ``expected_batch_size`` is the sum of the rates.
-    rates_digest : a field and no argument: the SHA-256 of sampling_rates, which a document of the plan holds instead.
+    rates_digest : a field, not an argument: the SHA-256 of sampling_rates.  A plan's document holds it, not the rates.
 
     Raises
     ------
@@ -200,7 +204,7 @@ class Plan(PlanRequest):
     def of(cls, segments: Sequence[Segment], like: Plan | None = None, **changed: Any) -> Self:
         """Return the plan with these segments, without solving.  Other settings come from ``changed`` or ``like``.
 
-        segments : the steps, from step 0 on, without gaps.
+        segments : they begin at step 0, and each begins where the previous one ends.
         like : a plan whose target, data, sampling, relation, law of K and filter the new plan takes over.
         changed : settings by name, which replace the settings of ``like`` and the defaults.  They may include
             noise_multiplier and filter.
@@ -271,8 +275,8 @@ class Plan(PlanRequest):
     def taps(self, step: int) -> Taps | None:
         """Return the weights that make the noise of a step from independent noise.
 
-        Return None if the steps share no noise, except for a fixed order, which always has weights.  The independent
-        noise has standard deviation `noise_multiplier` times the clip norm.
+        A plan with a fixed order always has weights.  For any other plan whose steps share no noise, return None.  The
+        independent noise has standard deviation `noise_multiplier` times the clip norm.
         """
         if self.noise is None or not (self.shared or self.sampling == rules.ORDER):
             return None
@@ -502,7 +506,7 @@ class Plan(PlanRequest):
             raise InputError(f"plan: segments must be a list of 1 to {_MAX_SEGMENTS} segments")
         settings = {name: node[name] for name in (*_TERMS, "noise_multiplier")}
         if settings["sampling"] == rules.FIXED and settings["relation"] in solver.DISPLACING:
-            settings["relation"] = "zero_out"  # what older versions meant: an absent record's place stays empty
+            settings["relation"] = "zero_out"  # older versions meant this: an absent record's place stays empty
         for name in ("target_delta", "dataset_size", "noise_multiplier"):
             if settings[name] is None:
                 raise InputError(f"plan: {name} is missing; give a number")
@@ -576,7 +580,7 @@ class Plan(PlanRequest):
     def live_epsilon(self, step: int) -> Bounds:
         """Return an upper bound of the epsilon of the first `step` steps, from a table that is computed once.
 
-        `upper` is the table's value at its first step that is not before `step`; the kind is "bound".
+        `upper` is the table's value at its first entry whose step is at least `step`; the kind is "bound".
         """
         self._require(step, self.steps)
         if step == 0:
@@ -594,7 +598,7 @@ class Plan(PlanRequest):
         expected_batch_size: float | None = None,
         data_dependent: bool = False,
     ) -> Self:
-        """Return the plan with its first `step` steps, and the later steps with new noise, so that it meets the target.
+        """Return a plan that keeps the first `step` steps and gives the later ones new noise, to meet the target.
 
         Parameters
         ----------
@@ -602,10 +606,10 @@ class Plan(PlanRequest):
         steps, epochs : the new total, counted from the beginning.
         expected_batch_size : the new expected batch size of the steps after the first `step`.
         data_dependent : True if the change, or its moment, may depend on the data or on any output of the run.  This is
-            refused unless the plan declared it from its first step, Plan(..., data_dependent=True), since such a plan
-            costs the filter's epsilon even if it never changes.  Every change of such a plan goes through its filter.
-            For any other plan the composition is exact, and holds only for changes that depend on neither data nor
-            outputs (jaxacct/training/plan/README.md).
+            refused unless the plan was made by Plan(..., data_dependent=True).  A plan made so costs its filter's
+            epsilon even if it never changes, and each of its changes stays within the filter.  Any other plan composes
+            exactly, which holds only for changes that depend on neither data nor outputs
+            (jaxacct/training/plan/README.md).
 
         Settings that are not given stay.  A `noise_schedule` keeps the factor of every step.
 
@@ -656,12 +660,12 @@ class Plan(PlanRequest):
         """Return whether a ledger's entries and the next steps together surely meet the target; True without a target.
 
         If the plan has a Renyi filter, entries and steps must stay within the filter's budget, too.  A ledger with a
-        filter that the plan does not share raises InputError.  The answer needs no accounting while the ledger follows
-        the plan.  With repetitions only the current run of the ledger counts.
+        filter that the plan does not share raises InputError.  While the ledger's entries are the plan's own steps, the
+        answer needs no accounting.  With repetitions only the current run of the ledger counts.
 
         next_step : the step to be taken, the first of `steps` steps.
         partition : for a batch rule with passes or rounds, the fingerprint of the step's pass or round; by default the
-            fingerprint in the ledger's last step entry.  Without any the step is taken to be noted without one.
+            fingerprint in the ledger's last step entry.  If neither exists, the step counts as noted without one.
         """
         if self.target_epsilon is None and self.filter is None:
             return True
@@ -740,7 +744,7 @@ def _strategy_of_run(
         require_groups(known, groups)
     with np.errstate(over="ignore", invalid="ignore"):
         grown = np.max(known.squared_errors()) * np.max(known.squared_norms()[1])
-    if not grown <= 2.0**20 * known.steps:  # `steps` is the variance by independent noise
+    if not grown <= 2.0**20 * known.steps:  # independent noise: the largest variance of a prefix sum is `steps`
         raise InputError(
             f"noise = {strategy!r:.60} grows from step to step, beyond what float32 holds; use a matrix whose columns "
             "fall from their first entry"
@@ -764,7 +768,7 @@ def _part(name: str, mechanism: Mechanism) -> Any:
 
 
 def _read(name: str, node: object, kind: str, **others: object) -> Any:
-    """Read one field from a mechanism's document whose other fields are `others`; a `node` of None gives None."""
+    """Read a mechanism's field `name` from its form in a document, `node`, beside fields `others`; None stays None."""
     if node is None:
         return None
     inside = {"type": kind, name: node, **others}

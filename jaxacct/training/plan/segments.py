@@ -1,4 +1,4 @@
-"""Segments: stretches of a run in which nothing changes; what their steps release; passes over the data and rounds."""
+"""Segments of a run, in which all steps are alike; the releases of their steps; passes over the data, and rounds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Segment(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Value for the steps from the end of the previous piece to step `until - 1`, or to the last step if it is None."""
+    """Value for the steps from the end of the previous piece to step `until - 1`, or to the last if `until` is None."""
 
     until: int | None
     value: float
@@ -122,7 +122,7 @@ def slots_for(dataset_size: float, batch_size: float) -> int:
 def with_rates(
     segments: Sequence[Segment], sampling: str, groups: int | None, dataset_size: int
 ) -> tuple[Segment, ...]:
-    """Return the segments with their batch rule's rates; random allocation sets the batch sizes, too."""
+    """Return the segments with their batch rule's rates; random allocation changes the batch sizes, too."""
     if sampling == rules.ALLOCATION:
         each = [(s, slots_for(dataset_size, s.expected_batch_size)) for s in segments]
         return merged([s._replace(sampling_probability=1.0 / k, expected_batch_size=dataset_size / k) for s, k in each])
@@ -212,7 +212,7 @@ def releases(
         return counts
     for begin, _, length, members in blocks(segments, sampling, dataset_size):
         share = members[0].sampling_probability
-        least: dict[int, float] = {}  # least noise of passes that segments may share: their first and last
+        least: dict[int, float] = {}  # least noise of each segment's first and last pass; segments may share a pass
         for segment in members:
             first, last = max(segment.start, start), min(segment.end, until)
             if first >= last:
@@ -228,7 +228,7 @@ def releases(
 
 
 def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> dict[Release, Release]:
-    """Map releases to about `most` stand-ins, which cost at least as much if `dearer`, and at most as much if not."""
+    """Map each release to one of about `most` stand-ins, which costs at least as much if `dearer`, else at most."""
     noise, rate = (min, max) if dearer else (max, min)
     found: dict[Release, Release] = {}
     for near in _near(counts, most):
@@ -247,7 +247,7 @@ def gathered(counts: Mapping[Release, int], known: Mapping[Release, Release]) ->
 
 
 def _near(counts: Mapping[Release, int], most: int) -> list[list[Release]]:
-    """Divide releases into about `most` groups of one kind; the group whose merging costs most is split first."""
+    """Divide releases into about `most` groups, each of one kind; split first the group whose merging costs most."""
 
     def group(members: list[Release]) -> tuple[float, Release, int, list[Release]]:
         """Return (minus the cost of merging the members, first member, index of the field to split along, members)."""
@@ -257,7 +257,7 @@ def _near(counts: Mapping[Release, int], most: int) -> list[list[Release]]:
         gain = -sum(counts[release] for release in members) * ((high / least) ** 2 - (low / most) ** 2)
         return gain, members[0], 1 if most / least >= high / low else 2, members
 
-    kinds: dict[Release, list[Release]] = {}  # each differs only in noise and, with Poisson sampling, in the rate
+    kinds: dict[Release, list[Release]] = {}  # members differ only in noise and, with Poisson sampling, in the rate
     for release in counts:
         share = 1.0 if release.sampling == rules.POISSON else release.sampling_probability
         kinds.setdefault(release._replace(noise_multiplier=1.0, sampling_probability=share), []).append(release)

@@ -57,7 +57,7 @@ _RULES |= NUMBERS | dict.fromkeys(("slots", "cap", "groups"), SIZE)
 """Names of the numbers that a caller may give, each with the values that it may have."""
 _RATES = ("sampling_probability", "expected_batch_size", "sampling_rates", "batch_schedule", "slots")
 _OPEN = {"noise_multiplier": ("noise_multiplier",), "steps": ("steps", "epochs"), "sampling_probability": _RATES}
-"""For each setting that a plan can be solved for, the arguments that give it when it is not solved for."""
+"""For each setting that the solver can find, the arguments by which a caller can give it instead."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ DEFAULTS: dict[str, Any] = dict.fromkeys(each.name for each in fields(PlanReques
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a plan, with all numbers as Python numbers; refuse settings that no plan can have."""
     found = dict(settings)
-    if SAME[rules.FIXED] == found["sampling"]:  # plans and ledgers hold "fixed_batches" for "shuffled"
+    if SAME[rules.FIXED] == found["sampling"]:  # plans and ledgers write "fixed_batches" for "shuffled"
         found["sampling"] = rules.FIXED
     choice("sampling", found["sampling"], rules.SAMPLING)
     if found["relation"] is None:
@@ -165,7 +165,7 @@ def rate_and_batch(rates: np.ndarray) -> tuple[float, float]:
 
 
 def _check_early_stop(found: Mapping[str, Any]) -> None:
-    """Refuse what the accounting of an early stop does not cover."""
+    """Refuse settings that the accounting of an early stop does not cover."""
     rule, target = found["early_stop"], found["target_epsilon"]
     if not isinstance(rule, EarlyStop):
         raise InputError(
@@ -200,7 +200,7 @@ def unit_of_noise(strategy: Strategy, sampling: str, batches: int) -> float:
 
 
 def _correlated(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the strategy, and the number of groups of cyclic Poisson sampling; refuse what cannot be accounted for."""
+    """Return the strategy, and the number of groups of cyclic Poisson sampling; refuse settings without accounting."""
     strategy = Identity() if found["noise"] is None else found["noise"]
     if not isinstance(strategy, Strategy):
         raise InputError(
@@ -234,7 +234,7 @@ class Solution(NamedTuple):
     segments: tuple[Segment, ...]
     noise_multiplier: float  # the scale of the run's noise
     filter: Filter | None = None  # for a plan whose changes may depend on the data
-    epsilon: Bounds | None = None  # of the whole tuning, if the search computed it, which saves half a minute later
+    epsilon: Bounds | None = None  # epsilon of the whole tuning, if known; to compute it anew takes half a minute
     cap: int | None = None  # the largest batch of truncated Poisson sampling
 
 
@@ -268,7 +268,7 @@ def spent_renyi(mechanism: Mechanism, chosen: Filter, relation: str) -> np.ndarr
 
 
 def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.ndarray]:
-    """Return the Rényi divergence of each run at each of `ORDERS`, and its epsilon, both of shape (orders, runs)."""
+    """Return each run's Rényi divergence at each of `ORDERS`, and the epsilon it implies; shapes (orders, runs)."""
     # the factor covers rounding: the same steps summed in another order give another sum
     used = np.asarray(renyi_curve(mechanism, ORDERS, terms.relation).values) * (1.0 + 1e-10)
     pairs = zip(ORDERS, used, strict=True)
@@ -277,7 +277,7 @@ def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.n
 
 
 def _upper_epsilon(terms: PlanRequest, mechanism: Mechanism) -> np.ndarray:
-    """Return upper bounds of epsilon that a plan claims for a batch of runs: by composition, or by their filters."""
+    """Return the upper bound of epsilon that a plan claims for each run of a batch, by composition or by a filter."""
     if terms.data_dependent:
         return np.min(_filters(mechanism, terms)[1], axis=0)
     return np.asarray(epsilon_of_run(terms, with_early_stop(mechanism, terms.early_stop)).upper)
@@ -352,7 +352,7 @@ def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segme
 
 
 def _solved(request: PlanRequest) -> Solution:
-    """Return the solution of a request, but without a filter."""
+    """Solve a request, except for its filter."""
     # `ja.calibrate_noise_multiplier` finds the noise of Poisson sampling at one rate and one noise multiplier; the
     # noise of all other runs is searched along the segments.
     scheduled = request.noise_schedule is not None or request.batch_schedule is not None
@@ -582,7 +582,7 @@ def _searched(
     falls: bool,
     whole: bool = False,
 ) -> float:
-    """Return the searched value whose upper bound is closest below the target; NaN if no value meets the target."""
+    """Return the value whose upper bound comes closest to the target without exceeding it; NaN if all exceed it."""
     rtol = _tolerance(target)
     margin = 1e-7 if whole else 0.05 * rtol  # covers the rounding by which two evaluations differ
     return least_private(upper, target, start, limits, falls=falls, rtol=rtol, whole=whole, margin=margin)
@@ -612,7 +612,7 @@ def rest_of_run(
     epochs: float | None,
     expected_batch_size: float | None,
 ) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
-    """Return the segments already run and the coming ones; the coming ones start at step 0, and have unscaled noise."""
+    """Return the segments already run, and those to come, numbered from step 0 and with their noise not yet scaled."""
     n, sampling = terms.dataset_size, terms.sampling
     if steps is not None and epochs is not None:
         raise InputError("steps and epochs are both given; give one of them")
@@ -640,7 +640,7 @@ def rest_of_run(
         raise InputError(f"step = {step} leaves no steps to recalibrate; give steps (or epochs) beyond it")
     rest = with_rates(joined(_cut(noise, count), _cut(batches, count), count, n), sampling, terms.groups, n)
     kept = sampling == rules.CYCLIC and rest[0].expected_batch_size == segments[0].expected_batch_size
-    if kept or terms.rates_digest is not None:  # a new rate would be rounded anew, or be an average
+    if kept or terms.rates_digest is not None:  # a new rate would be rounded again, or be an average
         rest = tuple(s._replace(sampling_probability=segments[0].sampling_probability) for s in rest)
     return spent, rest
 

@@ -31,8 +31,8 @@ _ONE = "advice is for one run"
 class StrategyOption:
     """One way to sample and to correlate noise, with the least noise that meets the budget, NaN if none does.
 
-    ``groups`` counts groups of records, slots of a round, or steps of a pass. ``relative`` is ``error``, which
-    `advise_strategy` defines, divided by that of DP-SGD. ``epsilon`` is a certified upper bound.
+    ``groups`` counts groups of records, slots of a round, or steps of a pass. `advise_strategy` defines ``error``;
+    ``relative`` is its ratio to the error of DP-SGD. ``epsilon`` is a certified upper bound.
     """
 
     sampling: str
