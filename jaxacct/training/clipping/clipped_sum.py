@@ -20,7 +20,7 @@ from jaxacct.training.clipping.parameter_uses import Uses, Written, tapped, uses
 from jaxacct.training.clipping.traces import computed_once, trace, unfolded_true
 
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
-"""Range in which clip norms, their squares, and noise in proportion to them are ordinary float32 numbers."""
+"""Range of clip norms: they, their squares, and noise in proportion to them are then ordinary float32 numbers."""
 DEVIATION = Constraint("use an ordinary {name}, such as 1.0", 1e-10, 1e10)
 """Range of (standard deviation of the noise)/(sensitivity).  Outside it float32 may give no noise, or NaN."""
 METHODS = ("auto", "vmap", "ghost")  # ways of finding norms; `clipped_sum` defines each
@@ -32,7 +32,8 @@ class Clipped(NamedTuple):
     Parameters
     ----------
     total : a pytree like the parameters, of float32 or wider.  It is the sum before noise, and so not private either.
-    clipped : number of examples whose gradient was longer than the clip norm (of any group, if there are several).
+    clipped : number of examples whose gradient was longer than the clip norm.  With several clip norms: longer than any
+        of them, each compared with its own part of the gradient.
     not_finite : number of examples that contribute nothing.  The gradient of each has a NaN, an infinity or an overflow
         in the parameter's dtype, or is more than 2^126 clip norms long.  If the clip norm is NaN, all are counted.
 
@@ -59,8 +60,8 @@ def clipped_sum(
     """Return the sum over the batch of g_i min(1, C/|g_i|), g_i the gradient of ``loss_fn(params, example_i)``.
 
     Adding or removing one example moves the sum by at most ``sensitivity(clip_norm)``; replacing one moves it by at
-    most twice that.  For this the computed gradient of each example, as it enters the sum, has norm at most C, rounding
-    included.  Gradients that are not finite contribute nothing and are counted.
+    most twice as much.  This holds with rounding included: each gradient has norm at most C as it enters the sum.
+    Gradients that are not finite contribute nothing and are counted.
 
     The function can be called inside jit.  A traced clip norm of NaN or outside [2^-100, 2^100] makes the sum zero.
 
@@ -74,9 +75,9 @@ def clipped_sum(
         by itself, and the sensitivity is the root of the sum of the squared norms.
     method : {"auto", "vmap", "ghost"}
         "vmap" keeps the gradient of each example in memory.  "ghost" computes norms from the inputs and cotangents of
-        products, convolutions and embeddings.  It works for each parameter without other uses, also through casts,
-        transpositions, reshapes, loops and checkpoints.  "auto" takes the cheaper way for each parameter.
-        ``norm_methods`` returns the way of each parameter.  All ways agree up to rounding.
+        products, convolutions and embeddings.  It works for parameters that have only such uses, also through casts,
+        transpositions, reshapes, loops and checkpoints; any other parameter gets "vmap".  "auto" takes the cheaper way
+        for each parameter.  ``norm_methods`` returns the way of each parameter.  All ways agree up to rounding.
     has_aux : whether loss_fn returns (loss, aux), aux a pytree of numbers and arrays.
 
     Returns
@@ -85,8 +86,8 @@ def clipped_sum(
 
     Raises
     ------
-    InputError : a loss through which examples could reach one another: by unknown operations, by random keys of rbg, or
-        by records that the loss closes over.
+    InputError : a loss by which one example could affect another's gradient: by unknown operations, by random keys of
+        type rbg, or by records that the loss closes over.
 
     References
     ----------
@@ -146,7 +147,7 @@ def _clipped_sum(
         (dys, grads), (met, aux) = jax.grad(loss, (0, 1), has_aux=True)(taps, [leaves[i] for i in direct])
         return grads, [site.operands(met, dys, dtype) for site in sites], aux
 
-    # The same copy of a gradient gives its norm and enters the sum: a second copy may be rounded to a larger norm.
+    # A gradient's norm is taken from the copy that enters the sum: another copy may be rounded to a larger norm.
     true = unfolded_true([*norms, min(leaves, key=np.size), mask, *jax.tree_util.tree_leaves(batch)])
     grads, rows, aux = computed_once(true, lambda: for_each("loss_fn", gradients, batch))
     grads = dict(zip(direct, (g.astype(dtype) for g in grads), strict=True))
@@ -188,7 +189,7 @@ def _clipped_sum(
     places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
 
     # The weights are used often below, and outside of a branch the compiler would compute them again for each use.  The
-    # places must be data, as `as_data` makes them.  On a GPU the host waits for each branch, so both share one.
+    # places must be data, as in `as_data`.  On a GPU the host waits for each branch, so weights and places share one.
     both = computed_once(true, lambda: (weights_of(), [np.int32(place) for place in places]))
     (weights, of_parts, keep, (clipped, not_finite)), data = both
     numbers = iter(data)
@@ -219,7 +220,7 @@ def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
 class _Scales(NamedTuple):
     """Factors that clip the gradient g of each example to one clip norm C."""
 
-    fits: Any  # (examples,): whether g stays unclipped; False if it contains a NaN
+    fits: Any  # (examples,): whether g stays unclipped; False if g contains a NaN
     weight: Any  # (examples,): min(1, C/|g|)
     parts: Any  # (parts, examples): 2^E min(1, C/|g|) with the exponent E of each part of g
     usable: Any  # (examples,): whether `weight` and `parts` are normal numbers; False if g contains a NaN
@@ -243,7 +244,7 @@ def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
 
 
 def split_loss(out: Any, has_aux: bool) -> tuple[Any, Any]:
-    """Return (loss, aux) from a loss function's result, with aux () if there is none; the loss must be a scalar."""
+    """Split a loss function's result into (loss, aux); aux is () if there is none.  The loss must be a scalar."""
     pair = isinstance(out, tuple) and len(out) == 2
     loss, aux = out if has_aux and pair else (out, ())
     number = len(jax.tree_util.tree_leaves(loss)) == 1 and loss is jax.tree_util.tree_leaves(loss)[0]
@@ -287,7 +288,7 @@ def norm_methods(
 
 
 def _kept(keep: Any, values: Any) -> Any:
-    """Put zeros in place of the values of examples that are left out: they may hold NaN, and NaN times zero is NaN."""
+    """Put zeros in place of the values of examples that are left out: such a value may be NaN, and 0 NaN is NaN."""
     return jnp.where(keep.reshape(-1, *(1,) * (values.ndim - 1)), values, 0)
 
 
@@ -376,7 +377,7 @@ def grouped(clip_norm: Any, params: Any) -> tuple[list[Any], list[int]]:
 
 
 def limit_of(clip_norm: Any, sizes: Sequence[int], rows: int, dtype: Any) -> Any:
-    """Return the clip norm less a margin for rounding (README.md); 0 if the clip norm is NaN or out of range."""
+    """Return the clip norm minus a margin for rounding (README.md); 0 if the clip norm is NaN or out of range."""
     below_normal = 16 * rows * math.sqrt(sum(sizes)) * float(jnp.finfo(dtype).tiny)
     c = jnp.asarray(clip_norm, dtype)
     held = (c >= 2.0**-100) & (c <= 2.0**100)  # False for NaN; a compiled program can raise no error

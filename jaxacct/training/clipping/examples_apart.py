@@ -25,18 +25,16 @@ from jaxacct.core.chacha import CHACHA20
 from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.traces import bind, contents, evaluate, inner_traces, is_key, words_of
 
-_LEAST_RUN = 16  # smallest number of consecutive rows, equal in a constant and in the data, that are evidence of data
+_LEAST_RUN = 16  # fewest consecutive rows that, if a constant shares them with the data, show that it holds data
 _ALL_BYTES = (
     2**28
-)  # largest array of data that is compared whole; of a larger one, or a Source, some blocks are compared
-_BLOCKS, _BLOCK_ROWS = 32, 64  # number of these blocks, and of the rows in a block
+)  # largest array of data that is compared whole; of a larger array, or a Source, some blocks of rows are compared
+_BLOCKS, _BLOCK_ROWS = 32, 64  # number of these blocks, and number of rows in each
 _OWN_BYTES = 12
 """A row that a constant shares with the data is evidence only if it is not simple: simple rows agree by chance.
 Compressed, it must be at least this many bytes longer than a row of zeros.
 """
-_MOST_COLUMNS = (
-    64  # the columns of the data, or of a constant, are also compared one by one if there are at most so many
-)
+_MOST_COLUMNS = 64  # if the data or a constant have at most this many columns, the columns are also compared singly
 _GROUPS = {
     "elementwise": """
         abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil
@@ -138,13 +136,13 @@ def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
     unknown = [const for const in traced.consts if not _is_known(const)]
     examples = [jax.ShapeDtypeStruct((_ROWS, *aval.shape), aval.dtype) for aval in traced.in_avals]
     if sum(math.prod(a.shape) * a.dtype.itemsize for a in (*unknown, *examples)) > 2**28:
-        return  # arrays too large to run the function on them
+        return  # the arrays are too large for a trial run
     form = " ".join(str(getattr(const, "aval", np.shape(const))) for const in traced.consts)
     digest = hashlib.sha256(f"{traced.jaxpr} {form}".encode()).digest()
     if digest in _looked_at:
         return
     x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-    with ThreadPoolExecutor(1) as alone:  # in a thread of its own, since this thread may be inside a trace
+    with ThreadPoolExecutor(1) as alone:  # another thread runs the function, since this one may be inside a trace
         if not alone.submit(_rows_stay, traced, examples, x64).result():
             raise InputError(
                 f"{name} moves the result of one example when another changes, but must keep examples apart; call no "
@@ -200,7 +198,7 @@ def _is_known(const: Any) -> bool:
 
 
 def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> np.ndarray:
-    """Draw an array: normal for weights, otherwise floats in [0.25, 1], integers in {0, 1}, or the words of keys."""
+    """Draw an array: words for keys; normal for weight matrices; else floats in [0.25, 1] or integers in {0, 1}."""
     shape, dtype = aval.shape, aval.dtype
     if is_key(aval):
         return rng.integers(0, 2**32, (*shape, *_known_keys()[dtype][1]), np.uint32)
@@ -214,14 +212,14 @@ def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> np.ndarray:
 
 
 def _as_keys(values: Any, aval: Any) -> Any:
-    """Return the keys that have these words, or the values themselves if they are no words of keys."""
+    """Return the keys that have the words `values`; return values that are no words of keys unchanged."""
     if not is_key(aval) or is_key(values):
         return values
     return jax.random.wrap_key_data(values, impl=_known_keys()[aval.dtype][0])
 
 
 def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
-    """Raise InputError for operations outside `LANE_BY_LANE`, and for keys, axes and arrays that examples can share."""
+    """Raise InputError for operations outside `LANE_BY_LANE`, and for keys, axes or arrays that link examples."""
     _refuse_keys(f"{name} is given", closed.jaxpr.invars)
     for eqn, bound in _operations(closed.jaxpr, frozenset()):
         operation = eqn.primitive.name
@@ -254,7 +252,7 @@ def _refuse_keys(who: str, variables: Sequence[Any]) -> None:
 
 @functools.cache
 def _known_keys() -> dict[Any, tuple[Any, tuple[int, ...]]]:
-    """Return {type of key that keeps examples apart: (its implementation, the shape of its words)}."""
+    """Return, for each type of random key that keeps examples apart, its implementation and the shape of its words."""
 
     def of(impl: Any) -> tuple[Any, tuple[Any, tuple[int, ...]]]:
         key = jax.eval_shape(lambda: jax.random.key(0, impl=impl))
@@ -264,7 +262,7 @@ def _known_keys() -> dict[Any, tuple[Any, tuple[int, ...]]]:
 
 
 def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:
-    """Return the device axes that are bound outside the trace, and along which an operation moves data."""
+    """Return the device axes along which an operation moves data and which no mesh inside the trace defines."""
     if eqn.primitive.name in ("pvary", "pcast"):  # these two name an axis but move no data along it
         return ()
     named = [eqn.params.get(key) for key in ("axes", "axis_name")]
@@ -282,7 +280,7 @@ def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[Any, froz
 
 
 def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of pytrees that equals the given one; on CPUs it runs every convolution with channels last."""
+    """Return a function of equal values that, on CPUs, runs every convolution with channels last."""
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
@@ -361,7 +359,7 @@ def _has_numbers(array: Any) -> bool:
 
 
 def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
-    """Return all rows of one array of the data, or those of some blocks, in the dtype that the device gives them."""
+    """Return all rows of one array of the data, or the rows of some blocks, in the dtype that a device would use."""
     if layout is None and math.prod(leaf.shape) * leaf.dtype.itemsize <= _ALL_BYTES:
         rows = np.asarray(leaf)
     else:
@@ -377,7 +375,7 @@ def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
 
 
 def _says_enough(view: np.ndarray) -> bool:
-    """Return whether a constant can be evidence of data: it has `_LEAST_RUN` rows, or a row that is not too simple."""
+    """Return whether a constant is complex enough to compare: it has `_LEAST_RUN` rows, or a row that is not simple."""
     return len(view) >= _LEAST_RUN or any(_own_bytes(row) >= _OWN_BYTES for row in view)
 
 
@@ -397,7 +395,7 @@ def _views(constant: np.ndarray, width: int) -> Iterator[np.ndarray]:
 
 
 class _Hashed:
-    """Rows, the hash of each, and each hash once, sorted, with the number of its rows."""
+    """Rows, their hashes, and the sorted distinct hashes with the number of rows of each."""
 
     def __init__(self, rows: np.ndarray) -> None:
         self.rows, self.hashes = rows, _hashed(rows)
@@ -412,7 +410,7 @@ class _Hashed:
 
     @functools.cached_property
     def runs(self) -> np.ndarray:
-        """Hashes of all runs of that length, sorted."""
+        """Sorted hashes of all runs of `length` rows."""
         return np.sort(_runs(self.hashes, self.length))
 
 

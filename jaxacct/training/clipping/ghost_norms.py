@@ -27,7 +27,8 @@ inlined = functools.partial(jax.jit, inline=True)  # traces a function once for 
 class Rows(NamedTuple):
     """Rows x_t and dy_t of a gradient, which is the sum over t of x_t dy_t^T.
 
-    Rows whose x_t is a unit vector are kept apart from all others.  Fields of a kind without rows are None.
+    Pairs whose x_t is a unit vector are in `number` and `beside`, all others in `x` and `dy`; fields without rows are
+    None.
     """
 
     number: Any  # the position of the 1 in each unit vector x_t, of shape (groups, rows)
@@ -38,7 +39,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """Parameter whose uses are all products.  Its gradient has the form (groups, K, M), the same for all uses."""
+    """Parameter whose uses are all products.  All uses write its gradient in one shape (groups, K, M)."""
 
     leaf: int  # the number of the parameter among the leaves
     shape: tuple[int, ...]
@@ -48,7 +49,7 @@ class Site:
 
     @property
     def groups(self) -> int:
-        """Number of parts of a parameter whose norms are found one by one: slices, or places along batch axes."""
+        """Number of groups, the parts of a parameter whose norms are found one by one: slices, or batch indices."""
         return _size(self.steps[0])
 
     @property
@@ -71,7 +72,7 @@ class Site:
             for column, values in zip(columns[:2] if use.product.indexed else columns[2:], (x, dy), strict=True):
                 column.append(values)
         together = [jnp.concatenate(column, axis=1) if column else None for column in columns]
-        # Rows of a narrower dtype stay so until `computed_once` has computed them: wide rows take more memory.
+        # Rows of a narrower dtype are widened only after `computed_once` has computed them: wide rows take more memory.
         return Rows(
             together[0],
             *(a if a is None or a.dtype.itemsize <= dtype.itemsize else a.astype(dtype) for a in together[1:]),
@@ -103,7 +104,7 @@ class Site:
         return sums.reshape([size for size, _ in steps]).transpose(order).reshape(self.shape)
 
     def _each_group(self, function: Callable[..., Any], rows: Rows, *more: Any) -> Any:
-        """Apply a function to each group in turn, with the rows that all examples have in this group."""
+        """Apply a function to each group in turn: to the rows of all examples in this group."""
 
         def one(group: Any) -> Any:
             pick = lambda axis: lambda a: jax.lax.dynamic_index_in_dim(a, group, axis, keepdims=False)
@@ -114,7 +115,7 @@ class Site:
         return jax.tree.map(lambda a: a[None], function(jax.tree.map(lambda a: a[:, 0], rows), *(a[0] for a in more)))
 
     def _norm_squared(self, rows: Rows, top: Any, most: Any) -> tuple[Any, Any, Any]:
-        """Return what `measured` does, for one group and example; the arguments are the result of `_normalised`."""
+        """Return the result of `measured` for one group and example; the arguments come from `_normalised`."""
         number, beside, x, dy = rows
         right = jnp.concatenate([a for a in (beside, dy) if a is not None])
         unit = jnp.finfo(right.dtype).eps / 2
@@ -193,7 +194,7 @@ def _arranged(use: Use, x: Any, dy: Any) -> tuple[Any, Any]:
 
 @inlined
 def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
-    """Return (rows', E, m): the gradient is 2^E sum_t x'_t dy'_t^T, and m = sum_t max|x'_t| max|dy'_t|."""
+    """Return scaled rows x', dy', E and m: the gradient is 2^E sum_t x'_t dy'_t^T; m = sum_t max|x'_t| max|dy'_t|."""
     number, beside, x, dy = rows
     peak_of = lambda a: jnp.max(jnp.abs(a), axis=1)
     tops, parts = [], []
@@ -217,7 +218,7 @@ def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
 
 
 def _gram(number: Any, x: Any) -> Any:
-    """Return the inner products of all pairs of rows: first the unit vectors that `number` gives, if any, then `x`."""
+    """Return the inner products of all pairs of rows; the rows are the unit vectors `number`, if any, then `x`."""
     gram = jnp.matmul(x, x.T, precision=HIGHEST)
     if number is None:
         return gram
@@ -230,7 +231,7 @@ def _wide(rows: Rows, dtype: Any) -> Rows:
 
 
 def _rows(use: Use) -> int:
-    """Return how many products x_t dy_t^T one use, in all iterations of loops, adds to one group's gradient."""
+    """Count the products x_t dy_t^T that a use, over all iterations of its loops, adds to one group's gradient."""
     repeated = math.prod(length for length, steps in use.view.loops if steps is None)
     product = use.product
     columns = _size([step for axis in (*product.groups, *product.right) for step in use.view.axes[axis]])
@@ -266,7 +267,7 @@ def power(exponents: Any, dtype: Any) -> Any:
 
 @inlined
 def scaled(values: Any, exponents: Any) -> Any:
-    """Return values * 2^e, with e at most twice the largest exponent; 0 where e is below twice the smallest."""
+    """Return values * 2^e, for e up to twice the dtype's largest exponent; 0 where e is below twice the smallest."""
     half = exponents >> 1
     return values * power(half, values.dtype) * power(exponents - half, values.dtype)
 
@@ -288,7 +289,7 @@ def sum_squares(values: Any) -> Any:
 
 @inlined
 def blocked_sum(values: Any) -> Any:
-    """Sum non-negative terms; at each level of blocks the relative error is at most that of 63 rounded additions."""
+    """Sum non-negative terms; each level of blocks adds at most the relative error of 63 rounded additions."""
     flat = values.reshape(-1)
     while flat.size > BLOCK:
         flat = jnp.pad(flat, (0, -flat.size % BLOCK)).reshape(-1, BLOCK).sum(1)
@@ -296,7 +297,7 @@ def blocked_sum(values: Any) -> Any:
 
 
 def allowance(sizes: Sequence[int], dtype: Any) -> float:
-    """Return the share of a clip norm to take off, for rounding in the norms of arrays of `sizes` and in scaling."""
+    """Return the share to take off a clip norm, which covers rounding in norms of arrays of `sizes` and in scaling."""
     levels = max(map(block_levels, sizes), default=1)
     return (BLOCK * levels + len(sizes) + 16) * float(jnp.finfo(dtype).eps) / 2
 

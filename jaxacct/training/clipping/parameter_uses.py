@@ -1,14 +1,14 @@
 """Finds the uses of each parameter in a loss, and runs the loss so that it also returns the operands of these uses.
 
-The trace of the loss of one example is followed from its parameters on: through casts, transpositions and reshapes,
-into loops and checkpoints.  An operation with a known gradient is kept as a `Use`; of any other, only the name is kept.
+The parameters are followed through the trace of one example's loss: through casts, transpositions and reshapes, into
+loops and checkpoints.  An operation with a known gradient is kept as a `Use`; of any other, only the name is kept.
 The trace holds operations, not layers, so no use is missed.  Uses behind `stop_gradient`, or in comparisons, do not
 count.
 
 The gradient with respect to w of an operation y = op(x, w) may be a sum of products of rows, sum_t x_t dy_t^T.  The x_t
-are rows of x (patches, for a convolution); the dy_t are rows of the cotangent of y.  A product with batch axes is one
-such sum for each place along these axes.  A tap is a zero that is added to y: the gradient of the loss with respect to
-the tap is the cotangent of y.
+are rows of x (patches, for a convolution); the dy_t are rows of the cotangent of y.  A product with batch axes has one
+such sum for each index along these axes.  A tap is an array of zeros that is added to y: the gradient of the loss with
+respect to the tap is the cotangent of y.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxacct.training.clipping.traces import bind, evaluate, written_out
 
-Place = tuple[int, ...]  # of an operation in a trace: the numbers of the loops and checkpoints around it, then its own
-Operand = tuple[Place, int]  # the place of an operation, and the operand's number
-Met = dict[Operand, Any]  # the values of operands; each loop around an operation adds a leading axis
+Place = tuple[int, ...]  # an operation in a trace: the numbers of the loops and checkpoints around it, then its own
+Operand = tuple[Place, int]  # (the operation's place, the operand's number)
+Met = dict[Operand, Any]  # the values of operands; each loop around the operation adds a leading axis to the value
 Step = tuple[int, int]  # (size, stride) of an axis, or of a part of an axis
 
 
@@ -164,7 +164,7 @@ class Uses:
 
 
 def uses_of(closed: ClosedJaxpr, leaves: int) -> tuple[Written, list[Uses]]:
-    """Return the trace of a loss, and the uses of each of its first ``leaves`` inputs; the loss is the first output."""
+    """Return the trace of a loss as `Written`, and the uses of its first ``leaves`` inputs; output 0 is the loss."""
     found = [Uses() for _ in range(leaves)]
     views = {var: (leaf, View.of(var.aval)) for leaf, var in enumerate(closed.jaxpr.invars[:leaves])}
     return _follow(closed, views, closed.jaxpr.outvars[:1], (), found), found
@@ -212,7 +212,7 @@ def _follow(
 
 
 def _viewed(eqn: Any, view: View) -> View | None:
-    """Return the view after an operation; None if the result is no view of the same entries with constant strides."""
+    """Return the view of an operation's result; None if it is not the same entries with constant strides."""
     name, params, shape = eqn.primitive.name, eqn.params, eqn.outvars[0].aval.shape
     if name == "convert_element_type":
         if not jnp.issubdtype(params["new_dtype"], jnp.floating):
@@ -233,7 +233,7 @@ def largest(dtype: Any) -> float:
 
 
 def _inside(eqn: Any, operand: int, view: View) -> View | None:
-    """Return a view as the body of a loop or checkpoint sees it; None for a loop's carry, which may change."""
+    """Return the view inside the body of a loop or checkpoint; None for a loop's carry, which may change."""
     if eqn.primitive.name != "scan":
         return view
     length, constants = eqn.params["length"], eqn.params["num_consts"]
@@ -318,7 +318,7 @@ def zero_tap(use: Use) -> Any:
 def tapped(
     written: Written, values: Sequence[Any], taps: Mapping[Place, Any], wanted: Sequence[Operand], place: Place = ()
 ) -> tuple[list[Any], Met]:
-    """Run a trace, or the body found at ``place``, with taps; return the outputs, and the operands in ``wanted``."""
+    """Run a trace, or the body of the loop at ``place``, with taps; return the outputs and the ``wanted`` operands."""
     met: Met = {}
 
     def operation(number: int, eqn: Any, operands: list[Any]) -> list[Any]:
@@ -355,6 +355,6 @@ def _scan(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -
 
 
 def _checkpoint(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -> tuple[list[Any], Met]:
-    """Run a body, which also returns operands of uses, under `jax.checkpoint`: the backward pass computes it again."""
+    """Run a body that also returns operands of uses under `jax.checkpoint`, so that the backward pass repeats it."""
     settings = {"prevent_cse": eqn.params["prevent_cse"], "policy": eqn.params["policy"]}
     return jax.checkpoint(body, **settings)(operands, dict(taps))

@@ -1,9 +1,9 @@
-"""Traces: functions written out as operations (jaxprs), run unchanged, run with changed operations, or computed once.
+"""Traces, functions written out as operations (jaxprs): runs them unchanged, with changed operations, or only once.
 
 XLA merges a cheap operation into each operation that uses its result.  The merged operation then runs several times,
-and two of its copies may round differently.  XLA for CPUs does so across `jax.lax.optimization_barrier` as well:
-jaxlib 0.10.2 removes the barriers before it merges.  XLA never merges an operation of a branch with an operation that
-uses the branch's result.
+and two of its copies may round differently.  XLA for CPUs merges across `jax.lax.optimization_barrier` as well: jaxlib
+0.10.2 removes the barriers first.  XLA never merges an operation of a branch with an operation that uses the branch's
+result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}  # {call of a trace: parameter that holds it}
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}  # {calling operation: parameter with the trace}
 
 
 def trace(loss_fn: Callable[..., Any], params: Any, example: Any) -> ClosedJaxpr:
@@ -57,7 +57,7 @@ def bind(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def computed_once(true: Any, function: Callable[[], Any]) -> Any:
-    """Compute each array of the pytree ``function()`` once: in a branch on ``true``, which `unfolded_true` returned."""
+    """Compute each array of the pytree ``function()`` once, in a branch on ``true``, the result of `unfolded_true`."""
     traced, shapes = jax.make_jaxpr(function, return_shape=True)()
     outputs = jax.lax.cond(
         true,
@@ -68,7 +68,7 @@ def computed_once(true: Any, function: Callable[[], Any]) -> Any:
 
 
 def as_data(true: Any, places: Sequence[int]) -> list[Any]:
-    """Return the places as numbers that the compiler does not know, so that slices at them share one compiled code."""
+    """Return the places as numbers that the compiler does not know, so that slices at all of them share their code."""
     return computed_once(true, lambda: [np.int32(place) for place in places])
 
 
@@ -88,7 +88,7 @@ def _true(*bits: Any) -> Any:
 
 @_true.def_vmap
 def _true_for_all(axis_size: int, batched: Sequence[bool], *bits: Any) -> tuple[Any, bool]:
-    """Return one value for a whole batch: with a value for each member, vmap would compute both sides of a branch."""
+    """Return one value for a whole batch: with one value for each member, vmap would run both sides of a branch."""
     return _true(*(value[0] if many else value for value, many in zip(bits, batched, strict=True))), False
 
 
