@@ -34,7 +34,7 @@ MANY_RELEASES = 300
 EARLY_STOP = "early stop of the plan"
 """Note of the entry that counts all answers of the plan's early stop."""
 STOPPED_EARLY = "stopped early by the plan, after step "
-"""Beginning of the note that the early stop has ended a run, and is not asked again; it notes no release."""
+"""Beginning of a note that is no release: the early stop has ended the run after a step, and is not asked again."""
 
 
 @dataclass
@@ -45,11 +45,11 @@ class _Partition:
     """
 
     first: Step  # the first entry
-    steps: dict[int, list[float]] = field(default_factory=dict)  # the noise of the entries of each step number
-    dearest: list[float] = field(default_factory=list)  # the noise that the pass counts with (`dearest_with`)
+    steps: dict[int, list[float]] = field(default_factory=dict)  # {step number: the noise multipliers of its entries}
+    dearest: list[float] = field(default_factory=list)  # the noise multipliers that set the cost
 
     def has_room_for(self, entry: Step) -> bool:
-        """Return whether a step belongs to this partition, and there is room for it."""
+        """Return whether a step can join this partition: it is of the same pass or round, and a place is left."""
         first, share, groups = self.first, self.first.sampling_probability, self.first.groups
         if first.sampling != entry.sampling or first.sampling == rules.FIXED:
             return first.sampling == entry.sampling
@@ -62,7 +62,7 @@ class _Partition:
         return share == entry.sampling_probability and not full
 
     def goes_on(self, plan: Plan, step: int) -> bool:
-        """Return whether a step of a plan belongs to this partition, whose steps are all of that step's pass."""
+        """Return whether a plan's step can join this partition, whose steps must all be of that step's pass."""
         if plan.sampling == rules.ORDER and step in self.steps:
             return self.first.sampling == rules.ORDER
         _, first, last = plan.pass_of(step)
@@ -70,10 +70,11 @@ class _Partition:
         return self.has_room_for(_entry(plan, step)) and not (anew and any(not first <= n < last for n in self.steps))
 
     def dearest_with(self, entries: Iterable[tuple[int, float]]) -> list[float]:
-        """Return what `dearest` becomes with more entries (step number, noise multiplier), at most one of each step.
+        """Return the new `dearest` after more entries (step number, noise multiplier), at most one of each step.
 
-        Gaussians are ordered by their sum of 1/sigma^2, so the costliest step counts.  Nothing orders several sampled
-        Gaussians but the noise of each one.  So the least noise of the first, second, ... entries of all steps counts.
+        The cost of several Gaussians grows with their sum of 1/sigma^2, so the step with the largest sum counts.
+        Several sampled Gaussians have no such order.  So the least noise among all steps' first entries counts, and
+        the least noise among their second entries, and so on, with each step's entries sorted by noise.
         """
         dearest = self.dearest
         for step, noise in entries:
@@ -85,7 +86,7 @@ class _Partition:
         return dearest
 
     def change(self, dearest: list[float]) -> Counter[Release]:
-        """Return how another `dearest` changes the releases. A release that it takes away has a negative count."""
+        """Count the releases that a new `dearest` adds; those that it takes away have negative counts."""
         change = Counter(self._releases(dearest))
         change.subtract(self._releases(self.dearest))
         return change
@@ -115,8 +116,8 @@ class Spent:
     same: int = 0  # the number of exact replays, which cost nothing
     torn: int = 0  # the number of lines that were cut off; each counts as one more release, but not in `steps`
     seen: set[Step] = field(default_factory=set)  # the step entries
-    numbers: set[int] = field(default_factory=set)  # their step numbers
-    partitions: dict[str, _Partition] = field(default_factory=dict)  # passes and rounds, by their fingerprints
+    numbers: set[int] = field(default_factory=set)  # the step numbers of `seen`
+    partitions: dict[str, _Partition] = field(default_factory=dict)  # {fingerprint: the pass or round}
     last: Step | None = None  # the last step entry
     next: int = 0  # the step number that follows the last entry
     looks: Seen | None = None  # the `Seen` entry of the current plan, or None
@@ -125,7 +126,7 @@ class Spent:
 
     @property
     def of_tunings(self) -> bool:
-        """Whether nothing but tunings is noted."""
+        """Whether the run has notes of tunings, and no other entries."""
         tuned = [entry.note.startswith("tuning") for entry in self.noted]
         return all(tuned) and bool(tuned) and not (self.numbers or self.torn)
 
@@ -174,7 +175,7 @@ class Spent:
         self._release(entry)
 
     def leads_to(self, now: Turn) -> bool:
-        """Return whether the step `now` begins the sharing of noise, is noted already, or follows the last entry."""
+        """Return whether the step `now` is the first that shares noise, is noted already, or follows the last entry."""
         return now.step == self.shared or now.step in self.numbers or now.follows(self.last and self.last.turn)
 
     def _release(self, entry: Step | Torn) -> None:
@@ -183,7 +184,7 @@ class Spent:
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
     def _within(self, partition: _Partition, entry: Step) -> None:
-        """Count one more entry in a partition. Entries of one step have the same records; two steps share none."""
+        """Count one more entry in a partition; entries of one step have the same records, other steps have others."""
         dearest = partition.dearest_with([(entry.step, entry.noise_multiplier)])
         partition.steps.setdefault(entry.step, []).append(entry.noise_multiplier)
         if dearest != partition.dearest:
@@ -192,7 +193,7 @@ class Spent:
             partition.dearest = dearest
 
     def of_pass(self, plan: Plan, step: int) -> _Partition | None:
-        """Return the pass through the groups that a plan's step belongs to, if it has entries."""
+        """Return the pass through the groups that a plan's step belongs to; None if this pass has no entries."""
         if not _inside(self.numbers, *plan.pass_of(step)[1:]):
             return None
         turns = (each for each in self.partitions.values() if each.first.sampling == rules.CYCLIC)
@@ -215,7 +216,7 @@ def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
 
 
 def added(several: Iterable[Spent]) -> tuple[Counter[Release], Counter[Mechanism]]:
-    """Count the training steps, and the other mechanisms, of several runs."""
+    """Add up several runs: return the counts of their training releases, and of their other mechanisms."""
     releases: Counter[Release] = Counter()
     others: Counter[Mechanism] = Counter()
     for spent in several:
@@ -225,7 +226,7 @@ def added(several: Iterable[Spent]) -> tuple[Counter[Release], Counter[Mechanism
 
 
 def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counter[Release]] = Counter) -> Mechanism:
-    """Return all releases of some runs as one mechanism; `releases_as` may join similar steps."""
+    """Return all releases of some runs as one mechanism; `releases_as` may join similar training releases."""
     releases, others = added(several)
     parts = [composed(releases_as(releases))] if releases or not others else []
     parts += [mechanism if count == 1 else repeat(mechanism, count) for mechanism, count in others.items()]
@@ -233,7 +234,7 @@ def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counte
 
 
 def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str | None) -> Bounds:
-    """Return epsilon of the spending of some runs, given with their `run` lines (README.md, "What may be claimed")."""
+    """Return epsilon of some runs, each given as its spending and `run` lines (README.md, "What may be claimed")."""
     relations = {line.plan.relation for _, headers in runs for line in headers}
     if relation is None:
         if len(relations) > 1:
@@ -272,7 +273,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
 
 
 def _of_one_relation(mechanism: Mechanism) -> bool:
-    """Return whether a mechanism, or one inside it, has one pair, which was given for one relation alone."""
+    """Return whether a mechanism, or one inside it, is a guarantee that its author gave for one relation only."""
     if isinstance(mechanism, FiniteMechanism | ZCDP | ProposeTestRelease):
         return not isinstance(mechanism, RandomizedResponse) and mechanism != PureDP(0.0)
     return any(_of_one_relation(one) for one in mechanism.inside())
@@ -292,7 +293,7 @@ def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
 
 
 class Contents:
-    """Contents of a ledger: by the name of a run, `runs` has its spending, `headers` its `run` lines with its plans."""
+    """Contents of a ledger: for each run's name `runs` has its spending, and `headers` its `run` lines with plans."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -308,11 +309,11 @@ class Contents:
         return self.headers[self.run][-1].plan
 
     def releases(self, run: str | None = None) -> Counter[Release]:
-        """Count the releases of the training steps that are noted, of one run or of all runs."""
+        """Count the releases of the noted training steps, of one run or of all runs."""
         return added(self._known(name) for name in self._names(run))[0]
 
     def spent(self, run: str | None = None) -> Mechanism:
-        """Return all releases that count, `promised` ones too, of one run or of all runs, as one mechanism."""
+        """Return all releases that count, also those of `promised`, of one run or of all runs, as one mechanism."""
         return total([self.counting(name) for name in self._names(run)])
 
     def epsilon(
@@ -334,7 +335,7 @@ class Contents:
         return claim([(self.counting(name, whole), self.headers[name]) for name in names], delta, relation)
 
     def epsilon_of_entries(self, delta: float, relation: str | None = None, run: str | None = None) -> Bounds:
-        """Return epsilon of the entries alone.  If a run may have ended because of its outputs, this is no claim."""
+        """Return epsilon of the entries alone.  It is no valid claim for a run that may have ended by its outputs."""
         return claim([(self._known(name), self.headers[name]) for name in self._names(run)], delta, relation)
 
     def counting(self, run: str, whole: bool = False) -> Spent:
@@ -345,7 +346,8 @@ class Contents:
     def promised(self, run: str, whole: bool = False) -> Counter[Release]:
         """Return the remaining steps of a run whose outputs were seen.
 
-        A release that a dearer one of its pass will replace has a negative count.  `whole` is as in `epsilon`.
+        If a dearer release of the same pass will replace a release, this one has a negative count.  `whole` is as in
+        `epsilon`.
         README.md of this folder, "Outputs that were seen", says which steps remain, and why they count.
         """
         spent, plan = self._known(run), self.headers[run][-1].plan
@@ -356,25 +358,25 @@ class Contents:
         return promised
 
     def taken_and_ahead(self, run: str) -> tuple[Counter[Release], Counter[Release]]:
-        """Return the releases of a run that count in the end: those of its steps so far, and those of `promised`."""
+        """Return the releases of a run that count: those of its steps so far that stay, and those that are ahead."""
         change = self.promised(run)
         return self.runs[run].releases - -change, +change
 
     def unfinished(self, run: str | None = None) -> list[str]:
-        """Return which runs (`run`, or all) stopped before the end of their plan and have no `seen` entry.
+        """Return the names of runs (`run`, or all) that stopped before the end of their plan without a `seen` entry.
 
-        A run that holds tunings alone is none of them: it stands for the tuning, and takes no steps of its plan.
+        Runs that hold tunings alone are left out: such a run takes no steps of its plan.
         """
         ended = [name for name in self._names(run) if self.runs[name].looks is None and not self.runs[name].of_tunings]
         return [name for name in ended if self.promised(name, whole=True)]
 
     def choice(self, run: str) -> Plan | None:
-        """Return a run's last plan with repetitions, if it has steps; these do not pay for the choice of this run."""
+        """Return a run's last plan with repetitions if it has steps: their cost omits the choice among K runs."""
         spent, plans = self._known(run), [line.plan for line in self.headers[run] if line.plan.repetitions is not None]
         return plans[-1] if plans and (spent.numbers or spent.torn) else None
 
     def count(self, entry: Line) -> None:
-        """Count one more entry.  The entry of a run makes that run the current one."""
+        """Count one more entry.  A `Run` entry makes its run the current one."""
         if isinstance(entry, Run):
             self._begin(entry)
             return
@@ -389,14 +391,14 @@ class Contents:
         self.run = entry.run
         if not headers or headers[-1].plan != entry.plan:
             if spent.looks is not None and spent.looks.looked:
-                spent.owed = +self.promised(entry.run)  # what replaces a release counts beside it
+                spent.owed = +self.promised(entry.run)  # `+` keeps releases that are replaced
             spent.looks = None if entry.told else Seen(entry.run, spent.next, entry.plan.steps, False)
         if spent.shared is None or not (spent.numbers or spent.torn):  # no step has shared noise yet
             spent.shared = spent.next if entry.plan.shared else None
         headers.append(entry)
 
     def torn(self, fragment: bytes) -> Torn:
-        """Return the costliest step that a cut-off line can have held: the least noise and the highest rate of its run.
+        """Return the costliest step that a cut-off line can have held, by its run's least noise and highest rate.
 
         With caps a higher rate may leak less.  So if the run has several rates or caps, the step counts as a Gaussian
         of half the noise.  This covers the worst case, in which one record displaces another in the step's sum.
@@ -445,13 +447,13 @@ class Contents:
 
 
 def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, begins: bool = False) -> Counter[Release]:
-    """Return how the steps `step` to `step + steps - 1` of a plan change the releases that a run has spent.
+    """Count the releases that steps `step` to `step + steps - 1` of a plan would add to a run's spending.
 
-    A negative count is of a release that a dearer one replaces.  Counts must be exact (README.md, "The stop rule").
+    A release that a dearer one would replace has a negative count.  Counts must be exact (README.md, "The stop rule").
 
-    label : the fingerprint of the first step's pass or round.  The default is that of the last step entry.  If that
-        entry has none, the steps are taken to have none either, and each counts alone.
-    begins : whether this holds for the first step of a run, too, which has no entry before it.
+    label : the fingerprint of the first step's pass or round; by default the fingerprint in the last step entry.  If
+        that entry has none, the steps are assumed to have none either, and each counts alone.
+    begins : whether a run without a step entry is treated like one whose last entry has no fingerprint.
     """
     if steps < 1:
         return Counter()
@@ -461,7 +463,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
     stop = min(plan.pass_of(step)[2], end)
     partition = spent.partitions.get((last and last.partition) or "" if label is None else label)
     fits = partition is not None and partition.goes_on(plan, step)
-    first = step  # the first of the steps that join a pass; those before count alone, each a Gaussian
+    first = step  # the first step that joins a pass; each step before it counts alone, as a Gaussian
     if label is None and (begins if last is None else last.partition is None and last.sampling == plan.sampling):
         first = end
     elif partition is not None and label is not None and not fits:
@@ -473,7 +475,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
         found[alone(plan.at(step).noise_multiplier)] += 1
     for segment, low, high in _pieces(plan, step, first):
         found[alone(segment.noise_multiplier)] += high - low
-    anew = label is not None or plan.sampling != rules.CYCLIC  # groups stay, so a pass that was noted goes on
+    anew = label is not None or plan.sampling != rules.CYCLIC  # the groups stay the same, so a noted pass goes on
     passes = [(step, stop, partition if fits else None if anew else spent.of_pass(plan, step))] if first == step else []
     if plan.sampling == rules.CYCLIC and first < end and _inside(spent.numbers, stop, plan.pass_of(end - 1)[2]):
         starts = range(stop, end, plan.pass_of(step)[2] - plan.pass_of(step)[1])
@@ -485,7 +487,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
         apart = spent.numbers if shares else own.steps if plan.sampling == rules.ORDER else ()
         joining = []
         for segment, low, high in _pieces(plan, begin, until):
-            again = _inside(apart, low, high)  # noted again, outside of their pass
+            again = _inside(apart, low, high)  # steps that would be noted again, and so count outside of their pass
             inside = [number for number in _inside(own.steps, low, high) if number not in apart]
             joining += [(number, segment.noise_multiplier) for number in inside]
             joining += [(-1, segment.noise_multiplier)] if high - low > len(again) + len(inside) else []
@@ -495,13 +497,13 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
 
 
 def _inside(numbers: Collection[int], low: int, high: int) -> list[int]:
-    """Return the numbers from `low` to `high` - 1 in a set or dict, whichever of the two is shorter to go through."""
+    """Return the members of a set or dict from `low` to `high` - 1, going through the shorter of range and set."""
     few = high - low < len(numbers)
     return [n for n in range(low, high) if n in numbers] if few else [n for n in numbers if low <= n < high]
 
 
 def _pieces(plan: Plan, step: int, end: int) -> list[tuple[Segment, int, int]]:
-    """Cut the steps `step` to `end - 1` by segments: return (segment, first step, last step + 1) for each."""
+    """Cut the steps `step` to `end - 1` into stretches of one segment: (segment, first step, last step + 1) of each."""
     pieces = []
     while step < end:
         segment = plan.at(step)
@@ -518,7 +520,7 @@ def room(
     run: str | None = None,
     begins: bool = False,
 ) -> int:
-    """Return how many steps from `step` on fit beside the entries; `partition` and `begins` are as in `ahead`."""
+    """Count the steps from `step` on that target and filter allow; for `partition` and `begins`, see `ahead`."""
     name = ledger.run if run is None else run
     own, left = ledger.runs.get(name, Spent()), plan.steps - step
     if plan.target_epsilon is None and plan.filter is None:
@@ -537,7 +539,7 @@ def room(
 
 
 def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], Counter[Mechanism]]:
-    """Return the spending before a run's next steps: releases of training steps, and other mechanisms."""
+    """Return the spending that counts before a run's next steps: counts of training releases and other mechanisms."""
     names = counted(plan, ledger, run)
     plans = [line.plan for name in names for line in ledger.headers[name]]
     one_filter(plan, plans)
@@ -555,7 +557,7 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], Cou
 
 
 def _filter_leaves_room(plan: Plan, ledger: Contents, run: str) -> bool:
-    """Return whether a plan's filter meets its target: the run's largest budget counts as a whole, as in `claim`."""
+    """Return whether a plan meets its target if the run's largest filter budget counts in full, as in `claim`."""
     if plan.filter is None or plan.target_epsilon is None:
         return True
     beside = [(ledger.counting(name), ledger.headers[name]) for name in counted(plan, ledger, run) if name != run]
@@ -567,20 +569,20 @@ def _filter_leaves_room(plan: Plan, ledger: Contents, run: str) -> bool:
 
 
 def counted(plan: Plan, ledger: Contents, run: str | None = None) -> list[str]:
-    """Return the runs that count against a plan: all runs, or only the run itself if the plan has repetitions."""
+    """Return the names of the runs that count against a plan: all, or only `run` if the plan has repetitions."""
     name = ledger.run if run is None else run
     return [each for each in ledger.runs if plan.repetitions is None or each == name]
 
 
 def one_filter(plan: Plan, others: Iterable[Plan]) -> None:
-    """Raise InputError if another plan has a Rényi filter, but this plan has none, or one of a different order."""
+    """Raise InputError if another plan has a Rényi filter, and this plan has no filter or one of another order."""
     orders = {other.filter.order for other in others if other.filter}
     if orders - {plan.filter.order if plan.filter else None}:
         raise InputError("the ledger has a Renyi filter of another order; nothing can be certified on top of it")
 
 
 def one_relation(relation: str, others: Iterable[Plan]) -> None:
-    """Raise InputError if plans have another relation."""
+    """Raise InputError unless all plans have this relation."""
     found = sorted({other.relation for other in others} - {relation})
     if found:
         raise InputError(f"relation = {relation!r}, but spending is under {found[0]!r}; use one relation for both")

@@ -19,7 +19,7 @@ from jaxacct.training.plan.plan import load, plan_document
 from jaxacct.training.step.step_mechanisms import ALLOCATION, CYCLIC, SAMPLING, TRUNCATED, Turn
 
 _FORMAT, _VERSION = "jaxacct.ledger", 2
-"""Format and version in the line of a run.  Version 1, which did not note that outputs were seen, is read too."""
+"""Format and version in the line of a run.  Version 1, which has no `seen` entries, is read too."""
 _MAX_LINE_BYTES = 2**24
 """Largest length of a line, in bytes; longer lines are refused unread, since strangers may write ledgers."""
 LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
@@ -36,7 +36,7 @@ class Run(NamedTuple):
     run: str
     by: str
     plan: Plan
-    told: bool = True  # whether the ledger notes when outputs of the run are seen; one of version 1 does not
+    told: bool = True  # whether the ledger notes when outputs of the run are seen; version 1 does not
 
 
 class Seen(NamedTuple):
@@ -92,7 +92,7 @@ Line = Run | Step | Spend | Torn | Seen
 
 
 class Chain(NamedTuple):
-    """Checksums of all lines so far: the CRC-32 that the file holds, and a SHA-256 digest that it does not hold."""
+    """Checksums of all lines so far: the CRC-32 `check` in the file, and the SHA-256 `head`, which is in memory only."""
 
     check: int
     head: bytes
@@ -107,7 +107,7 @@ BEGINNING = Chain(0, b"")
 
 def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
     """Return a line as bytes that end in its checksum, and the `Chain` of all lines up to this one."""
-    # only truncated and cyclic Poisson sampling have the numbers that are left out where they are 0
+    # numbers that only truncated or cyclic Poisson sampling has are left out if they are 0
     fields = {name: x for name, x in line._asdict().items() if x or name not in ("cap", "dataset_size", "groups")}
     if isinstance(line, Run):
         head = {"format": _FORMAT, "version": _VERSION, "run": line.run, "by": line.by}
@@ -122,7 +122,7 @@ def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
 def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]]:
     """Yield (line, checksums so far, the byte at which the line ends) for every line.
 
-    A last line that was cut off comes as bytes, with the byte at which it begins.
+    For a last line that was cut off, yield its bytes, and the byte at which it begins.
     """
     chain, number = BEGINNING, 0
     told: dict[str, bool] = {}

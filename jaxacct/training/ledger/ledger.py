@@ -26,7 +26,7 @@ from jaxacct.training.plan import Plan
 
 
 class Mark(NamedTuple):
-    """State of a ledger at some moment: its path, the run, the number of its lines, and their SHA-256 digest."""
+    """State of a ledger: its path, its current run, the number of its lines, and the SHA-256 digest of all lines."""
 
     path: str
     run: str
@@ -62,7 +62,7 @@ class LedgerFile:
         return self._file is not None
 
     def hold(self) -> None:
-        """Lock the file, if the system has such locks; refuse a file that another process is writing."""
+        """Lock the file, if the system has file locks; refuse a file that another process is writing."""
         try:
             lock(self.file)
         except BlockingIOError:
@@ -73,7 +73,7 @@ class LedgerFile:
             raise InputError(f"{self.path}: was replaced while it was being opened; open it again")
 
     def append(self, content: bytes) -> None:
-        """Write bytes at the end of the file at the path, and make sure that they are on the disk."""
+        """Write bytes at the end of the file, and make sure that they are on the disk at the ledger's path."""
         file = self.file
         try:
             with writing(self.path):
@@ -156,10 +156,10 @@ class Ledger(Contents):
     """Record of what one or several runs have spent.  It has one JSON line for each release.
 
     Call `record` before the noisy sum is used; the line is on the disk when `record` returns.  Then a crash at any
-    moment can only make the ledger say too much: a line that was cut off counts as a step, at the least noise and the
-    highest rate that its run has known.  Two entries are exact replays if they have the same run, step, key, batch and
-    noise.  Exact replays count once, and any other entry counts again.  So equal fingerprints must mean an equal
-    output, to the last bit.  A step that is repeated in any other way needs a new key.
+    moment can only make the ledger overstate the spending: a line that was cut off counts as a step, at the least noise
+    and the highest rate of its run.  Two entries are exact replays if they have the same run, step, key, batch and
+    noise.  Exact replays count once; any other entry counts again.  So equal fingerprints must mean outputs that are
+    equal to the last bit.  A step that is repeated in any other way needs a new key.
 
     Call `seen` before you look at outputs of a run that you may end because of them.  From then on `spent` and
     `epsilon` count the run to the end of its plan, whenever it ends.
@@ -189,7 +189,7 @@ class Ledger(Contents):
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
         super().__init__(path)
         self._file = LedgerFile(path, file)
-        self.lock = threading.RLock()  # a thread holds it from choosing a run until the run's entry is written
+        self.lock = threading.RLock()  # a thread holds the lock from choosing a run until the run's entry is written
         self._chains = [ledger_format.BEGINNING]  # checksums before the first line, and after each line
 
     @classmethod
@@ -225,7 +225,7 @@ class Ledger(Contents):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], run: str | None = None) -> Ledger:
-        """Open a ledger to continue one of its runs: the named one, by default the run that began last."""
+        """Open a ledger to continue one of its runs: the run named `run`, by default the run that began last."""
         place = regular_file("ledger", path)
         try:
             ledger = cls(place, place.open("r+b"))
@@ -299,7 +299,7 @@ class Ledger(Contents):
         partition : with fixed batches, a fingerprint of how the data were cut for this pass.  With random allocation, a
             fingerprint of the slots that the records drew for this round.  Steps of one partition are assumed to have
             disjoint batches: a pass costs as much as its costliest step, and the steps of a round cost as much as one
-            round.  With a batch rule by passes or rounds, a step without a partition costs as much as one Gaussian.
+            round.  If the batch rule has passes or rounds, a step without a partition costs as much as one Gaussian.
         """
         numbers = noise_multiplier, sampling_probability
         self._append([self.step_entry(step, key_fingerprint, batch_fingerprint, *numbers, partition)])
@@ -313,7 +313,7 @@ class Ledger(Contents):
         sampling_probability: ArrayLike,
         partitions: Sequence[str | None] | None = None,
     ) -> None:
-        """Note several steps as `record` does, in one write, before any of them is released; the numbers broadcast."""
+        """Note several steps in one write, before any of them is released; noise and rate broadcast to all steps."""
         count = len(steps)
         noise, rate = (np.broadcast_to(x, count).tolist() for x in (noise_multiplier, sampling_probability))
         columns = (steps, key_fingerprints, batch_fingerprints, noise, rate, partitions or [None] * count)
@@ -322,7 +322,7 @@ class Ledger(Contents):
         self._append([self.step_entry(*row) for row in zip(*columns, strict=True)])
 
     def step_entry(self, step: int, key: str, batch: str, noise: float, rate: float, partition: str | None) -> Step:
-        """Return the entry of a step of the current run, checked."""
+        """Return the checked entry of a step of the current run."""
         sizes = *self.plan.truncation, self.plan.groups or 0
         entry = Step(self.run, step, key, batch, noise, rate, self.plan.sampling, partition, *sizes)
         return ledger_format.checked(entry)
@@ -337,11 +337,11 @@ class Ledger(Contents):
     def seen(self, step: int, looked: bool = True) -> None:
         """Note that outputs of the current run are about to be seen, after `step` steps of its plan.
 
-        The entry is on the disk when this returns.  Then the run counts with all steps that its plan and target allow,
-        even if it ends earlier.  This holds until the run continues with another plan.
+        The entry is on the disk when this returns.  From then on all steps that the plan and the target allow count,
+        even if the run ends earlier, until the run continues with another plan.
 
-        looked : False if the run was cut off, as by an error, and no callback asked for its outputs.  Then the steps
-        that are left of this plan no longer count once the run continues with another plan.
+        looked : False if the run was cut off, as by an error, and no callback asked for its outputs.  Then the
+        remaining steps of this plan stop counting once the run continues with another plan.
         """
         with self.lock:
             self._append(self._to_be_seen(step, looked))
@@ -355,7 +355,7 @@ class Ledger(Contents):
             self._append(entries)
 
     def _to_be_seen(self, step: int, looked: bool) -> list[Line]:
-        """Return the entry of `seen`, or nothing if all that it would say is noted."""
+        """Return the entry that `seen` writes, in a list; an empty list if the ledger says as much already."""
         spent = self.runs[self.run]
         known, step = spent.looks, max(int(step), spent.next)  # a resumed run repeats steps that are noted
         if known is None:
@@ -366,9 +366,9 @@ class Ledger(Contents):
     def another_way(self, step: int, partition: str | None) -> int | None:
         """Return the new end (step after the last) of a run whose outputs were seen; None if the old end still holds.
 
-        Noting `step` moves the end if `step` is not the run's next step, or is beyond the old end, as other runs now
-        need less.  It also moves the end if the pass or round of `step` changes the cost of the steps ahead.
-        `partition` is the fingerprint of this pass or round.
+        Noting `step` moves the end if `step` is not the run's next step, or is at or beyond the old end.  It also moves
+        the end if the pass or round of `step` changes the cost of the steps ahead.  `partition` is the fingerprint of
+        this pass or round.
         """
         spent, plan = self.runs[self.run], self.plan
         if spent.looks is None:
@@ -381,10 +381,10 @@ class Ledger(Contents):
         return step + room(plan, self, step, partition)
 
     def promise_anew(self) -> None:
-        """Note how far a run whose outputs were seen goes now.
+        """Note the new end of the current run, if its outputs were seen and its end moves.
 
-        It goes farther if other runs need less by now.  It ends earlier only if its own entries leave it less: a crash
-        between an entry and its promise leaves too much.  What other runs spend after a look shortens no promise.
+        The end moves on if other runs now need less.  It moves back only if the run's own entries leave fewer steps, as
+        after a crash between an entry and its promise.  What other runs spend after a look shortens no promise.
         """
         run, plan = self.run, self.plan
         spent = self.runs[run]
@@ -398,7 +398,7 @@ class Ledger(Contents):
             self.promise(spent.next, until)
 
     def promise(self, step: int, until: int) -> None:
-        """Note the next step of a run whose outputs were seen, and `until`, the step before which the run now ends."""
+        """Note, for a run whose outputs were seen, its next step and `until`, the step before which it now ends."""
         known = self.runs[self.run].looks
         if known is not None:
             self._append([known._replace(step=step, until=until)])
@@ -450,15 +450,15 @@ class Ledger(Contents):
                 self._chains += chains[1:]
                 for entry in entries:
                     self.count(entry)
-            except BaseException:  # after an interrupt, too, the counts may differ from the file
+            except BaseException:  # an interrupt, too, may leave counts that differ from the file
                 with contextlib.suppress(OSError):
                     self._file.close()
                 raise
 
     def _catch_up(self, mend: bool) -> None:
-        """Count every line.  If the last line was cut off and belongs to a step, count it as a `Torn` step.
+        """Count every line.  If the last line is the cut-off line of a step, count it as a `Torn` step.
 
-        With `mend` the file is mended: a `Torn` line replaces the step's line, and any other cut-off line is removed.
+        With `mend` the file is mended: a `Torn` line replaces the step's line; any other cut-off line is removed.
         """
         fragment, end = b"", 0
         for number, (line, chain, place) in enumerate(ledger_format.read(self._file.file, self.path), 1):

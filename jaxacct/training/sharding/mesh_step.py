@@ -1,6 +1,6 @@
 """One private step on the devices of a mesh; for batches that the host loads, the step is cut into three programs.
 
-The step is the same mechanism as `private_step`: README.md of this folder, "Several devices".
+The step is the same mechanism as `private_step` (README.md of this folder, "Several devices").
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MODES = ("data", "fsdp")  # named layouts of the parameters; any other layout is
 
 
 def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[..., tuple[Carried, Observed]]:
-    """Return `private_step` for a mesh: device d has the r = ceil(size / devices) records (or users) from d * r on."""
+    """Return `private_step` for a mesh; device d has records (or users) d r to d r + r - 1, r = ceil(size/devices)."""
 
     def step(
         carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers, frozen: Untrained | None = None
@@ -57,7 +57,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
             first = jax.lax.axis_index(mesh.axis_names) * rows
             here = _those_of(draw(rule, key, pass_key, size, now), first, rows)
             whole, of_model = at_hand(params, specs, frozen, rest, clip_norm)
-            # The sum over devices is not taken in the loop, since the loop may take more turns on other devices.
+            # The sum over devices is taken after the loop, since the loop may have more turns on some devices.
             return added_up(sums_over(rule, whole, key, here, data, of_model, first), cuts, mesh)
 
         sums = jax.shard_map(
@@ -73,7 +73,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
 
 
 def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
-    """Return the selected records from `first` to `first + rows - 1`, numbered from 0 at `first`."""
+    """Return the selected records among `first` to `first + rows - 1`, renumbered so that `first` is 0."""
     places = drawn.indices.shape[0]
     at = drawn.indices - first
     mine = (jnp.arange(places, dtype=jnp.int32) < drawn.count) & (at >= 0) & (at < rows)
@@ -82,7 +82,7 @@ def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
 
 
 def added_up(mine: Sums, cuts: Any, mesh: Mesh) -> Sums:
-    """Return sums over all devices; a device keeps its part of the total.  Call this once a step, in a `shard_map`."""
+    """Return the sums over all devices; each device keeps its part.  Call this once a step, in a `shard_map`."""
     total = zipped(lambda part, spec: _summed(part, spec, mesh), mine.clipped.total, cuts)
     others = (mine.clipped.clipped, mine.clipped.not_finite, mine.members, mine.seen)
     clipped, not_finite, members, seen = jax.lax.psum(others, mesh.axis_names)
@@ -117,7 +117,7 @@ def zipped(function: Callable[[Any, P], Any], tree: Any, specs: Any) -> Any:
 
 
 def at_hand(params: Any, specs: Any, frozen: Any, rest: Any, clip_norm: Any) -> tuple[Carried, Any]:
-    """Return whole trained and frozen arrays, put together from the parts of all devices; for use in a `shard_map`."""
+    """Put trained and frozen arrays together from the parts of all devices, inside a `shard_map`; return both."""
 
     def gathered(part: Any, spec: P) -> Any:
         for axis, names in enumerate(spec):
@@ -129,7 +129,7 @@ def at_hand(params: Any, specs: Any, frozen: Any, rest: Any, clip_norm: Any) -> 
 
 
 def _summed(total: Any, spec: P, mesh: Mesh) -> Any:
-    """Return the sum of an array over all devices; a device keeps only its part of the sum."""
+    """Return the sum of an array over all devices; each device keeps the part of the sum that `spec` gives it."""
     left = set(mesh.axis_names)
     for axis, names in enumerate(spec):
         if axes_of(names):
@@ -174,23 +174,23 @@ def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
 class _Run(NamedTuple):
     """Run of entries with consecutive numbers, in which a device's part of an array lies."""
 
-    first: Any  # the number of the first entry, uint32; different on each device
+    first: Any  # the number of the run's first entry, uint32; it may differ between devices
     shape: tuple[int, ...]  # the shape of the run as an array
     begins: list[Any]  # where the part begins in this array, along each axis
 
     @property
     def units(self) -> int:
-        """Number of units that are enough wherever the run begins."""
+        """Number of units that cover the run wherever in a unit it begins."""
         return (math.prod(self.shape) + UNIT - 2) // UNIT + 1
 
     def cut(self, draws: Any, part: tuple[int, ...]) -> Any:
-        """Return the draws for the part, given those of all units, an array (32, units)."""
+        """Return the draws for the part from the draws of all units, of shape (32, units)."""
         own = jax.lax.dynamic_slice_in_dim(draws.T.reshape(-1), self.first % UNIT, math.prod(self.shape))
         return jax.lax.dynamic_slice(own.reshape(self.shape), self.begins, part)
 
 
 def _run(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Run:
-    """Return the part itself if only the first axis is cut, and the whole array if another axis is cut."""
+    """Return the run of a part: the part itself if only the first axis is cut, else the whole array."""
     names = [axes_of(spec[axis]) if axis < len(spec) else () for axis in range(len(whole))]
     place = [jax.lax.axis_index(own).astype(jnp.uint32) if own else jnp.uint32(0) for own in names]
     if part[:1] != whole[:1] and part[1:] == whole[1:]:
@@ -257,7 +257,7 @@ def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
 
 
 def sum_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
-    """Return the PartitionSpecs of sums of gradients: those of the parameters, or of `_cut` where these lie whole."""
+    """Return the PartitionSpecs of sums of gradients: the parameter's spec, or `_cut` if no axis of it is cut."""
     specs = param_specs(mesh, shard, params)
     one = lambda leaf, spec: spec if any(axes_of(names) for names in spec) else _cut(np.shape(leaf), mesh)
     return jax.tree.map(one, params, specs)
@@ -301,7 +301,7 @@ def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Untrained | None) -
 
 
 def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
-    """Return a PartitionSpec that cuts the first axis whose length the number of devices divides, if there is one."""
+    """Return a PartitionSpec that cuts the first axis that the number of devices divides; small arrays stay whole."""
     if mesh.size == 1 or math.prod(shape) < 1024:  # a small array is cheaper whole
         return P()
     for axis, size in enumerate(shape):

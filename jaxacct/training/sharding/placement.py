@@ -33,7 +33,7 @@ from jaxacct.training.step.models import Untrained
 from jaxacct.training.step.step_function import Carried, Correlated, StepRule, private_step
 from jaxacct.training.step.step_mechanisms import require_kept
 
-_FRAME = 256  # bytes that are sent first: the length of a message, and its beginning; the rest is sent after that
+_FRAME = 256  # size of the first frame in bytes: the message's length, and its beginning; the rest is sent afterwards
 
 
 class Processes:
@@ -47,7 +47,7 @@ class Processes:
 
     @classmethod
     def of(cls, mesh: Any) -> Processes:
-        """Return the processes that have devices in a mesh: all of them, or this one alone.  Refuse any other mesh."""
+        """Return the processes that have devices in a mesh, which must be all processes, or this one alone."""
         own, there = jax.process_index(), sorted({device.process_index for device in mesh.devices.flat})
         if there == [own]:
             return ALONE
@@ -104,27 +104,27 @@ class Processes:
         return told[1:]
 
     def agree(self, name: str, own: bytes) -> None:
-        """Raise InputError if the processes were given different values."""
+        """Raise InputError if processes have different bytes for the value `name`."""
         everyone = self.gather(own)
         others = [number for number, given in enumerate(everyone) if given != everyone[0]]
         if others:
             raise InputError(f"{name} of process {others[0]} is another than that of process 0; give all the same")
 
     def any(self, *own: bool) -> tuple[bool, ...]:
-        """Return for each question whether any process answers yes."""
+        """Return, for each position in `own`, whether any process gives True."""
         return tuple(any(answers) for answers in zip(*self.gather(bytes(own)), strict=True))
 
 
-ALONE = Processes(1, 0)  # of a run that has only one process
+ALONE = Processes(1, 0)  # the processes of a run in a single process
 
 
 def _whole(function: Callable[..., Any], **options: Any) -> Any:
-    """Return a jitted function whose text shows the arguments that it does not use: the keys depend on the text."""
+    """Jit a function so that its program's text, from which keys are derived, also shows its unused arguments."""
     return jax.jit(function, keep_unused=True, **options)
 
 
 class Placement:
-    """Puts the arrays of a run on JAX's default device, or on a mesh, whose parameters are where `shard` says."""
+    """Puts the arrays of a run on JAX's default device, or on a mesh, where `shard` lays out the parameters."""
 
     def __init__(self, rule: StepRule, size: int, mesh: Any, shard: Any) -> None:
         if mesh is None and shard is not None:
@@ -145,7 +145,7 @@ class Placement:
         return [("mesh", shape), ("shard", self._shard if isinstance(self._shard, str) else "PartitionSpecs")]
 
     def data(self, data: Any, users: Any) -> Any:
-        """Return the data as the step takes them, grouped by users if these are given: each device has its own rows."""
+        """Return the data in the step's form, grouped by user if `users` are given; each device has its own rows."""
         if self.mesh is None:
             data = _on_device(data)
             return data if users is None else user_data(data, users, self._size)
@@ -154,7 +154,7 @@ class Placement:
         return _users_on_mesh(data, users, self.mesh, self._size, self.processes)
 
     def carried(self, state: Any, trained: Any) -> Carried:
-        """Return the `Carried` of a `State` with this trained part, in new arrays: the first step overwrites them."""
+        """Return the `Carried` of a `State` with this trained part, in new arrays, which the first step overwrites."""
         opt_state = state.opt_state
         if self._rule.buffers:
             past = self._rule.no_past(trained)
@@ -169,7 +169,7 @@ class Placement:
         return copied(self._put(carried, self._where(carried)))
 
     def frozen(self, trained: Any, frozen: Untrained | None) -> Untrained | None:
-        """Return the untrained rest of the model as arrays on the devices, cut as the parameters are."""
+        """Return the untrained rest of the model as arrays on the devices, laid out like trained parameters."""
         specs = None if self.mesh is None else frozen_specs(self.mesh, self._shard, trained, frozen)
         rest: Untrained | None = self._put(frozen, self._shardings(specs))
         return rest
@@ -193,7 +193,7 @@ class Placement:
             parts = list(dict.fromkeys(map(str, leaf.sharding.devices_indices_map(leaf.shape).values())))
             found = np.zeros((len(parts), 32), np.uint8)
             for part in leaf.addressable_shards:
-                if part.replica_id == 0:  # of equal parts, digest one
+                if part.replica_id == 0:  # several devices may hold equal parts; digest only one
                     content = np.ascontiguousarray(np.asarray(part.data)).reshape(-1).view(np.uint8)
                     own_digest = hashlib.sha256(content.data).digest()
                     found[parts.index(str(part.index))] = np.frombuffer(own_digest, np.uint8)
@@ -210,7 +210,7 @@ class Placement:
         return digest(*self.processes.gather(digest(mesh, own)))
 
     def step(self, carried: Carried, *rest: Any) -> Any:
-        """Trace the step's program, which overwrites the `Carried` that it is given."""
+        """Trace the step's program, which overwrites its argument `carried`."""
         return _whole(self.step_function, donate_argnums=0, **self._after(carried)).trace(carried, *rest)
 
     def loaded(self, carried: Carried, words: Any, batch: Any, now: Any, frozen: Any) -> list[Any]:
@@ -232,7 +232,7 @@ class Placement:
         ]
 
     def batch(self, batch: Any) -> Any:
-        """Return a micro-batch as the programs of `loaded` take it: an equal part on each device."""
+        """Return a micro-batch in the form that the programs of `loaded` take: an equal part on each device."""
         if self.mesh is None:
             return jax.device_put(batch)
         where = NamedSharding(self.mesh, P(self.mesh.axis_names))
@@ -277,7 +277,7 @@ class Placement:
 def _on_device(tree: Any) -> Any:
     """Return a pytree on the default device.  Committed arrays would change the keys, so they go through the host."""
     default = jax.device_put(np.float32(0)).devices()
-    # on a CPU `device_put` keeps an array of NumPy itself, which the caller may change
+    # on a CPU `device_put` may share the memory of a NumPy array, which the caller may change later
     copy = True if {device.platform for device in default} == {"cpu"} else None
 
     def one(leaf: Any) -> Any:
@@ -291,7 +291,7 @@ def _on_device(tree: Any) -> Any:
 
 
 def copied(carried: Carried) -> Carried:
-    """Return the same arrays in other memory; `device_put` compiles nothing, but copies no array that is spread."""
+    """Copy all arrays: by `device_put`, which compiles nothing, or by `jnp.copy` if several processes hold parts."""
     copy = lambda leaf: jnp.copy(leaf) if _spread(leaf) else jax.device_put(leaf, may_alias=False)
     there: Carried = jax.tree.map(copy, carried)
     return there
@@ -303,7 +303,7 @@ def _spread(leaf: Any) -> bool:
 
 
 def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
-    """Divide rows among the devices, in order, with rows of zeros after the last; a process reads only its own rows."""
+    """Divide rows among the devices in order, then rows of zeros; a process reads only the rows of its own devices."""
     rows = -(-size // mesh.size)
     where = NamedSharding(mesh, P(mesh.axis_names))
 
@@ -323,7 +323,7 @@ def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
 
 
 def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Processes) -> UserData:
-    """Return `UserData` on a mesh: a device has all examples of its users. Arrays have one shape on all devices."""
+    """Return `UserData` on a mesh: a device has all examples of its users, padded to the same size on all devices."""
     ids = np.asarray(users)
     if any(_spread(leaf) for leaf in jax.tree_util.tree_leaves(data)):
         raise InputError("data of users must be arrays of all examples in every process; give those")
@@ -331,7 +331,7 @@ def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Proc
     order, first, count = grouped(users, size, {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)})
     rows = -(-size // mesh.size)
     begins = [min(device * rows, size) for device in range(mesh.size + 1)]
-    ends = np.append(first, len(ids))[begins]  # in the order of users: each device's first example, then the end
+    ends = np.append(first, len(ids))[begins]  # first example of each device, in the order of users; then the end
     room = max(int(np.max(np.diff(ends))), 1)
     where = NamedSharding(mesh, P(mesh.axis_names))
     of = lambda device: order[ends[device] : ends[device + 1]]
@@ -357,7 +357,7 @@ def _on_host(leaf: Any) -> tuple[Any, Any]:
 
 
 def _filled(read: Callable[[int], np.ndarray], part: tuple[int, ...], dtype: Any, where: NamedSharding) -> Any:
-    """Return an array with a part of shape `part` on each device: the rows from `read(first row)`, then zeros."""
+    """Return an array with a part of shape `part` on each device: the rows of `read(first row)`, then zeros."""
 
     def one(index: Any) -> np.ndarray:
         have = read(index[0].start or 0)
