@@ -92,7 +92,7 @@ Line = Run | Step | Spend | Torn | Seen
 
 
 class Chain(NamedTuple):
-    """Checksums of all lines so far: the CRC-32 `check` in the file, and the SHA-256 `head`, which is in memory only."""
+    """Checksums of all lines so far: the CRC-32 `check`, in the file, and the SHA-256 `head`, in memory only."""
 
     check: int
     head: bytes

@@ -1,4 +1,4 @@
-"""Checkpoints of a run with Orbax: all that the next step depends on, so that a resumed run is the same run."""
+"""Checkpoints of a run with Orbax.  They hold all that the next step depends on, so a resumed run is the same run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from jaxacct.training.step.models import LoRA, join_model, model_as_pytree, spli
 from jaxacct.training.step.step_function import Carried
 
 _OWN = re.compile(r"\d+$|\d+\.orbax|.*orbax-checkpoint-tmp")
-"""Names that Orbax gives to files and folders in a folder of checkpoints."""
+"""Pattern of the names that Orbax gives to files and folders in a folder of checkpoints."""
 
 
 class Checkpoint(NamedTuple):
@@ -38,7 +38,7 @@ class Checkpoint(NamedTuple):
     carried: Carried
     lineage: Lineage
     history: History
-    session: bytes  # a digest of plan, program and data of later steps; b"" if none can have been taken
+    session: bytes  # a digest of the plan, program and data of later steps; b"" if no later step can have been taken
     stopped: str = ""  # why the run stopped, as in the state; "" while the run goes on
     seen: bool = False  # whether callbacks looked at outputs
     scores: tuple[int, ...] = ()  # the exact scores of an early stop
@@ -97,7 +97,7 @@ class Store:
         return dict(self._manager.restore(number, args=args.Composite(run=args.JsonRestore())).run)
 
     def look(self) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """Return the last checkpoint's notes and arrays.  If the run has not ended, note that its outputs are seen."""
+        """Return the last checkpoint's notes and arrays.  If the run may go on, note that its outputs were seen."""
         number = self.latest()
         if number is None:
             raise InputError(f"{self._path}: holds no checkpoint; give the folder that fit had as checkpoints=")
@@ -118,7 +118,7 @@ class Store:
         return run, found
 
     def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes] = digest_tree) -> Checkpoint:
-        """Return a checkpoint with arrays laid out as in ``like``; `digest_of` checks arrays stored without names."""
+        """Return a checkpoint with arrays laid out as in ``like``; `digest_of` verifies arrays stored without names."""
         args, run = self._ocp.args, self.notes(number)
         own = _leaves(like)
         if "leaves" in run and run["leaves"] != own:
@@ -140,7 +140,7 @@ class Store:
         values: dict[str, Any] = {name: known[name] for name in Lineage._fields}
         values = {name: bytes.fromhex(v) if isinstance(v, str) else v for name, v in values.items()}
         line = Lineage(**values | {"root": Root(values["root"])})
-        # Without names only the digest shows whether leaves of equal shape and dtype were exchanged.
+        # Without names only the digest shows whether leaves of equal shape and dtype have changed places.
         alike = len({repr(kind) for _, *kind in own}) < len(own)
         if "leaves" not in run and alike and digest_of(carried) != line.seal:
             raise InputError(
@@ -187,13 +187,13 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None, *, average: b
     ----------
     folder : the folder that `Trainer.fit` was given as ``checkpoints``.
     like : parameters, an nnx or Equinox module, or the result of `lora`, as `Trainer.init` took them.  The frozen part
-        is taken from ``like``.  It may be left out if all parameters were trained and are one array or nested dicts of
-        arrays.
+        is taken from ``like``.  ``like`` may be left out if all parameters were trained and are one array or nested
+        dicts of arrays.
     average : whether to return the moving average that an `averaged` optimizer has kept, in float32 or wider.
 
     Returns
     -------
-    pytree : as ``state.params`` of that run, in NumPy arrays.
+    pytree : of the form of that run's ``state.params``, with NumPy arrays.
 
     Raises
     ------
@@ -237,14 +237,14 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None, *, average: b
     trainable = jax.tree_util.tree_map_with_path(lambda at, _: _name(at) in names, part)
     trained, rest = split_model(like, trainable)
     found = _leaves(Carried(trained, None, None, None))
-    said = 2 if average else 3  # an average has a dtype of its own
+    said = 2 if average else 3  # an average may have another dtype, which is not compared
     if [leaf[:said] for leaf in found] != [leaf[:said] for leaf in there]:
         raise InputError(f"like is not the model of the checkpoint: {_first_difference(there, found)}")
     return join_model(jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(trained), values), rest)
 
 
 def _nested(names: list[str], values: list[np.ndarray]) -> Any:
-    """Return the only array if its name is empty, or nested dicts of arrays that have names such as "['a']['b']"."""
+    """Put arrays into nested dicts, by names such as "['a']['b']"; a single array with an empty name is returned."""
     if names == [""]:
         return values[0]
     found: dict[str, Any] = {}
@@ -270,7 +270,7 @@ def _require_room(folder: Path, carried: list[Any]) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder of checkpoints private to its owner; refuse one of another owner, or open to others and in use."""
+    """Make a folder private to its owner; refuse another owner's folder, and an open folder with other files."""
     status = folder.stat()
     if os.name == "posix" and status.st_uid != os.geteuid():
         raise InputError(f"{folder}: belongs to another user, who could read the secret key of the run; use your own")
@@ -305,11 +305,11 @@ def _first_difference(there: list[list[Any]], own: list[list[Any]]) -> str:
 
 
 def _on_host(leaf: Any) -> Any:
-    """Return an array of one device as a NumPy array, which Orbax writes in two thirds of the time."""
+    """Return an array of one device as a NumPy array, which Orbax writes faster: in two thirds of the time."""
     numeric = not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(leaf) if numeric and len(getattr(leaf, "devices", tuple)()) < 2 else leaf
 
 
 def _plain(carried: Carried) -> list[Any]:
-    """Return the arrays in order, without their structure, which a reader takes from its model and optimizer."""
+    """Return the arrays in order, without their tree structure; a reader has this from its model and optimizer."""
     return [jax.numpy.asarray(leaf) for leaf in jax.tree_util.tree_leaves(carried)]

@@ -1,4 +1,4 @@
-"""Values that a run computes from its parameters: on public data for the user, on private data as an exact count."""
+"""Values that a run computes from its parameters: on public data for the user, and on private data as exact sums."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from jaxacct.training.source import Source
 from jaxacct.training.step.models import Untrained, join_model
 
 UNIT_BITS, LOWER_BITS = 20, 10
-"""Exponents of two: a value has at most 2^20 units; its upper and its lower 10 bits are summed apart, in 32 bits."""
+"""Exponents of two: a value has at most 2^20 units; its upper and lower 10 bits are summed separately in 32 bits."""
 BLOCK_SIZE = 256
 """Number of examples whose values are computed together; one compiled program serves any number of examples."""
 
 
 def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float) -> tuple[Any, Any]:
-    """Return the exact sum of a value in [0, 1] over records, in units: `upper * 2^10 + lower`, both of 32 bits."""
+    """Return int32 (upper, lower): the exact sum of a value in [0, 1] over records is upper * 2^10 + lower units."""
     of_one = jax.make_jaxpr(lambda example: value(params, example))
     refuse_closed_over("value", of_one(one_of(data)), data)
 
@@ -55,7 +55,7 @@ def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float)
 
 
 def require_countable(name: str, data: Any, remedy: str) -> None:
-    """Raise InputError unless the arrays have one number of examples along the first axis, which `units` can count."""
+    """Raise InputError unless all arrays have equal first axes, with at most 2^20 examples, the most for `units`."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
     # each 10-bit part of a value is at most 2^10, so the sum of 2^20 of them is at most 2^30
     if len(sizes) != 1 or () in sizes or not 1 <= next(iter(sizes))[0] <= 2**20:
@@ -63,7 +63,7 @@ def require_countable(name: str, data: Any, remedy: str) -> None:
 
 
 class Evaluations:
-    """Callback that computes a value every few steps, keeps it and passes it to `tell`; each is a look at outputs."""
+    """Callback that computes a value every few steps, keeps it and passes it to `tell`; this looks at outputs."""
 
     def __init__(self, evaluate: Callable[[Any, Any], Any], public_data: PyTree, every: int, data: PyTree) -> None:
         if public_data is None:
@@ -123,7 +123,7 @@ class ValidationScore:
 
 
 def validation_score(plan: Plan, score: Any, validation: Any, several: bool) -> ValidationScore | None:
-    """Return the score of a plan's early stop, or None without one; `several` says whether the run is on a mesh."""
+    """Return the score for a plan's early stop, or None if it has no early stop; `several` is True on a mesh."""
     if plan.early_stop is None:
         if score is not None or validation is not None:
             raise InputError("score and validation need a plan with an early stop; use Plan(..., early_stop=...)")

@@ -1,6 +1,7 @@
-"""Logs a run's steps, with the epsilon so far, and shows a progress line, while the run goes on (README.md, "The log").
+"""Logs a run's steps with the epsilon so far, and shows a progress line (README.md, "The log").
 
-Nothing waits for the device: the numbers of a step are fetched once it is done, and put out together, once a second.
+Nothing waits for the device: a step's numbers are fetched after the step is done.  Once a second all fetched numbers
+are put out together.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ from jaxacct.training.step.step_function import Observed
 from jaxacct.training.step.step_mechanisms import BY_PASS, Release
 
 Held = list[tuple[Spent, list[Run]]]
-"""Spending that counts against a plan: for each run its releases and its plans.  The current run comes first."""
+"""Spending that counts against a plan: each run's releases, and its `run` lines.  The current run comes first."""
 PAUSES = (0.2, 10.0)
 """Shortest and longest time between two updates of the progress line, in seconds."""
 _FIRST = b'{"event": "begin"'
 Log = Callable[[dict[str, Any]], Any] | str | os.PathLike[str] | None
 """Destination of a log: a function of one record, the path of a file of JSON lines, or None."""
 MOST_PENDING = 8
-"""Largest number of logged steps that may still be running; with more, the host waits for the oldest of them."""
+"""Largest number of logged steps that may still be running; if there are more, the host waits for the oldest."""
 MOST_HELD = 32
-"""Largest number of finished steps with numbers still on the device; with more, the numbers are fetched and put out."""
+"""Largest number of finished steps whose numbers stay on the device; if there are more, all are fetched and put out."""
 PAUSE_SECONDS = 1.0
 """Number of seconds that log records are held back, so that several are handed over together."""
 WAIT_SECONDS = 5.0
@@ -61,18 +62,18 @@ WAIT_SECONDS = 5.0
 
 @dataclass(slots=True)
 class _Look:
-    """One logged step.  Its fields are filled in one by one, so that nothing is done twice after an interrupt."""
+    """One logged step.  Its fields are filled in one by one, so that an interrupt makes no work happen twice."""
 
     step: int
     observed: Observed  # the numbers of the step, on the device
-    point: TablePoint | None  # table of epsilon, and its step that covers all releases so far
+    point: TablePoint | None  # a table of epsilon, and a step of the table that covers all releases so far
     when: float | None = None  # the time at which the step was found to be done, in seconds
     rate: float | None = None  # steps per second, over the last logged steps up to this one
-    record: dict[str, Any] | None = None  # what is logged, still without epsilon; None until the numbers are fetched
+    record: dict[str, Any] | None = None  # the log record, still without epsilon; None until the numbers are fetched
 
 
 class RunLog:
-    """Log of every `every`-th step of one `fit`, and of the plan's last step, in order; call `begin` first."""
+    """Log of one `fit`: every `every`-th step, and the plan's last step, in order.  Call `begin` first."""
 
     def __init__(self, put: Callable[[dict[str, Any]], Any] | None, file: LogFile | None, every: int, run: str) -> None:
         self._put, self._file, self._every, self._run = put, file, every, run
@@ -110,7 +111,7 @@ class RunLog:
             self._tell(self._epsilon)
 
     def evaluated(self, step: int, value: Any) -> None:
-        """Log the value of an evaluation made after `step` steps; the records of these steps come first."""
+        """Log the value of an evaluation after `step` steps, after the records of these steps."""
         if self._put is None or self._epsilon is None:
             return
         self._see_done(0)
@@ -141,7 +142,7 @@ class RunLog:
             self.tell({"event": "end", "run": self._run} | self.ending)
 
     def tell(self, record: dict[str, Any]) -> None:
-        """Hand a record over.  A receiver that fails cannot stop the run, and is given nothing after that."""
+        """Hand a record to the receiver.  If the receiver raises, the run goes on, and the receiver gets no more."""
         try:
             if self._put is not None:
                 self._put(record)
@@ -151,7 +152,7 @@ class RunLog:
             progress.say(f"jaxacct: log raised {words}; training goes on without it")
 
     def _unread(self) -> list[_Look]:
-        """Return the logged steps whose numbers are not fetched yet; they are the last of the logged steps."""
+        """Return the logged steps whose numbers are not fetched yet, which are the latest ones."""
         return [look for look in self._looks if look.record is None]
 
     def _see_done(self, most: int) -> None:
@@ -183,7 +184,7 @@ class RunLog:
             look.record = record
 
     def _tell(self, epsilon: EpsilonSoFar, everything: bool = False) -> None:
-        """Hand over the fetched records, oldest first, if their epsilon is known or was waited for long enough."""
+        """Hand over the fetched records, oldest first, up to one whose epsilon is still to be waited for."""
         while self._looks and self._looks[0].record is not None:
             look = self._looks[0]
             assert look.when is not None and look.record is not None
@@ -194,7 +195,7 @@ class RunLog:
                 elif left > 0.0:
                     break
             record = look.record | {"epsilon": epsilon.told(look.point)}
-            if self._file is None:  # a function must get no record twice, interrupt or not; a file drops a second copy
+            if self._file is None:  # after an interrupt a function must not get a record twice; a file skips copies
                 self._looks.popleft()
             self.tell(record)
             if self._file is not None:
@@ -203,7 +204,7 @@ class RunLog:
 
 @contextlib.contextmanager
 def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
-    """Yield the log of a `fit` that goes on from a state; however the fit ends, the remaining records are put out."""
+    """Yield the log of a `fit` that begins at a state; the remaining records are put out however the `fit` ends."""
     run = digest(b"run", state.lineage.root.key).hex()[:16]  # the name that the run has in a ledger, too
     with contextlib.ExitStack() as stack:
         file = None if log is None or callable(log) else stack.enter_context(contextlib.closing(LogFile(log, run)))
@@ -217,7 +218,7 @@ def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
 
 
 def checked_log(log: Any, ledger: Any = None) -> Log:
-    """Return the log.  Raise InputError if it is the ledger's path, or is neither None nor a function nor a path."""
+    """Return a log that is None, a function or a path; refuse anything else, and the ledger's own path."""
     if log is None or callable(log):
         return log
     if not isinstance(log, str | os.PathLike):
@@ -229,7 +230,7 @@ def checked_log(log: Any, ledger: Any = None) -> Log:
 
 
 def numbers_of(observed: Observed) -> dict[str, Any]:
-    """Return those numbers of a finished step that carry no noise.  A mean is None if no gradient was finite."""
+    """Return the numbers of a finished step that carry no noise.  Means are None if no gradient was finite."""
     members, clipped, not_finite = (int(x) for x in (observed.members, observed.clipped, observed.not_finite))
     each = members - not_finite
     mean = lambda total: (np.asarray(total, np.float64) / each).tolist() if each else None
@@ -264,14 +265,14 @@ class LogFile:
             raise
 
     def beginning(self, run: str, step: int) -> dict[str, Any]:
-        """Return the record of a `fit` that begins or continues, and up to which step it repeats steps in the file."""
+        """Return the record of a `fit` that begins or resumes; `again_until` is the last step that it logs again."""
         record = {"event": "begin", "run": run, "step": step, "resumed": step > 0}
         again = {"again_until": self.there} if self.there > step else {}
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return record | again | {"time": now}
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write one record as one line; skip a record that was already being written when an interrupt came."""
+        """Write one record as one line; skip a record whose line was begun before an interrupt."""
         key, place = (record["event"], record.get("step")), self._file.tell()
         if key == self._last[0] and place != self._last[1]:
             return
@@ -286,7 +287,7 @@ class LogFile:
         self._file.close()
 
     def _last_step(self, run: str) -> tuple[int, int]:
-        """Return the largest step number of a run in the file, or 0, and the byte at which the last whole line ends."""
+        """Return a run's largest step number in the file (0 if none), and the byte where the last whole line ends."""
         pattern = re.compile(rb'\{"event": "step", "run": "' + re.escape(run.encode()) + rb'", "step": (\d+)[,}]')
         step = end = 0
         self._file.seek(0)
@@ -331,11 +332,11 @@ class ProgressLine:
             self._progress.update(step, self._epsilon(step))
 
     def _epsilon(self, step: int) -> str:
-        """Return the words on epsilon; start computing the plan's table of epsilons if there is none."""
+        """Return the line's words on epsilon, "" while they are unknown; start computing the table if necessary."""
         if self._plan.has_curve:
             return f"  epsilon <= {outward(float(self._plan.live_epsilon(step).upper), '.3g', up=True)}"
         if self.table is None and step < self._plan.steps:
-            # no daemon thread: the interpreter waits for this thread before it ends, and so cuts off no compilation
+            # no daemon thread: the interpreter waits for this thread before it exits, so no compilation is cut off
             self.table = threading.Thread(target=self._compute, args=(step,), name="live epsilon")
             self.table.start()
         return ""
@@ -350,7 +351,7 @@ class ProgressLine:
 
 
 class _Table:
-    """Upper bounds of epsilon along a plan, from a thread; they also cover releases `held` before step `first`."""
+    """Upper bounds of epsilon by step, computed in a thread; they cover the releases `held` and steps from `first`."""
 
     def __init__(self, plan: Plan, first: int = 0, held: Held | None = None) -> None:
         self._plan, self._first, self._held = plan, first, held
@@ -361,7 +362,7 @@ class _Table:
     def at(self, step: int) -> TablePoint:
         """Return the table's point after `step` steps; start computing the table on the first call."""
         if self._thread is None:
-            # no daemon thread: the interpreter waits for this thread before it ends, and so cuts off no compilation
+            # no daemon thread: the interpreter waits for this thread before it exits, so no compilation is cut off
             self._thread = threading.Thread(target=self._compute, name="epsilon of the log")
             self._thread.start()
         return TablePoint(self, step)
@@ -401,7 +402,7 @@ class _Table:
             self._put(curve)
             if plan.filter is not None or plan.sampling in BY_PASS or len(plan.whole) > MANY_KINDS:
                 return
-            steps, step, apart = [], 1, plan.steps / 64  # the first steps of the table are only 10 % apart
+            steps, step, apart = [], 1, plan.steps / 64  # early steps of the table are only 10 % apart
             while 0.1 * step < apart and apart > 1.0:
                 steps.append(step)
                 step = max(step + 1, int(1.1 * step))
@@ -417,14 +418,14 @@ class _Table:
 
 
 class TablePoint(NamedTuple):
-    """A table of epsilon by step, and a step whose epsilon covers all releases so far."""
+    """A table of epsilon, and a step of the table whose epsilon covers all releases so far."""
 
     table: _Table
     step: int
 
 
 class EpsilonSoFar:
-    """Upper bounds of epsilon during one `fit`, from tables.  A table serves if it covers all releases so far."""
+    """Upper bounds of epsilon during one `fit`, looked up in a table that covers all releases so far."""
 
     def __init__(self, plan: Plan, step: int, stretches: tuple[Stretch, ...], ledger: Ledger | None) -> None:
         self.plan, self._ledger = plan, ledger
@@ -440,8 +441,8 @@ class EpsilonSoFar:
         self._tables = [*([_Table(plan)] if self._of_plan else []), _Table(plan, step, held)]
 
     def point(self, step: int, stretches: tuple[Stretch, ...]) -> TablePoint | None:
-        """Return a table and a step, `step` or later, whose epsilon covers all releases so far; None without one."""
-        if self._ledger is None and self._of_plan and len(stretches) == 1:  # usual case, without counting
+        """Return a table and the first step from `step` on whose epsilon covers all releases so far, or None."""
+        if self._ledger is None and self._of_plan and len(stretches) == 1:  # the usual case, which needs no counting
             plan, first, end, _ = stretches[0]
             if plan is self.plan and first == 0:
                 return self._tables[0].at(end)
@@ -456,7 +457,7 @@ class EpsilonSoFar:
         return None
 
     def told(self, point: TablePoint | None) -> dict[str, Any]:
-        """Return the entry on epsilon of a log record; without an upper bound it says why."""
+        """Return the entry on epsilon of a log record; if there is no upper bound, the entry says why."""
         upper, why = None, "more was released than a table has"
         if point is not None:
             upper, why = point.table.upper(point.step), "the table could not be computed, or not in time"
@@ -466,7 +467,7 @@ class EpsilonSoFar:
 
     @property
     def covers(self) -> str:
-        """Runs that epsilon covers, in words."""
+        """Words for the runs that epsilon covers."""
         if self.plan.repetitions is not None:
             return "this run of the tuning"
         return "this run" if self._ledger is None else "all runs of the ledger"

@@ -1,4 +1,4 @@
-"""Compiles a run's step, computes the digests that the run's keys follow from, and loads batches of a Source.
+"""Compiles a run's step, computes the digests from which the run's keys are derived, and loads batches of a Source.
 
 A *lineage* is the run's secret root with digests of all that led to a step (jaxacct/training/step/README.md, "Keys").
 """
@@ -37,9 +37,9 @@ from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, ORDER, TR
 
 Item = TypeVar("Item")
 _PATIENCE = 1.0
-"""Number of seconds to wait silently for a thread to end; then a line says what is waited for."""
+"""Number of seconds to wait silently for a thread to end; afterwards a printed line says what the program waits for."""
 _sending = functools.partial(jax.transfer_guard_host_to_device, "allow")
-"""Lets a program take a step's key and numbers from the host, which costs a tenth of `device_put`."""
+"""Context in which a program takes a step's key and numbers from the host, at a tenth of the cost of `device_put`."""
 _HOST = b"host 1"
 """Text that stands in digests for the host's work in a step: the draw and the order of micro-batches."""
 
@@ -75,11 +75,11 @@ class Program:
         zero = np.zeros(8, np.uint32)
         now = self._numbers(min(step, self._plan.steps - 1), zero)
         self._traced = where.step(carried, zero, zero, data, now, self.frozen)
-        self.traces = (self._traced.jaxpr,)  # of all programs that are compiled
+        self.traces = (self._traced.jaxpr,)  # the traces of all programs that are compiled
         self._settle(carried, before, where.digest_program(self._traced), where.digest(data))
 
     def _settle(self, carried: Carried, before: Lineage, program: bytes, data: bytes) -> None:
-        """Set the digests of program and data; the keys and `session` follow from them."""
+        """Set the digests of program and data, from which keys and `session` are derived."""
         self.carried, self._later = carried, deque[Prepared]()
         self.line = key_derivation.joined(before, self._where.digest(carried))
         self._digest, self._data = program, data
@@ -88,13 +88,13 @@ class Program:
         require_kept("data", before.pass_cut[:32] != form or before.pass_cut == self._cut)
         if self.frozen is not None:  # the program's digest covers the form of `frozen`, but not its arrays
             self._digest = key_derivation.digest(self._digest, self._where.digest(self.frozen.frozen))
-        # the program's digest does not cover `adaptive` and `private_loss`: their noise is an argument of the program
+        # the program's digest does not cover `adaptive` and `private_loss`, whose noise is an argument of the program
         beside = repr((self._rule.adaptive, self._rule.private_loss)).encode()
         # runs with equal sessions repeat the steps after a checkpoint exactly
         self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), beside)
 
     def begin(self, line: Lineage, step: int, until: int) -> None:
-        """Compile the program, or load it, before steps `step` to `until - 1` are run."""
+        """Compile the program, or load it from the store of programs, before steps `step` to `until - 1` are run."""
         lowered = self._traced.lower()
         if not key_derivation.repeats(contents(self._traced.jaxpr)[1]):
             self._compiled = lowered.compile()
@@ -105,11 +105,11 @@ class Program:
         self._compiled = programs.kept_step(lowered, self._digest.hex(), devices, trial)
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
-        """Return the step after a lineage, ready to be noted and run; steps must be asked for in their order."""
+        """Return the step that follows a lineage, ready to be noted and run; call this for the steps in order."""
         return self._later.popleft() if self._later else self._anew(line, step)
 
     def later(self, line: Lineage, step: int, count: int) -> list[StepKey]:
-        """Return the keys of `count` steps after a lineage, from `step` on; `prepared` will return the same keys."""
+        """Return the keys of `count` steps from `step` on, which follow a lineage; `prepared` returns the same keys."""
         for number in range(step + len(self._later), step + count):
             self._later.append(self._anew(self._later[-1].line if self._later else line, number))
         return [each.key for each in islice(self._later, count)]
@@ -119,7 +119,7 @@ class Program:
         return Prepared(after, key, self._numbers(step, key.words), partition)
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
-        """Run one step, which must be in the ledger before.  The step overwrites the arrays of ``carried``."""
+        """Run one step, which the ledger must already have.  The step overwrites the arrays of ``carried``."""
         with _sending():
             return self._compiled(carried, key.words, key.pass_words, self._whole, settings, self.frozen)
 
@@ -127,16 +127,16 @@ class Program:
         """Do nothing: only a streamed program has threads to end."""
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Return False: no checkpoint is needed after an error, since the last one leads to the same steps."""
+        """Return False: an error needs no checkpoint, since a run from the last one repeats the same steps."""
         return False
 
     @property
     def goes_on_as(self) -> bytes:
-        """Session to store in a checkpoint after an error: a run that resumes with it repeats the later steps."""
+        """Session to store in a checkpoint after an error; a run that resumes with this session repeats later steps."""
         return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
-        """Return whether the checkpoint `found` is of this session, and whether it notes a ledger just if `ledger`."""
+        """Return whether the checkpoint `found` is of this session, and has a ledger exactly if `ledger` is True."""
         if found is None or found.session != self.session:
             return False
         return (found.history.ledger is not None) == ledger
@@ -152,9 +152,9 @@ class Program:
             cut = cuts.get(self._plan.sampling, size)
         settings: tuple[Any, ...] = (step, *segment[2:], place, self._rule.adaptive, self._rule.private_loss)
         taps = self._plan.taps(step)
-        if self._plan.rates_digest is not None:  # other rates draw other batches
+        if self._plan.rates_digest is not None:  # the draw depends on the records' rates
             settings = (*settings, self._plan.rates_digest)
-        if taps is not None:  # other weights need another key: two weightings of one noise reveal the noise
+        if taps is not None:  # other weights need another key: one noise under two sets of weights is revealed
             settings += tuple(np.asarray(weights).tolist() for weights in taps)
         groups = self._plan.batches if self._plan.sampling == ORDER else self._plan.groups
         after, key = key_derivation.advance(line, self._digest, self._data, settings, begins, cut, groups)
@@ -165,11 +165,11 @@ class Program:
 
 
 class OtherExamples(InputError):
-    """Error: the ledger holds a release of this step in which the same draw gave other examples."""
+    """Error: a step was released before, and the source gave other examples for the same drawn numbers."""
 
 
 class Batch(NamedTuple):
-    """Logical batch that was loaded, in whole micro-batches.  A place of the batch has one member or none."""
+    """Loaded batch of a step, filled up to whole micro-batches.  A place of the batch has one member or none."""
 
     leaves: list[np.ndarray]  # with one row for each place; with users, a row holds the examples that one user gives
     weights: np.ndarray | None  # of users' examples
@@ -180,12 +180,12 @@ class Batch(NamedTuple):
 class Streamed(Program):
     """Program for one plan, state and source; `begin` compiles it and starts the threads, `close` ends them.
 
-    If the session of the last checkpoint is the session of this program, the steps after the checkpoint draw the same
-    records as before.  The ledger then tells whether the source gave the same examples, too.  In all other cases the
-    lineage gets fresh random bits, so every step makes draws that were never made before.
+    If the last checkpoint has the session of this program, the steps after the checkpoint draw the same records as
+    before.  The ledger then shows whether the source also gave the same examples.  In all other cases the lineage gets
+    fresh random bits, so that every step makes new draws.
     """
 
-    # A step keeps the arrays that it is given. So an interrupt within the step can save the state before it.
+    # A step leaves its argument arrays intact, so after an interrupt within a step the state before it can be saved.
     overwrites = False
 
     def __init__(
@@ -238,13 +238,13 @@ class Streamed(Program):
         return []
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
-        """Return the next step with its batch and keys; steps must be asked for in their order."""
+        """Return the next step with its batch and keys; call this for the steps in order."""
         taken = self._ahead.take()
         self._where.processes.agree("what the source loads", taken.key.key_fingerprint.encode())
         return taken
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
-        """Run a step once the step before the previous one is done, so that few batches wait on the device."""
+        """Run a step once the step before the previous one is done, so that few batches occupy the device."""
         done, self._before = self._before, carried.not_finite
         jax.block_until_ready(done)
         sums = self._nothing(carried, self.frozen)
@@ -266,7 +266,7 @@ class Streamed(Program):
             self._ahead.close()
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Return whether to write a checkpoint after an error: True for every error but `OtherExamples`."""
+        """Return whether to write a checkpoint after an error: True for every error except `OtherExamples`."""
         return not isinstance(error, OtherExamples)
 
     @property
@@ -355,7 +355,7 @@ def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
 
 
 class Ahead(Generic[Item]):
-    """Items of a generator, of which a thread makes `depth` ahead; `take` raises what the generator raises."""
+    """Items of a generator; a thread makes up to `depth` items in advance.  `take` raises the generator's errors."""
 
     def __init__(self, items: Generator[Item, Any, Any], depth: int, stop: threading.Event) -> None:
         self._items, self._stop = items, stop

@@ -1,4 +1,4 @@
-"""The open ledger of one run: notes its steps, and decides whether a plan may follow earlier spending (README.md)."""
+"""Keeps the open ledger of one run: notes steps, and decides whether a plan may follow earlier spending (README.md)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOTING = 0.05
 
 
 class RunLedger:
-    """Open ledger of a run: in every process `note` returns once the entries, at most `most`, are on the disk."""
+    """Open ledger of a run.  In every process `note` returns once its entries, at most `most`, are on the disk."""
 
     def __init__(self, processes: Processes, ledger: Ledger | None, own: bool, mark: Mark, most: int) -> None:
         self.ledger = ledger  # None except in the first process
@@ -36,7 +36,7 @@ class RunLedger:
         self._last = 0.0, 0.0, 1  # time, duration and steps of the last note
 
     def mark(self) -> Mark:
-        """Return a mark of the ledger as it is now; with several processes, as it was after this run's last entry."""
+        """Return a mark of the present ledger; with several processes, of the ledger after this run's last entry."""
         if self._processes.count == 1 and self.ledger is not None:
             return self.ledger.mark()._replace(run=self._mark.run)
         return self._mark
@@ -44,7 +44,7 @@ class RunLedger:
     def note(self, plan: Plan, step: int, now: Prepared, program: Program) -> int:
         """Note a step if the ledger already has it or the budget allows it; return how many steps were noted.
 
-        Later steps are noted with it if notes would otherwise take more than the share `_NOTING` of the time.
+        If notes would take more than the share `_NOTING` of the time, later steps are noted in the same write.
         """
 
         def noted() -> int:
@@ -71,7 +71,7 @@ class RunLedger:
         return answer or 0
 
     def stopped_early(self, plan: Plan, step: int) -> None:
-        """Note that the early stop has ended the run: the whole plan counts, and the rule is not asked again."""
+        """Note that the early stop has ended the run: then the whole plan counts, and the rule is not asked again."""
 
         def write() -> None:
             with self._own_run(plan) as ledger:
@@ -85,7 +85,7 @@ class RunLedger:
         return None if self.ledger is None else self.ledger.runs[self._mark.run].ended
 
     def cut_off(self, plan: Plan, step: int) -> None:
-        """Note that an error ends the run after `step` steps.  The first process writes; it waits for no other."""
+        """Note that an error ends the run after `step` steps.  The first process writes without waiting for others."""
         if self.ledger is not None:
             self._write_seen(plan, step, looked=False)
 
@@ -122,7 +122,7 @@ def open_run_ledger(
     by: str,
     note_ahead: int | None,
 ) -> RunLedger | None:
-    """Return the ledger, in which the run of a state is now the current run.  The first process opens the ledger."""
+    """Open the ledger in the first process, with a state's run as its current run; return None without a ledger."""
     # A noted step counts even if it is not taken.  Within a pass, a step noted too early could raise the cost of the
     # whole pass, so steps of passes are noted one at a time.
     share = 1 if plan.sampling in BY_PASS else max(plan.steps // 100, 1)
@@ -141,7 +141,7 @@ def open_run_ledger(
 
 
 def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partition: str | None) -> int:
-    """Note the steps of all keys, or the first, as the budget allows; return the number of noted steps."""
+    """Note the steps of all keys; if the budget is too small, only the first, or none.  Return how many were noted."""
     require_same_rows(ledger, step, keys[0])
     entries = [
         (number, key.key_fingerprint, key.batch_fingerprint, *plan.at(number)[2:4])
@@ -182,7 +182,7 @@ def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[
 
 
 def require_same(processes: Processes, state: State, plan: Plan, *how: Any) -> None:
-    """Raise InputError if the processes of a run were given different arguments; the message does not show them."""
+    """Raise InputError if the processes of a run have different arguments, which the message does not show."""
     root, *line = state.lineage
     lineage, history = repr((root.key if root.known else None, *line)), repr(document(state.history))
     told = (lineage, history, repr((state.step, state.stopped, state.seen)), plan.to_json(), repr(how))
@@ -190,7 +190,7 @@ def require_same(processes: Processes, state: State, plan: Plan, *how: Any) -> N
 
 
 def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | None) -> bytes:
-    """Raise InputError if the spending so far is in a ledger that is not given or does not exist; else return b""."""
+    """Raise InputError if the ledger with the spending so far is not given or does not exist; else return b""."""
     mark = history.ledger
     if mark is None:
         return b""
@@ -210,7 +210,7 @@ def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
 def open_ledger(
     ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
 ) -> tuple[Ledger | None, bool]:
-    """Return the ledger, and whether it was opened here; the state's run is current, and all its spending is noted."""
+    """Return the ledger, with the state's run current and its spending noted, and whether it was opened here."""
     require_ledger(state.history, ledger)
     if ledger is None:
         return None, False
@@ -233,7 +233,7 @@ def open_ledger(
 
 
 def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> None:
-    """Make a run the current one of a ledger; note the run's plan, and its spending before the ledger began."""
+    """Make `name` a ledger's current run; note the run's plan, and its spending from before the ledger began."""
     mark, stretches = state.history.ledger, state.history.stretches
     if mark is not None:
         if mark.run != name:
@@ -282,7 +282,7 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
 
 
 def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
-    """Warn how many steps of a new run fit into the ledger of other runs; raise InputError if none fits."""
+    """Warn how many steps of a new run fit into the budget beside other runs of the ledger; refuse if none fits."""
     others = [ledger.runs[each] for each in contents.counted(plan, ledger, name)]
     steps, more = sum(spent.steps + spent.torn for spent in others), sum(len(spent.noted) for spent in others)
     if not steps + more or state.step >= plan.steps:
@@ -298,7 +298,7 @@ def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
 
 
 def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: State, seen: bool) -> None:
-    """Raise InputError if a run may not go on with this plan.  `seen` says whether callbacks looked at its outputs."""
+    """Raise InputError if a run may not go on with this plan; `seen`: whether callbacks looked at the run's outputs."""
     if any(
         one.repetitions is not None and (one.repetitions, one.candidates) != (plan.repetitions, plan.candidates)
         for one in before

@@ -1,4 +1,4 @@
-"""State: a run between two steps, its history, and the claims that follow (README.md, "What a state carries")."""
+"""The state of a run between two steps, its history, and its privacy claims (README.md, "What a state carries")."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class State:
     """Run between two steps.
 
     `epsilon` is the privacy claim, as Bounds at the plan's delta.  It covers all steps that led here, under any plan,
-    or all spending in the ledger.  The remaining steps of the plan count as well in two cases: an early stop or a
-    callback ended the run, or a callback looked at outputs and the run did not end by itself.  Within a callback only
-    the steps taken count.  (With repetitions `epsilon` covers only this one of the K runs.)
+    or, if there is a ledger, all spending in it.  The remaining steps of the plan count as well in two cases: an early
+    stop or a callback ended the run, or a callback looked at outputs and the run did not end by itself.  Within a
+    callback only the steps taken count.  (With repetitions `epsilon` covers only this one of the K runs.)
 
     Parameters
     ----------
     params : the whole model, with its frozen part; the trained part may be published.
-    opt_state : the optimizer's state, of the trained part; it may be published.
+    opt_state : the optimizer's state for the trained part; it may be published.
     clip_norm : the present clip norm.
     step : number of steps taken.
     not_finite : number of gradients so far with a NaN or an infinity.  Such a gradient counts as zero.  This number
@@ -77,7 +77,7 @@ class State:
 
     def __repr__(self) -> str:
         """Return one line: the step, why the run stopped, epsilon and the number of parameters, but no parameter."""
-        params = object.__getattribute__(self, "params")  # counting them shows no output, so it is not noted as a look
+        params = object.__getattribute__(self, "params")  # a count shows no output: this is no look
         count = sum(np.size(leaf) for leaf in jax.tree_util.tree_leaves(params) if hasattr(leaf, "dtype"))
         try:
             epsilon = f"epsilon <= {self.epsilon.upper:.7g} at delta {self.plan.target_delta:g}"
@@ -110,7 +110,7 @@ class Scores(Secret):
 
 
 class Past(Secret):
-    """Buffers of correlated noise, and its clip norm.  Who has them can remove noise; pickle and repr omit them."""
+    """Buffers of correlated noise, and its clip norm.  Whoever has them can remove noise; pickle and repr omit them."""
 
     __slots__ = ("arrays", "clip_norm")
 
@@ -122,7 +122,7 @@ class Looks:
     """Record of whether callbacks have looked at outputs.
 
     seen : whether callbacks of this or of an earlier `fit` have looked.
-    at_this : whether they have looked at the state with which they were called last.
+    at_this : whether callbacks have looked at the state with which they were called last.
     now : the state with which the callbacks are being called, or None.
     note : a function that is called before the first look of this `fit`.  If it raises, the callback gets the error
         instead of outputs.
@@ -141,12 +141,12 @@ class Looks:
         self.seen = self.at_this = True
 
     def over(self) -> None:
-        """Note that the `fit` has ended: outputs seen after this cannot have ended it."""
+        """Note that the `fit` has ended: outputs seen afterwards cannot be the reason for its end."""
         self.now = self._note = None
 
 
 class _Shown(State):
-    """State for callbacks.  Before it gives outputs, it notes that they are seen."""
+    """State for callbacks.  Before it returns an output, it notes that outputs are seen."""
 
     looks: ClassVar[Looks]
 
@@ -161,13 +161,13 @@ class _Shown(State):
             return claimed(self.history, self.plan, self.step, ended=not now and not looks.seen, goes_on=now)
         if name not in ("step", "plan", "stopped", "history", "__class__"):  # other attributes depend on outputs
             looks.look()
-        if name == "evaluations":  # a list that grows during the step, and later
+        if name == "evaluations":  # the list may have values of later steps
             return tuple(one for one in super().__getattribute__(name) if one.step <= self.step)
         return super().__getattribute__(name)
 
 
 def shown(state: State, looks: Looks) -> State:
-    """Return a view of the state for callbacks; `looks` then notes when a callback reads an output from the view."""
+    """Return a view of the state for callbacks; `looks` records whether a callback reads an output from the view."""
     view = object.__new__(_Shown)
     vars(view).update(vars(state), looks=looks)
     looks.now, looks.at_this = view, False
@@ -184,7 +184,7 @@ class Stretch(NamedTuple):
 
 
 class History(NamedTuple):
-    """Spending that led to a state: stretches of plans, or a mark of the ledger that holds all spending."""
+    """Spending up to a state: stretches of plans, or a mark of the ledger that holds all spending."""
 
     stretches: tuple[Stretch, ...] = ()
     ledger: Mark | None = None
@@ -202,7 +202,7 @@ NOTHING = History()
 
 
 def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, partition: str) -> tuple[Stretch, ...]:
-    """Return the stretches with steps `step` to `end - 1` added, in the last one if its plan and its pass go on."""
+    """Add steps `step` to `end - 1` to the stretches: to the last one if its plan and pass go on, else as a new one."""
     if stretches:
         last = stretches[-1]
         goes_on = last.end == step and (last.plan is plan or last.plan == plan)
@@ -232,13 +232,13 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
 
 
 def spent_by(stretches: Sequence[Stretch]) -> Spent:
-    """Return the releases of several stretches, and the early stop that all their plans, or none, have."""
+    """Return the spending of several stretches, with the answers of their early stop if their plans have one."""
     rules = {one.plan.early_stop for one in stretches if one.first < one.end}
     return Spent(released(stretches), Counter(rule.mechanism for rule in rules if rule is not None))
 
 
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
-    """Return epsilon of all releases in a history, and of the rest of the plan if outputs may have ended the run.
+    """Return epsilon of all releases in a history; if outputs may have ended the run, its plan counts to the end.
 
     ended : whether the run ended by itself, or has shown no outputs.
     goes_on : whether the run continues, whatever outputs it has shown.
@@ -283,7 +283,7 @@ def from_document(node: Any) -> History:
 
 
 def _stretch(plan: Any, first: Any, end: Any, partition: Any) -> Stretch:
-    """Return the stretch that these fields of a document describe; raise InputError for invalid fields."""
+    """Return the stretch that these fields of a document describe; refuse invalid fields."""
     known = Plan.from_document(plan)
     ends = [int(check(name, value, LAST_STEP)) for name, value in (("first", first), ("end", end))]
     if not 0 <= ends[0] <= ends[1] <= known.steps:
