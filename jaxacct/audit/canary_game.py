@@ -56,7 +56,7 @@ class Game:
     loss_fn : (params, (example, mark)) -> scalar loss.
     data : pytree of arrays; the canaries are the last examples.
     marks : numpy.ndarray of int32, shape (examples,)
-        The marks if all canaries are in: its number for a gradient canary, `REAL_MARK` for any other example.
+        The marks if all canaries are in: a gradient canary has its number, any other example `REAL_MARK`.
     observe : (parameters before a step, noisy sum of the step) -> one score for each canary.
     canaries : number of canaries.
 
@@ -220,7 +220,9 @@ def _recorded(optimizer: Any) -> Any:
 
 
 def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
-    """Make canaries with planted gradients: canary j has a gradient of norm C, the clip norm, along flat parameter j.
+    """Make canaries with planted gradients: canary j has a gradient of norm C, the clip norm, in coordinate j.
+
+    The coordinates are the parameters, flattened into one vector.
 
     In every step in which a canary takes part, it moves the clipped sum along its coordinate by C, less rounding.  Its
     score is the sum over all steps of the noisy sums at its coordinate, in units of C.  The trainer clips planted

@@ -298,8 +298,11 @@ def known_curve_test(
 
 
 def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, inverse: Inverse) -> np.ndarray:
-    """Return whether c or more right guesses among g cannot have the probability tau (README.md, "A known curve")."""
-    # the two sums of README.md, rounded down
+    """Return whether the curve rules out that c or more of g guesses are right with probability tau.
+
+    Proof: README.md of this folder, "A known curve".
+    """
+    # r and h are the two sums in the proof, rounded down
     r, h = DOWN * tau * c / m, DOWN * tau * (g - c) / m
     for i in range(int(c.max()) - 1, -1, -1):
         active = i < c

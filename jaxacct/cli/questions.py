@@ -42,7 +42,7 @@ from jaxacct.sweeps.table import ENDINGS
 CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")
 """Parameters for which a calibration can solve."""
 REFUTED, UNDECIDED = 3, 4
-"""Exit statuses of a verification: a bracket is refuted; no bracket is refuted, and a bracket stays undecided."""
+"""Exit statuses of a verification: REFUTED if a bracket is refuted, else UNDECIDED if a bracket is undecided."""
 SECONDS = 60.0
 """Default time limit of `jaxacct verify` for each configuration, in seconds."""
 

@@ -238,7 +238,7 @@ def host_split(key: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def host_bits(key: Any, count: int, first: int = 0) -> np.ndarray:
-    """Return words `first` to `first + count - 1` of ``jax.random.bits(key, (n,), jnp.uint32)``, n large enough."""
+    """Return `count` words of ``jax.random.bits(key, (n,), jnp.uint32)`` from word `first` on, for a large n."""
     begin = first // 16
     blocks = np.arange(begin, -(-(first + count) // 16), dtype=np.uint32)
     return host_block(key, blocks, (0, 0, _BITS)).reshape(-1)[first - 16 * begin :][:count]

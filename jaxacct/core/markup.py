@@ -47,7 +47,7 @@ def batch(
 
 
 def fields(title: str, pairs: Iterable[tuple[str, str]], *notes: str, code: Container[str] = ()) -> str:
-    """Return a table of names and values, one pair a line. Values of the names in `code` are set as code."""
+    """Return a table of names and values, one pair a line. Values whose names are in `code` appear in code style."""
     rows = []
     for name, value in pairs:
         shown = html.escape(value)

@@ -31,7 +31,7 @@ class Progress:
 
     show : whether to show it; None shows it on a terminal, and in a notebook after `NOTEBOOK_WAIT` seconds.
     there : number of rows that were done before. The rate counts neither these rows nor the seconds `apart()`.
-    pauses : least seconds between two updates: on a terminal or in a notebook, and elsewhere.
+    pauses : least seconds between two updates, as the pair (on a terminal or in a notebook, elsewhere).
     """
 
     def __init__(

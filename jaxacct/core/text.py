@@ -31,7 +31,7 @@ def outward(value: float | Decimal, spec: str, up: bool) -> str:
     if not math.isfinite(number):
         return text
     exact, there, step = Decimal(value), number, math.ulp(number)
-    unfilled = _FILL.sub("", spec)  # a fill that is a digit, or follows a sign, would be misread below
+    unfilled = _FILL.sub("", spec)  # `_on_the_side` would misread a fill that is a digit, or that follows a sign
     while not _on_the_side(format(there, unfilled), exact, up):
         there = number + step if up else number - step
         step *= 2.0

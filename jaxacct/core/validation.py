@@ -266,7 +266,7 @@ def options(
     least_rtol: float = 0.0,
     usual_rtol: str = "1e-4",
 ) -> Options:
-    """Return the options as a record, or refuse the first that cannot be used; rtol is > 0, and >= `least_rtol`."""
+    """Return the options as a record, or refuse the first invalid one; `rtol` must be > 0 and at least `least_rtol`."""
     words = choice("relation", relation, RELATIONS), choice("engine", engine, ENGINES)
     place = choice("backend", backend, ("auto", "numpy", "xla"))
     memory = int(check_one("memory_bytes", memory_bytes, MEMORY, "one limit serves the whole batch"))

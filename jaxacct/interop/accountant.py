@@ -49,7 +49,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
     * REPLACE_ONE: Gaussian and Laplace events are read with sensitivity 2C, C the clip norm, since replacing a record's
       value of norm up to C moves a sum by up to 2C. For Poisson samples the answer is a bound.
-    * REPLACE_SPECIAL is `zero_out`: the special record contributes 0, and its place stays. This relation is the default
+    * REPLACE_SPECIAL is `zero_out`: the special record contributes 0 and keeps its place. This relation is the default
       of jax_privacy's execution plans, which take this accountant (jaxacct/interop/README.md has an example).
     * Randomized response is refused under ADD_OR_REMOVE_ONE, for which it has no definition. Under
       REPLACE_SPECIAL the special record's answer is drawn uniformly from all answers, as dp_accounting defines it.

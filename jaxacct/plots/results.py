@@ -255,7 +255,7 @@ def choose(
         x = max(free, key=lambda name: axes[name], default=None)
     if x is None:
         raise InputError("no input differs between the rows; there is nothing to draw along an axis")
-    if by is None:  # the next input makes a family of up to eight curves, or else a heat map
+    if by is None:  # of the other inputs: one of up to eight values makes curves, one of more makes a heat map
         others = _open_axes(table, value, x, by)
         count = {name: len(np.unique(table[name].astype(str) if name in TEXT else table[name])) for name in others}
         by = max((name for name in others if name not in TEXT), key=count.__getitem__, default=None)

@@ -85,7 +85,7 @@ def settings() -> Any:
 
 
 def figure(square: bool) -> tuple[Any, Any]:
-    """Return a figure of one column's width and its axes, without matplotlib's global state."""
+    """Return a figure, as wide as one column of text, and its axes, without matplotlib's global state."""
     from matplotlib.figure import Figure
 
     canvas = Figure(figsize=(4.4, 4.6) if square else (5.4, 3.7), layout="constrained")

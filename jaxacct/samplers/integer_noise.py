@@ -52,8 +52,8 @@ class DiscreteLaplaceNoise(_IntegerNoise):
     scale : int, float or Fraction > 0
         Taken exactly.
     sensitivity : int, float or Fraction > 0
-        Largest L1 distance between the counts of neighbours. The guarantee is for the neighbouring relation under
-        which this distance is taken.
+        Largest L1 distance between the counts of two neighbouring data sets. The guarantee is for the neighbouring
+        relation under which this distance is taken.
 
     References
     ----------
@@ -89,8 +89,8 @@ class DiscreteGaussianNoise(_IntegerNoise):
     variance : int, float or Fraction > 0
         Taken exactly.
     sensitivity : int, float or Fraction > 0
-        Largest L2 distance between the counts of neighbours. The guarantee is for the neighbouring relation under
-        which this distance is taken.
+        Largest L2 distance between the counts of two neighbouring data sets. The guarantee is for the neighbouring
+        relation under which this distance is taken.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Private choice: of the best candidate, and of the keys of a table, where the set of keys is itself private.
+"""Private choices: of the best candidate, or of the keys of a table whose set of keys is itself private.
 
 The exponential mechanism and report-noisy-max choose among candidates. Utilities are monotone if adding a record lowers
 none of them, or raises none. Monotone utilities need Delta, their sensitivity, where other utilities need 2 Delta.
@@ -59,8 +59,8 @@ class _PureChoice:
     def sample(self, key: jax.Array | None, utilities: ArrayLike, shape: tuple[int, ...] = ()) -> np.ndarray:
         """Draw independent choices of the given shape for each row of utilities, as indices of shape `shape` + batch.
 
-        A release should use `key` None, which draws 256 bits from the operating system. A JAX key must have at least
-        256 bits (``jaxacct.training.fresh_key()``); whoever has it knows the noise, so use it for nothing else.
+        For a release, pass None as `key`: 256 bits are then drawn from the operating system. A JAX key must have at
+        least 256 bits (``jaxacct.training.fresh_key()``); whoever has it knows the noise, so use it for nothing else.
         """
         return _noisy_argmax(key, utilities, shape, self.noise, self.scale)
 
@@ -78,8 +78,8 @@ class ExponentialChoice(_PureChoice):
     epsilon : float > 0
     sensitivity : float > 0
         Delta, the most by which one record moves any single utility. The guarantee is for the neighbouring relation
-        under which this and `monotone` hold. Counts, say, are monotone if a record is added, but not if one is
-        replaced.
+        under which Delta and `monotone` are right. For example, counts are monotone if a record is added, but not if
+        a record is replaced.
     monotone : bool
         Whether one record moves all utilities in the same direction. The exponent is then epsilon u_r / Delta, with the
         same guarantee.

@@ -48,7 +48,7 @@ LAWS: dict[str, tuple[str, ...]] = {
     "binomial": ("trials", "probability_of_run"),
     "point_mass": ("count",),
 }
-"""The names of the laws of K, and the numbers that each law needs."""
+"""The laws of K, the random number of runs of a selection, by name, each with the numbers that it needs."""
 
 LAW_NUMBERS: dict[str, Constraint] = {
     "eta": Constraint("use an eta above -1, such as 1, 0 or -0.5", -1, lower_open=True),
@@ -79,7 +79,7 @@ ANSWER = ("lower", "estimate", "upper")
 WORDS = ("kind", "status", "engine")
 """Columns of text that describe the bracket."""
 LARGEST_GRID = 10_000_000
-"""Largest number of configurations of a grid, a gigabyte of columns; a larger product is refused before it is built."""
+"""Largest number of configurations of a grid; its columns take a gigabyte. A larger product is refused unbuilt."""
 
 _RANGE_KEYS = ("start", "stop", "num", "scale")
 """Keys of a range; the first three are required."""

@@ -263,7 +263,7 @@ def expected_repetitions(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _of_selections(inputs: Mapping[str, np.ndarray], rule: Mapping[str, Any], **accuracy: Any) -> dict[str, Any]:
-    """Return the columns of epsilon: a row's run, or, with repetitions, its selection at the worst score."""
+    """Return the columns of epsilon: of a row's run or, if it has repetitions, of its selection at the worst score."""
     numbers, pieces = tuple(_numbers(inputs, rule)), []
     for word in dict.fromkeys(inputs["repetitions"].tolist()):
         of_word = np.flatnonzero(inputs["repetitions"] == word)

@@ -125,7 +125,7 @@ class Table:
         found.index = frame.index
         for place, name in enumerate(map(str, frame.columns)):
             given = frame.iloc[:, place]
-            asked = name in ("name", "quantity", *INPUTS)  # a column of the question, perhaps with values left out
+            asked = name in ("name", "quantity", *INPUTS)  # values of an input column may have been left out
             if name in found and not (asked and given.isna().any()):
                 found[name] = given.array
         found.to_pandas = found.copy  # older code calls it: a sweep of a DataFrame used to return a Table
@@ -221,7 +221,7 @@ def _cell(name: str, value: Any, quantity: str) -> str:
 
 
 def layout(grid: Grid) -> tuple[str, ...]:
-    """Return the columns of a grid's result: name, quantity, inputs, relation, and the bracket with its words."""
+    """Return the columns of a grid's result: name, quantity, inputs, relation, bracket, kind, status and engine."""
     solved = [quantity for quantity in INPUTS if quantity in grid.quantity and quantity not in ("epsilon", "delta")]
     inputs = [field for field in INPUTS if field in grid.inputs or field in solved]
     name = ["name"] if any(grid.name) else []

@@ -253,7 +253,10 @@ class _Configuration:
         return found if found in (1, -1) else self._at_least(end, delta, found is None)
 
     def _by_largest_loss(self, end: float, delta: float) -> int | None:
-        """Decide where delta is at most the mass at infinity, else return None (README.md, "What is verified")."""
+        """Return the answer of `_epsilon_at_least` where delta is at most the mass at infinity; None elsewhere.
+
+        Proof: README.md of this folder, "What is verified".
+        """
         for bits in delta_enclosure.BITS:
             if time.monotonic() > self.deadline:
                 self.reason = "the time was up"
@@ -349,7 +352,7 @@ class _Configuration:
         return top, high
 
     def _composition(self, name: Any) -> Any:
-        """Return the losses of one direction, EITHER or an index into `self.directions`, at the current precision."""
+        """Return the losses of one direction at this precision; `name` is EITHER or an index into `self.directions`."""
         if (name, ctx.prec) not in self.built:
             order, direction = (self.mechanism, EITHER) if name == EITHER else self.directions[name]
             self.built[name, ctx.prec] = expand(order, self.relation, direction)

@@ -100,7 +100,7 @@ class LaplaceLoss(ClosedForm):
 
 @dataclass(frozen=True)
 class BoundedRange(ClosedForm):
-    """The loss with density e^{l/2}/(4 sinh(top/2)) on [-top, top], which bounds the exponential mechanism's loss."""
+    """The loss with density e^{l/2}/(4 sinh(top/2)) on [-top, top]. It dominates the exponential mechanism's loss."""
 
     top: Any
 
@@ -152,7 +152,10 @@ class SampledLaplace:
 
 
 def sampled_hockey_stick(base: Any, rate: Any, direction: str, epsilon: Any) -> Any:
-    """Return delta of one sampled step; `base` is alike in both directions (README.md, "One step, and enumeration")."""
+    """Return delta of one sampled step of `base`, a loss that has the same law in both directions.
+
+    Proof: README.md of this folder, "One step, and enumeration".
+    """
     grown = epsilon.exp()
     if direction == "remove":
         inner = 1 + (grown - 1) / rate

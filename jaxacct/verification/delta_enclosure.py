@@ -1,7 +1,8 @@
 """Encloses delta(eps) in one direction, by the method that suits the law, at several levels of effort.
 
 For laws with finitely many losses, the terms of all total losses are added up.  Two or three sampled Gaussian steps
-are integrated directly.  For other compositions, M is summed over a vertical line of the complex plane (line_sum.py).
+are integrated directly.  For other compositions the moment generating function of the loss is summed over a vertical
+line of the complex plane (line_sum.py).
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def enumerate_totals(parts: Any, epsilon: Any) -> Any:
 
 
 def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
-    """Return what `enumerate_totals` returns, by a polynomial's power; None without a grid, or at too much cost."""
+    """Return the sum of `enumerate_totals`, by a power of a polynomial; None without a grid, or with too many terms."""
     if part.grid is None or len(part.loss) < 3:
         return None
     offset, step, ks = part.grid
@@ -412,7 +413,7 @@ def _end(step: _Step, cut: Any, inner: Callable[[Any], Any], tolerance: Any) -> 
 
 
 def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, wide: Any) -> Any:
-    """Enclose the integral from any member of `low` to any member of `high`.
+    """Enclose the integral of `function` from any member of the ball `low` to any member of the ball `high`.
 
     wide : relative width of the ball m (`_Two`) on which `function` depends; 0 without such a ball. The relative
         tolerance is the smaller of 0.1 and `wide + aims.share`.

@@ -16,7 +16,7 @@ import numpy as np
 from jaxacct.verification.ball_arithmetic import NotCovered, acb, arb, ball
 
 Masses = tuple[Any, ...]
-"""(p, q, loss, grid, cut, unbounded) of a `FiniteLosses`; a loss is None where log p/q is to be computed."""
+"""Fields (p, q, loss, grid, cut, unbounded) of a `FiniteLosses`; a loss of None means that log p/q must be computed."""
 
 MOST_OUTCOMES = 20_000
 """Largest number of outcomes of integer noise. It limits the memory, since several numbers, each with a bound of its
@@ -151,7 +151,7 @@ def several_answers(p: Any, k: int) -> Masses:
 def output_masses(p: list[float], q: list[float]) -> Masses:
     """Return the masses of two probability vectors, each divided by its sum."""
     one, two = ([ball(x) for x in law] for law in (p, q))
-    # dividing by a sum of 1 would round, so that the probability of an infinite loss could not be shown to equal delta
+    # even a division by 1 would round; then the probability of an infinite loss could not be shown to equal delta
     one, two = (law if total == 1 else [x / total for x in law] for law in (one, two) for total in [sum(law, arb(0))])
     return one, two, [None] * len(one), None, arb(0), False
 

@@ -155,7 +155,7 @@ class PairOfMixtures:
         return ("PairOfMixtures", numbers, len(self.p))
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """Return the integral of (p - e^eps q)_+, on a half line; nan if the terms' coefficients change sign twice."""
+        """Return the integral of (p - e^eps q)_+, or nan if the terms' coefficients change sign more than once."""
         terms = self._terms(epsilon.exp())
         signs = [1 if c > 0 else -1 if c < 0 else 0 for _, c in terms]
         if 0 in signs:

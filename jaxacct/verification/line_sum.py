@@ -90,7 +90,10 @@ class LineSum:
             self.tail = self._tail()
 
     def _values(self) -> list[Any]:
-        """Return M(z)/(z (z + 1)) at every node, halved at the first. A plan with `small_loss` takes M - A for M."""
+        """Return M(z)/(z (z + 1)) at every node, halved at the first node.
+
+        A plan with `small_loss` removes the runs whose steps all have a small loss from M.
+        """
         c, plan, step, width = arb(self.plan.line.c), self.plan, self.step, self.width
         lines = [part.values(c, step, self.rows, width, count, plan.bits) for part, count in self.parts]
         apart = plan.small_loss.along_line(self.parts, c, step, self.rows, width, plan.bits) if plan.small_loss else []
@@ -223,7 +226,7 @@ class Line(NamedTuple):
     """The line Re z = c, and the period of the sum along it.
 
     below, above : exponents a of the Chernoff bounds of the aliases delta(epsilon + j period) for j < 0 and for j > 0;
-        None where no loss reaches so far.
+        None where no loss is a period away from epsilon.
     """
 
     c: float

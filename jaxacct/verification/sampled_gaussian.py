@@ -23,7 +23,7 @@ ANGLES = np.geomspace(1e-5, 1.45, 32)
 
 @dataclass(frozen=True)
 class Cut:
-    """A smooth cut keeps the share Phi(side (u - place)/width) of each output u: of large outputs most for side 1."""
+    """A smooth cut keeps the share Phi(side (u - place)/width) of an output u. Side 1 keeps large outputs, -1 small."""
 
     place: float
     width: float
@@ -202,7 +202,7 @@ class SampledGaussian:
         return risen * (((angle + strip) / 2).cos() * ((angle - strip) / 2).cos()) ** (-c / 2)
 
     def _trapezoid(self, c: Any, strip: Any, angle: Any, h: Any) -> Any:
-        """Bound the trapezoid rule's error, relative to M(c), on lines shifted by `strip`, at angles up to `angle`."""
+        """Bound the trapezoid rule's error relative to M(c), by lines `strip` away whose angles are at most `angle`."""
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
@@ -414,7 +414,7 @@ class SampledGaussian:
         return risen - c / 2 * float(np.log(np.cos((angle + strip) / 2) * np.cos((angle - strip) / 2)))
 
     def _range(self, c: float, wanted: float) -> tuple[Any, Any]:
-        """Return (low, high): outside, N(u) mix^e is below e^-wanted M(c), in floats. `_outside` bounds the rest."""
+        """Return (low, high), in floats. Beyond, N(u) mix^e is below e^-wanted M(c), and `_outside` bounds the rest."""
         exponent, mean = float(self._exponent(c)), float(self.log_mgf(np.array([c]))[0])
         inside = []
         for low, high in self._windows(np.array([c]), float(np.sqrt(2 * wanted)) + 4.0):
@@ -434,7 +434,10 @@ class SampledGaussian:
         return total / rise
 
     def line(self, c: float, bits: float, farthest: float = 2.0) -> tuple[float, float, float, int]:
-        """Return (angle, 2 pi/step, accuracy in nats, nodes) of the cheapest line, bounded at angle * farthest."""
+        """Return (angle, 2 pi/step, accuracy in nats, nodes) of the cheapest line, in floats.
+
+        farthest : the error of the line is bounded at `farthest` times its angle.
+        """
         sigma = float(self.sigma.mid())
         best: tuple[float, float, float, int] | None = None
         for angle in ANGLES[self._steepest > ANGLES]:

@@ -39,7 +39,10 @@ class SmallLossSteps:
     order: float
 
     def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
-        """Enclose each part's B along the line, with the absolute accuracy that M has at `bits` nats."""
+        """Enclose B, the share of M from large losses, at the nodes of the line, for each part of the composition.
+
+        The absolute error is about the error of M at an accuracy of `bits` nats.
+        """
         at, found = np.array([float(c.mid())]), []
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             less = float((part.log_mgf(at) - law.log_mgf(at))[0])
