@@ -106,7 +106,7 @@ def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carr
 def powers(
     xp: Namespace, turn: Callable[[tuple[Array, ...]], tuple[Array, ...]], carry: tuple[Array, ...], count: int
 ) -> tuple[Array, ...]:
-    """Return the carry before each of `count` calls of `turn`. In each array of it, the calls are on axis -2."""
+    """Apply `turn` to the carry `count` times. Return the carries before the calls, stacked along axis -2."""
     if xp is jnp:
         _, kept = lax.scan(lambda carry, _: (turn(carry), carry), carry, None, length=count)
         return tuple(jnp.moveaxis(x, 0, -2) for x in kept)

@@ -180,7 +180,7 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
 
 
 def _secant_slope(moved: Array, risen: Array, slope: Array, change: float = 10.0) -> Array:
-    """Return a secant's slope risen/moved. If `moved` is tiny, or this is off by a factor `change`, return `slope`."""
+    """Return the slope risen/moved, or `slope` where `moved` is tiny or the two slopes differ by a factor `change`."""
     xp = namespace(moved, risen)
     fresh = risen / xp.where(moved == 0, 1.0, moved)
     # a larger change of slope, or a shorter step, is mostly rounding error
@@ -203,7 +203,7 @@ def solve(
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Return (x, d log delta/dx, d eps/dx at fixed delta, residual of log delta, nodes needed) at the solution.
 
-    Every round after the first places the contour anew, for laws on which the saddle point approximation is poor.
+    Every round places the contour anew. Laws on which the saddle point approximation is poor need several rounds.
 
     base : (3,) logarithms of noise multiplier, sampling probability and number of steps; 0 for the unknown parameter.
     unknown : (3,) 1 for the unknown parameter, 0 for the two others.

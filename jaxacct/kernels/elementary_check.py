@@ -2,9 +2,8 @@
 
 NumPy takes these functions from the C library or from loops for the processor's vector units. So their errors differ
 between machines, and between contiguous and strided arrays. The tests measure the errors at hundreds of thousands of
-points. A process measures them once, at seven hundred points, which are hard or at the ends of a range. The correctly
-rounded values of the functions there are in elementary_table.txt, which `python tests/elementary_points.py` writes by
-mpmath.
+points. A process measures the errors once, at seven hundred points that are hard to round or end a range. The correctly
+rounded values at these points are in elementary_table.txt, which `python tests/elementary_points.py` writes by mpmath.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builds laws that dominate a given law, or that it dominates, on a uniform lattice of losses; composes them by FFT.
+"""Laws on a uniform lattice of losses that dominate a given law, or that it dominates, and their composition by FFT.
 
 The *hat masses* of a cell are two masses, at the nodes on either side of the cell. Together they have the P-mass and
 the Q-mass of the cell. A *payoff* is a function of the loss whose mean is wanted: delta is the mean of (1 - e^{eps -
@@ -21,7 +21,8 @@ REACH = 38.0
 """The grid spans this many standard deviations about each mode of the P-density. A tail beyond has a mass of at most
 2.9e-316, less than underflow may lose."""
 PANELS = 4096
-"""Number of quadrature panels about the modes. The lattice's nodes divide them: the errors are below rounding."""
+"""Number of quadrature panels about the modes. The lattice's nodes divide the panels further. Their errors are
+below rounding."""
 QUADRATURE_ORDER = 5
 """Number of Gauss-Legendre points on each panel."""
 NARROW_ORDER = 2
@@ -29,7 +30,7 @@ NARROW_ORDER = 2
 LONG = 2**18
 """On lattices of at least this many nodes, NumPy uses NARROW_ORDER for narrow panels, which halves the time."""
 LARGEST_ETA = 0.1
-"""If a panel's quadrature may have this relative error or more, its mass is bounded, and goes whole to one node."""
+"""Where a panel's quadrature may have this relative error or more, a bound of the panel's mass goes to one node."""
 FFT_CONSTANT = 8.0
 """The error of an FFT, in roundoffs, is at most this times log2 of its length. Higham's constant is 7."""
 ROUNDED_UP = 1.001
@@ -40,7 +41,7 @@ class Composition(NamedTuple):
     """A tilted cyclic composition of R laws on N nodes."""
 
     mass: Array  # (N,) the tilted masses
-    error: Array  # bound of the 2-norm of their error
+    error: Array  # upper bound of the 2-norm of the error of `mass`
     log_moments: Array  # (R, 3) logarithms of M_i(c) = sum_k mass_ik e^{c k h} of each law i at three tilts c
 
 
@@ -55,7 +56,7 @@ class Payoff(NamedTuple):
 def compose(
     mass: Array, tilt: Array, direction: Array, count: Array, step: Array, roll: Array, upper: Array
 ) -> Composition:
-    """Compose R lattice laws, law i `count[i]` times. mass[i] of the result is at the cyclic index `roll` + i.
+    """Compose R lattice laws, law i `count[i]` times. Mass j of the result is at the cyclic index `roll` + j.
 
     mass, direction : (R, N) masses of law i at the losses s_i k h, with the signs s_i of `direction`.
     tilt : (R, 3) three exponents c of e^{c k h} for each law: the tilt, and two for Chernoff bounds.
@@ -179,7 +180,7 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
 
     last : index of the last node in use. Cells from there on are empty.
     rate : 1/sigma.
-    lift, hit : (N,) log likelihood ratio of each node and the sampling rate if P is the mixture, 0 if P is N(0, 1).
+    lift, hit : log likelihood ratio of each node, (N,), and the sampling rate. Both are 0 if P is N(0, 1).
     upper : whether whole panels are rounded up; otherwise they are rounded down.
     """
     xp = namespace(u, last, rate, lift, hit, upper)

@@ -29,7 +29,7 @@ LARGEST_STEP = 3.0
 Cumulants: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
 """Maps an abscissa c to K(c), K'(c) and K''(c)."""
 TAIL_NATS = 42.0
-"""A share of e^-42 = 6e-19 of a Gaussian, far below rounding, lies outside the quadrature range."""
+"""The quadrature range leaves out a share of e^-42 = 6e-19 of a Gaussian's mass, far below rounding errors."""
 
 
 class LossLaw(NamedTuple):
@@ -221,7 +221,7 @@ def saddle_point(
     down: float = 12.0,
     up: float = 4.0,
 ) -> Saddle:
-    """Return the saddle point of a law with the cumulants k for `target`, the eps or about the log delta (`quantity`).
+    """Return the saddle point at which eps, or the approximate log delta, is `target`; `quantity` says which.
 
     Newton's method solves for w = log c, and the last saddle point that it evaluated is returned. A step that leaves
     the bracket of w, or is not below half of the last step, is replaced by bisection. w may lie `down` below and `up`
@@ -230,12 +230,12 @@ def saddle_point(
     xp = namespace(target)
     if quantity == "log_delta":  # near delta = 1 the approximation has no saddle point
         target = xp.minimum(target, -0.02)
-    # At this abscissa the tilt hardly changes the mean and the variance of the loss. So a guess takes them for the mean
-    # and the variance without a tilt.
+    # At this abscissa the tilt hardly changes the mean and the variance of the loss. So the
+    # first guess takes both from here.
     begin = xp.log(1e-3) * xp.ones_like(target) if start is None else xp.log(start)
 
     def going(carry: tuple[Array, ...]) -> Array:
-        return (carry[0] < iterations) & (carry[4] > 1e-4)  # the last step moved log c by more
+        return (carry[0] < iterations) & (carry[4] > 1e-4)  # the last step moved log c by over 1e-4
 
     def body(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         i, w, lo, hi, last, _ = carry

@@ -6,15 +6,15 @@ at most
 
     U(E) = int_0^1 max_{u<=w<=1} (L(u) phi'(T(w) - T(u)) - E phi'(w - u))_+ du + phi(1) - phi(1 - T(0)).
 
-Rows are intervals of u, and columns are intervals of w. To serve a row at w is to take the integrand at this w for the
+Rows are intervals of u, and columns are intervals of w. A row is served at w if the integrand at this w is used for the
 whole row, in place of the maximum over w. A row is active if its integrand is positive. A sketch takes few rows and
 columns (`Sketch`). It finds E, the active rows, and where the maxima lie. It decides only which tangents of the curve T
 are kept. Any choice gives a bound, since the polygon of any tangents lies above the curve. jaxacct/selection/README.md
 has the theorem and the proofs.
 
-On a mesh of rows and columns the upper bound is a maximum of functions linear in E ("lines"). Cells of columns run
-along the first axis, and groups of rows along the last. These kernels take one configuration, without batch axes: its
-cells fill the cache by themselves, and each configuration has cells of its own.
+On a mesh of rows and columns the upper bound is a maximum of functions linear in E ("lines"). Arrays have the cells of
+w on the first axis, and the groups of rows on the last. These kernels take one configuration, without batch axes, since
+the cells of one configuration fill the processor's cache.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class Resolution(NamedTuple):
 GLANCE = Resolution(24, 4, 64, 16, (24, 64))
 """The coarsest resolution. It decides whether a second direction can leak more than the first."""
 QUICK = Resolution(36, 6, 80, 24, (36, 96))
-"""The usual resolution of the first evaluation. Those below take longer, and give narrower brackets."""
+"""The usual resolution of the first evaluation. The resolutions below take longer and give narrower brackets."""
 STEADY = Resolution(60, 6, 120, 32, (36, 96))
 """The resolution for brackets that QUICK leaves too wide."""
 MIDDLE = Resolution(96, 6, 192, 48, (36, 96))
@@ -63,7 +63,7 @@ LARGEST_FALL = 4.0
 
 
 class Repetitions(Protocol):
-    """The functions that these kernels need of a law of K, the number of runs; phi is its generating function."""
+    """What these kernels call on the law of K, the number of runs. phi is the generating function of K."""
 
     def generating(self, y: Array) -> tuple[Array, Array, Array]:
         """Return (phi, phi', phi'') at 1 - y."""
@@ -78,7 +78,7 @@ class Outer(NamedTuple):
     ratio: Array  # (N,) slopes
     q: Array  # (N + 1,) ends of the cells, which are Q-masses from 0 to 1
     p: Array  # (N + 1,) height of the polygon, a P-mass, at these ends
-    twin: Array  # (N + 1,) for each end, the index of the first knot of the inner polygon that is not before it
+    twin: Array  # (N + 1,) for each end q, the index of the first knot of the inner polygon at q or beyond
 
 
 class Inner(NamedTuple):
@@ -89,9 +89,9 @@ class Inner(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """What each of A coarse rows gains, and costs per e^eps, if it is served at the end of each of B columns."""
+    """Coarse rows, each served at the end of each column: the row's part of the leak is gain - e^eps cost."""
 
-    gain: Array  # (A, B)
+    gain: Array  # (A, B) for A rows and B columns
     cost: Array  # (A, B)
     growth: Array  # (A, B) growth of log phi' from column to column
     infinite: Array  # leak of the outcomes with dQ = 0
@@ -130,7 +130,7 @@ def at_infinity(law: Repetitions, mass: Array, side: float) -> Array:
 
 
 def before(xp: Namespace, at: Array, x: Array, side: str = "left") -> Array:
-    """Count the few ascending numbers `at` below each x, (X,); for side "right", also those equal to x."""
+    """Return, for each x, (X,), how many of the few ascending numbers `at` are below x; for side "right", at most x."""
     if xp is jnp:
         return jnp.searchsorted(at, x, side=side, method="compare_all")
     return np.searchsorted(at, x, side=side)  # type: ignore[call-overload]  # a str that is "left" or "right"
@@ -143,8 +143,8 @@ def middles(ends: Array) -> Array:
 def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resolution) -> Sketch:
     """Return the sketch of a polygon with N + 1 knots (q, p). The first `above` of its cells have slopes above one.
 
-    Rows are equally long in the number of cells, the growth of log phi' and the growth of log p together, columns in
-    the number of cells and the growth of log phi'.
+    All rows have the same length. The length adds up the row's share of the cells, of the growth of log phi', and of
+    the growth of log p. All columns have the same length, too, which adds up only the first two shares.
     """
     xp, cells = namespace(q), q.size - 1
     log = lambda x, least: xp.log(xp.maximum(x, least))
@@ -193,7 +193,7 @@ def sketched_epsilon(found: Sketch, log_delta: Array, highest: Array) -> Array:
 
 
 def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
-    """Return the rows and columns that are needed at e^eps = `ratio`."""
+    """Choose the rows and columns of the mesh for e^eps = `ratio`: dense where coarse ones would widen the bracket."""
     xp = namespace(found.gain)
     value = found.gain - ratio * found.cost
     best = xp.maximum(xp.max(value, axis=1), 0.0)
@@ -216,8 +216,8 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0))
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0)) + 0.02 * xp.max(rows) + 1e-6
     # A column over which log gain grows by g overstates the gain by a share of g^2/8. This excess must stay below
-    # `ahead`, by which the column's value falls short of the row's best value. `ahead` includes 0.3 of the best value,
-    # since the windows (`Resolution.window`) serve columns whose values are that near to it, and 1e-4 of the leak.
+    # `ahead`, the amount by which the column's value falls short of the row's best value, plus two allowances: 0.3 of
+    # the best value, since windows (`Resolution.window`) serve columns so near to it, and 1e-4 of the leak.
     ahead = best[:, None] - value + (0.3 * best + 1e-4 * total)[:, None]
     share = xp.where(found.gain > 0.0, found.gain / ahead, 0.0)
     columns = xp.max(found.growth * xp.sqrt(share), axis=0)
@@ -229,7 +229,7 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
 
 
 def _placed(density: Array, pieces: Array, first: Array, last: Array, count: int) -> Array:
-    """Return ascending indices of `count` cells in [first, last). A piece holds about its share of all `density`."""
+    """Return `count` ascending indices of cells in [first, last), spread over the pieces in proportion to `density`."""
     xp = namespace(density)
     ends = xp.clip(pieces, first, last).astype(xp.float64)
     mass = xp.concatenate([xp.zeros(1), xp.cumsum(density * xp.diff(ends) / xp.maximum(xp.diff(pieces), 1))])
@@ -247,18 +247,18 @@ def _between(x: Array, at: Array, values: Array) -> Array:
 
 
 SUM_ROUNDING = 1e-9
-"""Relative error allowed for a sum of positive terms; that of thousands of terms is far below it."""
+"""Relative error allowed for a sum of positive terms. The error of a sum of thousands of terms is far below it."""
 WINDOW_MARGIN = 2
 """A window reaches this many shared columns beyond the w at which the rows of its group have their maximum."""
 OUTWARD = 1e-12
-"""Bound of the rounding of a few operations: relative for a target delta, absolute for an eps."""
+"""Upper bound of the rounding error of a few operations, relative in delta and absolute in eps."""
 
 
 class Order(NamedTuple):
     """An order of scores for an inner polygon, in R rows. The row from Q-mass q_k to q_{k+1} is served at w = w_k.
 
-    That is, the row takes the value of the integrand at w_k in place of the maximum over w. A row is active if that
-    value is counted: from the first row on which the value is not positive, the rows are inactive and add nothing.
+    That is, the row takes the value of the integrand at w_k in place of the maximum over w. Rows
+    before the first one whose value is not positive are active. All later rows add nothing to the leak.
     """
 
     row_q: Array  # (R + 1,) Q-masses at the ends of the rows
@@ -266,7 +266,7 @@ class Order(NamedTuple):
     served_q: Array  # (R,) w_k, a Q-mass: it does not rise with k, and is at least row_q[-1]
     served_p: Array  # (R,) the P-mass that the curve has at the Q-mass w_k
     active: Array  # (R,) whether a row is active
-    places: Array  # (G + 1,) at the end of each group of rows, the w at which the rows around it leak most
+    places: Array  # (G + 1,) for the end of each group of rows, the w at which the rows next to this end leak most
 
 
 def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution: Resolution) -> Order:
@@ -282,9 +282,9 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
         return size_p * steep(law, curve.p[at] - u_p) - cost, cost
 
     def best_of(at: Array) -> Array:
-        """Return, for each end of a group, which cell of `at` is best.
+        """Return, for each end of a group, the index in `at` of the best cell.
 
-        It has the largest gain - cost, or if none of these is positive, the largest gain/cost.
+        The best cell has the largest gain - cost, or if none of these is positive, the largest gain/cost.
         """
         win, cost = value(at, around_q, around_p, row_q[::each], row_p[::each])
         win = xp.where(xp.max(win, axis=0) > 0.0, win, win / xp.maximum(cost, 1e-300))
@@ -370,9 +370,9 @@ def _moved(where: Mesh, above: Outer) -> Mesh:
 def epsilon(
     law: Repetitions, above: Outer, below: Inner, log_delta: Array, highest: Array, resolution: Resolution
 ) -> tuple[Array, Array]:
-    """Return bounds of the eps in [0, highest] at which the worst leak is e^log_delta; (0, inf) if they contradict.
+    """Return bounds of the eps in [0, highest] at which the worst leak is e^log_delta.
 
-    The upper bound is inf if the leak at `highest` exceeds e^log_delta.
+    Bounds that contradict each other become (0, inf). If the leak at `highest` exceeds e^log_delta, the upper is inf.
     """
     xp = namespace(above.q)
     seen = sketch(law, above.q, above.p, xp.sum(above.ratio > 1.0), resolution)
@@ -380,7 +380,7 @@ def epsilon(
     infinite = at_infinity(law, below.p[0], -1.0) * (1.0 - SUM_ROUNDING)
 
     def reached(start: Array) -> tuple[Array, Array]:
-        """Return the eps at which the best order for `start` leaks delta, and the `places` of this order."""
+        """Return the eps at which the best order for eps = `start` leaks delta, and the `places` of this order."""
         found = order(law, below, _moved(mesh(seen, xp.exp(start), resolution), above), xp.exp(start), resolution)
         gain, cost = attained(law, below, found)
         room = gain - target
@@ -424,7 +424,7 @@ def epsilon(
 
 
 def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highest: Array) -> Array:
-    """Bound the least eps in [start, highest] where `leak`, a convex function of e^eps, is at most delta, from above.
+    """Return an upper bound of the least eps in [start, highest] with leak(eps) <= delta; `leak` is convex in e^eps.
 
     The result is `start` if the leak there is at most delta, and inf if even the leak at `highest` is larger.
     """
@@ -504,7 +504,7 @@ def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
 
 
 def _own(law: Repetitions, slope: Array, reach: Array) -> tuple[Array, Array]:
-    """Return (gain, cost) at the best w with w - u <= reach for gain - E cost, if T(w) - T(u) <= slope (w - u).
+    """Return (gain, cost) at the w that maximises gain - E cost for w - u <= reach; T(w) - T(u) <= slope (w - u).
 
     `phi'(slope x)/phi'(x)` is non-decreasing, since phi is a power series with terms >= 0. So a positive gain - E cost
     is largest where w - u is the smaller of `reach` and 1/slope.
@@ -514,10 +514,10 @@ def _own(law: Repetitions, slope: Array, reach: Array) -> tuple[Array, Array]:
 
 
 def _costs(law: Repetitions, u: Array, w: Array) -> Array:
-    """Return values at the corners of cells, (2, 2, C, G), whose interpolation bounds phi'(w - u) from below.
+    """Return values at the corners of cells, (2, 2, C, G). Interpolated, they are a lower bound of phi'(w - u).
 
-    They are values of the tangent of phi' in the middle of the cell, or its least value where the tangent falls far
-    below. u, (2, G), and w, (2, C, G), are the ends of groups and of cells.
+    They are values of the tangent of phi' in the middle of the cell. Where the tangent falls far below the least phi'
+    of the cell, this least phi' replaces it. The groups end at u, (2, G), and the cells at w, (2, C, G).
     """
     xp = namespace(w)
     first, second = map(xp.asarray, law.slopes(1.0 - xp.clip(0.5 * (w[0] + w[1] - u[0] - u[1]), 0.0, 1.0)))
@@ -607,7 +607,7 @@ def bound(known: Lines, ratio: Array) -> Array:
     xp = namespace(known.height)
     ends = []
     for s in (0, 1):
-        # -1e300 stands for the value -inf of a line of infinite cost, since its product with a weight of 0 is 0
+        # -1e300 replaces -inf, the value of a line of infinite cost, since -inf times a weight of 0 is NaN
         first, last = (
             xp.maximum(xp.max(slope * known.gain[s] - ratio * known.cost[s], axis=(0, 1)), -1e300)
             for slope in known.slope

@@ -23,7 +23,7 @@ from jaxacct.kernels.contour.allocation_law import Cells, Cuts, Line, Powers, Wi
 from jaxacct.kernels.contour.core import log_geometric
 
 STEEPEST = 9.0
-"""Largest imaginary part of the path of integration in u at a window's centre, in widths of the window."""
+"""Largest imaginary part, in widths of the window, of the path of integration in u at the window's centre."""
 MOST_NODES = 6_000
 """Largest number of nodes of a contour."""
 Some = TypeVar("Some")
@@ -32,15 +32,16 @@ COARSE = 160
 TOLERANCE = 1e-10
 """Default size of the terms that are cut off, relative to the value of the integral."""
 MANY = 250
-"""If a contour has more nodes than this, the second of two placements is tried as well. One placement separates the
-bulk (slots with a small X) from the jumps (slots with a large X). The other placement takes all slots together."""
+"""There are two ways to place a contour: with the bulk (slots with a small X) apart from the jumps (slots with a large
+X), or with all slots together. If the first way that is tried takes more nodes than MANY, the other is tried as
+well."""
 ILL = 6.0
-"""The second placement is also tried if a contour loses this many nats to cancellation (`Place.digits`)."""
+"""The other placement is also tried if the first loses this many nats to cancellation (`Place.digits`)."""
 LOW_BLUR = 0.08
 """Width, in log X, of the smooth window between the bulk (smaller X) and the jumps (larger X)."""
 LOW_SHARE = 0.5
 """The bulk of E(S - k)_+ ends at X/t = LOW_SHARE (k - 1), where k - 1 is the distance of k from the mean of S. A jump
-leaves less than half of it to the other slots: neither contour, of bulk and of jumps, loses many digits."""
+leaves less than half of k - 1 to the other slots. So neither the bulk's contour nor the jumps' loses many digits."""
 BULK_END = 9.0
 """If the bulk has a contour of its own, the law of a slot's u ends there at `low + BULK_END * low_blur`."""
 
@@ -68,10 +69,10 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
     """Choose windows, line and Chernoff bounds for E(S - k)_+ (sign 1) or E(k - S)_+ (sign -1).
 
     s, t, k : (B,) 1/sigma, number of slots, and threshold.
-    guess, tolerance : log of a rough value, (B,), and the size of the terms that are cut off, relative to that value.
+    guess, tolerance : log of a rough value of the integral, (B,), and the size of the cut terms relative to that value.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
-    # so far out one large slot mostly decides E(S - k)_+, and a bulk is tried first
+    # for a k this large mostly one large slot decides E(S - k)_+, so the placement with a bulk is tried first
     alone = (sign > 0) & (k - 1.0 > 15.0 * _deviation(s, t))
     groups = [rows for split in (False, True) if (rows := np.flatnonzero(alone == split)).size]
     given = s, t, k, guess, tolerance
@@ -81,7 +82,7 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
 
 
 def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
-    """Place contours with a bulk if `split`, else without. A row gets the other placement if that is better for it."""
+    """Place contours with a bulk if `split`, else without. A row gets the other placement where that one is better."""
     found = _place(sign, s, t, k, guess, tolerance, LOW_SHARE if split else 0.0)
     rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
     if rows.size == 0:
@@ -145,7 +146,7 @@ def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array |
 
 
 def _of_call(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, windows: Windows, known: bool) -> Place:
-    """Place the contour of E(S - k)_+ for given windows. Unless `known`, a far too small guess is raised."""
+    """Place the contour of E(S - k)_+ for given windows. If not `known`, raise a guess that is far too small."""
     cells = cells_of(s, t, windows, COARSE)
     cuts, deviation = cuts_of(cells, windows), _deviation(s, t)
     light = (np.maximum(k - 1.0, 0.0) + 1.5 * deviation) / deviation**2
@@ -208,9 +209,9 @@ def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) ->
 
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
-    """Return the least u above which a slot may be called far, (B,): S < k is then negligible."""
-    # If S < k, a slot with X/t > x leaves less than k - x to the other slots. Their sum is then m standard deviations
-    # below its mean, which has about the chance e^{-m^2/2}.
+    """Return the least u, (B,), above which slots may be called far: if such a slot occurs, S < k is negligible."""
+    # If S < k, a slot with X/t > x leaves less than k - x to the other slots. So their sum lies m standard deviations
+    # below its mean, an event of probability about e^{-m^2/2}.
     spread = np.sqrt(np.exp(np.minimum(s * s, 600.0)) / t)[:, None]
     m = np.linspace(0.0, 8.0, 17)
     most = 1.001 * k[:, None]  # 1.001 leaves room for larger thresholds on this contour
@@ -238,7 +239,7 @@ def _windows_of_put(s: Array, t: Array, k: Array, split: bool) -> tuple[Windows,
 def _saddle(
     cells: Cells, cuts: Cuts, t: Array, k: Array, sign: float, power: float, low: Array, high: Array
 ) -> tuple[Array, Array, Array]:
-    """Return the abscissas tried, the log of the transform at each, and the abscissa of the smallest integrand."""
+    """Return all abscissas that were tried, the log of the transform at each, and the one with the least integrand."""
     seen, logs = [], []
     rows = np.arange(len(k))
     for size in (24, 9):
@@ -263,7 +264,7 @@ def tilted_mode(s: Array, t: Array, c: Array) -> Array:
 
 
 def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return the least period whose images on the right are negligible by Chernoff's bound, and its abscissa."""
+    """Return the least period that makes images on the right negligible by Chernoff's bound, and its abscissa."""
     gap = seen - c[:, None]
     needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
     needed = np.where(np.isnan(needed), np.inf, needed)
@@ -288,10 +289,10 @@ def last_node(
 ) -> tuple[Array, Array]:
     """Return the index of the last node, and the log of a bound of the sum over later nodes, below `goal` if possible.
 
-    The fall, which is `scale` (the log of the integrand at z = c) minus the log of the bound, grows about as a power of
-    the index, with the power 2 where the law is nearly normal. So indices are tried by a secant in log(index) and
-    log(fall), between an index that is too small and one that is large enough. Of two paths in u (`local` of `_path`)
-    the better one is kept. Where both reach the goal, both are tried again at the next index.
+    `scale` is the log of the integrand at z = c. The fall, which is `scale` minus the log of the bound, grows about as
+    a power of the index: as its square where the law is nearly normal. So indices are tried by a secant in log(index)
+    and log(fall), between an index that is too small and one that is large enough. Of two paths in u (`local` of
+    `_path`) the better one is kept. Where both reach the goal, both are tried again at the next index.
     """
     # `stride`: step of log(index) where the bound shows no direction
     # `enough`: the search ends when log(index) is known to within this
@@ -343,17 +344,17 @@ def last_node(
 
 
 def rows_of(some: Some, rows: Array) -> Some:
-    """Take rows of all arrays of a pytree, such as a `Place` or a `Contour`, in any order and as often as wanted."""
+    """Return a pytree, such as a `Place`, with the given `rows` of each array, in their order and with repetitions."""
     return jax.tree.map(lambda x: x[rows] if np.ndim(x) else x, some)
 
 
 def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
-    """Choose Im u at the edges of the cells, (B, J + 1): 0 at both ends of the grid, and small near a narrow window.
+    """Choose Im u at the edges of the cells, (B, J + 1): 0 at the ends of the grid, and small near a narrow window.
 
     local : (B,) whether Im u is proportional to X(u); if not, Im u is proportional to the mean of X.
     """
     u, s = cells.edges, cells.s
-    # Im u = alpha lowers the integrand by about s y (X/t) alpha - alpha^2/2 nats, which is largest at alpha = s y X/t
+    # Im u = alpha lowers the integrand by about s y (X/t) alpha - alpha^2/2 nats: most at alpha = s y X/t
     size = np.minimum(1.45 / s, y[:, None] * s * np.where(local[:, None], cells.x, _one_over_t(cells)))
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
         there = np.abs(place[:, None]) < np.inf
@@ -379,10 +380,10 @@ def _one_over_t(cells: Cells) -> Array:
 
 
 def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tuple[Array, Array]:
-    """Bound the logarithms of (A + B)^t - A^t and of A^t from above at real r, (B, R) each.
+    """Return upper bounds of the logs of (A + B)^t - A^t and of A^t at real r, (B, R) each.
 
     A is the transform of the bulk, and B the transform of the jumps. (A + B)^t - A^t <= t B (A + B)^{t-1}. Without a
-    bulk the results are a bound of log B^t, and -inf.
+    bulk, the first result bounds log B^t, and the second is -inf.
     """
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = allocation_law.shares(cuts, np.zeros((len(t), 1)))
@@ -396,7 +397,7 @@ def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tupl
 
 
 def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float, local: Array) -> Array:
-    """Bound the log of (h/pi) sum |F(z)|/|z|^2 over the nodes with Im z > y from above, (B,).
+    """Return an upper bound, (B,), of the log of (h/pi) sum |F(z)|/|z|^2 over the nodes with Im z > y.
 
     F is the transform that is integrated, and h the distance of the nodes. `local` chooses the path (`_path`).
     """
@@ -408,7 +409,7 @@ def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: 
 
 
 def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, sign: float) -> Array:
-    """Bound log sum_{j >= 1} e^{jcp} V(k + sign j p) from above, (B,): the least bound of all c' in `far`.
+    """Return an upper bound, (B,), of log sum_{j >= 1} e^{jcp} V(k + sign j p): the least over all c' in `far`.
 
     p is the period, V(y) the value of the contour integral at the threshold y, and F the transform that is integrated.
     For every c' > c, (x)_+ <= e^{c'x}/(e c'), so that V(y) <= F(c') e^{-sign c' y}/(e c').
@@ -422,18 +423,18 @@ def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, si
 
 
 READ_TOGETHER = ((60, 0.3), (15, 0.15), (2, 0.1))
-"""How many losses may share a contour, and their largest distance, in each of three turns. Later turns take the losses
-whose brackets are still too wide."""
+"""A pair for each of three turns: how many losses may share a contour, and their largest distance. Later turns take the
+losses whose brackets are still too wide."""
 CUT_OFF = 5e-3, 1e-3
 """The tolerance (`place`) of a contour in the first and in later turns, as a share of the wanted relative width."""
 WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
 """Pairs (log of a delta, wanted relative width of brackets above this delta); a wider bracket gets another contour.
-Narrower brackets would be of little use: the chords between losses are too high anyway, by a few 1e-4 of the largest
-deltas, on which compositions mostly depend, and by a few hundredths in the tail."""
+Narrower brackets would be of little use, since the chords between losses are too high by more: by a few 1e-4 for the
+largest deltas, on which compositions mostly depend, and by a few hundredths in the tail."""
 LONG = 1000
-"""If a contour has more nodes than this, a wide bracket gets no second one: it would be slow, and would gain little."""
+"""A wide bracket from a contour of more nodes than this gets no second contour, which would be slow and gain little."""
 VERY_LONG = 1500
-"""Number of nodes from which a contour takes up to a second."""
+"""A contour with more nodes than this may take up to a second."""
 KNOWN = 0.3
 """If a bracket of delta has at most this relative width, its estimate is the guess for the next contour."""
 LAST_LOG_DELTA = -69.0
@@ -441,8 +442,8 @@ LAST_LOG_DELTA = -69.0
 LARGEST_LOSS = 600.0
 """Largest loss of a profile. Up to it e^eps, and products with e^eps, stay within float64."""
 BULK_SPREAD = 2.0
-"""Near 0, a profile's losses have a normal density, this many times as wide as the law of one round's loss. The best
-density is about the cube root of that law's, and so sqrt(3) times as wide."""
+"""Near 0, a profile's losses have a normal density, BULK_SPREAD times as wide as the law of one round's loss. The best
+density is about the cube root of that law's density, so it is sqrt(3) times as wide."""
 DENSE = 4.0
 """Factor on the number of losses beyond the bulk in a dense profile, whose far tail is as dense as the rest."""
 LEAST_GAP = 1e-7
@@ -454,7 +455,7 @@ SCAN = 600
 CELLS = 48
 """Number of cells of the grid of `put_below`."""
 REACH = 8.6
-"""Distance from the mode of u's law to an end of the cells, in standard deviations. The mass beyond is bounded."""
+"""Distance from the mode of u's law to either end of the cells, in standard deviations. The mass beyond is bounded."""
 
 
 class Contour(NamedTuple):
@@ -465,7 +466,7 @@ class Contour(NamedTuple):
     t: Array  # (B,) number of slots
     place: Place
     powers: Powers  # the integrand at the nodes
-    bulk: Contour | None  # the contour of A^t; None without a bulk, or if Chernoff's bound suffices for A^t
+    bulk: Contour | None  # the contour of A^t; None if there is no bulk, or if Chernoff's bound of A^t suffices
 
 
 def contours_at(
@@ -479,7 +480,7 @@ def contours_at(
 ) -> list[tuple[Array, Contour]]:
     """Place contours as `place` does and evaluate them; return (row numbers, contour) for groups of similar length.
 
-    most_long : the largest number of long lines for one pair (s, t), if given; other rows with long lines are left out.
+    most_long : if given, at most this many long lines are evaluated for one pair (s, t), and no further ones.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     where = place(sign, s, t, k, guess, tolerance)
@@ -521,7 +522,7 @@ def _evaluated(sign: float, s: Array, t: Array, where: Place, bulk: Place | None
     with np.errstate(all="ignore"):
         for one in np.unique(length):
             alike = np.flatnonzero(length == one)
-            # few lines at a time, so that the arrays of their nodes stay in the cache
+            # few lines are evaluated at a time, so that the arrays of their nodes stay in the cache
             size = max(int(6000 / 2.0**one), 1)
             for rows in (alike[first : first + size] for first in range(0, alike.size, size)):
                 below = None if bulk is None else _contour(sign, s[rows], t[rows], rows_of(bulk, rows), None)
@@ -545,7 +546,7 @@ def brackets_at(sign: float, s: Array, t: Array, k: Array, guess: Array) -> tupl
 
 @np.errstate(all="ignore")
 def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, |slope in k|) of the expectation at all thresholds within 8 roundoffs of k."""
+    """Return (lower, estimate, upper, |slope in k|) of the expectation, valid within 8 roundoffs of k."""
     low, mid, high, slope = _beside(found, k)
     for one in (found,) if found.bulk is None else (found, found.bulk):
         ends = _integrated(one, k)
@@ -558,7 +559,7 @@ def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 @np.errstate(all="ignore")
 def estimate_near(found: Contour, k: Array) -> tuple[Array, Array]:
-    """Return only the estimate and slope of `bracket_near`, for a fraction of its work."""
+    """Return only the estimate and the slope of `bracket_near`, in a fraction of the time."""
     mid, slope = _outside(found, k)[:2]
     for one in (found,) if found.bulk is None else (found, found.bulk):
         plain, slope_here = _sums(one, _turned(one, k))
@@ -572,7 +573,7 @@ def _scale(found: Contour, k: Array) -> Array:
 
 
 def _turned(found: Contour, k: Array) -> Array:
-    """Return the integrand at the nodes, (B, N), without `_scale` and its factor 1/z^2; halved at the first node."""
+    """Return the integrand at the nodes, (B, N), over `_scale`, without the factor 1/z^2; halved at the first node."""
     turned = found.powers.value * (1.0 + allocation_law.turned_by(-found.sign * found.powers.turn * k[:, None]))
     turned[:, 0] *= 0.5
     return turned
@@ -608,7 +609,7 @@ def _integrated(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _outside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
-    """Return (value, |slope in k|, bound of the rounding) of the part that has a closed form and is not integrated."""
+    """Return (value, |slope in k|, bound of the rounding) of the part in closed form, which is not integrated."""
     sign, s, t, windows = found.sign, found.s, found.t, found.place.windows
     whole: Array = np.isneginf(windows.low)
     if sign > 0:
@@ -626,7 +627,7 @@ def _outside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
 
 
 def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array, Array, Array, Array]:
-    """Return E w1, E[X w1] and (E w1)^{t-1} for the bulk's window w1, and a bound of their relative rounding errors."""
+    """Return E w1, E[X w1] and (E w1)^{t-1} for the bulk's window w1, and a bound of all relative rounding errors."""
     root, at = np.sqrt(1.0 + windows.low_blur**2), np.where(whole, 0.0, windows.low)
     log_m, log_mx = log_ndtr(at / root), log_ndtr((at - s) / root)
     units = (60.0 + 10.0 * t * (1.0 + np.abs(log_m)) + 8.0 * (np.abs(at) + s) ** 2) * ROUNDOFF
@@ -679,7 +680,7 @@ def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
 
 
 def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -> Array:
-    """Bound E[(k - S)_+; a slot is far] from above (README.md, section 1). `far` is the chance for a given slot."""
+    """Bound E[(k - S)_+; a slot is far] from above (README.md, section 1); `far` is the chance that a slot is far."""
     d, blur = allocation_law.ROOM, windows.high_blur
     edge = windows.high - d * blur
     log_below = log_ndtr(-d) - d * edge / blur + 0.5 * (d / blur) ** 2 + log_ndtr(edge - d / blur)
@@ -695,15 +696,15 @@ def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -
 
 
 def reach(s: Array, t: Array) -> Array:
-    """Return whether contours are placed for 1/sigma = s and t slots."""
+    """Return whether contours can be placed for 1/sigma = s and t slots."""
     return (s > 1e-4) & (s < 20.0) & (t > 1.0) & (t <= 1e9)
 
 
 @np.errstate(all="ignore")
 def put_below(s: Array, t: Array, k: Array) -> Array:
-    """Bound log E(k - S)_+ from above, (B,), by the smallest log(e^{ck} E e^{-cS}/(e c)) over several c."""
+    """Return an upper bound, (B,), of log E(k - S)_+: the least log(e^{ck} E e^{-cS}/(e c)) over several c."""
     deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
-    # values of c lie about two saddle points: `near` for a normal S, and `alone` for the event that max X < t k
+    # c is tried about two saddle points: `near`, for a normal S, and `alone`, for the event that max X < t k
     near = np.maximum(1.0 - k, deviation) / deviation**2
     edge = (np.log(t * k)) / s + 0.5 * s
     alone = t / (s * k) * np.exp(-0.5 * (edge**2 + np.log(2.0 * np.pi)) - log_ndtr(edge))
@@ -728,7 +729,7 @@ class RoundProfile(NamedTuple):
 
 def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarray:
     """Choose losses eps for a profile: densely where one round's loss is likely, and less densely along its tail."""
-    # `far_from`: the far tail begins where log delta is this; `times`: factor on the number of losses before the tail
+    # `far_from` is the log delta at which the far tail begins, `times` a factor on the number of losses before the tail
     far_from, times = (LAST_LOG_DELTA, DENSE) if dense else (-31.0, 1.0)
     deviation = max(float(_deviation_of_loss(np.asarray(s), np.asarray(t))), LEAST_DEVIATION)
     reach = min(0.5 * s * s + 12.0 * s, LARGEST_LOSS)
@@ -742,8 +743,8 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
     bulk = np.exp(-0.5 * np.square(middle / (BULK_SPREAD * deviation)))
     # 110 losses lie between 0 and a few standard deviations of one round's loss: they decide the width for many rounds
     weight = 110 * bulk / (BULK_SPREAD * deviation * np.sqrt(0.5 * np.pi)) * np.diff(scan)
-    # From one loss to the next log delta falls by 0.4 nats, and in the far tail by 1.5. These losses matter only in
-    # compositions of few rounds.
+    # From one loss to the next log delta falls by 0.4 nats, and in the far tail, which matters only in compositions of
+    # few rounds, by 1.5 nats.
     before_tail = log_delta[1:] > far_from
     weight += -np.diff(log_delta) / np.where(before_tail, 0.4 / times, 1.5)
     # Where one slot makes up most of S, log delta falls slowly, over several units of eps.
@@ -781,7 +782,7 @@ def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = Fals
 
 
 class _Asked(NamedTuple):
-    """The losses asked for, one round after the other; all arrays have shape (K,)."""
+    """The losses of all rounds in one list, one round after the other; all arrays have shape (K,)."""
 
     sign: float
     s: np.ndarray
@@ -791,7 +792,7 @@ class _Asked(NamedTuple):
 
 
 def falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
-    """Return the profile with these bounds of delta, made to fall with eps and widened by the rounding of e^eps."""
+    """Return the profile with these bounds of delta, widened by the rounding of e^eps and made to fall with eps."""
     # The relative error of e^eps is a few roundoffs times 1 + eps. Over that distance delta, which is convex in e^eps,
     # falls by at most `wrong`.
     off = 4.0 * ROUNDOFF * (1.0 + eps[1:])
@@ -802,7 +803,7 @@ def falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
 
 
 def _narrowed(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow the theorems' bounds by contours where these can be placed. If that fails, a round keeps its bounds."""
+    """Narrow the theorems' bounds by contours where possible. A round whose contours fail keeps its bounds."""
     rows = np.flatnonzero(reach(asked.s, asked.t))
     if rows.size == 0:
         return low, high
@@ -838,21 +839,21 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
     logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))
     last = np.searchsorted(owner, owner, side="right") - 1
     hopeless = np.zeros(eps.size, bool)
-    # below 1e-30, about the delta at a profile's last loss, the bounds by theorems suffice
+    # below 1e-30, about the delta at a profile's last loss, the theorems' bounds suffice
     wide = np.flatnonzero(~(high - low <= _wanted(logs) * high) & (high > 1e-30))
-    # Where one slot decides, a contour leaves out a part that depends on the size of that slot, about e^eps - 1. Up to
-    # three standard deviations of one round's loss that size hardly matters.
+    # Where one slot decides, a contour leaves out a part that depends on that slot's size, which is about e^eps - 1.
+    # For an eps of up to three standard deviations of one round's loss, the size hardly matters.
     apart = np.log(np.expm1(np.abs(eps)) + 3.0 * np.maximum(_deviation_of_loss(s, t), LEAST_DEVIATION))
     for turn, (together, distance) in enumerate(READ_TOGETHER):
         if wide.size == 0:
             break
         groups = list(_in_groups(wide, owner, together, apart, distance))
-        # A contour for E(S - k)_+ is placed for the row after the group. The loss of this row is larger, so a slot that
-        # is far for this row is far for all rows of the group.
+        # A contour for E(S - k)_+ is placed for the row after the group. That row has a larger loss, so a slot that is
+        # far for that row is far for all rows of the group.
         place = lambda rows: min(int(rows[-1]) + 1, int(last[rows[0]])) if sign > 0 else int(rows[rows.size // 2])
         placed = np.array([place(rows) for rows in groups])
-        hopeless[wide] = True  # it stays True for losses whose contour is not evaluated
-        # a profile that is not dense evaluates only the first three very long contours of a round, for add none
+        hopeless[wide] = True  # stays True for losses whose contour is not evaluated
+        # unless dense, a profile evaluates at most three very long contours of a round for remove, and none for add
         most_long = None if dense else 3 if sign > 0 else 0
         for some, contour in _placed(asked, logs, placed, CUT_OFF[min(turn, 1)], most_long):
             at = np.concatenate([groups[one] for one in some])
@@ -865,7 +866,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
             known = good & (upper - lower <= KNOWN * upper) & (estimate > 0.0)
             logs[at] = np.where(known, np.log(np.where(known, estimate, 1.0)), logs[at])
         wide = ~(high - low <= _wanted(logs) * high)
-        # where delta is below e^-42, a contour that is placed for this loss alone would hardly narrow its bracket
+        # where delta is below e^-42, a contour for one loss alone would hardly narrow its bracket
         wide = np.flatnonzero(wide & (logs > -42.0) & ~hopeless)
     return low, high
 
@@ -873,7 +874,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
 def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
     """Narrow wide brackets of a large delta_remove = 1 - k + E(k - S)_+ by brackets of E(k - S)_+; k = e^eps."""
     width = _wanted(np.log(np.maximum(0.5 * (low + high), 1e-295)))
-    # the absolute error is that of E(k - S)_+, so the relative error is small only where delta_remove is large
+    # delta_remove gets the absolute error of E(k - S)_+, so its relative error is small only where it is large
     rows = np.flatnonzero(~(high - low <= width * high) & (high > 1e-6) & (asked.eps < 30.0))
     if asked.sign < 0 or rows.size == 0:
         return low, high
@@ -889,7 +890,7 @@ def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) ->
 def _in_groups(
     rows: np.ndarray, owner: np.ndarray, together: int, apart: np.ndarray, distance: float
 ) -> Iterator[np.ndarray]:
-    """Yield groups of rows of one round: at most `together` rows, whose values in `apart` lie within `distance`."""
+    """Yield groups of rows of one round: at most `together` rows with values of `apart` within `distance`."""
     for some in np.split(rows, np.flatnonzero(np.diff(owner[rows])) + 1):
         first = 0
         while first < some.size:
@@ -922,5 +923,5 @@ def _placed(
 ) -> list[tuple[np.ndarray, Contour]]:
     sign, s, t, eps, _ = asked
     s, t, eps, logs = s[rows], t[rows], eps[rows], logs[rows]
-    shift = np.where(sign > 0, 0.0, -eps)  # log of the call or put = log(delta) + shift
+    shift = np.where(sign > 0, 0.0, -eps)  # log E(S - k)_+ or log E(k - S)_+ is log(delta) + shift
     return contours_at(sign, s, t, np.exp(sign * eps), logs + shift, cut_off * _wanted(logs), most_long)

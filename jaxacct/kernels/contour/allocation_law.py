@@ -1,4 +1,4 @@
-"""Computes with the law of one slot in random allocation: transforms with their errors, and bounds (README.md).
+"""The law of one slot in random allocation: transforms of its likelihood ratio with error bounds (README.md).
 
 The likelihood ratio of a round of t slots is S = (X_1 + ... + X_t)/t, with X = e^{s u - s^2/2}, u standard normal and
 s = 1/sigma.  Smooth weights w divide a slot's law into a bulk of smaller u (w = w1 w2) and jumps of larger u
@@ -20,9 +20,9 @@ POINTS = 24
 """Number of Gauss-Legendre nodes on each panel."""
 _PLACES, _WEIGHTS = np.polynomial.legendre.leggauss(POINTS)
 _ELLIPSES = np.array([1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.5, 9.0, 14.0, 25.0])
-"""Sizes rho of the Bernstein ellipses that are tried for every panel."""
+"""Sizes rho of the Bernstein ellipses that are tried for every panel. The best one bounds the panel's error."""
 ROOM = 6.3
-"""A slot whose u is below `Windows.high` - ROOM * `Windows.high_blur` is hardly ever called far."""
+"""A slot whose output u is below `Windows.high` - ROOM * `Windows.high_blur` hardly ever counts as far."""
 SMALLEST = 1e-290
 """Masses and likelihood ratios below this number may have lost digits to underflow."""
 LARGEST_LOG = 600.0
@@ -32,7 +32,7 @@ SLACK = 1e-11
 
 
 class Windows(NamedTuple):
-    """The smooth cuts of one slot's law by its output u: bulk below `low`, jump up to `high`, far beyond.
+    """The smooth cuts of one slot's law by its output u: bulk below `low`, jumps up to `high`, far outputs beyond.
 
     For E(S - k)_+ the law ends sharply at `end`. For E(k - S)_+ it goes on, and is bounded beyond `end`.
     """
@@ -57,14 +57,11 @@ class Cells(NamedTuple):
 
 
 class Cuts(NamedTuple):
-    """log Phi(-x) and log Phi(x) at the edges of a grid, at the distance x from a window's centre.
-
-    The unit of x is the width of the window.
-    """
+    """log Phi(-x) and log Phi(x) at the edges of a grid, x = (edge - centre of the window)/width of the window."""
 
     windows: Windows
-    low: tuple[Array, Array] | None  # of the window at `windows.low`, (B, J + 1) each; None if no row has a bulk
-    high: tuple[Array, Array] | None  # of the window at `windows.high`, (B, J + 1) each; None if no row has far outputs
+    low: tuple[Array, Array] | None  # at the window `low`, (B, J + 1) each; None if no row has a bulk
+    high: tuple[Array, Array] | None  # at the window `high`, (B, J + 1) each; None if no row has far outputs
 
 
 def ratio(u: Array, s: Array, t: Array) -> Array:
@@ -112,7 +109,7 @@ def cells_of(s: Array, t: Array, windows: Windows, size: int) -> Cells:
 
 
 def cuts_of(cells: Cells, windows: Windows) -> Cuts:
-    """Evaluate the windows at the edges of the cells, which are real."""
+    """Evaluate the windows at the edges of the cells."""
 
     def sides(place: Array, blur: Array) -> tuple[Array, Array] | None:
         if np.isinf(place).all():
@@ -123,10 +120,10 @@ def cuts_of(cells: Cells, windows: Windows) -> Cuts:
 
 
 def shares(cuts: Cuts, alpha: Array) -> tuple[Array, Array]:
-    """Bound the weights |w1 w2| (bulk) and |(1 - w1) w2| (jumps) from above in each cell, (B, J), for Im u <= alpha.
+    """Return upper bounds, (B, J), of |w1 w2| (bulk) and |(1 - w1) w2| (jumps) in each cell for Im u <= alpha.
 
-    |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)). Logarithms are added, since the product may be in
-    range where a factor is not.
+    |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)). Logarithms are added, since a factor may leave
+    float64's range where the product does not.
     """
 
     def window(most: Array, least: Array, y: Array) -> Array:
@@ -150,7 +147,7 @@ def shares(cuts: Cuts, alpha: Array) -> tuple[Array, Array]:
 
 
 def jump_below(windows: Windows) -> Array:
-    """Return the largest weight of jumps, 1 - w1, below the start of the grid, (B,)."""
+    """Return the largest value, (B,), of the jumps' weight 1 - w1 below the start of the grid."""
     return tail((windows.low - windows.start) / windows.low_blur)
 
 
@@ -243,12 +240,12 @@ def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
 
 
 def one_slot_above(s: Array, t: Array, k: Array) -> Array:
-    """Bound E(S - k)_+ from above, (B,), where one slot gives nearly all of it (README.md, section 6); 1 elsewhere."""
+    """Return an upper bound, (B,), of E(S - k)_+ where one large slot decides (README.md, section 6), 1 elsewhere."""
     found = np.ones_like(s)
     rows = np.flatnonzero((s > 3.0) & (t > 1.0))
     s, t, k = s[rows, None], t[rows, None], k[rows, None]
     with np.errstate(all="ignore"):
-        # shares of k that all slots but one may add to S: each gives a bound
+        # amounts that all slots but one may add to S, as shares of k; each amount gives a bound
         others = k * np.geomspace(1e-12, 0.3, 24)
         strike = t * (k - others)
         edge = np.log(strike) / s + 0.5 * s
@@ -260,7 +257,7 @@ def one_slot_above(s: Array, t: Array, k: Array) -> Array:
 
 
 def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
-    """Guess log E(S - k)_+ or log E(k - S)_+ by a lognormal S; the former also by one large slot, if that is more."""
+    """Guess log E(S - k)_+ or log E(k - S)_+ for a lognormal S. One large slot may raise the guess for E(S - k)_+."""
     with np.errstate(all="ignore"):
         spread = np.sqrt(np.log1p(np.expm1(np.minimum(s * s, 600.0)) / t))
         d = -np.log(k) / spread
@@ -331,14 +328,14 @@ def nodes_of(s: Array, t: Array, windows: Windows, ends: Array) -> Nodes:
 def panel_errors(
     s: Array, t: Array, windows: Windows, ends: Array, c: Array, y: Array, sign: float, less_one: Array
 ) -> tuple[Array, Array]:
-    """Bound the quadrature errors of int N w (e^{sign z X/t} - 1) for all |Im z| <= y: (bulk, jumps), (B,) each.
+    """Bound the quadrature errors of int N w (e^{sign z X/t} - 1), |Im z| <= y, for bulk and for jumps, (B,) each.
 
     N is the normal density, w the weight of the bulk or of the jumps, and f the integrand.  The error of a panel of
     half width q with n = POINTS nodes is at most 8 q sup |f| rho^{-2n}/(1 - rho^{-2}), with sup |f| over the ellipse of
     size rho about the panel.  sup |f| is bounded over the rectangle around the ellipse, factor by factor.
 
-    less_one : (B,) whether the "- 1" stands in the integrand of the base. The base is the bulk, or the jumps if there
-        is no bulk. The integrand of jumps beside a bulk never has the "- 1".
+    less_one : (B,) whether the integrand of the base has the "- 1". The base is the bulk, or the jumps if there is no
+        bulk. The integrand of jumps beside a bulk never has it.
     """
     middle, half = 0.5 * (ends[:, 1:] + ends[:, :-1])[..., None], 0.5 * (ends[:, 1:] - ends[:, :-1])[..., None]
     real, imag = half * (_ELLIPSES + 1.0 / _ELLIPSES) * 0.5, half * (_ELLIPSES - 1.0 / _ELLIPSES) * 0.5
@@ -380,7 +377,7 @@ def panel_errors(
 
 
 def rounding_units(nodes: Nodes, s: Array, t: Array, windows: Windows) -> Array:
-    """Bound the rounding error of each node's term, (B, X), in units of 2^-53 times the moduli of its factors."""
+    """Bound the rounding error of each node's term, (B, X), in units of 2^-53 times its factors' moduli, multiplied."""
     u = np.abs(nodes.u)
     units = nodes.u.shape[1] + 60.0 + 4.0 * u * u + 6.0 * (s[:, None] * u + 0.5 * s[:, None] ** 2 + np.log(t)[:, None])
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
@@ -428,7 +425,7 @@ def _tables(x: Array, step: Array, many: int) -> Array:
 
 
 def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
-    """Return sum w (e^{iyx} - 1) over the nodes x at each y, (B, count), from tables for coarse and fine steps of y."""
+    """Return sum w (e^{iyx} - 1) over the nodes x at each y, (B, count), from tables for coarse and for fine steps."""
     # a matrix product has at most 32,000 multiplications, so that the linear algebra library starts no threads
     size = max(32_000 // (first.shape[1] * second.shape[2]), 1)
     found: Array | float = 0.0
@@ -442,7 +439,7 @@ def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
 
 
 def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sign: float) -> Powers:
-    """Compute (A + B)^t - A^t at all nodes, or B^t where there is no bulk; A, B: transforms of bulk and jumps."""
+    """Compute (A + B)^t - A^t at all nodes, or B^t where there is no bulk; A and B are as in `Powers`."""
     count = int(line.count.max()) + 1
     whole: Array = np.isneginf(windows.low)
     nodes = nodes_of(s, t, windows, ends)
@@ -474,14 +471,14 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     rest_at_c = np.sum(rest * grown, axis=1)
     log_total = log_at_c + np.log1p(rest_at_c / at_c)
     total = np.exp(log_total)
-    # `first` and `second` are tables of e^{i k h x} - 1, with coarse and with fine steps of k
+    # `first` and `second` are tables of e^{i k h x} - 1: for coarse steps of k, and for fine steps
     fine = int(np.ceil(np.sqrt(count)))
     coarse = -(-count // fine)
     first = _tables(nodes.x, sign * step * fine, coarse)
     second = _tables(nodes.x, sign * step, fine).transpose(0, 2, 1)
     spun, dropped = [], []
     for weight in (base * grown, rest * grown):
-        # bulk and jumps are each summed over a range of nodes of their own; terms outside it count as an error
+        # bulk and jumps are each summed over their own range of nodes; terms outside the range count as errors
         large = np.flatnonzero(np.any(weight > NEGLIGIBLE * np.sum(weight, axis=1)[:, None], axis=0))
         if large.size:
             some = slice(large[0], large[-1] + 1)
@@ -495,7 +492,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     moved, other = spun[0], spun[1] + rest_at_c[:, None]
     at = at_c[:, None]
     a, b = moved.real / at, moved.imag / at
-    bent = np.abs(a) + b * b  # log|1 + a + ib| has a rounding error in proportion to this: 2 a + a^2 + b^2 may cancel
+    bent = np.abs(a) + b * b  # in proportion to the rounding error of log|1 + a + ib|: 2 a + a^2 + b^2 may cancel
     log_base = log_at_c[:, None] + log1p_complex(a, b)
     size_base = np.exp(log_base.real - log_total[:, None])
     t_ = t[:, None]

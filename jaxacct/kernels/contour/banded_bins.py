@@ -27,11 +27,11 @@ RIGHT = 0.5 * np.pi
 SAME = 4.0 * ROUNDOFF
 """If the squares of two coefficients differ by at most this relative amount, they are made equal."""
 RAISED = 8.0 * ROUNDOFF
-"""The variances are multiplied by 1 + this number, so that coefficients exist in spite of rounding."""
+"""Variances are multiplied by 1 + RAISED, so that coefficients exist in spite of rounding errors."""
 ALIKE = 64
 """Bins share bounds of errors if their coefficients differ by at most 1/ALIKE of the largest coefficient."""
 ROUGHLY = 4
-"""As `ALIKE`, where errors are only estimated."""
+"""Takes the place of `ALIKE` where errors are only estimated."""
 QUANTILES = np.linspace(-6.0, 3.0, 28)
 """Values u that are tried in the bound E e^{-xX} >= Phi(u) e^{-x X(u)}, where log X is normal. X(u) is the value of X
 where log X lies u standard deviations above its mean."""
@@ -43,24 +43,25 @@ BOX, MOST_BOXES = 0.6, 36
 """The nodes of a normal are grouped into at most MOST_BOXES boxes. log X grows by BOX over one box, or by more if boxes
 of this size would be too many."""
 WINDOWS = ((0.0, 1.0), (0.8, 8.0), (1.0, 8.0), (1.0, 60.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0))
-"""Two numbers for each path that is tried: its shift as a share of the largest shift, and the value of |z| X/b where
-its window begins. If the second number is 0, the path has no window: the shift is the same everywhere."""
+"""Pairs of numbers, one pair for each path that is tried. The first number is the path's shift as a share of the
+largest shift. The second is the value of |z| X/b where the path's window begins; 0 means no window, but the same shift
+everywhere."""
 NEARLY = 0.2
-"""Where no lattice reaches the accuracy asked for, an error up to e^NEARLY times the least possible one suffices."""
+"""Where no lattice reaches the wanted accuracy, an error of up to e^NEARLY times the least possible error suffices."""
 GROUPS = 16
 """Approximate number of wedges into which the nodes of a line are divided."""
 REACH = 7.0, 9.0
-"""Smallest and largest reach of a lattice: its largest node is about as many standard deviations of a normal."""
+"""Smallest and largest reach of a lattice, which is its largest node, in standard deviations of a normal."""
 LATTICES = 13
 """Number of lattices that are tried for a line."""
 BLOCK = 12
 """Number of nodes over which a matrix product is summed at a time."""
 LEAST = -200.0
-"""Exponents with a smaller real part are raised to this, so that no product is subnormal."""
+"""Least real part of an exponent: smaller ones are raised to this, so that no product is subnormal."""
 MOST_WORK = 3e10
 """Largest number of multiplications for one contour. All contours of one call may take four times as many."""
 PLACING = 5e8
-"""Number of multiplications by which each choice of a contour reduces the work limit of a call."""
+"""Number of multiplications that placing a contour counts in the work limit of a call."""
 MOST_HALF, MOST_NODES = 400, 1500
 """MOST_HALF is the largest `half` of a `Lattice`, and MOST_NODES the largest number of nodes on a line."""
 SIZES = 1e-6, 20.0
@@ -68,7 +69,7 @@ SIZES = 1e-6, 20.0
 MOST_TURN = 3.0
 """Largest shift of the path of a normal variable into the complex plane that is tried, in standard deviations."""
 ABSOLUTE = 3e-15
-"""Float64 leaves an error of about this times k in E(k - S)_+, for k >= 1. Contours do not aim far below that error."""
+"""In float64 E(k - S)_+ has an error of about ABSOLUTE times k, for k >= 1. Contours do not aim far below that."""
 
 
 class Kind(NamedTuple):
@@ -91,7 +92,7 @@ class Bins:
     Otherwise they form a ring.
 
     first, second : (b,) the coefficients.
-    shared : (b,) covariances of G_{j-1} and G_j. Two bins have only one covariance, which is the last entry; the first
+    shared : (b,) covariances of G_{j-1} and G_j. Two bins have a single covariance: it is the last entry, and the first
         entry is 0.
     angles : the smallest and the largest first_j + second_j. Shifting every y by i v turns X_j by the angle
         v (first_j + second_j).
@@ -129,7 +130,7 @@ class Bins:
     def kinds(self, rough: bool = False) -> Iterator[Kind]:
         """Yield a `Kind` for each group of bins with similar coefficients (`ALIKE`).
 
-        If `rough` is true, yield fewer kinds, whose ends both are the mean of the group.
+        If `rough` is true, yield fewer kinds, with the mean of the group as both the smallest and the largest value.
         """
         alike = ROUGHLY if rough else ALIKE
         ends: tuple[Any, Any] = (np.mean, np.mean) if rough else (np.min, np.max)
@@ -185,7 +186,7 @@ class Path(NamedTuple):
 
 
 def lattice_for(bins: Bins, nats: float, reach: float = REACH[1]) -> Lattice:
-    """Choose a lattice up to `reach` on which sums are off by about e^-nats. Error bounds hold on any lattice."""
+    """Choose a lattice up to `reach` whose sums are off by about e^-nats. Error bounds hold on any lattice."""
     width = min(0.85 * RIGHT / bins.largest, (2.0 * nats) ** 0.5)
     found = min(2.0 * np.pi * width / (nats + 0.5 * width * width), np.pi * (2.0 / nats) ** 0.5)
     unit = 2.0 ** (np.floor(np.log2(found)) - 7)
@@ -202,7 +203,7 @@ def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.nda
     def at(one: complex, shift: float, window: np.ndarray, slope: np.ndarray) -> complex:
         turn = shift * window
         y = s if real else s - 1j * turn
-        weight = lattice.step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * s * s)  # s * s is exact, the square of y is not
+        weight = lattice.step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * s * s)  # s * s is exact; y * y would not be
         weight = weight if real else weight * np.exp(turn * (0.5 * turn + 1j * s)) * (1.0 - 1j * shift * slope)
         scale = -(one.real if real else one) / bins.count
 
@@ -310,7 +311,7 @@ class Errors:
         self.units = bins.count * (2.83 * BLOCK + (nodes // BLOCK).bit_length() + 40.0) + 4.0 * half + 100.0
 
     def freed(self, x: Array) -> Array:
-        """Bound log E e^{-x rest} - log E e^{-xS} from above; `rest` is S without the two bins that share one y_j."""
+        """Return an upper bound of log E e^{-x rest} - log E e^{-xS}; `rest` is S without two bins that share a y_j."""
         best = np.clip(QUANTILES, self.bins.sizes.min(), self.bins.sizes.max())
         # at each quantile, `best` is the standard deviation of log X in the bin with the largest X
         x = np.asarray(x, np.float64)[..., None] / self.bins.count
@@ -318,10 +319,10 @@ class Errors:
         return np.minimum(2.0 * np.minimum(np.min(each, axis=-1), x[..., 0]) + 1e-9, 600.0)
 
     def log_error(self, decay: Decay, z: Wedge, path: Path, others: Sequence[Errors] = ()) -> np.ndarray:
-        """Bound the log of the error of the transform from above, for every z of each wedge.
+        """Return upper bounds of the log of the transform's error, for every z of each wedge.
 
-        The first row of the result, (1 + len(others), N), is the bound on this lattice. The other rows are estimates
-        for the lattices of `others`: they take the norms of bins from this lattice.
+        The first row of the result, (1 + len(others), N), is the bound on this lattice. The other rows are
+        estimates for the lattices of `others`, with the norms of bins on this lattice.
         """
         bins, edges = self.bins, self.edges
         turned = np.maximum(z.high - path.shift * bins.angles[0], path.shift * bins.angles[1] - z.low)
@@ -354,10 +355,10 @@ class Errors:
     def _bin(
         self, kind: Kind, z: Wedge, x: np.ndarray, path: Path, sides: list[Boxed], weights: tuple[np.ndarray, ...]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Bound squared norms of a bin's factor, of the factor times its rounding error, and of errors of lattice sums.
+        """Bound three squared norms: of a bin's factor, of its rounding error, and of the error of lattice sums.
 
-        The last bounds have shape (place of the normal in the bin, cause, N). In the three causes the normal is shifted
-        up, is shifted down, or lies beyond the lattice.
+        The third bound has shape (2, 3, N): for either normal of the bin, and for three sources of error. The normal is
+        shifted up, is shifted down, or lies beyond the lattice.
         """
         both, most = (kind.first, kind.second), z.size / self.bins.count
         along = lambda place, values: values[:, None, :] if place else values[:, :, None]
@@ -399,7 +400,7 @@ class Errors:
 
 
 class Piece(NamedTuple):
-    """Some points z of a line, the lattice and the path for each of them, and logs of bounds of the errors there."""
+    """Some points z of a line, by index (`at`), with a lattice, and for each point a path and a log error bound."""
 
     at: np.ndarray
     lattice: Lattice
@@ -412,9 +413,9 @@ def pieces(
 ) -> Iterator[Piece]:
     """Choose a path and one of the `lattices`, coarsest first, for each z; yield the points of each lattice.
 
-    The errors at all z, multiplied by the weights, should add up to at most e^log_goal, or nearly (`NEARLY`) to their
-    least sum if that is larger. Each wedge gets the coarsest lattice with which its error exceeds its least error by at
-    most a share, and the share is as large as the sum allows.
+    The errors at all z, multiplied by the weights, should add up to at most e^log_goal. If no lattices reach that, they
+    should add up to nearly their least sum (`NEARLY`). Each wedge gets the coarsest lattice whose error is close enough
+    to the wedge's least error: how close is the same for all wedges, and follows from the sum.
     """
     groups = np.arange(0, z.size, max(1, z.size // GROUPS))
     many = np.diff(np.append(groups, z.size))
@@ -446,7 +447,7 @@ def pieces(
 
 
 def _boxed(path: Path, edges: np.ndarray, side: int) -> Boxed:
-    """Bound each path on the boxes: unmoved if side = 0, moved up by its strip if side = 1, and down if side = -1."""
+    """Bound each path on the boxes: in place (side 0), moved up by its strip (side 1), or moved down (side -1)."""
     turn, shift, inside = abs(side) * path.strip / path.width, path.shift[:, None], path.start[:, None]
     inside = (edges[:-1] < inside) & (inside < edges[1:])
     windows, imaginary, slopes = path.window(edges, abs(side) * path.strip)
@@ -466,7 +467,7 @@ def _boxed(path: Path, edges: np.ndarray, side: int) -> Boxed:
 
 
 def _geometric(width: Array, step: float, whole: bool = True) -> Array:
-    """Return e^{width^2/2}/(e^{2 pi width/step} - 1), or inf where width is 0. If not `whole`, the numerator is 1."""
+    """Return e^{width^2/2}/(e^{2 pi width/step} - 1), with numerator 1 if not `whole`; inf where width is 0."""
     turns = 2.0 * np.pi * np.maximum(width, 1e-9) / step
     log = (0.5 * width * width if whole else 0.0) - turns
     return np.where(width > 0.0, np.exp(np.minimum(log, 600.0)) / -np.expm1(-turns), np.inf)
@@ -490,7 +491,7 @@ def paths(errors: Errors, z: Wedge) -> list[Path]:
 
 
 def decay_of(bins: Bins, x: np.ndarray) -> Decay:
-    """Bound Psi from above at ascending x > 0. An x where sums over a lattice may be off by over 1 % is left out."""
+    """Return upper bounds of Psi at those of the ascending x > 0 where sums over a lattice are off by at most 1 %."""
     value = np.full(x.size, np.nan)
     for nats in (20.0, 45.0):
         errors = Errors(bins, lattice_for(bins, nats + np.log(bins.count)))
@@ -502,7 +503,7 @@ def decay_of(bins: Bins, x: np.ndarray) -> Decay:
 
 
 def log_modulus(bins: Bins, decay: Decay, size: Array, low: Array, high: Array) -> Array:
-    """Bound log |Psi(z)| from above for all z with |z| >= size and low <= arg z <= high.
+    """Return an upper bound of log |Psi(z)| for all z with |z| >= size and low <= arg z <= high.
 
     Every y_j is shifted by the same imaginary number. The least of the bounds for several such numbers is returned.
     """
@@ -541,14 +542,14 @@ class Cells(NamedTuple):
     real: np.ndarray
     """(J,) largest Re z on each part."""
     log: np.ndarray
-    """(J,) log of the bound without its factor e^{k real}."""
+    """(J,) log of the bound of each part, without the factor e^{k real}."""
 
     def log_sum(self, k: Array) -> Array:
         return np.logaddexp.reduce(self.log + np.asarray(k)[..., None] * self.real, axis=-1)
 
 
 def cells_on(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -> Cells:
-    """Bound the integral of `Cells` along z(v + i up), between neighbouring v and beyond the last v."""
+    """Bound the integral of |e^{zk} Psi(z) z^-2 dz| over z(v + i up): between neighbouring v, and beyond the last v."""
     with np.errstate(all="ignore"):
         z, _ = line.at(v + 1j * up)
         angle, real, imag = np.angle(z), z.real, z.imag
@@ -563,7 +564,7 @@ def cells_on(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -> 
 
 
 def log_beyond(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -> np.ndarray:
-    """Bound the log of the integral in `Cells` over z(x + i up), x >= v, for each v; e^{k Re z(v)} is left out."""
+    """Bound, for each v, log of the integral of |e^{zk} Psi(z) z^-2 dz| over z(x + i up), x >= v, less k Re z(v)."""
     with np.errstate(all="ignore"):
         z, turn = line.at(v + 1j * up)[0][:, None], up / line.scale
         rise, fall = np.cos(turn) - line.bend * np.sin(turn), line.bend * np.cos(turn) + np.sin(turn)
@@ -578,7 +579,7 @@ def log_beyond(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -
 
 
 class Contour(NamedTuple):
-    """A line of integration and the transform on it, used for every k near the k for which the line was placed."""
+    """A line of integration and the transform on it. It serves every k near the k for which the line was placed."""
 
     z: np.ndarray
     """(N,) points of the line, at which the sum takes its terms."""
@@ -589,9 +590,9 @@ class Contour(NamedTuple):
     strips: tuple[Cells, ...]
     """Bounds of the integral along each of the two edges of the strip about the line."""
     log_strip: float
-    """log of 1/(e^{2 pi d/h} - 1), with the distance d of an edge of the strip from the line, and the step h."""
+    """log of 1/(e^{2 pi d/h} - 1): d is the distance from the line to an edge of the strip, and h the step."""
     beyond: Cells
-    """Bound of the integral beyond the last node."""
+    """Bound of the integral beyond the last point."""
 
     def put(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return E(k - S)_+ and a bound of its error, for k of any shape."""
@@ -637,7 +638,7 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float
     fineness = np.geomspace(0.6 * nats, 6.0 * nats + 36.0, LATTICES).tolist()
     lattices = [lattice_for(bins, each, min(max((1.4 * each + 8.0) ** 0.5, REACH[0]), REACH[1])) for each in fineness]
     lattices = [each for each in lattices if each.half < MOST_HALF and (nodes + 3.0) * _work(bins, each) < most]
-    # the errors of lattices are a seventh of the error of the contour
+    # the lattices may use a seventh of the error of the contour
     used = list(pieces(bins, decay, z, log_weight, log_goal - 2.0, lattices)) if lattices else []
     logs, psi = np.full(z.size, np.inf), np.zeros(z.size, complex)
     for piece in used:
@@ -654,7 +655,7 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float
 
 
 def _work(bins: Bins, lattice: Lattice) -> float:
-    """Estimate the number of multiplications for one z; an exponential counts as 60."""
+    """Estimate the number of multiplications that `transform` takes for one z; an exponential counts as 60."""
     points, rows = 2.0 * lattice.half + 1.0, 3.0 if bins.second[-1] == 0.0 else 2.0 * lattice.half + 1.0
     steps = [60.0 + min(many * rows, 2.0 * points * np.log2(many + 1)) for _, _, many in bins.runs()]
     return points**2 * (120.0 + sum(steps))
@@ -691,17 +692,17 @@ def theorems(bins: Bins, sign: float, eps: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 class Profile:
-    """Brackets of delta in both directions. Where a bracket is too wide, another contour is placed."""
+    """Brackets of delta in both directions. If a bracket is too wide, `delta` places another contour."""
 
     def __init__(self, bins: Bins) -> None:
         self.bins, self.contours, self.left = bins, list[Contour](), 0.0
-        self.missed = list[tuple[float, float, float]]()  # sign, eps, width/scale of brackets wider than asked for
+        self.missed = list[tuple[float, float, float]]()  # sign, eps, width/scale of brackets that were too wide
         self.decay = Decay(np.zeros(1), np.zeros(1))
         if SIZES[0] <= bins.sizes.min() and bins.sizes.max() <= SIZES[1]:
             self.decay = decay_of(bins, np.geomspace(0.1, 500.0, 40) / min(bins.deviation, 3.0))
 
     def known(self, sign: float, eps: np.ndarray) -> np.ndarray:
-        """Return low, middle, high of delta_remove (sign 1) or delta_add (sign -1), (3, K), by the known contours."""
+        """Return low, middle, high of delta_remove (sign 1) or delta_add (sign -1), (3, K), from contours at hand."""
         low, high = theorems(self.bins, sign, eps)
         if sign < 0 and self.decay.x.size > 1:
             k, x = np.exp(-eps), self.decay.x[1:]
@@ -717,8 +718,8 @@ class Profile:
     ) -> np.ndarray:
         """Return low, middle, high of delta at ascending eps, (3, K).
 
-        width : relative width that is aimed at. A bracket may be wider where the work limit or rounding prevents it.
-        error : absolute width that suffices. Calls with `error` above 0 belong to one search and share its work limit.
+        width : the wanted relative width. A bracket may be wider where the work limit or rounding prevents it.
+        error : absolute width that suffices. Calls with `error` > 0 belong to one search and share its work limit.
         least : a number, or one for each eps. A delta below it may have a wide bracket.
         """
         found, k = self.known(sign, eps), np.exp(np.minimum(sign * eps, 700.0))
@@ -757,8 +758,8 @@ class Profile:
         self.left = 1.5 * MOST_WORK
         if self.bins.deviation < 20.0 * delta and self.delta(sign, np.zeros(1), 0.0, 0.1 * delta)[2, 0] <= delta:
             return 0.0, 0.0, 0.0
-        # Contours bring eps near the solution, where a fine one gives the bracket. In the remove direction the first
-        # eps is often so near that a fine contour placed there still serves at the solution.
+        # Coarse contours bring eps near the solution. A fine contour there gives the bracket. In the remove direction
+        # the first eps is often so near the solution that the fine contour can be placed there at once.
         many, near, fine = len(self.contours) + 6, 0.35 if sign > 0 else 1e-3, False
         low, high, grid = 0.0, most, np.linspace(0.0, most, 400)
         least = grid[theorems(self.bins, sign, grid)[0] > delta].max(initial=0.0)
@@ -778,7 +779,7 @@ class Profile:
             elif abs(step) <= 1e-8 * eps:
                 break
         less, more = 0.0, most
-        for _ in range(4):  # each time the points lie closer to the solution
+        for _ in range(4):  # in each pass the points lie closer to the solution
             below = np.append(eps - (eps - less) * np.geomspace(1e-9, 1.0, 40), np.linspace(less, eps, 20))
             above = np.append(eps + (more - eps) * np.geomspace(1e-9, 1.0, 40), np.linspace(eps, more, 20))
             less = max(less, np.append(below[self.known(sign, below)[0] > delta], 0.0).max())

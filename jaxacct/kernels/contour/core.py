@@ -115,7 +115,7 @@ def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, 
 
 
 def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Return the bound of `two_sided`, and the log of a bound on the images, which count only in the lower bound."""
+    """Return the bound of `two_sided`, and the log of a bound of the images. Images matter only for the lower end."""
     images = log_images(nodes.c, nodes.h, nodes.images_at, nodes.images_log, epsilon)
     return two_sided(nodes, nodes.slack, nodes.tail, epsilon), images
 
@@ -181,10 +181,10 @@ def rate_of(nodes: Nodes, value: Array, slope: Array) -> Array:
 def certified(
     candidates: Array, bounds: tuple[Array, Array], log_delta_low: Array, log_delta_high: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, whether it is proved, upper, whether it is proved) of eps; what is not proved becomes -inf or inf.
+    """Return (lower, is it proved, upper, is it proved): bounds of eps. A bound that is not proved becomes -inf or inf.
 
-    candidates : on the first axis, the candidate for the lower bound, and that for the upper bound.
-    bounds : lower bounds of log delta at both candidates, and upper bounds.
+    candidates : the candidate for the lower bound and the candidate for the upper bound, stacked on the first axis.
+    bounds : lower bounds and upper bounds of log delta, each at both candidates.
     """
     xp = namespace(candidates)
     below, above = candidates[0], candidates[1]
@@ -198,7 +198,7 @@ def certified(
 def epsilon_of(
     nodes: Nodes, estimate: Array, log_delta_low: Array, log_delta_high: Array, margin: float = MARGIN
 ) -> tuple[Array, Array, Array, Array]:
-    """Return `certified` bounds of eps about an estimate, at `margin` times the distance that delta's errors give."""
+    """Return `certified` bounds of eps. Delta's errors, times `margin`, give their distances from the estimate."""
     xp = namespace(nodes.t, estimate)
     value, slope = trapezoid(nodes, estimate)
     value = xp.maximum(value, LEAST_VALUE)
@@ -226,7 +226,7 @@ def log_kappa(c: Array) -> Array:
 def period_for(
     highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: Array
 ) -> tuple[Array, Array]:
-    """Return the abscissa, of those in `at`, that allows the shortest period with negligible images, and this period.
+    """Return the abscissa in `at` that allows the shortest period, and this period. It makes the images negligible.
 
     at, log_bound : (A,) abscissae to choose from, and the logarithms of the Chernoff bounds there at eps = 0.
     highest, allowed : largest abscissa, and largest cancellation in nats.
@@ -244,8 +244,8 @@ def period_for(
     return pick(xp, at, best), pick(xp, period, best)
 
 
-# Characteristic functions at all nodes: one matrix product gives them, since one exponential for every pair of a
-# quadrature point and a node would be slow.
+# Characteristic functions at all nodes, by one matrix product. An exponential for each pair of a quadrature point and
+# a node would be slow.
 
 
 def _rotations(angle: Array, count: int) -> tuple[Array, ...]:

@@ -33,7 +33,7 @@ ROUNDED_UP = 1.001
 
 
 def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
-    """Bound the tilted mass outside the grid plus the integrals over both sides of `_step_error`'s path.
+    """Bound the sum of the tilted mass outside the grid and the integrals along both sides of `_step_error`'s path.
 
     The bound is relative to M(c).
     """
@@ -136,7 +136,7 @@ def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
 
 
 def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: float) -> tuple[Array, Array, Array]:
-    """Bound, with r = `M(c+it)/M(c) - 1`, the errors of r/t and of r for every t <= t_max, and that of log M(c).
+    """Bound three errors: of r/t and of r = `M(c+it)/M(c) - 1`, both for every t <= t_max, and of log M(c).
 
     A term of r is a weight times `e^{it loss} - 1`, and both factors have rounding errors. The second factor is at most
     `min(2, t |loss|)`, so small losses and a small t leave small errors.
@@ -293,7 +293,7 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     shape = (*floor.shape, 2 * (LEVELS - 1))
     slabs, levels = (xp.reshape(x, shape) for x in (heights[..., :-1] - heights[..., 1:], levels[..., :-1]))
     lengths = _lengths(sigma, t, log_f, off, xp.repeat(modes, LEVELS - 1, axis=-1), levels)
-    # level sets lie less than 16 nats below a mode, so only rounding there matters
+    # all levels are less than 16 nats below a mode, so rounding errors of lower values of log f do not count
     inside = log_f > xp.min(tops, axis=-1)[..., None] - 16.0
     doubt = xp.max(xp.where(inside, units.weight + 16.0 * (1.0 + xp.abs(log_f)), 0.0), axis=-1)
     doubt = ROUNDOFF * doubt + 3.0 * units.y

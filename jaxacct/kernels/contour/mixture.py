@@ -2,9 +2,9 @@
 
     delta(eps) = (1/2 pi i) int e^{K(z) - z eps}/(z (z+1)) dz on Re z = c,   K = sum_i n_i log sum_b share_b M_b(z)
 
-Step i, composed n_i times, draws a branch b with the probability share_b. The branch's output u has the pair P = sum_j
-w_j N(s_j, 1), Q = N(0, 1), s_j >= 0, and the likelihood ratio mix = sum_j w_j e^{s_j u - s_j^2/2}. In either direction
-M(z) = int phi(u) mix(u)^a du, with a = z + 1 for remove and a = -z for add. These kernels run on NumPy only.
+Step i, composed n_i times, draws a branch b with the probability share_b. The branch's output u has the law P = sum_j
+w_j N(s_j, 1) or Q = N(0, 1), s_j >= 0, and the likelihood ratio mix = sum_j w_j e^{s_j u - s_j^2/2}. In either
+direction M(z) = int phi(u) mix(u)^a du, with a = z + 1 for remove and a = -z for add. These kernels run on NumPy only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SMALL_LOSSES = 30.0
 BLOCK = 16
 """Number of values of t that are evaluated at a time."""
 HEIGHT_SHARE = 0.998
-"""Factor on the heights of the loss's density. It covers their rounding, and that of the density's scale."""
+"""Factor on the heights of the loss's density. It covers rounding errors of the heights and of the density's scale."""
 LOG_TOLERANCE = float(np.log(1e-9))
 """Logarithm of the wanted error, relative to delta, of the periodic images (core.py) and of the cut-off in t."""
 LARGEST_CANCELLATION = 3.0
@@ -49,7 +49,7 @@ def delta_bracket(nodes: Nodes, epsilon: float) -> tuple[float, float, float]:
 
 
 def epsilon_bracket(nodes: Nodes, start: float, log_low: float, log_high: float) -> tuple[float, float, float]:
-    """Return (lower, estimate, upper) of epsilon; `upper` holds for the delta e^log_low, `lower` for e^log_high."""
+    """Return (lower, estimate, upper) of epsilon. `upper` is for delta = e^log_low, `lower` for delta = e^log_high."""
     lower, upper = -np.inf, np.inf
     with np.errstate(all="ignore"):
         found = core.newton(nodes, np.asarray(start), np.asarray(log_low), 16)
@@ -62,7 +62,7 @@ def epsilon_bracket(nodes: Nodes, start: float, log_low: float, log_high: float)
 
 
 def nodes_for_epsilon(parts: list[Part], epsilon: float, log_delta: float | None = None) -> Nodes:
-    """Return the nodes of a contour for delta at an epsilon; `log_delta` is about log delta, None if unknown."""
+    """Return a contour's nodes for delta at `epsilon`. `log_delta` is an estimate of log delta, or None."""
     c, _ = saddle(parts, lambda eps, _: eps < epsilon)
     if log_delta is None:
         log_delta = min(log_delta_at(c, sketch(parts, c))[1], 0.0)
@@ -76,13 +76,13 @@ def nodes_for_delta(parts: list[Part], log_delta: float) -> tuple[Nodes, float]:
 
 
 def chernoff(parts: list[Part], highest: float) -> tuple[Array, Array]:
-    """Return abscissae c and bounds of log B(c), for delta(eps) <= B(c) e^{-c eps} with B = kappa(c) E_P e^{c loss}."""
+    """Return abscissae c and upper bounds of log B(c): delta(eps) <= B(c) e^{-c eps}, B = kappa(c) E_P e^{c loss}."""
     at = highest * np.geomspace(1e-4, 1.0, 13)
     return at, np.array([_log_chernoff(parts, float(c)) for c in at]) + 1e-12
 
 
 def _log_chernoff(parts: list[Part], c: float) -> float:
-    """Return an upper bound of log(kappa(c) E_P e^{c loss}), to be rounded up; inf where a grid would be too long."""
+    """Return log(kappa(c) E_P e^{c loss}) plus its error bound, not rounded up; inf where a grid would be too long."""
     try:
         value, error = _exponent(parts, _quadratures(parts, c, 0.0, LOG_TOLERANCE))
     except TooMany:
@@ -117,7 +117,7 @@ def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) 
     gap = bound[at > 1.01 * c] - beyond * epsilon
     chosen = np.unique(beyond[np.argsort(gap - (beyond - c) * period)[:3]])
     logs = np.array([_log_chernoff(parts, float(one)) for one in chosen]) + 1e-9
-    # here the rounding of Im K and of the sum of terms is added; core.two_sided adds the rounding of t eps
+    # this adds the rounding of Im K and of the sum over the nodes; core.two_sided adds the rounding of t eps
     slack = wrong + ROUNDOFF * (count + 48.0) * np.exp(power.real)
     place, h = np.float64(c), np.float64(step)
     weight = core.weight_at(place, h, t)
@@ -157,7 +157,7 @@ def _exponent(parts: list[Part], laws: list[list[Quadrature]]) -> tuple[float, f
 
 
 def _log_modulus(parts: list[Part], laws: list[list[Quadrature]], t: Array) -> Array:
-    """Bound log |e^{K(c + it') - K(c)}| from above for all t' >= t."""
+    """Return an upper bound of log |e^{K(c + it') - K(c)}| for all t' >= t."""
     found = np.zeros(t.shape)
     for part, row in zip(parts, laws, strict=True):
         portion, _ = _portions(part, row)
@@ -231,12 +231,12 @@ def _departure(branch: Quadrature, t: Array, step: float) -> Array:
 
 
 def largest_modulus_gap(branch: Quadrature, t: Array) -> Array:
-    """Bound 1 - |M(c + i t')|/M(c) from below for all t' >= t, (T,)."""
+    """Return a lower bound, (T,), of 1 - |M(c + i t')|/M(c) for all t' >= t."""
     return np.maximum(_by_level_sets(branch, t), 1.0 - _on_lines(branch, t))
 
 
 def _on_lines(branch: Quadrature, t: Array) -> Array:
-    """Bound |M(c + it)|/M(c), (T,), by integrals on lines u + iv, where |e^{it loss}| = e^{-t arg mix} falls with t."""
+    """Bound |M(c + it)|/M(c), (T,), by integrals on lines u + iv. There |e^{it loss}| = e^{-t arg mix} falls with t."""
     law = branch.law
     spread = float(law.shift[-1] - law.shift[0])
     # no line lies above v = 3, since the Gaussian grows by e^{v^2/2} at height v
@@ -258,7 +258,7 @@ def _on_lines(branch: Quadrature, t: Array) -> Array:
 def _by_level_sets(branch: Quadrature, t: Array) -> Array:
     length, height = _cells(branch)
     gap = np.zeros(t.shape)
-    for _ in range(3):  # each time a unimodal part is taken out of the density
+    for _ in range(3):  # each pass takes a unimodal part out of the density
         if not np.any(height > 0.0):
             break
         under = _unimodal(height, int(np.argmax(height)))
@@ -275,7 +275,7 @@ def _by_level_sets(branch: Quadrature, t: Array) -> Array:
 
 
 def _cells(branch: Quadrature) -> tuple[Array, Array]:
-    """Return two lower bounds for each cell: of the length of its range of losses, and of the density of the loss."""
+    """Return lower bounds, for each cell, of the length of its range of losses and of the loss's density in it."""
     spread = float(branch.law.shift[-1] - branch.law.shift[0])
     bend = -1.0 + max(branch.power, 0.0) * 0.25 * spread**2  # largest second derivative of log p
     low = np.minimum(branch.p[:-1], branch.p[1:]) / branch.step * np.exp(-max(bend, 0.0) * branch.step**2 / 8.0)
@@ -298,14 +298,14 @@ def _unimodal(height: Array, mode: int) -> Array:
 
 
 class TooMany(ArithmeticError):
-    """Raised where a grid or a contour would be longer than is allowed, or float64 cannot hold its numbers."""
+    """Raised where a grid or a contour would be too long, or where float64 cannot hold its numbers."""
 
 
 class BranchLaw(NamedTuple):
     """The law of a branch in one direction: a mixture of A normals N(shift, 1) against N(0, 1)."""
 
     shift: Array  # (A,) in standard deviations, ascending
-    weight: Array  # (A,) positive; the true weights sum to 1 and differ from these by at most 4 roundoffs
+    weight: Array  # (A,) positive; each is off by at most 4 roundoffs from the true weight, and true weights sum to 1
     sign: float  # 1 for remove, -1 for add
 
 
@@ -321,19 +321,19 @@ class Quadrature(NamedTuple):
     p: Array  # (X,) tilted mass at each node; the masses sum to 1, up to rounding and `from_step`
     log_m: float  # log M(c)
     log_m_error: float  # bound of the error of log M(c)
-    from_step: float  # bound of the error of M(c + it)/M(c) from the grid's step and range, for the t asked for
+    from_step: float  # bound of the error of M(c + it)/M(c) that comes from the grid's step and range
     by_size: float  # the rounding error of M(c + it)/M(c) is at most min(by_size, t by_length)
     by_length: float
 
 
 def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadrature:
-    """Evaluate M(c), with bounds of its errors, on a grid for |Im z| <= t. The wanted error is e^log_goal M(c)."""
+    """Evaluate M(c) and bounds of its errors on a grid that serves |Im z| <= t; the wanted error is e^log_goal M(c)."""
     shift, weight = law.shift, law.weight
     power = c + 1.0 if law.sign > 0 else -c
     least, most = float(shift[0]), float(shift[-1])
     spread = most - least
     need = -log_goal
-    # standard deviations by which the grid extends beyond all points where the mode of the tilted law can lie
+    # number of standard deviations by which the grid extends beyond every possible mode of the tilted law
     reach = max(12.0, float(np.sqrt(2.0 * (need + 5.0))))
     if law.sign > 0:
         left, right = -reach, power * most + reach
@@ -361,7 +361,7 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
 
 
 def _log_mix(law: BranchLaw, u: Array) -> tuple[Array, Array, Array, Array]:
-    """Return, at each u, log mix, a bound of its error, and the posterior mean and posterior (X, A) of the shifts."""
+    """Return, at each u, log mix, a bound of its error, and the shifts' posterior mean and posterior, (X, A)."""
     shift, weight = law.shift, law.weight
     y = u[:, None] * shift - 0.5 * shift**2
     top = np.max(y + np.log(weight), axis=1)
@@ -418,7 +418,7 @@ def _on_grid(law: BranchLaw, power: float, t: float, u: Array, step: float, heig
 
 
 def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f: Array) -> tuple[float, float]:
-    """Return logarithms of bounds of two integrals of phi mix^a: over all u left of the grid, and right of it."""
+    """Return the logs of upper bounds of two integrals of phi mix^a: to the left of the grid, and to its right."""
     low, high = float(ends[0]), float(ends[1])
     if power >= 0.0:
         gap = high - power * float(law.shift[-1])
@@ -431,7 +431,7 @@ def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f:
 
 
 def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[float, float]:
-    """Return two bounds of log int_{u < low} phi mix^-c: by log mix's tangent at `low`, by the term of least shift."""
+    """Bound log int_{u < low} phi mix^-c in two ways: by log mix's tangent at `low`, and by the term of least shift."""
     y = np.log(law.weight) + law.shift * low - 0.5 * law.shift**2
     posterior = np.exp(y - logsumexp(y))
     mean, least = float(posterior @ law.shift), float(law.shift[0])
@@ -442,7 +442,7 @@ def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[
 
 
 class Line(NamedTuple):
-    """Bounds of |phi mix^a|/M(c) for real a on the line u + iv, and arg mix on this line; arg mix grows with u."""
+    """Bounds of |phi mix^a|/M(c), a real, on the line u + iv, and arg mix on this line, which grows with u."""
 
     log_cells: Array  # (X - 1,) log of a bound of the integral over each cell of the grid
     angle: Array  # (X,) arg mix at the nodes u + iv
@@ -453,7 +453,7 @@ class Line(NamedTuple):
 def line(
     law: BranchLaw, power: float, u: Array, step: float, v: float, log_m: float, log_mix: Array, posterior: Array
 ) -> Line:
-    """Bound |phi mix^a|/M(c) on the line u + iv, cell by cell. v times the spread of the shifts is at most pi/2."""
+    """Bound |phi mix^a|/M(c) on the line u + iv in each cell; v times the spread of the shifts must be at most pi/2."""
     shift, middle = law.shift, 0.5 * float(law.shift[0] + law.shift[-1])
     log_phi = -0.5 * u**2 - 0.5 * np.log(2.0 * np.pi)
     turned = posterior @ np.exp(1j * (shift - middle) * v)
@@ -489,7 +489,7 @@ def _strip(
 
 
 class Part(NamedTuple):
-    """A step, composed `times` times. It draws one of several branches."""
+    """A step that is composed `times` times. Each time it draws one of several branches."""
 
     times: float
     shares: tuple[float, ...]  # probabilities of the branches
@@ -498,7 +498,7 @@ class Part(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """Estimates of K and of its first two derivatives at some c, for placing the contour."""
+    """Estimates, for placing the contour, of K and of its first two derivatives at some c."""
 
     k: float
     mean: float  # K'
@@ -533,7 +533,7 @@ def sketch(parts: list[Part], c: float) -> Sketch:
 
 
 def log_delta_at(c: float, at: Sketch) -> tuple[float, float]:
-    """Return (eps, log delta) for which c is the saddle point of the integrand, including its factor 1/(z (z+1))."""
+    """Return (eps, log delta) for which c is the saddle point of the whole integrand, with its factor 1/(z (z+1))."""
     eps = at.mean - 1.0 / c - 1.0 / (c + 1.0)
     bend = at.variance + 1.0 / c**2 + 1.0 / (c + 1.0) ** 2
     return eps, at.k - c * eps - np.log(c) - np.log1p(c) - 0.5 * np.log(2.0 * np.pi * bend)

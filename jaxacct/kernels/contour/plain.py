@@ -77,7 +77,7 @@ def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array
 
 
 def _decay_at(law: LossLaw, levels: tuple[Array, Array], frequency: Array, at_c: Array) -> Array:
-    """Bound the sum of -log|M(c + it)/M(c)| over the steps from below for t >= frequency; log M(c) is off by `at_c`."""
+    """Return a lower bound of -sum n log|M(c + it)/M(c)| for every t >= frequency; log M(c) is off by `at_c`."""
     xp = namespace(law.sign, frequency)
     decay = law.mu2 * frequency**2 / 2.0
     if law.gauss_n.shape[-1]:
@@ -156,7 +156,7 @@ def values_along(nodes: Nodes, epsilon: Array) -> Array:
 
 
 def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Bound the errors of `values_along` as core.errors does; they grow with |eps| and with the number of nodes."""
+    """Bound the errors of `values_along` as core.errors does. The errors grow with |eps| and the number of nodes."""
     xp = namespace(nodes.t, epsilon)
     weight = xp.hypot(*nodes.weight)
     size = weight * xp.exp(nodes.log_modulus)
@@ -177,7 +177,7 @@ def reach(law: LossLaw, c: Array, h: Array, log_tol: Array, points: int) -> Arra
 def value_and_slopes(
     law: LossLaw, c: Array, h: Array, keep: Array, epsilon: Array, points: int, count: int
 ) -> tuple[Array, Array, Array]:
-    """Return log delta, -delta'/delta and delta''/delta by the first `keep` nodes, without bounds of errors."""
+    """Return log delta, -delta'/delta and delta''/delta from the first `keep` nodes, without error bounds."""
     xp = namespace(law.sign, c)
     grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, law.sign[..., None], c[..., None], points)
     re, im = core.departures(grid.weight, (h * law.sign)[..., None, None] * grid.loss, count)

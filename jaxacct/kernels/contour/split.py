@@ -1,10 +1,9 @@
 """The split contour: delta(eps) where few steps sample the record (kernels/README.md, section 6, has a glossary).
 
 The outcomes of a step are split into a bulk of small losses, jumps with larger losses, and a far tail.  Two things are
-not integrated.  Far outcomes are cut off, since under the tilt their losses would outweigh all losses that decide
-delta.  Bulk compositions, in which the outcome of every step is in the bulk, are left out if they form a near-atom,
-since the characteristic function of a near-atom does not decay.  A near-atom is likely where few of many steps sample
-the record.
+not integrated.  Far outcomes are cut off, since under the tilt they would outweigh all outcomes that decide delta.
+Bulk compositions, in which the outcome of every step is in the bulk, are left out if they form a near-atom, since the
+characteristic function of a near-atom does not decay.  A near-atom is likely where few of many steps sample the record.
 
 With A and B the transforms of a step's bulk and jumps, and n the number of equal steps, delta is the contour integral
 of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the part of delta from compositions with a step in the far tail.  For
@@ -62,14 +61,14 @@ class Contour(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """A contour and the choice of its windows, which is all that a certificate needs to know of the placement."""
+    """A contour, and the windows that were chosen for it: all of the placement that a certificate needs."""
 
     contour: Contour
     choice: split_remainder.WindowChoice
 
 
 def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: Array | None = None) -> Grid:
-    """Return grids in u for the J sampled Gaussians: even in u, or resolving e^{itL} for every t <= `frequency`."""
+    """Return grids of the J sampled Gaussians: evenly spaced in u, or resolving e^{itL} for every t <= `frequency`."""
     turns = None if frequency is None else frequency[..., None]
     return split_parts.grid(steps_of(law, windows.low, windows.high), c[..., None], points, turns)
 
@@ -90,7 +89,7 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
 
     _, mean, variance = k(1e-3 * start)
     gap = epsilon - mean
-    normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # where c would be if the law were normal
+    normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # c of a normal law with these moments
     scan = xp.stack([f * start for f in SCAN] + [xp.clip(normal, 1e-3 * start, 1e4 * start)])
     first = _pick_in_front(scan, xp.argmin(size(scan) - scan * epsilon, axis=0))
     point = saddle_point(k, "epsilon", epsilon, first, REFINEMENT_STEPS, down=3.0, up=3.0)
@@ -98,8 +97,8 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
     sizes = size(at)
     # nats lost to cancellation already at the saddle point
     least = xp.min(sizes - at * epsilon, axis=0) - log_delta
-    # Rounding is about e^-30 of the largest term: a cancellation of 16 nats leaves an accuracy of e^-14. At least 1.5
-    # more nats are allowed, since less would leave hardly any choice of abscissa.
+    # Rounding errors are about e^-30 of the largest term. So a cancellation of 16 nats leaves an accuracy of e^-14. At
+    # least 1.5 nats are always allowed, since less would leave hardly any choice of abscissa.
     allowed = xp.clip(16.0 - least, 1.5, LARGEST_CANCELLATION)
     tried, bound = (xp.moveaxis(x, 0, -1) for x in (at, sizes))
     c, period = core.period_for(point.c, tried, bound, epsilon, log_delta, log_tol, allowed[..., None])
@@ -160,7 +159,7 @@ class Integrand(NamedTuple):
 
 
 class Quadrature(NamedTuple):
-    """What an integrand is made from: grids, and the transforms A of the bulk and B of the jumps on them."""
+    """What an integrand is computed from: grids, and on them the transforms A of the bulk and B of the jumps."""
 
     grids: Grid
     parts: TiltedParts  # bulk and jumps under the tilt c
@@ -180,7 +179,7 @@ def _quadrature(law: LossLaw, contour: Contour, points: int, count: int) -> Quad
 
 
 def _ratio(odds: Array, bulk: tuple[Array, Array], jump: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Return B(z_k)/A(z_k) from log(B(c)/A(c)) = odds, A(z_k)/A(c) - 1 = bulk and B(z_k)/B(c) - 1 = jump."""
+    """Return B(z_k)/A(z_k), given odds = log(B(c)/A(c)), bulk = A(z_k)/A(c) - 1 and jump = B(z_k)/B(c) - 1."""
     xp = namespace(odds, bulk[0])
     whole = 1.0 + bulk[0], 1.0 + jump[0]
     scale = xp.exp(odds)[..., None] / xp.maximum(whole[0] ** 2 + bulk[1] ** 2, 1e-300)
@@ -239,7 +238,7 @@ def integrand_at(law: LossLaw, contour: Contour, points: int, count: int) -> tup
 
 
 def needed(law: LossLaw, contour: Contour, grids: Grid) -> Array:
-    """Return the numbers of points and of nodes that suffice to follow the integrand until its terms are negligible."""
+    """Return how many points and how many nodes suffice to follow the integrand until its terms are negligible."""
     xp = namespace(law.gauss_n, grids.u)
     rise = xp.max(grids.loss[..., -1] - grids.loss[..., 0], axis=-1)
     turns = contour.nodes_needed * rise / contour.period
@@ -261,20 +260,20 @@ def estimate(integrand: Integrand, epsilon: Array) -> tuple[Array, Array]:
 LEAST_LOG_SCALE = -690.0
 """Smallest logarithm of Z = e^{K(c) - c eps} that is exponentiated: e^-690 is still a normal number."""
 BELIEVED = 1e6
-"""`Start.trust` of a value that a program with fewer nodes has found but not certified."""
+"""The `trust` (`Start`) of a value that a program with fewer nodes has found but not certified."""
 LARGEST_MOVE = 2.5
-"""Largest factor by which eps moves on one contour: brackets are narrow only near the eps for which it was placed."""
+"""Largest factor by which eps moves on one contour, whose brackets are narrow only near the eps it was placed for."""
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
 """Smallest and largest eps that the search may return."""
 MARGIN = 1.05
-"""Factor on the distance of a bound of eps from the estimate. It covers the change of delta's slope over it."""
+"""Factor on the distance of a bound of eps from the estimate, for the change of delta's slope over this distance."""
 
 
 class Start(NamedTuple):
-    """A value to start from, of eps or of log delta, and how far it is to be trusted.
+    """A starting value of eps or of log delta, and how far the value is trusted.
 
-    It is used only if the saddle point approximation differs from it by a factor of at most `trust`: 0 where there is
-    no value, and inf where it is the solution already.
+    The value is used only if the saddle point approximation differs from it by a factor of at most `trust`. `trust` is
+    0 where there is no value, and inf where the value is the solution already.
     """
 
     value: Array
@@ -290,7 +289,7 @@ def _solve(integrand: Integrand, start: Array, log_delta: Array) -> Array:
         moved = eps + xp.clip((value - log_delta) / rate, -0.4 * start, 0.4 * start)
         return xp.clip(moved, start / LARGEST_MOVE, start * LARGEST_MOVE)
 
-    return repeat(xp, 7, newton, start)  # seven steps suffice within a factor of LARGEST_MOVE from the start
+    return repeat(xp, 7, newton, start)  # seven steps suffice, since the start is at most a factor of LARGEST_MOVE away
 
 
 class _Round(NamedTuple):
@@ -330,7 +329,7 @@ def _rounds(
 
 
 def _first(law: LossLaw, log_delta: Array, log_tol: Array) -> Array:
-    """Return the saddle point approximation of eps. Outcomes so far out that they are negligible are left out."""
+    """Return the saddle point approximation of eps, without the outcomes that are too rare to matter."""
     xp = namespace(law.gauss_n, log_delta)
     one = xp.ones_like(law.sign)
     high = xp.where(
@@ -363,7 +362,7 @@ def epsilon(
     log_delta_low, log_delta_high, log_tol, *known = _together(law, log_delta_low, log_delta_high, log_tol, *start)
     value, trust = known
     guess = xp.clip(_first(law, log_delta_low, log_tol), LEAST_EPSILON, LARGEST_EPSILON)
-    # a guess below 1e-11 may have been clipped at LEAST_EPSILON, so it does not refute a larger starting value
+    # a guess below 1e-11 may have been clipped at LEAST_EPSILON, so a larger starting value may still be right
     likely = (value * trust > guess) & ((value < guess * trust) | (guess < 1e-11))
     found = _rounds(
         law,
@@ -384,7 +383,7 @@ def _certified(law: LossLaw, found: _Round, log_delta_low: Array, log_delta_high
     _, rate = estimate(integrand, solution)
     low, high = ends(integrand, certificate, solution)
     grain = 16.0 * ROUNDOFF * (xp.abs(integrand.k0) + xp.abs(log_delta_low) + 4.0)
-    rate = xp.maximum(rate, 1e-3 / solution)  # a distance that is too long makes the bracket wide, but never false
+    rate = xp.maximum(rate, 1e-3 / solution)  # a rate that is too low makes the bracket wide, but never false
     above = solution + MARGIN * (xp.maximum(high - log_delta_low, 0.0) + grain) / rate
     below = solution - MARGIN * (xp.maximum(log_delta_high - low, 0.0) + grain) / rate
     below = xp.where(below > 0, below, xp.inf)  # only a positive bound is used
@@ -403,7 +402,7 @@ def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, c
 def delta_about(
     law: LossLaw, eps: Array, around: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
 ) -> Bracketed:
-    """Bracket log delta at the K values `around`, on one contour placed for `eps`: narrow near it, sound anywhere."""
+    """Bracket log delta at the K values `around`, on one contour placed for `eps`; brackets are narrow near `eps`."""
     xp = namespace(law.gauss_n, eps)
     found, _ = _placed(law, eps, start, log_tol, points, count, rounds)
     many = xp.moveaxis(around, -1, 0)
@@ -463,8 +462,8 @@ class _OnAxis(NamedTuple):
 def _on_the_axis(law: LossLaw, placed: Placement, points: int) -> _OnAxis:
     """Bound the periodic images, and the contribution of bulk compositions, by Chernoff's bound.
 
-    All grids go through the function of error bounds together, so that JAX traces it once.  The first axis is for two
-    kinds of grids: for the contour, and for bulk compositions.  The second axis is for two abscissae of each kind.
+    One call bounds the errors on all grids, so that JAX traces it once.  The first axis is for two kinds of grids: for
+    the contour, and for bulk compositions.  The second axis is for two abscissae of each kind.
     """
     xp = namespace(law.gauss_n, placed.contour.c)
     contour, choice = placed
@@ -526,7 +525,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     size = xp.abs(integrand.k0) + xp.sum(n * xp.abs(parts.log_bulk), axis=-1) + law.mu2 * c * (c + 1.0) + rise + 30.0
     common = split_parts.FIRST_ORDER * (xp.sum(n * at_c[0], axis=-1) + ratio_error) + units * size
     left_out = split_remainder.bounds(law, windows, choice, integrand.far, axis.bulk_at, axis.bulk_log, points)
-    # the decay is bounded anew, since the decay that placed the contour comes from a coarse grid without error bounds
+    # the decay is bounded anew: the contour was placed by a decay from a coarse grid, without error bounds
     beyond = split_parts.decay_beyond(law, windows, axis.even, axis.parts, axis.errors, c, integrand.k0, t_max)
     beyond = beyond + xp.log(xp.pi * (t_max - 0.5 * integrand.h))
     needs = needed(law, contour, grids)
@@ -552,7 +551,7 @@ def ends(integrand: Integrand, certificate: Certificate, epsilon: Array) -> tupl
     low = z * least * xp.where(least > 0, down, up) - split_remainder.OUTWARD * images * up + far
     log_low, log_high = (xp.log(xp.maximum(x, 1e-300)) for x in (low, high))
     margin = 16.0 * ROUNDOFF * (xp.abs(log_z) + xp.abs(integrand.c * epsilon) + 8.0)
-    # the integral is at least 0, so nothing is claimed where its upper bound is negative
+    # the integral is at least 0, so a negative upper bound is wrong, and nothing is claimed
     certain = (value + both >= 0.0) & (high < xp.inf)
     low = xp.where(certain & (low > 1e-300), log_low - margin - 8.0 * ROUNDOFF * xp.abs(log_low), -xp.inf)
     return low, xp.where(certain, log_high + margin + 8.0 * ROUNDOFF * xp.abs(log_high), xp.inf)
@@ -568,13 +567,13 @@ def _window_rounding(distance: Array, blur: Array) -> tuple[Array, Array]:
 class _Units(NamedTuple):
     """Bounds of rounding errors, for each of the X terms in the sum of one part (bulk or jumps)."""
 
-    own: Array  # (X,) of the logarithms of the weights, in units of 2^-53
-    turned: Array  # (X,) of the losses L, in units of 2^-53; times t, they bound the errors of the angle of e^{itL}
-    doubt: Array  # largest bound of the error of a weight's logarithm, in full and not in units of 2^-53
+    own: Array  # (X,) error of the logarithm of each weight, in units of 2^-53
+    turned: Array  # (X,) error of each loss L, in units of 2^-53; t times it bounds the error of the angle of e^{itL}
+    doubt: Array  # largest error of the logarithm of any weight, not in units of 2^-53
 
 
 def _units(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> tuple[_Units, _Units]:
-    """Bound the rounding of the terms of bulk and of jumps. Errors of nodes and windows are included."""
+    """Bound the rounding errors of the bulk's and the jumps' terms. Errors of nodes and windows are included."""
     xp = namespace(nodes.u, c)
     z, size, place = xp.abs(c)[..., None] + 1.0, xp.abs(nodes.loss), xp.abs(nodes.u)
     sigma, q, low, high = (x[..., None] for x in (steps.sigma, steps.q, steps.low, steps.high))
@@ -582,7 +581,7 @@ def _units(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> tuple[_Un
     edge = xp.maximum(place[..., :1], place[..., -1:])
     in_y = 4.0 * (place / sigma + 0.5 / sigma**2)
     through_y = nodes.posterior * (in_y - 3.0 * xp.log(q))
-    # `node` bounds the error of a node u and, through the posterior, of its `gap`
+    # `node` bounds the error of a node u, and of its `gap`, which depends on u through the posterior
     warped = nodes.warp[..., None] * ((gaussian_errors.LOG_MIX_UNITS + 6.0) * size + through_y)
     node = nodes.slack / ROUNDOFF + (4.0 * edge + warped) * nodes.gap / nodes.step[..., None]
     far, far_slope = _window_rounding(high - nodes.u, high_blur(sigma))
@@ -613,7 +612,7 @@ def _of_weights(units: _Units, weight: Array, log_part: Array) -> Array:
 
 
 def weight_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Return an array of two bounds: of the rounding error of log A(c), and of the rounding error of log B(c)."""
+    """Return two bounds, (2,): of the rounding error of log A(c), and of the rounding error of log B(c)."""
     of_bulk, of_jump = _units(steps, c, nodes, parts)
     bulk = _of_weights(of_bulk, parts.bulk, parts.log_bulk)
     return stack(namespace(bulk), [bulk, _of_weights(of_jump, parts.jump, parts.log_jump)])
@@ -622,7 +621,7 @@ def weight_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Ar
 def rounding_errors(
     steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array, depth: float
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
-    """Return the three bounds of `gaussian_errors._rounding_errors` for the bulk, and the same for the jumps."""
+    """Return the three bounds of `gaussian_errors._rounding_errors`, once for the bulk and once for the jumps."""
     xp = namespace(nodes.u, c, t_max)
     size = xp.abs(nodes.loss)
 

@@ -12,8 +12,8 @@ compositions, which have no jump either, are left out.  The windows are entire f
 stays exponentially accurate.  The nodes of the rule are equidistant in `v = u + warp L(u)`.  So they are close in u
 where the loss is steep, and one point per turn suffices to follow e^{itL}.
 
-Bounds of the errors of A and B follow: quadrature, the terms beyond the cut-off in t, and periodic images.  Each is
-relative to the part's own value on the real axis (kernels/README.md, sections 1, 2 and 6).
+Bounds of the errors of A and B follow: of the quadrature, of the terms beyond the cut-off in t, and of the periodic
+images.  The errors of A are relative to A(c), and the errors of B to B(c) (kernels/README.md, sections 1, 2 and 6).
 """
 
 from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ class Grid(NamedTuple):
     gap: Array  # (X,) du at each node, which is its weight
     step: Array  # distance of neighbouring nodes in v = u + warp L(u), L the loss
     warp: Array  # the factor in v; 0 if the nodes are evenly spaced in u
-    slack: Array  # (X,) bound of the error of u as the solution of u + warp L(u) = v
+    slack: Array  # (X,) upper bound of the error of u, which solves u + warp L(u) = v approximately
     loss: Array  # (X,) log mix, the loss of the remove direction
     posterior: Array  # (X,) q e^y / mix at each node, with y = u/sigma - 1/(2 sigma^2)
     log_bulk: Array  # (X,) log(w1 w2 phi gap): w1 is the low window, w2 the far window, phi the normal density
@@ -105,7 +105,7 @@ def high_blur(sigma: Array) -> Array:
 
 
 def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
-    """Return both ends of a grid in u. For remove it ends beyond the far window; for add it holds the tilted law."""
+    """Return both ends of a grid in u. For remove it reaches beyond the far window; for add it holds the tilted law."""
     sigma, q, sign, _, high = steps
     xp = namespace(sigma, high, c)
     # At `last` the far window is below 1e-60. So a tilted law, times the far window, has a mass of less than e^-45
@@ -125,7 +125,7 @@ def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
 
 
 def grid(steps: Steps, c: Array, nodes: int, frequency: Array | None = None, stop: Array = np.inf) -> Grid:
-    """Place `nodes` points up to u = `stop`, even in u, or so that they resolve e^{itL} for every t <= `frequency`."""
+    """Place `nodes` points up to u = `stop`: evenly spaced, or resolving e^{itL} for every t <= `frequency`."""
     sigma, q, _, low, high = steps
     xp = namespace(sigma, low, high, c)
     lo, hi = ends(steps, c)
@@ -163,7 +163,7 @@ def _warped(
         loss, posterior = log_mix(sigma, q, u)
         return u - (u + warps * loss - v) / (1.0 + warps * posterior / sigma)
 
-    # after four Newton steps an error is left, which `Grid.slack` bounds
+    # `Grid.slack` bounds the error that four Newton steps leave
     u = repeat(xp, 4, newton, interp(xp, v, even + warps * loss, even))
     loss, posterior = log_mix(sigma, q, u)
     growth = 1.0 + warps * posterior / sigma
@@ -230,7 +230,7 @@ def _mass(weight: Array) -> Array:
 
 
 def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
-    """Return `K(c) = log(prod (A+B)^n - (1 - keep_bulk) prod A^n)`, with the unsampled Gaussians' term added."""
+    """Return `K(c) = log(prod (A+B)^n - (1 - keep_bulk) prod A^n)` plus the term of the Gaussians without sampling."""
     xp = namespace(law.gauss_n, parts.loss, c)
     top, weight = _weights(law, parts, c)
     log_bulk, log_jump = (top + xp.log(_mass(weight * share)) for share in (parts.bulk, parts.jump))
@@ -241,7 +241,7 @@ def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
 def cumulants(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> tuple[Array, Array, Array]:
     """Return `log_size` and its first two derivatives in c.
 
-    They place the contour, and enter no bound: where bulk or jumps are below e^-600 of the other, they are lost.
+    They only place the contour: if either of A and B is below e^-600 of the other, it is lost.
     """
     xp = namespace(law.gauss_n, parts.loss, c)
     n, loss = law.gauss_n, law.sign[..., None, None] * parts.loss
@@ -284,8 +284,8 @@ STAIRS = 12.0
 STRIP_SHARE = 0.97
 """Largest height of a shifted line, as a share of pi sigma, which is half the width of the strip of analyticity."""
 SIDES_FACTOR = 2.0 * TALLEST_LINE
-"""Largest total length of the two sides that join the shifted line to the axis.  They contribute at most this times a
-bound of the integrand.
+"""Largest total length of the two sides that join the shifted line to the axis.  The integral
+along them is at most this length times a bound of the integrand.
 
 On the sides the kernel in the trapezoid rule's error is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section
 6)."""
@@ -328,7 +328,7 @@ def _gaussian(u: Array) -> Array:
 
 
 def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
-    """Bound the log integrals of bulk and of jumps over each cell of Im u = alpha, and arg mix from both sides."""
+    """Bound the log integrals of bulk and of jumps in each cell of Im u = alpha, and arg mix there, from both sides."""
     (sigma, q, sign, *_), (u, loss) = steps, edges
     xp = namespace(u, loss, c, alpha)
     angle, width, power = (alpha / sigma)[..., None], sigma[..., None], c[..., None] + 1.0
@@ -341,7 +341,7 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
     edge = xp.maximum(xp.abs(u[..., 0]), xp.abs(u[..., -1]))
     off = (4.0 * ROUNDOFF * (edge / sigma + 0.5 / sigma**2 + 1.0))[..., None]
     blurred = power * (odds / (1.0 + odds) * off + 4.0 * gaussian_errors.LOG_MIX_UNITS * ROUNDOFF * xp.abs(loss))
-    modulus, turn, blurred = keep_apart(xp, (modulus, turn, blurred))  # so each edge's value is computed once
+    modulus, turn, blurred = keep_apart(xp, (modulus, turn, blurred))  # so XLA computes the values at each edge once
     # up to the angle v = pi/2 the modulus is monotone in u; for larger v, mix cos(v/2) <= |mix| <= mix
     steep = angle > 0.5 * xp.pi
     highest = xp.where(steep, loss[..., 1:], modulus[..., 1:])
@@ -353,7 +353,7 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
 
 
 def side_bounds(steps: Steps, c: Array, alpha: Array, nodes: Grid) -> Array:
-    """Bound the log densities of bulk and of jumps from above, (2, 2), at both ends of the grid, for Im u <= alpha."""
+    """Return upper bounds, (2, 2), of log densities at Im u <= alpha: of bulk and jumps, at both ends of the grid."""
     # The path's two upright ends stand up to half a step outside the grid. Outside the grid the density is at most the
     # density at the nearest node.
     sigma, _, sign, low, high = steps
@@ -407,21 +407,21 @@ def _least(
 ) -> Array:
     """Return the least error over several heights of the line, or USELESS where the grid cannot resolve the law.
 
-    error : maps heights to bounds, both with one more axis in front. exponents : as in `step_errors`.
+    error : maps heights to error bounds, both with a new axis in front. exponents : of the heights (`step_errors`).
     """
     xp = namespace(nodes.step, like)
     widest = xp.minimum(STRIP_SHARE * xp.pi * sigma, TALLEST_LINE)
     lowest = xp.minimum(4.0 * high_blur(sigma) ** 2 / nodes.step, 0.9 * widest)
     heights = lowest * (widest / lowest) ** in_front(exponents, like.ndim)
     errors = ROUNDED_UP * xp.min(error(heights), axis=0)
-    # A coarser grid cannot resolve the law (kernels/README.md, section 6). Below sigma = 2e-3, 1/sigma is too large for
-    # closed forms of the remainder.
+    # A grid with larger steps cannot resolve the law (kernels/README.md, section 6). Below sigma = 2e-3, 1/sigma is too
+    # large for the closed forms of the remainder.
     seen = (sigma > 0.05 * nodes.step) & (sigma > 2e-3)
     return xp.where(seen[..., None], xp.minimum(errors, USELESS), USELESS)
 
 
 def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turning: Array | float) -> Array:
-    """Bound the integral along both sides of the path, relative to A(c), B(c). The phase is below turning * height."""
+    """Bound the integrals of A/A(c) and B/B(c) along both sides of the path; the phase is at most turning * height."""
     xp = namespace(nodes.u, c, alpha)
     climb = in_front(np.arange(1.0, STAIRS + 1.0) / STAIRS, alpha.ndim)
     decay = 2.0 * xp.pi * alpha / nodes.step
@@ -434,7 +434,7 @@ def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turn
 
 
 def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array) -> Array:
-    """Bound the errors of A and B at c + it, |t| <= t_max, by the grid's step and ends, relative to A(c) and B(c).
+    """Bound the errors of A/A(c) and B/B(c) at c + it, |t| <= t_max, that come from the grid's step and ends.
 
     The line of integration is moved to height alpha in u. On it `Im v = alpha + warp arg mix`, so that the warp
     compensates the phase `t arg mix`.
@@ -453,12 +453,12 @@ def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: 
         sides = _climbed(steps, c, alpha, nodes, own, turning)
         return 2.0 * xp.exp(moved - decay) / (-xp.expm1(-decay)) + sides
 
-    # exponents of heights: 0 for the height that suits the far window, 1 for the largest that the strip allows
+    # exponents of heights: 0 gives the height that suits the far window, and 1 the largest height in the strip
     return _least(steps.sigma, own[..., 0], nodes, error, (0.0, 0.2, 0.4, 0.6)) + tails(steps, c, nodes, parts)
 
 
 def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Return the bounds of `step_errors` for t = 0 on an even grid, by mix cos(v/2) <= |mix(x + i sigma v)| <= mix."""
+    """Return the bounds of `step_errors` at t = 0 on evenly spaced points, by |mix| >= mix cos(v/2), v = Im u/sigma."""
     xp = namespace(nodes.u, c)
     u, loss = cell_edges(steps, nodes)
     own = stack(xp, [parts.log_bulk, parts.log_jump])
@@ -496,7 +496,7 @@ def _whole(nodes: Grid, parts: TiltedParts, sign: Array, c: Array) -> Tilted:
 def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
     """Bound the decay, -log(|integrand|/e^{K(c)}), from below at every t >= frequency, for keep_bulk 1 and 0.
 
-    All arguments but the law have a first axis for the two values of keep_bulk. `frequency` has one more, before it.
+    All arguments but the law have a first axis for the two values of keep_bulk; in `frequency` it is the second axis.
     """
     xp = namespace(law.gauss_n, windows.low, frequency)
     (_, *kept), (windows, *left) = (jax.tree.map(lambda x, i=i: x[i], (windows, grids, parts, c)) for i in range(2))
@@ -512,7 +512,7 @@ def _rounded_down(law: LossLaw, sampled: Array, frequency: Array) -> Array:
 
 
 def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Bound the sampled Gaussians' part of the decay (`decay_of_both`) from below, for keep_bulk = 1: by level sets."""
+    """Return a lower bound of the sampled Gaussians' decay (`decay_of_both`), for keep_bulk = 1, by level sets."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     whole = _whole(grids, parts, law.sign[..., None], c[..., None])
     slabs, lengths = gaussian_errors.level_sets(law.gauss_sigma, law.gauss_q, whole)
@@ -521,7 +521,7 @@ def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequenc
 
 
 def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Bound the sampled Gaussians' part of the decay (`decay_of_both`) from below, for keep_bulk = 0: by jumps."""
+    """Return a lower bound of the sampled Gaussians' decay (`decay_of_both`), for keep_bulk = 0, by the jumps."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     ceilings = _jump_ceiling(law, windows, c[..., None], grids, parts.log_jump, frequency[..., None])
     odds = parts.log_jump - parts.log_bulk
@@ -532,7 +532,7 @@ def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c
 
 
 def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jump: Array, frequency: Array) -> Array:
-    """Bound log(|B(c + it)|/B(c)) from above for t >= frequency (remove): on lines Im u > 0 |e^{itL}| falls with t."""
+    """Bound log(|B(c + it)|/B(c)) from above for t >= frequency (remove), on lines Im u > 0, where |e^{itL}| falls."""
     xp = namespace(nodes.u, frequency)
     sigma, steps = law.gauss_sigma, steps_of(law, windows.low, windows.high)._replace(sign=xp.ones_like(c))
     # heights of the line, in widths of the low window
@@ -540,7 +540,7 @@ def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jum
     alpha = xp.minimum(heights, STRIP_SHARE * xp.pi * sigma)
     _, jump, turn, _ = cell_bounds(steps, c, alpha, cell_edges(steps, nodes))
     sides = side_bounds(steps, c, alpha, nodes)[..., 1, :]
-    # one height after the other: the terms of all heights together would not fit into a cache
+    # the heights are taken one after the other, since the terms of all heights would not fit into a cache
     sums = xp.stack([logsumexp(own - frequency[..., None] * angle) for own, angle in zip(jump, turn, strict=True)])
     sums = xp.logaddexp(sums, np.log(SIDES_FACTOR) + logsumexp(sides))
     return xp.minimum(xp.min(sums, axis=0) - log_jump, 0.0)
@@ -567,7 +567,7 @@ def _log_total(law: LossLaw, keep_bulk: Array, parts: TiltedParts, c: Array) -> 
 
 
 def chernoff(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, c: Array) -> Array:
-    """Bound `K(c) + log kappa(c)` of the integrated compositions from above; `errors`, (J, 2): of log A and log B."""
+    """Bound `K(c) + log kappa(c)` of the integrated compositions from above; log A and log B have `errors`, (J, 2)."""
     own, rise = _log_total(law, keep_bulk, parts, c)
     value = own + _raised(law, keep_bulk, parts, errors, rise) + log_kappa(c)
     return value + _sum_rounding(law, parts, rise, c)
@@ -591,7 +591,7 @@ def decay_beyond(
     k0: Array,
     frequency: Array,
 ) -> Array:
-    """Bound -log(|integrand|/e^{k0}) from below at every t >= frequency. The bound allows for `errors` (`chernoff`)."""
+    """Return a lower bound, for t >= frequency, of -log(|integrand|/e^{k0}). It allows for errors of log A and B."""
     xp = namespace(law.gauss_n, windows.low, frequency)
     own, rise = _log_total(law, windows.keep_bulk, parts, c)
     by_levels = _by_levels(law, grids, parts, c, frequency)

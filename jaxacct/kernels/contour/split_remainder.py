@@ -2,8 +2,8 @@
 
 A step is far if its outcome is in the far tail of split_parts.py, and a bulk step if its outcome is in the bulk.
 Compositions with a far step contribute a closed form to delta, plus an excess, which is bounded.  In a bulk composition
-all steps are bulk steps; Chernoff's bound is used for its contribution (kernels/README.md, section 6).  The likelihood
-ratio mix and the windows w1 and w2 are those of split_parts.py.
+all steps are bulk steps.  Chernoff's bound limits what bulk compositions contribute (kernels/README.md, section 6).
+The likelihood ratio mix and the windows w1 and w2 are those of split_parts.py.
 """
 
 import math
@@ -29,17 +29,17 @@ from jaxacct.kernels.contour.split_parts import (
 from jaxacct.kernels.law import LossLaw, log_mix
 
 FAR_LOSSES = np.geomspace(0.05, 100.0, 24)
-"""Losses above max(eps, 0), in units of `scale_of`: far windows are tried two widths above the u with this loss."""
+"""Losses above max(eps, 0), in units of `scale_of`. The far window is tried two widths above the u of each loss."""
 BULK_END = 13.0
-"""A bulk step's law is cut off this many widths above the low window's centre. Bounds include the mass cut off."""
+"""A bulk step's law is cut off this many window widths above the low window's centre. Bounds include the cut mass."""
 LARGEST_EXPONENT = 600.0
 """Largest eps whose exponential is computed: e^600 is far below the largest float64."""
 LARGEST_MOMENT = 1e200
 """If a moment is larger than this, no useful bound follows from it, and the bound is inf."""
 FAR_ROUNDING = 1e-11
-"""Relative rounding error that is allowed for `FarMasses`. The few operations that give them cause far less."""
+"""Relative rounding error allowed for `FarMasses`. The few operations that compute them cause far less."""
 OUTWARD = 1.000001
-"""Factor that covers the rounding of a sum of exponentials, whose logarithms are known to a part in 1e8 or better."""
+"""Factor that covers the rounding of a sum of exponentials whose exponents are accurate to a part in 1e8."""
 
 
 class FarMasses(NamedTuple):
@@ -58,11 +58,11 @@ class Remainder(NamedTuple):
 
     far: FarMasses
     excess_at: Array  # (E,) exponents theta: the excess is at most e^{excess_log + theta eps}
-    excess_log: Array  # (E,) log of the bounds of the excess at eps = 0
+    excess_log: Array  # (E,) logarithms at eps = 0 of the bounds of the excess
     bulk_at: Array  # (E,) abscissae of the Chernoff bounds of bulk compositions
-    bulk_log: Array  # (E,) log of the Chernoff bounds of bulk compositions at eps = 0
+    bulk_log: Array  # (E,) logarithms of these bounds at eps = 0
     bulk_mass: Array  # mass of bulk compositions with a step beyond BULK_END
-    log_mass: Array  # logarithm of a bound of the mass that the contour integrates
+    log_mass: Array  # logarithm of an upper bound of the mass that the contour integrates
 
 
 class WindowChoice(NamedTuple):
@@ -184,7 +184,7 @@ def bulk_grids(law: LossLaw, choice: WindowChoice, points: int) -> tuple[Grid, A
     sigma, one = law.gauss_sigma, xp.ones_like(choice.bulk_at)
     stop = choice.low + BULK_END * low_blur(sigma)
     grids = grid(steps_of(law, choice.low, choice.high), one[..., None], points, stop=stop)
-    return grids, xp.stack([f * choice.bulk_at for f in (0.85, 1.1)])  # the grid may fail at the larger abscissa
+    return grids, xp.stack([f * choice.bulk_at for f in (0.85, 1.1)])  # the larger one may be too large for the grid
 
 
 def bounds(
@@ -245,7 +245,7 @@ def far(masses: FarMasses, epsilon: Array) -> tuple[Array, Array]:
     xp = namespace(masses.p, epsilon)
     scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * masses.q
     linear = masses.p * (1.0 - FAR_ROUNDING) - scaled * (1.0 + FAR_ROUNDING)
-    # 0 where e^eps or the mass under Q is near float64's limits
+    # the bound is 0 where e^eps or the mass under Q is near float64's limits
     linear = xp.where((epsilon < LARGEST_EXPONENT) & (masses.q > 1e-290), linear, 0.0)
     return xp.maximum(linear, 0.0), xp.where(linear > 0, -scaled, 0.0)
 
