@@ -478,3 +478,11 @@ def test_the_estimate_of_a_reading_of_a_bound_is_the_bound():
     np.testing.assert_allclose(rate.estimate, rate.upper, rtol=1e-14)
     posterior = found.posterior(0.5, 0.01)
     assert posterior.estimate == pytest.approx(posterior.upper, rel=1e-14)
+
+
+def test_risks_of_random_allocation_under_replacement():
+    """The trade-off function was refused, since it asked for the mass at infinity of a pair."""
+    mechanism = ja.RandomAllocation(ja.Gaussian(4.0), 4)
+    read = ja.profile(mechanism, "replace_one").true_positive_rate(0.01)
+    delta = ja.delta(mechanism, [0.0, 0.5, 1.0], relation="replace_one").upper
+    assert read.kind == "bound" and 0.01 < read.upper <= np.min(delta + 0.01 * np.exp([0.0, 0.5, 1.0])) + 1e-9

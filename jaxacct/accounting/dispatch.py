@@ -80,9 +80,9 @@ def single_steps(mechanism: Mechanism) -> list[Mechanism]:
     return [mechanism]
 
 
-def answered_by_parts(mechanism: Mechanism) -> bool:
-    """Return whether no engine answers for the mechanism as a whole."""
-    return engine_of_mechanism(MechanismQuestion("delta", mechanism)) is None
+def answered_by_parts(mechanism: Mechanism, relation: str) -> bool:
+    """Return whether no engine answers for the mechanism as a whole under a relation."""
+    return engine_of_mechanism(MechanismQuestion("delta", mechanism, relation=relation)) is None
 
 
 def kinds_of(parts: Components) -> Kinds:

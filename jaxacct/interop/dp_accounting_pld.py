@@ -93,7 +93,7 @@ def _has_lower_pair(mechanism: Mechanism, relation: str) -> bool:
     """Return whether `expand_below` gives a pair that the mechanism dominates."""
     if mechanism.has_bracket():
         return mechanism.kind_of_bracket(relation) == "certified"
-    return mechanism.kind_under(relation) == "certified" and answered_by_parts(mechanism)
+    return mechanism.kind_under(relation) == "certified" and answered_by_parts(mechanism, relation)
 
 
 def _law(forward: Part, reverse: Part, step: float, pessimistic: bool) -> PrivacyLossDistribution | None:

@@ -42,6 +42,7 @@ from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, c
 from jaxacct.mechanisms.base import element, on_batch, register, require_mechanism, take_rows
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.loss_components import add_and_remove
+from jaxacct.mechanisms.random_allocation import replaced_in_two_steps
 from jaxacct.representations.profile_conversions import best_cells, conjugate, consistent
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
@@ -425,14 +426,14 @@ def profile(
     chosen = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes, backend=backend)
     mechanism = require_mechanism("mechanism", mechanism)
     # this call refuses an engine that cannot answer
-    engine_of_mechanism(MechanismQuestion("delta", mechanism, engine=chosen.engine))
+    engine_of_mechanism(MechanismQuestion("delta", mechanism, relation=chosen.relation, engine=chosen.engine))
     return Profile(mechanism, *chosen)
 
 
 def _mu_of_gaussians(profile: Profile) -> np.ndarray:
     """Return mu of the rows that are unsampled Gaussians or release nothing, and NaN for the other rows."""
     size = int(np.prod(batch_shape(profile.mechanism)))
-    if not answered_by_parts(profile.mechanism):
+    if not answered_by_parts(profile.mechanism, profile.relation):
         return np.full(size, np.nan)
     mu, other = np.zeros(size), np.zeros(size, bool)
     for direction in directions(profile.mechanism, profile.relation):
@@ -489,7 +490,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
 def _smooth(profile: Profile) -> np.ndarray:
     """Return, for each row, whether the loss has a density and no mass at infinity."""
     mechanism = profile.mechanism
-    smooth = np.full(int(np.prod(batch_shape(mechanism))), answered_by_parts(mechanism))
+    smooth = np.full(int(np.prod(batch_shape(mechanism))), answered_by_parts(mechanism, profile.relation))
     if smooth.size and smooth[0]:
         for side in directions(mechanism, profile.relation):
             parts = components(mechanism, profile.relation, side)
@@ -566,6 +567,8 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
 
 def _mass_at_infinity(profile: Profile) -> float:
     """Return the mass at infinity, below which delta(eps) never falls, rounded down."""
+    if profile.relation == "replace_one" and replaced_in_two_steps(profile.mechanism):
+        return 0.0  # no pair of a replaced record is known
     sides = directions(profile.mechanism, profile.relation)
     parts = [components(profile.mechanism, profile.relation, side, below=True) for side in sides]
     rounded = (part.delta_infinity[0] * (1.0 - (4.0 + part.infinity_units[0]) * ROUNDOFF) for part in parts)
