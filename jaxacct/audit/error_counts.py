@@ -176,8 +176,8 @@ def _rates(counts: Iterable[Any], error: float, delta: np.ndarray) -> tuple[tupl
 class LowerBound:
     """Statement that with probability at least ``confidence`` a mechanism is not (e, delta)-DP for any e < ``epsilon``.
 
-    The probability is over the trials of the audit.  Each element of a batch holds at ``confidence`` by itself; for k
-    statements that hold together, ask for each at confidence 1 - (1 - confidence)/k.
+    The probability is over the trials of the audit.  Each element of a batch holds at ``confidence`` by itself.  If k
+    statements are to hold together, ask for each at confidence 1 - (1 - confidence)/k.
 
     Parameters
     ----------

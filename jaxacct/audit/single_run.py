@@ -129,9 +129,9 @@ def one_run(
     delta : array_like in [0, 1)
         All arrays broadcast.  If the claim is a Plan, delta may be left out; its own delta is then used.
     confidence : float in (0, 1)
-    claim : the curve of one run of a plan, the curve of a mechanism, or mu-Gaussian DP for a number mu > 0; about
-        adding or removing one canary (under replace_one or zero_out, about replacing or zeroing it).  A plan with
-        data_dependent=True claims no curve, and is refused.
+    claim : a Plan claims the curve of one run, a mechanism or a Profile claims its own curve, and a number mu > 0
+        claims mu-Gaussian DP.  The claim is about adding or removing one canary; under replace_one or zero_out it is
+        about replacing or zeroing one.  A plan with data_dependent=True claims no curve, and is refused.
     guessed : {"both", "in"}
         Use "in" if every guess says that a canary was in, and some coins are not guessed.  With a claim, "in"
         refutes more than "both".

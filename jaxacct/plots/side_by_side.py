@@ -54,8 +54,8 @@ def plot_profiles(
     r"""Draw delta against epsilon for any mechanisms side by side (needs matplotlib).
 
     Each line is the upper end of `delta(eps) = sup H_{e^eps}(P || Q)`, which a claim may use.  Between computed values
-    of epsilon the line is the chord in e^eps, which is no lower than delta.  The band below the line reaches down to
-    the lower end.  The legend names the kind of statement of each curve.
+    of epsilon the line is the chord in e^eps.  The chord is no lower than delta, since delta is convex in e^eps.  The
+    band below the line reaches down to the lower end.  The legend names the kind of statement of each curve.
 
     Parameters
     ----------

@@ -89,7 +89,7 @@ def sweep(
     mode : {"product", "zip"}
         For a dict: "product" makes every combination (the last field varies fastest), "zip" broadcasts the arrays
         together.
-    quantity : the quantity to solve for.  It only checks which field is left out, and is not for files.
+    quantity : the quantity to solve for, as a check on the field that is left out.  A grid file states it itself.
     out : the file of the result, a path ending in .csv or .parquet.  The file must not exist yet (see overwrite).
     relation, engine, rtol, backend
         As in `jaxacct.epsilon` and `jaxacct.calibrate_noise_multiplier` (calibrations choose the engine).
@@ -98,14 +98,15 @@ def sweep(
         a power of 2, at least 512 and at most 4096.
     resume : whether to continue from the journal of an interrupted run, if there is one.  The journal then gives the
         block size.
-    overwrite : whether to discard such a journal, and to replace an earlier result when the new result is complete.
+    overwrite : whether to discard the journal of an interrupted run, and to replace an earlier result when the new
+        result is complete.
     shard : "i/n" solves the i-th of n slices into the part file OUT.i-of-n.part, for `jaxacct.sweeps.merge`.
     distributed : whether every process solves its slice, and the first process merges the slices.  Call
         `jax.distributed.initialize()` before.  `out` must be on a file system that all processes share.
 
     Returns
     -------
-    Table, or pandas.DataFrame if a DataFrame was swept whole
+    Table, or pandas.DataFrame if a DataFrame was swept, and not in slices
         Columns: name (if any), columns of the grid that are no inputs, quantity, the inputs, relation, lower, estimate,
         upper, kind, status, engine.  A noise multiplier, sampling probability or number of steps that was solved for
         has its own column.  The bracket then encloses the epsilon, or the risk that was the target, at this value.
@@ -306,7 +307,7 @@ class Plan:
     seconds : estimated time for the rows of this slice.
     first_seconds : time that compiling the programs took for the sample.
     memory_bytes : int
-        Sum of the largest memory of the process so far, the size of the slice's table, and the lattice engine's limit.
+        Sum of the most memory that the process has used, the size of the slice's table, and the lattice engine's limit.
 
     >>> from jaxacct.sweeps import plan
     >>> p = plan({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})

@@ -63,17 +63,17 @@ class Verification:
     status : str or array of str
         "verified", "refuted" or "undecided".
     digits : int or array of int
-        Decimal digits to which delta is known, the smallest number over all epsilons at which delta was computed.  0
-        where nothing is known, 99 where nothing had to be computed.
+        Number of decimal digits to which delta is known: the smallest over all epsilons at which delta was computed.
+        0 where nothing is known, 99 where nothing had to be computed.
     lower, upper : float or array of float
         Enclosure of the true delta at the epsilon `at`.
     at : float or array of float
-        For a bracket of epsilon its upper end, or its lower end where the upper end is infinite.  For a bracket of
-        delta the epsilon given.
+        For a bracket of epsilon, `at` is the upper end, or the lower end where the upper end is infinite.  For a
+        bracket of delta, `at` is the epsilon given.
     seconds : float or array of float
         Time taken.
     explanation : str or array of str
-        One line.
+        One line that states the claim and the reason for the status.
 
     >>> import jaxacct as ja
     >>> found = ja.verify(ja.Gaussian(2.0), ja.epsilon(ja.Gaussian(2.0), 1e-5), delta=1e-5)
@@ -111,20 +111,20 @@ def verify(
     """Check a bracket of epsilon (give `delta`) or of delta (give `epsilon`) in ball arithmetic.
 
     This is a second program.  It starts from the definition of the privacy loss and shares no code with the engines.
-    With delta(eps) the larger delta of the relation's directions, a bracket [lower, upper] of epsilon is
+    Let delta(eps) be the larger delta of the relation's two directions.  A bracket [lower, upper] of epsilon is
 
         verified where both are proved: delta(upper) <= delta, and delta(eps) > delta for every eps < lower,
         refuted where the opposite of either is proved, or where lower > upper,
         undecided where neither verdict is proved within the time limit.
 
-    lower = 0 and upper = inf hold always.  lower = inf holds where infinite loss is likelier than delta.  A bracket of
-    delta is compared with delta(epsilon) itself.  An end that is NaN is never verified.  A bracket is undecided
-    if its mechanism has no definition here, or has a field that the definition does not read.
+    lower = 0 and upper = inf hold always.  lower = inf holds where an infinite loss has a probability above delta.  A
+    bracket of delta is compared with delta(epsilon) itself.  An end that is NaN is never verified.  A bracket is
+    undecided if its mechanism has no definition here, or has a field that the definition does not read.
 
     Parameters
     ----------
     mechanism : Mechanism
-    bounds : Bounds, anything with `lower` and `upper`, or the result of a calibration (its `epsilon`)
+    bounds : Bounds, anything with `lower` and `upper`, or the result of a calibration, whose `epsilon` is checked
     delta, epsilon : array_like
         Give delta for a bracket of epsilon, or epsilon for a bracket of delta.  The value broadcasts with the mechanism
         and the bounds.
