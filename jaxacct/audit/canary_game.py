@@ -33,7 +33,8 @@ class Played(NamedTuple):
     Parameters
     ----------
     scores : numpy.ndarray, shape (runs, canaries).  A score tends to be larger if the canary took part.
-    outcome : pytree of arrays, runs first: what the ``outcome`` of `Game.play` returned, by default the parameters.
+    outcome : pytree of arrays with the runs along the first axis: what the ``outcome`` of `Game.play` returned, by
+        default the parameters.
 
     >>> Played(np.zeros((100, 1)), None).scores.shape
     (100, 1)

@@ -85,7 +85,7 @@ KEPT = 200
 
 
 class Run(NamedTuple):
-    """A run and the delta of the questions about it."""
+    """A DP-SGD run, and the delta at which questions about it are asked."""
 
     name: str
     numbers: dict[str, Any]

@@ -319,7 +319,7 @@ def in_order(parts: Sequence[tuple[Any, Bounds]]) -> Bounds:
 
 
 def _named(other: Any) -> str:
-    """Return a name, for an error message, of a value compared with a bracket: a number or word itself, else "x"."""
+    """Return how an error message names a value compared with a bracket: a number or word itself, else "x"."""
     known = isinstance(other, str | int | float | np.generic) or other is None
     return shown(other.item() if isinstance(other, np.generic) else other) if known else "x"
 

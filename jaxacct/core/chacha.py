@@ -238,7 +238,7 @@ def host_split(key: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def host_bits(key: Any, count: int, first: int = 0) -> np.ndarray:
-    """Return `count` words of ``jax.random.bits(key, (n,), jnp.uint32)`` from word `first` on, for a large n."""
+    """Return `count` words of ``jax.random.bits(key, (n,), jnp.uint32)`` from word `first`, for n >= first + count."""
     begin = first // 16
     blocks = np.arange(begin, -(-(first + count) // 16), dtype=np.uint32)
     return host_block(key, blocks, (0, 0, _BITS)).reshape(-1)[first - 16 * begin :][:count]

@@ -59,7 +59,7 @@ class TracerError(InputError, TypeError):
 
 
 class UnboundedLossError(InputError):
-    """Refusal of delta = 0, where the mask `bad` is True, for a mechanism `what` with an unbounded loss."""
+    """Refusal of delta = 0 for a mechanism `what` with an unbounded loss; the mask `bad` marks the refused elements."""
 
     def __init__(self, bad: np.ndarray, what: str = "a mechanism") -> None:
         self.bad = bad

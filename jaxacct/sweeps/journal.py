@@ -121,7 +121,7 @@ class Journal:
         files.sync_folder(self.path)
 
     def catch_up(self, head: Header, keep: Callable[[np.ndarray, Table], None]) -> None:
-        """Pass the rows of every whole record to `keep`, and cut off the rest; refuse the journal of another sweep."""
+        """Pass the rows of every whole record to `keep`, cut the file after them; refuse another sweep's journal."""
         with self.path.open("rb") as file:
             records = _records(file)
             first = next(records, None)

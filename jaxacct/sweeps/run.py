@@ -177,17 +177,17 @@ class Work:
 
     @functools.cached_property
     def rows(self) -> np.ndarray:
-        """The rows of this slice in the order of the grid, (R,)."""
+        """Row numbers of this slice, in the order of the grid, shape (rows,)."""
         return np.sort(np.concatenate([np.zeros(0, np.int64), *self.blocks]))
 
     @functools.cached_property
     def table(self) -> Table:
-        """The rows of this slice, as far as they are solved."""
+        """The table of this slice; the cells of rows that are not solved yet are empty."""
         return tables.blank(self.columns, self.rows.size)
 
     @functools.cached_property
     def done(self) -> np.ndarray:
-        """Which rows of this slice are solved, (R,)."""
+        """Whether each row of this slice is solved, shape (rows,)."""
         return np.zeros(self.rows.size, bool)
 
     @functools.cached_property

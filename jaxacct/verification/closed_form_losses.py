@@ -120,7 +120,7 @@ class BoundedRange(ClosedForm):
         return top.abs_upper()
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """Return delta: (e^{top/2} - e^{eps/2})^2/(e^top - 1) for |eps| <= top, 0 above, 1 - e^eps below."""
+        """Return delta: (e^{top/2} - e^{eps/2})^2/(e^top - 1) for |eps| <= top, 0 for eps > top, else 1 - e^eps."""
         if epsilon >= self.top:
             return arb(0)
         if epsilon <= -self.top:

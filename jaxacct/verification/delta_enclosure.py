@@ -284,7 +284,7 @@ class _Step:
         return 1 - law.rate + law.rate * (u / law.sigma - 1 / (2 * law.sigma**2)).exp()
 
     def place(self, m: Any) -> Any:
-        """Return the output with the likelihood ratio m. It is not finite where this output is not analytic in m."""
+        """Return the output with the likelihood ratio m; not finite where the output is no analytic function of m."""
         law = self.law
         return law.sigma * ((m - 1 + law.rate) / law.rate).log(True) + 1 / (2 * law.sigma)
 

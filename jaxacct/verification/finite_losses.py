@@ -194,7 +194,7 @@ def _profile(p: list[Fraction], q: list[Fraction]) -> Callable[[Fraction], Fract
 
 
 def response(epsilon: Any, delta: Any) -> Masses:
-    """Return the dominating masses of (epsilon, delta)-DP: delta where the other law has none, randomised response."""
+    """Return the dominating masses of (epsilon, delta)-DP: randomised response, and delta that the other law lacks."""
     rare = (1 - delta) / (1 + epsilon.exp())
     likely = (1 - delta) / (1 + (-epsilon).exp())
     p, q = [likely, rare], [rare, likely]

@@ -116,7 +116,7 @@ class LineSum:
         return values
 
     def _tail(self) -> Any:
-        """Bound |M(z)| from above beyond the last node, or |M(z) - A(z)| if steps with small loss are taken apart."""
+        """Bound |M(z)| from above beyond the last node; with `small_loss`, |M(z) - A(z)| (small_loss_steps.py)."""
         c, plan = arb(self.plan.line.c), self.plan
         if plan.small_loss:
             return plan.small_loss.tail(self.parts, c, self.last)

@@ -93,7 +93,7 @@ def losses(asked: Asked, mechanism: Any) -> list[Part]:
 
 
 def fields_of(mechanism: Any, rules: Mapping[type, Any] = RULES, beside: Container[str] = ()) -> dict[str, Any]:
-    """Return the mechanism's fields, except those in `beside`; refuse a class or a field that has no rule."""
+    """Return the mechanism's fields, except those in `beside`; refuse a class without a rule, and a field not in it."""
     name = type(mechanism).__name__
     if type(mechanism) not in rules:
         raise NotCovered(name)

@@ -112,7 +112,7 @@ class AllocationLoss:
     def _nodes(self, c: Any, angle: Any, strip: Any, plan: _Plan) -> tuple[list[Any], list[Any], Any]:
         """Return (weights w, exponents x, error): phi(z) is within `error` of the sum of w e^{zx} where Re z >= c.
 
-        angle : the angle, in radians, by which the path is turned: on it Im u = -angle sigma.
+        angle : the angle, in radians, by which the path is turned: on the path, Im u = -angle sigma.
         strip : the angle between the path and each of the two lines on which the error is bounded.
         """
         s, t, down = 1 / self.sigma, self.slots, angle * self.sigma

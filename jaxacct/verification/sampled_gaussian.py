@@ -358,7 +358,7 @@ class SampledGaussian:
         return np.where(np.isnan(values), np.inf, values)
 
     def _moved_terms(self, c: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return two arrays (angles, points u): log |integrand| at t = 0, and how fast this logarithm falls with t."""
+        """Return two arrays of shape (angles, points): log |integrand| at t = 0, and how fast it falls with t."""
         if c not in self._terms:
             exponent, angles = float(self._exponent(c)), ANGLES[self._steepest > ANGLES]
             sizes, turns = [], []
