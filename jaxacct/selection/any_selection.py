@@ -94,7 +94,7 @@ _pair_of = functools.lru_cache(maxsize=8)(lambda chosen: chosen._pair())
 
 
 def as_bounds(low: np.ndarray, high: np.ndarray, kind: str, rtol: float, engine: str) -> Bounds:
-    """Return a bracket as Bounds. If the kind is not "certified", the lower end is 0, and any width is ok."""
+    """Return a bracket as Bounds. If the kind is not "certified", the lower end is 0, and any width has status "ok"."""
     low, allowed = (low, max(rtol, OK_WIDTH)) if kind == "certified" else (np.zeros_like(low), 1.0)
     with np.errstate(invalid="ignore"):
         narrow = (low == high) | np.isfinite(high) & (high - low <= allowed * np.maximum(high, 1e-300))
@@ -140,7 +140,7 @@ def pair_of(
 
 
 def _pair_of_points(epsilon: np.ndarray, *deltas: np.ndarray) -> FinitePair:
-    """Return `pair_of_profile` for points in any order; of two eps within LEAST_GAP the larger is kept, 0 always."""
+    """Return `pair_of_profile` for points in any order. Of two eps within LEAST_GAP the larger stays, but always 0."""
     order = np.argsort(epsilon, kind="stable")
     order = order[np.isfinite(epsilon[order])]
     kept: list[int] = []

@@ -48,7 +48,7 @@ EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
 LAST_DELTA = 1e-18
 """The profile is evaluated up to the eps at which delta exceeds the mass at infinity by this much."""
 PROFILE_RTOL = 0.01
-"""The rtol of questions about the profile. The contour's error, a hundredth of it, moves a selection's eps by 1e-5."""
+"""The rtol with which engines are asked for a profile. A contour's error is 1 % of it, and moves eps by 1e-5."""
 CONTOURS = 16
 """Number of contours for one direction. Each gives delta at a block of neighbouring eps."""
 TOGETHER = 32
@@ -56,13 +56,13 @@ TOGETHER = 32
 CONTOUR_WIDTH = 1e-4
 """Largest relative width of a bracket from a shared contour. An eps with a wider bracket gets a contour of its own."""
 FEW = 64
-"""Largest number of eps that get a contour each where the lattice can answer more of them together."""
+"""If more eps than this would need a contour each, the lattice answers them together (for bases of `few_steps`)."""
 FEW_STEPS = 100.0
-"""Largest number of steps for which the lattice is as narrow as a contour for each eps, and quicker."""
+"""Up to this many steps the lattice's brackets are as narrow as those of one contour for each eps, and quicker."""
 VALUE_ERROR = 1e-12
 """Arithmetic with values of the profile is taken to have at most this relative error."""
 LINE_EPS = 650.0
-"""Largest eps of which a line of slope e^eps is above the trade-off curve; larger losses count as infinite there."""
+"""Largest eps of a line, of slope e^eps, above the trade-off curve. There larger losses count as infinite."""
 ASKED_EPS = 600.0
 """Largest eps for which the engines are asked."""
 
@@ -115,7 +115,7 @@ class Sides(NamedTuple):
 
 
 def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
-    """Return the directions of a relation that need a bound each. It is only one direction if the base is symmetric."""
+    """Return the directions of a relation that need a bound of their own: a single one if the base is symmetric."""
     if relation in _RELATION_OF.values():
         other = _RELATION_OF["add" if relation == "remove_one" else "remove"]
         return (Sides(relation, other),)
@@ -132,7 +132,7 @@ def delta_ends(run: Mechanism, at: np.ndarray, relation: str, rtol: float = 1e-4
 
 
 def few_steps(parts: Components) -> np.ndarray:
-    """Return whether each base is a few sampled Gaussian steps and nothing else, (B,): their contours are long."""
+    """Return whether each base is only a few sampled Gaussian steps, (B,); the contours of such bases are long."""
     steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
     return (steps > 0.0) & (steps <= FEW_STEPS) & (others == 0.0) & (parts.mu == 0.0) & (parts.delta_infinity == 0.0)
 
@@ -172,7 +172,7 @@ def _delta_by_sum(parts: Components, at: np.ndarray, side: float) -> np.ndarray:
 
 
 def meet(one: Any, other: Any, most: float) -> np.ndarray:
-    """Return the intersection of two brackets, (2, *shape), or (0, most) if they are disjoint. A NaN is no limit."""
+    """Return the intersection of two brackets, (2, *shape), or (0, most) if they are disjoint. A NaN end is ignored."""
     low, high = np.fmax(np.fmax(one[0], other[0]), 0.0), np.fmin(np.fmin(one[1], other[1]), most)
     agree = low <= high
     return np.stack([np.where(agree, low, 0.0), np.where(agree, high, most)])
@@ -181,7 +181,7 @@ def meet(one: Any, other: Any, most: float) -> np.ndarray:
 def each_pair(
     run: Mechanism, law: Law, shape: tuple[int, ...], asked: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, Mechanism, Law]]:
-    """Yield each pair of a base and a law, after the flat indices of its elements (only those `asked`) in `shape`."""
+    """Yield (flat indices in `shape`, base, law) for each pair of base and law, with only the indices in `asked`."""
     mine = batch_shape(run)
     pairs = np.broadcast_shapes(mine, law.shape)
     number = np.broadcast_to(np.arange(int(np.prod(pairs))).reshape(pairs), shape).reshape(-1)
@@ -243,7 +243,7 @@ class Profile(NamedTuple):
     high: np.ndarray
 
     def joined(self, direction: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return e^eps for eps of both signs, ascending, and lower and upper bounds of delta in one direction there."""
+        """Return ascending e^eps, for eps of both signs, and lower and upper bounds of delta there in one direction."""
         turn = slice(None, None, 1 if direction == "remove" else -1)
         eps, low, high = self.eps, self.low[turn], self.high[turn]
         shrink = np.exp(-eps)
@@ -270,8 +270,8 @@ class Base(NamedTuple):
 def bases(run: Mechanism, coarse: bool = False) -> list[Base]:
     """Return the Base of each configuration. If `coarse`, its profile and its curves have half as many points."""
     size, parts = math.prod(batch_shape(run)), _both(run)
-    # a call for many Gaussian bases takes little longer than a call for one; the last bits of the profile of another
-    # base may depend on the bases that share its call
+    # a call for many Gaussian bases takes little longer than a call for one. Other bases get a call each, since
+    # the last bits of their profiles may depend on the bases that share a call
     together = not any(np.any(part.laplace_n > 0.0) or np.any(part.finite_n > 0.0) for part in parts)
     if batch_shape(run) and not (together and size):
         return [_bases(element(run, index), coarse)[0] for index in np.ndindex(batch_shape(run))]
@@ -346,7 +346,7 @@ def _bounds_at(
     by_contour: np.ndarray,
     shared: np.ndarray,
 ) -> list[np.ndarray]:
-    """Return bounds of delta, (2, K), at the eps `places` of each base; neighbours may share a contour if `shared`."""
+    """Return bounds of delta, (2, K), at the eps `places` of each base; if `shared`, near eps may share a contour."""
     sizes, eps = np.array([each.size for each in places]), np.concatenate(places)
     row = np.repeat(np.arange(sizes.size), sizes)
     ends, due = np.stack([np.zeros(eps.size), np.ones(eps.size)]), np.ones(eps.size, bool)
@@ -369,7 +369,7 @@ def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
 
 
 def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return which brackets from shared contours are wide. Each gets a contour of its own, or the lattice."""
+    """Return which brackets from shared contours are wide, and are computed again by own contours or the lattice."""
     wide = high - low > CONTOUR_WIDTH * high
     # a separate contour hardly ever raises a lower bound of 0: only every eighth such eps is computed again
     nothing = wide & (low == 0.0)
@@ -533,8 +533,9 @@ def candidates_profile(
 ) -> PrivacyProfile:
     """Return one guarantee for candidates drawn at random, as a mechanism given by its profile at the points `epsilon`.
 
-    Without weights the guarantee is the pointwise maximum of the candidates' profiles, for every rule of drawing that
-    does not depend on the data.  With weights it is `sum_j w_j delta_j(eps)`, and covers the release of the index.
+    Without weights the guarantee is the pointwise maximum of the candidates' profiles.  It holds for every rule of
+    drawing that does not depend on the data.  With weights the guarantee is `sum_j w_j delta_j(eps)`, and holds even if
+    the index of the drawn candidate is released.
 
     Parameters
     ----------

@@ -33,9 +33,9 @@ INFLATED = 4e-12
 LARGEST_EPS = 700.0
 """Largest eps that is tried, so that e^eps is finite."""
 VALUES = 24_000
-"""Number of v, evenly placed among the knots of the polygon above T, that become lines besides the knots."""
+"""Besides the knots of the polygon above T, this many v, evenly spread among the knots, give a line each."""
 FAR_POINTS = 128
-"""Number of deltas at which a table goes on where the kept profile of a base ends."""
+"""Number of points that a table adds at deltas below those of the base's kept profile."""
 TAIL_SHARE = 1e-6
 """The base's tail beyond the table may add at most this number times delta to the answer."""
 
@@ -104,10 +104,13 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
 
 @np.errstate(all="ignore")
 def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
-    """Return an eps where the leak is at most each delta, inf if none, above the least by a share of eps + `unit`."""
+    """Return for each delta an eps, near the least one, where the leak is at most delta; inf if none is found.
+
+    The eps exceeds the least one by a small share of eps + `unit`.
+    """
     low, high, done = np.zeros(delta.shape), np.full(delta.shape, LARGEST_EPS), np.zeros(delta.shape, bool)
     eps = low
-    # Newton's steps solve for log(leak); where they leave [low, high], for the leak, which is convex in e^eps
+    # Newton's steps solve for log(leak). Where these leave [low, high], they solve for the leak, convex in e^eps
     for _ in range(60):
         value, fall = made.about(eps)
         low, high = np.where(value > delta, eps, low), np.where(value > delta, high, eps)
@@ -182,7 +185,7 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table, weight: float = 1.0) -> Points:
-    """Return the integral of the maximum of lines `r gain - cost`, of ascending gains (README.md, "The envelope")."""
+    """Return the sum of profile values for lines `r gain - cost` with ascending gains (README.md, "The envelope")."""
     if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
         return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a NaN bounds nothing
     cost = np.minimum.accumulate(cost[::-1])[::-1]  # a line with more cost and less gain than another is never highest

@@ -75,7 +75,7 @@ class Law(ABC):
         _ = self.shape
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Give a subclass with a generating function of its own the general formulas, in place of inherited ones."""
+        """Reset inherited formulas to the general ones if the subclass defines a generating function of its own."""
         super().__init_subclass__(**options)
         if "generating" in cls.__dict__:
             for name in ("slopes", "steepness", "rise"):
@@ -101,11 +101,11 @@ class Law(ABC):
         return self.generating(y)[1:]
 
     def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
-        """Return (log phi', phi''/phi') at an accurate x and y = 1 - x; (-inf, 0) where phi' underflows. In NumPy."""
+        """Return (log phi', phi''/phi') at x by NumPy, given accurate x and y = 1 - x; (-inf, 0) if phi' underflows."""
         return _steepness(*evaluated(self, y)[1:])
 
     def rise(self, x: np.ndarray, y: np.ndarray, d: np.ndarray) -> Numbers:
-        """Return `phi(x) - phi(x - d)`, y = 1 - x, as accurately as x, y and d are, in NumPy; here by quadrature."""
+        """Return `phi(x) - phi(x - d)` by NumPy, as accurate as x, y = 1 - x and d; in this class by quadrature."""
         at = np.asarray(d) * (0.5 - 0.5 * _GAUSS_POINTS.reshape(-1, *(1,) * np.ndim(d)))
         slopes = evaluated(self, np.minimum(y + at, 1.0))[1]
         return 0.5 * np.asarray(d) * np.tensordot(_GAUSS_WEIGHTS, slopes, 1)
@@ -469,7 +469,7 @@ class Binomial(_Trials):
 class PointMass(_Trials):
     """Law of a fixed, known K = ``repetitions``.
 
-    For i.i.d. candidates it costs more privacy than a geometric or Poisson law of the same mean.
+    For i.i.d. candidates a fixed K costs more privacy than a geometric or Poisson law of the same mean.
 
     Parameters
     ----------

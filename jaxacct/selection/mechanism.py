@@ -146,7 +146,7 @@ def select(
     candidates : {"iid", "adaptive"}
         The assumption about the candidates.
     top : int
-        Number of the best candidates that are released, from 1 to 16; all are released where K is less.  If top > 1
+        Number of the best candidates that are released, from 1 to 16; if K is smaller, all K are released.  If top > 1
         the answer is a theorem's bound (`TopSelection`).  Adaptive candidates cost the same for every `top`.
 
     Returns
@@ -218,7 +218,7 @@ def rounds(
     The candidates of a round are i.i.d. from one law of configurations, which may follow the *public* winners of
     earlier rounds in any way.  The whole is the composition of the rounds, of kind "bound", and costs at most as much
     as `sum_r K_r` adaptive candidates.  Of these two mechanisms the one with the smaller epsilon at target_delta is
-    returned; each holds at every delta.
+    returned; the guarantees of both hold at every delta.
 
     Parameters
     ----------

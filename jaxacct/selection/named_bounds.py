@@ -112,7 +112,7 @@ def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> np.nd
 
 
 def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds from the selection's Rényi divergences at the best order: the larger of both directions'."""
+    """Return upper bounds from the selection's Rényi divergences at the best order, for the worse direction."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     convert = epsilon_from_renyi if quantity == "epsilon" else delta_from_renyi
     value = np.zeros(())
@@ -399,7 +399,7 @@ def crossing(rows: Line, delta: np.ndarray) -> np.ndarray:
     for side in (1.0, -1.0):
         cells = (rows.present, rows.without)[:: int(side)]
         for share, cheap in ((1e-3, True), (1e-13, False)):  # sets of whole cells come first
-            for _ in range(60):  # a few are usual, since the error falls faster than geometrically
+            for _ in range(60):  # a few passes usually suffice, since the error falls faster than geometrically
                 if cheap:
                     active = cells[0] > found[:, None] * cells[1]
                     masses = [np.sum(np.where(active, each, 0.0), axis=1) for each in cells]

@@ -61,7 +61,7 @@ KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
 LARGEST_LOSS = 650.0
 """`largest_ratio` and other orders of scores are sought up to this loss of the base, so that e^loss is finite."""
 LEAST_SLOPE = 1e-290
-"""A smaller phi' is rounded up to this, and an order of smaller cost is not used: float64 loses digits there."""
+"""A smaller phi' is rounded up to this. An order of scores with a smaller cost is not used: float64 loses digits."""
 
 
 class Limits(NamedTuple):
@@ -89,7 +89,7 @@ class Limits(NamedTuple):
 def narrowed(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, ends: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Narrow the brackets `ends`, (2, *shape), by `Limits` where `rows`; one outside its limits becomes trivial."""
+    """Narrow the brackets `ends`, (2, *shape), by `Limits` if `rows`; a bracket outside its limits becomes trivial."""
     shape = ends.shape[1:]
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
     for here, base, one in each_pair(run, law, shape, rows):
@@ -141,7 +141,7 @@ def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
         return Limits(lost, np.inf, np.zeros(0), np.ones(0), 0.0)
 
     def most(s: np.ndarray) -> np.ndarray:
-        """Return 1 - (T(v) - p), rounded down, where v has the log-odds s, by the least of three upper bounds of T."""
+        """Return a lower bound of 1 - (T(v) - p), for v of log-odds s, from the least of three upper bounds of T."""
         v = expit(s)
         by_curve = 1.0 - (np.interp(v, curve.above.q, curve.above.p) - apart * (1.0 - RELATIVE_ERROR)) - MASS_ERROR
         by_loss = 1.0 - np.exp(base.loss) * v * (1.0 + RELATIVE_ERROR) - MASS_ERROR

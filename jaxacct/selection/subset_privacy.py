@@ -41,9 +41,9 @@ def subset_epsilon(
 ) -> Bounds:
     """Compute eps of "tune on a Poisson sample, then train once": the tuning's winner and the final run are released.
 
-    With pairs (P_1, Q_1) of the tuning, from the envelope, and (P_2, Q_2) of the run, "rest" is the eps of
-    `q P_1 x Q_2 + (1-q) Q_1 x P_2` against `Q_1 x Q_2`, and "all" that of the sampled tuning composed with the run.
-    Neighbours differ by adding or removing one record.
+    Let (P_1, Q_1) be a pair of the tuning, from the envelope, and (P_2, Q_2) a pair of the run.  "rest" gives the eps
+    of `q P_1 x Q_2 + (1-q) Q_1 x P_2` against `Q_1 x Q_2`, and "all" gives the eps of the sampled tuning composed with
+    the run.  Neighbours differ by adding or removing one record.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ WIDTH = 1e-4
 
 
 def known_bases(run: Mechanism, coarse: bool = False) -> list[Base]:
-    """Return the Base of each configuration; the last ones are kept. If `coarse`, curves have half as many points."""
+    """Return the Base of each configuration, from the cache if it is there; `coarse` halves the curves' points."""
     with backend.job(1, apart=True):  # NumPy or XLA is chosen as for one base, whatever the batch
         shape, way = batch_shape(run), (coarse, backend.on_numpy(1))
         each = [element(run, index) if shape else run for index in np.ndindex(shape)]

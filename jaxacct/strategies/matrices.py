@@ -81,7 +81,7 @@ class Toeplitz(ToeplitzStrategy):
     coefficients : sequence of float
         c_0 > 0, c_1, ..., c_{p-1}; later entries of the first column are 0.
     steps, epochs : int
-        n, the size of the matrix, at least p; the number of fixed epochs for which errors are stated, which divides n.
+        n, the size of the matrix, at least p; the number of fixed epochs for which errors are stated, a divisor of n.
 
     References
     ----------
@@ -108,7 +108,7 @@ class Identity(ToeplitzStrategy):
     Parameters
     ----------
     steps, epochs : int
-        n, the size of the matrix; the number of fixed epochs for which errors are stated, which divides n.
+        n, the size of the matrix; the number of fixed epochs for which errors are stated, a divisor of n.
 
     References
     ----------
@@ -370,15 +370,15 @@ class ColumnNormalised(Strategy):
 class PrefixSum(Strategy):
     """Tree aggregation: C has one row for each node of a binary tree over the steps of a block.
 
-    A node is the sum of the steps below it. A prefix sum adds up the nodes of the whole blocks before it, and the nodes
-    of its binary expansion in its own block.
+    A node is the sum of the steps below it. A prefix sum adds up the nodes that make up the earlier blocks, and in its
+    own block one node for each binary digit 1 of its place.
 
     Parameters
     ----------
     steps, epochs : int
-        n, the number of leaves; the number of fixed epochs for which errors are stated, which divides n.
+        n, the number of leaves; the number of fixed epochs for which errors are stated, a divisor of n.
     restarts : int
-        The number of blocks, which divides n. Each has trees of its own; with as many as epochs, each pass is a block.
+        The number of blocks, a divisor of n. Each block has its own trees. With one block per epoch, a pass is a block.
 
     References
     ----------

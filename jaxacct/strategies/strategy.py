@@ -92,8 +92,8 @@ class MinSeparation(_Counted):
 class CyclicPoisson(_Counted):
     """Records are split into groups once; step i draws each record of group i mod ``groups`` independently.
 
-    Draw the group of a record from a hash of its own identifier: it must not depend on other records. An equal split of
-    a shuffled list moves others when a record is added, so the accounting then holds for ``zero_out`` and
+    Draw the group of a record from a hash of its own identifier: the group must not depend on other records. An equal
+    split of a shuffled list moves other records when one is added, so the accounting then holds for ``zero_out`` and
     ``replace_one`` only.
 
     Parameters
@@ -324,7 +324,7 @@ class Taps(NamedTuple):
     """
 
     own: float
-    past: np.ndarray  # (m,), like the fields after it
+    past: np.ndarray  # (m,), like the three fields after it
     keep: np.ndarray
     of_sum: np.ndarray
     of_fresh: np.ndarray
@@ -332,7 +332,7 @@ class Taps(NamedTuple):
 
 def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
     """Return the weights of a step whose buffers hold the last m sums w (`of_sum`) or fresh noises z."""
-    # without past weights there is still one buffer: a step that has no buffer is one with independent noise
+    # even without past weights there is one buffer, since no buffers at all would mean a strategy of independent noise
     past = np.pad(past, (0, int(not past.size)))
     count = past.size
     turned, now = np.zeros((2, count))
@@ -375,7 +375,7 @@ def of_all(lags: np.ndarray, patterns: np.ndarray) -> tuple[float, float]:
 
 
 def _longest(begun: tuple[int, ...], steps: int, separation: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yield the patterns that begin with `begun` and have no room: a further step lowers no sum of |(C^T C)_ij|."""
+    """Yield the patterns that begin with `begun` and have no room for a step, which would lower no sum of |C^T C|."""
     later = range(begun[-1] + separation if begun else 0, steps)
     if not later or len(begun) == most:
         yield begun
@@ -408,7 +408,7 @@ def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, l
 
 
 def _sums(rows: np.ndarray, separation: int, most: int) -> Iterator[np.ndarray]:
-    """Yield, for each row from the last on, the largest sums of it and later rows, at least `separation` apart.
+    """Yield for each row, from the last row back, the largest sums of rows from it on, at least `separation` apart.
 
     Layer m has the sums of at most m rows. If the gaps alone limit the number of rows, layer 1 has all sums.
     """
