@@ -1,4 +1,4 @@
-"""Source: examples that need not be in memory, such as those on a disk; threads load the next batches during a step."""
+"""Source: examples that need not be in memory, such as files on a disk; threads load the next batches during a step."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from jaxacct.core.validation import COUNT, Constraint, InputError, check
 
 
 class Stopped(Exception):
-    """Raised to end the loading of batches that are no longer wanted."""
+    """Ends the loading of batches that are no longer wanted."""
 
 
 @dataclass(frozen=True)
 class Source:
     """Examples for `Trainer.fit` that need not fit in memory: each step loads the examples of its own batch.
 
-    The host draws the records that the device would draw from the same key.  Threads load their examples during the
-    step before, and the step gets them in micro-batches of one shape.  So a run compiles once.  At most
+    The host draws the records that the device would draw from the same key.  Threads load these records' examples
+    during the previous step, and the step gets them in micro-batches of one shape.  So a run compiles once.  At most
     ``prefetch + 2`` batches are in memory.
 
     Parameters
@@ -34,15 +34,15 @@ class Source:
         of an example.  Arrays are gathered a batch at a time, all other data item by item; an item is a pytree of
         numbers and arrays.  Item i always belongs to record i, and all items have the structure, shapes and dtypes of
         item 0.
-    workers : threads that load, >= 1; 1 for a dataset that several threads must not read at once.
-    prefetch : batches that are loaded ahead of the step, >= 0; with 0 the step waits for its batch.
-    repeats : whether a record has the same bits whenever it is loaded.  A run that was cut off and has a ledger then
-        repeats its last steps exactly, and these steps count once.  False, as for random augmentation: the steps after
-        a cut have randomness of their own, and count again.
+    workers : the number of threads that load, >= 1; use 1 if several threads must not read the dataset at once.
+    prefetch : the number of batches that are loaded ahead of the step, >= 0; with 0 the step waits for its batch.
+    repeats : whether a record has the same bits whenever it is loaded.  If True, a run that was cut off and has a
+        ledger repeats its last steps exactly, and these steps count once.  If False, as for random augmentation, the
+        steps after a cut have new randomness, and count again.
 
     References
     ----------
-    jaxacct/training/step/README.md, "Keys", says why loaded data decide the key of the noise.
+    jaxacct/training/step/README.md, "Keys", says why the key of the noise depends on the loaded data.
 
     >>> import numpy as np
     >>> source = Source({"image": np.zeros((50, 8, 8), np.float32), "label": list(range(50))})
@@ -63,7 +63,7 @@ class Source:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """Layout of the examples, as item 0 shows it."""
+        """Layout of the examples; arrays and item 0 determine it."""
         return Layout(self.dataset)
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class Source:
 
 
 def require_rows(data: Any, size: int) -> None:
-    """Raise InputError unless every array of the data, or the Source, has `size` examples, the plan's dataset_size."""
+    """Raise InputError unless every array of the data, or the Source, has `size` examples."""
     leaves = jax.tree_util.tree_leaves(data)
     sizes = {(len(data),)} if isinstance(data, Source) else {np.shape(leaf)[:1] for leaf in leaves}
     if sizes != {(size,)}:
@@ -86,7 +86,7 @@ def require_rows(data: Any, size: int) -> None:
 
 
 def source_of_mapped(data: Any) -> Any:
-    """Wrap data with a memory map in a Source, so that no file is copied into memory; return other data as given."""
+    """Wrap data that contain a memory map in a Source, so that no file is copied into memory; keep other data."""
     structure: Any = jax.tree_util.tree_structure(data)
     if not any(_is_mapped(leaf) for leaf in jax.tree_util.tree_leaves(data)):
         return data
@@ -121,11 +121,11 @@ class Layout:
         self.example = jax.tree_util.tree_unflatten(structure, [column.example for column in self._columns])
 
     def buffers(self, shape: tuple[int, ...]) -> list[np.ndarray]:
-        """Return an array of zeros for each leaf of an example, with the axes of `shape` in front of the leaf's own."""
+        """Return an array of zeros for each leaf of an example, of shape `shape` followed by the leaf's own shape."""
         return [np.zeros((*shape, *leaf.shape), leaf.dtype) for leaf in jax.tree_util.tree_leaves(self.example)]
 
     def load(self, numbers: np.ndarray, into: Sequence[np.ndarray], stopped: Callable[[], bool]) -> None:
-        """Load examples, by their numbers, into the rows of buffers; raise Stopped if they are no longer wanted."""
+        """Load the examples with these numbers into the rows of buffers; raise Stopped once `stopped()` is true."""
         self._check_length()
         rest = list(into)
         for column in self._columns:

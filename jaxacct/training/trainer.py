@@ -65,7 +65,7 @@ class Trainer:
 
     Parameters
     ----------
-    loss_fn : (params, example) -> scalar loss of one example; or a linen, nnx or Equinox module together with ``loss``.
+    loss_fn : (params, example) -> scalar loss of one example; or a linen, nnx or Equinox module, together with `loss`.
     optimizer : an Optax transformation.
     plan : Plan
     clip_norm : the norm C > 0, a pytree of norms (each part is clipped by itself), or an AdaptiveClip.
@@ -73,14 +73,14 @@ class Trainer:
         is ``loss(module.apply(params, input), target)`` of linen, or ``loss(module(input), target)`` of nnx and
         Equinox.
     method : {"auto", "vmap", "ghost"}, as for ``clipped_sum``.
-    micro_batch : number of examples (or users) at a time, which limits the memory and changes nothing but rounding.  By
-        default at most 64.
+    micro_batch : the number of examples (or users) processed at a time.  It limits the memory and changes nothing but
+        rounding.  By default at most 64.
     examples_per_user : if the plan's unit is "user", and only then: the largest number of a user's examples that a step
         uses.  If a user has more, each step uses a fresh random subset.  The mean of their gradients is clipped to
         norm C.
-    rngs : whether the loss gets a key of the example, (params, example, key): for dropout and augmentation.  The key
-        depends on the step and the example alone.  A module gets the key as its framework expects; for a linen module,
-        give the names of streams other than "dropout".
+    rngs : whether the loss is called as (params, example, key), for dropout and augmentation.  The key depends on the
+        step and the example alone.  A module gets the key as its framework expects.  For a linen module with streams
+        other than "dropout", give their names.
     apply_kwargs : for a module, further arguments of its call, such as ``{"train": True}``.
     has_aux : whether the loss returns (loss, aux).  Aux is summed over the batch, for logs: it is *not* private.
     trainable : the trained part: a function path -> bool of paths such as "params/Dense_0/kernel"; a pytree of bools, a
@@ -89,11 +89,11 @@ class Trainer:
         exceptions: of an nnx module only the nnx.Param are trained, and of parameters with `lora` only the adapters.
     private_loss : a PrivateLoss: the mean loss of every step is released too, and handed to the optimizer as ``value``.
     mesh : a jax.sharding.Mesh whose devices share each step: devices of one process, or of all processes under
-        `jax.distributed`.  Examples, or users, lie over all its devices.  The same key draws the same batch on meshes
-        of all sizes.
-    shard : with a mesh, the layout of the parameters and the optimizer's state: "data", all of them on every device
-        (the default); "fsdp", a part on each device, gathered for the length of a step; or a PartitionSpec for each
-        parameter, or for groups of parameters, as a prefix of the parameters.
+        `jax.distributed`.  Examples, or users, are divided among its devices.  One key draws one batch on meshes of all
+        sizes.
+    shard : with a mesh, the layout of the parameters and the optimizer's state.  "data", the default: every device
+        has all of them.  "fsdp": each device has a part, and parts are gathered during a step.  Or a PartitionSpec for
+        each parameter, or for groups of parameters, as a prefix of the parameters.
 
     Raises
     ------
@@ -185,7 +185,7 @@ class Trainer:
         params : pytree of floating-point arrays, an nnx or Equinox module, or the result of `lora`; may be left out if
             the trainer was given a module.
         key : 32 secret bytes for all randomness of one run, by default from the operating system.
-        example : for a linen module without params: an input, from whose shape the parameters are drawn.
+        example : for a linen module without params: an input, whose shape fixes the shapes of the drawn parameters.
 
         Raises
         ------
@@ -207,7 +207,7 @@ class Trainer:
     def norm_methods(self, params: PyTree, data: PyTree) -> dict[str, str]:
         """Return how each parameter's norms are found: {path: "ghost", "vmap" or "none"}.
 
-        The attribute ``reason`` of a word says why it is not "ghost".
+        The attribute ``reason`` of "vmap" or "none" says why it is not "ghost".
         """
         most = self.examples_per_user
         if isinstance(data, Source):
@@ -245,32 +245,34 @@ class Trainer:
         Parameters
         ----------
         state : the result of `init` or of an earlier `fit`.
-        data : pytree of arrays, the plan's dataset_size examples along the first axis; kept on the device.  Or a
-            Source, which loads each batch during the step before.  A NumPy memory map is read in the same way, except
-            on a mesh: there every process gives all rows, and reads the rows of its own devices.  From a Source each
-            process loads whole batches.
+        data : pytree of arrays with the plan's dataset_size examples along the first axis; they are kept on the device.
+            Or a Source, which loads each batch during the previous step.  A NumPy memory map is read as a Source,
+            except on a mesh: there every process gives all rows, and reads the rows of its own devices.  From a Source
+            each process loads whole batches.
         users : if the plan's unit is "user", the user of each example: an integer from 0 to dataset_size - 1.  The data
             are then any number of examples.
-        ledger : a path (a new file, or one to go on with) or an open Ledger; every step is in it, on the disk, before
-            its noisy gradient is used.  Its other entries count against the target.  A state or checkpoint that is
-            noted in a ledger goes on with that ledger only; another ledger, an older copy or no ledger is refused.
+        ledger : an open Ledger, or the path of a new or existing one.  Every step is in the ledger, on the disk, before
+            its noisy gradient is used.  The ledger's other entries count against the target.  A state or checkpoint
+            that is noted in a ledger goes on with that ledger only; another ledger, an older copy or no ledger is
+            refused.
         callbacks : functions that are called with the state after every step.
-        checkpoints : a folder; a run found there is resumed from its last checkpoint, to the last bit (from a Source
-            only with a ledger).  The folder holds the secret key of the run, and is made private to its owner.
+        checkpoints : a folder.  A run found there is resumed from its last checkpoint, and repeats the run to the last
+            bit (from a Source only with a ledger).  The folder holds the secret key of the run, and is made private to
+            its owner.
         checkpoint_every : number of steps from one checkpoint to the next.
         progress : whether to show a line with rate, time left and an upper bound of epsilon; None shows it only on a
             terminal.
         by : the name of whoever runs the training, for the ledger.
         log : the receiver of a record of every step: a function, which is called with the record, a dict; or the path
             of a file of JSON lines.  A resumed run appends to this file.  A record holds an upper bound of epsilon so
-            far.  Most of a record is *not* private, and says so.  Records are put out together, once a second, and all
-            of them by the end of the fit.  The function's result is ignored, and a function that raises is not called
-            again: values that are not private must not end a run (jaxacct/training/run/README.md, "The log").
+            far.  Most of a record is *not* private, and says so.  Once a second the new records are put out together;
+            the last ones come before the fit ends.  The function's result is ignored, and a function that raises is not
+            called again: values that are not private must not end a run (jaxacct/training/run/README.md, "The log").
         log_every : number of steps from one record to the next.
-        note_ahead : the largest number of steps that are noted in the ledger at once; 1 notes each by itself.  By
-            default a hundredth of the plan's steps.  No more steps are noted at once than needed to keep the notes
-            below 5 % of the time.  A run that is cut off counts steps that were noted and not taken, until it is
-            resumed.  Steps from a Source, and steps of passes, are noted one by one.
+        note_ahead : the largest number of steps that are noted in the ledger at once; with 1 each step is noted by
+            itself.  By default a hundredth of the plan's steps.  Only so many steps are noted at once as keep the notes
+            below 5 % of the time.  Until a run that was cut off is resumed, steps that were noted but not taken count.
+            Steps from a Source, and steps of passes, are noted one by one.
         evaluate : (params, public_data) -> a number, or a dict of numbers, such as a validation loss.  It is called
             after every `eval_every` steps and after the plan's last step.  The values are in ``state.evaluations`` and
             in the log.  They may be published, and cost nothing if the run goes to its end.  Each call counts as a look
@@ -279,8 +281,8 @@ class Trainer:
             guarantee protects, and nothing that was computed from one.
         eval_every : number of steps from one evaluation to the next.
         score : with an early stop in the plan, (params, example) -> a number that is clipped to [0, 1] (NaN counts as
-            0), such as whether the prediction is right.  The sum over ``validation`` decides when the run ends.  After
-            the step that ends it no callback and no evaluation is called.
+            0), such as whether the prediction is right.  The sum over ``validation`` decides when the run ends.  No
+            callback and no evaluation is called after the step at which the early stop ends the run.
         validation : private examples along the first axis, at most 2^20; they may be training data or others.
 
         Returns
@@ -345,7 +347,7 @@ class Trainer:
             if judge is not None:
                 judge.begin(carried.params, rest, given)
             if found is not None and found.session not in (b"", program.session):
-                # unknown steps may follow the checkpoint, so its whole plan counts
+                # unknown steps may have followed the checkpoint, so its whole plan counts
                 state = replace(state, history=state.history.whole())
             with run_log(*looks, state) as told:
                 noted = open_run_ledger(where.processes, ledger, state, self.plan, by, ahead)
@@ -373,7 +375,7 @@ class Trainer:
         told: RunLog,
     ) -> State:
         plan, step, scores = self.plan, state.step, state.scores.values
-        # why the run stops, unless it stops for another reason first; after an early stop it takes no further step
+        # the reason to stop, unless another comes first; a run that an early stop has ended takes no further step
         stopped = state.stopped if state.stopped == "early_stop" and judge is not None else "finished"
         carried, line, stretches = program.carried, program.line, state.history.stretches
         partition = program.advance(line, step)[2] if step < plan.steps else ""
@@ -432,7 +434,7 @@ class Trainer:
                 rule = plan.early_stop
                 if judge is not None and rule is not None and step % rule.numbers[1] == 0 and step < plan.steps:
                     scores = (*scores, judge(carried.params))
-                    # a second answer "end" would cost again: a run that has ended ends there when it is repeated
+                    # a second answer "end" would cost again, so a repeated run ends at the step where it ended before
                     if rule.ends(scores, line.root.key, line.chain) if ended is None else step == ended:
                         if ledger is not None:
                             ledger.stopped_early(plan, step)
@@ -450,7 +452,7 @@ class Trainer:
                     view = shown(self._state(now(), program.frozen, evaluations), looks)
                     stop, alive = self._called(callbacks, view, looks), weakref.ref(view)
                     del view
-                    # a callback may have kept arrays of this state, which the next step must not overwrite
+                    # the next step must not overwrite arrays of this state that a callback may have kept
                     kept = looks.at_this or alive() is not None
                     stop, looks.seen, kept = processes.any(stop, looks.seen, kept)
                     if kept and program.overwrites and not stop:
@@ -461,12 +463,12 @@ class Trainer:
                         stopped = "callback"
                         break
         except BaseException as error:
-            # a user who ends a run here may have seen its checkpoints, its log or its progress line; a `fit` that is
-            # refused before its first step leaves the ledger as it was
+            # A user who interrupts the run may have seen its checkpoints, its log or its progress line, so the ledger
+            # notes the end.  A `fit` that is refused before its first step leaves the ledger as it was.
             refused = isinstance(error, InputError) and step == state.step
             if ledger is not None and step and not refused:
                 _whatever_fails(functools.partial(ledger.cut_off, plan, step))
-            # perhaps only one of several processes has the error, and no process can write a checkpoint by itself
+            # of several processes perhaps only one has the error, and none can write a checkpoint by itself
             if store is not None and alone and program.keeps_after(error):
                 line = line._replace(seal=digest_of(carried))
                 with contextlib.suppress(InputError):  # the original error says more
@@ -495,7 +497,7 @@ class Trainer:
             looks.now = None
 
     def _state(self, found: Checkpoint, frozen: Untrained | None, evaluations: Sequence[Evaluation] = ()) -> State:
-        """Return a checkpoint as users see it: with the whole model."""
+        """Return the `State` of a checkpoint, with the whole model."""
         trained, opt_state, clip_norm, not_finite = found.carried
         past = Past(opt_state.past, clip_norm) if isinstance(opt_state, Correlated) else None
         rest = (found.lineage, found.history, self.plan, found.stopped, found.seen, past, evaluations)
@@ -513,7 +515,7 @@ class Trainer:
 
 
 def _whatever_fails(note: Callable[[], Any]) -> None:
-    """Note a look at outputs while another error propagates; if the look cannot be noted, say so in one line."""
+    """Note a look at outputs while another error propagates; if the look cannot be noted, print a line that says so."""
     try:
         note()
     except InputError as error:

@@ -1,8 +1,8 @@
-"""Chooses the records that take part in a step, by each batch rule; and of users, which of their examples take part.
+"""Chooses the records that take part in a step, by each batch rule, and the examples of a user that take part.
 
-No record that was drawn is left out unless the rule says so.  One compiled program loops over the micro-batches of a
-selection, as many times as the draw needs.  The functions `host_...` draw the same records in NumPy, from the same
-random words, for data that the host loads.
+No drawn record is left out unless the rule says so.  One compiled program loops over the micro-batches of a selection,
+as many times as the draw needs.  The functions `host_...` draw the same records in NumPy, from the same random words,
+for data that the host loads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import PROBABILITY, InputError, check
 
 Carry = TypeVar("Carry")
-_HOST_PIECE = 2**20  # records that `host_poisson` draws at a time; the words of 2**31 records would take 8 GB at once
+_HOST_PIECE = 2**20  # records that `host_poisson` draws at a time; 2**31 records at once would take 8 GB
 
 
 class Selection(NamedTuple):
@@ -30,9 +30,9 @@ class Selection(NamedTuple):
 
 
 def threshold(sampling_probability: ArrayLike) -> np.ndarray:
-    """Return floor(q 2^64), which 64 random bits are compared with, as three words: 1 if q is 1, high bits, low bits.
+    """Return floor(q 2^64), to be compared with 64 random bits, as uint32 words: (1 if q is 1, high bits, low bits).
 
-    The shape is (3,), or (3, n) if each of n records has a rate of its own.
+    The shape is (3,), or (3, n) if each of n records has its own rate.
     """
     q = np.asarray(check("sampling_probability", sampling_probability, PROBABILITY))
     certain = np.floor(q)
@@ -50,16 +50,16 @@ def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) 
     ----------
     key : a JAX key of at least 256 bits, such as ``fresh_key()``; it determines the batch.
     dataset_size : int from 1 to 2**31 - 1, static.
-    sampling_probability : the rate q, or one rate for each example, chosen without the data.  Where rates are traced,
-        give ``threshold`` of the rates instead.
+    sampling_probability : the rate q, or one rate for each example, chosen without the data.  In place of traced rates,
+        give the ``threshold`` of the rates.
 
     Returns
     -------
-    Selection : the numbers of the drawn examples ascend.  With one rate their count is binomial(dataset_size, q), with
-        no upper limit below dataset_size.
+    Selection : the numbers of the drawn examples, in ascending order.  With one rate their count is
+        binomial(dataset_size, q), with no upper limit below dataset_size.
 
     A step with this batch is accounted for as PoissonSampled(Gaussian(noise_multiplier), q), under adding or removing
-    an example.  Where each example has its own rate, use the rate of the example in which the data sets differ, or the
+    an example.  If each example has its own rate, q is the rate of the example in which the data sets differ, or the
     largest rate.  Divide the sum of the gradients by the sum of the rates, never by the count.
 
     References
@@ -83,10 +83,10 @@ def truncated_poisson(key: jax.Array, dataset_size: int, sampling_probability: A
 
     Returns
     -------
-    Selection : of cap places.  It does not hold the number of records before the cut, which must never be released.
+    Selection : it has cap places.  It does not hold the number of records before the cut, which must never be released.
 
     The records are put in a random order that does not depend on the draw, and the first ``cap`` drawn records in this
-    order are kept.  So all subsets of one size are equally likely, exactly.  A step with this batch is accounted for as
+    order are kept.  So all subsets of one size are exactly equally likely.  A step with this batch is accounted for as
     TruncatedPoissonSampled(Gaussian(noise_multiplier), q, dataset_size, cap).
 
     References
@@ -107,7 +107,7 @@ def truncated_poisson(key: jax.Array, dataset_size: int, sampling_probability: A
 
 
 def random_allocation(round_key: jax.Array, dataset_size: int, number: ArrayLike, position: ArrayLike) -> Selection:
-    """Return the records of one slot of a round: each record draws one of ``number`` slots independently, uniformly.
+    """Return the records of one slot of a round, in which each record draws one of ``number`` slots uniformly.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def random_allocation(round_key: jax.Array, dataset_size: int, number: ArrayLike
 
     Returns
     -------
-    Selection : every record is in the selection of exactly one slot of the round.  Indices ascend.
+    Selection : every record is in the selection of exactly one slot of the round.  Indices are in ascending order.
 
     A whole round is accounted for as RandomAllocation(Gaussian(noise_multiplier), number).
 
@@ -153,7 +153,7 @@ def cyclic_poisson(
 
     Returns
     -------
-    Selection : indices ascend.
+    Selection : indices are in ascending order.
 
     A run is accounted for as MatrixMechanism(strategy, s, CyclicPoisson(number, q)), under adding or removing a record.
 
@@ -172,7 +172,7 @@ def cyclic_poisson(
 
 
 def slots(key: Any, size: int, number: Any) -> Any:
-    """Draw an independent slot for each of ``size`` records, uint32, uniform on 0 to number - 1, exactly."""
+    """Draw for each of ``size`` records an independent slot (uint32), exactly uniform on 0 to number - 1."""
     number = jnp.asarray(number, jnp.uint32)
     last = jnp.uint32(2**32 - 1) - (jnp.uint32(0) - number) % number  # in uint32, 0 - number is 2^32 - number
 
@@ -196,7 +196,7 @@ def without_replacement(key: jax.Array, dataset_size: int, batch_size: ArrayLike
 
     Returns
     -------
-    Selection : of batch_size examples, or of all if there are fewer.
+    Selection : batch_size examples, or all examples if there are fewer.
 
     A step with this batch is accounted for as SampledWithoutReplacement(Gaussian(noise_multiplier), batch_size /
     dataset_size).
@@ -246,7 +246,7 @@ def fixed_batches(epoch_key: jax.Array, dataset_size: int, batch_size: ArrayLike
 
 
 def permutation(key: Any, size: int) -> Any:
-    """Draw a random permutation of range(size), int32: the order of 64-bit sort keys, drawn again if two are equal."""
+    """Draw a random permutation of range(size), int32, by sorting 64-bit keys, which are drawn again if two agree."""
 
     def draw(key: Any) -> tuple[Any, Any, Any]:
         key, now = jax.random.split(key)
@@ -258,7 +258,7 @@ def permutation(key: Any, size: int) -> Any:
 
 
 def _sampled(key: Any, dataset_size: int, sampling_probability: Any, several: bool = False) -> Any:
-    """Return for each record whether it is in a Poisson sample; with `several`, each may have a rate of its own."""
+    """Return for each record whether it is in a Poisson sample; with `several`, each record may have its own rate."""
     size = _size("dataset_size", dataset_size)
     given = getattr(sampling_probability, "dtype", None) == np.uint32
     words = sampling_probability if given else threshold(sampling_probability)
@@ -271,10 +271,10 @@ def _sampled(key: Any, dataset_size: int, sampling_probability: Any, several: bo
 
 
 def _first_of(taken: Any, most: int | None = None) -> Selection:
-    """Return the first marked records, `most` or all of them, in ascending order; faster than `jnp.nonzero`."""
+    """Return the first `most` (or all) marked records in ascending order; this is faster than `jnp.nonzero`."""
     size = taken.shape[0]
     places = size if most is None else most
-    rank = jax.lax.cumsum(taken.astype(jnp.int32))  # the record's place, from 1
+    rank = jax.lax.cumsum(taken.astype(jnp.int32))  # the place of each marked record, from 1
     where = jnp.where(taken, rank - 1, places)  # beyond the last place, a record is dropped
     indices = jnp.zeros(places, jnp.int32).at[where].set(jnp.arange(size, dtype=jnp.int32), mode="drop")
     return Selection(indices, jnp.minimum(rank[-1], places))
@@ -294,8 +294,8 @@ def over_micro_batches(
     ----------
     selection : Selection
     micro_size : int, static: examples in one call of body.
-    body : (carry, indices, mask) -> carry.  In the last call the mask is False, and the index 0, for places beyond the
-        last example.
+    body : (carry, indices, mask) -> carry.  In the last call, places beyond the last example have mask False and
+        index 0.
     init : the first carry.
     all_places : static: whether to go through all places, whatever the count, so that every draw takes the same work.
 
@@ -332,13 +332,13 @@ class UserData(NamedTuple):
     """Examples of users, along the first axis."""
 
     examples: Any
-    order: Any  # the places of all examples, user by user
-    first: Any  # for each user, where in `order` the examples of this user begin
+    order: Any  # the places of all examples in `examples`, user by user
+    first: Any  # for each user, where in `order` the user's examples begin
     count: Any  # for each user, the number of examples
 
 
 def user_data(examples: Any, users: Any, number: int) -> UserData:
-    """Group examples by ``users``, an integer from 0 to number - 1 per example; raise InputError for other integers."""
+    """Group examples by ``users``: an integer from 0 to number - 1 for each example.  Refuse other integers."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(examples)}
     return UserData(examples, *(jnp.asarray(column, jnp.int32) for column in grouped(users, number, sizes)))
 
@@ -365,8 +365,8 @@ def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.nd
 def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None) -> tuple[tuple[Any, Any], Any]:
     """Return (examples, weights), of shapes (users, most, ...) and (users, most), and which users have examples.
 
-    If `data` holds only a part of all users, there are `before` users before them.  Of a user with more than `most`
-    examples a random subset is taken.  It is uniform up to 2^-32 times their number; no guarantee depends on this.
+    If `data` holds only a part of all users, `before` is the number of users before this part.  If a user has n > most
+    examples, a random subset is taken.  It is uniform up to n 2^-32; no guarantee depends on this.
     """
     count, first = data.count[users], data.first[users]
     kept = jnp.minimum(count, most)
@@ -391,7 +391,7 @@ def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None
 
 
 def host_poisson(key: Any, size: int, threshold: np.ndarray) -> np.ndarray:
-    """Return the members that `poisson` draws; a low word is drawn only where the high word equals the threshold's."""
+    """Return the members that `poisson` draws; low words are drawn only where high words equal the threshold's."""
     if threshold[0].all():
         return np.arange(size)
     found, each = [], np.broadcast_to(threshold.reshape(3, -1), (3, size))
@@ -433,7 +433,7 @@ def host_permutation(key: Any, size: int) -> np.ndarray:
 def host_of_users(
     key: Any, order: np.ndarray, first: np.ndarray, count: np.ndarray, users: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers and weights, (users.size, most), of the examples that `of_users` draws of users with examples."""
+    """Return numbers and weights, (users.size, most), of the examples of `of_users`; each user must have examples."""
     count, first = count[users], first[users]
     kept = np.minimum(count, most)
     blocks = -(-most // 16)

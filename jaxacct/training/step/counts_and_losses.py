@@ -1,4 +1,4 @@
-"""Releases of a step besides the gradients: a count, by which the clip norm adapts, and the mean loss."""
+"""Releases of a step besides the gradients: a count, to which the clip norm adapts, and the mean loss."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class PrivateLoss:
     Let v_i be the loss of member i, clipped to [0, bound] and rounded to multiples of bound/1024.  A step also releases
     sum_i (v_i - bound/2) with Gaussian noise of standard deviation ``noise * bound``, rounded to the same multiples.
     The sum has sensitivity bound/2.  Replacing an example moves the sum by up to bound, which is twice the
-    sensitivity; the same factor holds for the gradients.  Let z be the plan's noise multiplier.  Gradients with noise
-    multiplier z_gradient = (z^-2 - (2 noise)^-2)^(-1/2) and the loss together cost one Gaussian of noise multiplier z.
-    This needs noise > z/2.
+    sensitivity; replacing one moves the gradients by up to twice theirs, too.  Let z be the plan's noise multiplier.
+    The gradients get noise multiplier (z^-2 - (2 noise)^-2)^(-1/2).  Gradients and loss then cost one Gaussian of noise
+    multiplier z together.  This needs noise > z/2.
 
     The optimizer gets, as ``value``, the noisy sum divided by the expected batch size, plus bound/2, and clipped to
     [0, bound].
@@ -42,7 +42,7 @@ class PrivateLoss:
 
     References
     ----------
-    Andrew et al. 2021, who release a count beside the gradients in the same way.
+    Andrew et al. 2021, who release a count besides the gradients in the same way.
 
     >>> round(gradient_noise(1.0, 100.0, None, PrivateLoss(bound=5.0, noise=10.0)), 6)
     1.001252
@@ -52,7 +52,7 @@ class PrivateLoss:
     noise: float | None = None
 
     def __post_init__(self) -> None:
-        # with a bound in this range, losses and their noise are far from the ends of float32's range
+        # this range keeps losses and their noise far from the ends of float32's range
         remedy = "scale the loss, so that an ordinary {name} such as 1.0 fits it"
         check("bound", self.bound, Constraint(remedy, 1e-10, 1e10))
         if self.noise is not None:
@@ -76,7 +76,7 @@ class PrivateLoss:
         return jnp.clip(jnp.round(self.clipped(loss) / jnp.float32(self.bound) * _UNITS), 0, _UNITS).astype(jnp.int32)
 
     def release(self, total: jax.Array, members: jax.Array, drawn: jax.Array, expected: jax.Array) -> jax.Array:
-        """Return the noisy mean loss, from the sum of the units of a batch and the noise from `draw`."""
+        """Return the noisy mean loss, given the sum of a batch's losses in units and the noise from `draw`."""
         bound, noisy = jnp.float32(self.bound), total - _UNITS // 2 * members + drawn
         return jnp.clip(noisy.astype(jnp.float32) * (bound / _UNITS) / expected + 0.5 * bound, 0, bound)
 
@@ -114,14 +114,14 @@ class AdaptiveClip:
 
     Every step also releases a count: the sum of 1/2 for each unclipped and -1/2 for each clipped example, with Gaussian
     noise of standard deviation ``count_noise``, rounded to halves.  Then the clip norm C is multiplied by
-    exp(-learning_rate (share - quantile)), where share is the share of unclipped examples that follows from the
-    noisy count.  The sum has sensitivity 1/2.  Let z be the plan's noise multiplier.  The gradients get noise
+    exp(-learning_rate (share - quantile)), where share is the share of unclipped examples, computed from the noisy
+    count.  The sum has sensitivity 1/2.  Let z be the plan's noise multiplier.  The gradients get noise
     multiplier (z^-2 - (2 count_noise)^-2)^(-1/2).  Gradients and count then cost one Gaussian of noise multiplier z
     together, as for `PrivateLoss`.  This needs count_noise > z/2.
 
     Parameters
     ----------
-    initial : the clip norm to start with.
+    initial : the first clip norm.
     quantile : the quantile of the norms that C tracks, in (0, 1).
     learning_rate : > 0.
     count_noise : standard deviation of the noise on the count, in examples; by default a tenth of the expected batch
@@ -149,15 +149,15 @@ class AdaptiveClip:
             check("count_noise", self.count_noise, DEVIATION)
 
     def count_deviation(self, expected_batch_size: float) -> float:
-        """Return the standard deviation of the noise on the count."""
+        """Return the standard deviation of the noise on the count, in examples."""
         return 0.1 * expected_batch_size if self.count_noise is None else self.count_noise
 
     def gradient_noise(self, noise_multiplier: float, expected_batch_size: float) -> float:
-        """Return the gradients' noise multiplier, rounded up: they and the count cost `noise_multiplier`."""
+        """Return the gradients' noise multiplier, rounded up: with the count they then cost `noise_multiplier`."""
         return gradient_noise(noise_multiplier, expected_batch_size, self, None)
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:
-        """Draw the noise on twice the count, from the key of a step."""
+        """Draw the noise on twice the count, an integer, from the key of a step."""
         return noise.rounded(words, noise.QUANTILE, 2 * Fraction(self.count_deviation(expected_batch_size)))
 
     def update(

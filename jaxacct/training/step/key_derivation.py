@@ -1,6 +1,6 @@
-"""Key of a step, derived from a secret root and from everything that led to the step: README.md of this folder, "Keys".
+"""Derives a step's key from a secret root and from everything that led to the step (README.md of this folder, "Keys").
 
-A step that is repeated either has the same result to the last bit, or has randomness of its own.
+A repeated step either has the same result to the last bit, or has new randomness.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from jaxacct.training.clipping.traces import contents, words_of
 _VARIABLES = re.compile(
     r"(XLA|LIBTPU|TPU|CUDA|CUDNN|CUBLAS|NVIDIA|NCCL|HIP|ROC|HSA|TF|PJRT|OMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|EIGEN|NPROC|LD_)"
 )
-"""Beginnings of the names of environment variables that compilers and numerical libraries read."""
+"""Prefixes of the names of environment variables that compilers and numerical libraries read."""
 _HARMLESS = re.compile(
     r"jax_(numpy_(rank|dtype)_promotion$|.*compilation_cache|persistent_cache|raise_persistent|explain_cache|log|.*dump|"
     r"traceback|.*traceback|tracer_error|pprint|debug_(key_reuse|log|leaked)|check_(tracer|proxy)|enable_checks$|"
     r"thread_guard$|captured_constants|hlo_source_file|compiler_detailed|.*timeout|platforms$|platform_name$)"
 )
-"""Settings of JAX that need not be digested: they change no result, or the traced program shows what they change."""
+"""Settings of JAX that are not digested: they change no result, or they change the traced program, which is."""
 
 
 class Secret:
@@ -70,7 +70,7 @@ class Root(Secret):
 
     @property
     def known(self) -> bool:
-        """Whether the object has its key; an unpickled object does not."""
+        """Whether the object has its key; an unpickled object has none."""
         return self._key is not None
 
     def __eq__(self, other: object) -> bool:
@@ -105,12 +105,12 @@ class StepKey(NamedTuple):
 
 
 def begin(root: bytes) -> Lineage:
-    """Return the lineage before a run's first step.  The chain is a digest of the secret root, and reveals no data."""
+    """Return the lineage before a run's first step.  Its chain is a digest of the secret root, and reveals no data."""
     return Lineage(Root(root), digest(b"begin", root), b"", -1, b"")
 
 
 def joined(lineage: Lineage, seal: bytes) -> Lineage:
-    """Return the lineage, extended by a state's digest `seal` unless the lineage itself led to that state."""
+    """Extend a lineage by a state's digest `seal`; return it unchanged if it led to exactly this state."""
     if seal == lineage.seal:
         return lineage
     return lineage._replace(chain=digest(lineage.chain, b"state", seal), seal=seal, pass_first=-1)
@@ -129,13 +129,13 @@ def advance(
 
     first : the first step of the pass that this step is in; -1 if the batch rule has no passes.
     cut : a digest that is the same within a pass; a step with another digest begins a new pass.
-    groups : the number of groups, or of batches in a fixed order.  The pass key then serves the whole run, and depends
-        on the root and on this number alone: no record may change its group or batch.
+    groups : the number of groups, or of batches in a fixed order.  The whole run then has one pass key, which depends
+        on the root and on this number alone, since no record may change its group or batch.
     """
     if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
         lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)
     chain = digest(lineage.chain, program, data, repr(settings).encode())
-    lineage = lineage._replace(chain=chain, seal=b"")  # the seal is of the state before this step
+    lineage = lineage._replace(chain=chain, seal=b"")  # the old seal belongs to the state before this step
     secret = hmac.digest(lineage.root.key, b"step" + chain, "sha256")
     of_pass = hmac.digest(lineage.root.key, b"pass" + digest(lineage.pass_chain, data, cut), "sha256")
     label = of_pass
@@ -149,7 +149,7 @@ def advance(
 
 
 def loaded(lineage: Lineage, key: StepKey, rows: bytes) -> tuple[Lineage, StepKey]:
-    """Return the lineage extended by a keyed digest of the loaded batch, and the key of all later draws of the step."""
+    """Return the lineage extended by a keyed digest of the loaded batch, and the key for the step's further draws."""
     own = hmac.digest(lineage.root.key, b"rows" + digest(lineage.chain, rows), "sha256")
     chain = digest(lineage.chain, b"loaded", own)
     secret = hmac.digest(lineage.root.key, b"loaded" + chain, "sha256")
@@ -186,7 +186,7 @@ def form_of(structure: Any) -> bytes:
 
 
 def digest_program(traced: Any) -> bytes:
-    """Return the SHA-256 digest of a traced function and of the machine; equal digests mean equal output bits."""
+    """Return the SHA-256 digest of a traced function and of the machine; if two are equal, so are the output bits."""
     constants, primitives = contents(traced.jaxpr)
     own = b"" if repeats(primitives) else secrets.token_bytes(16)
     return digest(traced.lower().as_text().encode(), digest_tree(constants), machine().encode(), own)
@@ -203,7 +203,7 @@ def _fingerprint(secret: bytes) -> str:
 
 
 def machine() -> str:
-    """Return a text that describes this machine; equal texts mean that a program gives equal bits."""
+    """Return a text that describes this machine; machines with equal texts run a program to equal bits."""
     settings = {name: repr(value) for name, value in jax.config.values.items() if not _HARMLESS.match(name)}
     flags = {name: value for name, value in os.environ.items() if _VARIABLES.match(name)}
     devices = jax.devices()
@@ -220,7 +220,7 @@ def machine() -> str:
 
 
 def repeats(primitives: set[str]) -> bool:
-    """Return whether a program of these operations gives equal bits whenever it runs on this machine."""
+    """Return whether a program of these operations gives the same bits each time it runs on this machine."""
     # the results of these operations may depend on more than their arguments
     if primitives & {"pure_callback", "io_callback", "ffi_call", "infeed", "rng_uniform"}:
         return False
@@ -250,7 +250,7 @@ def _libraries() -> dict[str, str]:
 
 @functools.cache
 def _processor() -> list[Any]:
-    """Return the processors' kind, instruction sets and caches, by which libraries choose the order of sums."""
+    """Return the processors' kind, instruction sets and caches, on which libraries base the order of sums."""
     cores = set()
     # fields that differ from one reading to the next, or between the cores of one machine
     varying = {"processor", "cpu mhz", "bogomips", "apicid", "initial apicid", "core id", "physical id", "bugs"}

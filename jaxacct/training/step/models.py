@@ -1,6 +1,6 @@
-"""Handles models of any kind: as pytrees, in trained and frozen parts, with low-rank adapters, and in a loss.
+"""Turns models of any kind into pytrees, splits them into trained and frozen parts, and gives them adapters and losses.
 
-A package of models is imported only if the model at hand comes from it.
+Flax or Equinox is imported only if the model at hand comes from it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _NO_KEY = "the module draws random numbers and has no key for it; give rngs=True
 
 @dataclass(frozen=True)
 class Outer:
-    """Form of an nnx module: all but the values of its variables."""
+    """Form of an nnx module: everything except the values of its variables."""
 
     graph: Any  # the graph that `nnx.split` returns
-    structure: Any  # the structure of the state that it returns
+    structure: Any  # the structure of the state that `nnx.split` returns
     order: tuple[int, ...]  # for each leaf of the plain pytree, its position in that state
     kinds: tuple[type, ...]  # for each leaf of the plain pytree, its type of variable
 
@@ -82,7 +82,7 @@ def pytree_as_model(tree: Any, outer: Outer | None) -> Any:
     """Return the model that `model_as_pytree` made into a pytree."""
     if outer is None:
         return tree
-    # the graph determines the structure of the dicts, so their leaves have the order that `model_as_pytree` gave them
+    # the graph fixes the structure of the dicts, so their leaves are still in the order of `model_as_pytree`
     values: list[Any] = [None] * len(outer.order)
     for place, value in zip(outer.order, jax.tree_util.tree_leaves(tree), strict=True):
         values[place] = value
@@ -90,7 +90,7 @@ def pytree_as_model(tree: Any, outer: Outer | None) -> Any:
 
 
 def arrays_of(tree: Any) -> list[Any]:
-    """Return each leaf as a JAX array, None if it is no array.  Numbers count as arrays, but not in Equinox models."""
+    """Return each leaf as a JAX array, or None if it is no array.  Numbers are arrays, except in Equinox models."""
     kinds = (jax.Array, np.ndarray) if has_equinox(tree) else (jax.Array, np.ndarray, np.generic, bool, int, float)
     return [jnp.asarray(leaf) if isinstance(leaf, kinds) else None for leaf in jax.tree_util.tree_leaves(tree)]
 
@@ -158,8 +158,9 @@ def lora(
         from the private data.
     rank : int, at least 1; the rank of each product a b.
     where : a function path -> bool, of paths such as "params/Dense_0/kernel", that chooses one or more arrays of two or
-        more axes.  By default: arrays of two or three axes named "kernel", and arrays of two axes named "weight".  It
-        may also choose convolutions and look-ups; each example then has a gradient as large as W.
+        more axes.  By default: arrays of two or three axes named "kernel", and arrays of two axes named "weight".
+        ``where`` may also choose the arrays of convolutions and look-ups; each example then has a gradient as large as
+        W.
     alpha : > 0, by default the rank, which makes the scale 1.
     key : a JAX key, from which the factor ``a`` is drawn as N(0, 1/fan-in); by default a key from the operating system.
 
@@ -194,7 +195,7 @@ def lora(
                 f"where selects {path}, {array.dtype} of {array.ndim} axes, must be floating and of two or more; "
                 "train it by trainable="
             )
-        # before which axis to cut the shape, so that both parts have nearly the same size
+        # cut the shape before this axis, so that both parts have nearly the same size
         split = min(range(1, array.ndim), key=lambda at: max(map(math.prod, (array.shape[:at], array.shape[at:]))))
         lead, trail = array.shape[:split], array.shape[split:]
         dtype = jnp.promote_types(array.dtype, jnp.float32)
@@ -206,7 +207,7 @@ def lora(
 
 
 def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that also takes a `LoRA` as the model; products with an adapted W do not form W + scale a b."""
+    """Wrap a function so that its model may be a `LoRA`; products with an adapted W do not form W + scale a b."""
 
     @functools.wraps(function)
     def run(model: Any, *others: Any) -> Any:
@@ -258,7 +259,7 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
     adapted = [side for side, value in enumerate(operands) if isinstance(value, _Adapted)]
     if len(adapted) == 1:
         value = operands[adapted[0]]
-        floating = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)  # a cast to integers must round the sum
+        floating = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)  # integers are cast from the merged W
         if eqn.primitive.name == "convert_element_type" and floating:
             cast = bind(place, eqn, [value.w])[0]
             return [_Adapted(cast, value.a.astype(cast.dtype), value.b.astype(cast.dtype), value.scale)]
@@ -271,7 +272,7 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
-    """Return an adapter's part of a product: scale (x a) b for x W, and scale (x b^T) a^T for x W^T; otherwise None."""
+    """Return an adapter's part of a product: scale (x a) b of x W, scale (x b^T) a^T of x W^T; None for others."""
     contracted, batch = params["dimension_numbers"]
     w, x = operands[side], operands[1 - side]
     lead = w.a.ndim - 1
@@ -294,12 +295,12 @@ def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
 
 
 class _Array:
-    """Stand-in for an array among the leaves in a model's form, since the form holds no arrays."""
+    """Stands for an array among the leaves in a model's form, which itself holds no arrays."""
 
 
 @dataclass(frozen=True)
 class _Stream:
-    """Stand-in, in the form of an nnx module, for the key or count of a stream of random numbers."""
+    """Stands for the key or count of a stream of random numbers in the form of an nnx module."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -317,8 +318,8 @@ class Untrained:
     """Everything in a model that is not trained.
 
     frozen : the arrays, in the order of the model's leaves.
-    form : all that is no array: the structure of the model, whether each leaf is trained, the other leaves, and the
-        form of an nnx module.  It is static when the step is traced.
+    form : everything that is no array: the structure of the model, whether each leaf is trained, the leaves that are no
+        arrays, and the form of an nnx module.  It is static when the step is traced.
     """
 
     frozen: tuple[Any, ...]
@@ -326,7 +327,7 @@ class Untrained:
 
 
 def split_model(model: Any, trainable: Any = None) -> tuple[Any, Untrained | None]:
-    """Return a model's trained part, with None in place of every other leaf, and the rest as an `Untrained`.
+    """Split a model: return the trained part, with None in place of other leaves, and the rest as an `Untrained`.
 
     The rest is None if all leaves are trained and the model is no nnx module.  `trainable` is as for `Trainer`.
     """
@@ -376,7 +377,7 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any) -> list[bool]:
         if isinstance(trainable, type):
             return [issubclass(kind, trainable) for kind in outer.kinds]
     else:
-        # All plain parameters are wanted: an integer array among them is a mistake, which `clipped_sum` refuses.
+        # Every leaf of a plain pytree counts: an integer array in it is a mistake, which `clipped_sum` refuses.
         wanted = floating if has_equinox(tree) else [True] * len(floating)
     if trainable is None:
         return wanted
@@ -415,7 +416,7 @@ def loss_of(
     rngs: bool | Sequence[str],
     apply_kwargs: Mapping[str, Any] | None,
 ) -> Callable[..., Any]:
-    """Return a function (model, example[, key]) -> loss, made from such a function, or from a module and a loss."""
+    """Make a function (model, example[, key]) -> loss from a loss function of this form, or a module and a loss."""
     named = dict(apply_kwargs or {})
     if isinstance(loss_fn, type):
         raise InputError(
@@ -454,20 +455,20 @@ def loss_of(
 
 
 def initialised(module: Any, key: Any, example: Any, rngs: bool | Sequence[str], apply_kwargs: Any) -> Any:
-    """Return the initial parameters of a linen module, for the shape of `example`; return any other module itself."""
+    """Return a linen module's initial parameters for inputs of `example`'s shape; return other modules as given."""
     if is_nnx(module) or is_equinox(module):
         return module
     if module is None or example is None:
         raise InputError("params is missing; give the parameters, or for a linen module an example input")
     keys = {name: jax.random.fold_in(key, 1 + number) for number, name in enumerate(streams(rngs))}
-    # parameters follow from the shapes alone, since an example is private
+    # initial parameters must depend on the shapes alone, since an example is private
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), example)
     with _plain_errors():
         return module.lazy_init({"params": key, **keys}, shapes, **(apply_kwargs or {}))
 
 
 def refuse_state(module: Any, trained: Any) -> None:
-    """Raise InputError if a linen module's collections besides "params", or batch_stats, would be trained."""
+    """Raise InputError if linen collections other than "params", or any model's batch_stats, would be trained."""
     linen = module is not None and not is_nnx(module) and not is_equinox(module)
     named = [*paths(trained.base), *trained.adapters] if isinstance(trained, LoRA) else paths(trained)
     tops = {path.partition("/")[0] for path in named}
@@ -537,7 +538,7 @@ def _require_call(loss_fn: Callable[..., Any], keys: bool) -> None:
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of an nnx module: a key begins the random streams, and changes of any other state are refused."""
+    """Wrap a function of an nnx module: it begins the random streams by a key, and refuses changes of other state."""
 
     @functools.wraps(function)
     def run(model: Any, example: Any, *key: Any) -> Any:
@@ -565,7 +566,7 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _begin(model: Any, key: Any) -> None:
-    """Begin all streams of random numbers of an nnx module anew, each with a key of its own."""
+    """Restart all streams of random numbers of an nnx module, each with its own key derived from `key`."""
     nnx = _nnx()
     found = [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.RngStream)]
     for number, stream in enumerate(found):

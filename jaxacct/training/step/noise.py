@@ -2,7 +2,7 @@
 
 `jax.random.normal` in float32 never exceeds 5.5 standard deviations, so an output farther out would reveal an example.
 Here the tail ends beyond 9.4 standard deviations (probability 1e-20).  A leaf's noise is cut into units of 32 draws.
-All leaves are drawn in one evaluation of the generator: leaf by leaf, it would be compiled once for each.
+One call of the generator draws for all leaves, so that it is compiled once and not once for each leaf.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.training.clipping.clipped_sum import DEVIATION, sensitivity, wide
 from jaxacct.training.clipping.traces import as_data, unfolded_true
 
-# Purposes of a run's streams of random numbers.  `jaxacct.tuning` has 5 and 6.  Saved runs depend on the values.
+# Purposes of a run's streams of random numbers.  `jaxacct.tuning` uses 5 and 6.  Saved runs depend on these numbers.
 INITIALISATION = 1  # the initial parameters
 SAMPLING = 2  # the batches
 NOISE = 3  # the gradient noise
@@ -35,17 +35,17 @@ MODEL = 8  # the model's own numbers for each example, such as dropout
 LOSS = 9  # the noise on the private loss
 UNIT = 32  # number of normal draws in a unit of noise: three ChaCha20 blocks of 16 words make 16 pairs
 _PIECE, _PIECE_ON_CPU = 16_368, 1_056
-"""Largest number of units drawn at a time, on other devices (in some 12 MB) and on a CPU (in one core's cache).
+"""Largest number of units drawn at a time: on other devices (about 12 MB), and on a CPU (fits one core's cache).
 
-More units on a CPU would be spread over threads, which takes twice the CPU time.  With a power of two the rows of a
-piece could compete for the same lines of the cache.
+With more units a CPU would use several threads, which takes twice the CPU time.  If the number were a power of two, the
+rows of a piece could compete for the same cache lines.
 """
 
 
 @jax.jit
 def stream(key: Any, purpose: Any, step: Any = 0) -> Any:
     """Return the key for one purpose at one step; different purposes and steps have independent keys."""
-    # in a loop, the two calls are compiled once
+    # in a loop the two calls of `fold_in` are compiled only once
     numbers = jnp.stack([jnp.asarray(number, jnp.uint32) for number in (purpose, step)])
     return jax.lax.fori_loop(0, 2, lambda i, key: jax.random.fold_in(key, numbers[i]), key)
 
@@ -56,7 +56,7 @@ def host_stream(words: Any, purpose: int) -> np.ndarray:
 
 
 def add(key: Any, tree: Any, std: Any) -> Any:
-    """Add independent N(0, std^2) to every entry of a pytree.  Call it once per step, on the sum over the whole batch.
+    """Add independent N(0, std^2) to every entry of a pytree: once per step, to the sum over the whole batch.
 
     `std` is the noise multiplier times the clip norm, whatever the neighbouring relation.  Divide by the *expected*
     batch size afterwards, never by the size that was drawn.
@@ -72,7 +72,7 @@ def add(key: Any, tree: Any, std: Any) -> Any:
 
 
 def normal(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-    """Draw standard normals by Box and Muller's method from 96 bits for every pair, as `add` does for a single leaf."""
+    """Draw standard normals, as `add` does for a single leaf: by Box and Muller's method, from 96 bits for two."""
     return _drawn(key_words(key), {0: shape}, 1, jnp.dtype(dtype))[0]
 
 
@@ -84,7 +84,7 @@ def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
 
 
 def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: Any) -> dict[int, Any]:
-    """Draw standard normals for those leaves of a pytree of `leaves` leaves whose numbers and shapes are given."""
+    """Draw standard normals for the leaves in `shapes` ({leaf's number: shape}) of a pytree of `leaves` leaves."""
     sizes = {place: math.prod(shape) for place, shape in shapes.items()}
     drawn = draws_of_units(words, {place: -(-size // UNIT) for place, size in sizes.items()}, leaves, dtype)
     return {place: own.reshape(-1)[: sizes[place]].reshape(shapes[place]) for place, own in drawn}
@@ -125,20 +125,20 @@ def draws_of_units(
         put = lambda i, flat: jax.lax.dynamic_update_slice_in_dim(flat, piece(i), i * each, axis=1)
         flat = jax.lax.fori_loop(0, pieces, put, jnp.zeros((UNIT, pieces * each), dtype))
     starts = begins[:-1].tolist()
-    if pieces > 1 and len(starts) > 1:  # one piece or one leaf compiles fast anyway
+    if pieces > 1 and len(starts) > 1:  # one piece, or one leaf, compiles fast anyway
         starts = as_data(unfolded_true([words]), starts)
     own = lambda at, count: jax.lax.dynamic_slice_in_dim(flat, at, count, 1, allow_negative_indices=False)
     yield from ((place, own(at, count)) for at, (place, count) in zip(starts, units.items(), strict=True))
 
 
 def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
-    """Return two normals from 64 bits (high, low) and an angle `turn`; relative error 2e-6, in float64 1e-13."""
+    """Return two normals from 64 bits (high, low) and an angle `turn`; relative error 2e-6 (float64: 1e-13)."""
     dtype = jnp.dtype(dtype)
     near_zero = high < np.uint32(2**31)
     v = _unit(jnp.where(near_zero, high, ~high), 32, dtype) + (
         _unit(jnp.where(near_zero, low, ~low), 64, dtype) + dtype.type(2.0**-65)
     )
-    # enough terms that the next term would be below the rounding of float32, or of float64
+    # with so many terms the next term would be below the rounding of float32, or of float64
     log_terms, sine_terms = (9, 7) if dtype.itemsize == 4 else (17, 11)
     s = v / (2 - v)  # at most 1/3
     complement = 2 * s * _horner([1.0 / (2 * k + 1) for k in range(log_terms)], s * s)
@@ -174,7 +174,7 @@ class NoiseState(NamedTuple):
 
 
 def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expected_batch_size: float) -> Foreign:
-    """Return an Optax transformation: (clipped sum + noise) / expected batch size, in place of the gradient.
+    """Return an Optax transformation that turns a clipped sum into (clipped sum + noise) / expected batch size.
 
     Its input must be the *sum over the whole drawn batch of gradients clipped to clip_norm*, as ``clipped_sum`` returns
     it. Sums over several micro-batches must be added first.  The transformation cannot check its input: for a mean
@@ -182,7 +182,7 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
 
     Parameters
     ----------
-    key : a JAX key of at least 256 bits, such as ``fresh_key()``; every call has a stream of its own, derived from it.
+    key : a JAX key of at least 256 bits, such as ``fresh_key()``, from which every call derives its own stream.
     noise_multiplier : from 1e-10 to 1e10; the noise has standard deviation noise_multiplier times
         ``sensitivity(clip_norm)``.
     clip_norm : as given to ``clipped_sum``.
@@ -218,7 +218,7 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
     optax = optional_package("optax", "noisy_mean")
     secret(key)
     expected = check("expected_batch_size", expected_batch_size, POSITIVE)
-    # The sum may be float32.  The last factor outweighs the rounding of the standard deviation to float32.
+    # The sum may be float32.  The last factor exceeds the rounding of the standard deviation to float32.
     std = check("noise_multiplier", noise_multiplier, DEVIATION) * sensitivity(clip_norm) * (1.0 + 2.0**-20)
 
     def init(params: Any) -> NoiseState:

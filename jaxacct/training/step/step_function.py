@@ -1,7 +1,7 @@
-"""One private step as pure functions: draw, clip and sum in micro-batches, add noise, divide, update.
+"""One private step as pure functions: they draw, clip and sum in micro-batches, add noise, divide, and update.
 
-`private_step` joins these parts for data on one device.  If the data are elsewhere, or on several devices, the caller
-joins the parts: `draw`, then `add` for each micro-batch, then `release` once.
+`private_step` combines these functions for data on one device.  If the data are elsewhere, or on several devices, the
+caller combines them: `draw`, then `add` for each micro-batch, then `release` once.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ def own_state(opt_state: Any) -> Any:
 
 
 class Numbers(NamedTuple):
-    """Numbers that may differ between steps of one compiled program; they follow from the plan and the step's key."""
+    """Numbers that may differ between steps of one compiled program; the plan and the step's key determine them."""
 
-    threshold: Any  # of `sampler.threshold`, for all records or for each
-    size: Any  # the number of records in a batch of fixed size, of slots in a round, or of groups
-    position: Any  # the number of the batch in its pass, of the slot, or of the group
+    threshold: Any  # result of `sampler.threshold`: (3,) for all records, or (3, records)
+    size: Any  # how many records are in a batch of fixed size, slots in a round, or groups in a run
+    position: Any  # which batch of its pass, slot of its round, or group the step uses, from 0
     expected_batch_size: Any
     gradient_noise: Any  # noise multiplier on the gradients
     count_draw: Any = None  # noise on the count of the adaptive clip norm, which the host draws; None without a count
@@ -88,7 +88,7 @@ def numbers(
     groups: int | None = None,
     taps: Taps | None = None,
 ) -> Numbers:
-    """Return the numbers of a step in a plan's `Segment`, with the noise that the host draws from the step's key."""
+    """Return the `Numbers` of a step in a plan's segment, with the noise that the host draws from the step's key."""
     z, expected = segment.noise_multiplier, segment.expected_batch_size
     size: Any
     if sampling == ORDER and taps is None:
@@ -111,7 +111,7 @@ def numbers(
 
 
 def _toward_zero(weights: Any) -> Any:
-    """Return weights rounded to float32 toward zero: decays rounded up would make the strategy's matrix C larger."""
+    """Round weights to float32 toward zero, since decays rounded up would make the strategy's matrix C larger."""
     exact, near = np.asarray(weights, np.float64), np.asarray(weights, np.float32)
     return np.where(np.abs(near) > np.abs(exact), np.nextafter(near, np.float32(0.0)), near)
 
@@ -126,7 +126,7 @@ def numbers_at(
     found = numbers(*settings, plan.groups, plan.taps(step))
     if plan.rates_digest is None:
         return found
-    plan.require_rates()  # a plan from a document has no rates, and is equal to a plan in the cache that has them
+    plan.require_rates()  # a plan from a document lacks its rates, but equals the same plan with rates in the cache
     return found._replace(threshold=_thresholds(plan))
 
 
@@ -134,12 +134,12 @@ def numbers_at(
 def _thresholds(plan: Any) -> np.ndarray:
     """Return the thresholds of a plan's records, of shape (3, dataset_size)."""
     found = sampler.threshold(plan.require_rates())
-    found.setflags(write=False)  # a step may still read it when the next one is sent
+    found.setflags(write=False)  # one step may still read this array when the next step is sent
     return found
 
 
 def draws(segment: Any, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None, words: Any) -> tuple[Any, Any]:
-    """Return the noise on the count and on the loss of a step, drawn from `words`; None for what is not released."""
+    """Return (noise on a step's count, noise on its loss), drawn from `words`; None if one is not released."""
     expected = segment.expected_batch_size
     own = lambda release: None if release is None or words is None else release.draw(words, expected)
     return own(adaptive), own(private_loss)
@@ -163,7 +163,7 @@ class StepRule:
     buffers: int = 0  # the number of buffers of the correlated noise
 
     def begin(self, params: Any) -> Any:
-        """Return the optimizer's state before the first step; with correlated noise also its buffers, which are 0."""
+        """Return the optimizer's state before the first step; with correlated noise, the noise's zero buffers, too."""
         own = self.optimizer.init(params)
         if not self.buffers:
             return own
@@ -175,7 +175,7 @@ class StepRule:
         return jax.tree.map(lambda p: jnp.zeros((self.buffers, *jnp.shape(p)), dtype), params)
 
     def member_loss(self, frozen: Untrained | None) -> Callable[[Any, tuple[Any, ...]], Any]:
-        """Return (trained parameters, member) -> (loss, Seen); a member is (data[, key]) of one example or one user."""
+        """Return a function (trained, member) -> (loss, Seen); a member is (data[, key]) of one example or user."""
         arrays = lambda *given: jax.tree.map(jnp.asarray, self.loss_fn(*given))
         single = lambda *given: split_loss(arrays(*given), self.has_aux)
         each = single if self.examples_per_user is None else mean_over_examples(single)
@@ -199,8 +199,8 @@ class Sums(NamedTuple):
 class Observed(NamedTuple):
     """Observations of a step's batch, for a log.  All but ``value`` are *not* private, and must decide nothing."""
 
-    loss: Any  # sum over the members that contribute, of which there are `members - not_finite`
-    aux: Any  # the same of aux
+    loss: Any  # sum of the losses of the members that contribute, of which there are `members - not_finite`
+    aux: Any  # sum of aux over the same members
     members: Any  # number of members
     clipped: Any  # number of members whose gradient was clipped
     not_finite: Any  # number of members whose gradient is not finite and contributes nothing
@@ -233,7 +233,7 @@ def draw(rule: StepRule, key: Any, pass_key: Any, size: int, now: Numbers) -> sa
 
 
 def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Numbers) -> np.ndarray:
-    """Return the members that `draw` selects, in the same order, from the words of the keys; in NumPy, without JAX."""
+    """Return in NumPy, without JAX, the members that `draw` selects, in the same order, from the words of the keys."""
     key, pass_key = (noise.host_stream(each, noise.SAMPLING) for each in (words, pass_words))
     if rule.sampling == POISSON:
         return sampler.host_poisson(key, size, now.threshold)
@@ -257,7 +257,7 @@ def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Nu
 
 
 def no_sums(rule: StepRule, carried: Carried, batch: Any, frozen: Untrained | None = None) -> Sums:
-    """Return the sums of a batch without members.  ``batch`` is as for `add`, or has only the shapes."""
+    """Return zero sums, for a batch without members.  ``batch`` is as for `add`, or only its shapes and dtypes."""
     params = carried.params
     dtype = _dtype_of_sums(params)
     nothing = Clipped(jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params), jnp.int32(0), jnp.int32(0))
@@ -280,9 +280,9 @@ def add(
     mask: Any,
     frozen: Untrained | None = None,
 ) -> Sums:
-    """Add one micro-batch to the sums.  Each place has a row of `batch`, a number in the whole data, and a mask."""
+    """Add one micro-batch to the sums: row i of `batch` is member `indices[i]` of all data, and counts if `mask[i]`."""
     members: tuple[Any, ...] = (batch,)
-    if rule.rngs:  # a member's key follows from its number in the data, so every device computes the same key
+    if rule.rngs:  # a member's key depends on its number in the data, so every device computes the same key
         members += (jax.vmap(jax.random.fold_in, (None, 0))(noise.stream(key, noise.MODEL), indices),)
     loss = rule.member_loss(frozen)
     summed, seen = clipped_sum(loss, carried.params, members, mask, carried.clip_norm, rule.method, has_aux=True)
@@ -302,7 +302,7 @@ def release(
     params, opt_state, clip_norm, not_finite = carried
     summed, members, seen = sums
     found, groups = grouped(clip_norm, params)
-    norms = [found[group] for group in sorted(set(groups))]  # without the norms of frozen groups
+    norms = [found[group] for group in sorted(set(groups))]  # clip norms of frozen parts are left out
     std = deviation(now.gradient_noise, norms)
     with_noise = lambda tree: (add_noise or noise.add)(noise.stream(key, noise.NOISE), tree, std)
     if now.taps is None:
@@ -328,7 +328,7 @@ def release(
 
 
 def filtered(taps: Taps, fresh: Any, past: Any) -> tuple[Any, Any]:
-    """Return the noise of a step and the buffers of the next step, given independent noise and the buffers so far."""
+    """Return a step's noise and the next step's buffers, given independent noise and the present buffers."""
 
     def one(z: Any, buffers: Any) -> tuple[Any, Any]:
         own, past, keep, of_sum, of_fresh = (jnp.asarray(each, z.dtype) for each in taps)
@@ -351,7 +351,7 @@ def sums_over(
     frozen: Untrained | None = None,
     first: Any = None,
 ) -> Sums:
-    """Return the sums over the drawn members; if `data` are only a part, `first` is the number of its first record."""
+    """Return the sums over the drawn members; if `data` are a part of all data, `first` is that part's first number."""
     most = rule.examples_per_user
 
     def rows(places: Any) -> tuple[Any, Any]:
@@ -372,9 +372,9 @@ def sums_over(
 
 
 def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
-    """Return the step, a pure function; its key must be used for this step alone.
+    """Return the step as a pure function; a step's key must be used for this step alone.
 
-    The pass key is one key for a whole pass or round; for groups and for a fixed order it is one for the whole run.
+    All steps of a pass or round have the same pass key; with groups or a fixed order, all steps of the run have it.
     """
 
     def step(
@@ -389,10 +389,10 @@ def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
 
 
 class Seen(NamedTuple):
-    """Values of a member besides its gradient, or their sums over the contributing members: they are *not* private."""
+    """A member's values besides its gradient, or their sums over contributing members.  They are *not* private."""
 
     loss: Any
-    bounded: Any  # the loss in units of the private loss; 0 if none is released
+    bounded: Any  # the loss in units of `PrivateLoss`; 0 if no private loss is released
     aux: Any  # what the loss function returns besides the loss, or an empty tuple
 
 
@@ -424,7 +424,7 @@ def require_optimizer(optimizer: Any) -> None:
 
 
 def updated(optimizer: Any, mean: Any, opt_state: Any, params: Any, value: Any = None) -> tuple[Any, Any]:
-    """Return the optimizer's updates and new state, from a noisy mean of gradients and the private loss if any."""
+    """Return the optimizer's updates and new state, given a noisy mean gradient and, if released, the private loss."""
     optax = optional_package("optax", "training")
     more = {} if value is None else {"value": value}
     try:
@@ -445,7 +445,7 @@ def updated(optimizer: Any, mean: Any, opt_state: Any, params: Any, value: Any =
 
 
 def unmoved(optimizer: Any, opt_state: Any, params: Any, value: Any = None) -> list[str]:
-    """Return the paths of parameters whose updates ignore the gradient (`optax.set_to_zero` under a mask)."""
+    """Return the paths of parameters whose updates ignore the gradient, as under a masked `optax.set_to_zero`."""
     closed = trace(lambda mean, state: updated(optimizer, mean, state, params, value)[0], params, opt_state)
     names = paths(params)
     moved = set(closed.jaxpr.invars[: len(names)])
@@ -496,8 +496,8 @@ def averaged(optimizer: Foreign, decay: float = 0.9999) -> Foreign:
     """Return the optimizer, with a moving average of the parameters in its state; its updates do not change.
 
     After step t the average is d a + (1 - d) p, with a the previous average, p the new parameters, and
-    d = min(decay, (1 + t)/(10 + t)), which soon forgets the initial parameters.  The average depends on released
-    parameters alone, so it costs no privacy.  `state.opt_state.average` holds the average;
+    d = min(decay, (1 + t)/(10 + t)).  With this d the initial parameters soon lose their weight.  The average depends
+    on released parameters alone, so it costs no privacy.  `state.opt_state.average` holds the average;
     `params_of(folder, average=True)` reads it from a checkpoint.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Releases of training steps as mechanisms.  Equal releases are counted, so a run is a few releases with counts."""
+"""Releases of training steps as mechanisms.  Equal releases are counted: a run is a few releases and their counts."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
 """Batch rules whose release is a pass or round, with a record in one batch at most; for ORDER it is the whole run."""
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
 """Batch rules that draw the batch of each record anew for every pass; groups are drawn once for a whole run."""
-WITH_NOISE = (CYCLIC, ORDER)  # whose steps may share noise: those of one record are as far apart as a strategy needs
-UNSAMPLED = (FIXED, ORDER)  # that put each record into exactly one batch of every pass
-OF_ONE_SIZE = (WITHOUT_REPLACEMENT, *UNSAMPLED)  # whose batches all have the same number of records
+WITH_NOISE = (CYCLIC, ORDER)  # rules whose steps may share noise, since a record's steps lie far enough apart
+UNSAMPLED = (FIXED, ORDER)  # rules that put each record into exactly one batch of every pass
+OF_ONE_SIZE = (WITHOUT_REPLACEMENT, *UNSAMPLED)  # rules whose batches all have the same number of records
 INSTEAD = {
     FIXED: "each pass as ja.Gaussian(noise_multiplier / 5**0.5)",
     ORDER: "each run in a fixed order as ja.Gaussian(noise_multiplier / 3)",
 }
-"""Advice for batch rules by which adding or removing a record moves another record to another batch.
+"""What to account for under batch rules by which adding or removing a record moves another record to another batch.
 
-The added record takes the place of the moved one: one sum changes by up to 2 C, and that of another batch by up to C.
-The two changes are orthogonal under FIXED, but not under ORDER, since steps share noise.
+The added record takes the place of the moved one.  So the sum of one batch changes by up to 2 C, and the sum of another
+by up to C.  The two changes are orthogonal under FIXED, but not under ORDER, since steps share noise.
 """
 _SHARED = "the next ones share noise with them"
 STAYS = {
@@ -72,7 +72,7 @@ class Turn(NamedTuple):
         return last is not None and last[:2] == before and last.noise_multiplier <= self.noise_multiplier
 
     def alone(self) -> Release:
-        """Return a release in which all records take part.  It covers a step that shares noise with unknown steps."""
+        """Return a release in which all records take part; it covers a step whose shared noise has an unknown past."""
         return Release(CYCLIC, self.noise_multiplier, 1.0)
 
 
@@ -81,7 +81,7 @@ class Release(NamedTuple):
 
     The sampling_probability is the rate of a step.  For a pass over fixed batches it is 1.  For a round of random
     allocation it is 1 divided by the number of slots.  For a pass of cyclic Poisson sampling it is the rate within a
-    group, or 1 if the pass of a step is not known.  Such a pass covers the noise that later steps share with it.
+    group, or 1 if the pass of a step is not known.  Such a release also covers the noise that later steps share.
     """
 
     sampling: str
@@ -99,14 +99,14 @@ def single(
     if sampling == WITHOUT_REPLACEMENT:
         return SampledWithoutReplacement(base, sampling_probability)
     if sampling == TRUNCATED:
-        # exactly the sampler's rate, a multiple of 2^-64, since with a cap a lower rate may leak more
+        # the sampler's exact rate, a multiple of 2^-64: with a cap a lower rate may leak more
         rate = np.floor(np.ldexp(np.asarray(sampling_probability, np.float64), 64)) * 2.0**-64
         return TruncatedPoissonSampled(base, rate, dataset_size=dataset_size, cap=cap)
     if sampling == ALLOCATION:
         return RandomAllocation(base, nearest_slots(sampling_probability))
     if sampling in UNSAMPLED and np.ndim(sampling_probability) == 0:
         return ShuffledBatches(base, 1)  # the upper bounds are the same for every number of batches
-    # here the rates may be an array, in which a rate of 0 stands for no release
+    # the rates may be an array, in which a rate of 0 stands for no release
     if sampling in (POISSON, *UNSAMPLED, CYCLIC):
         return PoissonSampled(base, sampling_probability)
     raise InputError(f"sampling = {sampling!r:.40} has no accounting; use one of {', '.join(SAMPLING)}")
@@ -118,7 +118,7 @@ def release_of_pass(sampling: str, noise_multiplier: float, sampling_probability
 
 
 def composed(counts: Mapping[Release, int], rates: Any = None) -> Mechanism:
-    """Compose all releases; with `rates` of several records, which replace the rate of each release, return a batch."""
+    """Compose all releases.  With `rates`, one for each record, return a batch with these rates in every release."""
     own = lambda release: release if rates is None else (*release[:2], rates)
     parts = [repeat(single(*own(release)), count) for release, count in counts.items() if count]
     if not parts:
@@ -127,7 +127,7 @@ def composed(counts: Mapping[Release, int], rates: Any = None) -> Mechanism:
 
 
 def prefixes(counts: Sequence[Mapping[Release, int]]) -> Mechanism:
-    """Return several collections of releases as one batch of mechanisms; each collection is one element."""
+    """Compose each of several collections of releases; return a batch with one mechanism for each collection."""
     known = dict.fromkeys(release for each in counts for release in each)
     parts = []
     for release in known:
