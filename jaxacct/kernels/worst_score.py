@@ -504,7 +504,7 @@ def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
 
 
 def _own(law: Repetitions, slope: Array, reach: Array) -> tuple[Array, Array]:
-    """Return (gain, cost) at the w that maximises gain - E cost for w - u <= reach; T(w) - T(u) <= slope (w - u).
+    """Return (gain, cost) at the w with w - u <= reach that maximises gain - E cost, if T(w) - T(u) <= slope (w - u).
 
     `phi'(slope x)/phi'(x)` is non-decreasing, since phi is a power series with terms >= 0. So a positive gain - E cost
     is largest where w - u is the smaller of `reach` and 1/slope.

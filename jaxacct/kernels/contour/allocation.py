@@ -480,7 +480,8 @@ def contours_at(
 ) -> list[tuple[Array, Contour]]:
     """Place contours as `place` does and evaluate them; return (row numbers, contour) for groups of similar length.
 
-    most_long : if given, at most this many long lines are evaluated for one pair (s, t), and no further ones.
+    most_long : the largest number of long lines for one pair (s, t), if given. Further rows with long lines are left
+        out of the answer.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     where = place(sign, s, t, k, guess, tolerance)

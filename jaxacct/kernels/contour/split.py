@@ -402,7 +402,10 @@ def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, c
 def delta_about(
     law: LossLaw, eps: Array, around: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
 ) -> Bracketed:
-    """Bracket log delta at the K values `around`, on one contour placed for `eps`; brackets are narrow near `eps`."""
+    """Bracket log delta at the K values `around`, on one contour placed for `eps`.
+
+    The brackets hold at every eps, and are narrow near `eps`.
+    """
     xp = namespace(law.gauss_n, eps)
     found, _ = _placed(law, eps, start, log_tol, points, count, rounds)
     many = xp.moveaxis(around, -1, 0)
