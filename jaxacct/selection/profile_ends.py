@@ -59,7 +59,7 @@ RATIO_TOLERANCE = 1e-8
 KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
 """Laws whose `largest_ratio` is reached at a knot of the curve (README.md, "The ends of the profile")."""
 LARGEST_LOSS = 650.0
-"""`largest_ratio` and other orders of scores are sought up to this loss of the base, so that e^loss is finite."""
+"""Largest loss of the base for which `largest_ratio` and other orders of scores are tried, so that e^loss is finite."""
 LEAST_SLOPE = 1e-290
 """A smaller phi' is rounded up to this. An order of scores with a smaller cost is not used: float64 loses digits."""
 
