@@ -1,4 +1,4 @@
-"""Reports: one page on a privacy claim for somebody who must sign it (README.md of this folder)."""
+"""Reports: one page on a privacy claim, for the person who must sign it (README.md of this folder)."""
 
 from typing import TYPE_CHECKING
 

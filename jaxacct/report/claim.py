@@ -1,4 +1,4 @@
-"""Claim: one answer that a report states, any obstacle to claiming it, and its figures rounded to the safe side."""
+"""Claim: one answer that a report states, with any obstacle to claiming it; and figures, rounded to the safe side."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxacct.mechanisms import Mechanism
 
 
 def safe(text: str) -> str:
-    """Return text from a file with a question mark for every character that does not print."""
+    """Return text from a file, with a question mark in place of every character that is not printable."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -26,12 +26,12 @@ def down(value: float, digits: int) -> str:
 
 
 CLAIMABLE = ("certified", "bound")
-"""Kinds of answers whose upper end may be claimed without a further assumption."""
+"""Kinds of `Bounds` whose upper end may be claimed without a further assumption."""
 
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """An answer, the mechanism that it is about, and the reason against claiming it, if there is one.
+    """An answer, the mechanism that the answer is about, and the reason against claiming it, if there is one.
 
     The claim states the upper end of the answer:
 
@@ -45,7 +45,7 @@ class Claim:
     relation : the neighbouring relation.
     bounds : the bracket of one configuration; None where there is no answer.
     mechanism : the mechanism of the claim; None where no single mechanism describes it.
-    happened : False for a plan or a configuration, which only says what would be released.
+    happened : whether something was released; False for a plan or a configuration, which only says what would be.
     trouble : a reason against the claim that `bounds` does not show; empty if there is none.
     profile : tuple of (epsilon, delta), or None
         Points of the privacy profile.  The risks are read from them if the mechanism itself does not give the risks.

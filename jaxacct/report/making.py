@@ -1,4 +1,4 @@
-"""Makes the page on a claim. Its parts stand in the order in which the person who signs the page reads them."""
+"""Makes the page on a claim. The page's parts are in the order in which the person who signs it reads them."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def report(
 
     The page states the claim (epsilon <= upper) at a delta, in words.  It states the neighbouring relation and the
     assumptions, the largest success of an attacker, every mechanism, how to verify the claim, and what the claim does
-    not say.  Every figure of a claim is the upper end of a bracket.  If an answer is not ok, the page says that it must
-    not be claimed.
+    not say.  Every figure of a claim is the upper end of a bracket.  If an answer is not ok, the page says that the
+    answer must not be claimed.
 
     Parameters
     ----------
@@ -66,11 +66,11 @@ def report(
     delta : float in (0, 1), optional
         The delta of the claim.  A mechanism needs it.  For a ledger the default is the delta of its last plan.  Other
         subjects have their own delta.
-    rows : the numbers of up to 20 rows of a result, from 0, to describe in detail.  By default the page describes the
-        first 3 rows, and has the first 50 in a table.
+    rows : the numbers, from 0, of up to 20 rows of a sweep's result that the page describes in detail.  By default the
+        page describes the first 3 rows, and has the first 50 in a table.
     prior : in (0, 1); the probability, before the output is seen, that the record was used.
     relation : the neighbouring relation of a mechanism, by default "add_or_remove_one".  Every other subject has its
-        own.
+        own relation.
     model, organisation, contact : str
         The model's name, who releases the model, and whom to ask.  The page shows them at its top.
 
@@ -117,7 +117,7 @@ def report(
 class Report:
     """A page on one or several privacy claims; `jaxacct.report.report` makes it.
 
-    The fields hold the brackets behind the page.  Every figure of a claim is an upper end:
+    The fields hold the brackets from which the page was made.  Every figure of a claim is an upper end:
 
         epsilon <= claims[k].upper at delta = claims[k].given.
 
@@ -125,7 +125,7 @@ class Report:
     ----------
     title : str
     claims : the claims that the page states in detail.
-    readings : the risks of each claim; None where there are no risks.
+    readings : the risks of each claim; None for a claim whose risks were not derived.
     blocks : the pieces of the page, in order.
     rows_not_claimed : number of rows of the table that no claim may use.
 
@@ -168,7 +168,7 @@ class Report:
 
 
 def _page_path(out: object) -> Path:
-    """Return the path of a page; refuse an object that is no path, another ending, and a folder."""
+    """Return the path of a page; refuse an object that is no path, an ending other than `ENDINGS`, and a folder."""
     path = out_path(out, "the page, such as 'report.html'")
     if path.suffix.lower() not in ENDINGS:
         raise InputError(f"{path}: a report must end in {', '.join(ENDINGS)}")

@@ -1,4 +1,4 @@
-"""The pieces of a page, each as HTML and as Markdown.  A piece holds plain text and escapes the text when it writes."""
+"""The pieces of a page, each as HTML and as Markdown.  A piece holds plain text, and escapes it in its output."""
 
 from __future__ import annotations
 
@@ -167,6 +167,6 @@ def _plain(text: str) -> str:
 
 
 def _marked(text: str) -> str:
-    """Write plain text as Markdown; escape the signs of Markdown and HTML, and whatever would become a link."""
+    """Write plain text as Markdown; escape special characters of Markdown and HTML, and what would become a link."""
     marked = re.sub(r"([\\`*_\[\]|~#]|:(?=//)|(?<=www)\.)", r"\\\1", text.replace("<=", "≤"))
     return escape(marked, quote=False)

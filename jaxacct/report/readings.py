@@ -1,4 +1,4 @@
-"""The risks of a claim: the success that an attacker can reach from one output, in numbers and as a picture."""
+"""The risks of a claim: the largest success of an attacker who sees one output, in numbers and as a picture."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection.any_selection import AnySelection
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 96.0, 22.0, 464.0, 320.0
-"""The plotting area of the picture, in the units of the SVG's view box."""
+"""The plotting area of the picture (left, top, width, height), in the units of the SVG's view box."""
 _DECADES = 4
-"""Decades of both axes, which go from 10^-4 to 1."""
+"""Number of decades on both axes, which go from 10^-4 to 1."""
 _LINE, _GUESS, _INK, _GRID = "#0b5394", "#777777", "#333333", "#e2e2e2"
 FALSE_POSITIVE_RATES = (1e-2, 1e-3)
 """The false-positive rates at which a report states the true-positive rate."""
@@ -28,7 +28,7 @@ _CURVE = np.unique(np.concatenate([np.geomspace(1e-4, 1.0, 33), FALSE_POSITIVE_R
 
 
 class Readings(NamedTuple):
-    """The success that an attacker can reach.  The `upper` of each `Bounds` is a certified upper bound."""
+    """The largest success of any attacker.  The `upper` of each `Bounds` is a certified upper bound."""
 
     fpr: np.ndarray  # false-positive rates
     tpr: Bounds  # the largest true-positive rate at each of them
@@ -42,7 +42,7 @@ class Readings(NamedTuple):
         return float(self.tpr.upper[np.flatnonzero(self.fpr == fpr)[0]])
 
     def as_bounds(self) -> Readings:
-        """Return the readings with lower ends of 0, which hold for every mechanism that leaks no more than this one."""
+        """Return the readings with lower ends 0, which hold for every mechanism that leaks no more than this one."""
         tpr, advantage, posterior, success = (
             Bounds(np.zeros_like(b.upper), b.upper, b.upper, "bound", "ok", b.engine)
             for b in (self.tpr, self.advantage, self.posterior, self.bayes_success)
@@ -53,8 +53,8 @@ class Readings(NamedTuple):
 def readings_of(claim: Claim, prior: float) -> Readings | None:
     """Return the risks of a claim; None if nothing may be claimed, or if no finite risks follow from the claim.
 
-    If the claim states points of the privacy profile, the risks follow from these points.  For a selection, whose
-    profile is slow to compute, they follow from a few points as well.
+    If the claim states points of the privacy profile, the risks follow from these points.  For a selection they follow
+    from a few points of its profile, which is slow to compute.
     """
     if not claim.may_be_claimed:
         return None
@@ -84,7 +84,7 @@ def _read(mechanism: Mechanism, relation: str, prior: float) -> Readings:
 
 
 def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
-    """Return a mechanism that leaks no less in both directions than any with these points; None if none is usable."""
+    """Return a mechanism that leaks, in both directions, at least as much as any with these profile points, or None."""
     kept: list[tuple[float, float]] = []
     for epsilon, delta in sorted(points):
         if not (np.isfinite(epsilon) and 0.0 <= delta < 1.0):

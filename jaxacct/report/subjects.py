@@ -48,15 +48,15 @@ SAMPLING = {
 _DELTAS = np.geomspace(1e-10, 0.3, 14)
 """Deltas at which a Rényi filter's epsilon is computed; the risks of a filtered run follow from these points."""
 _LONGEST_CODE = 4000
-"""Largest number of characters of a line of code for a mechanism; the coefficients of some hundred bands fit."""
+"""Largest number of characters in a line of code for a mechanism; the coefficients of about a hundred bands fit."""
 _LONGEST_DOCUMENT = 2**24
 """Largest number of bytes of a file that may be a plan or a mechanism; a longer file is a ledger."""
 _OF_RATES = "each {unit} has a public sampling rate that was chosen without the data; the largest one is shown."
-"""The assumption that the page states if each record of a run has a sampling rate of its own."""
+"""The assumption that the page states if each record of a run has its own sampling rate."""
 _MOST_RELEASES = 500
 """Largest number of kinds of release on a page."""
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
-"""Rows in the table and in detail (a page each) by default, and the most in detail that may be asked for."""
+"""Most rows in the table, and in detail (a page each), by default; and the most in detail that a caller may ask for."""
 _OF_EVERY_RUN = ("name", "sampling", "noise_multiplier", "sampling_probability", "steps")
 _SHOWN = (*_OF_EVERY_RUN, *OF_RULES[1:], "group", "repetitions")
 """Columns of a result that the page shows if the result has them."""
@@ -68,10 +68,10 @@ class Subject:
 
     what: str  # the kind of subject, in words
     summary: str  # a sentence on what happened, or would happen
-    claims: Sequence[Claim]  # to state in detail
-    spent: Rows  # all releases, or all rows
-    details: Sequence[Sequence[tuple[str, str]]]  # names and values for each claim
-    mechanisms: Sequence[Mechanism]  # all of the subject, from which assumptions follow
+    claims: Sequence[Claim]  # the claims that the page states in detail
+    spent: Rows  # a table of all releases, or of a result's rows
+    details: Sequence[Sequence[tuple[str, str]]]  # for each claim, (name, value) pairs of its settings
+    mechanisms: Sequence[Mechanism]  # all mechanisms of the subject, from which assumptions follow
     assumed: Sequence[str]  # further assumptions
     verify: Sequence[str]  # command lines, or lines of Python, that check the claims
     note: str = ""  # a limit of these checks
@@ -81,7 +81,7 @@ class Subject:
 
 
 def subject_of(source: Any, delta: float | None, rows: Sequence[int] | None, relation: str | None) -> Subject:
-    """Return the subject of an object or of a file; refuse anything else, and a file that changes while it is read."""
+    """Return the subject of an object or a file; refuse other arguments, and a file that changes while it is read."""
     if is_frame(source):
         source = read_table(source)
     kind = _kind(source)
@@ -116,7 +116,7 @@ def subject_of(source: Any, delta: float | None, rows: Sequence[int] | None, rel
 
 
 def _kind(source: Any) -> str:
-    """Return the kind of a source, "ledger", "result", "plan" or "mechanism"; a file of no other kind is a ledger."""
+    """Return a source's kind, "ledger", "result", "plan" or "mechanism"; a file of no other kind counts as a ledger."""
     for kind, word in ((Ledger, "ledger"), (Plan, "plan"), (Table, "result"), (Mechanism, "mechanism")):
         if isinstance(source, kind):
             return word
@@ -145,12 +145,12 @@ def _digest(path: str) -> str:
 
 
 def _quoted(path: str) -> str:
-    """Return a path, quoted for a command line, in a form that no command takes for an option."""
+    """Return a path quoted for a command line, with "./" before a leading "-", so that it is not read as an option."""
     return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 def counted(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Rows:
-    """Return a table of releases, cut at a limit that its caption states."""
+    """Return a table of at most `_MOST_RELEASES` releases; if some are cut, the caption says so."""
     if len(rows) > _MOST_RELEASES:
         caption += f" The first {_MOST_RELEASES:,} of {len(rows):,} kinds are shown; epsilon counts all."
     return Rows(caption, header, rows[:_MOST_RELEASES])
@@ -266,7 +266,7 @@ def _numbers_of_plan(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _release(plan: Plan, what: str, release: Any, count: int) -> list[str]:
-    """Return a kind of release as cells of a table."""
+    """Return the cells of a table's row for one kind of release and its count."""
     numbers = repr(release.noise_multiplier), repr(release.sampling_probability), f"{count:,}"
     return [wording.about(plan.unit, f"{what}{SAMPLING[release.sampling]}"), *numbers]
 
@@ -293,7 +293,7 @@ def _assumed_of_plan(plan: Plan) -> list[str]:
 
 
 def _of_steps(plan: Plan) -> list[str]:
-    """Return the assumptions about the steps of a record, about noise that steps share, and about an early stop."""
+    """Return the assumptions about a record's steps, about noise that steps share, and about an early stop."""
     found = []
     if plan.groups is not None:
         found.append(wording.about(plan.unit, wording.TURNS).format(groups=plan.groups))
@@ -367,7 +367,7 @@ def _refuse_open(path: str) -> None:
 
 
 def _candidate(ledger: Ledger) -> str:
-    """Return the reason against a claim if the ledger has steps of a candidate for a private choice; else ""."""
+    """Return the reason against a claim if the ledger has steps of a private choice's candidate; else ""."""
     for name in ledger.runs:
         if (plan := ledger.choice(name)) is not None:
             return (
@@ -379,7 +379,7 @@ def _candidate(ledger: Ledger) -> str:
 
 
 def _spent(ledger: Ledger, delta: float) -> Rows:
-    """Return every release that counts towards epsilon; for several runs also the epsilon of each run by itself."""
+    """Return the table of all releases that count; for several runs, it also has each run's own epsilon."""
     several, plan, rows = len(ledger.runs) > 1, ledger.plan, []
     for name, spent in ledger.runs.items():
         taken, ahead = ledger.taken_and_ahead(name)
@@ -440,7 +440,7 @@ def _assumed_of_ledger(ledger: Ledger, delta: float) -> list[str]:
 
 
 def _seen(ledger: Ledger, name: str) -> str:
-    """Return the reason why the ledger counts more steps of a run than were taken."""
+    """Return a text that says why the ledger counts more steps of a run than were taken."""
     looks, spent, plan = ledger.runs[name].looks, ledger.runs[name], ledger.headers[name][-1].plan
     text = f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. "
     if not ledger.headers[name][-1].told:
@@ -455,7 +455,7 @@ def _seen(ledger: Ledger, name: str) -> str:
 
 
 def _early(ledger: Ledger, name: str, delta: float) -> str:
-    """Return the assumption about a run that ended early, and the epsilon that holds without this assumption."""
+    """Return a text with the assumption about a run that ended early, and the epsilon without this assumption."""
     spent, plan = ledger.runs[name], ledger.headers[name][-1].plan
     text = (
         f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. "
@@ -510,7 +510,7 @@ def _chosen(size: int, rows: Sequence[int] | None) -> tuple[list[int], list[int]
 
 
 def _claim(table: Table, row: int) -> Claim:
-    """Return the claim of a row; the claim is computed again and compared with the file."""
+    """Return the claim of a row, computed again and compared with the file."""
     cells = {name: column[row] for name, column in table.columns.items()}
     quantity = "delta" if str(cells["quantity"]) == "delta" else "epsilon"
     asked = "epsilon" if quantity == "delta" else "delta" if str(cells["quantity"]) == "epsilon" else "target_delta"
@@ -541,7 +541,7 @@ def _claim(table: Table, row: int) -> Claim:
 
 
 def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
-    """Return (bracket that the file states, empty text), or (None, the objection) if the bracket is not valid."""
+    """Return (the file's bracket, ""), or (None, the objection) if the bracket is not valid."""
     low, middle, high = (float(cells[name]) for name in ("lower", "estimate", "upper"))
     kind, status = safe(str(cells.get("kind", ""))), str(cells.get("status", ""))
     without = math.isnan(high) and not kind  # only a row without an answer has no kind
@@ -554,7 +554,7 @@ def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
 
 
 def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
-    """Return the claim, computed again, with the larger upper end; nothing may be claimed if brackets are disjoint."""
+    """Compute a claim again, and return it with the larger of both upper ends; if the brackets are disjoint, refuse."""
     assert claim.bounds is not None
     ask = account.delta if claim.quantity == "delta" else account.epsilon
     try:

@@ -133,16 +133,16 @@ _OF_CLASS = {
 """The assumption that each class of mechanism adds."""
 FILTER_NOTE = "The second program checks the composition of the releases. It does not check the Renyi filter."
 CHOICE_NOTE = "The second program does not cover private choices. It leaves them undecided."
-"""Note on a subject with private choices.  The note above is for a subject with a Renyi filter."""
+"""Note for a subject with private choices; `FILTER_NOTE` is the note for a subject with a Renyi filter."""
 
 
 def about(unit: str, text: str) -> str:
-    """Return one of our own sentences with "record" replaced by the unit; never pass text from a file."""
+    """Replace "record" by the unit in one of the package's own sentences; never pass text from a file."""
     return text.replace("record", unit)
 
 
 def mechanisms_in(mechanism: Mechanism) -> Iterable[Mechanism]:
-    """Yield a mechanism and all mechanisms inside it; a matrix mechanism counts as one, with a text of its own."""
+    """Yield a mechanism and all mechanisms inside it, but none inside a matrix mechanism, which has its own text."""
     yield mechanism
     for one in () if isinstance(mechanism, MatrixMechanism) else mechanism.inside():
         yield from mechanisms_in(one)
@@ -151,7 +151,7 @@ def mechanisms_in(mechanism: Mechanism) -> Iterable[Mechanism]:
 def assumptions(
     mechanisms: Iterable[Mechanism], kinds: Iterable[str], own: Iterable[str], unit: str = "record"
 ) -> list[str]:
-    """Return the assumptions of the subject, of its mechanisms, and of the kinds of its answers."""
+    """Return the subject's `own` assumptions, then those of its mechanisms and of the kinds of its answers."""
     parts: list[Any] = [one for mechanism in mechanisms for one in mechanisms_in(mechanism)]
     parts += [one.participation for one in parts if isinstance(one, MatrixMechanism)]
     names = {type(one).__name__ for one in parts}
@@ -215,14 +215,14 @@ _TELLS = {
         "whether a record was used, which it was with probability {prior} beforehand,",
     ),
 }
-"""Texts of some relations: the true-positive rate in words, the belief behind `prior`, and the attacker's guess."""
+"""For some relations, three texts: the true-positive rate, the event that `prior` is about, and the guess."""
 _ACCUSES = (
     "An attacker who falsely accuses 1 in {n} of the records that were not used, rightly accuses at most {rate} of the "
     "records that were",
     "a record to be used",
     "whether a record was used, which it was with probability {prior} beforehand,",
 )
-"""The three texts of all relations that `_TELLS` does not list."""
+"""The same three texts for all relations that `_TELLS` does not list."""
 
 
 def risks(readings: Readings, relation: str) -> list[str]:

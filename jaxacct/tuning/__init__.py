@@ -1,4 +1,4 @@
-"""Private tuning: a selection that is run, not only accounted for."""
+"""Private tuning: trains candidates, releases the best, and accounts for the whole search."""
 
 from jaxacct.tuning.advisor import Advice, advise
 from jaxacct.tuning.candidates import Adaptive, Tried, Winner, key_words, side_by_side, truncated

@@ -30,7 +30,7 @@ from jaxacct.tuning.plans import ABOVE_ZERO, LEAST_NOISE, Cost, guessed_noise, l
 from jaxacct.tuning.private_score import whole
 
 FAMILIES = ("geometric", "poisson", "logarithmic", "truncated_negative_binomial")
-"""Families of laws of K, the number of candidates.  The mean of a law decides the one free number of its family."""
+"""Families of laws of K, the number of candidates.  The mean E[K] fixes the family's one free parameter."""
 FIXED = "fixed"
 """Name of the family of laws in which K is a fixed number; adaptive candidates have this family."""
 ONE_TARGET = "ask for one target at a time"
@@ -49,14 +49,13 @@ class Option:
     candidates : the expected number of candidates, E[K], of all rounds together.
     noise_multiplier : the noise multiplier of the candidates and of the final run.
     released_noise : the noise on a mean gradient of the released model: the noise multiplier divided by the expected
-        batch size.  It is a standard deviation in units of the clip norm.
+        batch size.  It is a standard deviation, in units of the clip norm.
     candidate_noise : the noise on a mean gradient of a candidate, in the same units.
-    epsilon : certified upper end for the whole tuning, at most the target.  It is NaN with status "infeasible".
-    gradients, gradients_95 : the expected number of gradient evaluations, and the 95 % quantile of this number, under
-        the law of K.
-    status : "ok": at most 0.2 % of the target is unspent.  "not_binding": more is unspent, because less noise or an
-        E[K] above a million is not searched.  "loose": more is unspent for another reason, such as a whole number of
-        candidates.  "infeasible": nothing meets the target.
+    epsilon : certified upper bound of epsilon for the whole tuning, at most the target.  NaN with status "infeasible".
+    gradients, gradients_95 : the mean and the 95 % quantile, under the law of K, of the number of gradient evaluations.
+    status : "ok": at most 0.2 % of the target is unspent.  "not_binding": more is unspent, because the search has
+        reached its least noise, or an E[K] of a million.  "loose": more is unspent for another reason, such as that the
+        number of candidates is whole.  "infeasible": nothing meets the target.
     search : "iid"; "4 rounds", where the winner of each round is public and `parameter` is for one round; or
         "adaptive", where each candidate may depend on all candidates before it.
     """
@@ -86,8 +85,8 @@ class Advice:
     ----------
     options : the options that were compared.
     target_epsilon, target_delta : the target that each option meets.
-    solved : the number that was solved for, "noise_multiplier" or "candidates".
-    untuned_noise : noise multiplier of a single run that takes the whole budget.
+    solved : the setting that was solved for, "noise_multiplier" or "candidates".
+    untuned_noise : the noise multiplier with which a single run takes the whole budget.
 
     >>> from jaxacct import tuning
     >>> advice = tuning.advise(4.0, 1e-5, 1000, 1.0, steps=1, noise_multiplier=2.0, shares=[1.0], families=["poisson"])
@@ -104,8 +103,8 @@ class Advice:
     def best(self, noise: float | None = None) -> Option:
         """Return the option with the most candidates; among equals, the option with the least noise.
 
-        `noise` limits the released noise; leave it out for advice at a given noise multiplier.  If no option is left,
-        this raises InputError.
+        `noise` is the largest `released_noise` allowed; leave it out for advice at a given noise multiplier.  If no
+        option is left, this raises InputError.
         """
         limit = math.inf if noise is None else float(check("noise", noise, POSITIVE))
         left = [one for one in self.options if one.status != "infeasible" and one.released_noise <= limit]
@@ -126,7 +125,7 @@ class Advice:
         return optional_package("pandas", "a DataFrame").DataFrame([dataclasses.asdict(one) for one in self.options])
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        """Draw a picture (.png, .svg, .pdf) of the options: the released noise, or E[K] if that was solved for.
+        """Draw the options as a picture (.png, .svg, .pdf): their released noise, or their E[K] if it was solved for.
 
         It needs matplotlib.
         """
@@ -135,7 +134,7 @@ class Advice:
         place = Path(path)
         style.check_picture(place)
         of_noise = self.solved == "noise_multiplier"
-        named: dict[str, list[tuple[float, float]]] = {}  # the points of a line for every split, search and law
+        named: dict[str, list[tuple[float, float]]] = {}  # for every split, search and law, the points of a line
         for one in self.options:
             if one.status != "infeasible":
                 split = one.split if not of_noise or one.split == "everything" else f"{one.split} of {one.share:g}"
@@ -175,7 +174,7 @@ _HEAD = ("search", "split", "share", "law of K", *_NUMBERS, "status")
 
 
 def _cells(one: Option) -> tuple[str, ...]:
-    """Return the printed line of an option; noise and epsilon are rounded up, so that the printed numbers hold."""
+    """Return the printed cells of an option; noise and epsilon are rounded up, so that the printed numbers are safe."""
     law = f"{one.family} {one.parameter:.4g}"
     noise = [outward(x, ".4g", up=True) for x in (one.noise_multiplier, one.released_noise)]
     cost = [outward(one.epsilon, ".5g", up=True), f"{one.gradients:.3g}", f"{one.gradients_95:.3g}"]
@@ -203,9 +202,9 @@ def advise(
     """Find which split of data and budget buys the most candidates at one target (epsilon, delta).
 
     Options are the product of `shares`, `variants` (for shares below 1), `families` and `candidates`.  All runs have
-    one rate and number of steps.  So the expected batch of a run on a share of the data is that share of a batch on all
-    data.  Candidates on all data may come in rounds, where each round's winner is public, or be adaptive.  An option
-    takes some seconds.
+    the same rate and number of steps.  So a run on a share q of the data has q times the expected batch size of a run
+    on all data.  Candidates on all data may come in rounds, where each round's winner is public, or be adaptive.  The
+    computation takes some seconds for each option.
 
     Parameters
     ----------
@@ -213,7 +212,7 @@ def advise(
     dataset_size : the number of records n.
     sampling_probability : the rate of DP-SGD, in (0, 1].
     epochs, steps : the length of a run; give one of the two.
-    candidates : expected numbers of candidates, E[K].  Each gets the least noise that meets the target.
+    candidates : expected numbers of candidates, E[K].  For each, the least noise that meets the target is found.
     noise_multiplier : the noise of all options, in place of candidates.  The largest E[K] that it allows is found.
     shares : shares of the data in (0, 1].  With share 1 the candidates are trained on all data, and there is no final
         run.  With a smaller share they are trained on a Poisson sample, and a final run follows.
@@ -222,15 +221,15 @@ def advise(
     eta : > -1.  The family "truncated_negative_binomial" needs it; without this family it is refused.
     rounds : numbers of rounds to compare (`tune_in_rounds`); 1 means i.i.d. candidates without rounds. `candidates` and
         the answers count the candidates of all rounds together.
-    adaptive : whether to include a fixed number of candidates, where the choice of each may depend on the results of
-        all candidates before it (`Adaptive`).
+    adaptive : whether to include the search `Adaptive`: a fixed number of candidates, each of which may depend on the
+        results of all candidates before it.
     progress : whether to show a line on standard error; None shows it only on a terminal.
 
     Returns
     -------
     Advice
-        All epsilons are upper ends of the certified accounting (exact worst case over scores), for adding or removing
-        one record, and none exceeds the target.  The status is "infeasible" if no noise, or no E[K], meets the target.
+        All epsilons are certified upper bounds (exact worst case over scores), for adding or removing one record, and
+        none exceeds the target.  The status is "infeasible" if no noise, or no E[K], meets the target.
 
     References
     ----------
@@ -280,7 +279,7 @@ def advise(
 
 
 def law_of_mean(family: str, mean: float, eta: float | None = None) -> Law:
-    """Return the law of a family with a given mean E[K], which must be above 0 for Poisson laws, else above 1."""
+    """Return a family's law with the given mean E[K], which must be above 0 for Poisson laws, and else above 1."""
     choice("family", family, FAMILIES)
     mean = check_one("mean", mean, MEAN, ONE_TARGET)
     if family == "poisson":
@@ -321,7 +320,7 @@ class Way:
 
     @property
     def least(self) -> float:
-        """Smallest expected number of candidates that the search tries."""
+        """Smallest expected number of candidates, of all rounds together, that the search tries."""
         return self.count * {"poisson": 0.05, FIXED: 1.0}.get(self.family, 1.0 + 1e-6)
 
 
@@ -336,7 +335,7 @@ class Task:
     steps: int
 
     def epsilon(self, way: Way, mean: float, sigma: float) -> float:
-        """Return the certified upper end of epsilon for the whole tuning."""
+        """Return the certified upper bound of epsilon of the whole tuning."""
         run, law = dp_sgd(sigma, self.rate, self.steps), way.law(mean)
         if way.split != "everything":
             tuning, final = plans.profile_of_tuning(run, law, self.delta), plans.profile_of_run(run, self.delta)
@@ -356,11 +355,11 @@ class Task:
         return self._option(way, mean, sigma, upper(sigma), sigma == LEAST_NOISE)
 
     def candidates(self, way: Way, sigma: float) -> Option:
-        """Return the option with the largest E[K] that was tried for a noise multiplier and met the target."""
+        """Return the option with the largest E[K], of those tried at a noise multiplier, that meets the target."""
         upper = functools.cache(lambda mean: self.epsilon(way, mean, sigma))
         several = lambda means: np.array([upper(mean) for mean in means.tolist()])
         limits, start = (way.least, LARGEST_MEAN), max(4.0, 2.0 * way.least)
-        # the search ends where at most half of 1e-4 of the target is unspent, or 1 % more candidates miss the target
+        # the search ends if at most 5e-5 of the target is unspent, or if 1 % more candidates miss the target
         mean = least_private(several, self.target, start, limits, falls=False, rtol=1e-4, closest=0.01)
         if math.isnan(mean):
             return self._option(way, way.least, sigma, None, False)
@@ -381,7 +380,7 @@ class Task:
 
 
 def _sum(law: Law, count: int) -> Law:
-    """Return the law of a sum of `count` draws, from which the cost is estimated; negligible tails are left out."""
+    """Return the law of the sum of `count` draws of K, without negligible tails; only costs are estimated from it."""
     if count == 1:
         return law
     if isinstance(law, Poisson):

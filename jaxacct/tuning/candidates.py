@@ -37,9 +37,9 @@ from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE, WITH_NOI
 from jaxacct.tuning.search_spaces import plain
 
 STEP_STREAM = 5
-"""Purpose of the stream that has a key for every step; `training.step.noise` has the purposes 1 to 4 and 7 to 9."""
+"""Purpose of the stream that gives each step its key; `training.step.noise` has the purposes 1 to 4 and 7 to 9."""
 PASS_STREAM = 6
-"""Purpose of the stream that has a key for every pass over fixed batches, and for every round of allocation."""
+"""Purpose of the stream that gives each pass over fixed batches, and each round of allocation, its key."""
 STEPS_PER_CALL = 128
 """Number of training steps in one call of the compiled program; training can be interrupted between two calls."""
 CANDIDATES_PER_CALL = 16
@@ -52,10 +52,10 @@ class Winner:
 
     Parameters
     ----------
-    params : its parameters, a pytree.
-    config : its hyper-parameters.
-    score : the score by which it won.
-    plan : the plan of its training; None in `tune_with`.
+    params : the candidate's parameters, a pytree.
+    config : the candidate's hyper-parameters.
+    score : the score by which the candidate won.
+    plan : the plan of the candidate's training; None in `tune_with`.
 
     >>> Winner(0.0, {"rate": 0.1}, 0.9).config
     {'rate': 0.1}
@@ -73,9 +73,9 @@ class Tried:
 
     Parameters
     ----------
-    config : its hyper-parameters.
-    score : NaN if training or scoring raised an exception.
-    result : its parameters, or the result of `train` in `tune_with`; None if an exception was raised.
+    config : the candidate's hyper-parameters.
+    score : the candidate's score; NaN if training or scoring raised an exception.
+    result : the candidate's parameters, or the result of `train` in `tune_with`; None if an exception was raised.
 
     >>> Tried({"rate": 0.1}, 0.9, None).score
     0.9
@@ -88,12 +88,12 @@ class Tried:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Search in place of a space: every candidate is proposed from all candidates that were tried before.
+    """Search in place of a space: a function proposes each candidate from all candidates that were tried before.
 
-    Bayesian optimisation, successive halving, hill climbing and warm starts are of this kind.  Candidates are trained
-    one after the other and always count as adaptive, ``candidates="adaptive"``.  The guarantee covers the whole
-    history: a proposal may use all of it, and K need not be secret.  Take a fixed K: a random K costs more privacy and
-    brings nothing.
+    Bayesian optimisation, successive halving, hill climbing and warm starts are adaptive searches.  Candidates are
+    trained one after the other and always count as adaptive, ``candidates="adaptive"``.  The guarantee covers the whole
+    history: a proposal may use all of it, and K need not be secret.  Choose a fixed K: a random K costs more privacy
+    and brings nothing.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class Adaptive:
 
 
 class Secret:
-    """All keys of a tuning, derived from 32 secret bytes; without a `root` the operating system gives the bytes."""
+    """Derives all keys of a tuning from 32 secret bytes, `root`; by default the operating system gives the bytes."""
 
     def __init__(self, root: bytes | None) -> None:
         self._root = secret_bytes(root)
@@ -139,12 +139,12 @@ class Secret:
         return int.from_bytes(self.root(purpose, number)[:16], "little") * size >> 128
 
     def key(self, purpose: bytes, number: int = 0) -> Any:
-        """Return the bytes of the method `root` as a ChaCha20 key."""
+        """Return a ChaCha20 key for one purpose and candidate."""
         return key_from_bytes(self.root(purpose, number))
 
 
 def truncated(law: Law, most: int) -> Categorical:
-    """Return the law of K, conditioned on K <= most, with exact probabilities. `tune` takes it as the argument `pad`.
+    """Return the law of K, conditioned on K <= most, with exact probabilities.  `tune` needs such a law with `pad`.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def truncated(law: Law, most: int) -> Categorical:
 
 
 def require_pad(law: Law, space: Any, pad: int | None) -> None:
-    """Raise InputError if a `pad` is given, and K can exceed it or is public."""
+    """Raise InputError if a `pad` is given, and K can exceed the pad or is public."""
     if pad is None:
         return
     if isinstance(space, Adaptive):
@@ -184,7 +184,7 @@ def require_pad(law: Law, space: Any, pad: int | None) -> None:
 
 
 class Raised(NamedTuple):
-    """Stand-in for the result of a candidate whose training raised an exception; it holds nothing of the exception."""
+    """Stands for the result of a candidate whose training raised an exception, and holds nothing of the exception."""
 
 
 class Found(NamedTuple):
@@ -200,7 +200,7 @@ Group = Callable[[Sequence[int]], Sequence[Any]]
 
 
 def rank(score: float, number: int) -> tuple[bool, float, int]:
-    """Return a sort key, the same for every K: larger scores win, NaN is last, among equals the first drawn wins."""
+    """Return a sort key that does not depend on K: larger scores win, NaN is last, and the first drawn wins a tie."""
     known = not math.isnan(score)
     return known, score if known else 0.0, -number
 
@@ -228,7 +228,7 @@ def selected(
     require_pad(law, space, pad)
     count = law.sample()
     if isinstance(space, Adaptive):
-        # `propose` sees only outputs that are accounted for, and K is public.  So its exceptions may be raised.
+        # `propose` sees only outputs that are accounted for, and K is public.  So the exceptions of `propose` may show.
         configs = [space.proposed([], secret.key(b"config", 0))]
         history: list[Tried] = []
         best: list[Found] = []
@@ -261,8 +261,9 @@ def best_few(
 ) -> list[Found]:
     """Train and score all candidates, and return the best `top` of the first `count`.
 
-    ``group(kind)`` trains the candidates of a kind, in chunks that are filled up with copies, so that all programs have
-    equal shapes.  A best candidate that raised an exception is left out, and no other takes its place.
+    ``group(kind)`` trains the candidates of a kind, in chunks of `together` candidates.  Copies of the last candidate
+    fill up a chunk, so that all programs have equal shapes.  If one of the best candidates raised an exception, it is
+    left out, and no other candidate takes its place.
     """
     members: dict[Hashable, list[int]] = {}
     for number, kind in enumerate(kinds):
@@ -276,7 +277,7 @@ def best_few(
                 some = numbers[start : start + together]
                 filled = some + [some[-1]] * (together - len(some))
                 for number, result in zip(some, _results(run, some, filled), strict=True):
-                    # candidates beyond K are scored too, so that the time does not reveal K, and then dropped
+                    # candidates beyond K are scored, so that the time does not reveal K, and are then dropped
                     one = _scored(number, result, value)
                     best = _best([*best, one] if number < count else best, top)
                 done += len(some)
@@ -295,7 +296,7 @@ def several(
     def run(numbers: Sequence[int]) -> list[Any]:
         firsts = [init(secret.key(b"init", number)) for number in numbers]
         params = jax.tree.map(lambda *x: np.stack([np.asarray(a) for a in x]), *firsts)
-        # words and None are the same in all configs of the call, and are in `train` already
+        # words and None are equal in all configs of the call, and `train` has them already
         names = [name for name, x in configs[numbers[0]].items() if not (x is None or isinstance(x, str))]
         columns = {name: np.array([configs[number][name] for number in numbers]) for name in names}
         done = jax.device_get(train(params, columns, key_words([secret.root(b"train", n) for n in numbers])))
@@ -308,12 +309,12 @@ def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a user's function, or `Raised` if the function raises an exception."""
     try:
         return function(*arguments)
-    except Exception:  # a propagated one would reveal its message, and how many candidates came before
+    except Exception:  # a propagated exception would reveal its message, and how many candidates came before
         return Raised()
 
 
 def _results(run: Group, some: list[int], filled: list[int]) -> list[Any]:
-    """Return the result of each candidate; if they raise an exception together, each is trained again by itself."""
+    """Train a chunk of candidates and return their results; if the chunk raises, train each candidate by itself."""
     together = _attempt(run, filled)
     if not isinstance(together, Raised):
         return list(together)[: len(some)]
@@ -324,7 +325,7 @@ def _results(run: Group, some: list[int], filled: list[int]) -> list[Any]:
 
 
 def _scored(number: int, result: Any, value: Callable[[Any, int], float]) -> Found:
-    """Return a candidate with its score; after an exception in training or scoring, NaN and the result `Raised()`."""
+    """Return a candidate with its score; if training or scoring raised, the score is NaN, the result `Raised()`."""
     score = result if isinstance(result, Raised) else _attempt(value, result, number)
     return Found(number, Raised(), math.nan) if isinstance(score, Raised) else Found(number, result, score)
 
@@ -342,7 +343,7 @@ def require_side_by_side(
     private_loss: PrivateLoss | None = None,
     **_: Any,
 ) -> None:
-    """Raise InputError for a plan or a setting that `side_by_side` does not take; tunings ask before they spend."""
+    """Raise InputError for a plan or setting that `side_by_side` refuses; tunings call this before they spend."""
     choice("method", method, METHODS)
     adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
     sensitivity(adaptive.initial if adaptive else clip_norm)  # refuses anything but a clip norm
@@ -372,8 +373,8 @@ def side_by_side(
 ) -> Callable[[Any, Mapping[str, Any], Any, Any], Any]:
     """Make a function (params, configs, keys, data) -> params that trains n candidates of one plan at once.
 
-    Each candidate is the trainer's DP-SGD over all steps of the plan, with batches and noise from its own key.  A
-    candidate alone costs ``plan.mechanism``.  Candidates may differ in numbers that change neither shapes nor privacy:
+    Each candidate runs the trainer's DP-SGD over all steps of the plan, with batches and noise from its own key.  A
+    single candidate costs ``plan.mechanism``.  Candidates may differ in numbers that change neither shapes nor privacy:
     the numbers that ``make_optimizer`` reads, and the clip norm.
 
     The function makes no selection private: the parameters of all candidates are n releases.  `tune` keeps one.
@@ -385,7 +386,7 @@ def side_by_side(
     plan : the plan of each candidate.
     clip_norm : > 0, a pytree of norms, or an AdaptiveClip; used where a config has no "clip_norm" of its own.
     method, rngs, private_loss : as for the Trainer.
-    micro_batch : number of examples of each candidate at a time; by default at most 96.
+    micro_batch : number of examples of each candidate that are processed at a time; by default at most 96.
     trainable : the parameters to train, as for the Trainer; all others are frozen and returned unchanged.
 
     Returns
@@ -424,7 +425,7 @@ def side_by_side(
         rest: Untrained | None,
         drawn: tuple[Any, Any],
     ) -> Carried:
-        """Return the state of one candidate after steps `start` to `stop - 1`, with the noise on counts and losses."""
+        """Return a candidate's state after steps `start` to `stop - 1`, given the noise on counts and losses."""
         rule = StepRule(loss_fn, make_optimizer(config), plan.sampling, size, method, adaptive, plan.cap)
         step = private_step(replace(rule, rngs=bool(rngs), private_loss=private_loss))
         root = jax.random.wrap_key_data(words, impl=CHACHA20)
@@ -453,7 +454,7 @@ def side_by_side(
     steps = jax.jit(jax.vmap(one, (None, None, 0, 0, 0, None, 0, 0)))
 
     def drawn(roots: np.ndarray, start: int, stop: int) -> tuple[Any, Any]:
-        """Return the noise on counts and on losses of some steps of all candidates; None where none is released."""
+        """Return all candidates' noise on counts and on losses in some steps; None for one that is not released."""
         found: list[Any] = []
         for root in roots:
             keys = host_fold_in(host_fold_in(root, STEP_STREAM), np.arange(start, stop)).T
@@ -486,7 +487,7 @@ def side_by_side(
 
 
 def key_words(roots: Sequence[bytes]) -> np.ndarray:
-    """Return the keys of several candidates, from 32 secret bytes each.
+    """Return the keys of several candidates, each from its own 32 secret bytes.
 
     Parameters
     ----------
@@ -503,7 +504,7 @@ def key_words(roots: Sequence[bytes]) -> np.ndarray:
 
 
 def _room(plan: Plan) -> int:
-    """Return the size of a micro-batch: a batch of nearly the largest size has equal parts of at most 96 examples."""
+    """Return the size of a micro-batch: it divides nearly the largest batch into equal parts of at most 96 examples."""
     largest = max(plan.segments, key=lambda segment: segment.expected_batch_size)
     expected, q = largest.expected_batch_size, largest.sampling_probability
     spread = 0.0 if plan.sampling in OF_ONE_SIZE else 3.0 * np.sqrt(expected * (1.0 - q))
@@ -514,7 +515,7 @@ def _room(plan: Plan) -> int:
 def _schedule(
     plan: Plan, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> tuple[Numbers, np.ndarray]:
-    """Return the `Numbers` of every step, and the first step of its pass or round (0 if the rule has neither)."""
+    """Return, for every step, its `Numbers` and the first step of its pass or round (0 if the rule has neither)."""
     steps = range(plan.steps)
     begins = np.array([plan.pass_of(t)[1] if plan.sampling in BY_PASS else 0 for t in steps], np.int32)
     rows = [numbers_at(plan, t, adaptive, private_loss) for t in steps]

@@ -1,7 +1,7 @@
 """Plans of whole tunings: each solves for the noise with which the whole search for the winner meets one target.
 
-Every plan checks a request, looks for one number (`least_noise`), and keeps the guarantee that holds at that number.  A
-`SubsetPlan` represents the tuning and the final run by pairs of finite distributions that dominate them
+Every plan checks a request, searches for one number (`least_noise`), and keeps the guarantee that holds at that number.
+A `SubsetPlan` represents the tuning and the final run by pairs of finite distributions that dominate them
 (`selection.subset_privacy.product`).
 """
 
@@ -45,7 +45,7 @@ from jaxacct.tuning.private_score import Whole, whole
 TUNING_POINTS = 112
 """Number of points of a selection's profile (epsilon, delta): twice as many would lower epsilon by less than 0.1 %."""
 LAST_DELTA_SHARE = 1e-4
-"""Profiles end where delta is this number times the target.  That delta counts as the chance of an infinite loss."""
+"""Profiles end at this share of the target delta.  That last delta counts as the chance of an infinite loss."""
 LEAST_NOISE, LARGEST_NOISE = 1e-2, 1e5
 """Range of the noise multipliers that are searched."""
 ABOVE_ZERO = Constraint("use a {name} above 0 and at most 1", 0, 1, lower_open=True)
@@ -55,10 +55,10 @@ ABOVE_ZERO = Constraint("use a {name} above 0 and at most 1", 0, 1, lower_open=T
 class Cost:
     """Gradient evaluations of "draw K, train K candidates", and of the final run if there is one.
 
-    Given K, the number expected over the draw of the samples is ``K E' q n + E n_2``: q n records per candidate for E'
-    epochs, and n_2 records for E epochs.  n_2 is (1 - q) n for split "rest" and n for "all".  For split "everything"
-    the number is ``K E' n``.  A run of DP-SGD has `sampling_probability * steps` epochs, which are passes over its
-    records.
+    Given K, the expected number over the draw of the samples is ``K E' q n + E n_2``.  Each candidate has q n records
+    for E' epochs; the final run has n_2 records for E epochs.  n_2 is (1 - q) n for split "rest" and n for "all".  For
+    split "everything" the number is ``K E' n``.  A run of DP-SGD has `sampling_probability * steps` epochs, which are
+    passes over its records.
 
     The *actual* cost of a tuning is a function of K and thus secret, so it is noted nowhere.  The expectation and the
     quantiles depend on the law of K alone and may be published.
@@ -69,9 +69,9 @@ class Cost:
     dataset_size : the number of records n.
     epochs : E > 0, the epochs of the final run; for "everything", the epochs of the candidates.
     split : "everything": candidates train on all data, and there is no other run.  "rest" or "all": candidates
-        train on a sample, and the final run trains on the rest of the data, or on all.
-    share : q in (0, 1], the share of the data that the sample has; 1 for "everything".
-    tuning_epochs : E' > 0, the epochs of a candidate, by default E; the mean if candidates differ in them.
+        train on a sample, and the final run trains on the rest of the data, or on all data.
+    share : q in (0, 1], the sample's share of the data; 1 for "everything".
+    tuning_epochs : E' > 0, the epochs of a candidate, by default E; their mean if candidates have different epochs.
 
     References
     ----------
@@ -115,7 +115,7 @@ class Cost:
         return self.epochs * records * self.dataset_size
 
     def of(self, candidates: ArrayLike) -> Numbers:
-        """Return the number of gradient evaluations that a given number of candidates takes."""
+        """Return the number of gradient evaluations of a tuning with a given number of candidates."""
         return np.asarray(check("candidates", candidates, NON_NEGATIVE))[()] * self.candidate + self.final
 
     @property
@@ -132,12 +132,12 @@ class Cost:
 class MatchedPlan:
     """Plan of a tuning whose candidates differ in sampling probability and length, besides their configurations.
 
-    There is a plan for each pair of a sampling probability and a number of epochs or steps.  All have one epsilon, and
-    each has the least noise with which a run is (epsilon, target_delta)-DP.  Each candidate draws its plan with equal
-    probabilities, independently of the space and the data, and the winner's plan is released.  The one epsilon is
-    solved for, so that the whole tuning meets the target.
+    There is a plan for each pair of a sampling probability and a number of epochs or steps.  All plans have the same
+    epsilon, and each has the least noise with which a run is (epsilon, target_delta)-DP.  Each candidate draws its plan
+    with equal probabilities, independently of the space and the data, and the winner's plan is released.  The common
+    epsilon is solved for, so that the whole tuning meets the target.
 
-    The solved plan has `plans`: first the plans of all lengths at the first sampling probability, and so on.
+    The solved plan has `plans`: first the plans of all lengths at the first sampling probability, then at the second.
     ``plans[i].noise_multiplier`` is the noise of plan i.  The `epsilon` is a Bounds for adding or removing one record;
     with several plans its kind is "bound".  The `mechanism` is the training of one candidate, which draws its plan.
 
@@ -200,7 +200,7 @@ class MatchedPlan:
 
 @dataclass(frozen=True, eq=False)
 class SearchPlan:
-    """Plan of a whole search with the least noise: rounds with public winners, adaptive candidates, or several winners.
+    """Plan with the least noise for a whole search: in rounds, with adaptive candidates, or with several winners.
 
     The solved plan has `plans`, with the one Plan that every candidate runs; its noise is
     ``plans[0].noise_multiplier``.  It has `epsilon`, the Bounds of the whole search, and `mechanism`, the training of
@@ -262,7 +262,7 @@ class SearchPlan:
 
 @dataclass(frozen=True)
 class Setting:
-    """Settings of one way to run DP-SGD: rate, steps, noise in tuning, and noise in the final run."""
+    """Settings of a way to run DP-SGD: rate, steps, and the noise multipliers of candidates and of the final run."""
 
     sampling_probability: float
     steps: int
@@ -281,24 +281,25 @@ class SubsetPlan:
 
     Every record is in X_1 with probability `share`, secretly.  K is drawn from `repetitions`, secretly, and K
     candidates are trained on X_1 by DP-SGD.  Then the winner's configuration is trained on X without X_1 (variant
-    "rest") or on X (variant "all").  The winner's configuration and the final model are released.  The whole meets the
-    target.  The final run has the rate and the steps of the winner.  So its data and its batches are larger than the
-    winner's by the factor `growth`.
+    "rest") or on X (variant "all").  The winner's configuration and the final model are released.  Tuning and final run
+    together meet the target.  The final run has the rate and the steps of the winner.  So the final run's data and
+    batches are larger than the winner's by the factor `growth`.
 
-    If several rates or epochs are given, each pair is a setting, and candidates draw settings with equal probabilities.
-    All settings have one epsilon, each with the least noise with which a run is (epsilon, target_delta)-DP.
+    If several rates or lengths are given, each pair of them is a setting, and candidates draw settings with equal
+    probabilities.  All settings have the same epsilon, and each has the least noise with which a run is
+    (epsilon, target_delta)-DP.
 
-    The solved plan has one of `settings` for each pair.  Its `epsilon` is a Bounds of kind "bound" for adding or
-    removing one record, with `epsilon.upper <= target_epsilon`.  Its `mechanism` is the whole as a PrivacyProfile, for
-    ledgers and composition.
+    The solved plan has `settings`, one for each pair.  Its `epsilon` is a Bounds of kind "bound" for adding or removing
+    one record, with `epsilon.upper <= target_epsilon`.  Its `mechanism` is tuning and final run together, as a
+    PrivacyProfile, for ledgers and composition.
 
     Parameters
     ----------
     target_epsilon, target_delta, dataset_size, repetitions, sampling_probability, epochs, steps : as for `MatchedPlan`.
     share : in [2^-11, 1).
     variant : "rest" or "all".
-    noise_ratio : the final run's noise multiplier divided by that of the candidates, by default 1, as in Koskela and
-        Kulkarni.  A ratio below 1 favours the final model; a ratio above 1 favours the tuning.
+    noise_ratio : the final run's noise multiplier divided by the candidates' noise multiplier, by default 1, as in
+        Koskela and Kulkarni.  A ratio below 1 favours the final model; a ratio above 1 favours the tuning.
 
     References
     ----------
@@ -364,12 +365,12 @@ class SubsetPlan:
 
     @property
     def cost(self) -> Cost:
-        """Gradient evaluations, by the law of K; the final run is taken to have the mean epochs of the settings."""
+        """Cost in gradient evaluations; the final run is assumed to have the mean epochs of the settings."""
         epochs = float(np.mean([setting.epochs for setting in self.settings]))
         return Cost(self.repetitions, self.dataset_size, epochs, self.variant, self.share)
 
     def expected_batch_size(self, setting: Setting, final: bool) -> float:
-        """Return the rate times the expected number of records, of a candidate or of the final run."""
+        """Return the expected batch size of the final run if `final`, else of a candidate."""
         share = self.share * (self.growth if final else 1.0)
         return setting.sampling_probability * share * self.dataset_size
 
@@ -384,7 +385,7 @@ class SubsetPlan:
 
 
 def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
-    """Check the numbers of a plan, and return the rates and steps of all candidates, as flat arrays."""
+    """Check the numbers of a plan; return flat arrays of the rates and the steps of all its ways to train."""
     rules = {"target_epsilon": POSITIVE, "target_delta": DELTA, "dataset_size": COUNT, **more}
     for name, rule in rules.items():
         vars(plan)[name] = check_one(name, getattr(plan, name), rule, "a plan is for one tuning")
@@ -402,7 +403,7 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
 
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float) -> float:
-    """Return the smallest noise multiplier tried whose `epsilon` meets the target; the search begins at `near`."""
+    """Return the smallest noise multiplier tried at which `epsilon` meets the target; begin the search at `near`."""
     found = least_private(
         lambda values: np.array([epsilon(float(value)) for value in values]),
         target,
@@ -410,7 +411,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float) -
         (LEAST_NOISE, LARGEST_NOISE),
         falls=True,
         rtol=2e-3,
-        margin=1e-5,  # relative difference that two evaluations of `epsilon` at the same noise may have
+        margin=1e-5,  # two evaluations of `epsilon` at the same noise may differ by so much, relatively
     )
     if math.isnan(found):
         raise InputError(f"target_epsilon = {target!r} is met by no noise up to {LARGEST_NOISE:g}; raise the target")
@@ -418,7 +419,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float) -
 
 
 def guessed_noise(epsilon: float, delta: float, rate: float, steps: float) -> float:
-    """Guess the noise at which a search begins. By the central limit theorem a run with it has about 0.6 `epsilon`."""
+    """Guess the noise at which a search begins: by the central limit theorem, a run with it costs 0.6 `epsilon`."""
     mu = 0.6 * epsilon / math.sqrt(2.0 * math.log(1.0 / delta) + epsilon)
     return 1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))
 
@@ -429,17 +430,17 @@ def _plan_of(plan: Any, rate: float, steps: float, noise: float) -> Plan:
 
 
 def _matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Return the noise multipliers: x for one way to train, else the least with which each run is (1/x, delta)-DP."""
+    """Return noise multipliers: x itself for a single run, else the least with which each run is (1/x, delta)-DP."""
     if rate.size == 1:
         return np.array([x])
     return np.asarray(calibrate_noise_multiplier(1.0 / x, delta, rate, steps).value)
 
 
 def _drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidates: float = 1.0) -> Mechanism:
-    """Return the mean of the runs' profiles if one is `drawn` at random, else their maximum."""
+    """Return the mean of the runs' profiles if one run is `drawn` at random, else the maximum of the profiles."""
     if len(runs) == 1:
         return runs[0]
-    # `candidates` is E[K] of the selection that follows; it multiplies the probability of an infinite loss
+    # `candidates` is E[K] of the selection that follows, which multiplies the probability of an infinite loss
     left = max(delta * LAST_DELTA_SHARE / max(candidates / 10.0, 1.0), 1e-300)
     top = max(float(account.epsilon(run, left, rtol=0.01).upper) for run in runs)
     grid = np.linspace(0.0, top, 200)
@@ -455,18 +456,18 @@ def _shown(plan: Any, known: list[tuple[str, str]], each: list[str]) -> str:
 
 
 def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
-    """Return the profile of "run K times, release the best": bounds of the worst score, down to far below `delta`."""
+    """Return upper bounds of the profile of "run K times, release the best", over all scores, to far below `delta`."""
     both = RELATIONS[: 1 if run.symmetric() else 2]
     envelope = lambda at, name: bound_delta(run, law, at, bound="envelope", relation=name).upper
     last = float(bound_epsilon(run, law, max(LAST_DELTA_SHARE * delta, 1e-15), bound="envelope").upper)
     grid = np.linspace(0.0, max(last, 1e-3) if math.isfinite(last) else 50.0, TUNING_POINTS)
-    # the envelope is a little looser, but reaches deltas that the worst-case bracket does not resolve
+    # the envelope is a little looser than the worst-case bracket, but resolves smaller deltas
     sides = [np.minimum(bracket("delta", run, law, grid, name, math.inf)[1], envelope(grid, name)) for name in both]
     return PrivacyProfile(grid, sides[0], sides[-1])
 
 
 def profile_of_run(run: Mechanism, delta: float) -> PrivacyProfile:
-    """Return the profile of one run in both directions, through points that are upper bounds."""
+    """Return a profile that is above one run's profile in both directions, from upper bounds at some epsilons."""
     if isinstance(run, PrivacyProfile):
         return run
     last = float(account.epsilon(run, max(LAST_DELTA_SHARE * delta, 1e-15), rtol=0.01).upper)

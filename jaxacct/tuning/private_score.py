@@ -26,19 +26,19 @@ class PrivateScore:
     """Score by a noisy count on private data: the sum over the examples of a value in [0, 1], plus noise.
 
     One record moves the exact sum of the rounded values by at most 1, and the noisy count is the rounded output of a
-    Gaussian mechanism.  With "validation" a record is either in the training data or in these data: the tuning costs as
-    much as the dearer of two selections, one among trainings and one among noisy scores (parallel composition).  With
-    "training" every candidate is the composition of its training and its score.
+    Gaussian mechanism.  With "validation" a record is either in the training data or in `data`.  The tuning then costs
+    as much as the dearer of two selections, one among trainings and one among noisy scores (parallel composition).
+    With "training" every candidate is the composition of its training and its score.
 
     Parameters
     ----------
-    value : (params, example) -> a number, clipped to [0, 1] (NaN counts as 0), such as whether the prediction is right;
-        a function of that example alone.
+    value : (params, example) -> a number, clipped to [0, 1] (NaN counts as 0), such as whether the prediction is right.
+        It must depend on no other example.
     data : pytree of arrays, the examples along the first axis, at most 2^20.
-    on : "validation": data without any record of the training data.  "training": the training data, or data that share
-        records with them.
+    on : "validation" if `data` have no record of the training data.  "training" if `data` are the training data, or
+        share records with them.
     noise_multiplier : standard deviation of the Gaussian noise on the count, in examples.  For "validation" it may be
-        left out: it is then the least noise with which the selection by the noisy score meets the target.
+        left out: it is then the least noise with which the selection among noisy scores meets the target.
     unit : a power of two from 2^-20 to 1; values are rounded to its multiples.  Choose it without looking at the data.
 
     References
@@ -64,7 +64,7 @@ class PrivateScore:
         if self.noise_multiplier is None:
             if self.on == "training":
                 raise InputError("noise_multiplier is missing; with on='training' give the noise, in examples")
-        else:  # far below the largest float, so that a noisy count is finite
+        else:  # the limit is far below the largest float, so that a noisy count is finite
             finite = Constraint("use an ordinary {name}, such as 30.0", 0, 1e100, lower_open=True)
             check_one("noise_multiplier", self.noise_multiplier, finite, "use the same noise for every candidate")
 
@@ -74,7 +74,7 @@ class PrivateScore:
 
 
 def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) -> float:
-    """Return a count of `evaluations.units` plus noise in whole units, drawn from the key; only the sum is rounded."""
+    """Return a count, from `evaluations.units`, plus noise in whole units from the key; only the sum is rounded."""
     upper, lower = (int(part) for part in count)
     deviation = Fraction(float(noise_multiplier)) / Fraction(unit)
     source = KeyedBits(np.asarray(key_words(key), "<u4").tobytes())
@@ -106,7 +106,7 @@ def whole(
     candidate : the mechanism that trains one candidate.
     score : a function of public data, or a PrivateScore with its noise.
     candidates : "iid" or "adaptive", as for `select`.
-    known : epsilon of the selection by a public score, or None if not known.
+    known : epsilon of the selection by a public score, or None if it is not known.
     planned : "iid" or "adaptive", the assumption behind `known`.
     """
     private = isinstance(score, PrivateScore)
@@ -136,14 +136,14 @@ def whole(
     grid = grid[np.concatenate([[True], np.diff(grid) > 1e-6])]
     outer = relation if relation in ("replace_one", "zero_out") else "add_or_remove_one"
     profile = candidates_profile([chosen, by_score], grid, relation=outer)
-    # one more point of the profile is known: (worse.upper, delta), in the directions of the relation
+    # the profile has one more known point, (worse.upper, delta), in the directions that the relation covers
     known_at = lambda way, each: np.where((grid >= shown) & (relation != way), np.minimum(each, delta), each)
     points = known_at("add_one", profile.delta), known_at("remove_one", profile.reverse_delta)
     return Whole(both, PrivacyProfile(grid, *points), candidate)
 
 
 def noise_for_score(law: Law, target: float, delta: float, relation: str, candidates: str = "iid") -> float:
-    """Return the least noise on a score's count with which the selection by noisy scores meets the target by itself."""
+    """Return the least noise on a score's count with which a selection among noisy scores alone meets the target."""
     c = noise_rate_steps.calibrate_noise_multiplier(
         target, delta, 1.0, 1, repetitions=law, candidates=candidates, relation=relation
     )

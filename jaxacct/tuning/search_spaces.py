@@ -1,4 +1,4 @@
-"""Search spaces: laws of single hyper-parameters, and of whole configurations drawn independently of each other."""
+"""Search spaces: laws of single hyper-parameters, and laws of whole configurations, which are drawn independently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxacct.core.validation import POSITIVE, PROBABILITY, Constraint, InputErro
 class Distribution(ABC):
     """Law of one hyper-parameter; `Uniform`, `LogUniform` and `Choice` are such laws.
 
-    A law of your own may keep state, so candidates drawn from it count as adaptive unless they are declared i.i.d.
+    A law of your own may keep state, so its candidates count as adaptive unless you declare them i.i.d.
 
     >>> import jax
     >>> from jaxacct import tuning
@@ -40,7 +40,7 @@ class Distribution(ABC):
 
 @dataclass(frozen=True)
 class Uniform(Distribution):
-    """Uniform law on [low, high): from 128 random bits, rounded once to float64.
+    """Uniform law on [low, high): a value is computed exactly from 128 random bits, and rounded once to float64.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class Choice(Distribution):
 
 
 def _drawn(bits: int, count: int, weights: Sequence[float] | None) -> int:
-    """Return the index drawn: the first whose cumulative share of the weights exceeds bits/2^128."""
+    """Return the first index whose cumulative share of the weights exceeds bits/2^128."""
     exact = [Fraction(1)] * count if weights is None else [Fraction(weight) for weight in weights]
     ends = list(itertools.accumulate(exact))
     return bisect.bisect_right(ends, Fraction(bits, 2**128) * ends[-1])
@@ -131,7 +131,7 @@ def _checked_weights(count: int, weights: Sequence[float] | None) -> tuple[float
 
 
 def plain(value: Any) -> Any:
-    """Return a number, word or None as a Python value, so that a release does not show which type it came from."""
+    """Return a number, word or None as a Python value, so that a release does not show its original type."""
     value = value.item() if isinstance(value, np.generic) or (hasattr(value, "item") and np.ndim(value) == 0) else value
     if not isinstance(value, int | float | str | bool | None):
         raise InputError(f"value {value!r:.40} must be a number or a word; name what it stands for, and look it up")
@@ -172,7 +172,7 @@ class Space(ABC):
 
     @abstractmethod
     def sample(self, key: jax.Array) -> dict[str, Any]:
-        """Return one draw, from a JAX key that is used for nothing else."""
+        """Return one configuration, drawn from a JAX key that is used for nothing else."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class Random(Space):
 
 
 def draws_alike(space: Any) -> bool:
-    """Return whether draws with independent keys are surely i.i.d.; a user's own class may keep state."""
+    """Return whether draws with independent keys are surely i.i.d.; a user's class may keep state: return False."""
     known = (Choice, LogUniform, Uniform)
     return type(space) is Grid or (type(space) is Random and all(type(law) in known for law in space.axes.values()))
 

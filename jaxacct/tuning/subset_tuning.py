@@ -45,10 +45,10 @@ class SubsetTuned:
     setting : the rate, the steps and the noise of the runs.
     score : the score of the winner, not that of the final model; NaN with status "none".
     status : "tuned", or "none" if K was 0 or the candidate that ranks first raised an exception.  With "none" the
-        configuration is one drawn at random.
+        configuration is drawn at random.
     epsilon : epsilon of the whole tuning at the plan's delta.
     mechanism : the whole tuning as one mechanism, as in the ledger.
-    cost : gradient evaluations, expectation and quantiles by the law of K.
+    cost : the number of gradient evaluations: its expectation and its quantiles under the law of K.
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection
@@ -88,12 +88,12 @@ def tune_on_subset(
     ledger: Ledger | str | os.PathLike[str] | None = None,
     key: bytes | None = None,
 ) -> SubsetTuned:
-    """Tune on a Poisson sample of the data, then train the winner's configuration on the rest or on all of the data.
+    """Tune on a Poisson sample of the data, then train the winner's configuration on the rest of the data, or on all.
 
     Tuning and training together have the guarantee of the plan: (plan.epsilon.upper, plan.target_delta) for adding or
     removing a record.  The configuration and the trained model are released; the sample, K, the losers and their scores
-    stay in this function.  The running time reveals K and the size of the sample.  One ledger entry for everything is
-    on the disk before the sample is drawn.
+    stay in this function.  The running time reveals K and the size of the sample.  One ledger entry for tuning and
+    training is on the disk before the sample is drawn.
 
     Parameters
     ----------
@@ -104,8 +104,8 @@ def tune_on_subset(
     plan : a `SubsetPlan`.
     init : JAX key -> initial parameters, of equal shapes for all keys.
     score : as for `tune`, of public data only.
-    candidates : "iid" declares that all draws of a space of your own are independent and from one law.  Draws of `Grid`
-        and `Random` are.  Other draws have no guarantee here.
+    candidates : "iid" declares that all draws of a space of your own are independent and from one law.  `Grid`, and
+        `Random` with the library's distributions, need no declaration.  Other draws have no guarantee here.
     extrapolate : "sgd" multiplies config["learning_rate"] by the growth of the data in the final run (plan.growth);
         "adam" changes nothing; a function maps (config, growth) to a config.
     warm_start : whether the final run begins at the winner's parameters (Remark 3 of Koskela and Kulkarni covers this).
@@ -141,7 +141,7 @@ def tune_on_subset(
         choice("extrapolate", extrapolate, EXTRAPOLATIONS)
     if not callable(score):
         raise InputError("score must be a function of params on public data; a private score is not accounted for here")
-    if isinstance(clip_norm, AdaptiveClip):  # a record that leaves the sample would move the count by 1, not by 1/2
+    if isinstance(clip_norm, AdaptiveClip):  # a record that leaves the sample would change the count by 1, not by 1/2
         raise InputError(
             "clip_norm is an AdaptiveClip, whose count would hold the places that a sample leaves empty; give a norm, "
             "or search for it as clip_norm in the space"
@@ -176,7 +176,7 @@ def tune_on_subset(
     inside, outside = _split(secret.key(b"sample"), data, plan)
 
     def trainer(setting: Setting, final: bool) -> Callable[..., Any]:
-        """Return a function (params, configs, keys) -> params that trains several runs, compiled once."""
+        """Return a function (params, configs, keys) -> params that trains several runs and is compiled once."""
         held = outside if final else inside
         run = run_of(setting, final, len(held[1]))
         # an absent example has a constant loss, and so no gradient
@@ -213,8 +213,8 @@ def extrapolated(
 ) -> dict[str, Any]:
     """Return the configuration for `growth` times as many records: "sgd" multiplies the learning rate, "adam" keeps it.
 
-    If sampling probability, noise multiplier and steps are equal, the noise that DP-SGD adds has a standard deviation
-    proportional to learning rate over batch size.  The rule "sgd" keeps that deviation.
+    If sampling probability, noise multiplier and steps stay the same, the noise that DP-SGD adds has a standard
+    deviation proportional to learning rate over batch size.  The rule "sgd" keeps this standard deviation.
 
     Parameters
     ----------
@@ -245,8 +245,8 @@ def extrapolated(
 
 
 def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
-    """Return (examples, present) of the sample and of the final run."""
-    words = np.asarray(jax.random.key_data(key))  # on the host nothing is compiled
+    """Draw the sample; return (examples, present) of the sample and (examples, present) of the final run."""
+    words = np.asarray(jax.random.key_data(key))  # a draw on the host compiles nothing
     inside = sampler.host_poisson(words, plan.dataset_size, sampler.threshold(plan.share))
     everyone = np.arange(plan.dataset_size)
     sample = _held(data, inside, _room(plan.dataset_size, plan.share))
@@ -256,13 +256,13 @@ def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
 
 
 def _room(size: int, share: float) -> int:
-    """Return a size that a sample exceeds with probability 1e-18 at most; a larger sample costs a compilation."""
+    """Return a size that a sample exceeds with probability at most 1e-18; then the program is compiled anew."""
     from scipy.stats import binom
 
     return max(min(int(binom.isf(1e-18, size, share)) + 1, size), 1)
 
 
 def _held(data: Any, rows: np.ndarray, room: int) -> tuple[Any, np.ndarray]:
-    """Return the given rows of the data, filled up to `room` rows, and a mask that is False for the filling."""
+    """Return the given rows of the data, filled up to `room` rows, and a mask that is False in the added rows."""
     filled = np.concatenate([rows, np.zeros(max(room - len(rows), 0), rows.dtype)])
     return jax.tree.map(lambda a: np.asarray(a)[filled], data), np.arange(len(filled)) < len(rows)

@@ -54,16 +54,16 @@ class Tuned:
     ----------
     params : the winner's parameters, a pytree.
     config : the winner's hyper-parameters.
-    score : the score by which it won; NaN with status "none".
+    score : the score by which the winner won; NaN with status "none".
     status : "tuned", or "none" if K was 0 or every candidate to be released raised an exception.  With "none", params
         are initial parameters, and the configuration does not depend on the data.
     epsilon : epsilon of the whole tuning at the plan's delta.
     mechanism : the whole tuning as one mechanism, as in the ledger.
     plan : the plan of the winner's training; None in `tune_with`.
     candidates : the assumption about the candidates on which the claim rests: "iid" for the library's spaces, "iid,
-        declared" where the user says so, or "adaptive".
-    winners : all released candidates, as `Winner`.  They are the best `top`, best first.  `tune_in_rounds` gives the
-        winners of the first round, then the winners of the second, and so on.  With status "none" there are none.
+        declared" if only the user says so, or "adaptive".
+    winners : all released candidates, as `Winner`: the best `top`, best first.  `tune_in_rounds` gives the winners of
+        the first round, then the winners of the second, and so on.  With status "none" the tuple is empty.
 
     >>> import jaxacct as ja
     >>> run = ja.Gaussian(2.0)
@@ -108,9 +108,9 @@ def tune(
     """Train K candidates by DP-SGD and release the best; (epsilon, delta) covers the whole search.
 
     The plan, ``Plan(target_epsilon=..., repetitions=law, ...)``, gives the noise with which all K runs together meet
-    the target, in the exact worst case over scores and for the plan's neighbouring relation.  K is random.  K, the
-    losers and their scores stay secret in this function: no log, checkpoint or ledger entry is about any one candidate.
-    One ledger entry for the whole tuning is on the disk before the first candidate is trained.
+    the target, for the worst score function and the plan's neighbouring relation.  K is random.  K, the losers and
+    their scores stay secret in this function: no log, checkpoint or ledger entry is about a single candidate.  One
+    ledger entry for the whole tuning is on the disk before the first candidate is trained.
 
     Parameters
     ----------
@@ -134,9 +134,9 @@ def tune(
         space, which may keep state.  "iid" declares that every draw of the space is independent and from one law;
         `Tuned.candidates` and the ledger note the declaration.
     top : number of the best candidates that are released, in `Tuned.winners`; by default `plan.top`, else 1.
-    pad : the running time reveals K, and no guarantee covers an observer of the time.  With pad = n, n candidates are
-        always trained and scored, and candidates beyond K are dropped.  The law of the plan must then have K <= n, such
-        as ``truncated(law, n)``.
+    pad : the number n of candidates that are always trained and scored; candidates beyond K are dropped.  The law of
+        the plan must then have K <= n, such as ``truncated(law, n)``.  Without pad the running time reveals K, and no
+        guarantee covers an observer of the time.
     clip_norm, method, micro_batch, rngs, trainable, private_loss : as for `side_by_side`.
     ledger : a path or a Ledger; its entries count against the plan's target.
     key : 32 secret bytes for all randomness but K, by default from the operating system; never use them for two
@@ -199,9 +199,9 @@ def tune_in_rounds(
     """Tune in rounds, as Bayesian optimisation in batches: each round's winner is public and shapes the next space.
 
     Every round draws a fresh, secret K, trains K candidates from the round's space, and releases the best.  `update`
-    makes the next space from all winners so far.  The cost is the composition of the rounds, far less than that of
-    candidates that may see everything before them.  One ledger entry for all rounds is on the disk before the first
-    candidate is trained, so stopping early does not lower the claim.
+    makes the next space from all winners so far.  The cost is the composition of the rounds.  Adaptive candidates,
+    which may depend on all candidates before them, cost far more.  One ledger entry for all rounds is on the disk
+    before the first candidate is trained, so stopping early does not lower the claim.
 
     Parameters
     ----------
@@ -210,11 +210,11 @@ def tune_in_rounds(
     key, progress, ledger : as for `tune`.
     space : the space of the first round.
     plan : a `SearchPlan` with `rounds`, which solves for the noise; or a Plan with repetitions and a noise multiplier.
-    update : (winners so far, in order) -> the space of the next round, or None to stop.  It must use nothing else that
-        depends on the data.  A round that releases nothing adds no winner.
+    update : (winners so far, in order) -> the space of the next round, or None to stop.  The function must use nothing
+        else that depends on the data.  A round that releases nothing adds no winner.
     score : as for `tune`; a PrivateScore needs its noise multiplier.
     rounds : number of rounds; by default `plan.rounds`, else 1.
-    candidates : as for `tune`; it holds for every round's space.
+    candidates : as for `tune`; a declaration covers every round's space.
 
     Returns
     -------
@@ -222,8 +222,8 @@ def tune_in_rounds(
 
     Raises
     ------
-    InputError : before anything is spent, if the rounds exceed the plan's target; later, if the accounting takes the
-        candidates for i.i.d. and a round's space is not i.i.d.
+    InputError : before anything is spent, if the rounds exceed the plan's target; later, if the accounting assumes
+        i.i.d. candidates and a round's space is not known to be i.i.d.
 
     References
     ----------
@@ -264,7 +264,7 @@ def tune_with(
     key: bytes | None = None,
     progress: bool | None = None,
 ) -> Tuned:
-    """Tune with your own ``train(config, key) -> result``, whatever its shapes, one candidate after the other.
+    """Tune with your own ``train(config, key) -> result``, one candidate after the other; shapes may differ.
 
     Parameters
     ----------
@@ -334,7 +334,7 @@ def tune_with(
 def _model(
     loss_fn: Any, loss: Callable[[Any, Any], Any] | None, rngs: bool, init: Callable[[Any], Any] | None, data: Any
 ) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
-    """Return the loss as a function of (params, example), and `init`. A linen module gives both if there is one."""
+    """Return the loss as a function of (params, example), and `init`; from a linen module, if one is given."""
     if loss is None:
         if init is None:
             raise InputError("init is missing; give a function of a JAX key, or a linen module with loss")
@@ -389,7 +389,7 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
     programs: dict[Any, Any] = {}  # all rounds share the compiled programs
 
     def best_of(space: Any, secret: Secret) -> tuple[list[Winner], Winner]:
-        """Return the winners of one selection, and a Winner that depends on no data, to be released if no one wins."""
+        """Return the winners of one selection, and a Winner that depends on no data, for release if there is none."""
         place = lambda number: secret.choice(b"setting", number, len(plans))
 
         def kind_of(config: Mapping[str, Any], number: int) -> Hashable:
@@ -424,7 +424,7 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
 
 
 def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str) -> Tuned:
-    """Return the release: all winners; the fields for a single winner hold the winner with the best score."""
+    """Return the release of all winners; its fields for a single winner hold the winner with the best score."""
     best = max(enumerate(winners), key=lambda one: rank(one[1].score, one[0]))[1] if winners else nothing
     status = "tuned" if winners else "none"
     fields = (best.params, best.config, best.score, status, cost.epsilon, cost.mechanism, best.plan, word)
@@ -432,7 +432,7 @@ def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str
 
 
 def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
-    """Return what candidates count as, "iid" or "adaptive", and a word: "iid, declared" if only the user says so."""
+    """Return the assumption on candidates, "iid" or "adaptive", and its word: "iid, declared" if the user says so."""
     known = draws_alike(space)
     if isinstance(space, Adaptive) and declared == "iid":
         raise InputError(
@@ -464,7 +464,7 @@ def _too_much(cost: float, target: float, unplanned: bool, as_planned: bool) -> 
 
 
 def _with_noise(score: Any, plan: Any, kind: str, top: int, count: int) -> Any:
-    """Return the score; a private score without a noise multiplier gets one."""
+    """Return the score; give a private score without a noise multiplier the least noise that meets the target."""
     if not isinstance(score, PrivateScore) or score.noise_multiplier is not None:
         return score
     if top > 1 or count > 1:
@@ -487,7 +487,7 @@ def value_of(score: Any, secret: Secret) -> Callable[[Any, int], float]:
 def note_whole(
     ledger: Ledger | str | os.PathLike[str] | None, plan: Plan, mechanism: Mechanism, note: str, target: float | None
 ) -> None:
-    """Note a whole tuning, on the disk at return; refuse one beyond the target or of another relation."""
+    """Note a whole tuning, on the disk at return; refuse it if it exceeds the target or has another relation."""
     if ledger is None:
         return
     opened: contextlib.AbstractContextManager[Ledger]
