@@ -63,7 +63,7 @@ class Source:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """Layout of the examples; arrays and item 0 determine it."""
+        """Layout of the examples, as the dataset's arrays, or its item 0, show it."""
         return Layout(self.dataset)
 
     def __len__(self) -> int:

@@ -411,7 +411,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float) -
         (LEAST_NOISE, LARGEST_NOISE),
         falls=True,
         rtol=2e-3,
-        margin=1e-5,  # two evaluations of `epsilon` at the same noise may differ by so much, relatively
+        margin=1e-5,  # relative difference between two evaluations of `epsilon` at the same noise
     )
     if math.isnan(found):
         raise InputError(f"target_epsilon = {target!r} is met by no noise up to {LARGEST_NOISE:g}; raise the target")

@@ -25,7 +25,7 @@ from jaxacct.core.chacha import CHACHA20
 from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.traces import bind, contents, evaluate, inner_traces, is_key, words_of
 
-_LEAST_RUN = 16  # fewest consecutive rows that, if a constant shares them with the data, show that it holds data
+_LEAST_RUN = 16  # a constant and the data must share at least this many consecutive rows to count as evidence
 _ALL_BYTES = (
     2**28
 )  # largest array of data that is compared whole; of a larger array, or a Source, some blocks of rows are compared

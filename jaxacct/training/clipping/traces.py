@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}  # {calling operation: parameter with the trace}
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}  # {operation: its parameter that holds a trace}
 
 
 def trace(loss_fn: Callable[..., Any], params: Any, example: Any) -> ClosedJaxpr:

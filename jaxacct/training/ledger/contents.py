@@ -346,8 +346,7 @@ class Contents:
     def promised(self, run: str, whole: bool = False) -> Counter[Release]:
         """Return the remaining steps of a run whose outputs were seen.
 
-        If a dearer release of the same pass will replace a release, this one has a negative count.  `whole` is as in
-        `epsilon`.
+        A release that a dearer one of its pass will replace has a negative count.  `whole` is as in `epsilon`.
         README.md of this folder, "Outputs that were seen", says which steps remain, and why they count.
         """
         spent, plan = self._known(run), self.headers[run][-1].plan
@@ -398,7 +397,7 @@ class Contents:
         headers.append(entry)
 
     def torn(self, fragment: bytes) -> Torn:
-        """Return the costliest step that a cut-off line can have held, by its run's least noise and highest rate.
+        """Return the costliest step that a cut-off line can have held: at its run's least noise and highest rate.
 
         With caps a higher rate may leak less.  So if the run has several rates or caps, the step counts as a Gaussian
         of half the noise.  This covers the worst case, in which one record displaces another in the step's sum.

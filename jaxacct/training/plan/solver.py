@@ -381,7 +381,7 @@ def _solved(request: PlanRequest) -> Solution:
         steps = steps_of(batches, request.epochs * n)
     segments = with_rates(joined(noise, batches, steps, int(n)), request.sampling, request.groups, int(n))
     if request.sampling not in (rules.ALLOCATION, *rules.OF_ONE_SIZE) and request.sampling_probability is not None:
-        rate = request.sampling_probability  # as given: a rate computed from the batch size is rounded
+        rate = request.sampling_probability  # the given rate: one computed from the batch size is rounded
         segments = tuple(s._replace(sampling_probability=rate) for s in segments)
     if request.sampling == rules.TRUNCATED:
         request = replace(request, cap=_cap_of(request, max(s.sampling_probability for s in segments), steps))

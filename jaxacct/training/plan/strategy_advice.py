@@ -29,7 +29,7 @@ _ONE = "advice is for one run"
 
 @dataclass(frozen=True)
 class StrategyOption:
-    """One way to sample and to correlate noise, with the least noise that meets the budget, NaN if none does.
+    """One way to sample and to correlate noise, with the least noise that meets the budget (NaN if none does).
 
     ``groups`` counts groups of records, slots of a round, or steps of a pass. `advise_strategy` defines ``error``;
     ``relative`` is its ratio to the error of DP-SGD. ``epsilon`` is a certified upper bound.

@@ -63,7 +63,7 @@ def require_countable(name: str, data: Any, remedy: str) -> None:
 
 
 class Evaluations:
-    """Callback that computes a value every few steps, keeps it and passes it to `tell`; this looks at outputs."""
+    """Callback that computes a value every few steps, keeps it and passes it to `tell`; each call looks at outputs."""
 
     def __init__(self, evaluate: Callable[[Any, Any], Any], public_data: PyTree, every: int, data: PyTree) -> None:
         if public_data is None:

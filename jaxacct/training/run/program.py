@@ -154,7 +154,7 @@ class Program:
         taps = self._plan.taps(step)
         if self._plan.rates_digest is not None:  # the draw depends on the records' rates
             settings = (*settings, self._plan.rates_digest)
-        if taps is not None:  # other weights need another key: one noise under two sets of weights is revealed
+        if taps is not None:  # other weights need another key: two weightings of one noise would reveal it
             settings += tuple(np.asarray(weights).tolist() for weights in taps)
         groups = self._plan.batches if self._plan.sampling == ORDER else self._plan.groups
         after, key = key_derivation.advance(line, self._digest, self._data, settings, begins, cut, groups)
@@ -206,7 +206,7 @@ class Streamed(Program):
         self._source = source
         self._users = None if users is None else grouped(users, plan.dataset_size, {(len(source),)})
         self._places = min(rule.cap or plan.dataset_size, plan.dataset_size)
-        self._micro = min(rule.micro_batch, self._places) * where.devices  # on all devices together
+        self._micro = min(rule.micro_batch, self._places) * where.devices  # micro-batch on all devices together
         zero, most = np.zeros(8, np.uint32), rule.examples_per_user
         shape = (self._micro,) if most is None else (self._micro, most)
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*shape, *a.shape), a.dtype), source.layout.example)

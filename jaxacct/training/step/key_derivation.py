@@ -87,7 +87,7 @@ class Lineage(NamedTuple):
     chain: bytes  # a digest of everything so far
     seal: bytes  # a digest of the state that the chain has led to; b"" if it is not known
     pass_first: int  # the first step of the current pass over the data
-    pass_chain: bytes  # the chain before that step
+    pass_chain: bytes  # the chain before step `pass_first`
     pass_cut: bytes = b""  # a digest of the pass's other settings
 
     def __repr__(self) -> str:

@@ -377,7 +377,7 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any) -> list[bool]:
         if isinstance(trainable, type):
             return [issubclass(kind, trainable) for kind in outer.kinds]
     else:
-        # Every leaf of a plain pytree counts: an integer array in it is a mistake, which `clipped_sum` refuses.
+        # Every leaf of a plain pytree may be trained: an integer array is a mistake, which `clipped_sum` refuses.
         wanted = floating if has_equinox(tree) else [True] * len(floating)
     if trainable is None:
         return wanted
