@@ -342,7 +342,7 @@ class Lines(NamedTuple):
 
 
 def claimed_lines(claim: Any, guessed: str) -> Lines:
-    """Return lines above the claimed curve of adding or removing a canary; if `guessed` is "in", of removing alone."""
+    """Return lines above the claimed curve of adding or removing a canary; of removing only if `guessed` is "in"."""
     relation = "add_or_remove_one" if guessed == "both" else "remove_one"
     if isinstance(claim, Plan):
         if claim.filter is not None:

@@ -1,7 +1,7 @@
 """ChaCha20 [RFC 8439] as a JAX random generator: 256-bit keys, and one keystream for each purpose and key.
 
-The keys of Threefry, JAX's default, have 64 bits. An attacker can try all of them, and the key reveals the noise. The
-functions `host_...` draw the same words in NumPy, by the same rounds, for data that the host loads.
+The keys of Threefry, JAX's default, have 64 bits. An attacker can try all 64-bit keys, and the key reveals the noise.
+The functions `host_...` draw the same words in NumPy, by the same rounds, for data that the host loads.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _random_bits(key: Any, bit_width: int, shape: tuple[int, ...]) -> Any:
     blocks = -(-words // 16)
     if blocks > 2**32:  # the block counter has 32 bits [RFC 8439]; beyond that the keystream would repeat
         raise InputError(f"{count} draws from one key must be <= 2**36 words; split the key first")
-    if blocks > 48:  # XLA compiles loops over whole vectors in two thirds of the time
+    if blocks > 48:  # XLA compiles a multiple of 16 blocks, which fill its vectors, in two thirds of the time
         blocks += -blocks % 16
     stream = block(key, jnp.arange(blocks, dtype=jnp.uint32), _nonce(_BITS)).reshape(-1)
     if bit_width == 32:

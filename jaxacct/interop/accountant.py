@@ -193,7 +193,8 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return None
 
     def _check(self, step: Mechanism, count: int) -> None:
-        if isinstance(step, Selection):  # its own pair is slow to compute; its mechanism is refused in the same cases
+        # the pair of a selection is slow to compute, and its mechanism is refused in the same cases
+        if isinstance(step, Selection):
             repeat(step, count)
             self._check(step.mechanism, 1)
             return

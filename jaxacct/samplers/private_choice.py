@@ -1,7 +1,8 @@
 """Private choices: of the best candidate, or of the keys of a table whose set of keys is itself private.
 
 The exponential mechanism and report-noisy-max choose among candidates. Utilities are monotone if adding a record lowers
-none of them, or raises none. Monotone utilities need Delta, their sensitivity, where other utilities need 2 Delta.
+none of them, or raises none. Let Delta be the sensitivity of the utilities. For epsilon-DP the scale of the noise is
+Delta/epsilon for monotone utilities, and 2 Delta/epsilon for others.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ LAWS: dict[str, tuple[str, ...]] = {
     "binomial": ("trials", "probability_of_run"),
     "point_mass": ("count",),
 }
-"""The laws of K, the random number of runs of a selection, by name, each with the numbers that it needs."""
+"""The laws of K by name, with the numbers that each law needs. K is the random number of runs of a selection."""
 
 LAW_NUMBERS: dict[str, Constraint] = {
     "eta": Constraint("use an eta above -1, such as 1, 0 or -0.5", -1, lower_open=True),

@@ -83,7 +83,10 @@ def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, s
 
 
 class Journal:
-    """A journal, opened and locked by `hold`, then begun or continued; no other process can run the same sweep."""
+    """A journal. `hold` opens and locks it, so that no other process can run the same sweep.
+
+    `begin` starts a new journal, and `catch_up` continues the journal of an interrupted run.
+    """
 
     def __init__(self, path: Path, file: io.FileIO) -> None:
         self.path, self._file = path, file
@@ -121,7 +124,7 @@ class Journal:
         files.sync_folder(self.path)
 
     def catch_up(self, head: Header, keep: Callable[[np.ndarray, Table], None]) -> None:
-        """Pass the rows of every whole record to `keep`, cut the file after them; refuse another sweep's journal."""
+        """Refuse another sweep's journal. Pass the rows of every whole record to `keep`, and cut off what follows."""
         with self.path.open("rb") as file:
             records = _records(file)
             first = next(records, None)
@@ -381,7 +384,7 @@ def _missing(head: Header, owner: dict[int, Path], rows: int) -> str:
 
 
 def merge_all(out: Path, head: Header) -> Table | None:
-    """Merge the parts of all slices into a table, and remove them; None while a part of this sweep is missing."""
+    """Merge and remove the parts of all slices. Return the table, or None while a part of this sweep is missing."""
     count = head.shard[1]
     paths = [part_path(out, (number, count)) for number in range(1, count + 1)]
     # a part of an earlier sweep may exist until the process of its slice replaces it

@@ -229,7 +229,7 @@ class _Configuration:
         self.reason = ""
 
     def decide(self, lower: float, upper: float, given: float) -> tuple[Any, ...]:
-        """Return status, digits, both ends of an enclosure of delta, its epsilon, seconds and explanation."""
+        """Return the fields of a `Verification`: status, digits, lower, upper, at, seconds and explanation."""
         at = given if self.quantity == "delta" else lower if math.isinf(upper) else upper
         if lower > upper:
             return self._told({}, (lower, upper), at)
@@ -398,7 +398,7 @@ def enclose(composition: Any, epsilon: Any) -> Any:
             square += count * (part.square if isinstance(part, GaussianLoss) else 1 / part.sigma**2)
         high = high.min(GaussianLoss(square).hockey_stick(epsilon))
     low, high = low.lower(), high.upper()
-    # both bounds hold although far outcomes of integer noise are left out, since the other outcomes keep their masses
+    # both bounds hold even if far outcomes of integer noise are left out: the masses of all others are unchanged
     return between(low.max(0), high) if low <= high and high.is_finite() else arb("nan")
 
 

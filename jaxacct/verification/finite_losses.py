@@ -19,8 +19,7 @@ Masses = tuple[Any, ...]
 """Fields (p, q, loss, grid, cut, unbounded) of a `FiniteLosses`; a loss of None means that log p/q must be computed."""
 
 MOST_OUTCOMES = 20_000
-"""Largest number of outcomes of integer noise. It limits the memory, since several numbers, each with a bound of its
-error, are kept for every outcome."""
+"""Largest number of outcomes of integer noise. It limits the memory, since several balls are kept for every outcome."""
 
 
 @dataclass(frozen=True)

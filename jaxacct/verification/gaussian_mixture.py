@@ -96,7 +96,7 @@ class GaussianMixture(SampledGaussian):
         return self._terms_of(u)[0]
 
     def _share_of_slope(self, u: Any) -> Any:
-        """Return the mean of `shares` over the components of the mixture, given the output u; it rises with u."""
+        """Return the mean of `shares` over the mixture's components, given the output u. This mean rises with u."""
         total, mean = self._terms_of(u)
         return mean / total
 

@@ -73,7 +73,7 @@ def at_most(parts: Any, epsilon: float) -> Any:
 
 
 class LineSum:
-    """Values of M at the nodes of a line. They give delta at any epsilon near the one for which the line is planned."""
+    """Values of M at the nodes of a line. These values give delta at every epsilon near the epsilon of the plan."""
 
     def __init__(self, build: Any, plan: Plan) -> None:
         self.plan, self.bits = plan, int(96 + 3.2 * plan.bits)

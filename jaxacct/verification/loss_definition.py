@@ -93,7 +93,7 @@ def losses(asked: Asked, mechanism: Any) -> list[Part]:
 
 
 def fields_of(mechanism: Any, rules: Mapping[type, Any] = RULES, beside: Container[str] = ()) -> dict[str, Any]:
-    """Return the mechanism's fields, except those in `beside`; refuse a class without a rule, and a field not in it."""
+    """Return the mechanism's fields except `beside`. Refuse a class without a rule, or a field that its rule lacks."""
     name = type(mechanism).__name__
     if type(mechanism) not in rules:
         raise NotCovered(name)
@@ -122,7 +122,7 @@ class Composition:
 
     @property
     def cut(self) -> Any:
-        """An upper bound of the probability, under P, that some step of integer noise gives an outcome not listed."""
+        """An upper bound of the probability, under P, that some step of integer noise gives an outcome left out."""
         return sum((count * part.cut for part, count in self.parts if isinstance(part, FiniteLosses)), arb(0))
 
     @property
@@ -353,7 +353,7 @@ def _responds(asked: Asked, epsilon: Any, delta: Any) -> list[Part]:
 
 
 def _of_masses(asked: Asked, key: tuple[Any, ...], masses: Any, alike: bool = True) -> list[Part]:
-    """Return the losses of one step from its masses; `alike` says that they are the same in both directions."""
+    """Return the losses of one step from its masses; `alike` says that both directions have the same losses."""
     way = "both" if alike and asked.whole else asked.direction
     return [(from_masses((*key, asked.rate.str(40), way), masses, asked.rate, asked.direction), 1)]
 
@@ -555,7 +555,7 @@ def _column_normalised(bands: int, steps: int, diagonals: Sequence[Sequence[floa
 
 
 def _tree(steps: int, restarts: int) -> list[Column]:
-    """Return each step's column: 1 at every tree node (block, level, place) that holds the step and is in its block."""
+    """Return each step's column: 1 at every tree node (block, level, place) over the step, within the step's block."""
     _require_size(steps, steps.bit_length())
     size = steps // restarts
     nodes = lambda leaf: [(k, leaf >> k) for k in range(size.bit_length()) if ((leaf >> k) + 1) << k <= size]
@@ -607,7 +607,7 @@ def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
         if not later or len(pattern) == most:
             yield pattern
             return
-        # a gap of 2 * separation has room for a further step, which never lowers the sum of |G_ij|, so it is skipped
+        # a gap of 2 * separation has room for one more step, which never lowers the sum of |G_ij|: skip such gaps
         for step in later[:separation] if most == longest else later:
             yield from after((*pattern, step))
 

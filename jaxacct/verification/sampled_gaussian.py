@@ -23,7 +23,7 @@ ANGLES = np.geomspace(1e-5, 1.45, 32)
 
 @dataclass(frozen=True)
 class Cut:
-    """A smooth cut keeps the share Phi(side (u - place)/width) of an output u. Side 1 keeps large outputs, -1 small."""
+    """A smooth cut. It keeps the share Phi(side (u - place)/width) of an output u: with side 1, of large outputs."""
 
     place: float
     width: float
@@ -190,7 +190,7 @@ class SampledGaussian:
         return (stretch * angle**2 / 2).exp()
 
     def _grown(self, c: Any, angle: Any) -> Any:
-        """Bound how many times larger |N(u) mix^e|, the integrand, is at this angle than on the real line."""
+        """Bound how many times larger |N(u) mix^e|, the integrand, is on the line at `angle` than on the real line."""
         risen = self._risen(angle)
         return risen if self.direction == "remove" else risen * (angle / 2).cos() ** -c
 
@@ -400,7 +400,7 @@ class SampledGaussian:
 
     @property
     def _stretch(self) -> float:
-        """The factor f = sigma^2 (1 + sum of 1/width^2). At an angle the integrand grows by at most e^{f angle^2/2}."""
+        """The factor f = sigma^2 (1 + sum of 1/width^2): an angle enlarges the integrand by at most e^{f angle^2/2}."""
         return float(self.sigma.mid()) ** 2 * (1.0 + sum(cut.width**-2 for cut in self.cuts))
 
     def _log_grown(self, c: float, angle: float) -> float:

@@ -181,7 +181,7 @@ def _cut(parts: Any, cuts: Any, side: int) -> list[SampledGaussian]:
 
 
 def without_largest(parts: Any, wanted: float, width: float) -> list[Any]:
-    """Return the parts without their largest outputs, which make M(c) huge. They have probability about e^wanted."""
+    """Return the parts without their largest outputs, which make M(c) huge and have probability about e^wanted."""
     kept, spread = [], np.hypot(1.0, width)
     for part, count in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())
