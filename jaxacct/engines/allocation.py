@@ -1,11 +1,11 @@
-"""Brackets delta and epsilon of one round of random allocation (jaxacct/kernels/contour/README.md).
+"""Brackets of delta and epsilon for one round of random allocation (jaxacct/kernels/contour/README.md).
 
 With t slots the outputs are vectors of length t, and e_i is the unit vector of slot i. The direction remove is (P, Q)
 and add is (Q, P), with P = (1/t) sum_i N(e_i, sigma^2 I) and Q = N(0, sigma^2 I). Let S = dP/dQ, and E the mean under
 Q. Then delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+. In the code s is 1/sigma.
 
-Newton's method finds epsilon. It takes a few steps on one contour. Then the contour is placed again, for the eps that
-the steps have reached.
+Newton's method finds epsilon. After a few steps on one contour, the contour is placed again, for the eps that the steps
+have reached.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ ROUNDS = 14
 NARROW = 1e-2
 """A search ends when the relative width of its bracket is at most this number times the wanted relative width."""
 CUT_OFF = 3e-3
-"""The first contour of a search leaves out terms of the size (this number) * (wanted relative width) * delta."""
+"""The first contour of a search leaves out terms of the size CUT_OFF * (wanted relative width) * delta."""
 NEAR = 0.01
-"""Newton's method on one contour ends when its relative step is at most this number times the relative width at which
-the search ends."""
+"""Newton's method on one contour ends when its relative step is at most NEAR times the relative width at which the
+search ends."""
 SIGNS = {"remove": 1.0, "add": -1.0}
 """Sign of each direction. With S = dP/dQ and k = e^{sign eps}, delta is E(S - k)_+ for sign 1, and e^eps E(k - S)_+ for
 sign -1."""
@@ -98,7 +98,7 @@ def _flat(*arrays: np.ndarray | float) -> list[np.ndarray]:
 def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds of delta by theorems, which are closed forms and need no contour.
 
-    By one theorem the Gaussian mechanism that also reveals the slot has a delta at least as large.
+    One of the theorems: a Gaussian mechanism, which reveals the slot as well, has a delta at least as large.
     """
     k = np.exp(sign * eps)
     low, high = allocation_law.bounds(sign, s, t, k)
@@ -136,7 +136,7 @@ def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray)
 
 
 def _intersect(low: np.ndarray, high: np.ndarray, rows: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Narrow the brackets of `rows` in place by [least, most] where the two agree; return where they do."""
+    """Intersect the brackets of `rows`, in place, with [least, most] where the two overlap; return where they do."""
     agree = (least <= high[rows]) & (most >= low[rows])
     low[rows] = np.where(agree, np.fmax(low[rows], least), low[rows])
     high[rows] = np.where(agree, np.fmin(high[rows], most), high[rows])
@@ -144,7 +144,7 @@ def _intersect(low: np.ndarray, high: np.ndarray, rows: np.ndarray, least: np.nd
 
 
 def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bound delta = E(S - k)_+ = 1 - k + E(k - S)_+ (remove) by a contour for E(k - S)_+; its error is absolute."""
+    """Bound delta = E(S - k)_+ = 1 - k + E(k - S)_+ (remove) by a contour for E(k - S)_+, with its absolute error."""
     k = np.exp(eps)
     low, _, high, _ = brackets_at(-1.0, s, t, k, np.log(k))
     wrong = 16.0 * ROUNDOFF * k
@@ -152,7 +152,7 @@ def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarra
 
 
 def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> Value:
-    """Return brackets of delta by the contour, which is placed again where the guess of delta was poor."""
+    """Return brackets of delta by the contour. Where the guess of delta was poor, the contour is placed again."""
     k = np.exp(sign * eps)
     floor, most = np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295))
     guess = np.clip(allocation_law.guess(sign, s, t, k) - min(sign, 0.0) * eps, floor, most)
@@ -207,7 +207,7 @@ def _epsilon_block(
 
 
 def _least(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Bisect for the largest eps at which theorems show that delta exceeds the target; return 0 if there is none."""
+    """Return the largest eps, by bisection, at which theorems show that delta exceeds the target, or else 0."""
     low, high = np.zeros_like(s), np.minimum(most, 600.0)
     for _ in range(12):
         middle = 0.5 * (low + high)
@@ -236,7 +236,7 @@ def value_of(contour: Contour, eps: np.ndarray) -> Value:
 
 
 def estimate_of(contour: Contour, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the estimate and the slope that `value_of` would return, at a fraction of the cost."""
+    """Return the estimate and the slope of `value_of`, in a fraction of the time."""
     k = np.exp(contour.sign * eps)
     mid, slope = estimate_near(contour, k)
     with np.errstate(all="ignore"):
@@ -256,8 +256,7 @@ def search(
 
     most : an upper bound of epsilon.
     rtol : the wanted relative width.
-
-    floor : where epsilon is shown to be at most this, the answer is (0, 0, floor).
+    floor : where epsilon is shown to be at most `floor`, the answer is (0, 0, floor).
     """
     narrow, tolerance = np.clip((NARROW * rtol, CUT_OFF * rtol), (1e-12, 1e-14), (1e-3, 1e-5))
     floor = np.broadcast_to(floor, s.shape)
@@ -322,8 +321,8 @@ def _newton(
 ) -> tuple[tuple[np.ndarray, Value], np.ndarray, np.ndarray]:
     """Take Newton steps on log delta from eps. Return ((eps reached, bracket of delta there), low, high).
 
-    `low` and `high` bracket epsilon and confine the steps, which need estimates of delta only. Brackets of delta where
-    the contour was placed, and where Newton ends, move them.
+    `low` and `high` bracket epsilon and confine the steps. The steps use only estimates of delta. Brackets of delta,
+    at the eps where the contour was placed and at the eps where Newton ends, move `low` and `high`.
     """
 
     def read(value: Value, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -351,7 +350,7 @@ def _newton(
         for _ in range(4):  # at most 4 brackets of delta where Newton ends
             reached, value = new, value_of(contour, new)
             good, low, high = read(value, reached)
-            back = usable & ~good  # the bracket is wide here: go half the way back
+            back = usable & ~good  # where the bracket is wide, go half the way back
             if not np.any(back):
                 break
             new = np.where(back, 0.5 * (eps + new), new)
@@ -362,7 +361,7 @@ def _newton(
 def _ends(
     contour: Contour, eps: np.ndarray, value: Value, delta: np.ndarray, floor: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of epsilon about eps, each proved by a bracket of delta at it, or else 0 and inf."""
+    """Return bounds of epsilon about eps. A bracket of delta at a bound proves it; unproved ones are 0 and inf."""
     below, above = np.zeros_like(eps), np.where((eps == 0.0) & (value.upper <= delta), 0.0, np.inf)
     for widen in (1.0, 4.0, 64.0, 4096.0):
         margin = widen * (1e-15 * eps + 4.0 * ROUNDOFF * delta / value.slope)

@@ -36,7 +36,7 @@ from jaxacct.kernels import elementary_check
 NUMPY_MOST = 40_000
 """Largest number of configurations in a job that NumPy computes. For larger jobs, compiling XLA's programs pays."""
 NUMPY_MOST_SELECTIONS = 2_400
-"""Largest number of private selections in a job that NumPy does. A selection costs NumPy as much as some 16
+"""Largest number of private selections in a job that NumPy computes. A selection takes NumPy as long as some 16
 configurations. The limit stays the same after `jaxacct warm`, which keeps no programs of selections."""
 
 
@@ -50,10 +50,10 @@ _path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", def
 
 @contextlib.contextmanager
 def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[None]:
-    """Let every batch inside take one path: the user's choice, else that of the enclosing job, else the cheaper.
+    """Let every batch inside take one backend: the user's choice, else the enclosing job's, else the cheaper one.
 
     size, backend : number of configurations of the whole job, and the user's choice.
-    apart : whether to ignore the path of the enclosing job, unless the user chose it.
+    apart : whether to ignore the backend of the enclosing job, unless the user chose it.
     """
     around = _path.get()
     if backend == "numpy" and not _holds():
@@ -87,7 +87,7 @@ def suiting(size: int, *, selections: bool = False) -> str:
 
 
 def on_numpy(size: int, *, apart: bool = False, selections: bool = False) -> bool:
-    """Return whether NumPy takes a batch. `apart` is as in `job`. `selections` marks worst-score selections."""
+    """Return whether NumPy computes a batch. `apart` is as in `job`. `selections` marks a batch of selections."""
     path = _path.get()
     return _suits(size, selections) if path is None or (apart and not path.asked) else path.numpy
 
@@ -106,7 +106,7 @@ def _suits(size: int, selections: bool = False) -> bool:
 @functools.cache
 def _holds() -> bool:
     """Return whether NumPy's functions are as accurate on this machine as the bounds assume."""
-    np.empty(2**21)  # freed at once, so that glibc reuses memory of this size; new pages would take a tenth longer
+    np.empty(2**21)  # freed at once: after that glibc reuses memory of this size, which saves a tenth of the time
     failure = elementary_check.failure()
     if failure is not None:
         warnings.warn(f"XLA answers instead of NumPy, since on this machine {failure}", RuntimeWarning, stacklevel=2)
@@ -125,8 +125,8 @@ def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, 
     if kernel.__module__ == "jaxacct.kernels.contour.split" and elementary_check.failure(special=True) is not None:
         raise ArithmeticError(elementary_check.failure(special=True))
     leaves, tree = jax.tree.flatten(arguments)
-    # A chunk has 2^14 quadrature points: fewer make more calls, more do not fit into a cache. A finite part has one
-    # term for each node and atom; 16 of them take as much memory as a point.
+    # A chunk has 2^14 quadrature points. Fewer points mean more calls, and more points do not fit into a cache. A
+    # finite part has one term for each node and atom, and 16 terms take as much memory as a point.
     atoms = max(leaf.size // size for leaf in leaves) if size else 1
     largest = max(static["points"], atoms * static["count"] // 16)
     some = max(1, 2**14 // largest)
@@ -177,9 +177,9 @@ def program(kernel: Callable[..., Any], **static: int) -> Compiled:
 
 
 class Compiled:
-    """A function of pytrees that returns its result's leaves. A call with new shapes or devices loads or compiles.
+    """A function of pytrees that returns the leaves of its result. New shapes or devices make a call load or compile.
 
-    Several threads may call at once. The label and the digest of the sources together identify the function.
+    Several threads may call it at once. The label and the digest of the sources together identify the function.
     """
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any] | None, label: str) -> None:
@@ -201,7 +201,7 @@ class Compiled:
         return self._ready[key](*leaves)
 
 
-# The kernels of the lattice engine take one configuration at a time, so there are no chunks
+# The kernels of the lattice engine take one configuration at a time, so they need no chunks
 
 
 Runner = Callable[..., Any]
@@ -269,7 +269,7 @@ def on_cores(
     sizes: Sequence[int] | None = None,
     threads: int = MOST_THREADS,
 ) -> Iterator[tuple[int, Result]]:
-    """Yield (index, `work(item)`) of every item, in any order. Move the bar by each item's size (1 without `sizes`).
+    """Yield (index, `work(item)`) for each item, in any order. Each moves the bar by its size, or by 1 without `sizes`.
 
     A single item runs in the caller's own thread. An interrupt cancels the items that have not begun.
     """

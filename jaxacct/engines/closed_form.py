@@ -32,9 +32,9 @@ from jaxacct.engines.protocol import Answer
 from jaxacct.kernels.contour.gaussian_errors import FINITE_LOSS_ERROR
 
 LEAST_GAP = 1e-300
-"""Differences of Mills ratios, deltas and slopes below this are raised to it, for finite logarithms and quotients."""
+"""Smaller differences of Mills ratios, deltas and slopes are raised to this, so that logs and quotients are finite."""
 LEAST_EPSILON = 2.0**-1060
-"""Bisection halves the exponent of epsilon down to this (subnormal) value. Below it, epsilon itself is halved."""
+"""Bisection halves the exponent of epsilon down to this (subnormal) value. Below it, it halves epsilon itself."""
 ROUNDOFF_OF_LOG = 4096.0 * ROUNDOFF
 """Largest error of the logarithm of a delta of at least 1e-308, and of the logarithm of the target."""
 _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(6))
@@ -75,7 +75,7 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Return the bracket of the least eps >= 0 with a delta of at most `delta`; log `delta` is known up to `slack`.
+    """Return the bracket of the least eps >= 0 at which delta is at most `delta`, whose logarithm is off by `slack`.
 
     Newton's method starts above the solution and stays above it, since log delta(eps) is concave in eps.
     """
@@ -86,7 +86,7 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
         for _ in range(40):  # the bounds are certified wherever Newton ends
             value, slope, _ = log_delta(mu, eps)
             lower = np.maximum(eps + (value - target) / np.maximum(slope, LEAST_GAP), 0.0)
-            before, eps = eps, np.minimum(eps, lower)  # rounding alone would raise it
+            before, eps = eps, np.minimum(eps, lower)  # only rounding errors would raise eps
             if np.array_equal(before, eps, equal_nan=True):
                 break  # further steps would change no row
         value, slope, error = log_delta(mu, eps)
@@ -105,7 +105,7 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
 
 
 def simple_epsilon(mu: np.ndarray, log_delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Return the bounds of epsilon by the two inequalities in the module's docstring. They hold for every mu.
+    """Return bounds of epsilon by the two inequalities in the module's docstring, which hold for every mu.
 
     For delta <= .49 the two bounds are at most `mu (2 z + 1)` apart, with `z = sqrt(-2 log(2 delta))`.
     """
@@ -123,7 +123,7 @@ def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
     """Return the bracket of delta at eps."""
     with np.errstate(invalid="ignore", over="ignore"):
         value, _, error = log_delta(mu, epsilon)
-        # delta <= Phi(-a) is useful even where `a` is so large that its rounding error makes the other bound useless.
+        # Where the rounding error of `a` makes the bracket useless, delta <= Phi(-a) is still useful.
         a = epsilon / mu - 0.5 * mu - 16.0 * ROUNDOFF * (epsilon / mu + mu)
         most = np.where(a > 0.0, np.maximum(0.5 * np.exp(-0.5 * a * a) * (1.0 + 1e-9), contour.LEAST_DELTA), 1.0)
     low, middle, high = _exponentials(value, error)
@@ -136,8 +136,8 @@ def log_delta_of_one_step(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (log delta, bound on its error) of one Poisson sampled Gaussian, 0 < q < 1; -inf where delta is 0.
 
-    The epsilon of the Gaussian without sampling is `log1p((e^eps - 1)/q)` (remove) or `log1p((e^eps - 1)/k)` (add). It
-    is computed with a small relative error. By `R(b) <= 1/b` and `K(b) > 1/(b^2 + 3)`, the Gaussian's log delta falls
+    The epsilon of the Gaussian without sampling is `log1p((e^eps - 1)/q)` (remove) or `log1p((e^eps - 1)/k)` (add), and
+    its relative error is small. By `R(b) <= 1/b` and `K(b) > 1/(b^2 + 3)`, the Gaussian's log delta falls
     by at most (b + 4)/mu per unit of this epsilon. The module's docstring defines k, R, K and b.
 
     off : largest error of eps. It moves the Gaussian's epsilon at the rate e^eps/(q + e^eps - 1) (remove) or 1/k (add),
@@ -193,8 +193,8 @@ def _most_of_one_step(
 ) -> np.ndarray:
     """Bound delta from above where the error of eps or of k = 1 - (1 - q) e^eps is large.
 
-    Delta is taken at the least possible eps, with the largest k that is possible there. This is a bound, since `k
-    G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+` rises with k; G is the delta of (P, Q), the pair without sampling.
+    The bound is delta at the least possible eps, with the largest possible k there. It holds because delta, which is `k
+    G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+`, rises with k. G is the delta of the pair (P, Q) without sampling.
     """
     eps = np.maximum(eps - off - 2.0 * ROUNDOFF * eps, 0.0)
     k, mu = np.maximum(np.sum(_factor(q, eps), axis=0), 0.0), 1.0 / sigma
@@ -262,12 +262,12 @@ def _by_bisection(
 ) -> Answer:
     """Return the bracket of the least eps in [0, top] at which log delta is at most the target.
 
-    bounds : returns lower and upper bounds of log delta at eps, (2, B). The first row of eps searches the upper end,
-        where the target is surely met. The second row searches the lower end, where it is possibly met.
+    bounds : maps eps, (2, B), to lower and upper bounds of log delta. The first row of eps searches the upper end,
+        where the target is surely met. The second row searches the lower end, where the target may be met.
     """
     surely = np.array([[True], [False]])
     low, high = np.zeros((2, top.size)), np.stack([top, top])
-    for turn in range(78):  # 11 or 12 for the exponent of epsilon, 53 for its digits, and some to spare
+    for turn in range(78):  # 12 turns for the exponent of epsilon, 53 for its digits, and 13 to spare
         # The exponent of epsilon is halved first, since epsilon may be as small as the smallest float64.
         root = np.sqrt(np.maximum(low, LEAST_EPSILON)) * np.sqrt(high)
         at = np.where(high > 4.0 * np.maximum(low, LEAST_EPSILON), root, 0.5 * (low + high))
@@ -288,7 +288,7 @@ def _by_bisection(
 
 
 class Atoms(NamedTuple):
-    """The finite losses of one step in each row, and their masses: lower bounds and upper bounds of each, (B, A)."""
+    """The finite losses of one step in each row, and their masses. Each is a pair (lower, upper) of bounds, (B, A)."""
 
     loss: tuple[np.ndarray, np.ndarray]
     mass: tuple[np.ndarray, np.ndarray]
@@ -306,7 +306,7 @@ class Atoms(NamedTuple):
 
 
 def atoms(loss: np.ndarray, mass: np.ndarray) -> Atoms:
-    """Return the atoms with these losses and masses, each known within the errors of a finite law."""
+    """Return `Atoms` with these losses and masses, widened by the errors that a finite law may have."""
     wrong = ROUNDOFF * (LOSS_UNITS + 4.0) * np.abs(loss) + 2.0 * FINITE_LOSS_ERROR
     off = np.where(mass > 0.0, inexact(np.where(mass > 0.0, mass, 1.0)), 0.0)
     return Atoms((loss - wrong, loss + wrong), (np.maximum(mass - off, 0.0), mass + off))

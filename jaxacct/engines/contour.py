@@ -3,7 +3,7 @@
 The resolutions are called rungs, and their list a ladder. Every configuration starts on the lowest rung, the coarsest.
 It climbs to a finer one while its bracket is not narrow enough. The last rungs are those of the split contour, for
 compositions in which a record is rarely sampled. The lattice engine answers what no rung certifies. `delta_about` and
-`delta_along` read several deltas of one composition off one contour. Aliases (periodic images) are errors of the
+`delta_along` compute several deltas of one composition from one contour. Aliases (periodic images) are errors of the
 trapezoid rule: weighted values of delta at eps + j period, j != 0.
 """
 
@@ -46,7 +46,7 @@ LOWEST_LOG_DELTA = -700.0
 BOUND_OUTWARD = 1.0 + 1e-12
 """Factor that covers the rounding errors of the total variation and of the largest loss."""
 DELTA_ROUNDS = 2
-"""Number of placements of the split contour for delta, whose best place hardly depends on delta."""
+"""Number of placements of the split contour for delta. Two suffice, since the best place hardly depends on delta."""
 LADDER = (
     Rung(64, 32, 1, 128),
     Rung(192, 64, 2, 32),
@@ -59,7 +59,7 @@ LADDER = (
 contour, from coarse to fine. The more points and nodes a rung has, the smaller its chunks are."""
 
 PLAIN = (*LADDER[:3], Rung(1536, 512, 3, 2), Rung(2560, 1024, 3, 1), Rung(4096, 2048, 3, 1))
-"""Rungs for compositions with Laplace or finite parts. None is of the split contour, which cannot answer here."""
+"""Rungs for compositions with Laplace or finite parts, which the split contour cannot answer."""
 
 
 FIRST_SPLIT = sum(not rung.split for rung in LADDER)
@@ -76,8 +76,8 @@ class Reach(NamedTuple):
 
     answers: np.ndarray  # whether the contour can answer: there is a Gaussian part and no Poisson sampled Laplace part
     splits: np.ndarray  # whether the split contour can answer: all parts are Gaussians, and at least one is sampled
-    certifies_split: np.ndarray  # whether it pays as well: below sigma = .06 or q = 1e-13 it was never seen to certify
-    largest_loss: np.ndarray  # a bound: `-sum n log(1 - q)` where all parts are sampled Gaussians under add, else inf
+    certifies_split: np.ndarray  # whether it is likely to certify: below sigma = .06 or q = 1e-13 it never did
+    largest_loss: np.ndarray  # upper bound: `-sum n log(1 - q)` if all parts are sampled Gaussians under add, else inf
 
 
 def reach(parts: Components) -> Reach:
@@ -95,7 +95,7 @@ def reach(parts: Components) -> Reach:
 
 
 def rung_for(needs: np.ndarray, ladder: tuple[Rung, ...] = PLAIN) -> np.ndarray:
-    """Return (B,) the index of the first rung with the points and nodes in `needs` (B, 2), else of the last rung."""
+    """Return (B,) the index of the first rung with enough points and nodes (`needs`, (B, 2)), or of the last rung."""
     fits = [np.all(needs <= (rung.points, rung.nodes), axis=1) for rung in ladder]
     return np.where(np.any(fits, axis=0), np.argmax(fits, axis=0), len(ladder) - 1)
 
@@ -157,9 +157,10 @@ def _climb(
 
     Return brackets of epsilon, whose ends may be negative, or of log delta, without the mass at infinity.
 
-    values : the kernels' arguments that say what is asked.
-    floor : a known lower bound of the final answer, or -inf; a row with such a bound tries every rung.
-    ceiling, enough : a known upper bound of the answer; a row is finished once its upper bound is at most `enough`.
+    values : the given eps or log delta, as arguments of the kernels.
+    floor : a known lower bound of the final answer, or -inf. A row with a finite floor tries every rung.
+    ceiling : a known upper bound of the answer.
+    enough : a row is finished once its upper bound is at most this.
     """
     parts, hint, size = question.parts, question.hint, question.target.size
     rtol = question.effort.rtol
@@ -170,7 +171,7 @@ def _climb(
     near, first = np.zeros(size), np.zeros(size, int)
     if hint is not None:
         near, first = hint.near.copy(), np.where(np.isfinite(floor), 0, hint.rung)
-    # where the split contour begins; every rung improves it
+    # the split contour begins at this value, which every rung improves
     start = Start(near, np.where(near > 0.0 if quantity == "epsilon" else near < 0.0, np.inf, 0.0))
     lower, estimate, upper = np.full(size, -np.inf), np.zeros(size), ceiling.copy()
     settled = upper <= enough
@@ -209,8 +210,8 @@ def _climb(
             # the difference of the ends of log delta is the relative width of delta's bracket
             narrow = high - low <= (width * np.abs(high) if quantity == "epsilon" else width)
             done = (ok & narrow) | (upper[rows] <= enough[rows])
-            # A plain rung reports how many points and nodes a row needs: the next rung is the first that has them, or
-            # the first split rung if that comes earlier.
+            # A plain rung reports how many points and nodes a row needs. The next rung is the first one with so many,
+            # or the first split rung if that comes earlier.
             wanted = np.maximum(rung_for(needs, ladder), step + 1)
             wanted = np.minimum(wanted, max(first_split, step + 1))
             # Rows with a floor try every rung, since a coarse bracket often shows that the answer is below the floor.
@@ -301,7 +302,7 @@ def delta_along(
 def _agreed(
     parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, each: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of delta, [0, 1] where `quick_bounds` contradicts them: at an eps if `each`, else in a row."""
+    """Return the bounds of delta. What `quick_bounds` contradicts becomes [0, 1]: one eps if `each`, else a row."""
     columns = np.arange(epsilon.shape[1]) if each else np.array([0, epsilon.shape[1] // 2, -1])
     some = parts.take(np.repeat(np.arange(len(epsilon)), columns.size))
     at = epsilon[:, columns]

@@ -1,6 +1,6 @@
 """Where accounting runs: JAX's default device, or the host's CPU if the default device lacks float64 or complex128.
 
-A TPU has no complex128, and puts its float64 together from two float32 with fewer digits and a smaller range. A
+A TPU has no complex128. It makes a float64 from two float32, with fewer digits and a smaller range. A
 certificate computed there would not hold. So the host computes certificates, and training stays on the device. No
 setting of JAX changes outside the block of `double_precision`.
 """
@@ -106,7 +106,7 @@ def fault(device: jax.Device) -> str | None:
 
 
 def lacking(run: Callable[..., list[Any]]) -> str | None:
-    """Return which type a device lacks, in words, or None. `run(function, *arguments)` evaluates on the device."""
+    """Return, in words, the type that a device lacks, or None. `run(function, *arguments)` evaluates on the device."""
     rng = np.random.default_rng(0)
     x, y = np.exp(rng.uniform(-400.0, 400.0, (2, 32)))  # beyond float32's range and precision
     a, b = rng.normal(size=(2, 32, 2)) @ [1.0, 1.0j]
@@ -125,10 +125,10 @@ def lacking(run: Callable[..., list[Any]]) -> str | None:
 
 
 def _real(numpy: Any, x: Any, y: Any) -> list[Any]:
-    """Return results of operations that IEEE 754 rounds correctly."""
+    """Return a few results that every device with true float64 computes alike, since IEEE 754 rounds them correctly."""
     return [x * 1.0, x + y, numpy.sqrt(x) * numpy.sqrt(y), x / numpy.sqrt(y)]
 
 
 def _complex(numpy: Any, a: Any, b: Any) -> list[Any]:
-    """Return results of operations whose errors are small relative to the modulus of the result."""
+    """Return a few complex results whose errors in true complex128 are small relative to the results' moduli."""
     return [a * b, a / b, numpy.abs(a) * b]

@@ -3,8 +3,8 @@
 First a plan (`LatticePlan`) is made from an approximation of the laws. Then two compositions are made on a lattice: one
 dominates the true composition, the other is dominated by it. Together they give a bracket. Longer lattices follow until
 the bracket is narrow enough or the memory limit is reached. Brackets of several lengths are intersected. A mechanism
-may be known only to lie between two pairs of distributions, a lower and an upper one. Then the dominating composition
-is made from the upper pair and the dominated one from the lower pair.
+may be known only to lie between two pairs of distributions, a lower pair and an upper pair. Then the dominating
+composition is made from the upper pair, and the dominated composition from the lower pair.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
 QUICK = 2**18
 """Lattices longer than this are made only while the bracket is wider than `Case.enough`."""
 NARROW = 2e-4
-"""A row is given up if the longest lattice's bracket would be relatively wider than both this and `Case.enough`."""
+"""A row gets no lattice longer than QUICK if even the longest would leave it wider than NARROW and `Case.enough`."""
 SAYS_NOTHING = 0.9
 """A bracket of at least this relative width has a useless lower bound, or no upper bound."""
 STALLED = 0.5
-"""If the relative width of a bracket exceeds this share of the previous lattice's, longer lattices are not tried, since
-the spacing does not cause the width."""
+"""If a bracket's relative width exceeds this share of the previous lattice's width, longer lattices are not tried,
+since the spacing does not cause the width."""
 ATTEMPTS = 3
 """Largest number of plans for one length. If epsilon is found far from the eps of a plan, a new plan is made."""
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
@@ -39,18 +39,18 @@ PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
 UNDERFLOW = 1e-300
 """Upper bound of what the sum for delta loses by underflow: at most 2^22 terms of 2.3e-308.
 
-The factor of delta is capped at e^700. Where the cap takes effect, an upper bound of delta is at least e^700 times this
-number. That exceeds 1, so the bound holds.
+The sum is multiplied by a factor that is capped at e^700. Where the cap takes effect, the upper bound of delta is at
+least e^700 times UNDERFLOW. This exceeds 1, so the bound holds.
 """
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
 LOST_MASS = 1e-290
 """Upper bound of the P-mass that underflow removes or moves on the lattice, for one law."""
 ESTIMATE = 2.0 / 3.0
-"""Place of the estimate in a bracket, from 0 (lower end) to 1 (upper end). For smooth laws the lower end's error is
-about twice the upper end's."""
+"""Place of the estimate in a bracket, from 0 (lower end) to 1 (upper end). For smooth laws the error of the lower end
+is about twice the error of the upper end."""
 CROSSING_STEPS = 60
-"""Largest number of steps of secants and bisection. The bounds are evaluated wherever the steps end."""
+"""Largest number of steps by secants or bisection. The bounds are evaluated wherever the steps end."""
 
 
 class LatticeAnswer(NamedTuple):
@@ -84,9 +84,9 @@ class Case(NamedTuple):
         return self.above is not self.below
 
     def pieces(self, cut: float) -> Case:
-        """Return the case with its finite laws partly composed: they have more atoms and fewer steps.
+        """Return the case with its finite laws partly composed, so that they have more atoms and fewer steps.
 
-        Mass of at most e^cut is left out.
+        A mass of at most e^cut is left out.
         """
         most = 2**14 if self.two() else lattice_parts.MOST_PAIRS  # the laws of two pairs have only hundreds of atoms
 
@@ -117,7 +117,7 @@ def epsilon(
         answer holds for delta_lower, the lower bound for delta_upper.
     below : components of the lower pair, if `parts` are those of an upper pair. Then delta_lower is d minus the upper
         pair's mass at infinity, and delta_upper is d minus the lower pair's.
-    ceiling : an upper bound that is good enough: if epsilon is shown to be at most this, the answer is [0, ceiling].
+    ceiling : if epsilon is shown to be at most `ceiling`, the answer is [0, ceiling].
     rtol, enough : wanted (upper - lower)/upper, and `Case.enough`.
     """
     laws = laws_of(parts, index)
@@ -126,7 +126,7 @@ def epsilon(
         return LatticeAnswer(0.0, 0.0, 0.0, "zero")
     if below is not None and not (laws and others and 0.0 < delta_lower < 1.0):
         return NOTHING
-    # between two pairs, a bracket of this relative width is narrow enough
+    # for a mechanism between two pairs, a bracket of this relative width is narrow enough
     enough = max(enough, rtol, 0.0 if below is None else 4e-4)
     case = Case(laws, others, rtol, enough, memory_bytes, runner())
     low, high = 0.0, highest_loss(case.above)
@@ -153,7 +153,7 @@ def epsilon(
             near = abs(middle - plan.centre) <= max(2.0 / plan.theta, 1e-3 * middle)
             # The middle of the bracket is taken as an estimate of epsilon unless the bracket is wide.
             known = high - low < SAYS_NOTHING * high
-            # the middle is no estimate of epsilon where it is this far above the plan's
+            # a middle so far above the plan's eps is no estimate of epsilon
             lost = middle > 1e3 * max(plan.centre, ceiling)
             if near or not known or lost or not np.isfinite(middle) or attempt == ATTEMPTS - 1:
                 break
@@ -177,7 +177,7 @@ def deltas(
 ) -> list[LatticeAnswer]:
     """Return brackets of delta_fin(eps) = E_P[(1 - e^{eps - L})_+ ; L finite] of configuration rows[i] at epsilon[i].
 
-    Rows with equal components are one configuration and share compositions. Other arguments are those of `epsilon`.
+    Rows with equal components are one configuration and share compositions. Other arguments are as for `epsilon`.
     """
     answers = [LatticeAnswer(0.0, 0.0, 0.0, "ok") if below is None else NOTHING] * len(rows)
     run = runner()
@@ -205,8 +205,8 @@ def _alike(rows: Sequence[int], epsilon: np.ndarray, *pairs: Components) -> list
 def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
     """Return lower and upper bounds of delta at each of several ascending eps.
 
-    A composition made for the middle one of the eps that are left also brackets delta at smaller and at larger eps. It
-    is read as long as the brackets stay narrow.
+    A composition is made for the middle one of the eps that are left. It also brackets delta at smaller and at larger
+    eps, and is used there as long as the brackets stay narrow.
     """
     found = [(0.0, 1.0)] * len(epsilon)
     left = [range(len(epsilon))]
@@ -266,7 +266,7 @@ def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
 
 
 def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> int:
-    """Return the length of the lattice to compute next; 0 if the lattices so far suffice or a longer one is no use.
+    """Return the length of the next lattice; 0 if the lattices so far suffice, or if a longer one would not help.
 
     tried : the lengths so far, each with the relative width of the bracket.
     first : for a mechanism between two pairs of distributions, index in PAIR_LENGTHS of the first length.
@@ -295,7 +295,7 @@ def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> 
         return next((n for n in quick if 2.0 * end(n) <= rtol), quick[-1])
     if width <= enough:
         return 0
-    # widths should fall as length^-2; where the bracket is this wide, QUICK nodes first test that
+    # widths should fall as length^-2; for a bracket this wide, a lattice of QUICK nodes first tests whether they do
     if quick and width > 0.01:
         return quick[-1]
     if end(longer[-1]) > max(NARROW, enough):
@@ -313,8 +313,8 @@ def fitting(case: Case) -> list[int]:
 def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
     """Return the index in PAIR_LENGTHS of the first length to try for a mechanism between two pairs.
 
-    For the upper bound a loss L is split between two nodes at the distance h. In each of n steps E e^{theta L}, with
-    the tilt theta, then grows on average by the factor 1 + theta (theta + 1) h^2/12. So epsilon grows by n (theta + 1)
+    For the upper bound each loss L is split between two nodes, which are h apart. With the tilt theta, this multiplies
+    E e^{theta L} in each of n steps by 1 + theta (theta + 1) h^2/12 on average. So epsilon grows by n (theta + 1)
     h^2/12 in all. The lower bound of epsilon falls by about twice as much.
     """
     steps = sum(law.count for law in laws)
@@ -329,8 +329,8 @@ def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
 def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
     """Return whether discretisation adds little to the last bracket, for a mechanism between two pairs.
 
-    The previous bracket was wider only because of discretisation. So the difference of the two widths shows how much it
-    still contributes. Widths are compared as log(upper/lower), since relative widths never exceed 1.
+    The previous bracket was wider only because of discretisation. So the difference of the two widths shows how much
+    discretisation still contributes. Widths are compared as log(upper/lower), since relative widths never exceed 1.
     """
     length, width = tried[-1]
     if width <= rtol:
@@ -367,7 +367,7 @@ def laws_of(parts: Components, index: int) -> list[LatticePart]:
 
 
 def highest_loss(laws: list[LatticePart]) -> float:
-    """Return an upper bound, at least 0, of the composition's loss; inf if the loss is unbounded."""
+    """Return an upper bound of the composition's loss, at least 0; inf if the loss is unbounded."""
     size = sum(law.count * abs(law.highest()) for law in laws)
     return max(sum(law.count * law.highest() for law in laws) + 256.0 * ROUNDOFF * size, 0.0)
 
@@ -412,9 +412,9 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
     """Return the plan for `eps`; if `eps` is None, for the eps at which delta is e^log_delta.
 
     The tilt theta is the saddle point of K(theta) - theta eps - log theta(theta + 1), where K(theta) is the log of
-    E[e^{theta L}] for the composed loss L. Rare losses are left out first: a heavy tail would move the saddle point far
-    out. `share` is the log of the share of delta that they may carry. log_delta = 0 stands for an unknown delta, for
-    which no loss is left out.
+    E[e^{theta L}] for the composed loss L. Rare losses are left out first, since a heavy tail would move the saddle
+    point far out. `share` is the log of the share of delta that rare losses may carry. log_delta = 0 means that delta
+    is unknown; then no loss is left out.
     """
     untruncated = -1e4 if log_delta == 0.0 else log_delta + share
     sketches = [law.sketch(untruncated) for law in laws]
@@ -460,8 +460,8 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
 def unresolved(laws: list[LatticePart], plan: LatticePlan, length: int) -> bool:
     """Return whether a lattice of this length is too coarse.
 
-    On it the losses of laws that are narrow beside the spacing are rounded up. It is too coarse if this adds more to
-    the loss than the expected eps and than the spacing.
+    The losses of laws that are narrow compared with the spacing are rounded up. The lattice is too coarse if this adds
+    more to the loss than the larger of the expected eps and the spacing.
     """
     step = (plan.top - plan.bottom) / length
     moved = 0.0
@@ -500,7 +500,7 @@ def peak(theta: float) -> float:
 
 
 class Side(NamedTuple):
-    """A composition on a lattice, rounded up if `upper` and else down, with what an evaluation of delta needs."""
+    """A composition on a lattice, rounded up if `upper`, else down, with all that an evaluation of delta needs."""
 
     composed: Composition
     theta: float  # the tilt: a loss L has its mass multiplied by e^{theta L}
@@ -512,7 +512,7 @@ class Side(NamedTuple):
     shift: float  # bound of the error of the losses
     above: float  # bound of the tilted mass that wraps around from above the lattice
     below: float  # bound of the tilted mass that wraps around from below the lattice
-    extra: float  # `upper`: mass at infinity, added to delta; else a bound of the excess of delta, subtracted
+    extra: float  # if `upper`, mass at infinity, to be added to delta; else a bound of delta's excess, to be subtracted
     upper: bool  # whether the composition is rounded up
     run: Runner  # calls the kernels
 
@@ -535,7 +535,7 @@ def _upper_side(case: Case, plan: LatticePlan, length: int) -> Side:
 def _steps(
     laws: list[LatticePart], extents: list[list[tuple[float, float]]], plan: LatticePlan, length: int
 ) -> tuple[float, float]:
-    """Return the lattice spacings of the dominated and the dominating composition, so wide that every extent fits."""
+    """Return the spacings of the dominated and the dominating composition's lattice, so wide that every extent fits."""
     margin = 1.0 + 8.0 / length
     widest = max(1.01 * (high - low) for each in extents for low, high in each)
     span = max(plan.top - plan.bottom, widest) * margin
@@ -595,7 +595,7 @@ def _side(
 
 
 def _extra(placed: list[Placed], upper: bool) -> float:
-    """Return what an upper side adds to delta for mass at infinity, or a lower side subtracts for `Placed.deficit`."""
+    """Return what an upper side adds to delta for mass at infinity, or what a lower side subtracts for deficits."""
     if upper:
         survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - ROUNDOFF)) for x in placed)
         return float(-np.expm1(survival) * (1.0 + 1e-12) + LOST_MASS * sum(x.repeats for x in placed))
@@ -640,12 +640,12 @@ def crossing(
 ) -> tuple[float, float]:
     """Return (a, b): the side's bound of delta is above the target at a, and at most the target at b.
 
-    `low` and `high` are an a that other lower sides have proved, and a b that other upper sides have. The bound is
-    evaluated at every other a and b, except at a = 0, where nothing need be shown. b is inf if none was found. Where
-    nothing is known of delta, an upper side's bound is 1 and a lower side's 0, so that neither a nor b can be wrong.
+    `low` is an a that other lower sides have proved, and `high` a b that other upper sides have proved. At every other
+    a and b the bound is evaluated, except at a = 0, which needs no proof. b is inf if none was found. Where nothing is
+    known of delta, an upper side's bound is 1 and a lower side's bound is 0, so that neither a nor b can be wrong.
 
-    The search follows secants of log delta. The first has the slope of e^{-theta eps}. Where the moves do not shrink,
-    the bracket is halved.
+    The search follows secants of log delta. The first secant has the slope of log e^{-theta eps}. Where the moves do
+    not shrink, the search halves its bracket.
     """
     if side.upper and evaluate(side, 0.0) <= target:
         return 0.0, 0.0
@@ -666,7 +666,7 @@ def crossing(
             wide = 1e-3 * at if value < -target else 2.0 * tolerance
         if value <= 0.0 and low == 0.0 and not known:
             if evaluate(side, tolerance) <= target:
-                return 0.0, tolerance  # the lower bound of delta says nothing here
+                return 0.0, tolerance  # this lower bound of delta proves nothing
             low = tolerance
         left = max(low, blind)
         if high - left <= max(wide, 2.0 * tolerance):
@@ -691,6 +691,6 @@ def crossing(
 
 
 def read(sides: tuple[Side, Side], epsilon: float) -> tuple[float, float]:
-    """Return lower and upper bounds of delta at an eps, from compositions made for this eps or for another."""
+    """Return lower and upper bounds of delta at an eps, from compositions that were made for this eps or another."""
     down, up = sides
     return max(0.0, -float(np.expm1(epsilon)), evaluate(down, epsilon)), min(1.0, evaluate(up, epsilon))

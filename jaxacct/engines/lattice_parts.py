@@ -23,7 +23,7 @@ from jaxacct.kernels.lattice_laws import Cells
 MOST_PAIRS = 2**17
 """Largest number of pairs of atoms when finite laws are convolved; sorting the sums takes some ten milliseconds."""
 CUT_SHARE = 1e-6
-"""A finite law's ends are cut off up to this share of the mass that may be left out: keeping more costs a few atoms."""
+"""The ends that are cut off a finite law have at most this share of the mass that may be left out."""
 UNDERFLOW = 1e-307
 """Upper bound of what a product of masses loses by underflow."""
 LOSS_UNITS = 128.0
@@ -42,7 +42,7 @@ class ApproximateLaw(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """One part on a lattice of spacing h, rounded up or down. Node k has the loss `direction (origin + k h)`."""
+    """One part on N nodes of spacing h, rounded up or down. Node k has the loss `direction (origin + k h)`."""
 
     mass: np.ndarray  # (N,) P-mass at each node
     origin: float  # the loss of node 0, times the direction
@@ -50,7 +50,7 @@ class Placed(NamedTuple):
     repeats: float  # how often the part is composed
     shift: float  # bound of the error of the losses
     infinity: float  # upper law: P-mass that was moved to an infinite loss
-    deficit: float  # lower law: its delta exceeds the true delta by at most this; its P-mass is <= 1 + deficit
+    deficit: float  # lower law: its delta exceeds the true delta by at most this, and its P-mass is at most 1 + deficit
 
 
 class LatticePart(ABC):
@@ -59,11 +59,11 @@ class LatticePart(ABC):
     count: float
     """How often the part is composed."""
     sign: float
-    """+1 remove, -1 add."""
+    """+1 for remove, -1 for add."""
 
     @abstractmethod
     def sketch(self, cut: float) -> ApproximateLaw:
-        """Return an approximate loss law under P, without high losses of mass e^cut or less in all steps together."""
+        """Return an approximate loss law under P; it leaves out high losses of mass e^cut or less in all steps."""
 
     @abstractmethod
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
@@ -82,7 +82,7 @@ class LatticePart(ABC):
         return np.inf
 
     def gaps(self) -> list[tuple[float, float]]:
-        """Return pairs (distance that should be a multiple of the lattice spacing, how much that matters)."""
+        """Return pairs (distance, weight). The lattice spacing should divide the distances of large weight."""
         return []
 
     def step(self, step: float, upper: bool) -> float:
@@ -107,7 +107,7 @@ def placed_from(
     infinity: float,
     run: Runner,
 ) -> Placed:
-    """Return a law placed by its ratio coordinate log mix, made from the masses of cells and from atoms on nodes.
+    """Return a law on the nodes of its ratio coordinate log mix, made from the masses of cells and from atoms on nodes.
 
     For add the loss falls with the coordinate: the masses are computed in ascending order of the loss, and then
     reversed. The true law has mass 1. An upper law puts the mass missing from 1 at infinity. A lower law whose masses
@@ -196,7 +196,7 @@ class SampledGaussian(LatticePart):
         return np.logaddexp(0.0, y + np.log(self.q) - np.log1p(-self.q))
 
     def _mean_rise(self, u: float) -> float:
-        """Return log(m/(1 - q)), where m is the mean of mix under Q over the outputs below u standard deviations."""
+        """Return log(m/(1 - q)), where m is the mean under Q of mix over all outputs below sigma u."""
         log_mean = log_ndtr(u - 1.0 / self.sigma) - log_ndtr(u)
         return float(np.logaddexp(0.0, log_mean + np.log(self.q) - np.log1p(-self.q)))
 
@@ -264,8 +264,8 @@ class SampledGaussian(LatticePart):
     def _contracted(self, step: float) -> tuple[float, bool]:
         """Return (log(mix/(1 - q)) at node 0, whether the mass below node 1 is kept), with mix as in `_rise`.
 
-        Node 1 lies one step above node 0. All outputs below node 1 are merged into one at their mean ratio, which is
-        post-processing. Node 0 is there: no mass can be merged onto the infimum of the ratio.
+        Node 1 lies one step above node 0. All outputs below node 1 are merged into one output, which is
+        post-processing. Node 0 lies at their mean ratio, since no mass can be merged onto the infimum of the ratio.
         """
         low, high = -37.0, 38.0 + 1.0 / self.sigma
 
@@ -371,7 +371,7 @@ class Laplace(LatticePart):
         return placed_from(self, cells, pairs, origin, step, last, upper, float(shift), 0.0, run)
 
     def _with(self, cells: kernel.Cells, cell: int, atom: float, inside: float, step: float) -> kernel.Cells:
-        """Return the cells with an atom added in `cell`, at the distance `inside` from its left node."""
+        """Return the cells with an atom added in `cell`, at the distance `inside` from the cell's left node."""
         down = np.exp(-inside) if self.sign > 0 else 1.0
         up = 1.0 if self.sign > 0 else np.exp(inside - step)
         low = atom * down * np.expm1(inside - step) / np.expm1(-step)
@@ -470,7 +470,7 @@ class Finite(LatticePart):
 def _contracted(
     cell: np.ndarray, inside: np.ndarray, mass: np.ndarray, step: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return pairs (nodes, masses) that form one law. The law of atoms of loss -(cell step + inside) dominates it."""
+    """Return pairs (nodes, masses), together one law. The atoms, of loss -(cell step + inside), dominate this law."""
     order = np.lexsort((inside, cell))
     cell, inside, mass = cell[order], inside[order], mass[order]
     start, stop = _payers(cell, mass, step)
@@ -598,7 +598,7 @@ def inexact(mass: np.ndarray) -> np.ndarray:
 
 
 def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Atoms:
-    """Return the law by ascending loss. At either end `count` steps together lose a mass of at most CUT_SHARE e^cut."""
+    """Return the law by ascending loss. Either end loses a mass of at most CUT_SHARE e^cut in `count` steps."""
     order = np.argsort(loss)
     loss, mass = loss[order], mass[order]
     light = np.exp(cut) * CUT_SHARE / count
@@ -610,7 +610,7 @@ def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Ato
 
 
 def powers(atoms: Atoms, count: float, most_pairs: int = MOST_PAIRS) -> list[tuple[Atoms, float]]:
-    """Return pairs (law, how often it is composed) that together are `atoms` composed `count` times."""
+    """Return pairs (law, how often it is composed). Together they are the law `atoms` composed `count` times."""
     doubled = [atoms]
     while 2.0 ** len(doubled) <= count and doubled[-1].loss.size ** 2 <= most_pairs:
         doubled.append(_sum(doubled[-1], doubled[-1]))

@@ -4,10 +4,10 @@ Let (P, Q) be the pair of a step without sampling, q the sampling rate, and mix 
 `E[e^{cL}] = E_Q[mix^p]`, where p is c + 1 for remove and -c for add. Sampled Gaussians are integrated by the trapezoid
 rule and sampled Laplace by Gauss-Legendre. The other laws have closed forms. Since E_Q[mix] = 1, `E_Q[mix^p] - 1 =
 E_Q[mix^p - 1 - p (mix - 1)]`. This integrand has one sign, so small moments keep their relative accuracy.
-jaxacct/representations/README.md, "Moments", proves the error bounds. Each factor of ROUNDOFF is an upper bound of the
-number of roundings.
+jaxacct/representations/README.md, "Moments", proves the error bounds. A factor in front of ROUNDOFF
+is an upper bound of a number of roundings.
 
-Rényi accounting bounds epsilon and delta from above by these moments, at the best order of each row (README.md).
+From these moments Rényi accounting computes upper bounds of epsilon and delta, at each row's best order (README.md).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NATS = 75.0
 MOST_NODES = 2**16
 """Largest number of nodes of one quadrature. Where more are needed, the bracket is wide or infinite."""
 NODES_AT_ONCE = 2**21
-"""Largest number of nodes evaluated at a time, over all rows together. It limits an array to 16 MiB."""
+"""Largest number of nodes, of all rows together, that are evaluated at a time. It limits an array to 16 MiB."""
 _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 """Gauss-Legendre rule on [-1, 1], used on panels between the two atoms of sampled Laplace noise."""
 _LARGEST_EXPONENT = 700.0
@@ -89,7 +89,7 @@ def _add(low: np.ndarray, high: np.ndarray, n: np.ndarray, each: Interval) -> tu
 
 
 def _where(n: np.ndarray, moment: Callable[..., Interval], *columns: np.ndarray) -> Interval:
-    """Return the bracket of the log moment on the rows with n > 0, and 0 elsewhere."""
+    """Return the bracket of the log moment in rows with n > 0, and [0, 0] in all others."""
     rows = np.flatnonzero(n > 0)
     low, high = np.zeros(n.size), np.zeros(n.size)
     if rows.size:
@@ -100,10 +100,8 @@ def _where(n: np.ndarray, moment: Callable[..., Interval], *columns: np.ndarray)
 def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarray) -> Interval:
     """Return the bracket of log sum_atoms mass e^{c loss}, for atoms (B, A).
 
-    A mass may have a relative error of 32 + 8 |log mass| roundoffs.
-
-    Where the sum is near 1 and the masses add up to 1, which they do not in the rows `leaking`, log(1 + sum_atoms mass
-    (e^{c loss} - 1)) is more accurate.
+    A mass may have a relative error of 32 + 8 |log mass| roundoffs. The masses add up to 1, except in the rows
+    `leaking`. If they do and the sum is near 1, log(1 + sum_atoms mass (e^{c loss} - 1)) is more accurate, and is used.
     """
     atoms = mass.shape[1] + 8.0
     exponent = c[:, None] * loss
@@ -143,7 +141,7 @@ def _laplace(scale: np.ndarray, c: np.ndarray) -> Interval:
 
 
 def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
-    """Return the bracket of log E_Q[mix^power] by two atoms, and a density on panels where mix^power hardly varies."""
+    """Return the bracket of log E_Q[mix^power]: two atoms, and panels so short that mix^power hardly varies on each."""
     low, high = np.empty(scale.size), np.empty(scale.size)
     for row in range(scale.size):
         b, p = scale[row], power[row]
@@ -167,7 +165,7 @@ def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Int
 
 
 def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float]:
-    """Return bounds of log E_Q[mix^p], p = `power`, by the atom where mix^p is largest: its term, and mix^p there."""
+    """Bound log E_Q[mix^p], p = `power`, by the atom where mix^p is largest: its term from below, mix^p from above."""
     at, log_mass = (1.0, -np.log(2.0) - 1.0 / scale) if power > 0 else (-1.0, -np.log(2.0))
     largest = power * float(log_mixture(np.asarray(at / scale), np.asarray(q)))
     slack = 32.0 * ROUNDOFF * (largest + 1.0 / scale + 1.0)
@@ -196,9 +194,9 @@ def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> In
 
 
 def _plan(sigma: np.ndarray, q: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Plan the trapezoid rule: return its two ends in u, a height, a growth, and the step for an error of e^-NATS.
+    """Plan the trapezoid rule for an error of e^-NATS: return its two ends in u, a height, a growth and the step.
 
-    The error is bounded on a complex line at this height. `growth` is the log of the integrand's growth on the line.
+    The error is bounded on the line Im u = height. The integrand is larger there by up to e^growth.
     """
     above = np.maximum(p, 1.0)
     excess = above * (above - 1.0) / (2.0 * sigma**2)
@@ -223,7 +221,7 @@ def _trapezoid(
     height: np.ndarray,
     growth: np.ndarray,
 ) -> _Nodes:
-    """Return the trapezoid rule with `count` nodes from `bottom` to `top`. Every array given is (rows, 1)."""
+    """Return the trapezoid rule with `count` nodes from `bottom` to `top`. Every argument array is (rows, 1)."""
     step = (top - bottom) / (count - 1)
     u = bottom + step * np.arange(count)
     y = u / sigma - 0.5 / sigma**2
@@ -288,9 +286,9 @@ def _difference(
 
 
 def least_epsilon(parts: Components, delta: np.ndarray, orders: np.ndarray | None = None) -> np.ndarray:
-    """Return upper bounds of epsilon, (B,).
+    """Return upper bounds of epsilon, (B,), by moments at the best order.
 
-    delta : (B,) the target without the mass at infinity, above 0.
+    delta : (B,) the target delta minus the mass at infinity, above 0.
     orders : values of alpha - 1 for Rényi orders alpha. None searches for the best order.
     """
     log_delta = np.log(delta)
@@ -318,7 +316,7 @@ def _sum_up(*terms: np.ndarray) -> np.ndarray:
 
 
 def _square_of_variation(divergence: np.ndarray) -> np.ndarray:
-    """Bound the squared total variation by a Rényi divergence (inequalities of Pinsker, of Bretagnolle and Huber)."""
+    """Bound the squared total variation by a Rényi divergence (Pinsker's inequality, and Bretagnolle's and Huber's)."""
     divergence = np.maximum(divergence, 0.0)
     return np.minimum(0.5 * divergence, -np.expm1(-divergence))
 
@@ -326,10 +324,10 @@ def _square_of_variation(divergence: np.ndarray) -> np.ndarray:
 def _minimise(
     parts: Components, objective: Callable[[np.ndarray, np.ndarray], np.ndarray], orders: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest objective and the smallest Rényi divergence that are found for each row.
+    """Return, for each row, the smallest objective and the smallest Rényi divergence among the orders that are tried.
 
-    The objective is a bound at any c = alpha - 1, alpha the order. It is convex in c, or convex divided by c, so it has
-    a single minimum.
+    The objective is a valid bound at any c = alpha - 1, where alpha is the order. As a function of c it is convex, or
+    convex divided by c. So it has a single minimum.
     """
     size = parts.mu2.size
     c = np.sort(START if orders is None else orders)[:, None] + np.zeros(size)

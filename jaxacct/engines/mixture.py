@@ -1,11 +1,11 @@
 """Brackets for compositions of Gaussian mixtures, one direction and one row (configuration) at a time.
 
-Each direction is composed by itself. A row that the contour cannot answer gets the bracket [-inf, inf]. The caller then
-answers by the finite laws that dominate the mixtures.
+The two directions are composed separately. A row that the contour cannot answer gets the bracket [-inf, inf]. The
+caller then answers by the finite laws that dominate the mixtures.
 
 A single step that draws one of several mixtures (its branches) has a certified closed form. The loss of every branch is
 monotone in the output u. So delta is attained on a half line of u, whose endpoint solves loss = eps. A half line with
-another endpoint gives a lower bound of delta; an error d of the endpoint lowers the bound by the order of d^2.
+another endpoint gives a lower bound of delta. If the endpoint is off by d, this bound is too low by the order of d^2.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ Row = list[tuple[float, list[Branch]]]
 """One configuration: for each part, how often it is composed, and the branches of one step."""
 Ends = tuple[float, float, float]
 Known = dict[float, list[tuple[float, Nodes]]]
-"""Contours of one row in one direction, each with the eps that it was placed for. The keys are values of `LEFT_OUT`."""
+"""Contours of one row in one direction, each with the eps it was placed for. The keys are values of `LEFT_OUT`."""
 UNKNOWN: Ends = (-np.inf, np.nan, np.inf)
 LEFT_OUT = (1e-60, 1e-290)
-"""Rare contributions to a mixture are left out. Each number here limits the probability that one of them occurs in any
-step. The second limit is used if the first one has too large an effect on delta. For epsilon, the limits are multiplied
+"""Rare components of a mixture are left out. Each of these numbers limits the probability that a left-out component
+occurs in any step. The second limit is used if the first one changes delta too much. For epsilon, both are multiplied
 by delta."""
 PLACEMENTS = 4
 """Largest number of contours that are placed for one epsilon."""
 NARROW = 1e-6
 """Relative width at which a bracket is narrow enough, so that no other contour is placed."""
 CONTOURS_READ, CONTOURS_KEPT, ROWS_KEPT = 3, 100, 8
-"""Number of a row's contours that are tried for another eps before a new contour is placed; number of contours that are
-kept for a row; number of rows that are kept. A curve is asked for in rounds, and later rounds ask near earlier eps."""
+"""How many of a row's contours are tried for another eps before a new one is placed, how many are kept for a row, and
+for how many rows. A curve is computed in rounds, and later rounds ask for eps near earlier ones."""
 SHARE_LEFT_OUT = 1e-12
-"""Largest share of delta by which leaving out contributions may change delta."""
+"""Largest relative change of delta that leaving out components may cause."""
 
 
 def attained(mechanism: Mechanism, relation: str) -> bool:
-    """Return whether the branches of every mixture in a mechanism give its delta exactly, not only an upper bound."""
+    """Return whether all mixtures' branches give the mechanism's delta exactly, and not only an upper bound."""
     return all(leaf.attained(relation) for _, leaf in flat(mechanism) if isinstance(leaf, OfGaussianMixtures))
 
 
@@ -66,7 +66,7 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
     shape = batch_shape(mechanism)
     size = int(np.prod(shape))
     rows: list[Row] = [[] for _ in range(size)]
-    plain: list[list[float]] = [[] for _ in range(size)]  # mu of the Gaussians that are not sampled
+    plain: list[list[float]] = [[] for _ in range(size)]  # mu of each Gaussian without sampling
     for count, leaf in flat(mechanism.validated()):
         counts = np.broadcast_to(count, shape).reshape(-1)
         if isinstance(leaf, OfGaussianMixtures) and not leaf.ordinary():
@@ -101,14 +101,14 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
                     branch = Branch(1.0, np.array([0.0, 1.0 / sigma[row]]), weights)
                     rows[row].append((float(number[row]), [branch]))
     for steps, each in zip(rows, plain, strict=True):
-        if each:  # plain Gaussians are merged into one, so that their mu is rounded once
+        if each:  # Gaussians without sampling are merged into one, so that their mu is rounded once
             steps.append((1.0, [Branch(1.0, np.array([math.hypot(*each)]), np.ones(1))]))
     return [[(n, branches) for n, branches in row if any(_moves(b) for b in branches)] for row in rows]
 
 
 @np.errstate(all="ignore")
 def one_epsilon(row: Row, sign: float, delta: float, rtol: float = 1e-4) -> Ends:
-    """Return (lower, estimate, upper) of epsilon at a delta > 0, in one direction; at most rtol wide, if possible."""
+    """Return (lower, estimate, upper) of epsilon at a delta > 0, in one direction; rtol is the wanted relative width."""
     if not row:
         return 0.0, 0.0, 0.0
     if (mu := _gaussian(row)) is not None:
@@ -155,7 +155,7 @@ def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None)
 
 
 def _by_contour(parts: list[Part], low: float, high: float, narrow: float) -> Ends:
-    """Return the bracket of epsilon, not clipped at 0. Contours are placed at its estimate until the bracket is narrow.
+    """Return the bracket of epsilon, which may be negative. Contours are placed at the estimate until it is narrow.
 
     The first placement is poor where rare large losses give the tilted law a second mode.
     """
@@ -196,7 +196,7 @@ def _by_contour(parts: list[Part], low: float, high: float, narrow: float) -> En
 
 
 def contours_of(row: Row) -> dict[float, Known]:
-    """Return the contours of a row that earlier questions have placed; the keys are the signs of the directions."""
+    """Return the contours that earlier questions have placed for a row. The keys are the signs of the directions."""
     numbers = [(n, b.share, b.doubt, b.shifts.tobytes(), b.weights.tobytes()) for n, some in row for b in some]
     return _contours_of((tuple(len(some) for _, some in row), *numbers))
 
@@ -236,7 +236,7 @@ def _delta_by_contour(parts: list[Part], epsilon: float, known: list[tuple[float
 
 
 def _delta_by_chernoff(parts: list[Part], epsilon: float) -> Ends:
-    """Return the bracket [0, Chernoff's bound] of delta: enough where the other direction's delta is far larger."""
+    """Return the bracket [0, Chernoff's bound] of delta, which suffices if the other direction's delta is larger."""
     try:
         at, logs = kernel.chernoff(parts, kernel.saddle(parts, lambda eps, _: eps < epsilon)[0])
     except FAILURES:
@@ -269,14 +269,14 @@ def _clipped(ends: Ends) -> Ends:
 
 
 def _negligible(lost: float, sign: float, epsilon: float, delta: float) -> bool:
-    """Return whether leaving out outcomes of probability `lost` changes delta by a negligible share."""
+    """Return whether leaving out components of probability `lost` changes delta by a negligible share."""
     if not np.isfinite(epsilon):
         return lost == 0.0 or sign > 0
     return _moved(lost, sign, max(epsilon, 0.0)) <= SHARE_LEFT_OUT * delta
 
 
 def _moved(lost: float, sign: float, epsilon: float) -> float:
-    """Bound how much delta changes if outcomes of probability `lost` are left out: `lost`, times e^eps for add."""
+    """Bound the change of delta if components of probability `lost` are left out: `lost`, times e^eps for add."""
     if sign > 0 or lost == 0.0:
         return lost
     return lost * float(np.exp(epsilon)) if epsilon < 700.0 else np.inf
@@ -316,10 +316,10 @@ def _is_one_step(parts: list[Part]) -> bool:
 
 
 def _parts(row: Row, sign: float, left_out: float) -> tuple[list[Part], float]:
-    """Return the parts in the form for kernels, and the probability that a left-out contribution occurs in any step.
+    """Return the parts in the form for kernels, and the probability that a left-out component occurs in any step.
 
-    That probability bounds the change of the laws in total variation. So delta changes by at most that much in the
-    direction remove, and e^eps times as much in the direction add.
+    The laws change by at most this probability in total variation. So delta changes by at most this probability for
+    remove, and by at most e^eps times it for add.
     """
     steps = sum(count for count, _ in row)
     parts, lost = [], 0.0
@@ -364,7 +364,7 @@ def delta_of_step(step: Part, epsilon: float) -> Ends:
 
 
 def epsilon_of_step(step: Part, low_delta: float, high_delta: float) -> Ends:
-    """Return (lower, estimate, upper) of eps >= 0; the upper bound holds for low_delta, the lower for high_delta."""
+    """Return (lower, estimate, upper) of eps >= 0. The upper bound is for low_delta, the lower bound for high_delta."""
     at = functools.partial(delta_of_step, step)
     if at(0.0)[2] <= low_delta:
         return 0.0, 0.0, 0.0
@@ -398,7 +398,7 @@ def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
         return 0.0, 0.0  # the loss never exceeds eps
     # log mix is convex and increasing in u, and above the goal at the first u. So Newton's method descends to the goal.
     u = float((goal + 0.5 * shift[-1] ** 2 - log_weight[-1]) / shift[-1])
-    # few are needed, since the logarithm of a mixture is nearly piecewise linear
+    # few steps are needed, since the logarithm of a mixture is nearly piecewise linear
     for _ in range(200):
         terms = log_weight + shift * u - 0.5 * shift**2
         top = float(np.max(terms))

@@ -46,7 +46,7 @@ program takes 1 to 6 MiB."""
 ENDING, WARM_ENDING = ".program", ".warm"
 """Endings of file names: of a kept program, and of the empty file that `jaxacct warm` leaves when it is done."""
 TEMPORARY = ".unfinished-"
-"""Beginning of the name of a program that is being written."""
+"""Beginning of the name of a file that is being written."""
 
 
 class Unusable(Exception):
@@ -110,7 +110,7 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, payload: bytes) -> bool:
-    """Write a temporary file and rename it to `path`, so that no half file is ever read. Return whether it worked."""
+    """Write a temporary file and rename it to `path`, so that nobody reads half a file. Return whether this worked."""
     temporary = None
     try:
         handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)  # with mode 0600
@@ -138,14 +138,14 @@ def kept(folder: Path) -> list[tuple[Path, os.stat_result]]:
 
 
 def trim(folder: Path, limit: int | None = None) -> None:
-    """Remove the programs unused for longest until the others fit, and all files that processes left unfinished."""
+    """Remove the programs unused for longest until the others fit. Also remove files that processes left unfinished."""
     files = kept(folder)
     excess = sum(status.st_size for _, status in files) - (LIMIT_BYTES if limit is None else limit)
     for path, status in files:
         if excess <= 0:
             break
         excess -= status.st_size * _removed(path)
-    # the writer of an hour-old file has surely ended, since writing takes a second
+    # writing takes a second, so the process that wrote an hour-old unfinished file has surely ended
     _sweep_up(folder, 3600.0)
 
 
@@ -187,7 +187,7 @@ ROOMS = ("kernels", "engines", "mechanisms", "selection")
 FOUNDATIONS = ("core/floats.py",)
 """Modules outside of `ROOMS` whose constants get into compiled programs."""
 STEERING = re.compile(r"(JAX|XLA|TF|PJRT|LIBTPU|TPU|CUDA|CUDNN|NVIDIA|HIP|ROC|OMP|EIGEN|NPROC|LLVM)_")
-"""Environment variables that change what compilers produce. To list one too many costs a compilation. To miss one would
+"""Environment variables that change what compilers produce. A needless entry costs a compilation; a missing entry would
 let a wrong program be loaded."""
 HARMLESS = re.compile(
     r"cache|(^|_)log|traceback|timeout|dump|pprint|(^|_)platform|thread_guard|array_garbage|transfer_guard"
@@ -224,7 +224,7 @@ def _machine() -> tuple[str, ...]:
     """Return the processor and the number of threads that a program may use."""
     try:
         with open("/proc/cpuinfo") as file:
-            # the entry of one processor is shorter
+            # the first processor's entry is shorter than this
             first = file.read(16384).split("\n\n")[0].splitlines()
         lines = [line for line in first if line.startswith(CPU_FIELDS)]
     except OSError:
@@ -262,7 +262,7 @@ def prepare(
 ) -> Run:
     """Load or compile a function of pytrees, for arguments with the shapes of `leaves`.
 
-    label : everything that the program depends on besides sources, versions and the machine.
+    label : text that names everything on which the program depends besides sources, versions and the machine.
     device : None for the default device.
     """
     if device is None:
@@ -301,9 +301,9 @@ def kept_step(
 ) -> Any:
     """Return the compiled form of a lowered training step: the program kept under a label, or a new one.
 
-    A new program is kept if compiling took at least STEP_SECONDS seconds, and if `trial` runs a copy loaded from its
-    serialised form. If the user has set JAX's own cache, no program is kept here. `run_on` are the program's devices,
-    in the order of their mesh.
+    A new program is kept if compiling took at least STEP_SECONDS seconds, and if `trial` can run a copy that was loaded
+    from the serialised program. If the user has set JAX's own cache, no program is kept here. `run_on` are the
+    program's devices, in the order of their mesh.
     """
     folder = _folder(create=True) if jax.config.values["jax_compilation_cache_dir"] is None else None
     path = None if folder is None else path_of(folder, f"step {label}", devices.local()[0])
@@ -328,7 +328,7 @@ def kept_step(
 
 
 def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, leaves: list[Any]) -> bool:
-    """Keep a program on the disk; return whether this worked. If JAX's own cache is on, the kept program is tried."""
+    """Keep a program on the disk; return whether this worked. If JAX's own cache is on, test the kept program."""
     try:
         executable: Any = compiled.runtime_executable()
         payload = executable.client.serialize_executable(executable)
@@ -357,7 +357,7 @@ def _folder(create: bool) -> Path | None:
 
 
 def _warm_mark(folder: Path) -> Path:
-    """Return the file whose existence says that the programs of sweeps are kept for these versions and this machine."""
+    """Return the file that exists if the programs of sweeps are kept for these versions and this machine."""
     return path_of(folder, "jaxacct warm", devices.local()[0]).with_suffix(WARM_ENDING)
 
 
@@ -375,7 +375,7 @@ def are_kept() -> bool:
 
 
 def _own(tree: Any) -> bool:
-    """Return whether a tree has only built-in containers and jaxacct's classes; a file's name digests no other code."""
+    """Return whether a tree has only built-in containers and jaxacct's classes: a file's name covers no other code."""
     node = tree.node_data()
     kind = type(None) if node is None else node[0]
     ours = kind.__module__.partition(".")[0] in ("builtins", "jaxacct")
@@ -424,7 +424,7 @@ NOTICE_SECONDS = 1.0
 
 
 class Clock:
-    """A clock and a counter: `seconds` in which any thread was inside `running`, and the number of calls of `add`."""
+    """A clock of the `seconds` during which any thread was inside `running`, and a counter of the calls of `add`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -18,7 +18,7 @@ from jaxacct.mechanisms.loss_components import Components
 
 
 class Answer(NamedTuple):
-    """Bounds and estimate of each row, without NaN. An unknown lower bound is -inf, an unknown upper bound inf."""
+    """Bounds and estimate for each row, without NaN. An unknown lower bound is -inf, and an unknown upper bound inf."""
 
     lower: np.ndarray
     estimate: np.ndarray
@@ -42,7 +42,7 @@ class MechanismQuestion(NamedTuple):
     relation: str = RELATIONS[0]
     effort: Effort = Effort(1e-4)
     engine: str = "auto"  # the name of the engine that the user wants, or "auto"
-    hint: Any = None  # what a search knows and the engine can use; it changes only the time that the answer takes
+    hint: Any = None  # what a search already knows; it changes only the time that the answer takes
     attacks: bool = False  # whether the engine also looks for attacks that raise the lower bound, which takes longer
 
 
@@ -51,8 +51,8 @@ class Kinds(NamedTuple):
 
     empty: np.ndarray  # (B,) whether nothing is released: every part is sampled at rate 0
     gaussian: np.ndarray  # (B,) whether all parts are Gaussians without sampling
-    beyond_kernels: np.ndarray  # (B,) whether mu^2 is out of the kernels' range, and there are other parts as well
-    nearly_always_sampled: np.ndarray  # (B,) whether a rate is above 0.9; bounds without sampling may then be best
+    beyond_kernels: np.ndarray  # (B,) whether mu^2 is out of the kernels' range and there are other parts as well
+    nearly_always_sampled: np.ndarray  # (B,) whether a rate is above 0.9, so that bounds without sampling may be best
     answered_by: dict[str, np.ndarray]  # (B,) whether each of the package's own engines can answer, by its name
 
 
@@ -63,7 +63,7 @@ class Question(NamedTuple):
     kinds: Kinds
     target: np.ndarray  # (B,) the given delta minus the mass at infinity, or the given epsilon
     slack: np.ndarray  # (B,) relative error of `target` if it is a delta; 0 if it is an epsilon
-    floor: np.ndarray  # (B,) lower bound of the other direction's answer; rows with upper bounds below are not refined
+    floor: np.ndarray  # (B,) lower bound from the other direction; a row whose upper bound is below is not refined
     effort: Effort
     hint: Any = None  # what a search knows about each row (`MechanismQuestion.hint`)
 
@@ -73,12 +73,12 @@ class Engine(ABC):
 
     name: ClassVar[str]  # the name that `Bounds.engine` shows
     cost: ClassVar[float]  # seconds of CPU for one configuration, roughly; cheap engines are asked first
-    settles: ClassVar[bool] = False  # whether the answers are exact up to rounding, so that no other engine is asked
+    settles: ClassVar[bool] = False  # whether answers are exact up to rounding, so that no other engine is asked
     refusal: ClassVar[str] = "this engine cannot answer for every configuration of the batch; use engine='auto'"
     """The message to a user who names this engine for a configuration that it cannot answer."""
 
     def supports(self, question: Question) -> np.ndarray:
-        """Return (B,) whether the engine can answer each configuration; not asked of engines in `Kinds.answered_by`."""
+        """Return (B,) whether the engine can answer each row. Engines in `Kinds.answered_by` are not asked."""
         raise NotImplementedError
 
     @abstractmethod
@@ -94,11 +94,11 @@ class MechanismEngine(ABC):
     """A way to compute epsilon and delta of a mechanism as a whole, in all directions of a relation."""
 
     name: ClassVar[str]
-    cost: ClassVar[float] = 0.0  # engines of cost 0 are asked before those of compositions, as they were registered
+    cost: ClassVar[float] = 0.0  # engines of cost 0 come before engines of compositions, in order of registration
     classes: ClassVar[tuple[type[Mechanism], ...]]  # the classes of mechanisms that the engine may answer for
     steps: ClassVar[tuple[type[Mechanism], ...]] = ()
-    """If classes are named, the engine is asked only where one of the composed single steps has one of them, and is not
-    `ordinary`."""
+    """If classes are named, the engine is asked only where some single step of the composition has one of the classes,
+    and is not `ordinary`."""
     relations: ClassVar[tuple[str, ...]] = RELATIONS  # the engine is asked only under these relations
     if_engine_is_named: ClassVar[str] = "refuses"
     """What happens if a user names an engine of compositions. "refuses": InputError is raised. "stands back": the named
@@ -119,6 +119,6 @@ ENGINES: list[Engine | MechanismEngine] = []
 
 
 def register(engine: Engine | MechanismEngine) -> None:
-    """Put an engine in the list, behind engines that cost as much or less; remove an older engine of the same name."""
+    """Put an engine in the list, behind engines of the same or lower cost; remove an older engine of the same name."""
     known = [one for one in ENGINES if one.name != engine.name] + [engine]
     ENGINES[:] = sorted(known, key=lambda one: one.cost)

@@ -18,20 +18,20 @@ LOG_ERROR = 1e-12
 DEVIATIONS = np.array([6.0, 3.0, 1.5, 0.0, -3.0, -6.0])
 """Thresholds of the tests on sums, as numbers of standard deviations below the mean under P."""
 _BELOW = np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in DEVIATIONS])
-"""Pr[N(0, 1) < x] for each x of `DEVIATIONS`: the P-mass above the threshold for x."""
+"""Pr[N(0, 1) < x] for each x of `DEVIATIONS`. This is the P-mass above the threshold that belongs to x."""
 _HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - LOG_ERROR)
 """Pr[N(0, 1) > -1], rounded down."""
 
 
 class LargestLoss(NamedTuple):
-    """The supremum of the loss of the Laplace and finite parts, 0 where it is negative."""
+    """The supremum of the loss of all Laplace and finite parts together, raised to 0 where it is negative."""
 
-    near: np.ndarray  # a sum of one term for each part, each with a relative error of LARGEST_LOSS_UNITS ROUNDOFF
+    near: np.ndarray  # a sum over the parts; each term has a relative error of at most LARGEST_LOSS_UNITS * ROUNDOFF
     above: np.ndarray  # the supremum, rounded up
 
 
 def largest_loss(parts: Components) -> LargestLoss:
-    """Return the largest loss of all Laplace and finite parts together: the sum of n times each part's largest loss."""
+    """Return the largest loss of all Laplace and finite parts together: each largest loss, times n, summed."""
     if parts.laplace_n.shape[1] + parts.finite_n.shape[1] == 0:
         return LargestLoss(np.zeros(parts.sign.shape), np.zeros(parts.sign.shape))
     rate = parts.laplace_q
@@ -50,14 +50,14 @@ def largest_loss(parts: Components) -> LargestLoss:
 
 
 def limits(quantity: str, parts: Components, target: np.ndarray, slack: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of "epsilon" at the delta `target`, or of "delta" at the epsilon `target`, for finite losses.
+    """Return bounds of "epsilon" at delta = `target`, or of "delta" at epsilon = `target`, for finite losses.
 
     slack : relative error of a given delta.
     """
     log_p, log_q = _tests(parts)
     with np.errstate(all="ignore"):
         above = largest_loss(parts).above
-        # mu of all Gaussians as if none were sampled, rounded up.
+        # mu of all Gaussians together, as if none were sampled, rounded up
         each = np.where(parts.gauss_n > 0, np.sqrt(parts.gauss_n) / parts.gauss_sigma, 0.0)
         largest = np.max(each, axis=1, initial=0.0)
         mu = np.hypot(parts.mu, largest * math.sqrt(max(each.shape[1], 1))) * (1.0 + LOG_ERROR)
@@ -135,8 +135,8 @@ def _sampled(
     k = np.ceil(np.concatenate([expected - 6.0 * np.sqrt(expected), expected - 2.0 * np.sqrt(expected), zero + 1.0], 1))
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
     above = log_tail_below(n, k, under_p), log_tail_above(n, k, under_q)
-    # For add: the test that all outputs lie at least four standard deviations below the mean output of a step that
-    # samples the record. Under Q, the mixture, this happens almost only if no step samples the record.
+    # Test for add: all outputs lie at least four standard deviations below the mean output of a step that samples the
+    # record. Under Q, the mixture, this happens almost only if no step samples the record.
     none = n * np.log1p(-np.exp(np.minimum(_crude_tail(s - 4.0), -math.log(2.0)))) * (1.0 + LOG_ERROR)
     never = n * np.log1p(-q * (1.0 - 4e-5)) * (1.0 - LOG_ERROR)
     counts = [np.where(removing, above[0], none), np.where(removing, above[1], np.minimum(never, 0.0))]
@@ -177,7 +177,7 @@ class Chance(NamedTuple):
 
 
 def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_rest: np.ndarray) -> Chance:
-    """Return the `Chance`; the larger of p and 1 - p is computed from the other where this gives a smaller error."""
+    """Return the `Chance`. The larger of p and 1 - p is computed from the smaller one where that reduces the error."""
     log_p, log_rest, error_p, error_rest = np.broadcast_arrays(log_p, log_rest, error_p, error_rest)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         likely = log_p > -np.log(2.0)
@@ -194,7 +194,7 @@ def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_r
 def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return D = n kl(k/n, p), `log sqrt(n/(2 pi k (n-k))) - D`, and a bound on the error of each of the two.
 
-    kl is the Kullback-Leibler divergence of two events from their probabilities; p is the probability of `hit`.
+    kl is the Kullback-Leibler divergence of two Bernoulli laws with these probabilities; `hit` has the probability p.
     """
     x = k / n
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -239,7 +239,7 @@ def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
         term = np.where(rest > 0, term, np.where(k == n, last, -np.inf))
         odds = np.exp(np.minimum(hit.log_p - hit.log_rest - hit.error_p - hit.error_rest, 700.0)) * (1.0 - 1e-12)
         total = factor = np.ones_like(term)
-        # nearly the whole tail if the mean is small
+        # 16 terms are nearly the whole tail if the mean is small
         for j in range(16):
             factor = factor * np.maximum(rest - j, 0.0) / (k + j + 1.0) * odds * (1.0 - 1e-14)
             total = total + np.where(np.isfinite(factor), factor, 0.0)

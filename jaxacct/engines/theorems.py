@@ -1,6 +1,6 @@
-"""Bounds that need no engine: lower ones from tests on the outputs, upper ones from theorems (README.md, "Theorems").
+"""Bounds without an engine: lower bounds by tests on the outputs, upper bounds by theorems (README.md, "Theorems").
 
-These bounds answer where no engine does, and check the answers of engines. The contour and the lattice engine share no
+They answer where no engine does, and they check the answers of engines. The contour and the lattice engine share no
 code with the tests. Masses are kept as logarithms, so that even e^{-10^300} does not underflow. For each part, masses
 under P are bounded from below and masses under Q from above. Upper bounds are rounded up.
 """
@@ -25,8 +25,8 @@ QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0,
 DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -9.0, -12.0])
 """Thresholds of counts and means, as numbers of standard deviations below the mean under P."""
 TAIL_NATS = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
-"""A test counts the steps in which some event occurs. For each of these x, a threshold is tried that the count exceeds
-with a probability of about e^-x."""
+"""A test counts the steps in which some event occurs. For each x in TAIL_NATS, one threshold is tried that the count
+exceeds with a probability of about e^-x."""
 LOG_ERROR = 1e-12
 """Rounding error that is allowed for a logarithm of size 1."""
 EXP_ERROR = 1024.0 * ROUNDOFF
@@ -52,7 +52,7 @@ def tests_of(parts: Components) -> Tests:
 
 
 def best_epsilon(tests: Tests, delta: np.ndarray) -> np.ndarray:
-    """Return (B,) the tests' largest lower bound of epsilon, at least 0; `delta` leaves out the mass at infinity."""
+    """Return (B,) the largest of the tests' lower bounds of epsilon, >= 0; `delta` leaves out the mass at infinity."""
     left = np.exp(tests.log_p) * (1.0 - EXP_ERROR) - delta[:, None] * (1.0 + 4.0 * ROUNDOFF) - SUBNORMAL
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         gain = np.log(left) - tests.log_q
@@ -61,7 +61,7 @@ def best_epsilon(tests: Tests, delta: np.ndarray) -> np.ndarray:
 
 
 def best_delta(tests: Tests, epsilon: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest of the tests' lower bounds of delta at eps; at least 0."""
+    """Return (B,) the largest of the tests' lower bounds of delta at eps, at least 0."""
     p = np.exp(tests.log_p) * (1.0 - EXP_ERROR)
     with np.errstate(over="ignore", invalid="ignore"):
         cost = epsilon[:, None] + tests.log_q
@@ -72,7 +72,7 @@ def best_delta(tests: Tests, epsilon: np.ndarray) -> np.ndarray:
 
 
 def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest lower bound of epsilon by tests on one sampled Gaussian step, or on any of n steps."""
+    """Return (B,) the largest lower bound of epsilon by tests on one sampled Gaussian step, or on n (`_any_step`)."""
     best, removing = np.zeros(delta.size), parts.sign > 0
     delta = delta * np.exp(-_log_survival(parts)) * (1.0 + EXP_ERROR)
     known = delta < 1.0
@@ -80,8 +80,8 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
     for sigma, q, n in _gaussians(parts):
         present = known & (n > 0)
         several = present & removing & (n > 1)
-        # A row for delta itself, and one for each margin m, are searched together: a search takes many short calls. One
-        # step's delta is taken to be (1 + m) delta/n: the margin makes up for what `_any_step` subtracts.
+        # Delta itself and several shares of it are searched together, since a search takes many short calls. A share is
+        # (1 + m) delta/n, the delta of one step with a margin m, which makes up for what `_any_step` subtracts.
         margins = np.array([1.0 + m for m in (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)] if several.any() else [])[:, None]
         share = delta / np.maximum(n, 1.0) * margins
         # Below 1e-306, near the end of float64's range, a step's delta has no relative accuracy.
@@ -99,7 +99,7 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
 
 
 def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest lower bound of delta by tests on one sampled Gaussian step, or on any (`_any_step`)."""
+    """Return (B,) the largest lower bound of delta by tests on one sampled Gaussian step, or on n (`_any_step`)."""
     best, removing = np.zeros(epsilon.size), parts.sign > 0
     for sigma, q, n in _gaussians(parts):
         found = closed_form.delta_of_one_step(sigma, q, removing, epsilon).lower
@@ -111,7 +111,8 @@ def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray, eps: np.ndarray) -> np.ndarray:
     """Return the lower bound `n (delta_1(eps) - (n - 1) p d)` of delta for remove, at least 0; 0 for add.
 
-    delta_1 is the delta of one step, whose best test accepts with probability p under P, and p - d under Q (README.md).
+    The test accepts if the best test of some step does (README.md). That test has delta_1, the delta of one step. It
+    accepts with probability p under P, and with probability p - d under Q.
     """
     single = closed_form.delta_of_one_step(sigma, q, removing, eps).lower
     with np.errstate(all="ignore"):
@@ -169,7 +170,7 @@ def plain(parts: Components) -> Tests:
 
 
 def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
-    """Return tests "an event occurs in at least k of n steps", for several k and C events in each row, (B, C)."""
+    """Return tests "an event occurs in at least k of n steps" for several k. Each row has C events, (B, C)."""
     n = n[:, None, None]
     under_p, under_q = (Chance(*(x[:, :, None] for x in hit)) for hit in (under_p, under_q))
     expected = n * np.exp(under_p.log_p)
@@ -215,7 +216,7 @@ def gaussian_counts(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.n
 
 
 def gaussian_means(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.ndarray) -> Tests:
-    """Return tests on the sum of the n outputs. Its unit is its standard deviation if no step samples the record."""
+    """Return tests on the sum of the n outputs, in units of its standard deviation if no step samples the record."""
     sigma, q, n = (x[:, None] for x in (sigma, q, n))
     s, root = 1.0 / sigma, np.sqrt(n)
     removing = parts.sign[:, None] > 0
@@ -231,12 +232,12 @@ def gaussian_means(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.nd
 
 
 def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Bound log Pr[sum of n mixtures <= x sqrt n] from above, by Chernoff's bound, the least over several exponents."""
+    """Bound log Pr[sum of n mixtures <= x sqrt n] from above by Chernoff's bound, the least over several exponents."""
     root = np.sqrt(n)
     drift = root * q * s
     gap = np.maximum(drift - x, 0.0)
     best = np.zeros(np.broadcast_shapes(gap.shape, s.shape))
-    for share in (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1):  # of the best exponent for a normal law
+    for share in (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1):  # shares of the exponent that is best for a normal law
         v = share * gap / root
         shrink = -np.expm1(-v * s)
         terms = (0.5 * n * v * v, n * np.log1p(-q * shrink), v * root * x)
@@ -249,8 +250,8 @@ def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarra
 def laplace_counts(parts: Components, column: int) -> Tests:
     """Return tests on the number of steps whose loss without sampling is at least v, for several v in (-1/b, 1/b].
 
-    Without sampling it is at least v with probability 1 - e^{(v - 1/b)/2}/2 under P, and e^{-(v + 1/b)/2}/2 under Q,
-    where b is the scale of the noise.
+    b is the scale of the noise. In a step without sampling the loss is at least v with probability 1 - e^{(v -
+    1/b)/2}/2 under P, and with probability e^{-(v + 1/b)/2}/2 under Q.
     """
     scale, q, n = (x[:, column] for x in (parts.laplace_scale, parts.laplace_q, parts.laplace_n))
     edge, rate = 1.0 / scale[:, None], q[:, None]
@@ -278,7 +279,7 @@ def laplace_counts(parts: Components, column: int) -> Tests:
 
 
 def finite_counts(parts: Components, column: int) -> Tests:
-    """Return tests on the number of steps whose loss is at least that of an atom, given that the loss is finite."""
+    """Return tests on the number of steps whose loss is at least an atom's loss, given that all losses are finite."""
     loss, mass, n = parts.finite_loss[:, column], parts.finite_mass[:, column], parts.finite_n[:, column]
     order = np.argsort(np.where(mass > 0.0, -loss, np.inf), axis=1)
     loss, mass = np.take_along_axis(loss, order, 1), np.take_along_axis(mass, order, 1)
@@ -316,7 +317,7 @@ def _bounded(parts: Components) -> np.ndarray:
 
 
 def total_variation(parts: Components) -> np.ndarray:
-    """Return the sum of n times the total variation of each part, rounded up: a bound of delta(0) of finite losses."""
+    """Return an upper bound of delta(0) without mass at infinity: the sum over parts of n times the total variation."""
     mu, s = parts.mu / np.sqrt(8.0), 1.0 / parts.gauss_sigma / np.sqrt(8.0)
     total = erf(mu) + np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * erf(s), 0.0), axis=1)
     laplace = parts.laplace_q * -np.expm1(-0.5 / parts.laplace_scale)
@@ -340,7 +341,7 @@ def _all_gaussians(parts: Components) -> np.ndarray:
 def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
     """Return, rounded up, the mu of a composition in which each part samples the record in at most k of its steps.
 
-    k is chosen for each part: some part samples the record more often with a probability of at most e^log_share.
+    k is chosen for each part so that with probability at most e^log_share some part samples the record more often.
     """
     columns = parts.gauss_n.shape[1]
     present = np.maximum(np.sum(parts.gauss_n > 0, axis=1), 1)
@@ -370,7 +371,7 @@ def _only_sampled(parts: Components) -> np.ndarray:
 
 
 def _basic_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
-    """Return basic composition's epsilon, rounded up; inf where basic composition does not apply."""
+    """Return the epsilon of basic composition, rounded up; inf where basic composition does not apply."""
     total, most = np.zeros(delta.size), np.sum(parts.gauss_n, axis=1)
     each = delta / most * (1.0 - (8.0 + parts.gauss_n.shape[1]) * ROUNDOFF)
     # Below 1e-306, near the end of float64's range, a step's delta has no relative accuracy.
@@ -384,7 +385,7 @@ def _basic_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
 
 
 def _basic_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
-    """Return basic composition's delta, rounded up; 1 where basic composition does not apply."""
+    """Return the delta of basic composition, rounded up; 1 where basic composition does not apply."""
     total, most = np.zeros(epsilon.size), np.sum(parts.gauss_n, axis=1)
     usable = _only_sampled(parts) & (epsilon >= 0.0)
     each = np.where(usable, epsilon / most * (1.0 - (8.0 + parts.gauss_n.shape[1]) * ROUNDOFF), 0.0)
@@ -405,7 +406,7 @@ def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np
         best = np.fmin(_bounded(parts), _with(bounded, _upper_epsilon(_all_gaussians(parts), safe)))
         if np.any(parts.gauss_n > 0):
             best = np.fmin(best, _basic_epsilon(parts, safe))
-            for share in (0.5, 0.9, 0.999, 1e-3):  # of delta, for the chance of more hits than `_hits` allows
+            for share in (0.5, 0.9, 0.999, 1e-3):  # of delta, for more hits than `_hits` allows
                 mu = _hits(parts, np.log(safe) + np.log(share) - 1e-12)
                 best = np.fmin(best, _with(bounded, _upper_epsilon(mu, safe * (1.0 - share) * (1.0 - 4.0 * ROUNDOFF))))
         return np.where(total_variation(parts) <= safe, 0.0, np.where(np.isnan(best), np.inf, best))

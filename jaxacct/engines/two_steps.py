@@ -2,9 +2,9 @@
 
 delta is the second step's profile h, which has a closed form, averaged over the first step's output u, cell by cell.
 README.md ("Two steps") has the proof and defines G, h, C and mix. The step with the smaller total variation is taken
-first, which makes the integrand G smoother. Apart from 0 and the largest loss, a number is an upper bound of epsilon
-only if the upper bound of delta there is at most the target, and a lower bound only if the lower bound of delta there
-is at least the target.
+first, which makes the integrand G smoother. Apart from 0 and the largest loss, a number becomes an upper
+bound of epsilon only if the upper bound of delta there is at most the target. It becomes a lower bound only if the
+lower bound of delta there is at least the target.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LARGEST_TURN = 2.0
 """Largest w (|u| + 2 s) of a cell: w is its length, u an output in it, and s = 1/sigma of the first step. The
 quadrature over a longer cell would be inaccurate."""
 WEIGHT_ERROR = 2e-14
-"""Relative error of a cell's weights: the quadrature's, and the rounding of its ten terms and their sum."""
+"""Relative error of a cell's weights, from the quadrature and from the rounding of its ten terms and their sum."""
 LOG_NORMAL_TOP = -0.5 * np.log(2.0 * np.pi)
 """Logarithm of the standard normal density at 0."""
 UNDERFLOW = 1e-304
@@ -37,7 +37,7 @@ _NODES, _WEIGHTS = 0.5 * (_ABSCISSAE + 1.0), 0.5 * _HALVES
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
 TAIL_SHARE = 1e-10
-"""The cells end where the tail beyond them adds at most this number times delta to the error of delta."""
+"""Each tail beyond the cells adds at most this number times delta to the error of delta."""
 GROWTH = 0.2
 """Largest rate at which the length of the cells changes with the first step's output u."""
 POINTS_BEYOND = 12
@@ -45,7 +45,7 @@ POINTS_BEYOND = 12
 REACH = 39.0
 """Number of standard deviations beyond which a normal law has no mass in float64."""
 _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9, 60.0, 36)])
-"""Survey points about a possible kink, as distances from it in `y = s u - s^2/2`; s = 1/sigma of the first step."""
+"""Survey points about a possible kink, as distances from it in y = s u - s^2/2, where s = 1/sigma of the first step."""
 _WIDE = np.linspace(-REACH, REACH, 105)
 """Survey points about either mode of the first step's output, in deviations from the mode. They are 0.75 apart."""
 WIDE = 1e-6
@@ -55,7 +55,7 @@ CELLS_AT_A_TIME = 2**25 // (8 * 60)
 LEAST_BOUND = 1e-305
 """Smallest value of a bound of delta whose logarithm is taken; smaller bounds are raised to it."""
 FARTHEST = 30.0
-"""In the search, a larger |log(delta/target)| counts as this."""
+"""In the search, a |log(delta/target)| above this counts as this."""
 NEAR = 0.05
 """`_rough` stops where the errors of log delta and of v are both below this. `_search` stops only after a step in v
 below this. Here `v = log(eps/(top - eps))`, and `top` is an upper bound of epsilon."""
@@ -80,7 +80,7 @@ def _in_blocks(solve: Callable[..., Answer], parts: Components, enough: np.ndarr
     answer = Answer(np.zeros(size), np.zeros(size), np.full(size, np.inf))
     steps = _steps(parts)
     with np.errstate(all="ignore"):
-        # numbers of cells: in the first try, and where its bracket is wide
+        # the first number of cells is for all rows, the second for rows whose bracket is wide
         for count in (800, 5000):
             wide = np.flatnonzero(~((answer.upper * (1.0 - WIDE) <= answer.lower) | (answer.upper <= enough)))
             for start in range(0, wide.size, CELLS_AT_A_TIME // count):
@@ -121,7 +121,7 @@ def _delta(steps: Steps, count: int, eps: np.ndarray) -> Answer:
 
 
 class _Found:
-    """The bracket of epsilon so far: at first [0, largest loss]. A bound of delta at each later end proves that end."""
+    """The bracket of epsilon so far, at first [0, largest loss]. A bound of delta proves each move of an end."""
 
     def __init__(self, steps: Steps, delta: np.ndarray, slack: np.ndarray) -> None:
         self.steps = steps
@@ -170,7 +170,7 @@ def _search(
     least: np.ndarray,
     excess: np.ndarray,
 ) -> np.ndarray:
-    """Search for the estimate of epsilon, which is returned, then for both bounds, which are stored in `found`.
+    """Return the estimate of epsilon by a search. Then search for both bounds, which are stored in `found`.
 
     Newton's method solves for `v = log(eps/(top - eps))`, `top` being an upper bound of epsilon. Each row takes its own
     steps, so that its answer does not depend on the other rows.
@@ -229,7 +229,7 @@ def _secant(v: np.ndarray, value: np.ndarray, before: np.ndarray, old: np.ndarra
 
 
 def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (v where an estimate of delta is near the target, slope of log delta there); `_search` defines v.
+    """Return the v (`_search`) at which an estimate of delta is near the target, and the slope of log delta there.
 
     The search begins at the eps where delta would reach the target if it fell as steeply as possible, by 1 per unit of
     e^eps. A bisection replaces a secant step that leaves the interval, or that follows a step which did not halve the
@@ -277,8 +277,8 @@ def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
     s = 1.0 / steps.sigma
     signed = np.where(steps.removing, eps, -eps)
     knee = np.log1p(-steps.q) - np.log(steps.q)
-    # Kinks may lie where the first step's loss reaches eps, and where it exceeds eps by the most that the second step
-    # can take back.
+    # Kinks may lie where the first step's loss is eps, and where eps minus this loss is the finite end of the second
+    # step's losses.
     places = [_exponent(steps, loss) for loss in (signed, signed - np.log1p(-steps.second_q))]
     centres = [(np.where(np.isfinite(y), y, knee) / s + 0.5 * s) + _ABOUT / s for y in (knee, *places)]
     u = np.concatenate([_WIDE + 0.0 * s, _WIDE + s, *centres], axis=1)
@@ -324,7 +324,7 @@ def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndar
     density = _density(steps, eps[:, None], survey)
     density = np.maximum(density[:, :-1], density[:, 1:])
     far = np.maximum(np.abs(u[:, :-1]), np.abs(u[:, 1:]))
-    # 2 % shorter than needed, since a cell in two intervals of the survey gets the mean of their planned widths
+    # cells are 2 % shorter than needed, since a cell in two intervals of the survey gets the mean of their widths
     least = 1.02 * np.maximum((far + 2.0 * s) / LARGEST_TURN, 1.0 / LONGEST_CELL)
     used = np.sum(least * width, axis=1, keepdims=True)
     # 70 % of the cells are distributed by the density. The other cells make the widths change gradually.
@@ -380,9 +380,9 @@ def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
 
 
 def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for each point (B, S) of the survey, whether delta needs cells left of it, and whether right of it.
+    """Return, for each point of the survey, (B, S) each, whether cells are needed left of it, and right of it.
 
-    None are needed where all outputs on that side add at most TAIL_SHARE of delta to the error of delta.
+    No cells are needed if all outputs on that side add at most TAIL_SHARE of delta to the error of delta.
     """
     s, q = 1.0 / steps.sigma, np.where(steps.removing, steps.q, 0.0)
     u, enough = survey.u, TAIL_SHARE * survey.delta[:, None]
@@ -416,8 +416,8 @@ class Cells(NamedTuple):
     nodes: np.ndarray  # (B, N + 1) outputs u at the ends of the cells
     loss: np.ndarray  # (B, N + 1) log of the first step's likelihood ratio at the nodes
     off: np.ndarray  # (B, N + 1) bound of the error of these losses
-    first: np.ndarray  # (B, N) weight of the second step's profile at a cell's left end: a mass under P
-    last: np.ndarray  # (B, N) weight of the second step's profile at a cell's right end: a mass under P
+    first: np.ndarray  # (B, N) weight, a mass under P, of the second step's profile at a cell's left end
+    last: np.ndarray  # (B, N) weight, a mass under P, of the second step's profile at a cell's right end
     wrong: np.ndarray  # (B, N) bound of the relative error of the weights `first` and `last`
     log_bend: np.ndarray  # (B, N) log of C/2 (README.md defines C under "A cell.")
     bend_wrong: np.ndarray  # (B, N) bound of the error of `log_bend`
@@ -484,7 +484,7 @@ def cells(steps: Steps, nodes: np.ndarray) -> Cells:
         np.where(empty, 0.0, first),
         np.where(empty, 0.0, last),
         wrong,
-        np.where(empty, -1e300, log_bend),  # not log 0 = -inf, which could turn into NaN in a sum with +inf
+        np.where(empty, -1e300, log_bend),  # instead of log 0 = -inf, since -inf + inf is NaN
         bend_wrong,
         _tail(steps, nodes[:, :1], -1.0),
         _tail(steps, nodes[:, -1:], 1.0),
@@ -503,7 +503,7 @@ def _tail(steps: Steps, at: np.ndarray, side: float) -> np.ndarray:
 
 
 def shifted(steps: Steps, t: np.ndarray) -> np.ndarray:
-    """Return lambda = log((q_2 + e^t - 1)/q_2), q_2 the second step's rate; -inf where the argument is not positive."""
+    """Return lambda = log((q_2 + e^t - 1)/q_2), where q_2 is the second step's rate; -inf where lambda is undefined."""
     q = steps.second_q
     ratio = np.expm1(np.minimum(t, 1.0)) / q
     near = np.log1p(np.where(ratio > -1.0, ratio, 0.0))
@@ -512,7 +512,7 @@ def shifted(steps: Steps, t: np.ndarray) -> np.ndarray:
 
 
 def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the log of the part of `G'' mix^3` without lambda (README.md, "Two steps"), and its error, (B, 1)."""
+    """Return the log of the factor of `G'' mix^3` without lambda (README.md, "Two steps"), and its error, (B, 1)."""
     mu = 1.0 / steps.second_sigma
     grown = np.where(steps.removing, 2.0, -1.0) * eps
     terms = (2.0 * np.log(steps.q), -np.log(steps.second_q), -np.log(mu), grown, -0.125 * mu * mu, LOG_NORMAL_TOP)
