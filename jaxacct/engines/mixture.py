@@ -108,7 +108,7 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
 
 @np.errstate(all="ignore")
 def one_epsilon(row: Row, sign: float, delta: float, rtol: float = 1e-4) -> Ends:
-    """Return (lower, estimate, upper) of epsilon at a delta > 0, in one direction; rtol is the wanted relative width."""
+    """Return (lower, estimate, upper) of epsilon at a delta > 0 in one direction; rtol is the wanted relative width."""
     if not row:
         return 0.0, 0.0, 0.0
     if (mu := _gaussian(row)) is not None:
