@@ -1,4 +1,4 @@
-"""Audits by one run with many canaries, each in or out by a coin: right guesses bound epsilon, or refute a curve."""
+"""Audits by one run with many canaries, put in or left out by coins: right guesses refute an epsilon or a curve."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
     It takes the events of `interop.from_dp_event`, and events without noise, whose epsilon is infinite.
 
-    * REPLACE_ONE: Gaussian and Laplace events are read with sensitivity 2C, C the clip norm, since replacing a record's
-      value of norm up to C moves a sum by up to 2C. For Poisson samples the answer is a bound.
+    * REPLACE_ONE: Gaussian and Laplace events are read with sensitivity 2C, where C is the clip norm, since replacing a
+      record's value of norm up to C moves a sum by up to 2C. For Poisson samples the answer is a bound.
     * REPLACE_SPECIAL is `zero_out`: the special record contributes 0 and keeps its place. This relation is the default
       of jax_privacy's execution plans, which take this accountant (jaxacct/interop/README.md has an example).
     * Randomized response is refused under ADD_OR_REMOVE_ONE, for which it has no definition. Under

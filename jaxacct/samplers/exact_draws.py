@@ -1,4 +1,4 @@
-"""Exact random draws in integer arithmetic, so that the law of a draw is, without rounding, the law in the proof.
+"""Exact random draws in integer arithmetic. Nothing is rounded, so the law of a draw is the law in the proof.
 
 The discrete laws follow Canonne, Kamath, Steinke 2020, "The Discrete Gaussian for Differential Privacy", Algorithms 1
 to 3. README.md of this folder, "Rounded Gaussian noise", proves the law of `rounded_gaussian`.
@@ -88,7 +88,7 @@ class _Uniform:
         self._digits: list[int] = []
 
     def above(self) -> bool:
-        """Draw a fresh uniform number, and return whether it is below this one.  If this one is x, the chance is x."""
+        """Draw a fresh uniform number, and return whether it is below this number x.  The probability of this is x."""
         for place in itertools.count():
             if place == len(self._digits):
                 self._digits.append(self._rng.getrandbits(1))

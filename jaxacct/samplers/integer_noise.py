@@ -45,7 +45,7 @@ class _IntegerNoise:
 class DiscreteLaplaceNoise(_IntegerNoise):
     """Integer noise with Pr[x] proportional to exp(-|x|/scale), added to integer counts: (sensitivity/scale)-DP.
 
-    The noise is sampled exactly in integer arithmetic. The running time depends on it: do not let it be observed.
+    The noise is sampled exactly in integer arithmetic. The running time depends on the noise: keep the time secret.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class DiscreteLaplaceNoise(_IntegerNoise):
 class DiscreteGaussianNoise(_IntegerNoise):
     """Integer noise with Pr[x] proportional to exp(-x^2/(2 variance)): (sensitivity^2/(2 variance))-zCDP.
 
-    The noise is sampled exactly in integer arithmetic. The running time depends on it: do not let it be observed.
+    The noise is sampled exactly in integer arithmetic. The running time depends on the noise: keep the time secret.
 
     Parameters
     ----------

@@ -111,7 +111,7 @@ class ExponentialChoice(_PureChoice):
 
         Utilities are ints, floats or Fractions, taken exactly. Random bits come from the operating system unless `rng`
         is given. For k candidates at most about k proposals are needed on average. The running time depends on the
-        utilities: do not let it be observed.
+        utilities, so it must not be observed.
 
         >>> ExponentialChoice(epsilon=50.0).sample_exact([0, 3, 1])
         1
