@@ -83,7 +83,10 @@ class Gaussian(AdditiveNoise):
 
 
 def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> FinitePair:
-    """Return a pair of profile at least min(1, factor d(mu), d(other)); d(m) is the profile of N(m, 1) and N(0, 1)."""
+    """Return a pair whose profile is at least min(1, factor d(mu), d(other)).
+
+    Here d(m) is the profile of N(m, 1) and N(0, 1).
+    """
     mu, other = mu * (1.0 + 8.0 * ROUNDOFF), other * (1.0 + 8.0 * ROUNDOFF)
     if other == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
@@ -300,7 +303,7 @@ def _gaussian_pair(sigma: float, shift: int, grouped: bool) -> FinitePair:
 def _grouped(
     at: np.ndarray, p: np.ndarray, q: np.ndarray, slope: float, sigma: float, shift: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Split each outcome between the two nodes around it, so that the profile is made of chords (README.md)."""
+    """Split each outcome's mass between the two nodes around it, which replaces the profile by chords (README.md)."""
     low, high = -9.0 * sigma, shift + 9.0 * sigma
     # grouping with this number of nodes adds about 1e-5 to epsilon
     ends = (np.linspace(at[0], low, 250), np.linspace(low, high, 3400), np.linspace(high, at[-1], 250))
@@ -331,8 +334,8 @@ class SmoothSensitivityGaussian(FiniteMechanism):
         N(m, 1), N(0, 1);   N(m, R^2), N(0, 1);   N(m, 1), N(0, R^2)
 
     Rényi divergences of orders above 1 + 1/(R^2 - 1) are infinite, although delta is small. The answers are for one
-    pair whose profile is at least the largest of the three. That adds about 1e-5 to epsilon if b is small; ``kind`` is
-    "bound".
+    pair whose profile is nowhere below those of the three pairs. That adds about 1e-5 to epsilon if b is small;
+    ``kind`` is "bound".
 
     Parameters
     ----------
@@ -366,7 +369,7 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
 
 def _pair(m: float, smoothness: float) -> FinitePair:
-    """Return a pair whose profile is at least those of the three pairs, and the largest of them at many losses."""
+    """Return a pair whose profile is nowhere below the profiles of the three pairs, and the largest at many losses."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
     # the tail is 6e-300 at 37 standard deviations; with this number of quantiles the chords add about 1e-5 to epsilon
@@ -379,7 +382,10 @@ def _pair(m: float, smoothness: float) -> FinitePair:
 
 
 def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return (x - m)/R for the two x with log N(m, R^2)/N(0, 1) = epsilon, the larger first, then these x; R = e^b."""
+    """Return (x - m)/R for the two x at which log N(m, R^2)/N(0, 1) is epsilon, then these x; the larger x first.
+
+    Here R = e^smoothness.
+    """
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     rise = 2.0 * smoothness + 2.0 * epsilon
     root = np.sqrt(m * m + more * rise)

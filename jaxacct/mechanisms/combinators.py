@@ -65,7 +65,7 @@ class Repeated(Combinator):
         super().__post_init__()
         inner = self.mechanism
         if type(inner) is Repeated and all(isinstance(n, float | np.ndarray) for n in (self.steps, inner.steps)):
-            with contextlib.suppress(InputError):  # beyond 2**53 the repetitions stay nested; a question refuses them
+            with contextlib.suppress(InputError):  # beyond 2**53 repetitions stay nested; questions refuse them
                 product = exact_product(np.asarray(inner.steps), np.asarray(self.steps))
                 vars(self).update(mechanism=inner.mechanism, steps=check("steps", product, COUNT))
 
@@ -113,7 +113,7 @@ class Composed(Combinator):
     """Several mechanisms run one after the other on the same data, each free to depend on earlier outputs.
 
     The list of mechanisms must be fixed in advance, whatever the earlier outputs. Under ``replace_one`` the answer is a
-    bound if several mechanisms have two laws that differ (README.md, "Two orders of a replaced record").
+    bound if the two directions differ in two or more of the mechanisms (README.md, "Two orders of a replaced record").
 
     Parameters
     ----------

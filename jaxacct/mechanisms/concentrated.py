@@ -26,8 +26,8 @@ LEAST_ORDER = 1e-6
 class ZCDP(BaseMechanism):
     """Any (xi, rho)-zCDP mechanism: Rényi divergences are at most xi + rho alpha for alpha > 1, in both directions.
 
-    A composition adds the rho and xi of its guarantees, also beside other mechanisms. At each epsilon some mechanism
-    attains the profile, but no single pair attains it at every epsilon, so ``kind`` is "bound" (README.md,
+    In a composition the rho and the xi of such guarantees add up, also beside other mechanisms. At each epsilon some
+    mechanism attains the profile, but no single pair attains it at every epsilon, so ``kind`` is "bound" (README.md,
     "Zero-concentrated privacy"). The guarantee must hold under the relation of the question.
     `Gaussian(1/sqrt(2 rho))` satisfies the guarantee with xi = 0, and has a smaller epsilon.
 
@@ -77,7 +77,7 @@ def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
         return (np.array([0.0, xi]), top) if xi > LEAST_ORDER**2 else (np.zeros(1), top[:1])
     corner = _corner(rho, xi)
     far = max(xi + rho + np.sqrt(2.0 * rho) * 37.5, 1.1 * corner)  # delta is about 1e-307 at 37.5 deviations
-    # s is the log-ratio of the output that is likelier under P; the smallest s belongs to the best test at epsilon 0.
+    # s is the log-ratio of the best test's output that is likelier under P; it is smallest for the test at epsilon 0.
     # With these 1019 values of s, the chords between the points add about 1e-4 to epsilon.
     s = np.concatenate([corner * np.linspace(1.0, 1.02, 20), np.linspace(1.02 * corner, far, 1000)[1:]])
     t, c = _boundary(s, rho, xi)

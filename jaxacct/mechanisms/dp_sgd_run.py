@@ -304,7 +304,7 @@ def rule_name(sampling: Any, name: str = "sampling") -> str:
 
 
 def _require_numbers(rule: Rule, sampling: str, fields: Mapping[str, Any], group: int, unknown: str) -> None:
-    """Refuse numbers that are missing, given twice in different words, or of another batch rule."""
+    """Refuse a run if numbers are missing, given twice in different words, or belong to another batch rule."""
     for names, name in ((RATES, "sampling_probability"), (LENGTHS, "steps")):
         said = [word for word in names if word in fields]
         if name == unknown and said:

@@ -1,4 +1,4 @@
-"""Mechanisms whose pair is a mixture of Gaussians: dominating pairs (README.md, "Pairs of mixtures"), and weights."""
+"""Mechanisms whose outputs are mixtures of Gaussians: their pairs (README.md, "Pairs of mixtures") and weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxacct.mechanisms.finite import refuse_sums, sample_pair, sums
 from jaxacct.mechanisms.profile import lowered_part, pair_of_profile, stacked, stacked_parts
 
 LOSS_OF_PRESENCE = ("add_or_remove_one", "add_one", "remove_one")
-"""Relations under which a record, or a group, is present in one data set only."""
+"""Relations under which a record, or a group, is present in only one of the two data sets."""
 MOST_TERMS = 20_000
 """Largest number of values that the law of a count may have, such as the number of group records in a batch."""
 LEAST = Decimal("1e-300")
@@ -245,7 +245,7 @@ def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> Finite
 
 
 def _cell_masses(edges: np.ndarray, moved: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return masses of N(0, 1) between `edges`, and their errors; the edges were rounded after a shift by `moved`."""
+    """Return masses of N(0, 1) between `edges`, and error bounds; the edges were rounded after a shift by `moved`."""
     from scipy import special  # slow to import
 
     low, high = edges[:-1], edges[1:]

@@ -186,7 +186,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
 
 
 def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
-    """Return the directions of a relation; its answer is the largest of the answers for these directions.
+    """Return the directions that a relation needs; its answer is the largest of the answers in these directions.
 
     remove_one and add_one have one direction each. The other relations have both directions, or only ``("remove",)``
     where the two coincide, as they do for additive noise without sampling.

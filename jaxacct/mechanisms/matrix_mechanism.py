@@ -1,4 +1,4 @@
-"""Matrix mechanisms: Gaussian noise that is correlated over the steps of a run, also where bins share noise."""
+"""Matrix mechanisms: Gaussian noise that is correlated over a run's steps, also for balls in bins that share noise."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[flo
     eps = np.linspace(0.0, mu * (0.5 * mu + 40.0), 4001)
     most = float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])  # delta is 0 at the end
     for sign in signs:
-        if not found[0] or profile.known(sign, found[:1])[2, 0] > delta:  # otherwise this direction needs a smaller eps
+        if not found[0] or profile.known(sign, found[:1])[2, 0] > delta:  # else this direction's eps is smaller
             found = np.maximum(found, profile.epsilon(sign, delta, most))
     return found
 
@@ -231,7 +231,7 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
     """Bracket delta of a run at some hundred losses, in both directions."""
     profile = contours_of(strategy, bins, noise)
     mu, found = _largest(profile), []
-    # with this many slots, random allocation's likelihood ratio has the same standard deviation as that of the bins
+    # with this many slots, random allocation's likelihood ratio has the same standard deviation as the bins' ratio
     slots = max(np.expm1(min(mu * mu, 600.0)) / profile.bins.deviation**2, 1.0)
     with waiting(2, "directions of a round") as work:
         for sign, least in ((1.0, 3e-10), (-1.0, 1e-16)):

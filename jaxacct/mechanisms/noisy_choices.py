@@ -75,9 +75,9 @@ class ReportNoisyMax(FiniteMechanism):
 
     The noise has the scale 2D/epsilon, or D/epsilon if all scores move the same way. D is the most by which a score
     moves under the neighbouring relation. For "laplace" noise and for "exponential" noise (permute and flip), the
-    pair of Laplace noise of scale 1/epsilon dominates, for any number of candidates (README.md, "Noisy maxima").
-    "gumbel" noise gives the law of ExponentialMechanism. The values of the scores are not released. For Gaussian noise
-    see GaussianNoisyMax. ``kind`` is "bound".
+    pair of Laplace noise of scale 1/epsilon dominates the mechanism, for any number of candidates (README.md, "Noisy
+    maxima"). "gumbel" noise gives the law of ExponentialMechanism. The values of the scores are not released. For
+    Gaussian noise see GaussianNoisyMax. ``kind`` is "bound".
 
     Parameters
     ----------
@@ -299,9 +299,9 @@ class PartitionSelection(Mechanism):
     released, and with which noisy count, is decided for each key by itself and is (epsilon, delta)-DP for one record
     more or less; a key with count 0 is never released. The optimal rule and thresholded Laplace noise, both in
     `jaxacct.samplers`, are of this kind. The release of all keys counts as a composition of ``contributions``
-    mechanisms, each (epsilon, delta)-DP, and under ``replace_one`` of twice as many, since the record leaves some keys
-    and enters others. ``kind`` is "bound". With k composed mechanisms, epsilon is infinite at deltas below
-    1 - (1 - delta)^k.
+    mechanisms, each (epsilon, delta)-DP. Under ``replace_one`` it counts as twice as many mechanisms, since the record
+    leaves some keys and enters others. ``kind`` is "bound". With k composed mechanisms, epsilon is infinite at deltas
+    below 1 - (1 - delta)^k.
 
     Parameters
     ----------

@@ -84,8 +84,8 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
     """Return the PrivacyProfile of a privacy loss L given by its distribution functions under P and under Q.
 
     At the epsilons of the grid delta = Pr_P[L > eps] - e^eps Pr_Q[L > eps] for remove, and Pr_Q[L <= -eps] - e^eps
-    Pr_P[L <= -eps] for add. Between the epsilons the profile is the chord, and after the last it is constant. The
-    answers are therefore upper bounds for every grid, and near the truth for a fine grid.
+    Pr_P[L <= -eps] for add. Between the epsilons the profile is taken to be the chord, and beyond the last epsilon
+    constant. The answers are therefore upper bounds for every grid, and near the truth for a fine grid.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
         above = slope[:-1] / -np.expm1(-gap[:-1]) - slope[1:] / np.expm1(gap[1:]) <= 0.0
         if not above.any():
             return [int(k) for k in points]
-        # of several points in a row above chords every other one stays, since together they may bend below a chord
+        # where several points in a row seem to lie above chords, every other one stays, since rounding may hide a bend
         place = np.arange(above.size)
         odd = (place - np.maximum.accumulate(np.where(above, -1, place))) % 2 == 1
         points = np.delete(points, 1 + np.flatnonzero(above & odd))
@@ -288,7 +288,7 @@ def direction_of(pair: FinitePair, direction: str) -> FinitePart:
     loss, p, q = (x[order] for x in pair[:3])
     keep = (p > 0.0) & (q > 0.0)
     loss, p, q = loss[keep], p[keep], q[keep]
-    # the smaller mass at a loss is a difference of two sums `beyond`; the larger one is e^|loss| times the smaller
+    # the smaller mass at a loss is a difference of two sums in `beyond`; the larger mass is e^|loss| times the smaller
     beyond = np.where(loss >= 0.0, np.cumsum(q[::-1])[::-1], np.cumsum(p))
     with np.errstate(over="ignore"):
         # 128 roundoffs: 16 that `pair_of_profile` added, 16 for its error, 96 for the sums and the exponential here

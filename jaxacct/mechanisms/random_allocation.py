@@ -202,7 +202,7 @@ class RandomAllocation(Mechanism):
             raise InputError(
                 "relation = 'replace_one' gives no pair for random allocation; ask ja.epsilon or ja.delta for a bound"
             )
-        if not below:  # a pair holds no loss above LARGEST_LOSS; where larger ones matter, the slots are revealed
+        if not below:  # a pair has no loss above LARGEST_LOSS; where larger losses matter, the slots are revealed
             mu = group / sigma
             bound = (group > 1.0) | (taken > 1.0) | (_LOSSES.get() == "far")
             revealed = bound & ~(mu * (0.5 * mu + FAR) <= LARGEST_LOSS)
@@ -353,7 +353,7 @@ def _profiles(sigma: float, slots: float, losses: Losses) -> Profiles:
 
 
 def _profiles_of(rounds: Sequence[tuple[float, float]], losses: Losses) -> list[Profiles]:
-    """Compute both directions' profiles of rounds, each capped by the profile of the Gaussian that reveals the slot."""
+    """Compute rounds' profiles in both directions; the profile of the Gaussian that reveals the slot caps each."""
     sigma, slots = np.array(rounds, np.float64).T
     mus = 1.0 / sigma * (1.0 + 4.0 * ROUNDOFF)
     made: list[Profiles]
@@ -453,7 +453,7 @@ def _pair_of_revealed(sigma: float, group: float) -> FinitePair:
 
 
 def _of_group(profile: BracketedProfile, group: float, mu: float) -> BracketedProfile:
-    """Bound the profile of `group` records added in turn (README.md, "Random allocation", Groups)."""
+    """Bound the profile of `group` records that are added in turn (README.md, "Random allocation", Groups)."""
     if group == 1.0:
         return profile
     eps, together = profile.epsilon, group * mu * (1.0 + 8.0 * ROUNDOFF)

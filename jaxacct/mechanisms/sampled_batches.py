@@ -227,7 +227,7 @@ class PoissonSampled(OfGaussianMixtures):
         return True
 
     def _contributions(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return each configuration's shifts of the sum by a group, in units of sigma, and their probabilities."""
+        """Return, per configuration, the shifts of the sum that a group causes, in sigmas, and their probabilities."""
         base, rate = self._flat()
         found = []
         for sigma, q in rows_of(self, cast(Gaussian, base).noise_multiplier, rate):

@@ -119,7 +119,7 @@ def replaced_pair(base: Mechanism, rate: np.ndarray, shape: tuple[int, ...]) -> 
 
 @functools.lru_cache(maxsize=KEPT)
 def _replaced(base: Mechanism, q: float) -> FinitePair:
-    """Return a pair for the smaller of two bounds of delta: of a replacement at once, and of a removal and addition."""
+    """Return a pair from the smaller of two bounds of delta: for one replacement, and for a removal and an addition."""
     if q == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
     if isinstance(base, Gaussian):

@@ -21,7 +21,7 @@ from jaxacct.mechanisms.random_allocation import RandomAllocation
 ATTACKS = ("largest", "allocation")
 """Outputs that an attack sees: the largest of a pass ("largest"), or all outputs of a pass ("allocation")."""
 MOST_PASSES, MOST_ROWS = 1000, 16
-"""With more passes or more answers than these, no attacks are computed; an answer's attack takes up to 1 s."""
+"""For more passes, or more answers at once, no attack is computed, since the attack of one answer takes up to 1 s."""
 
 
 @register
@@ -144,7 +144,7 @@ class _SeenBatches(Mechanism):
         if self.attack == "allocation":
             seen = RandomAllocation(Gaussian(sigma / SENSITIVITY[relation]), batches)
             return seen.expand_below("zero_out", direction)
-        # zero_out moves the largest mean from 2 to 1, replace_one from 2 to 0
+        # with the record one output has the mean 2; without it this mean is 1 under zero_out, 0 under replace_one
         moved, shape = 2.0 - SENSITIVITY[relation], batch_shape(self)
         # a sigma below 1e-3 is out of the range of `_largest` and is raised to 1e-3, as if the attack added noise
         rows = (np.broadcast_to(x, shape).ravel() for x in (np.maximum(sigma, 1e-3), batches))

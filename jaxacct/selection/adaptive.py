@@ -30,7 +30,7 @@ from jaxacct.selection.law_of_k import (
 )
 
 TAIL_SHARE = 1e-7
-"""The values of K that are not listed have a probability of at most this share of delta, which widens its bracket."""
+"""The values of K that are not listed have at most this share of delta as probability, which widens delta's bracket."""
 LEAST_DELTA = 1e-290
 """Smallest positive delta for which epsilon is searched. For a smaller delta the upper end is the largest loss."""
 ROUNDINGS_PER_TERM = 8.0
@@ -108,7 +108,7 @@ class AdaptiveSelection(AnySelection):
 
 
 def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float) -> tuple[float, float]:
-    """Return lower and upper bounds of one selection's epsilon, the larger of the epsilons of its directions."""
+    """Return lower and upper bounds of one selection's epsilon, which is the larger of its directions' epsilons."""
     if delta < LEAST_DELTA:
         bounded = bool(bounded_loss(components(run, "add_or_remove_one", "remove")).all())
         low, high = _without_delta(run, law, relation) if bounded else (0.0, np.inf)
@@ -131,7 +131,7 @@ def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> 
 
 
 def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, rtol: float) -> np.ndarray:
-    """Return upper bounds of "epsilon" or "delta" for one base and law; at three or more eps deltas are less tight."""
+    """Return upper bounds of "epsilon" or "delta" for one base and law; deltas at three or more eps are looser."""
     if quantity == "epsilon":
         return np.array([_epsilon(run, law, float(x), relation, rtol)[1] for x in values])
     if values.size < 3:
@@ -185,7 +185,7 @@ class Sum(NamedTuple):
 
 
 class Mixture:
-    """The sum over k of Pr[K = k] delta_k, with the profile delta_k of k runs, computed only at some k, the nodes."""
+    """The sum over k of Pr[K = k] delta_k. The profile delta_k of k runs is computed only at some k, the nodes."""
 
     def __init__(self, run: Mechanism, weights: Weights, relation: str, rtol: float) -> None:
         self.run, self.weights, self.relation, self.rtol = run, weights, relation, rtol
@@ -397,7 +397,7 @@ class _Search:
                 return
 
     def tighten(self) -> None:
-        """Move `low` and `high` towards the solution: try eps near its estimate, where an end may cross the target."""
+        """Move `low` and `high` towards the solution, by eps where an end of the sum's bracket may cross the target."""
         if not (self.left[0] < self.right[0] < math.inf):
             return
         x, slope = self.root()
@@ -430,7 +430,7 @@ def weights(law: Law, tail: float) -> Weights:
     """
     if isinstance(law, Categorical):
         each = np.asarray(law.probabilities)
-        error = 4e-13  # more than 1e-13, by which the sum of the probabilities may miss 1
+        error = 4e-13  # above 1e-13, by which the sum of the probabilities may differ from 1
         return _listed(np.arange(each.size) * 1.0, each * (1.0 - error), each * (1.0 + error), 0.0, 0.0)
     if isinstance(law, PointMass) or (isinstance(law, Binomial) and float(law.probability_of_run) == 1.0):
         return Weights(np.array([largest_k(law)]), np.ones(1), np.ones(1), 0.0, 0.0, 0.0)

@@ -140,7 +140,7 @@ def pair_of(
 
 
 def _pair_of_points(epsilon: np.ndarray, *deltas: np.ndarray) -> FinitePair:
-    """Return `pair_of_profile` for points in any order. Of two eps within LEAST_GAP the larger stays, but always 0."""
+    """Return `pair_of_profile` of points in any order. Of eps within LEAST_GAP the larger stays; 0 always stays."""
     order = np.argsort(epsilon, kind="stable")
     order = order[np.isfinite(epsilon[order])]
     kept: list[int] = []

@@ -58,11 +58,11 @@ CONTOUR_WIDTH = 1e-4
 FEW = 64
 """If more eps than this would need a contour each, the lattice answers them together (for bases of `few_steps`)."""
 FEW_STEPS = 100.0
-"""Up to this many steps the lattice's brackets are as narrow as those of one contour for each eps, and quicker."""
+"""Up to this many steps the lattice brackets delta as narrowly as one contour for each eps, and is quicker."""
 VALUE_ERROR = 1e-12
 """Arithmetic with values of the profile is taken to have at most this relative error."""
 LINE_EPS = 650.0
-"""Largest eps of a line, of slope e^eps, above the trade-off curve. There larger losses count as infinite."""
+"""Largest eps of the lines of slope e^eps above the trade-off curve. The lines count larger losses as infinite."""
 ASKED_EPS = 600.0
 """Largest eps for which the engines are asked."""
 
@@ -211,7 +211,7 @@ def bounded_loss(parts: Components) -> np.ndarray:
 
 
 def gaussian_mu(run: Mechanism) -> np.ndarray | None:
-    """Return mu of every configuration, (B,), or None if any is not a composition of unsampled Gaussians."""
+    """Return mu of every configuration, (B,), or None unless all are compositions of unsampled Gaussians."""
     parts = components(run, "add_or_remove_one", "remove")
     if any(np.any(n > 0) for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)):
         return None
@@ -369,7 +369,7 @@ def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
 
 
 def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return which brackets from shared contours are wide, and are computed again by own contours or the lattice."""
+    """Return which brackets from shared contours are so wide that their own contours, or the lattice, replace them."""
     wide = high - low > CONTOUR_WIDTH * high
     # a separate contour hardly ever raises a lower bound of 0: only every eighth such eps is computed again
     nothing = wide & (low == 0.0)
@@ -384,7 +384,7 @@ def _filled(ends: np.ndarray, count: int) -> np.ndarray:
 
 
 def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarray]:
-    """Return bounds of delta, (2, K), at the ascending eps of each row, by CONTOURS contours; 0 and 1 if these fail."""
+    """Return bounds of delta, (2, K), at each row's ascending eps, by CONTOURS contours; 0 and 1 where these fail."""
     if not eps:
         return []
     blocks = [-(-each.size // CONTOURS) for each in eps]

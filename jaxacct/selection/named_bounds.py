@@ -1,8 +1,8 @@
 """Upper bounds of a selection's leak, by name: `selection.bound_epsilon` and `selection.bound_delta`.
 
 The published bounds by the base's privacy profile have the form `delta_A(eps) <= m delta(eps - shift)`.  Here delta_A
-is the selection's profile, delta that of the base, and m = E[K] (README.md of this folder, "Which direction").  The
-Rényi bounds are those of Papernot and Steinke (2022).
+is the selection's profile, delta the base's profile, and m = E[K] (README.md of this folder, "Which direction").  The
+Rényi bounds are theorems of Papernot and Steinke (2022).
 
 The bound "monotone_score" is Algorithm 3 of Xiang, Wang and Wang (2024).  **It does not hold for general scores**
 (README.md of this folder, "The condition of `monotone_score`").
@@ -85,7 +85,7 @@ def least_growth(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) 
 
 
 def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
-    """Return the smallest shift that the theorem for binomial K gives: the one at the least eps_1 that it allows."""
+    """Return the smallest shift by the theorem for binomial K; the least eps_1 that the theorem allows gives it."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     n, p = np.broadcast_to(law.trials, shape), np.broadcast_to(law.probability_of_run, shape)
 
@@ -268,7 +268,7 @@ def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray
     return found.reshape(shape)
 
 
-# The winner is the largest of K draws: its law if draws are from N(0, 1), against its law if they are from N(mu, 1)
+# The largest of K draws wins. Its law for draws from N(0, 1) is compared with its law for draws from N(mu, 1)
 
 # Let F, G be the distribution functions of the two normal laws, f, g their densities, and phi the generating function
 # of K.  The winner has the density phi'(F) f or phi'(G) g.  An interval (a, b] has the mass phi(F(b)) - phi(F(a)) or
@@ -284,7 +284,7 @@ class Line(NamedTuple):
     laws: Law  # (R,) laws of K
     mu: np.ndarray  # (R,)
     x: np.ndarray  # (R, X) nodes, from -inf to inf
-    log_ratio: np.ndarray  # (R, X) log(winner's density for N(mu, 1) / that for N(0, 1)); nan if both underflow
+    log_ratio: np.ndarray  # (R, X) log(winner's density for N(mu, 1) / density for N(0, 1)); nan if both are 0
     present: np.ndarray  # (R, X - 1) masses of the winner's law for N(mu, 1) between neighbouring nodes
     without: np.ndarray  # (R, X - 1) masses of the winner's law for N(0, 1) between neighbouring nodes
 
@@ -310,7 +310,7 @@ def line(laws: Law, mu: np.ndarray, reach: float) -> Line:
 
 
 def _log_ratio(laws: Law, mu: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return log(winner's density for mean mu/that for mean 0), and its slope; NaN where phi' is not finite or 0."""
+    """Return log(winner's density for mean mu / density for mean 0), and its slope; NaN if phi' is 0 or not finite."""
     logs, slopes = [], []
     for z in (x - mu, x):
         steep, ratio = laws.steepness(ndtr(z), ndtr(-z))

@@ -172,7 +172,7 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Return (gain, cost) of orders that put part of the outcome of largest loss above all ranks up to some v."""
+    """Return (gain, cost) of orders of scores that put part of the most revealing outcome above all ranks up to a v."""
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:
         return np.zeros(0), np.ones(0)
@@ -187,7 +187,7 @@ def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.nd
 
 
 def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Return a loss that an order of `orders` reaches, with v a knot of the curve."""
+    """Return a loss that an order of scores like those in `orders`, with v at a knot of the curve, reaches."""
     top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0

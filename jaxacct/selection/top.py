@@ -46,7 +46,7 @@ MOST_ATOMS = 1500
 class TopSelection(AnySelection):
     """Selection that runs ``mechanism`` K times, K from ``law``, and releases the best ``top`` by any score.
 
-    All candidates are released where K is less than ``top``.  The answers are upper bounds, of kind "bound": the
+    All candidates are released if K is less than ``top``.  The answers are upper bounds, of kind "bound": the
     smaller of an envelope for the best j and the bound for a release of all candidates.  The selection composes.
 
     Parameters
@@ -184,8 +184,8 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
     """Return the envelope of one direction for deltas from `level` on, and the last eps of `top` runs' profile."""
     parts = components(run, "add_or_remove_one", side.direction)
     # `apart`: the base's mass at infinity, which is taken out of the profiles and the curve, and added as
-    # `Envelope.infinite`. This is sound only where the mass is known: a pair that merely dominates the base may have
-    # more mass at infinity than the base
+    # `Envelope.start`. This is sound only where the mass is known exactly: a pair that merely dominates the base may
+    # have more mass at infinity than the base
     certain = run.kind_under("add_or_remove_one", composed=True) == "certified"
     apart = float(np.abs(parts.delta_infinity[0])) * (1.0 - RELATIVE_ERROR) if certain else 0.0
     apart = apart if apart >= LEAST_DELTA else 0.0  # so small a mass may be the cut-off tail of a table
@@ -211,7 +211,7 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
 
 
 def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return e^eps for several eps, and upper bounds of the delta of `count` runs there."""
+    """Return e^eps for several eps, and upper bounds of the delta of `count` runs at these eps."""
     seen = parts.finite_mass[0, 0] > 0.0 if finite_once(parts) else np.zeros(0, bool)
     if not (seen.any() and np.count_nonzero(seen) ** count <= MOST_ATOMS):
         return envelope.profile_points(repeat(run, count), level, side)

@@ -95,7 +95,7 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
 def _solved(
     quantity: str, stacked: Any, rows: tuple[np.ndarray, Law, np.ndarray], width: float, plain: bool, other: np.ndarray
 ) -> np.ndarray:
-    """Bracket this direction, refine wide brackets, and return the larger of these and `other`, end by end, (2, B)."""
+    """Bracket this direction, refine wide brackets, and return the larger ends of these and of `other`, (2, B)."""
     (base, laws, values), once = rows, width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _run(quantity, first, stacked, base, laws, values, plain)
@@ -231,7 +231,7 @@ class Attack(float):
 def attack(
     run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remove_one", candidates: str = "iid"
 ) -> Attack:
-    """Return the epsilon that the worst score reaches at `delta`, with this score. No valid claim is below it.
+    """Return the epsilon that the worst score reaches at `delta`, with the score. No valid claim is below this epsilon.
 
     The score is the worst one for a base whose trade-off curve is just below that of `run`.  Every base whose curve is
     nowhere below that of `run` reaches this epsilon.

@@ -220,8 +220,8 @@ class BLT(ToeplitzStrategy):
 class BandedInverse(ToeplitzStrategy):
     """The Toeplitz matrix C whose inverse has p bands.
 
-    A step's noise is a weighted sum of the independent noises of the last p steps. So it can be drawn again from the
-    keys of these steps alone. C itself is full, so no cyclic sampling amplifies its privacy.
+    A step's noise is a weighted sum of the independent noises of the last p steps. So the keys of these steps alone
+    give it again. C itself is full, so no cyclic sampling amplifies its privacy.
 
     Parameters
     ----------
@@ -305,7 +305,8 @@ def require_range(name: str, values: np.ndarray) -> None:
 class ColumnNormalised(Strategy):
     """The banded matrix with columns of norm 1 whose prefix sums have the least mean squared error.
 
-    Its error is some 2 to 5 % below that of ``Banded``, since the last columns need not be cut (README.md, "Error").
+    Its error is some 2 to 5 % below the error of ``Banded``, since its last columns have norm 1 too, although the end
+    of the matrix shortens them (README.md, "Error").
 
     Parameters
     ----------

@@ -148,7 +148,7 @@ def _log_error(column: np.ndarray, inverse: np.ndarray, period: int) -> tuple[fl
 
 
 def _through(inverse: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """Turn the gradient `slope` by the first column of a Toeplitz matrix's inverse into the gradient by its own."""
+    """Turn the gradient `slope` by the first column of a Toeplitz `inverse` into the gradient by the matrix's own."""
     # d inverse_j / d column_k = -(inverse * inverse)_(j - k), where * is a convolution
     size = inverse.size
     reflected = np.conj(np.fft.rfft(inverse, 2 * size))

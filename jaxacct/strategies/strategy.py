@@ -216,7 +216,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def lags(self, count: int) -> np.ndarray:
-        """Return (C^T C)[i, i + d], 0 for i + d >= n, in row d < `count` <= `overlap` and column i, (count, n).
+        """Return (C^T C)[i, i + d] in row d and column i, (count, n), 0 where i + d >= n; `count` is at most `overlap`.
 
         The error of an entry is at most `rounding` times the entry of |C|^T |C|.
         """
@@ -237,8 +237,8 @@ class Strategy(ABC):
     def sensitivity(self, participation: Participation | None = None) -> Bounds:
         """Bound the sensitivity of C X under add or remove of one record, in clip norms; ``replace_one`` doubles it.
 
-        It is ``max_pi max_x ||sum_{i in pi} C e_i x_i^T||`` over the patterns pi of one record and contributions x_i of
-        norm at most 1, which may depend on earlier outputs.
+        This is ``max_pi max_x ||sum_{i in pi} C e_i x_i^T||`` over the patterns pi of one record and the contributions
+        x_i of norm at most 1, which may depend on earlier outputs.
 
         Parameters
         ----------
@@ -343,7 +343,7 @@ def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
 
 
 def of_patterns(lags: np.ndarray, separation: int, most: int) -> tuple[float, float]:
-    """Bound the squared sensitivity, unrounded, over patterns of at most `most` steps at least `separation` apart."""
+    """Bound the squared sensitivity over patterns of at most `most` steps, `separation` or more apart; no rounding."""
     weights = _weights(lags, separation, most)
     upper, pattern = _heaviest(weights, separation, most)
     single = [int(np.argmax(lags[0]))]
@@ -358,7 +358,7 @@ def of_patterns(lags: np.ndarray, separation: int, most: int) -> tuple[float, fl
 def of_all(lags: np.ndarray, patterns: np.ndarray) -> tuple[float, float]:
     """Bound the largest squared sensitivity over patterns, the columns of an array of steps; -1 is no step.
 
-    Gradients s_i e_1, with signs chosen one by one, reach the lower end. The rounding of the sums is left out.
+    Gradients s_i e_1, with signs chosen one by one, reach the lower end. The bounds leave out the rounding of the sums.
     """
     signs = np.ones(patterns.shape)
     lower, upper = np.zeros((2, patterns.shape[1]))
@@ -375,7 +375,7 @@ def of_all(lags: np.ndarray, patterns: np.ndarray) -> tuple[float, float]:
 
 
 def _longest(begun: tuple[int, ...], steps: int, separation: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yield the patterns that begin with `begun` and have no room for a step, which would lower no sum of |C^T C|."""
+    """Yield the patterns that begin with `begun` and take no more steps; a step never lowers a sum of |(C^T C)_ij|."""
     later = range(begun[-1] + separation if begun else 0, steps)
     if not later or len(begun) == most:
         yield begun
@@ -408,7 +408,7 @@ def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, l
 
 
 def _sums(rows: np.ndarray, separation: int, most: int) -> Iterator[np.ndarray]:
-    """Yield for each row, from the last row back, the largest sums of rows from it on, at least `separation` apart.
+    """Yield for each row, last row first, the largest sums of rows from this row on, `separation` or more rows apart.
 
     Layer m has the sums of at most m rows. If the gaps alone limit the number of rows, layer 1 has all sums.
     """
