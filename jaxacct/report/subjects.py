@@ -554,7 +554,7 @@ def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
 
 
 def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
-    """Compute a claim again, and return it with the larger of both upper ends; if the brackets are disjoint, refuse."""
+    """Return the claim, computed again, with the larger of both upper ends; disjoint brackets allow no claim."""
     assert claim.bounds is not None
     ask = account.delta if claim.quantity == "delta" else account.epsilon
     try:
