@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,6 +103,16 @@ def test_points_prove_no_lower_end():
     known = ja.profile_from_cdfs(norm(0.5, 1.0).cdf, norm(-0.5, 1.0).cdf, np.linspace(0.0, 8.0, 5))
     found, truth = ja.epsilon(known, 1e-5), ja.epsilon(ja.Gaussian(1.0), 1e-5)
     assert found.kind == "bound" and found.lower <= truth.upper < found.upper
+
+
+def test_many_points_above_a_low_last_one_take_no_long_time():
+    """None before the low last point is on the hull; 100,000 passes over the points would take minutes."""
+    epsilon = np.linspace(0.0, 20.0, 100_000)
+    delta = np.append(0.5 * np.exp(-0.7 * epsilon[:-1]), 0.0)
+    before = time.process_time()
+    found = ja.delta(ja.PrivacyProfile(epsilon, delta), [1.0, 12.0]).upper
+    assert time.process_time() - before < 20.0
+    assert np.all(found <= 0.5 * np.exp(-0.7 * np.array([1.0, 12.0])) * (1.0 + 1e-3))
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-7])

@@ -202,7 +202,7 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
     fallen = np.diff(f[points], prepend=np.inf) < 0.0
     fallen[-1:] = True
     points = points[fallen]
-    while True:
+    for _ in range(30):
         at, values = epsilon[points], f[points]
         slope, gap = -np.diff(values), np.diff(at)
         above = slope[:-1] / -np.expm1(-gap[:-1]) - slope[1:] / np.expm1(gap[1:]) <= 0.0
@@ -212,6 +212,16 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
         place = np.arange(above.size)
         odd = (place - np.maximum.accumulate(np.where(above, -1, place))) % 2 == 1
         points = np.delete(points, 1 + np.flatnonzero(above & odd))
+    chain: list[int] = []  # a low last point costs its neighbours a pass each, so the rest is done one by one
+    for k in map(int, points):
+        while len(chain) > 1:
+            before, last = chain[-2:]
+            rise = (f[before] - f[last]) / -np.expm1(epsilon[before] - epsilon[last])
+            if not rise <= (f[last] - f[k]) / np.expm1(epsilon[k] - epsilon[last]):
+                break
+            chain.pop()
+        chain.append(k)
+    return chain
 
 
 def _first_is_above(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -> bool:
