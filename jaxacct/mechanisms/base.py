@@ -21,7 +21,7 @@ from jaxacct.core import markup
 from jaxacct.core.validation import RELATIONS, Constraint, InputError, Tracer, broadcast_shape, check, shown, with_hints
 
 MOST_NUMBERS = 8
-"""Length of the longest array that an expression shows whole; of a longer array it shows this many numbers."""
+"""An expression shows an array of up to this many numbers whole, and the first so many numbers of a longer array."""
 DIRECTIONS = ("remove", "add")
 """Directions of a dominating pair (P, Q): P is the law with the record ("remove") or without the record ("add")."""
 SENSITIVITY = {"add_or_remove_one": 1.0, "add_one": 1.0, "remove_one": 1.0, "replace_one": 2.0, "zero_out": 1.0}

@@ -239,7 +239,7 @@ def nearest_slots(sampling_probability: Any) -> np.ndarray:
 
 
 def slots_of(sampling_probability: Any, sampling: str = "random_allocation") -> float | np.ndarray:
-    """Return the slots of a round or an epoch, 1/q for the sampling probability q; refuse a q whose 1/q is not whole.
+    """Return 1/q, the number of slots of a round or epoch, for the sampling probability q; refuse a 1/q not whole.
 
     >>> slots_of([0.01, 0.5])
     array([100.,   2.])

@@ -25,7 +25,7 @@ from jaxacct.core.validation import (
 from jaxacct.mechanisms.base import BaseMechanism, FinitePair, FinitePart, Part, register
 
 SUM_LIMIT = 1e-12
-"""Largest distance of a probability vector's sum from 1; the vector is divided by its sum."""
+"""The sum of a probability vector may differ from 1 by at most this; the vector is divided by its sum."""
 
 
 class OfFinitePair(BaseMechanism):
@@ -230,9 +230,9 @@ def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = 
 def log_of_ratio(difference: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Compute log(p/q) of positive masses, with an error of at most 8 roundoffs of the value.
 
-    Exchanging p and q only changes the sign of the answer. `difference` is p - q, known to a few
-    roundoffs, and is used where p and q are near. Otherwise the ratio is known to a few roundoffs, and its logarithm is
-    at least .4. The difference of logarithms is used only for logarithms beyond 690, where it does not cancel.
+    Exchanging p and q only changes the sign of the answer. `difference` is p - q, known to a few roundoffs, and is used
+    where p and q are near. Otherwise the ratio is known to a few roundoffs, and its logarithm is at least .4 in size.
+    The difference of logarithms is used only where it exceeds 690 in size, since it does not cancel there.
     """
     large, small = np.maximum(p, q), np.minimum(p, q)
     near = np.abs(difference) <= 0.5 * small

@@ -189,7 +189,7 @@ def normals_of(strategy: Strategy, bins: int, noise: float) -> Bins:
 
 @functools.lru_cache(maxsize=KEPT)
 def contours_of(strategy: Strategy, bins: int, noise: float) -> Profile:
-    """Return the profile of a run. It is cached, and keeps the contours that it has placed."""
+    """Return the profile of a run. The profile is cached, and keeps the contours that it has placed."""
     return Profile(normals_of(strategy, bins, noise))
 
 

@@ -81,7 +81,7 @@ class RandomAllocation(Mechanism):
     ``ja.repeat(RandomAllocation(Gaussian(1.0), 100), epochs)``, draw a fresh allocation in every round; the answer is a
     certified bracket. With k participations, 1 < k < t, the answer is for k random blocks of slots that are revealed,
     one slot in each, and ``kind`` is "bound". k = t is t plain releases. Under ``replace_one`` a record is removed and
-    another added, and the answer is a bound. Renyi divergences and selections use only a dominating pair, and are
+    another added, and the answer is a bound. Rényi divergences and selections use only a dominating pair, and are
     bounds too.
 
     The slots of different records must be independent. Slots of equal size, as a shuffle makes them, are not covered,

@@ -524,7 +524,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     ((1-g) Q + g P, Q) for remove, and (Q, (1-g) Q + g P) for add. The pair of ``replace_one`` has the profile
     H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. If the base's pair is not symmetric,
     (P, Q) has the larger profile of both orders (README.md, "Two orders of a replaced record"). A pair that joins
-    several pairs is a bound when it is repeated or composed, and so are its Renyi divergences. For Gaussian and Laplace
+    several pairs is a bound when it is repeated or composed, and so are its Rényi divergences. For Gaussian and Laplace
     bases epsilon under ``replace_one`` is a bound, about 1e-5 above the exact value. A composition inside runs on one
     sample, as in `PoissonSampled`.
 

@@ -362,7 +362,7 @@ def _bounds_at(
 
 
 def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
-    """Return the eps at which the profile is evaluated, up to `last`. Beyond `first` one direction has no losses."""
+    """Return the eps at which the profile is evaluated, up to `last`. Beyond `first` only one direction needs them."""
     count = EPS_POINTS.get(engine, EPS_POINTS["lattice"]) // (2 if coarse else 1)
     early = round(count * max(first / last, 0.5))
     return np.concatenate([np.linspace(0.0, first, early), np.linspace(first, last, count - early + 1)[1:]])

@@ -164,7 +164,8 @@ def bound_epsilon(
     bound : {"auto", "envelope", "privacy_profile", "renyi", "monotone_score"}
         "envelope" is for every law of K, and near the exact worst case for random K.  "privacy_profile" and "renyi" are
         published theorems for some laws; they refuse other laws.  "monotone_score" is true only for scores that are
-        monotone in the likelihood ratio.  "auto" is the smallest of the others that apply; `engine` names it.
+        monotone in the likelihood ratio.  "auto" is the smallest bound that holds for every score and for the law k;
+        `engine` names it.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns

@@ -343,7 +343,7 @@ def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
 
 
 def of_patterns(lags: np.ndarray, separation: int, most: int) -> tuple[float, float]:
-    """Bound the squared sensitivity over patterns of at most `most` steps, `separation` or more apart; no rounding."""
+    """Bound the squared sensitivity over patterns of at most `most` steps, `separation` or more apart, unrounded."""
     weights = _weights(lags, separation, most)
     upper, pattern = _heaviest(weights, separation, most)
     single = [int(np.argmax(lags[0]))]
