@@ -33,7 +33,7 @@ from jaxacct.kernels.contour.allocation import (
 ROUNDS = 14
 """Largest number of placements of the contour in one search for epsilon."""
 NARROW = 1e-2
-"""A search ends when the relative width of its bracket is at most this number times the wanted relative width."""
+"""A search ends when the relative width of its bracket is at most NARROW times the wanted relative width."""
 CUT_OFF = 3e-3
 """The first contour of a search leaves out terms of the size CUT_OFF * (wanted relative width) * delta."""
 NEAR = 0.01
@@ -43,7 +43,7 @@ SIGNS = {"remove": 1.0, "add": -1.0}
 """Sign of each direction. With S = dP/dQ and k = e^{sign eps}, delta is E(S - k)_+ for sign 1, and e^eps E(k - S)_+ for
 sign -1."""
 ROUGH = 0.5
-"""For rtol of at least this, theorems first give lower bounds of epsilon, which may make the contour unnecessary."""
+"""For rtol >= ROUGH, theorems first give lower bounds of epsilon, which may make the contour unnecessary."""
 PLACEMENTS = 3
 """Largest number of placements of the contour for one delta."""
 SMALL = 1e-8
@@ -361,7 +361,7 @@ def _newton(
 def _ends(
     contour: Contour, eps: np.ndarray, value: Value, delta: np.ndarray, floor: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of epsilon about eps. A bracket of delta at a bound proves it; unproved ones are 0 and inf."""
+    """Return bounds of epsilon about eps, each proved by a bracket of delta there. Unproved ones are 0 and inf."""
     below, above = np.zeros_like(eps), np.where((eps == 0.0) & (value.upper <= delta), 0.0, np.inf)
     for widen in (1.0, 4.0, 64.0, 4096.0):
         margin = widen * (1e-15 * eps + 4.0 * ROUNDOFF * delta / value.slope)

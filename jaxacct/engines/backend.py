@@ -172,7 +172,7 @@ def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.n
 
 @functools.cache
 def program(kernel: Callable[..., Any], **static: int) -> Compiled:
-    """Return a kernel as programs that take a batch of configurations."""
+    """Return a kernel as a `Compiled`, which takes a batch of configurations."""
     return Compiled(functools.partial(kernel, **static), None, f"{kernel.__module__}.{kernel.__qualname__} {static}")
 
 
@@ -239,8 +239,8 @@ MOST_THREADS = 8
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Solve = Callable[..., np.ndarray]
-"""Maps columns (sigma, slots, given, ...) of some rows to an array (3, rows) of lower, estimate and upper. `given` is a
-delta or an epsilon."""
+"""A function from columns (sigma, slots, given, ...) of some rows to an array (3, rows) of lower bound, estimate and
+upper bound. `given` is a delta or an epsilon."""
 
 
 def in_blocks(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
@@ -292,7 +292,7 @@ def on_cores(
 
 
 def _solved(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
-    """Return what `solve` finds. If it fails, solve row by row; a row that fails by itself gets [0, inf]."""
+    """Return what `solve` finds. If `solve` fails, solve row by row; a row that fails by itself gets [0, inf]."""
     try:
         return solve(*columns)
     except FAILURES:

@@ -38,7 +38,7 @@ class Rung(NamedTuple):
 
 
 TOLERANCE = 1e-8
-"""Default size, relative to delta, of what a contour leaves out: aliases of the quadrature, and cut-off terms."""
+"""Default size, relative to delta, of the aliases of a contour and of the terms that are cut off."""
 LEAST_DELTA = 1e-305
 """Smallest upper bound of delta that is not 0."""
 LOWEST_LOG_DELTA = -700.0
@@ -76,7 +76,7 @@ class Reach(NamedTuple):
 
     answers: np.ndarray  # whether the contour can answer: there is a Gaussian part and no Poisson sampled Laplace part
     splits: np.ndarray  # whether the split contour can answer: all parts are Gaussians, and at least one is sampled
-    certifies_split: np.ndarray  # whether it is likely to certify: below sigma = .06 or q = 1e-13 it never did
+    certifies_split: np.ndarray  # whether the split contour may certify: below sigma = .06 or q = 1e-13 it never did
     largest_loss: np.ndarray  # upper bound: `-sum n log(1 - q)` if all parts are sampled Gaussians under add, else inf
 
 
@@ -164,7 +164,7 @@ def _climb(
     """
     parts, hint, size = question.parts, question.hint, question.target.size
     rtol = question.effort.rtol
-    # relative width at which refining ends, and relative size of the terms that are cut off
+    # `width` is the relative width at which refining ends, `tolerance` the relative size of the terms that are cut off
     width, tolerance = rtol, 0.04 * rtol
     if not question.effort.in_search:  # a narrower bracket costs the contour little more
         width, tolerance = 0.5 * min(rtol, max(1e-6, 0.01 * rtol)), TOLERANCE
@@ -249,7 +249,7 @@ def delta_along(
     placed. Far away, aliases leave no useful lower bound. `floor`, `width` (B, K) and `tolerance` are as for
     `delta_about`.
 
-    both : (B, K), whether the lower bound is wanted; otherwise it is enough that the upper bound is near the estimate.
+    both : (B, K), whether the lower bound is wanted. If not, an upper bound near the estimate suffices.
     along : False for `delta_about`, which also climbs to the split rungs and needs every eps near `place`.
     """
 
@@ -287,7 +287,7 @@ def delta_along(
         done = agree & ((high - below <= width[rows] * high) | (high <= floor[rows]))
         needs = found[4].reshape(rows.size, 2)
         next_one = np.maximum(rung_for(needs, rungs), step + 1)
-        if along:  # a finer rung helps only a row that lacks points or nodes, and only if some rung has enough
+        if along:  # a finer rung helps only rows that lack points or nodes, and only if some rung has enough of both
             enough = np.all(needs <= (rung.points, rung.nodes), axis=1)
             beyond = np.any(needs > (rungs[-1].points, rungs[-1].nodes), axis=1)
             next_one = np.where(enough | beyond, len(rungs), next_one)

@@ -21,7 +21,7 @@ from jaxacct.core.validation import InputError
 
 CLOSE_UNITS = 4.0
 """Largest relative difference, in units of 2^-52, between a device's result and NumPy's. A device that computes in
-float64 stays within it; a device that computes in pairs of float32 does not."""
+float64 stays within CLOSE_UNITS; a device that computes in pairs of float32 does not."""
 WORDS = 120
 """Number of characters that are shown of a device's error message."""
 
@@ -69,7 +69,7 @@ def _default() -> jax.Device:
 
 
 def certifying() -> jax.Device | None:
-    """Return the device that certifies: the default one or, with one warning, the host's CPU; None if neither can."""
+    """Return the device that certifies: the default one or, with one warning, the host's CPU; None if neither does."""
     default = _default()
     return default if fault(default) is None else _instead(default)
 
@@ -91,9 +91,9 @@ def _instead(default: jax.Device) -> jax.Device | None:
 def fault(device: jax.Device) -> str | None:
     """Return what a device lacks for certificates, as words that complete "it has ..."; None if it lacks nothing.
 
-    Each device is tried once per process. The trial shows whether it has float64 and complex128 at all. How accurate
-    its elementary functions are is an assumption of kernels/README.md. CPUs are not tried, since JAX has both types
-    there.
+    Each device is tried once per process. The trial shows whether the device has float64 and complex128 at all. That
+    its elementary functions are accurate is an assumption of kernels/README.md. CPUs are not tried, since JAX has both
+    types there.
     """
     if device.platform == "cpu":
         return None
@@ -125,7 +125,7 @@ def lacking(run: Callable[..., list[Any]]) -> str | None:
 
 
 def _real(numpy: Any, x: Any, y: Any) -> list[Any]:
-    """Return a few results that every device with true float64 computes alike, since IEEE 754 rounds them correctly."""
+    """Return a few results on which all devices with true float64 agree, since IEEE 754 rounds them correctly."""
     return [x * 1.0, x + y, numpy.sqrt(x) * numpy.sqrt(y), x / numpy.sqrt(y)]
 
 

@@ -33,7 +33,7 @@ STALLED = 0.5
 """If a bracket's relative width exceeds this share of the previous lattice's width, longer lattices are not tried,
 since the spacing does not cause the width."""
 ATTEMPTS = 3
-"""Largest number of plans for one length. If epsilon is found far from the eps of a plan, a new plan is made."""
+"""Largest number of plans for one length. If epsilon turns out far from the eps of a plan, a new plan is made."""
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
 """Lengths of lattices for a mechanism between two pairs of distributions."""
 UNDERFLOW = 1e-300
@@ -425,7 +425,7 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
         curvature = variance + theta**-2.0 + (1.0 + theta) ** -2.0
         return k, at, k - theta * at - np.log(theta * (theta + 1.0)) - 0.5 * np.log(2 * np.pi * curvature)
 
-    # The search begins at 1e-3 of the inverse of the loss's standard deviation, since the tilt is near that inverse.
+    # The tilt is near the inverse of the loss's standard deviation. So the search begins at 1e-3 of this inverse.
     spread = max(1.0, float(np.sqrt(_cumulants(sketches, 0.0)[2])))
     low, high = np.log(1e-3 / spread), np.log(1e6)
     for _ in range(26):
@@ -651,7 +651,7 @@ def crossing(
         return 0.0, 0.0
     at = min(max(guess, tolerance), high)
     width, slope, last = tolerance, -side.theta, None
-    # `known`: whether a lower side's bound of delta is positive at `high`. `blind`: a smaller eps where the bound is 0.
+    # `known` tells whether a lower side's bound of delta is positive at `high`. `blind` is a smaller eps where it is 0.
     wide, blind, known = 0.0, 0.0, False
     moves = [np.inf, np.inf]  # sizes of the last two moves by secants
     for _ in range(CROSSING_STEPS):
@@ -662,7 +662,7 @@ def crossing(
             blind = at
         else:
             high, known = at, value > 0.0 and not side.upper
-            # the search ends at this relative width if, just above the bound, the error of delta exceeds the target
+            # where the error of delta exceeds the target just above this end, a relative width of 1e-3 ends the search
             wide = 1e-3 * at if value < -target else 2.0 * tolerance
         if value <= 0.0 and low == 0.0 and not known:
             if evaluate(side, tolerance) <= target:

@@ -107,7 +107,7 @@ def placed_from(
     infinity: float,
     run: Runner,
 ) -> Placed:
-    """Return a law on the nodes of its ratio coordinate log mix, made from the masses of cells and from atoms on nodes.
+    """Return a law on nodes of its ratio coordinate log mix, from the masses of cells and from atoms on nodes.
 
     For add the loss falls with the coordinate: the masses are computed in ascending order of the loss, and then
     reversed. The true law has mass 1. An upper law puts the mass missing from 1 at infinity. A lower law whose masses
@@ -548,7 +548,7 @@ def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[n
     masses: list[float] = []
     coming, owed = index.tolist(), jumps.tolist()
     indebted = [*np.flatnonzero(jumps < 0.0).tolist(), len(coming)]
-    place = debtor = 0  # index in `coming`; index in `indebted` of the next node with a debt
+    place = debtor = 0  # `place`: index in `coming`; `debtor`: index in `indebted` of the next debt
     again: list[tuple[int, float]] = []  # a node that is processed once more
     while again or place < len(coming):
         while indebted[debtor] < place:

@@ -25,7 +25,7 @@ from jaxacct.mechanisms.loss_components import Components
 START = np.geomspace(1e-3, 1e5, 33)
 """Values of alpha - 1 for the Rényi orders alpha with which the search for the best order starts."""
 NATS = 75.0
-"""The step and the ends of the trapezoid rule are chosen so that about a share e^-75 of the moment is left out."""
+"""The step and the ends of the trapezoid rule are chosen for a relative error of the moment of about e^-75."""
 MOST_NODES = 2**16
 """Largest number of nodes of one quadrature. Where more are needed, the bracket is wide or infinite."""
 NODES_AT_ONCE = 2**21
@@ -141,7 +141,7 @@ def _laplace(scale: np.ndarray, c: np.ndarray) -> Interval:
 
 
 def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
-    """Return the bracket of log E_Q[mix^power]: two atoms, and panels so short that mix^power hardly varies on each."""
+    """Return the bracket of log E_Q[mix^power] from two atoms, and from panels on which mix^power hardly varies."""
     low, high = np.empty(scale.size), np.empty(scale.size)
     for row in range(scale.size):
         b, p = scale[row], power[row]

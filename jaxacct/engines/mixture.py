@@ -155,7 +155,7 @@ def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None)
 
 
 def _by_contour(parts: list[Part], low: float, high: float, narrow: float) -> Ends:
-    """Return the bracket of epsilon, which may be negative. Contours are placed at the estimate until it is narrow.
+    """Return the bracket of epsilon, which may be negative. New contours are placed until the bracket is narrow.
 
     The first placement is poor where rare large losses give the tilted law a second mode.
     """
@@ -380,7 +380,7 @@ def epsilon_of_step(step: Part, low_delta: float, high_delta: float) -> Ends:
             break
         low, high = (middle, high) if at(middle)[1] > low_delta else (low, middle)
     upper, lower = np.inf, 0.0
-    # a bound of eps is moved outward until delta there proves it
+    # each bound of eps moves outward until the bound of delta there proves it
     for move in (1e-15, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1):
         if upper == np.inf and at(high * (1.0 + move))[2] <= low_delta:
             upper = high * (1.0 + move)

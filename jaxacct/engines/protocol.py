@@ -26,11 +26,11 @@ class Answer(NamedTuple):
 
 
 class Effort(NamedTuple):
-    """How narrow brackets should be, and at what cost. An effort changes widths and never the truth of a bracket."""
+    """How narrow brackets should be, and at what cost. An effort changes the width of a bracket, never its truth."""
 
     rtol: float  # relative width at which a bracket is narrow enough
     memory_bytes: int = GIBIBYTE  # limit on an engine's memory, in bytes
-    in_search: bool = False  # whether a search only compares the answer with a target: then refining ends at rtol
+    in_search: bool = False  # whether a search only compares the answer with a target, so that refining ends at rtol
 
 
 class MechanismQuestion(NamedTuple):
@@ -63,7 +63,7 @@ class Question(NamedTuple):
     kinds: Kinds
     target: np.ndarray  # (B,) the given delta minus the mass at infinity, or the given epsilon
     slack: np.ndarray  # (B,) relative error of `target` if it is a delta; 0 if it is an epsilon
-    floor: np.ndarray  # (B,) lower bound from the other direction; a row whose upper bound is below is not refined
+    floor: np.ndarray  # (B,) lower bound from the other direction; a row with a smaller upper bound is not refined
     effort: Effort
     hint: Any = None  # what a search knows about each row (`MechanismQuestion.hint`)
 

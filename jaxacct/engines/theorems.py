@@ -353,7 +353,7 @@ def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
         error = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(q)))
         hit = chance(np.log(q), np.log1p(-q), error, error)
         low, high = np.zeros_like(n), n.copy()  # Pr[N > `high`] is always small enough, since Pr[N > n] = 0
-        for _ in range(60):  # more than the digits of n
+        for _ in range(60):  # n has fewer binary digits than that
             middle = np.floor(0.5 * (low + high))
             enough = (middle < high) & (log_tail_above(n, middle + 1.0, hit) <= each)
             before = low, high
@@ -406,7 +406,7 @@ def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np
         best = np.fmin(_bounded(parts), _with(bounded, _upper_epsilon(_all_gaussians(parts), safe)))
         if np.any(parts.gauss_n > 0):
             best = np.fmin(best, _basic_epsilon(parts, safe))
-            for share in (0.5, 0.9, 0.999, 1e-3):  # of delta, for more hits than `_hits` allows
+            for share in (0.5, 0.9, 0.999, 1e-3):  # share of delta for more hits than `_hits` allows
                 mu = _hits(parts, np.log(safe) + np.log(share) - 1e-12)
                 best = np.fmin(best, _with(bounded, _upper_epsilon(mu, safe * (1.0 - share) * (1.0 - 4.0 * ROUNDOFF))))
         return np.where(total_variation(parts) <= safe, 0.0, np.where(np.isnan(best), np.inf, best))

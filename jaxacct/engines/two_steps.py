@@ -55,14 +55,14 @@ CELLS_AT_A_TIME = 2**25 // (8 * 60)
 LEAST_BOUND = 1e-305
 """Smallest value of a bound of delta whose logarithm is taken; smaller bounds are raised to it."""
 FARTHEST = 30.0
-"""In the search, a |log(delta/target)| above this counts as this."""
+"""Cap on |log(delta/target)| in the search."""
 NEAR = 0.05
-"""`_rough` stops where the errors of log delta and of v are both below this. `_search` stops only after a step in v
-below this. Here `v = log(eps/(top - eps))`, and `top` is an upper bound of epsilon."""
+"""`_rough` stops where the errors of log delta and of v are both below NEAR. `_search` stops only after a step in v
+below NEAR. Here `v = log(eps/(top - eps))`, and `top` is an upper bound of epsilon."""
 
 
 def _steps(parts: Components) -> Steps:
-    """Return the two steps of every row, the one with the larger total variation second."""
+    """Return the two steps of every row. The step with the larger total variation comes second."""
     order = np.argsort(-parts.gauss_n, axis=1, kind="stable")
     most, other = order[:, :1], order[:, :2][:, -1:]
     twice = np.take_along_axis(parts.gauss_n, most, 1) == 2
@@ -172,8 +172,8 @@ def _search(
 ) -> np.ndarray:
     """Return the estimate of epsilon by a search. Then search for both bounds, which are stored in `found`.
 
-    Newton's method solves for `v = log(eps/(top - eps))`, `top` being an upper bound of epsilon. Each row takes its own
-    steps, so that its answer does not depend on the other rows.
+    Newton's method solves for `v = log(eps/(top - eps))`, where `top` is an upper bound of epsilon. Each row takes its
+    own steps, so that its answer does not depend on the other rows.
 
     asked : indices, in `found`, of the rows that the other arguments describe.
     least, excess : estimate of delta(0), and log(delta(0)/target) where it was evaluated, otherwise NaN.
@@ -432,10 +432,10 @@ class Cells(NamedTuple):
 def first_loss(steps: Steps, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (log mix, the first step's log likelihood ratio at the output u, bound on its error).
 
-    The error has two parts. First, `y = s u - s^2/2` has an error of at most 4 ROUNDOFF (|s u| + s^2). It moves log mix
-    by the factor q z/mix, where z = e^y. Second, computing log mix from y adds 16 ROUNDOFF times a size. This is
-    |log mix| where log mix is log1p(q (z - 1)). Elsewhere it is 1 plus the absolute values of the logarithms in
-    log((1 - q) + q z).
+    The error has two parts. First, `y = s u - s^2/2` has an error of at most 4 ROUNDOFF (|s u| + s^2). This moves log
+    mix by q z/mix times as much, where z = e^y. Second, computing log mix from y adds 16 ROUNDOFF times a size. This is
+    |log mix| where log mix is log1p(q (z - 1)). Elsewhere it is 1 plus the absolute values of the logarithms in log((1
+    - q) + q z).
     """
     s, q = 1.0 / steps.sigma, steps.q
     y = s * (u - 0.5 * s)

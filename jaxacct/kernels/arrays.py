@@ -146,7 +146,7 @@ def constant(xp: Namespace, values: Carry) -> Carry:
 
 
 def cummin(xp: Namespace, x: Array, reverse: bool = False) -> Array:
-    """Return the running minimum along the last axis. If `reverse`, it runs backwards from the last entry."""
+    """Return the running minimum along the last axis; if `reverse`, from the last entry backwards."""
     if xp is jnp:
         return lax.cummin(x, axis=x.ndim - 1, reverse=reverse)
     order = slice(None, None, -1 if reverse else 1)
@@ -216,7 +216,7 @@ def log1p_inline(x: Array) -> Array:
 def log1p_complex(a: Array, b: Array) -> Array:
     """Return log(1 + a + ib) for NumPy arrays; where |a + ib| is small, the error is a few roundoffs of |a + ib|.
 
-    NumPy's own complex log1p is off by a few roundoffs of 1, however small its argument is.
+    NumPy's complex log1p is off by a few roundoffs of 1 even if its argument is small.
     """
     square = 2.0 * a + a * a + b * b
     near = (square > -0.75) & (square < 1e8)
@@ -284,7 +284,7 @@ def _log_tails(x: Array) -> tuple[Array, Array]:
     square = 1.0 / double
     small = -square * (1.0 - 3.0 * square * (1.0 - 5.0 * square * (1.0 - 7.0 * square)))
     series = small * (1.0 - small * (0.5 - small / 3.0))  # log1p(small), |small| < 1e-3
-    # One logarithm serves both cases, since logarithms take most of the time.
+    # One call of log serves near and far arguments, since logarithms take most of the time.
     beyond = size > -_ASYMPTOTIC_BELOW
     log = xp.log(xp.where(beyond, far, half))
     less = xp.where(beyond, -0.5 * double - 0.5 * np.log(2.0 * np.pi) + series - log, log)

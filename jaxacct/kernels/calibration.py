@@ -45,7 +45,7 @@ from jaxacct.kernels.law import LossLaw, Saddle, Tilted, cumulants, finite_weigh
 LARGEST_SPLIT_STEP = 0.4
 """Largest secant step of x, the logarithm of the parameter that is solved for."""
 SETTLED = 0.15
-"""Windows must be placed anew if x is farther than this from the x for which they were placed."""
+"""If x is farther than this from the x for which windows were placed, new windows are needed."""
 
 
 def sensitivity(
@@ -74,7 +74,7 @@ def sensitivity(
 
 
 def loss_change(sigma: Array, q: Array, t: Tilted, sigma_moved: Array, q_moved: Array) -> Array:
-    """Return the change of `log mix` (law.py) on a grid, (X,), if sigma and q move by `sigma_moved` and `q_moved`."""
+    """Return the derivative of `log mix` (law.py) on a grid, (X,), along the change (`sigma_moved`, `q_moved`)."""
     sigma, q = sigma[..., None], q[..., None]
     in_sigma = t.posterior * (1.0 / sigma**2 - t.u / sigma) / sigma
     in_q = t.posterior / q - (1.0 - t.posterior) / (1.0 - q)
@@ -270,7 +270,7 @@ def solve_rate(
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
     """Return (eps, x, c times the last step of eps, last step of x, d log delta/dx, nodes needed).
 
-    x is the logarithm of the noise. Its last step is made at the final eps, so that x belongs to that eps.
+    x is the logarithm of the noise. The last step of x is made at the final eps, so that x belongs to that eps.
 
     log_rate, log_fpr : logarithms of the true- and of the false-positive rate.
     steps : number of steps on the contour integral. They start from a saddle point approximation, which is off by some
@@ -385,6 +385,6 @@ def solve_split(
         return *kept, xp.where(serves[..., None], needs, carry[-1])
 
     carry = (x0, slope0, x0, 0.0 * x0, 0.0 * x0, 0.0 * x0, xp.zeros((*x0.shape, 2)))
-    # more steps in a call would go too far from where the contour was placed, or change nothing
+    # further steps would move x too far from x0, for which the contour was placed, or would change nothing
     x, slope, _, residual, rate, off, needs = repeat(xp, 3, secant, carry)
     return Solved(x, slope, slope / rate, residual, off, xp.abs(x - x0), needs)

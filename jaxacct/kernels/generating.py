@@ -60,7 +60,7 @@ def binomial(trials: Array, probability: Array, y: Array) -> tuple[Array, Array,
 def _log_kept(probability: Array, y: Array) -> Array:
     """Return `log(1 - p y)`, with p = `probability`; it is finite even where p = y = 1."""
     with np.errstate(divide="ignore"):
-        # -1e300 stands for log 0, so that its product with 0 is 0.
+        # -1e300 replaces log 0 = -inf, since -inf times 0 is NaN.
         return namespace(probability, y).maximum(log1p_inline(-probability * y), -1e300)
 
 

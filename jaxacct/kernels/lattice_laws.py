@@ -21,12 +21,12 @@ REACH = 38.0
 """The grid spans this many standard deviations about each mode of the P-density. A tail beyond has a mass of at most
 2.9e-316, less than underflow may lose."""
 PANELS = 4096
-"""Number of quadrature panels about the modes. The lattice's nodes divide the panels further. Their errors are
-below rounding."""
+"""Number of quadrature panels about the modes. The lattice's nodes divide the panels further. Quadrature
+errors are then below rounding errors."""
 QUADRATURE_ORDER = 5
 """Number of Gauss-Legendre points on each panel."""
 NARROW_ORDER = 2
-"""Number of Gauss-Legendre points on a narrow panel. There the error of so few points is below rounding."""
+"""Number of Gauss-Legendre points on a narrow panel. There two points suffice: their error is below rounding errors."""
 LONG = 2**18
 """On lattices of at least this many nodes, NumPy uses NARROW_ORDER for narrow panels, which halves the time."""
 LARGEST_ETA = 0.1
@@ -60,12 +60,12 @@ def compose(
 
     mass, direction : (R, N) masses of law i at the losses s_i k h, with the signs s_i of `direction`.
     tilt : (R, 3) three exponents c of e^{c k h} for each law: the tilt, and two for Chernoff bounds.
-    step, upper : the distance h of neighbouring losses; whether the masses are rounded up, else down.
+    step, upper : distance h of neighbouring losses, and whether masses are rounded up (otherwise down).
     """
     xp = namespace(mass, tilt, direction, count, step, roll, upper)
     laws, length = mass.shape
     place, full = step * xp.arange(length), mass
-    if xp is np:  # laws of few atoms leave most nodes empty; NaN counts as mass
+    if xp is np:  # laws of few atoms leave most nodes empty, and these are skipped; NaN counts as mass
         there = np.flatnonzero((mass != 0).any(axis=0) | (np.arange(length) == 0))
         place, mass = place[there], mass[:, there]
     log_mass = xp.log(mass)
@@ -361,7 +361,7 @@ def upper_masses(cells: Cells, atoms: Array) -> Array:
 def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
     """Return signed masses, (N,), of a law that the given law dominates; `cancelled` makes them positive.
 
-    atoms, first, last : masses exactly on nodes, (N,), and the indices of the nodes in use.
+    atoms, first, last : masses that lie exactly on nodes, (N,), and indices of the first and the last node in use.
     """
     xp = namespace(*cells, atoms, step, first, last)
     index = xp.arange(atoms.shape[0])

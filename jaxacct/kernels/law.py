@@ -29,7 +29,7 @@ LARGEST_STEP = 3.0
 Cumulants: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
 """Maps an abscissa c to K(c), K'(c) and K''(c)."""
 TAIL_NATS = 42.0
-"""The quadrature range leaves out a share of e^-42 = 6e-19 of a Gaussian's mass, far below rounding errors."""
+"""Outside the quadrature range lies at most a share e^-42 = 6e-19 of a Gaussian's mass, far below rounding errors."""
 
 
 class LossLaw(NamedTuple):
@@ -71,8 +71,8 @@ def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
     xp = namespace(sigma, q, u)
     y = u / sigma - 0.5 / sigma**2
     # log1p(q expm1(y)) is off by a few roundoffs, except where e^y may overflow (`high`) or 1 + q expm1(y) cancels
-    # (`low`). In both cases log((1 - q) + q e^y) is taken, with two positive terms. A y with q e^y < 1 does not count
-    # as `high`, since y + log q would cancel.
+    # (`low`). In both cases log((1 - q) + q e^y) is used, whose two terms are positive. A y with q e^y < 1 does not
+    # count as `high`, since y + log q would cancel.
     high, low = (y > 30.0) & (y > -xp.log(q)), (q > 0.5) & (y < -1.0)
     small = xp.exp(-xp.abs(y))
     grown = xp.expm1(xp.where(high, 0.0, xp.minimum(y, 709.0)))
@@ -132,7 +132,7 @@ def tilted_gaussian(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -
     weight = xp.exp(exponent - top[..., None])
     mass = total(weight)
     log_m = top + xp.log(mass) + xp.log(step) - 0.5 * xp.log(2.0 * xp.pi)
-    # Without the barrier XLA would evaluate the logarithms again inside every consumer's loop.
+    # Without this barrier XLA would evaluate the logarithms again in every loop that uses them.
     return keep_apart(xp, Tilted(u, step, loss, posterior, weight / mass[..., None], log_m, power))
 
 
@@ -230,8 +230,8 @@ def saddle_point(
     xp = namespace(target)
     if quantity == "log_delta":  # near delta = 1 the approximation has no saddle point
         target = xp.minimum(target, -0.02)
-    # At this abscissa the tilt hardly changes the mean and the variance of the loss. So the
-    # first guess takes both from here.
+    # At this abscissa the tilt hardly changes the mean and the variance of the loss. So the first guess takes both from
+    # here.
     begin = xp.log(1e-3) * xp.ones_like(target) if start is None else xp.log(start)
 
     def going(carry: tuple[Array, ...]) -> Array:

@@ -63,7 +63,7 @@ LARGEST_FALL = 4.0
 
 
 class Repetitions(Protocol):
-    """What these kernels call on the law of K, the number of runs. phi is the generating function of K."""
+    """The law of K, the number of runs, as these kernels use it. phi is the generating function of K."""
 
     def generating(self, y: Array) -> tuple[Array, Array, Array]:
         """Return (phi, phi', phi'') at 1 - y."""
@@ -89,7 +89,7 @@ class Inner(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """Coarse rows, each served at the end of each column: the row's part of the leak is gain - e^eps cost."""
+    """Coarse rows, served at the ends of coarse columns: a row's part of the leak is gain - e^eps cost."""
 
     gain: Array  # (A, B) for A rows and B columns
     cost: Array  # (A, B)
@@ -176,7 +176,7 @@ def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resol
 
 
 def sketched_epsilon(found: Sketch, log_delta: Array, highest: Array) -> Array:
-    """Return the eps in [0, highest] at which the sketch leaks e^log_delta, by bisection."""
+    """Return, by bisection, the eps in [0, highest] at which the sketch's leak is e^log_delta."""
     xp = namespace(found.gain)
 
     def step(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -323,7 +323,7 @@ def _latest(served: Array) -> Array:
 
 
 def attained(law: Repetitions, curve: Inner, found: Order) -> tuple[Array, Array]:
-    """Return (gain, cost): the order of scores `found` leaks at least gain - E cost at every E = e^eps.
+    """Return (gain, cost) such that the order of scores `found` leaks at least gain - E cost at every E = e^eps.
 
     phi' is convex. So phi(x + h) - phi(x) is at least h times phi' in the middle, and at most h times the mean of phi'
     at the two ends.
@@ -372,7 +372,7 @@ def epsilon(
 ) -> tuple[Array, Array]:
     """Return bounds of the eps in [0, highest] at which the worst leak is e^log_delta.
 
-    Bounds that contradict each other become (0, inf). If the leak at `highest` exceeds e^log_delta, the upper is inf.
+    Bounds that contradict each other become (0, inf). If the leak at `highest` is above e^log_delta, `upper` is inf.
     """
     xp = namespace(above.q)
     seen = sketch(law, above.q, above.p, xp.sum(above.ratio > 1.0), resolution)
@@ -406,13 +406,14 @@ def epsilon(
         i, _, here, best = carry
         known = lines(law, above, mesh(seen, xp.exp(here), resolution), places, resolution)
         upper = _crossing(lambda e: bound(known, xp.exp(e)), lower, xp.exp(log_delta), highest)
-        # A `lower` above 0 is proved: the leak there is above delta. An upper bound below it contradicts this proof.
+        # If `lower` is above 0, it is proved that the leak there exceeds delta. A smaller upper bound contradicts the
+        # proof.
         upper = xp.where((upper > lower) | (lower == 0.0) & (upper >= 0.0), upper, -xp.inf)
         return i + 1, here, xp.minimum(upper, highest), xp.minimum(best, upper)
 
     def again(carry: tuple[Array, ...]) -> Array:
         i, before, here, _ = carry
-        # New lines are chosen, at most three times, if eps has moved by more than .02 since the last choice.
+        # If eps has moved by more than .02, new lines are chosen, since lines serve near one eps; at most three times.
         return (i < 3) & (xp.abs(here - before) > 0.02)
 
     first = xp.where(lower > 0.0, lower, start)

@@ -28,7 +28,7 @@ MOST_NODES = 6_000
 """Largest number of nodes of a contour."""
 Some = TypeVar("Some")
 COARSE = 160
-"""Number of cells of a grid. The grids serve to place contours, and to bound images and the terms that are cut off."""
+"""Number of cells of a grid in u. Grids serve to place contours, and to bound images and the terms that are cut off."""
 TOLERANCE = 1e-10
 """Default size of the terms that are cut off, relative to the value of the integral."""
 MANY = 250
@@ -82,7 +82,7 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
 
 
 def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
-    """Place contours with a bulk if `split`, else without. A row gets the other placement where that one is better."""
+    """Place contours with a bulk if `split`, else without a bulk. Rows get the other placement where it is better."""
     found = _place(sign, s, t, k, guess, tolerance, LOW_SHARE if split else 0.0)
     rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
     if rows.size == 0:
@@ -137,7 +137,7 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
 
 
 def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float, beside: Place) -> Place:
-    """Place a separate contour for the part A^t of E(S - k)_+; A is the transform of the bulk of `beside`."""
+    """Place a separate contour for the part A^t of E(S - k)_+, where A is the transform of the bulk of `beside`."""
     low, blur = beside.windows.low, beside.windows.low_blur
     none = np.full_like(s, -np.inf)
     windows = Windows(none, np.ones_like(s), low, blur, beside.windows.start, low + BULK_END * blur)
@@ -294,8 +294,8 @@ def last_node(
     and log(fall), between an index that is too small and one that is large enough. Of two paths in u (`local` of
     `_path`) the better one is kept. Where both reach the goal, both are tried again at the next index.
     """
-    # `stride`: step of log(index) where the bound shows no direction
-    # `enough`: the search ends when log(index) is known to within this
+    # `stride` is the step of log(index) where the bound shows no direction.
+    # `enough` is the error of log(index) at which the search ends.
     stride, enough = 0.8, 0.2
     most = np.log(MOST_NODES)
     low, high = np.zeros_like(c), np.full_like(c, most)
@@ -447,7 +447,7 @@ density is about the cube root of that law's density, so it is sqrt(3) times as 
 DENSE = 4.0
 """Factor on the number of losses beyond the bulk in a dense profile, whose far tail is as dense as the rest."""
 LEAST_GAP = 1e-7
-"""Smallest distance of losses, in units of the larger of 1e-3 and one round's standard deviation of the loss."""
+"""Smallest distance of losses, in units of the larger of 1e-3 and the standard deviation of one round's loss."""
 LEAST_DEVIATION = 1e-300
 """Smallest standard deviation assumed for one round's loss, whose variance may underflow."""
 SCAN = 600
@@ -480,7 +480,7 @@ def contours_at(
 ) -> list[tuple[Array, Contour]]:
     """Place contours as `place` does and evaluate them; return (row numbers, contour) for groups of similar length.
 
-    most_long : the largest number of long lines for one pair (s, t), if given. Further rows with long lines are left
+    most_long : if given, the largest number of long lines for one pair (s, t). Further rows with long lines are left
         out of the answer.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
@@ -516,7 +516,7 @@ def contours_at(
 
 
 def _evaluated(sign: float, s: Array, t: Array, where: Place, bulk: Place | None = None) -> list[tuple[Array, Contour]]:
-    """Evaluate the contours placed at `where`, and those at `bulk` for A^t, in groups of similar length."""
+    """Evaluate the contours placed at `where`, and the contours of A^t at `bulk`, in groups of similar length."""
     longest = where.line.count if bulk is None else np.maximum(where.line.count, bulk.line.count)
     length = np.ceil(np.log2(longest + 1.0))
     found = []
@@ -547,7 +547,7 @@ def brackets_at(sign: float, s: Array, t: Array, k: Array, guess: Array) -> tupl
 
 @np.errstate(all="ignore")
 def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, |slope in k|) of the expectation, valid within 8 roundoffs of k."""
+    """Return (lower, estimate, upper, |slope in k|) of E(S - k)_+ or E(k - S)_+, also valid within 8 roundoffs of k."""
     low, mid, high, slope = _beside(found, k)
     for one in (found,) if found.bulk is None else (found, found.bulk):
         ends = _integrated(one, k)
@@ -636,7 +636,7 @@ def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array
 
 
 def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, |slope|) of the part where a slot is far, or all slots are in the bulk."""
+    """Return (lower, estimate, upper, |slope|) of two events' part: a slot is far, or all slots are in the bulk."""
     sign, s, t, where = found.sign, found.s, found.t, found.place
     windows = where.windows
     whole: Array = np.isneginf(windows.low)
@@ -672,7 +672,7 @@ def _bulk_chance(where: Place, k: Array) -> Array:
 
 
 def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
-    """Bound the change of E(S - k)_+ if each slot's weight w1 w2 becomes w1 up to `end` (README.md, section 1)."""
+    """Bound the change of E(S - k)_+ if w1 up to `end` replaces each slot's weight w1 w2 (README.md, section 1)."""
     low, blur, gap = windows.low, windows.low_blur, windows.high - windows.low
     beyond = tail((end - low) / blur) * (t * tail(end) + tail(end - s))
     both = np.exp(-0.5 * gap * gap / (blur**2 + windows.high_blur**2)) * (t * tail(low) + tail(low - s))
@@ -742,7 +742,7 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
     scan, log_delta = scan[: max(last, 2) + 1], log_delta[: max(last, 2) + 1]
     middle = 0.5 * (scan[1:] + scan[:-1])
     bulk = np.exp(-0.5 * np.square(middle / (BULK_SPREAD * deviation)))
-    # 110 losses lie between 0 and a few standard deviations of one round's loss: they decide the width for many rounds
+    # 110 losses lie between 0 and a few standard deviations of one round's loss. For many rounds they decide the width.
     weight = 110 * bulk / (BULK_SPREAD * deviation * np.sqrt(0.5 * np.pi)) * np.diff(scan)
     # From one loss to the next log delta falls by 0.4 nats, and in the far tail, which matters only in compositions of
     # few rounds, by 1.5 nats.

@@ -15,7 +15,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, log1p_complex, log_ndtr, log_ndtr_sides
 
 NEGLIGIBLE = 1e-24
-"""Nodes at both ends of a sum are left out if their terms are below this number times the sum."""
+"""Nodes at both ends of a sum are left out if their terms are below NEGLIGIBLE times the sum."""
 POINTS = 24
 """Number of Gauss-Legendre nodes on each panel."""
 _PLACES, _WEIGHTS = np.polynomial.legendre.leggauss(POINTS)
@@ -34,7 +34,7 @@ SLACK = 1e-11
 class Windows(NamedTuple):
     """The smooth cuts of one slot's law by its output u: bulk below `low`, jumps up to `high`, far outputs beyond.
 
-    For E(S - k)_+ the law ends sharply at `end`. For E(k - S)_+ it goes on, and is bounded beyond `end`.
+    For E(S - k)_+ the law ends sharply at `end`. For E(k - S)_+ the law goes on beyond `end` and is bounded there.
     """
 
     low: Array  # (B,) upper end of the bulk in u; if -inf, there is no bulk, and everything is integrated
@@ -158,7 +158,7 @@ def log_real(cells: Cells, weight: Array, below: Array, r: Array, sign: float) -
     """
     share = np.clip(cells.share + sign * cells.doubt, 0.0, 1.0)
     w0, w1 = weight * cells.mass * (1.0 - share), weight * cells.mass * share
-    top = cells.x[:, -1:] * r if sign > 0 else np.zeros_like(r)  # keeps all exponents small
+    top = cells.x[:, -1:] * r if sign > 0 else np.zeros_like(r)  # this keeps all exponents small
     grown = np.exp(sign * r[:, :, None] * cells.x[:, None, :] - top[:, :, None])
     total = np.einsum("brj,bj->br", grown[:, :, :-1], w0) + np.einsum("brj,bj->br", grown[:, :, 1:], w1)
     less = below[:, None] * tail(-cells.edges[:, :1]) * np.exp((sign > 0) * r * cells.x[:, :1] - top)
@@ -274,7 +274,7 @@ def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
         edge = np.log(strike) / s + 0.5 * s
         first, second = log_ndtr(s - edge), np.log(k - 1.0) + np.log(t) + log_ndtr(-edge)
         large = first + np.log(-np.expm1(np.minimum(second - first, -1e-12)))
-        # the second guess is used only where fewer than 0.1 slots, on average, bring S to the threshold by themselves
+        # the guess for one large slot is used where fewer than 0.1 slots, on average, alone bring S to the threshold
         return np.fmax(np.fmax(found, low), np.where(t * tail(edge) < 0.1, large, -np.inf))
 
 
@@ -288,7 +288,7 @@ class Nodes(NamedTuple):
 
 
 def panels_of(s: Array, t: Array, windows: Windows, size: Array) -> Array:
-    """Choose ends of panels, (B, J + 1), dense where e^{zX/t} oscillates fast at |z| = `size`. Any choice is sound."""
+    """Choose ends of panels, (B, J + 1), dense where e^{zX/t} turns fast at |z| = `size`. Any choice gives bounds."""
     grid = windows.start[:, None] + (windows.end - windows.start)[:, None] * np.linspace(0.0, 1.0, 601)
     middle = 0.5 * (grid[:, 1:] + grid[:, :-1])
     turn = size[:, None] * ratio(middle, s[:, None], t[:, None])
@@ -377,7 +377,7 @@ def panel_errors(
 
 
 def rounding_units(nodes: Nodes, s: Array, t: Array, windows: Windows) -> Array:
-    """Bound the rounding error of each node's term, (B, X), in units of 2^-53 times its factors' moduli, multiplied."""
+    """Bound the rounding error of each node's term, (B, X), in units of 2^-53 times the product of |factors|."""
     u = np.abs(nodes.u)
     units = nodes.u.shape[1] + 60.0 + 4.0 * u * u + 6.0 * (s[:, None] * u + 0.5 * s[:, None] ** 2 + np.log(t)[:, None])
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):

@@ -31,7 +31,7 @@ RAISED = 8.0 * ROUNDOFF
 ALIKE = 64
 """Bins share bounds of errors if their coefficients differ by at most 1/ALIKE of the largest coefficient."""
 ROUGHLY = 4
-"""Takes the place of `ALIKE` where errors are only estimated."""
+"""Like `ALIKE`, for bounds that are only estimates: a coarser division into groups."""
 QUANTILES = np.linspace(-6.0, 3.0, 28)
 """Values u that are tried in the bound E e^{-xX} >= Phi(u) e^{-x X(u)}, where log X is normal. X(u) is the value of X
 where log X lies u standard deviations above its mean."""
@@ -55,19 +55,19 @@ REACH = 7.0, 9.0
 LATTICES = 13
 """Number of lattices that are tried for a line."""
 BLOCK = 12
-"""Number of nodes over which a matrix product is summed at a time."""
+"""Largest number of nodes over which one matrix product sums (`_times`)."""
 LEAST = -200.0
 """Least real part of an exponent: smaller ones are raised to this, so that no product is subnormal."""
 MOST_WORK = 3e10
 """Largest number of multiplications for one contour. All contours of one call may take four times as many."""
 PLACING = 5e8
-"""Number of multiplications that placing a contour counts in the work limit of a call."""
+"""Number of multiplications that a call's work limit counts for placing one contour."""
 MOST_HALF, MOST_NODES = 400, 1500
 """MOST_HALF is the largest `half` of a `Lattice`, and MOST_NODES the largest number of nodes on a line."""
 SIZES = 1e-6, 20.0
 """Smallest and largest standard deviation of a bin's normal for which contours are tried."""
 MOST_TURN = 3.0
-"""Largest shift of the path of a normal variable into the complex plane that is tried, in standard deviations."""
+"""Largest shift that is tried, in standard deviations, of a normal variable's path into the complex plane."""
 ABSOLUTE = 3e-15
 """In float64 E(k - S)_+ has an error of about ABSOLUTE times k, for k >= 1. Contours do not aim far below that."""
 
@@ -144,7 +144,7 @@ class Bins:
             yield Kind(first, second, variance, len(some))
 
     def runs(self) -> Iterator[tuple[float, float, int]]:
-        """Yield (first, second, count) for each run of neighbouring bins with equal coefficients, among 1 to b - 2."""
+        """Yield (first, second, count) for each run of neighbouring bins 1, ..., b - 2 with equal coefficients."""
         for pair, some in itertools.groupby(zip(self.first[1:-1].tolist(), self.second[1:-1].tolist(), strict=True)):
             yield *pair, len(list(some))
 
@@ -163,9 +163,9 @@ class Lattice(NamedTuple):
 class Path(NamedTuple):
     """N paths of integration y(s) = s - i shift W(s), W(s) = 1/(1 + e^{-(s - start)/width}); every field is (N,).
 
-    Where `start` is -inf, W = 1.
+    Where `start` is -inf, W is 1.
 
-    strip : how far s is moved up and down to bound the error of sums on the path.
+    strip : distance by which s is moved up and down to bound the error of sums on the path.
     """
 
     shift: np.ndarray
@@ -195,7 +195,7 @@ def lattice_for(bins: Bins, nats: float, reach: float = REACH[1]) -> Lattice:
 
 
 def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.ndarray:
-    """Return Psi at each z, (N,), by sums over the lattice on the path of this z."""
+    """Return Psi at each z, (N,), by sums over the lattice, each on the path that belongs to the z."""
     s = lattice.nodes
     real = not (np.any(z.imag) or np.any(path.shift))
     windows, _, slopes = path.window(s)
@@ -222,7 +222,7 @@ def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.nda
         last = kernel(bins.first[-1], bins.second[-1], len(product))  # in a chain all its columns are equal
         return np.sum(np.sum(product * last.T, axis=1))
 
-    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite narrow no bracket
+    with np.errstate(over="ignore", invalid="ignore"):  # a value that is not finite narrows no bracket
         return np.array([at(*each) for each in zip(z.tolist(), path.shift.tolist(), windows, slopes, strict=True)])
 
 
@@ -280,7 +280,7 @@ class Boxed(NamedTuple):
 
     real : upper bound of Re y.
     low, high : lower and upper bounds of Im y.
-    density : upper bound of |N(y) dy|, with the normal density N. If side = 0, it is relative to N(s) ds.
+    density : upper bound of |N(y) dy| with the normal density N; if side = 0, divided by N(s) ds.
     """
 
     real: np.ndarray
@@ -304,7 +304,7 @@ class Errors:
         integrals = np.where(middle, 1.0 - side[1:] - side[:-1], np.abs(np.diff(side)))
         tail = [1.01 * float(np.exp(log_ndtr(np.asarray(-half * step))))]
         self.edges = np.concatenate([[-np.inf], edges, [np.inf]])
-        # for each box the larger of the sum and the integral of the normal density
+        # for each box, the larger of two masses: the lattice sum and the integral of the normal density
         self.mass = np.concatenate([tail, np.maximum(sums, integrals) * (1.0 + 1e-12), tail])
         strips = np.linspace(0.25, 0.98, 8) * min(RIGHT / bins.largest, 2.0 * np.pi / step)
         self.straight = (bins.count + 3.0) * 2.0 * (float(np.min(_geometric(strips, step))) + tail[0])
@@ -414,8 +414,8 @@ def pieces(
     """Choose a path and one of the `lattices`, coarsest first, for each z; yield the points of each lattice.
 
     The errors at all z, multiplied by the weights, should add up to at most e^log_goal. If no lattices reach that, they
-    should add up to nearly their least sum (`NEARLY`). Each wedge gets the coarsest lattice whose error is close enough
-    to the wedge's least error: how close is the same for all wedges, and follows from the sum.
+    should add up to nearly their least sum (`NEARLY`). Each wedge gets the coarsest lattice that raises its error by
+    at most an allowance over its least error. The allowance, the same for all wedges, is as large as the sum permits.
     """
     groups = np.arange(0, z.size, max(1, z.size // GROUPS))
     many = np.diff(np.append(groups, z.size))
@@ -595,7 +595,7 @@ class Contour(NamedTuple):
     """Bound of the integral beyond the last point."""
 
     def put(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return E(k - S)_+ and a bound of its error, for k of any shape."""
+        """Return E(k - S)_+ and a bound of the error, for k of any shape."""
         with np.errstate(all="ignore"):
             grown = np.exp(k[..., None] * self.z)
             units = self.z.size + 40.0 + 12.0 * k[..., None] * np.abs(self.z)
@@ -702,7 +702,7 @@ class Profile:
             self.decay = decay_of(bins, np.geomspace(0.1, 500.0, 40) / min(bins.deviation, 3.0))
 
     def known(self, sign: float, eps: np.ndarray) -> np.ndarray:
-        """Return low, middle, high of delta_remove (sign 1) or delta_add (sign -1), (3, K), from contours at hand."""
+        """Return (3, K) low, middle, high of delta_remove (sign 1) or delta_add (sign -1), from all contours so far."""
         low, high = theorems(self.bins, sign, eps)
         if sign < 0 and self.decay.x.size > 1:
             k, x = np.exp(-eps), self.decay.x[1:]

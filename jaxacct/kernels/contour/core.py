@@ -31,7 +31,7 @@ this distance."""
 class Bracketed(NamedTuple):
     """A value with a certified lower and upper bound.
 
-    `ok` tells where the contour's result is used. Elsewhere `upper` is Chernoff's bound and `lower` is -inf.
+    `ok` is True where the contour's result is used. Elsewhere `upper` is Chernoff's bound and `lower` is -inf.
     """
 
     lower: Array
@@ -87,7 +87,7 @@ def trapezoid(nodes: Any, epsilon: Array) -> tuple[Array, Array]:
 
 
 def two_sided(nodes: Any, slack: Array, tail: Array, epsilon: Array) -> Array:
-    """Bound the error of `trapezoid`'s sum from its terms and its cut-off. The images are not included."""
+    """Bound the error of `trapezoid`'s sum: rounding, quadrature and cut-off, but not the images."""
     xp = namespace(nodes.t, epsilon)
     turned = 8.0 * ROUNDOFF * (nodes.t + nodes.c[..., None]) * xp.abs(epsilon)[..., None] * xp.exp(nodes.log_modulus)
     return SUM_OUTWARD * (xp.sum(xp.hypot(*nodes.weight) * (slack + turned), axis=-1) + tail)
@@ -198,7 +198,7 @@ def certified(
 def epsilon_of(
     nodes: Nodes, estimate: Array, log_delta_low: Array, log_delta_high: Array, margin: float = MARGIN
 ) -> tuple[Array, Array, Array, Array]:
-    """Return `certified` bounds of eps. Delta's errors, times `margin`, give their distances from the estimate."""
+    """Return `certified` bounds of eps. They lie `margin` times as far from the estimate as delta's errors require."""
     xp = namespace(nodes.t, estimate)
     value, slope = trapezoid(nodes, estimate)
     value = xp.maximum(value, LEAST_VALUE)
@@ -226,7 +226,7 @@ def log_kappa(c: Array) -> Array:
 def period_for(
     highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: Array
 ) -> tuple[Array, Array]:
-    """Return the abscissa in `at` that allows the shortest period, and this period. It makes the images negligible.
+    """Return the abscissa in `at` with the shortest period that makes images negligible, and this period.
 
     at, log_bound : (A,) abscissae to choose from, and the logarithms of the Chernoff bounds there at eps = 0.
     highest, allowed : largest abscissa, and largest cancellation in nats.

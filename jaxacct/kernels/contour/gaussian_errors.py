@@ -27,7 +27,7 @@ LOG_MIX_UNITS = 18.0
 TALLEST_LINE = 12.0
 """Largest imaginary part of u on a shifted line of integration."""
 LARGEST_DOUBT = 0.1
-"""Largest error of a weight's logarithm for which a bound to first order is used. Above it nothing is certified."""
+"""Largest error of a weight's logarithm for which first-order bounds are used. Above it, nothing is certified."""
 ROUNDED_UP = 1.001
 """Factor on an error bound that covers the rounding of the bound itself."""
 
@@ -43,8 +43,8 @@ def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
     first = log1p(-q)
     shift, move = a / sigma, -a * q / sigma
     by_jensen = 0.5 * move * (move + 1.0 / sigma)
-    # first four entries, for remove: both tails of either Gaussian. Last three, for add: one bound on the right, and
-    # two bounds on the left, of which the smaller counts
+    # The first four entries are for remove: both tails of either Gaussian. The last three are for add: one bound on the
+    # right, and two bounds on the left, of which the smaller one counts.
     beyond = stack(xp, [hi, -lo, hi - shift, shift - lo, hi, -lo, -lo - move])
     log_size = stack(xp, [first, first, second, second, a * t.loss[..., -1], a * first, by_jensen])
     log_tail = xp.where(beyond > 0, -xp.log(2.0) - 0.5 * beyond**2, 0.0)
@@ -67,7 +67,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     u = xp.concatenate([ends[..., :1], t.u, ends[..., 1:]], axis=-1)
     loss = xp.concatenate([end_loss[..., :1], t.loss, end_loss[..., 1:]], axis=-1)
     y = u / width - 0.5 / width**2
-    # larger odds than e^600 would change nothing
+    # odds above e^600 would change nothing
     odds = xp.exp((xp.log(q) - log1p(-q))[..., None] + xp.minimum(y, 600.0))
     nearest = xp.minimum(xp.abs(u[..., :-1]), xp.abs(u[..., 1:])) * (u[..., :-1] * u[..., 1:] > 0)
     # `off` bounds the rounding of y, and `blurred` the rounding of the exponents
@@ -111,7 +111,7 @@ def points_needed(sigma: Array, t: Tilted, t_max: Array) -> Array:
 
 
 class Rounding(NamedTuple):
-    """Rounding errors of the X terms of one quadrature sum; (X,) and in units of 2^-53, unless said otherwise."""
+    """Rounding errors of the X terms of a quadrature sum. Fields are (X,), in units of 2^-53, unless said otherwise."""
 
     weight: Array  # error of the logarithm of a weight
     loss: Array  # absolute error of the loss
@@ -184,7 +184,7 @@ def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: 
     sigma, step, c, removing = sigma[..., None], step[..., None], c[..., None], (sign > 0)[..., None]
     # |mix|^-c grows like e^{c s v^2/8}: for a large c a line with a large imaginary part gives no bound
     best = 8.0 * xp.pi * sigma**2 / (step * (c * s + 4.0 * sigma**2))
-    # of the three lines, the last lies within half of the strip |alpha| < pi sigma, the others within the whole strip
+    # the last of the three lines lies within half of the strip |alpha| < pi sigma, the other two within the whole strip
     tallest = xp.minimum(xp.asarray([4.0, 8.0, 8.0]), xp.asarray([0.6, 0.95, 0.5]) * xp.pi * sigma)
     alpha = xp.minimum(tallest, xp.where(xp.asarray([True, False, True]), best, xp.inf))
     shrunk = 0.5 * log1p(-s * xp.sin(0.5 * alpha / sigma) ** 2)

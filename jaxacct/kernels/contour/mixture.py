@@ -25,11 +25,11 @@ from jaxacct.kernels.contour.gaussian_errors import sinc_envelope
 SMALL_LOSSES = 30.0
 """Largest exponent y of a term w e^y of mix for which mix - 1 is computed as a sum of w expm1(y)."""
 BLOCK = 16
-"""Number of values of t that are evaluated at a time."""
+"""Number of values of t for which bounds are evaluated at a time."""
 HEIGHT_SHARE = 0.998
 """Factor on the heights of the loss's density. It covers rounding errors of the heights and of the density's scale."""
 LOG_TOLERANCE = float(np.log(1e-9))
-"""Logarithm of the wanted error, relative to delta, of the periodic images (core.py) and of the cut-off in t."""
+"""Logarithm of the wanted size, relative to delta, of the periodic images (core.py) and of the cut terms."""
 LARGEST_CANCELLATION = 3.0
 """Moving the abscissa away from the saddle point may enlarge the integrand by at most this many nats."""
 MOST_NODES = 400_000
@@ -53,7 +53,7 @@ def epsilon_bracket(nodes: Nodes, start: float, log_low: float, log_high: float)
     lower, upper = -np.inf, np.inf
     with np.errstate(all="ignore"):
         found = core.newton(nodes, np.asarray(start), np.asarray(log_low), 16)
-        for margin in (1.02, 1.5, 4.0):  # distance of a bound from the estimate, in units of the estimate's error
+        for margin in (1.02, 1.5, 4.0):  # distance of a bound from the estimate, over the estimate's error
             low, _, high, _ = core.epsilon_of(nodes, found, np.asarray(log_low), np.asarray(log_high), margin)
             lower, upper = max(lower, float(low)), min(upper, float(high))
             if lower > -np.inf and upper < np.inf:
@@ -258,7 +258,7 @@ def _on_lines(branch: Quadrature, t: Array) -> Array:
 def _by_level_sets(branch: Quadrature, t: Array) -> Array:
     length, height = _cells(branch)
     gap = np.zeros(t.shape)
-    for _ in range(3):  # each pass takes a unimodal part out of the density
+    for _ in range(3):  # each pass bounds a unimodal part of the density, and takes it out
         if not np.any(height > 0.0):
             break
         under = _unimodal(height, int(np.argmax(height)))
@@ -302,7 +302,7 @@ class TooMany(ArithmeticError):
 
 
 class BranchLaw(NamedTuple):
-    """The law of a branch in one direction: a mixture of A normals N(shift, 1) against N(0, 1)."""
+    """The law of a branch in one direction: the pair of a mixture of A normals N(shift, 1) and of N(0, 1)."""
 
     shift: Array  # (A,) in standard deviations, ascending
     weight: Array  # (A,) positive; each is off by at most 4 roundoffs from the true weight, and true weights sum to 1

@@ -208,7 +208,7 @@ def axis_nodes(points: int) -> int:
 
 
 def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int) -> tuple[Array, Array, Array, Array]:
-    """Return the abscissa c, the period, the abscissae tried, and the logarithms at eps = 0 of Chernoff's bounds there.
+    """Return the abscissa c, the period, all abscissae tried, and the logs at eps = 0 of their Chernoff bounds.
 
     Tails of sampled mechanisms are nearly exponential. So a c somewhat below the saddle point allows a period that is
     several times shorter, though terms of the sum then cancel somewhat.

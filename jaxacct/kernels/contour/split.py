@@ -36,8 +36,8 @@ from jaxacct.kernels.contour.split_remainder import FarMasses, Remainder
 from jaxacct.kernels.law import REFINEMENT_STEPS, LossLaw, saddle_point
 
 LARGEST_CANCELLATION = 9.0
-"""Moving the abscissa away from the saddle point may enlarge the integrand by at most this many nats. Less is allowed
-where terms cancel already at the saddle point."""
+"""Moving the abscissa away from the saddle point may enlarge the integrand by at most this many nats. Fewer nats are
+allowed where terms cancel already at the saddle point."""
 SPARE_NATS = 2.0
 """Terms that are cut off lie this many nats below the tolerance, since their decay is estimated on a coarse grid."""
 PLACEMENT_POINTS = 128
@@ -51,7 +51,7 @@ CUTS = np.ceil(np.geomspace(8.0, 4096.0, 19))
 class Contour(NamedTuple):
     """Windows, abscissa and period of the integral, and the number of nodes that the cut-off asks for."""
 
-    windows: Windows  # the cuts of outcomes into bulk, jumps and far tail
+    windows: Windows  # where outcomes are cut into bulk, jumps and far tail
     c: Array  # abscissa
     period: Array  # 2 pi/(spacing of the nodes in t)
     images_at: Array  # abscissa for the Chernoff bound of the images
@@ -118,13 +118,13 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
 
 
 def _pick_in_front(x: Array, index: Array) -> Array:
-    """Return the entry of x at `index` along its first axis."""
+    """Return the entry of x at `index` along the first axis of x."""
     xp = namespace(x)
     return pick(xp, xp.moveaxis(x, 0, -1), index)
 
 
 def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Placement:
-    """Place windows and contour. Bulk compositions are left out if that saves nodes."""
+    """Place windows and contour. If leaving out bulk compositions saves nodes, the contour leaves them out."""
     xp = namespace(law.gauss_n, epsilon)
     choice = split_remainder.choose(law, epsilon, log_delta, log_tol)
     low, high, one = choice.low, choice.high, xp.ones_like(choice.bulk_at)
@@ -394,7 +394,7 @@ def _certified(law: LossLaw, found: _Round, log_delta_low: Array, log_delta_high
 
 
 def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int) -> Bracketed:
-    """Bracket log delta at eps >= 0. The search begins at `start.value` if `start.trust` is at least BELIEVED."""
+    """Bracket log delta at eps >= 0. The search for a contour starts at `start.value` if `start.trust` >= BELIEVED."""
     found, eps = _placed(law, eps, start, log_tol, points, count, rounds)
     return _at(law, found, eps, found.value, points)
 
@@ -452,7 +452,7 @@ class Certificate(NamedTuple):
 
 
 class _OnAxis(NamedTuple):
-    """Values at t = 0, on the real axis, where the grids are evenly spaced in u."""
+    """Values and Chernoff bounds for t = 0, from grids that are evenly spaced in u."""
 
     even: Grid  # evenly spaced grids of the J sampled Gaussians, for the tilt by the contour's abscissa c
     parts: TiltedParts  # bulk and jumps on these grids

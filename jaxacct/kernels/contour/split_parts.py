@@ -46,7 +46,7 @@ from jaxacct.kernels.law import TAIL_NATS, LossLaw, Tilted, log_mix, quadrature_
 LARGEST_TURN_SHARE = 0.85
 """Largest share of a grid's points that serves to follow the turns of e^{itL}. The other points resolve the windows."""
 NO_WINDOW = 1e9
-"""Centre, in u, of a window that is to cut nothing off: every outcome lies below it."""
+"""Centre, in u, of a window that cuts nothing off: every outcome lies below this centre."""
 
 
 class Windows(NamedTuple):
@@ -75,7 +75,7 @@ class Grid(NamedTuple):
     """Quadrature points of one sampled Gaussian, with all values that do not depend on the tilt."""
 
     u: Array  # (X,) nodes
-    gap: Array  # (X,) du at each node, which is its weight
+    gap: Array  # (X,) du at each node, the node's weight in the quadrature
     step: Array  # distance of neighbouring nodes in v = u + warp L(u), L the loss
     warp: Array  # the factor in v; 0 if the nodes are evenly spaced in u
     slack: Array  # (X,) upper bound of the error of u, which solves u + warp L(u) = v approximately
@@ -115,7 +115,7 @@ def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
         shape = np.broadcast_shapes(np.shape(sign), np.shape(c), last.shape)
         return np.full(shape, first), np.broadcast_to(last, shape)
     lo, hi = quadrature_range(sigma, q, sign, c)
-    cells = 128  # number of cells of a grid on which the end of the tilted law is looked for; no bound depends on it
+    cells = 128  # number of cells of a grid that finds the end of the tilted law; no bound depends on it
     cell = (hi - lo) / float(cells)
     u = lo[..., None] + cell[..., None] * xp.arange(cells + 1)
     exponent = -c[..., None] * log_mix(sigma[..., None], q[..., None], u)[0] - 0.5 * u**2
@@ -200,7 +200,7 @@ def rise_and_norm(law: LossLaw, keep_bulk: Array, log_bulk: Array, log_jump: Arr
 
 
 class Shares(NamedTuple):
-    """The grids of J sampled Gaussians in the form that `cumulants` needs at every tilt; (J, X) each."""
+    """The grids of J sampled Gaussians, in the form that `cumulants` uses at every tilt; every field is (J, X)."""
 
     loss: Array  # as in `Grid`
     log_both: Array  # log of w2 phi gap, as in `Grid`
@@ -280,12 +280,12 @@ USELESS = 1e30
 It is finite, since it may be multiplied by a weight of zero. The jumps have such a weight if keep_bulk = 1 and low =
 NO_WINDOW."""
 STAIRS = 12.0
-"""Number of stairs of the step function that bounds the integrand along each side of the shifted path."""
+"""Number of stairs of the step function that bounds the integrand along either side of the shifted path."""
 STRIP_SHARE = 0.97
 """Largest height of a shifted line, as a share of pi sigma, which is half the width of the strip of analyticity."""
 SIDES_FACTOR = 2.0 * TALLEST_LINE
 """Largest total length of the two sides that join the shifted line to the axis.  The integral
-along them is at most this length times a bound of the integrand.
+along both sides is at most this length times a bound of the integrand.
 
 On the sides the kernel in the trapezoid rule's error is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section
 6)."""
@@ -407,7 +407,7 @@ def _least(
 ) -> Array:
     """Return the least error over several heights of the line, or USELESS where the grid cannot resolve the law.
 
-    error : maps heights to error bounds, both with a new axis in front. exponents : of the heights (`step_errors`).
+    error : maps heights to error bounds, both with a new axis in front. exponents : as in `step_errors`.
     """
     xp = namespace(nodes.step, like)
     widest = xp.minimum(STRIP_SHARE * xp.pi * sigma, TALLEST_LINE)
@@ -436,8 +436,8 @@ def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turn
 def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array) -> Array:
     """Bound the errors of A/A(c) and B/B(c) at c + it, |t| <= t_max, that come from the grid's step and ends.
 
-    The line of integration is moved to height alpha in u. On it `Im v = alpha + warp arg mix`, so that the warp
-    compensates the phase `t arg mix`.
+    The line of integration is moved to height alpha in u. There `Im v = alpha + warp arg mix`, so that the
+    warp compensates the phase `t arg mix`.
     """
     xp = namespace(nodes.u, c, t_max)
     edges = cell_edges(steps, nodes)

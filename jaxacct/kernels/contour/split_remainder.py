@@ -35,7 +35,7 @@ BULK_END = 13.0
 LARGEST_EXPONENT = 600.0
 """Largest eps whose exponential is computed: e^600 is far below the largest float64."""
 LARGEST_MOMENT = 1e200
-"""If a moment is larger than this, no useful bound follows from it, and the bound is inf."""
+"""A moment larger than this gives no useful bound; the bound is then inf."""
 FAR_ROUNDING = 1e-11
 """Relative rounding error allowed for `FarMasses`. The few operations that compute them cause far less."""
 OUTWARD = 1.000001
@@ -50,7 +50,7 @@ class FarMasses(NamedTuple):
 
 
 class Remainder(NamedTuple):
-    """Bounds, as functions of eps, of the part of delta that the contour does not integrate.
+    """Bounds, for every eps, of the part of delta that the contour does not integrate.
 
     Compositions with a far step contribute a closed form, from `far`, plus an excess. Bulk compositions, in which all
     steps are bulk steps, contribute at most Chernoff's bound.
@@ -108,7 +108,7 @@ def scale_of(law: LossLaw, epsilon: Array) -> Array:
 def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> WindowChoice:
     """Choose windows for a given eps so that the remainder is below e^{log_delta + log_tol}.
 
-    The axes of arrays in this function are, in this order: J, abscissae, centres of a window, points of the quadrature.
+    Arrays have these axes, in this order: sampled Gaussians, abscissae, centres of a window, points of the quadrature.
     """
     xp = namespace(law.gauss_n, epsilon)
     goal = (log_delta + log_tol)[..., None]
@@ -179,7 +179,7 @@ def far_masses(law: LossLaw, high: Array) -> FarMasses:
 
 
 def bulk_grids(law: LossLaw, choice: WindowChoice, points: int) -> tuple[Grid, Array]:
-    """Return grids of bulk steps, up to BULK_END window widths above `choice.low`, and two abscissae for Chernoff."""
+    """Return grids of bulk steps, up to BULK_END window widths above `choice.low`, and two Chernoff abscissae."""
     xp = namespace(law.gauss_n, choice.low)
     sigma, one = law.gauss_sigma, xp.ones_like(choice.bulk_at)
     stop = choice.low + BULK_END * low_blur(sigma)
