@@ -429,5 +429,5 @@ def _narrower(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _rounding(epsilon: np.ndarray) -> np.ndarray:
-    """Return the relative error allowed for each of the two terms whose difference is a point of the profile."""
+    """Return the relative error allowed for each of two terms; their difference is a delta of the profile."""
     return 1e-12 + 32.0 * ROUNDOFF * epsilon

@@ -128,7 +128,7 @@ class Mechanism(ABC):
         return False
 
     def symmetric(self) -> bool:
-        """Return whether the loss surely has the same law in the directions remove and add, in the whole batch."""
+        """Return whether the loss surely has the same law for remove and for add, in every configuration."""
         return False
 
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
@@ -423,7 +423,7 @@ def take_rows(mechanism: M, rows: np.ndarray) -> M:
 
 
 def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Callable[[Any], Any]) -> Any:
-    """Return the configurations at `index` of a mechanism or tuple. `law` picks from a law of the number of runs."""
+    """Return the configurations at `index` of a mechanism or tuple. `law` does so for a law of the number of runs."""
     if isinstance(owner, tuple):
         return tuple(_picked(item, shape, index, law) for item in owner)
     taken = {}

@@ -68,7 +68,7 @@ def concentrated_pair(rho: np.ndarray, xi: np.ndarray) -> FinitePair:
     return stacked([pair_of_profile(epsilon, delta, delta) for epsilon, delta in points], rho.shape)
 
 
-@functools.lru_cache(maxsize=64)  # an accountant's checks repeat the same question
+@functools.lru_cache(maxsize=64)  # an accountant's checks ask for the same points again
 @np.errstate(all="ignore")
 def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
     """Return points (epsilon, delta) that every (xi, rho)-zCDP mechanism satisfies, with epsilon ascending from 0."""
@@ -138,7 +138,7 @@ def _rarest_of_orders(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> tu
 
 
 def _rarest(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> np.ndarray:
-    """Return the log of the largest q <= e^-s such that order 1 + c allows an event of P-mass q e^s and Q-mass q."""
+    """Return the log of the largest q <= e^-s for which the order 1 + c allows events of P-mass q e^s and Q-mass q."""
     alpha = 1.0 + c
     limit, power = c * (xi + rho * alpha), alpha * s
     most = np.exp(-s) * (1.0 - ROUNDOFF)

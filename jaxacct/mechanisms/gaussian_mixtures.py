@@ -110,7 +110,7 @@ def mixture_pair(shift: np.ndarray, weight: np.ndarray) -> FinitePair:
 
 
 def mixed_pair(shares: list[float], pairs: list[FinitePair]) -> FinitePair:
-    """Return the pair of a step that runs pair i with probability share_i and reveals i; shares may be rounded up."""
+    """Return the pair of a step that draws pair i with probability share_i and reveals i; shares may be rounded up."""
     atoms = [np.concatenate([pair.loss for pair in pairs])]
     for law in ("p", "q"):
         atoms.append(np.concatenate([share * getattr(pair, law) for share, pair in zip(shares, pairs, strict=True)]))
@@ -124,8 +124,9 @@ def mixed_pair(shares: list[float], pairs: list[FinitePair]) -> FinitePair:
 def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | None = None) -> FinitePair:
     """Return a pair with delta(log a) >= sum_{j > 0} weight_j delta_j(log a'), where a' = 1 + (a - 1)/Pr[j > 0].
 
-    Here delta_j is the delta of the Gaussian of sensitivity shift_j: j is revealed (README.md, "Groups of records").
-    The shifts `always` give a second bound, with a in place of a'. The smaller bound is taken.
+    Here delta_j is the delta of the Gaussian of sensitivity shift_j. The sum belongs to a mechanism that also reveals
+    j, and so leaks more (README.md, "Groups of records"). The shifts `always` give a second bound, with a in place of
+    a'. The smaller bound is taken.
     """
     reach = min(float(weight[1:].sum()) * (1.0 + 1e-12), 1.0)  # chance of j > 0, rounded up, which raises delta
     ways = [(shift, weight, reach)] if always is None else [(shift, weight, reach), (always, weight, 1.0)]
@@ -228,7 +229,7 @@ def hypergeometric(size: int, group: int, batch: int) -> np.ndarray:
 
 
 def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> FinitePart:
-    """Return the law of a mixture's loss, rounded down, for an observer who sees only the output's cell on a grid."""
+    """Return the law of the loss, rounded down, for an observer who sees only in which cell of a grid the output is."""
     kept = weight > 0.0
     shift, weight = shift[kept], weight[kept]
     edges = np.concatenate([[-np.inf], quantiles(0.0, float(shift.max())), [np.inf]])
@@ -271,7 +272,7 @@ class OfGaussianMixtures(Mechanism):
 
     @abstractmethod
     def branches(self, relation: str) -> list[list[Branch]] | None:
-        """Return each configuration's branches for "remove", None if none exist; "add" exchanges each branch's laws."""
+        """Return each configuration's branches for "remove", or None; "add" exchanges the two laws of each branch."""
 
     def of_gaussians(self) -> bool:
         """Return whether the mechanism has branches under some relation."""

@@ -24,7 +24,7 @@ from jaxacct.mechanisms.concentrated import concentrated_pair
 from jaxacct.mechanisms.finite import sample_pair
 
 LEAST_SQUARE = 1e-280
-"""Smallest sum of squares that is used: a smaller one may have lost digits to underflow, or have an inverse of inf."""
+"""Smallest sum of squares that is used. A smaller sum may have lost digits to underflow, and its inverse may be inf."""
 TOO_MANY = "must be <= 2**53; so many are not accounted for", "{:.6g}".format
 """Message that refuses a number of steps, and the function that writes this number."""
 

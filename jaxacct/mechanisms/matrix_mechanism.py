@@ -210,7 +210,7 @@ def delta_of_bins(
 ) -> np.ndarray:
     """Return (lower, estimate, upper) of delta at K values of eps, (3, K): the largest over the directions `signs`.
 
-    `width` is the relative width that is aimed at. A bracket of a delta below `least` may be wider.
+    The brackets aim at the relative width `width`. A bracket of a delta below `least` may be wider.
     """
     profile = contours_of(strategy, bins, noise)
     at, back = np.unique(epsilon, return_inverse=True)

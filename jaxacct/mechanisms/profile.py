@@ -20,7 +20,7 @@ LEAST_GAP = 1e-9
 FAR_LOSS = 1e300
 """Losses from here on count as infinite."""
 MASS_ROUNDING_UNITS = 8.0
-"""Number of roundoffs by which each term of a mass is rounded up; a term is a difference divided by an expm1."""
+"""Each of the two terms of a mass (`pair_of_profile`) is rounded up by this number of roundoffs."""
 
 
 @register
@@ -115,7 +115,7 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
     p_above, q_above = (1.0 - np.asarray(check(name, cdf(grid), PROBABILITY)) for name, cdf in named)
     p_below, q_below = (np.asarray(check(name, cdf(-grid), PROBABILITY)) for name, cdf in named)
     grown = np.exp(grid)
-    slack = 2e-15 * (1.0 + grown)  # covers errors of 1e-15 of the functions, and two roundings
+    slack = 2e-15 * (1.0 + grown)  # covers errors of 1e-15 in the values of the functions, and two roundings
     forward, reverse = p_above - grown * q_above, q_below - grown * p_below
     return PrivacyProfile(grid, *(np.clip(delta + slack, 0.0, 1.0) for delta in (forward, reverse)))
 
@@ -281,7 +281,7 @@ def pair_above(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePa
 
 
 def pair_below(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePair:
-    """Return a pair that the two profiles dominate, except for rounding, which `direction_of` allows for."""
+    """Return a pair that the two profiles dominate, up to rounding errors, which `direction_of` allows for."""
     known = (
         BracketedProfile(eps, np.nan_to_num(low), np.nan_to_num(high, nan=1.0)) for eps, low, high in (forward, reverse)
     )
@@ -324,7 +324,7 @@ def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
         loss = np.log(p) - np.log(q)
         lowest = int(np.argmin(loss))
         p[lowest] += rest
-        # the Q-mass of the lowest atom is kept, or raised so that its loss stays the lowest
+        # the atom of lowest loss keeps its Q-mass, or gets more of it so that its loss stays the lowest
         others = np.delete(loss, lowest)
         most = float(others.min()) if others.size else 0.0
         loss[lowest] = min(np.log(p[lowest]) - np.log(q[lowest]), most)
@@ -335,7 +335,7 @@ def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
 
 
 def _lowest_as_one(p: np.ndarray, q: np.ndarray, loss: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray]:
-    """Join the lowest losses, of total mass at most `mass`, into one atom, which shortens the range of a lattice."""
+    """Join the lowest losses, of total mass at most `mass`, into one atom; a lattice of the losses is then shorter."""
     order = np.argsort(loss, kind="stable")
     many = max(int(np.searchsorted(np.cumsum(p[order]), mass, side="right")), 1)
     first, others = order[:many], order[many:]
@@ -365,7 +365,7 @@ def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple
     first = lower[1] - flat[1] * gap[0] - _off(lower[1], flat[1], a[1])
     at, values, end = [0.0], [max(float(first), 0.0)], 1e-3
     size = epsilon.size
-    # the loop is faster over lists than over arrays
+    # a loop over lists is faster than a loop over arrays
     points, heights, a, gap, steep, flat = (x.tolist() for x in (epsilon, lower, a, gap, steep, flat))
     for k in range(1, size):
         if heights[k] <= 0.0 or values[-1] <= 0.0:
@@ -397,7 +397,7 @@ def _off(value: float, slope: float, a: float) -> float:
 
 
 def either_order(forward: FinitePart, reverse: FinitePart) -> FinitePair:
-    """Return the pair whose profile is, at every eps, the larger of the two laws' profiles, rounded up."""
+    """Return the pair whose delta at every eps is the larger of the two laws' deltas, rounded up."""
     shape = forward.infinity.shape
     rows = int(np.prod(shape, dtype=np.int64))
     flat = [[np.reshape(x, (rows, -1)) for x in part] for part in (forward, reverse)]

@@ -457,7 +457,7 @@ def _of_group(profile: BracketedProfile, group: float, mu: float) -> BracketedPr
     if group == 1.0:
         return profile
     eps, together = profile.epsilon, group * mu * (1.0 + 8.0 * ROUNDOFF)
-    # the sum is a quotient of two expm1 for eps > 0, and at most group * e^{(group - 1) eps}
+    # the sum of e^{j eps} over j < group is a quotient of expm1 for eps > 0, and at most group * e^{(group - 1) eps}
     with np.errstate(over="ignore", invalid="ignore"):
         sums = np.where(eps > 0.0, np.expm1(group * eps) / np.expm1(np.where(eps > 0.0, eps, 1.0)), group)
         sums = np.minimum(np.where(np.isnan(sums), np.inf, sums), group * np.exp((group - 1.0) * eps))
@@ -517,13 +517,13 @@ class AllocatedLaw(NamedTuple):
         return FinitePart(np.where(small, 0.0, loss), kept, np.asarray(infinity if infinity >= LEAST_MASS else 0.0))
 
     def underflows(self) -> bool:
-        """Return whether any mass is near the smallest float64, so that the laws for upper and lower ends differ."""
+        """Return whether any mass is near the smallest float64; if so, upper and lower ends need different laws."""
         ends = [self.p_infinity or 1.0, self.q_infinity or 1.0]
         return bool(np.min([self.p.min(), self.q.min(), *ends]) < LEAST_MASS)
 
 
 def refuse_counts(base: FiniteMechanism, slots: float, taken: float, index: str) -> None:
-    """Refuse too large an epsilon of a base, and too many possible counts of outputs; messages name the `index`."""
+    """Refuse a base of too large an epsilon, and too many possible counts of outputs; errors name the `index`."""
     if getattr(base, "epsilon", 0.0) > MOST_EPSILON:
         raise InputError(
             f"epsilon{index} = {base.epsilon:g} of the base must be at most {MOST_EPSILON:g} in RandomAllocation; "  # type: ignore[attr-defined]  # of PureDP and ApproximateDP

@@ -510,7 +510,7 @@ def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
             if rest <= NEGLIGIBLE * max(total, 1e-300):
                 break
             length *= 2
-    # 16 roundoffs for each factor cover a difference, two quotients, three products, and the rounding of the odds
+    # 16 roundoffs for each factor cover its difference, two quotients and three products, and the rounding of the odds
     return total, 16.0 * ROUNDOFF * (terms + 4.0) + 4.0 * NEGLIGIBLE
 
 
@@ -600,7 +600,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         if self.group > 1 or relation == "zero_out":
             return "bound"
         replaced = relation == "replace_one" and not self._trivial()
-        # a joined pair covers several pairs of data sets; a rough pair has finitely many losses, unlike its base
+        # a joined pair covers several pairs of data sets; a rough pair has finitely many losses, unlike the base's pair
         joined = replaced or not base.symmetric()
         rough = replaced and isinstance(base, BaseMechanism) and not base.finite
         return "bound" if rough or (joined and composed) else kind

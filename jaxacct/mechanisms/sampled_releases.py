@@ -54,7 +54,7 @@ class Several(NamedTuple):
 
     base: Mechanism  # the composition of the releases, without the sampling
     rate: np.ndarray  # the sampling rate of each configuration
-    relations: dict[str, str]  # neighbouring relation of the releases, for each direction of the sample
+    relations: dict[str, str]  # for each direction of the sample, the relation of the releases
 
 
 @functools.lru_cache(maxsize=KEPT)

@@ -85,7 +85,7 @@ class ShuffledBatches(Mechanism):
 
 
 def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism]:
-    """Return attacks with certified brackets on composed passes, or none for more than MOST_ROWS answers (`size`).
+    """Return attacks with certified brackets on composed passes; return none if `size` answers exceed MOST_ROWS.
 
     An attack replaces each pass by what an attacker sees of it, so that the composition dominates the attack. For
     `batches` = 1 there is no attack, since the trainer also records 1 where it does not know the number of batches.
@@ -153,7 +153,7 @@ class _SeenBatches(Mechanism):
 
 
 def _largest(with_record: float, without: float, batches: float, direction: str) -> FinitePart:
-    """Return the loss law for an attack that sees in which cell of a grid the largest of `batches` outputs lies."""
+    """Return the law of the loss of an attack that sees in which grid cell the largest of `batches` outputs lies."""
     from scipy import special  # slow to import
 
     # one output has the mean `with_record` under P and `without` under Q, in units of sigma; all others have mean 0;

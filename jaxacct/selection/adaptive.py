@@ -38,7 +38,7 @@ ROUNDINGS_PER_TERM = 8.0
 NODES_BY_LATTICE = 8
 """If the contour engine's bracket is wide, the lattice engine computes delta_k again at up to this many nodes k."""
 MOST_ROUNDS = 12
-"""Largest number of rounds that add nodes for one eps, and largest number of passes of the search for one delta."""
+"""For one eps, at most this many rounds add nodes; for one delta, the search makes at most this many passes."""
 LAST_EPS = 1e300
 """Largest eps that the search tries. It is below the overflow of float64."""
 
@@ -147,7 +147,7 @@ def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, rela
 
 
 def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, float]:
-    """Return lower and upper bounds of epsilon at delta 0, or nearly 0; they follow from the largest K."""
+    """Return lower and upper bounds of epsilon at a delta of 0 or nearly 0, from the runs of the largest K."""
     most = largest_k(law)
     if not np.isfinite(most):
         one = account.epsilon(run, 0.0, relation=relation)
@@ -222,7 +222,7 @@ class Mixture:
         return [self._summed(*_monotone(*ends[:, place])) for place in range(eps.size)]
 
     def at(self, eps: float, width: float) -> Sum:
-        """Return the bracket of the sum at one eps. Add nodes until its relative width is at most `width`."""
+        """Return the bracket of the sum at one eps. Add nodes until the bracket's relative width is at most `width`."""
         known: dict[int, np.ndarray] = {}
         for _ in range(MOST_ROUNDS):
             low, high = self._known(known, eps)
@@ -271,7 +271,7 @@ class Mixture:
         return search.low, search.high
 
     def _guess(self, target: float) -> float:
-        """Return the eps at which the search begins: the eps of m composed runs, with m the mean of the listed k."""
+        """Return the eps at which the search begins: the epsilon of m composed runs, where m is the mean listed k."""
         k, mass = self.weights.k, self.weights.high
         mean = max(round(float(np.sum(k * mass) / np.sum(mass))), 1) if k.size else 1
         level = min(target, 1.0 - ROUNDOFF)
@@ -332,7 +332,7 @@ class Mixture:
 
 
 def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of a non-decreasing sequence, each narrowed by the bounds of other elements."""
+    """Narrow lower and upper bounds of the elements of a non-decreasing sequence by the bounds of other elements."""
     return np.maximum.accumulate(low), np.minimum.accumulate(high[::-1])[::-1]
 
 

@@ -40,7 +40,7 @@ LEAST_DELTA = 1e-300
 LOSS_ERROR = 2.0**-50
 """`eps - loss` is taken to be off by at most this number times |eps| + |loss|. It is eight units of 2^-53."""
 SAYS_NOTHING = {"epsilon": np.inf, "delta": 1.0}
-"""For each quantity, its largest value: the upper bound that says nothing."""
+"""Largest value of each quantity. As an upper bound it says nothing."""
 _RELATION_OF = {"remove": "remove_one", "add": "add_one"}
 """For each direction, the relation that has only this direction."""
 EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
@@ -56,7 +56,7 @@ TOGETHER = 32
 CONTOUR_WIDTH = 1e-4
 """Largest relative width of a bracket from a shared contour. An eps with a wider bracket gets a contour of its own."""
 FEW = 64
-"""If more eps than this would need a contour each, the lattice answers them together (for bases of `few_steps`)."""
+"""If more eps than this would need a contour each, the lattice answers them together (only for `few_steps` bases)."""
 FEW_STEPS = 100.0
 """Up to this many steps the lattice brackets delta as narrowly as one contour for each eps, and is quicker."""
 VALUE_ERROR = 1e-12
@@ -70,7 +70,7 @@ ASKED_EPS = 600.0
 @register
 @dataclass(frozen=True, eq=False)
 class _Under(Mechanism):
-    """A base under one fixed relation, whose two directions are called "remove" and "add"."""
+    """A base under one fixed relation. The two directions of this relation are called "remove" and "add"."""
 
     mechanism: Any
     relation: str = field(metadata={"static": True})
@@ -346,7 +346,7 @@ def _bounds_at(
     by_contour: np.ndarray,
     shared: np.ndarray,
 ) -> list[np.ndarray]:
-    """Return bounds of delta, (2, K), at the eps `places` of each base; if `shared`, near eps may share a contour."""
+    """Return bounds of delta, (2, K), for each base at its K eps in `places`; if `shared`, near eps share a contour."""
     sizes, eps = np.array([each.size for each in places]), np.concatenate(places)
     row = np.repeat(np.arange(sizes.size), sizes)
     ends, due = np.stack([np.zeros(eps.size), np.ones(eps.size)]), np.ones(eps.size, bool)
@@ -362,7 +362,7 @@ def _bounds_at(
 
 
 def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
-    """Return the eps at which the profile is evaluated, up to `last`. Beyond `first` only one direction needs them."""
+    """Return the eps at which a profile is evaluated, up to `last`. One direction needs no eps beyond `first`."""
     count = EPS_POINTS.get(engine, EPS_POINTS["lattice"]) // (2 if coarse else 1)
     early = round(count * max(first / last, 0.5))
     return np.concatenate([np.linspace(0.0, first, early), np.linspace(first, last, count - early + 1)[1:]])
@@ -452,8 +452,8 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
     # wide brackets are left out, since the polygon would be lower there than the chord between narrow neighbours
     ratio, lower, upper = (x[lower >= 0.5 * upper] for x in (ratio, lower, upper))
     lower = np.maximum(lower, 1.0 - ratio)
-    # before the first ratio r the bound delta(r) >= 1 - r takes the place of a chord; beyond the last ratio delta is at
-    # least 0 and does not rise
+    # before the first ratio r no chord is known, and the bound delta(r) >= 1 - r is used; beyond the last ratio delta
+    # is at least 0 and does not rise
     r = np.concatenate([[0.0], ratio])
     low, high = np.concatenate([[1.0], lower]), np.concatenate([[1.0], upper])
     # the steepest slope that delta can have after r, and the flattest slope that it can have before r
@@ -479,7 +479,7 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
 def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the slopes and the knots (u, T) of the polygon T = min_k (d_k + r_k u) on 0 <= u <= 1; r descends to 0."""
     kept = (r.size - 1 - upper_hull(r[::-1], -d[::-1]))[::-1]
-    # a line is nowhere the lowest if another line is less steep and starts at least as low
+    # a line is nowhere the lowest if another line is less steep and does not start higher
     kept = kept[kept.size - 1 - np.argmin(d[kept][::-1]) :]
     r, d = r[kept], d[kept]
     u = np.concatenate([[0.0], np.diff(d) / -np.diff(r), [1.0]])

@@ -147,7 +147,7 @@ def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarra
     ratio, _, high = known_bases(run)[0].profile.joined(side.direction)
     infinite = float(infinite_mass(run, side.forward))
     level = max(level, TAIL_SHARE * infinite, 1e-290)
-    if high[-1] > infinite + level:  # beyond the kept profile, upper bounds of epsilon at smaller deltas serve
+    if high[-1] > infinite + level:  # beyond the kept profile, upper bounds of epsilon at smaller deltas are used
         deltas = infinite + np.geomspace(max(high[-1] - infinite, level), level, FAR_POINTS)
         eps = np.maximum.accumulate(upper_epsilon(run, deltas, side.forward, PROFILE_RTOL))
         eps = np.minimum(eps, LARGEST_EPS + 1.0)
@@ -166,7 +166,7 @@ def table_of(ratio: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarr
 
 
 def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return gains and costs of lines `r gain - cost` whose maximum is at least M(r), from knots (u, t) above T."""
+    """Return gains and costs of lines `r gain - cost`, from knots (u, t) above T; their maximum is at least M(r)."""
     near_one = 1.0 - np.geomspace(1e-13, 1.0, 1500)
     knots = np.linspace(0.0, u.size - 1.0, VALUES)
     v = np.concatenate([u, np.interp(knots, np.arange(u.size), u), near_one, np.interp(near_one, t, u)])
@@ -185,7 +185,10 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table, weight: float = 1.0) -> Points:
-    """Return the sum of profile values for lines `r gain - cost` with ascending gains (README.md, "The envelope")."""
+    """Return the weighted profile values that the maximum of lines `r gain - cost` makes; the gains ascend.
+
+    README.md, "The envelope", has the formula.
+    """
     if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
         return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a NaN bounds nothing
     cost = np.minimum.accumulate(cost[::-1])[::-1]  # a line with more cost and less gain than another is never highest

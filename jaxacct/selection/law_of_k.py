@@ -158,7 +158,7 @@ class Law(ABC):
             yield name, np.broadcast_to(value, shape + (value.shape[-1:] if name in self.vectors else ()))
 
     def taken(self, index: Index) -> Self:
-        """Return the laws at a NumPy index of a flattened batch, without checks. `(rows, None)` adds an axis."""
+        """Return the laws at a NumPy index of a flattened batch, unchecked. The index `(rows, None)` adds an axis."""
         found = object.__new__(type(self))
         for name in self.constraints:
             object.__setattr__(found, name, getattr(self, name)[index])

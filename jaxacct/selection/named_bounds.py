@@ -254,10 +254,10 @@ def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray
     mu, given = (np.broadcast_to(x, shape).reshape(-1) for x in (mu.reshape(batch_shape(run)), given))
     mean = np.broadcast_to(law.mean, shape).reshape(-1)
     if quantity == "epsilon":
-        # at most 1e-9 of delta lies beyond the nodes, where the log-ratio of the winners' laws is taken to be monotone
+        # at most 1e-9 of delta lies beyond the nodes; there the log-ratio of the winner's laws is taken to be monotone
         far = np.sqrt(2.0 * np.maximum(np.log(mean / 1e-9) - np.log(given), 0.0))
     else:
-        # the nodes reach somewhat beyond the outcome at which the base's loss is eps
+        # the nodes go somewhat beyond the outcome at which the base's loss is eps
         far = np.maximum(given / mu + 0.5 * mu + 2.0, REACHES[1])
     reach = np.asarray(np.searchsorted(REACHES[:-1], far))
     solve = crossing if quantity == "epsilon" else divergence
@@ -345,8 +345,8 @@ def _zero(function: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: n
             share = at_low / (at_low - at_high)
         at = low + np.where(np.isfinite(share), np.clip(share, 0.0, 1.0), 0.5) * (high - low)
         value = function(at)
-        moved = np.where((value > 0.0) == (at_low > 0.0), 1.0, -1.0)  # the low end moves, or the high one
-        halved = np.where(moved == before, 0.5, 1.0)  # the value at an end that stays again is halved
+        moved = np.where((value > 0.0) == (at_low > 0.0), 1.0, -1.0)  # 1 if the low end moves, -1 if the high end does
+        halved = np.where(moved == before, 0.5, 1.0)  # if an end stays twice in a row, its value is halved
         low, at_low = np.where(moved > 0.0, at, low), np.where(moved > 0.0, value, at_low * halved)
         high, at_high = np.where(moved < 0.0, at, high), np.where(moved < 0.0, value, at_high * halved)
         before = moved

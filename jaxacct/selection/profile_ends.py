@@ -353,8 +353,8 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
     mean, tried = float(law.mean) * ROUNDED_UP, max(1.0 - none * ROUNDED_UP - 4.0 * ROUNDOFF, once / ROUNDED_UP)
     base = _direction(run, side)
     grown = growth(law, base)
-    # coupled runs on two neighbouring data sets agree in all candidates with probability a = phi(1 - delta(0)), so that
-    # delta is at most 1 - a
+    # runs on two neighbouring data sets can be coupled so that all their candidates agree with probability
+    # a = phi(1 - delta(0)). So delta is at most 1 - a
     moved = mass_on_top(law, min(base.distance, 1.0))[1]
     if quantity == "delta":
         low = tried * delta_ends(run, values, side.forward, PROFILE_RTOL)[0]

@@ -118,7 +118,7 @@ class TopSelection(AnySelection):
 def _of_one(
     quantity: str, run: Mechanism, law: Law, top: int, values: np.ndarray, relation: str, rtol: float
 ) -> np.ndarray:
-    """Return the least of three upper bounds: envelope, largest loss or mass at infinity, and average over K."""
+    """Return the least of three upper bounds: by the envelope, by the selection's `ends`, and by an average over K."""
     most = SAYS_NOTHING[quantity]
     largest, mass = ends(run, law, top, relation)
     if quantity == "epsilon":
@@ -137,7 +137,7 @@ def _of_one(
 
 
 def _above(quantity: str, run: Mechanism, law: Law, values: np.ndarray, found: np.ndarray, relation: str) -> np.ndarray:
-    """Return whether the average over K surely exceeds the bound `found`; then the average need not be computed."""
+    """Return whether the average over K surely exceeds the bound `found`, so that it need not be computed."""
     at, target = (found, values) if quantity == "epsilon" else (values, found)
     above = np.zeros(values.shape, bool)
     for share in (0.7, 2.0, 4.0, 8.0):
