@@ -2,7 +2,7 @@
 
 On a CPU, NumPy answers some ten thousands of configurations sooner than XLA compiles and runs its programs. XLA is
 faster for larger jobs, and for all jobs on an accelerator. The two backends agree to rounding, not to the last bit. So
-a whole job takes one path, which is fixed before the job begins (`job`).
+a whole job runs on one backend, which is fixed before the job begins (`job`).
 
 On NumPy a batch is cut into chunks that fit into the cache. The size of a chunk changes no bit of an answer. For XLA a
 batch is cut into chunks of one fixed shape, which run on every core or device (`in_chunks`). Neither this shape nor the
@@ -42,7 +42,7 @@ configurations. The limit stays the same after `jaxacct warm`, which keeps no pr
 
 class _Path(NamedTuple):
     numpy: bool
-    asked: bool  # whether the user asked for this path
+    asked: bool  # whether the user asked for this backend
 
 
 _path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", default=None)

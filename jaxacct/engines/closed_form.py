@@ -10,9 +10,9 @@ the delta of the Gaussian without sampling:
     remove: delta(eps) = q G(log(1 + (e^eps - 1)/q)),
     add:    delta(eps) = k G(log(q e^eps/k)),   k = 1 - (1 - q) e^eps, and 0 once k <= 0.
 
-Brackets are widened by a bound on the rounding error. A number is an upper bound of epsilon only if the upper bound of
-delta there is at most the target, and a lower bound only if the lower bound of delta there is at least the target.
-Where mu is so large that the rounding error leaves nothing of delta, two inequalities bound epsilon:
+Brackets are widened by a bound on the rounding error. A number becomes an upper bound of epsilon only if the upper
+bound of delta there is at most the target. It becomes a lower bound only if the lower bound of delta there is at least
+the target. Where mu is so large that the rounding error leaves nothing of delta, two inequalities bound epsilon:
 
     delta(eps) <= Phi(-a) <= e^{-a^2/2}/2,      delta(eps) >= (1 - 1/e) Phi(-a - 1/mu).
 """

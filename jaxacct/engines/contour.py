@@ -1,8 +1,8 @@
 """The contour engine on batches: resolutions from coarse to fine, each a compiled program for chunks of fixed size.
 
-The resolutions are called rungs, and their list a ladder. Every configuration starts on the lowest rung, the coarsest.
-It climbs to a finer one while its bracket is not narrow enough. The last rungs are those of the split contour, for
-compositions in which a record is rarely sampled. The lattice engine answers what no rung certifies. `delta_about` and
+The resolutions are called rungs, and a list of rungs a ladder. Every configuration starts on the coarsest rung. It
+climbs to finer rungs while its bracket is not narrow enough. The last rungs belong to the split contour, which serves
+compositions that rarely sample a record. The lattice engine answers what no rung certifies. `delta_about` and
 `delta_along` compute several deltas of one composition from one contour. Aliases (periodic images) are errors of the
 trapezoid rule: weighted values of delta at eps + j period, j != 0.
 """

@@ -1,8 +1,8 @@
 """Where accounting runs: JAX's default device, or the host's CPU if the default device lacks float64 or complex128.
 
-A TPU has no complex128. It makes a float64 from two float32, with fewer digits and a smaller range. A
-certificate computed there would not hold. So the host computes certificates, and training stays on the device. No
-setting of JAX changes outside the block of `double_precision`.
+A TPU has no complex128. It makes a float64 from two float32, with fewer digits and a smaller range. A certificate
+computed there would not hold. So the host computes certificates, and training stays on the device. No setting of JAX
+changes outside the block of `double_precision`.
 """
 
 from __future__ import annotations

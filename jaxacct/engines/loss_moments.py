@@ -4,8 +4,8 @@ Let (P, Q) be the pair of a step without sampling, q the sampling rate, and mix 
 `E[e^{cL}] = E_Q[mix^p]`, where p is c + 1 for remove and -c for add. Sampled Gaussians are integrated by the trapezoid
 rule and sampled Laplace by Gauss-Legendre. The other laws have closed forms. Since E_Q[mix] = 1, `E_Q[mix^p] - 1 =
 E_Q[mix^p - 1 - p (mix - 1)]`. This integrand has one sign, so small moments keep their relative accuracy.
-jaxacct/representations/README.md, "Moments", proves the error bounds. A factor in front of ROUNDOFF
-is an upper bound of a number of roundings.
+jaxacct/representations/README.md, "Moments", proves the error bounds. A factor in front of ROUNDOFF is an upper bound
+of a number of roundings.
 
 From these moments Rényi accounting computes upper bounds of epsilon and delta, at each row's best order (README.md).
 """

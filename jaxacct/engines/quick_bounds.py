@@ -1,4 +1,4 @@
-"""The cheapest of the theorems that check answers, computed without SciPy, and tails of binomial laws (README.md)."""
+"""The cheapest bounds that check answers, computed without SciPy, and bounds of tails of binomial laws (README.md)."""
 
 from __future__ import annotations
 

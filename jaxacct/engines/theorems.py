@@ -2,7 +2,7 @@
 
 They answer where no engine does, and they check the answers of engines. The contour and the lattice engine share no
 code with the tests. Masses are kept as logarithms, so that even e^{-10^300} does not underflow. For each part, masses
-under P are bounded from below and masses under Q from above. Upper bounds are rounded up.
+under P are bounded from below, and masses under Q from above. Upper bounds are rounded up.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 delta is the second step's profile h, which has a closed form, averaged over the first step's output u, cell by cell.
 README.md ("Two steps") has the proof and defines G, h, C and mix. The step with the smaller total variation is taken
-first, which makes the integrand G smoother. Apart from 0 and the largest loss, a number becomes an upper
-bound of epsilon only if the upper bound of delta there is at most the target. It becomes a lower bound only if the
-lower bound of delta there is at least the target.
+first, which makes the integrand G smoother. Apart from 0 and the largest loss, a number becomes an upper bound of
+epsilon only if the upper bound of delta there is at most the target. It becomes a lower bound only if the lower bound
+of delta there is at least the target.
 """
 
 from __future__ import annotations
@@ -434,8 +434,8 @@ def first_loss(steps: Steps, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     The error has two parts. First, `y = s u - s^2/2` has an error of at most 4 ROUNDOFF (|s u| + s^2). This moves log
     mix by q z/mix times as much, where z = e^y. Second, computing log mix from y adds 16 ROUNDOFF times a size. This is
-    |log mix| where log mix is log1p(q (z - 1)). Elsewhere it is 1 plus the absolute values of the logarithms in log((1
-    - q) + q z).
+    |log mix| where log mix is log1p(q (z - 1)). Elsewhere it is 1 plus the absolute values of the logarithms in
+    log((1 - q) + q z).
     """
     s, q = 1.0 / steps.sigma, steps.q
     y = s * (u - 0.5 * s)

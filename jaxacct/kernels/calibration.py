@@ -3,19 +3,19 @@
 `solve` solves delta(eps; x) = delta for x, the logarithm of one parameter, in two stages with fixed iteration counts.
 The answer is certified afterwards. c is the abscissa of the contour.
 
-1. Newton on the saddle point equations in (log c, x) at once. At the saddle the value does not change with c, so the
-   system is triangular: x from the value, then c from `eps(c) = eps`.
+1. Newton's method on the saddle point equations in (log c, x) at once. At the saddle the value does not change with c.
+   So the system is triangular: the value gives x, and then `eps(c) = eps` gives c.
 2. Secant steps in x on the contour integral itself, with fixed c and period.
 
 `solve_rate` finds the noise at which the bound of a true-positive rate is b, and the eps of that bound. The rate at a
-false-positive rate a is at most `F = delta(eps) + e^eps a` for every eps. The least F over eps shall be b:
+false-positive rate a is at most `F = delta(eps) + e^eps a` for every eps. We ask that the least F over eps be b:
 
     F = b,    dF/d eps = e^eps (a - Q(L > eps)) = 0.
 
 The noise is certified afterwards at that eps. The two stages have fixed iteration counts, too.
 
-1. Newton on the saddle point equations in (log c, x), x the logarithm of the noise. There `-d log delta/d eps = c`, so
-   that `eps = log(b/a) + log(c/(1 + c))` and `delta = b/(1 + c)`.
+1. Newton's method on the saddle point equations in (log c, x), with x the logarithm of the noise. There `-d log
+   delta/d eps = c`, so that `eps = log(b/a) + log(c/(1 + c))` and `delta = b/(1 + c)`.
 2. On the contour integral, with fixed c and period: secant steps in x and Newton steps in eps, at once. At the optimal
    eps x does not change with eps to first order, so that the secant may treat eps as fixed.
 

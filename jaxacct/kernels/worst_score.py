@@ -7,10 +7,10 @@ at most
     U(E) = int_0^1 max_{u<=w<=1} (L(u) phi'(T(w) - T(u)) - E phi'(w - u))_+ du + phi(1) - phi(1 - T(0)).
 
 Rows are intervals of u, and columns are intervals of w. A row is served at w if the integrand at this w is used for the
-whole row, in place of the maximum over w. A row is active if its integrand is positive. A sketch takes few rows and
-columns (`Sketch`). It finds E, the active rows, and where the maxima lie. It decides only which tangents of the curve T
-are kept. Any choice gives a bound, since the polygon of any tangents lies above the curve. jaxacct/selection/README.md
-has the theorem and the proofs.
+whole row, in place of the maximum over w. A row is active if its integrand is positive. A sketch (`Sketch`), with few
+rows and columns, finds E, the active rows, and where the maxima lie. So it decides which tangents of the curve T are
+kept. Any tangents give a bound, since their polygon lies above the curve. jaxacct/selection/README.md has the theorem
+and the proofs.
 
 On a mesh of rows and columns the upper bound is a maximum of functions linear in E ("lines"). Arrays have the cells of
 w on the first axis, and the groups of rows on the last. These kernels take one configuration, without batch axes, since

@@ -1,7 +1,7 @@
 """Balls in bins with noise of two bands: a transfer operator and its contour (README.md, "Bins that share noise").
 
-The pair for b bins is P = (1/b) sum_j N(m_j) and Q = N(0), with m_j the sum of the columns that bin j uses. With two
-bands only neighbouring bins have common rows, so that under Q the ratio dP/dQ has the law of
+The pair for b bins is P = (1/b) sum_j N(m_j) and Q = N(0), where m_j is the sum of the columns that bin j uses. With
+two bands only neighbouring bins have common rows. So under Q the ratio dP/dQ has the law of
 
     S = (1/b) sum_j X_j,    X_j = e^{G_j - Var(G_j)/2},    G_j = first_j y_j + second_j y_{j+1},
 
@@ -59,7 +59,7 @@ BLOCK = 12
 LEAST = -200.0
 """Least real part of an exponent: smaller ones are raised to this, so that no product is subnormal."""
 MOST_WORK = 3e10
-"""Largest number of multiplications for one contour. All contours of one call may take four times as many."""
+"""Largest number of multiplications for one contour. All contours of one call together may take 1.5 times as many."""
 PLACING = 5e8
 """Number of multiplications that a call's work limit counts for placing one contour."""
 MOST_HALF, MOST_NODES = 400, 1500
