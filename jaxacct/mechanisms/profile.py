@@ -30,9 +30,9 @@ class PrivacyProfile(FiniteMechanism):
 
     The guarantee is H_{e^eps_k}(P || Q) <= delta_k (remove) and H_{e^eps_k}(Q || P) <= ``reverse_delta``_k (add). The
     pair has the largest profile that these points allow (README.md, "A profile from points"). The last delta is mass at
-    infinity. The pair composes, and is sampled, like any other pair. The points are taken as given for the neighbouring
-    relation of the question; one point is ApproximateDP. The mechanism itself may leak less than its points allow, so
-    ``kind`` is "bound".
+    infinity. The pair composes, and is sampled, like any other pair. The points must hold under the neighbouring
+    relation of the question; a single point gives ApproximateDP. The mechanism itself may leak less than its points
+    allow, so ``kind`` is "bound".
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
         place = np.arange(above.size)
         odd = (place - np.maximum.accumulate(np.where(above, -1, place))) % 2 == 1
         points = np.delete(points, 1 + np.flatnonzero(above & odd))
-    chain: list[int] = []  # a low last point costs its neighbours a pass each, so the rest is done one by one
+    chain: list[int] = []  # beside a low last point a pass drops one point only, so the rest goes point by point
     for k in map(int, points):
         while len(chain) > 1:
             before, last = chain[-2:]

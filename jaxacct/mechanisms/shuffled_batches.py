@@ -33,13 +33,13 @@ class ShuffledBatches(Mechanism):
     sensitivity 2 for ``replace_one``. ``kind`` is "bound". ``repeat`` the mechanism for several passes, with a fresh
     shuffle or the same one.
 
-    The lower ends of ``ja.epsilon`` and ``ja.delta`` are those of the best known attack, with fresh shuffles
+    The best known attack, with fresh shuffles, gives the lower ends of ``ja.epsilon`` and ``ja.delta``
     (README.md, "Shuffled batches"). How private a pass is between the two ends is not known. The lower ends are 0 for a
     single batch, for more than 1,000 passes, for more than 16 answers at once, and in profiles and risks.
 
-    Add and remove are refused. With one record less the batches have another total size, and a record that moves into
-    the free slot changes two sums, so that the sensitivity is not 1 but sqrt(5). Use ``zero_out``, under which the slot
-    stays.
+    Add and remove are refused. With one record less the batches have another total size. A record that moves into the
+    free slot changes the sums of two batches, so that the sensitivity is not 1 but sqrt(5). Use ``zero_out``, which
+    keeps the slot.
 
     For the same batch sizes Poisson sampling is usually proved to be much more private.
 
@@ -48,7 +48,7 @@ class ShuffledBatches(Mechanism):
     mechanism : Gaussian
         One step, with noise in units of the add/remove sensitivity.
     batches : array_like of whole numbers from 1 to 2**53
-        Batches of one pass; the upper end does not depend on their number.
+        Number of batches of one pass. The upper end of an answer does not depend on it.
 
     References
     ----------

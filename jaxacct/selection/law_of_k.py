@@ -136,7 +136,7 @@ class Law(ABC):
         Parameters
         ----------
         rng : random.Random, optional
-            Only to repeat an experiment without private data; the default is the operating system's randomness.
+            Give it only to repeat an experiment without private data; the default is the operating system's randomness.
         """
         if self.shape:
             raise InputError(f"a batch of laws of shape {self.shape} has no single K; sample one law at a time")
@@ -426,9 +426,9 @@ class Binomial(_Trials):
     Parameters
     ----------
     trials : array_like of whole numbers >= 1
-        n
+        n, the number of trials.
     probability_of_run : array_like in (0, 1]
-        p
+        p, the probability that a trial adds 1 to K.
 
     References
     ----------

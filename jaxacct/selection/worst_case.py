@@ -174,8 +174,8 @@ def _of_one(quantity: str, effort: Resolution, curve: Curve, law: Law, value: An
 class Attack(float):
     """The epsilon that an order of scores reaches, together with the order. No valid claim is below this epsilon.
 
-    The rank u of an outcome of the base is the Q-mass of the outcomes with a larger likelihood ratio.  An outcome of a
-    rank u below ``rank[-1]``, an active one, scores above the ranks in (u, served], and below all others.
+    The rank u of an outcome of the base is the Q-mass of the outcomes with a larger likelihood ratio.  An outcome
+    is active if its rank u is below ``rank[-1]``; it then scores above the ranks in (u, served], and below all others.
 
     Parameters
     ----------

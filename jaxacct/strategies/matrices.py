@@ -136,7 +136,7 @@ class Banded(ToeplitzStrategy):
     bands : int
         p, the number of steps that share noise.
     steps, epochs : int
-        n, the size of the matrix; the number of fixed epochs, which divides n, with n/epochs >= p.
+        n, the size of the matrix; the number of fixed epochs, a divisor of n with n/epochs >= p.
     coefficients : tuple of float, optional
         The first column, if it is known; otherwise it is searched for.
 
@@ -313,7 +313,7 @@ class ColumnNormalised(Strategy):
     bands : int
         p, the number of steps that share noise.
     steps, epochs : int
-        n, the size of the matrix; the number of fixed epochs, which divides n, with n/epochs >= p.
+        n, the size of the matrix; the number of fixed epochs, a divisor of n with n/epochs >= p.
     diagonals : array of shape (bands, steps), optional
         C[i + l, i] in row l, if the matrix is known; otherwise it is searched for.
 

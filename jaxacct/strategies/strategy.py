@@ -50,7 +50,7 @@ class FixedEpochs(_Counted):
     Parameters
     ----------
     epochs : int
-        Passes over the data; it divides the number of steps.
+        Number of passes over the data, a divisor of the number of steps.
 
     References
     ----------
