@@ -107,7 +107,7 @@ class Mechanism(ABC):
         """Return the independent parts in one direction, each with its count (a whole number in float64)."""
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        """Return parts that the mechanism dominates, for lower ends; by default these are the parts of `expand`."""
+        """Return parts that the mechanism dominates, which give lower ends; by default the parts of `expand`."""
         return self.expand(relation, direction)
 
     def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:

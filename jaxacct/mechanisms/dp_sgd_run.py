@@ -239,7 +239,7 @@ def nearest_slots(sampling_probability: Any) -> np.ndarray:
 
 
 def slots_of(sampling_probability: Any, sampling: str = "random_allocation") -> float | np.ndarray:
-    """Return 1/q, the number of slots of a round or epoch, for the sampling probability q; refuse a 1/q not whole.
+    """Return 1/q, the number of slots of a round or epoch, for sampling probabilities q; refuse q if 1/q is not whole.
 
     >>> slots_of([0.01, 0.5])
     array([100.,   2.])
@@ -287,7 +287,7 @@ class Rule(NamedTuple):
 
     @property
     def period(self) -> str:
-        """Return the name of the number of steps between two uses of a record; "" if a record may be in every step."""
+        """Return the name of the number of steps after which a record is used again; "" if any step may use it."""
         return "slots" if self.in_passes else "groups" if self.in_turns else ""
 
     def knows(self, name: str) -> bool:

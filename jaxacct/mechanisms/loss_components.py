@@ -233,14 +233,14 @@ def add_and_remove(mechanism: Mechanism, relation: str) -> bool:
 
 
 def exact_product(first: Numbers, second: Numbers) -> np.ndarray:
-    """Return the product of whole numbers up to 2**53 held in float64; refuse a product above 2**53."""
+    """Multiply whole numbers up to 2**53 that are held in float64; refuse a product above 2**53."""
     a, b = np.broadcast_arrays(first, second)
     refuse_where(a > LARGEST_COUNT // b.astype(np.int64), "total steps", a * b, *TOO_MANY)
     return a * b
 
 
 def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the sum of whole numbers up to 2**53 held in float64; refuse a sum above 2**53."""
+    """Add whole numbers up to 2**53 that are held in float64; refuse a sum above 2**53."""
     a, b = np.broadcast_arrays(first, second)
     refuse_where(a > LARGEST_COUNT - b, "total steps", a + b, *TOO_MANY)
     return a + b

@@ -488,7 +488,10 @@ def cap_of(size: float, q: float, cap: float) -> Cap:
 
 
 def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
-    """Return the sum of Pr[Bin(n, q) = k]/Pr[Bin(n, q) = start] over k > start (< for `way` -1), and relative error."""
+    """Return the sum of p_k/p_start over k > start (over k < start if `way` is -1), and its relative error.
+
+    Here p_k = Pr[Bin(n, q) = k].
+    """
     total, last, k, length, terms = 0.0, 1.0, float(start), 4096, 0.0
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         while True:

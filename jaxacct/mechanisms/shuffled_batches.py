@@ -156,8 +156,8 @@ def _largest(with_record: float, without: float, batches: float, direction: str)
     """Return the law of the loss of an attack that sees in which grid cell the largest of `batches` outputs lies."""
     from scipy import special  # slow to import
 
-    # one output has the mean `with_record` under P and `without` under Q, in units of sigma; all others have mean 0;
-    # all other outputs are below `lowest` with a chance of e^-46; for 2 batches that `lowest` is -inf, and -10 is used
+    # One output has the mean `with_record` under P and `without` under Q, in units of sigma. All others have mean 0,
+    # and are below `lowest` with a chance of e^-46. For 2 batches this `lowest` is -inf, and -10 is used.
     lowest = max(-special.ndtri(-np.expm1(-46.0 / (batches - 1.0))), -10.0)
     highest = with_record + 38.0
     step = 0.05 / max(1.0, with_record - without)

@@ -30,7 +30,7 @@ from jaxacct.selection.law_of_k import (
 )
 
 TAIL_SHARE = 1e-7
-"""The values of K that are not listed have at most this share of delta as probability, which widens delta's bracket."""
+"""The values of K that are not listed have a probability of at most this share of delta; it widens delta's bracket."""
 LEAST_DELTA = 1e-290
 """Smallest positive delta for which epsilon is searched. For a smaller delta the upper end is the largest loss."""
 ROUNDINGS_PER_TERM = 8.0
@@ -367,7 +367,7 @@ class _Search:
         return math.isfinite(self.right[0])
 
     def root(self) -> tuple[float, float]:
-        """Return the eps where the chord of log(sum) from `left` to `right` is log(target), and the chord's descent."""
+        """Return the eps where the chord of log(sum) from `left` to `right` is log(target), and minus its slope."""
         (below, more), (above, less) = self.left, self.right
         rise, fall = math.log(more / self.target), math.log(self.target / max(less, 1e-320))
         share = rise / (rise + fall) if rise + fall > 0.0 else 0.5
