@@ -73,7 +73,8 @@ def test_places_made_for_other_laws_certify_nothing_false():
             for shift in (0, 1, 3):
                 placed = jax.tree.map(lambda leaf, by=shift: np.roll(leaf, by, axis=0), there)
                 made = split_contour.integrand_at(law, placed.contour, 384, 128)
-                answer = split_contour._certified(law, known.estimate, placed, *made, log_delta, log_delta, 384)
+                found = split_contour._Round(np.ones(5), known.estimate, placed, *made)
+                answer = split_contour._certified(law, found, log_delta, log_delta, 384)
                 lower, _, upper, ok, _ = map(np.asarray, answer)
                 assert np.all(lower <= known.upper) and np.all(upper >= known.lower), (made_for, shift)
                 certified += np.sum(ok)

@@ -1,6 +1,7 @@
 """The accountant against dp_accounting's own tests, tables and accountants."""
 
 import math
+from types import SimpleNamespace
 
 import dp_accounting as dpa
 import mpmath
@@ -95,7 +96,8 @@ def test_events_sampled_at_rate_zero_leak_nothing(base):
 def test_relations(monkeypatch):
     # a pair is made, whatever its losses and deltas are
     monkeypatch.setattr(sampled_releases, "_losses", lambda base, relation: np.linspace(0.0, 9.0, 20))
-    monkeypatch.setattr(sampled_releases, "_upper", lambda base, loss, relation: np.exp(-loss))
+    some = lambda base, loss, relation: SimpleNamespace(lower=np.exp(-loss), upper=np.exp(-loss))
+    monkeypatch.setattr(sampled_releases, "_ask", some)
     monkeypatch.setattr(sampled_releases, "_replaced", sampled_releases._replaced.__wrapped__)
     assert CertifiedAccountant().neighboring_relation is ADD_OR_REMOVE
     assert not CertifiedAccountant().supports(Response(0.1, 3)) and CertifiedAccountant(REPLACE).supports(

@@ -399,7 +399,7 @@ def test_warm_reaches_every_rung_with_every_kernel(monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "cache", "words"),
-    [(["--for", "nothing"], None, "sweep, training, all"), ([], "", "JAXACCT_CACHE_DIR is empty")],
+    [(["--for", "nothing"], None, "use one of 'sweep', 'training', 'all'"), ([], "", "JAXACCT_CACHE_DIR is empty")],
 )
 def test_warm_refuses_in_one_line(folder, monkeypatch, capsys, arguments, cache, words):
     if cache is not None:
