@@ -53,7 +53,7 @@ from jaxacct.mechanisms.base import element, on_batch, require_mechanism, take_r
 from jaxacct.mechanisms.random_allocation import rounds_inside
 
 LARGEST_SLACK = 1e-3
-"""Engines are asked only about rows in which delta minus the mass at infinity is known to this relative accuracy."""
+"""Engines are asked about a row only if the relative error of (delta minus the mass at infinity) is below this."""
 BLOCK = 100_000
 """Largest number of rows answered together. This many rows take about 1 GiB of memory."""
 ROUNDS_TOGETHER = 20
@@ -193,7 +193,7 @@ def delta(
 
 
 def profile_at(mechanism: Mechanism, epsilon: Any, *, attacks: bool = False, **keywords: Any) -> Bounds:
-    """Return `delta`. Without `attacks`, which take time, the lower end is 0 where only an attack would raise it."""
+    """Answer as `delta` does. Without `attacks` no attack is tried, and a lower end that only an attack raises is 0."""
     given = options(**keywords)
     mechanism = require_mechanism("mechanism", mechanism)
     epsilon = np.asarray(check("epsilon", epsilon, REAL))
@@ -210,14 +210,17 @@ def profile_at(mechanism: Mechanism, epsilon: Any, *, attacks: bool = False, **k
 
 
 def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: float) -> Bounds:
-    """Return the profile at real eps from those at |eps|; `back` has the reverse relation (Zhu 2022, Lemma 45)."""
+    """Return delta at real eps from two profiles at |eps| (Zhu 2022, Lemma 45).
+
+    `ahead` has the relation asked about and serves eps >= 0. `back` has the reverse relation and serves eps < 0.
+    """
     below, scale, gap = np.less(epsilon, 0.0), np.exp(np.minimum(epsilon, 0.0)), -np.expm1(np.minimum(epsilon, 0.0))
     ends = []
     for name, turn in (("lower", -8.0 * ROUNDOFF), ("estimate", 0.0), ("upper", 8.0 * ROUNDOFF)):
         reflected = np.clip((gap + scale * getattr(back, name)) * (1.0 + turn), 0.0, 1.0)
         ends.append(np.where(below, reflected, getattr(ahead, name)))
     low, high = ends[0], ends[2]
-    # Adding 1 - e^eps > 0 can make the relative width of a wide bracket small.
+    # The added 1 - e^eps > 0 makes relative widths smaller, so a bracket that was wide may now be narrow.
     narrow = np.isin(back.status, ("ok", "zero")) | (np.equal(back.status, "width") & (high - low <= rtol * high))
     status = np.where(narrow, "ok", back.status)
     choose = lambda one, other: np.where(below, one, other)
@@ -231,9 +234,9 @@ def effort_of_search(rtol: float) -> Effort:
 
 
 def answer(question: MechanismQuestion) -> Bounds:
-    """Return the bracket by the first engine that answers for the whole mechanism, or else by its parts.
+    """Return the bracket of the first engine that answers for the whole mechanism, or else by the mechanism's parts.
 
-    Configurations that run a step only once are answered as the step, if an engine answers for it.
+    A configuration that runs its only step once is answered as that step, if an engine answers for the step.
     """
     whole = engine_of_mechanism(question)
     step, once = question.mechanism, np.asarray(question.engine == "auto")
@@ -245,7 +248,7 @@ def answer(question: MechanismQuestion) -> Bounds:
         alone = question._replace(mechanism=step, given=given.reshape(shape))
         if once.all():
             return answer(alone)
-        # Where a delta is 0, the code that sees all parts refuses the question.
+        # A batch with a given delta of 0 is not divided, since `by_parts` may have to refuse it as a whole.
         if engine_of_mechanism(alone) not in (None, whole) and (question.quantity == "delta" or given.all()):
             once, question = np.broadcast_to(once, shape).reshape(-1), question._replace(given=given)
             found = []
@@ -261,7 +264,7 @@ def flat(question: MechanismQuestion) -> tuple[tuple[int, ...], np.ndarray, np.n
     return on_batch(question.mechanism, "delta" if question.quantity == "epsilon" else "epsilon", question.given)
 
 
-@np.errstate(under="ignore")  # the bounds allow for underflow, which must not raise, whatever the user told NumPy
+@np.errstate(under="ignore")  # the bounds allow for underflow, so it raises no error, whatever NumPy's settings
 def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
     """Return the larger of the two directions' answers. The lower end is 0 unless the answer's kind is "certified".
 
@@ -358,7 +361,8 @@ def _larger(question: MechanismQuestion, sides: list[Components], left: list[flo
     worst = Answer(*(np.full(given.shape, -np.inf) for _ in range(3)))
     engines: np.ndarray = np.full(given.shape, "", dtype="<U32")
     contradicted = np.zeros(given.shape, bool)
-    # delta(0) = TV(P, Q) is the same in both directions. Rows without finite parts are asked about in "remove" alone.
+    # delta(0), the total variation distance, is the same in both directions. So rows without finite parts are asked
+    # about in "remove" alone.
     same = np.full(given.shape, question.quantity == "delta") & (given == 0.0)
     for parts in sides:
         same &= ~np.any(parts.finite_n > 0, axis=1) & (parts.delta_infinity == 0.0)
@@ -368,7 +372,7 @@ def _larger(question: MechanismQuestion, sides: list[Components], left: list[flo
             side = _one_epsilon(question, parts, worst.lower, None if left is None else left[place])
         else:
             side = _one_delta(question, parts._replace(sign=np.where(same, 1.0, parts.sign)), worst.lower, asked)
-            question = question._replace(hint=None)  # it is for the first direction
+            question = question._replace(hint=None)  # the hint is for the first direction
         engines = np.where(asked & (side.answer.upper > worst.upper), side.engine, engines)
         worst = Answer(*(np.where(asked, np.maximum(a, b), a) for a, b in zip(worst, side.answer, strict=True)))
         contradicted |= side.contradicted
@@ -421,9 +425,9 @@ def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray
 
 
 def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Raise UnboundedLossError if the loss is unbounded in one of these rows of the flat batch, all with delta 0.
+    """Raise UnboundedLossError if the loss is unbounded in one of `rows`, the rows of the flat batch with delta 0.
 
-    Mass at infinity counts as far as the lower pair, `below`, has less of it.
+    Mass at infinity counts as an unbounded loss only where the lower pair, `below`, has less of it than `parts`.
     """
     bad = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1) | (parts.delta_infinity > below.delta_infinity)
     if bad.any():
@@ -448,7 +452,7 @@ def _bar(size: int) -> Progress:
 
 
 def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side) -> None:
-    """Update wide brackets of epsilon in `found`, with profiles of random allocation at more losses."""
+    """Narrow wide brackets of epsilon in `found`, by profiles of random allocation that are known at more losses."""
     worst, _, contradicted = found
     wide, ended = is_open(worst, max(question.effort.rtol, WIDE)) & ~contradicted, np.isfinite(worst.upper)
     with np.errstate(invalid="ignore"):
@@ -484,7 +488,7 @@ def _between(quantity: str, low: np.ndarray, high: np.ndarray) -> tuple[Answer, 
 
 
 def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below: list[Components]) -> Side:
-    """Answer as `_larger` does, from two pairs: `above` dominates the mechanism, and the mechanism dominates `below`.
+    """Return the larger direction's answer from two pairs: `above` dominates the mechanism, which dominates `below`.
 
     The lattice takes both pairs together. A row that the lattice does not answer gets its upper end from `above` and
     its lower end from `below`; the engines are asked about each of these pairs separately.
@@ -515,7 +519,7 @@ def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below
 
 
 def _differing(above: list[Components], below: list[Components]) -> np.ndarray:
-    """Return (B,) whether finite parts or masses at infinity of two pairs differ; noise differs only by rounding."""
+    """Return (B,) whether two pairs differ in finite parts or mass at infinity; noise differs only by rounding."""
     found = np.zeros(above[0].sign.size, bool)
     for one, other in zip(above, below, strict=True):
         for a, b in ((one.finite_loss, other.finite_loss), (one.finite_mass, other.finite_mass)):

@@ -2,7 +2,7 @@
 
 Every bracket is compared with theorems that share nothing with the engines (`engines.theorems`), and with the brackets
 of other engines. A bracket that contradicts a theorem is not used. Where two engines contradict each other, neither is
-used. Then the theorems answer. Theorems also narrow a bracket that is wider than asked for.
+used, and the theorems answer. Theorems also narrow a bracket that is wider than asked for.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def answered_by_parts(mechanism: Mechanism, relation: str) -> bool:
 
 
 def kinds_of(parts: Components) -> Kinds:
-    """Return the kinds of parts in each composition."""
+    """Return, for each composition, the kinds of its parts and the engines that can answer it."""
     steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
     plain, alone = parts.mu > 0, (steps == 0) & (others == 0)
     ordinary = (parts.mu2 > LEAST_SQUARE) & (parts.mu2 < 1.0 / LEAST_SQUARE)
@@ -252,7 +252,7 @@ def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, si
 
 
 def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
-    """Narrow brackets of rows by theorems, which prove [low, high]; drop a bracket that contradicts them."""
+    """Intersect the brackets of rows with [low, high], which theorems prove; drop a bracket that contradicts it."""
     lower, estimate, upper = (end[rows] for end in side.answer)
     agree = (lower <= high) & (upper >= low)
     lower, upper = np.where(agree, lower, -np.inf), np.where(agree, upper, np.inf)
@@ -267,7 +267,7 @@ def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.
 
 
 class ClosedForm(Engine):
-    """Answers for composed Gaussians without sampling, and for one step: a sampled Gaussian or finitely many losses."""
+    """Answers for composed Gaussians without sampling, or for one step: a sampled Gaussian, or finitely many losses."""
 
     name = "closed_form"
     cost = 1e-5

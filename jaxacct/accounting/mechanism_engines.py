@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from jaxacct.engines.mixture import Ends, Row
 
 MEMORY_ALONE = 2**27
-"""Limit on the memory of a lattice, in bytes, where only the upper end is computed. It allows 2^18 nodes. The lattice
-holds the pair that dominates the mechanism."""
+"""Limit, in bytes, on the memory of a lattice that gives only an upper end, since it holds only the pair that dominates
+the mechanism. The limit allows 2^18 nodes."""
 
 
 class Attacked(MechanismEngine):
@@ -88,9 +88,9 @@ _Ends = tuple[np.ndarray, np.ndarray]
 
 
 class SampledOnce(MechanismEngine):
-    """Answers for several mechanisms that run on one sample, exactly, from the profile of their composition.
+    """Answers exactly for several mechanisms that run on one sample, from the profile of their composition.
 
-    Repeated and composed samples use dominating pairs instead (jaxacct/mechanisms/sampled_releases.py).
+    Where samples are repeated or composed, dominating pairs answer instead (jaxacct/mechanisms/sampled_releases.py).
     """
 
     name, if_engine_is_named = "sampled_once", "stands back"
@@ -128,7 +128,7 @@ class SampledOnce(MechanismEngine):
 
 
 class _Releases:
-    """The releases from one sample: brackets of their composition, without the sampling (`ask`) and with it."""
+    """Brackets of the composition of all releases from one sample: without the sampling (`ask`), and with it."""
 
     def __init__(self, question: MechanismQuestion, drawn: Several, rate: np.ndarray) -> None:
         self.question, self.rate, self.relations = question._replace(mechanism=drawn.base), rate, drawn.relations
@@ -188,7 +188,7 @@ class _Releases:
         small = (ends[1] <= delta) & np.isfinite(known)  # the other direction is larger
         high = np.where(small, np.minimum(high, known), high)
         share = np.arange(1, SECTIONS + 1).reshape(-1, *(1,) * q.ndim) / (SECTIONS + 1)
-        # the upper end is searched above `floor`; a bound has no lower end, so that its `low` stays 0
+        # the upper end is searched above `floor`; for a bound, whose `low` stays 0, `floor` rises by itself
         floor = low
         # Each turn divides the bracket by SECTIONS + 1.
         for _ in range(40):
@@ -218,7 +218,7 @@ def _inner(eps: np.ndarray, risen: np.ndarray, factor: np.ndarray) -> np.ndarray
 
 
 def _after_sampling(eps: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Return `max(log(1 - q + q e^eps), 0)`: the epsilon with Poisson sampling, if it is eps without sampling."""
+    """Return `max(log(1 - q + q e^eps), 0)`: the epsilon with Poisson sampling where it is `eps` without."""
     mixed = log_mixture(np.where(np.isfinite(eps), eps, 0.0), q)
     return np.where(np.isfinite(eps), np.maximum(mixed, 0.0), np.where(q > 0.0, np.inf, 0.0))
 
@@ -227,8 +227,8 @@ def _after_sampling(eps: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 WALK = 4
 """The given eps or delta is split between the removal and the addition. The search for the best split begins at equal
-shares, and moves the removal's share at most this many steps up or down. The steps are even in the share of eps, and
-even in the log odds of the share of delta."""
+shares, and moves the removal's share at most this many steps up or down. All steps are equal: in the share of eps, or
+in the log odds of the share of delta."""
 WIDEST_LOG_ODDS = 12.0
 """Largest log odds of a share of delta that is given to the removal: shares range from e^-12 to 1 - e^-12."""
 
@@ -264,7 +264,7 @@ class RemovedAndAdded(MechanismEngine):
 
 
 def _upper(question: MechanismQuestion, quantity: str, values: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of `quantity`. Each given eps is asked about alone: on a shared lattice deltas are wider."""
+    """Return upper bounds of `quantity`. Each eps is asked about alone, since a shared lattice widens brackets."""
     asked = question._replace(quantity=quantity, relation=relation, hint=None)
     given = [values] if quantity == "epsilon" else values
     found = [np.asarray(answer(asked._replace(given=each)).upper) for each in given]
@@ -313,8 +313,8 @@ def _least(values: Callable[[np.ndarray], np.ndarray], middle: np.ndarray, reach
     """Return the least value that is found at points up to `reach` from `middle`.
 
     Three points are tried first. If the values at all three are infinite for some element, all points that a walk can
-    reach are tried instead. Then a walk goes downhill from the point of least value. At last two points near the walk's
-    end are tried.
+    reach are tried instead. Then a walk goes downhill from the point of least value. Finally, two points near the
+    walk's end are tried.
 
     values : maps points, stacked along a leading axis, to their values.
     """
@@ -382,11 +382,11 @@ class OneRound(MechanismEngine):
 
 
 class SameBins(MechanismEngine):
-    """Answers for balls in bins that are not composed: they equal one round of random allocation with less noise.
+    """Answers for balls in bins that are not composed, as for one round of random allocation with less noise.
 
-    The noise multiplier of this round is rounded down for the upper end and up for the lower end. Balls in bins that
-    are composed with other mechanisms are represented by two pairs of distributions, one above and one below, like any
-    random allocation.
+    The noise multiplier of the equal round is rounded down for the upper end and up for the lower end. Balls in bins
+    that are composed with other mechanisms are represented by two pairs of distributions, one above and one below, like
+    any random allocation.
     """
 
     name, classes = "same_bins", (BallsInBins, MatrixMechanism)
@@ -510,13 +510,13 @@ class MixtureContour(MechanismEngine):
 
 
 def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, float, str]:
-    """Return (lower, upper, engine) by the pairs of one configuration. `lower` is -inf unless `certified`."""
+    """Return (lower, upper, engine) from the pairs of one configuration. `lower` is -inf unless `certified`."""
     found = by_parts(question)
     lower, upper = (float(np.reshape(end, -1)[0]) for end in (found.lower, found.upper))
     word = str(np.reshape(found.engine, -1)[0])
     if not certified:
         return -np.inf, upper, word
-    if np.reshape(found.status, -1)[0] == "width":  # a lattice for one pair alone suits that pair better
+    if np.reshape(found.status, -1)[0] == "width":  # a lattice for the upper pair alone may lower the upper end
         # this lattice is short: a longer one takes seconds, and moves the upper end by less than the bracket's width
         effort = question.effort._replace(memory_bytes=min(question.effort.memory_bytes, MEMORY_ALONE))
         alone = by_parts(question._replace(effort=effort), above_only=True)

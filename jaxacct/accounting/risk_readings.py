@@ -55,7 +55,7 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
     """Estimate the eps with `Q(L > eps) = fpr`, at which `delta + e^eps fpr` is least.
 
     The normal quantile of `Q(L > eps)` is linear in eps for Gaussians and nearly so for compositions, so that a secant
-    needs few steps. Without `start` the search begins with the standard deviation of the loss of the Gaussian
+    needs few steps. Without `start` the search begins with the eps and the standard deviation of the Gaussian
     mechanism that has the same delta(0).
     """
     everywhere, wanted = np.arange(fpr.size), -ndtri(fpr)
@@ -114,7 +114,7 @@ def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH)
 
 
 def three_places(place: Place, width: float) -> np.ndarray:
-    """Return `place.epsilon`, and the epsilons `width` standard deviations of the loss below and above it, (3, n)."""
+    """Return (3, n) epsilons: `width` standard deviations of the loss below `place.epsilon`, at it, and above it."""
     return place.epsilon + width * place.deviation * np.array([-1.0, 0.0, 1.0])[:, None]
 
 
@@ -169,13 +169,13 @@ OK_WIDTH = 1e-4
 ADDED = 3
 """Number of tangents that each of the first ROUNDS rounds adds to a row."""
 KNOWN_WIDTH = 0.004
-"""Distance between neighbours of three epsilons, in standard deviations of the loss. The middle one estimates the best
-eps (top of this file) with an error of half this distance."""
+"""Distance between neighbours of the three epsilons of `calibration.risks.by_tangents`, in standard deviations of the
+loss. The middle epsilon estimates the best eps (top of this file), with an error of half this distance."""
 NARROW = 2e-6
 """Relative width of a bracket of mu at which a row is finished. The lower end alone is too low by some 1.5e-6, because
 of `WIDTH`."""
 ROUNDING = 1e-13
-"""Relative error allowed for normal quantiles."""
+"""Largest relative error that a computed normal quantile is assumed to have."""
 
 
 class GaussianFit(NamedTuple):
@@ -203,7 +203,7 @@ def gaussian_fit(
     place = best_epsilon(deltas, floor, start)
     rate = rate_at(deltas, place, floor)
     # If the rate has no useful lower end, as for losses with atoms, the best eps may be on either side of a jump of
-    # Q(L > eps). Then the tangents reach to e^eps floor = 1. Beyond that a tangent bounds no rate.
+    # Q(L > eps). Then the tangents reach up to the eps with e^eps floor = 1. Beyond it a tangent bounds no rate.
     last = np.where(rate.lower > floor, np.maximum(place.epsilon, 1e-9), -np.log(floor))
     # The tangents of the first round are evenly spread in eps from 0 to `last`.
     first = lines = _lines(deltas, last * np.linspace(0.0, 1.0, 13)[:, None], rows)
@@ -212,7 +212,7 @@ def gaussian_fit(
     for turn in range(ROUNDS + DOUBLINGS + 1):
         most, ends, edges = largest_mu(lines, floor[rows])
         high[rows] = np.minimum(high[rows], most)
-        if turn >= ROUNDS:  # a row with atoms has its mu at a corner of T, which is at an edge or at the floor
+        if turn >= ROUNDS:  # for a loss with atoms, mu is attained at a corner of T, at an edge or at the floor
             corners = np.take_along_axis(edges, np.argpartition(-ends, ADDED, axis=0)[:ADDED], axis=0)
             low[rows] = np.fmax(low[rows], _mu_at(lines, np.vstack([corners, floor[rows]]), floor[rows]))
         enough = narrow if turn < ROUNDS else max(narrow, OK_WIDTH)
@@ -245,7 +245,7 @@ def least_mu(rate: Answer, least_advantage: np.ndarray, floor: np.ndarray) -> np
 
 
 def _distance(rate: np.ndarray, fpr: np.ndarray, turn: float) -> np.ndarray:
-    """Return `Phi^-1(rate) - Phi^-1(fpr)`, the mu whose curve passes through the rates; turn 1 rounds up, -1 down."""
+    """Return `Phi^-1(rate) - Phi^-1(fpr)`, the mu whose curve passes through (fpr, rate); turn 1 rounds up, -1 down."""
     with np.errstate(invalid="ignore"):
         first, second = ndtri(np.clip(rate * (1.0 + turn * 8.0 * ROUNDOFF), 0.0, 1.0)), ndtri(fpr)
         return first - second + turn * ROUNDING * (np.abs(second) + np.where(np.isfinite(first), np.abs(first), 0.0))
@@ -261,8 +261,8 @@ def _on_diagonal(rate: np.ndarray, turn: float) -> np.ndarray:
 def _mu_at(lines: np.ndarray, fpr: np.ndarray, floor: np.ndarray) -> np.ndarray:
     """Return a lower bound of mu from T at the false-positive rates `fpr` (C, n), by brackets of delta at K eps.
 
-    As a function of E = e^eps delta is convex.  On a cell between two E it lies above the chords of both neighbouring
-    cells, extended, and above every mixture of these two lines. The mixture of slope -fpr is used, if there is one.
+    delta is convex in E = e^eps. On a cell between two E, delta lies above the extended chords of both neighbouring
+    cells, and so above every mixture of these two lines. If a mixture has the slope -fpr, that mixture is used.
     """
     epsilon, low, high = lines
     a, ratio = fpr[:, None], np.exp(epsilon)
@@ -281,7 +281,7 @@ def _mu_at(lines: np.ndarray, fpr: np.ndarray, floor: np.ndarray) -> np.ndarray:
         beyond = a[:, 0] * ratio[-1] + np.minimum(low[-1], a[:, 0] * low[-1] / np.maximum(-last, 1e-300))
         rate = np.minimum(np.min(cells, axis=1), beyond * (1.0 - 32.0 * ROUNDOFF))
     found = _distance(np.minimum(rate, 1.0), fpr, -1.0)
-    # a rate counts only if the other error rate is at least `floor`, and only up to c, where the best E is at least 1
+    # `fpr` counts only if the other error rate is at least `floor`, and only up to c, where the best E is at least 1
     held = np.min(high + a * ratio, axis=1) * (1.0 + 16.0 * ROUNDOFF) <= 1.0 - floor * (1.0 + 4.0 * ROUNDOFF)
     held &= (fpr >= floor) & (fpr <= 0.5 * (1.0 - high[0]))
     return np.max(np.where(held & ~np.isnan(found), found, 0.0), axis=0)
@@ -292,7 +292,7 @@ def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nda
 
     The cells divide the false-positive rates from `floor` to c. In cell k tangent k bounds the true-positive rate. On
     the diagonal both error rates are equal, and c is the rate at which the first tangent (eps = 0) meets it. Any
-    division is sound. The upper bound is at least the mu whose curve meets the diagonal at c.
+    division into cells is sound. The upper bound is at least the mu whose curve meets the diagonal at c.
     """
     epsilon, _, delta = lines
     with np.errstate(over="ignore"):  # a tangent whose slope overflows bounds nothing
@@ -319,7 +319,7 @@ def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def with_more(deltas: Deltas, lines: np.ndarray, cells: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return the tangents of n rows with R more in each row: one between c and c + 1 for each c in `cells`, (R, n)."""
+    """Add R tangents to each of n rows: one midway between the tangents c and c + 1, for each c in `cells`, (R, n)."""
     left, right = (np.take_along_axis(lines[0], cells + more, axis=0) for more in (0, 1))
     together = np.concatenate([lines, _lines(deltas, 0.5 * (left + right), rows)], axis=1)
     order = np.argsort(together[0], axis=0, kind="stable")
@@ -332,7 +332,8 @@ def _lines(deltas: Deltas, epsilon: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.stack([epsilon, found.lower, found.upper])
 
 
-# The regret of f_mu, the least kappa with `f(a + kappa) - kappa <= f_mu(a)` for all a; f is the mechanism's curve
+# The regret of f_mu is the least kappa with `f(a + kappa) - kappa <= f_mu(a)` for all a, where f is the mechanism's
+# trade-off function
 #
 # The regret is at most `sup over eps >= 0 of (delta_mu(eps) - delta(eps))/(1 + e^eps)`. At eps = 0 this
 # quotient is a lower bound of the regret.
@@ -416,7 +417,7 @@ DIRECTION_WIDTH, TOLERANCE = 0.25, 0.01
 
 
 def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-    """Return delta of n runs of DP-SGD at (K, n) real epsilons, from one contour for each run, or else by engines."""
+    """Return delta of n DP-SGD runs at (K, n) real epsilons, by one contour for each run, or else by engines."""
     ends = np.zeros((3, *epsilon.shape))
     one_contour = np.all(epsilon >= 0.0, axis=0)
     with np.errstate(all="ignore"):
@@ -456,7 +457,7 @@ def deltas_along(
     run : n runs of DP-SGD.
     place : (n,), an eps near the epsilons at which rtol is wanted.
     epsilon : (K, n).
-    both : (K, n), whether rtol is wanted; elsewhere a rough upper end is enough.
+    both : (K, n), whether both ends are wanted to within rtol; elsewhere a rough upper end is enough.
     tolerance : a contour may cut off terms of size tolerance * rtol * (first approximation of delta at `place`).
     """
     low, high = np.zeros(epsilon.shape), np.zeros(epsilon.shape)

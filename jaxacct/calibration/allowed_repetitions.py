@@ -38,7 +38,7 @@ from jaxacct.selection.mechanism import select
 FAMILIES = ("geometric", "truncated_negative_binomial", "logarithmic", "poisson", "point_mass")
 """Families of laws of K, the number of runs, that can be searched. The laws of a family differ in one number."""
 LARGEST_GAMMA = 1.0 - 1e-6
-"""Largest parameter gamma of a law of K that is searched. There E[K] is about 1 + 5e-7 (1 + eta), eta as in the law."""
+"""Largest parameter gamma of a law of K that is searched. E[K] is then about 1 + 5e-7 (1 + eta), with the law's eta."""
 LARGEST_MEAN = 1e6
 """Largest E[K] that is searched, in every family of laws. Nobody trains that many candidates."""
 
@@ -113,8 +113,8 @@ def repetitions_allowed(
 ) -> AllowedRepetitions:
     """Return the largest E[K] for which "run K times, release the best" meets a privacy budget.
 
-    The noise is fixed, and the law of K is of one family.  The target is met by the certified upper end of the worst
-    case over all scores, `ja.epsilon(selection.select(run, law), target_delta)`.
+    The noise is fixed, and the laws of K that are tried are of one family.  A law meets the target if the certified
+    upper end of `ja.epsilon(selection.select(run, law), target_delta)`, which is the worst case over all scores, does.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def repetitions_allowed(
             (least, most),
             relation,
             Effort(1e-4),
-            # The search ends where epsilon lies below the target by at most 0.01 rtol of the target. E[K] is then
+            # The search ends where epsilon is at most 0.01 * rtol * target below the target. E[K] is then
             # within rtol of its largest value, if log epsilon grows at least a hundredth as fast as log E[K].
             rtol=0.02 * rtol,
             whole=family == "point_mass",
@@ -205,11 +205,11 @@ def _parameter(family: str, values: np.ndarray) -> np.ndarray:
 
 
 def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
-    """Return the smallest and the largest value of the search range."""
+    """Return the smallest and the largest value that is searched; `_parameter` says what the value is."""
     if family == "point_mass":
         return np.ones(()), np.full((), LARGEST_MEAN)
     if family == "poisson":
-        # smaller means are not searched: already with a mean of 1e-3 nearly always nothing is released
+        # smaller means are not searched: with a mean of 1e-3, K is 0 and nothing is released in 99.9 % of cases
         return np.full((), 1e-3), np.full((), LARGEST_MEAN)
     # 1e-9 is the smallest gamma that is searched, and gives the largest E[K]
     low, high = (np.full(eta.shape, np.log(1.0 / end - 1.0)) for end in (LARGEST_GAMMA, 1e-9))

@@ -56,7 +56,7 @@ def calibrate(
     to the end of the bracket that protects less.  The search evaluates both ends to find out which one this is.  The
     returned value was itself evaluated, so it meets the target.  If epsilon is monotone in the parameter, every value
     that protects less misses the target.  The library cannot see from a function whether epsilon is monotone: say so
-    by `monotone=True`.
+    it with `monotone=True`.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def calibrate(
 def _bracket(
     mechanism: Callable[[Any], Mechanism], epsilon: np.ndarray, delta: np.ndarray, whole: bool, chosen: Options
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return each element's bracket of values: two powers of 10 around the target, else the outermost values tried."""
+    """Return each element's bracket: two powers of 10 around the solution, else the outermost values tried."""
     shapes = {"target_epsilon": np.shape(epsilon), "target_delta": np.shape(delta)}
     try:
         one = _made(mechanism, np.ones(broadcast_shape(shapes)))
@@ -199,8 +199,8 @@ def search_mechanisms(
 ) -> BestValues:
     """Search for each element's least protective value that meets the target. The result is flat.
 
-    `make` is called for all elements, since it may hold arrays of the shape of the batch. At both ends of the bracket a
-    rough epsilon suffices: it decides only whether epsilon falls, and which value is tried first.
+    `make` is called with values for the whole batch, since it may hold arrays of that shape. A rough epsilon suffices
+    at both ends of the bracket: it decides only whether epsilon falls, and which value is tried first.
     """
     low, high = (end.reshape(-1).astype(np.float64) for end in limits)
     values, target = low.copy(), epsilon.reshape(-1)

@@ -1,7 +1,7 @@
-"""The search for one parameter of Poisson sampled DP-SGD: its goal, and where it starts.
+"""The search for one parameter of Poisson sampled DP-SGD: the search's goal, and where the search starts.
 
-Fast vectorised solves in x = log(value) give estimates, which search.py certifies.  The plain contour solves most rows;
-the split contour solves the others.
+Fast vectorised solves in x = log(value) give estimates, from which search.py finds certified values.  The plain contour
+solves most rows; the split contour solves the others.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ PLAIN_FOR_DELTA = contour.LADDER[:3]
 """Contour sizes tried in turn where delta is the target. Near eps = 0 the integrand decays slowly, and more nodes
 are needed."""
 NEARLY = 1.5
-"""A solution is accepted if it needs at most this many times the nodes of its contour. The number that it needs is only
-an estimate."""
+"""A solution is accepted if it needs at most this many times the nodes of its contour. The number of nodes
+needed is only an estimate."""
 RATE_RANGE = (1e-12, 1.0)
 """Smallest and largest sampling probability that are searched."""
 MAX_STEPS = 10**9
@@ -283,9 +283,9 @@ class _Equation(NamedTuple):
 # Near the ends of float64's range x = log(value) may be wrong, which costs only time.
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")
 def started(goal: Goal, rows: np.ndarray) -> Start:
-    """Start the search of some rows; write into the goal's hint what certified evaluations can use.
+    """Estimate the start of the search of some rows, and write into the goal's hint where certified evaluations begin.
 
-    Where the start found is not finite, the middle of the limits takes its place.
+    A start that is not finite is replaced by the middle of the limits.
     """
     known = {name: column[rows] for name, column in goal.known.items()}
     if goal.on_delta:  # epsilon may be 0, for which the tail bound below would give mu = 0
@@ -363,7 +363,7 @@ def by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -
 def _plainly(
     goal: Goal, rows: np.ndarray, equation: _Equation, found: Start, hint: contour.Hint, mu: np.ndarray
 ) -> None:
-    """Solve on plain contours, few nodes first; an unsolved row goes to a size ("rung") that has the nodes it needs."""
+    """Solve on plain contours, small ones first; an unsolved row goes on to a size ("rung") with the nodes it needs."""
     rungs, spare = (PLAIN_FOR_DELTA, NEARLY) if goal.on_delta else (PLAIN, 1.0)
     low, high = np.log(goal.limits)
     variance = mu**2
@@ -401,7 +401,7 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
     sign = -1.0 if goal.unknown == "noise_multiplier" else 1.0
     slope = sign * -2.0 * equation.log_delta
     rows = np.flatnonzero(left)
-    # a target delta may be for an eps near 0, where the deltas of single steps add up to more than the true delta
+    # a target delta may belong to an eps near 0, where the deltas of all steps add up to more than the true delta
     if not goal.on_delta:
         found.x[rows], slope[rows] = _one_hit(
             jax.tree.map(itemgetter(rows), equation), found.x[rows], slope[rows], sign

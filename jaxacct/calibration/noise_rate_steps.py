@@ -105,7 +105,7 @@ def calibrate_noise_multiplier(
     target_epsilon : array_like > 0
     target_delta : array_like in (0, 1)
     target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction : array_like in (0, 1)
-        Each is above the risk without any output: 0, at_fpr, max(prior, 1 - prior), prior, or baseline.
+        Each must be above its risk without output. In order these are 0, at_fpr, max(prior, 1 - prior), prior, baseline.
     target_mu : array_like > 0
     at_fpr, prior, baseline : array_like in (0, 1)
         Settings of a target.
@@ -197,7 +197,7 @@ def calibrate_sampling_probability(
     target_epsilon, target_delta, steps, relation, rtol, backend
     target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction, target_mu
     at_fpr, prior, baseline, above_fpr, dataset_size, epochs, sampling, cap, bands, groups, group
-        As for `calibrate_noise_multiplier`.  With `epochs` a larger sampling probability has fewer steps.
+        As for `calibrate_noise_multiplier`.  With `epochs`, a larger sampling probability means fewer steps.
     noise_multiplier : array_like > 0
 
     Returns
@@ -343,7 +343,7 @@ def _beyond_plain(unknown: str, numbers: dict[str, Any], sampling: str, group: i
 
 
 def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, backend: str) -> BestValues:
-    """Search by the certified brackets of the run itself, starting from the value that Poisson sampling needs."""
+    """Search by certified brackets of the run itself; start from the value that a Poisson sampled run needs."""
     effort = account.effort_of_search(goal.rtol)
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:

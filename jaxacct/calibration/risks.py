@@ -3,9 +3,9 @@
 Every target except mu (of Gaussian DP) holds if the privacy profile is small enough at one eps*: `delta(eps*) <= d*`.
 The parameter is searched for at that eps*.  For a true-positive rate any eps* is valid, and the search is
 for the best eps, at which the bound of the rate, `delta(eps) + e^eps fpr`, is least.
-mu has a certified bracket, which follows from tangents that are chosen beforehand and evaluated on one contour.  They
-lie close together near the best eps for the rate `above_fpr`, where mu is usually attained.  Elsewhere they lie far
-apart.  `above_fpr` is the floor of the error rates at which mu must hold.
+mu has a certified bracket, which follows from tangents that are chosen beforehand and evaluated on one contour.
+`above_fpr` is the floor of the error rates at which mu must hold.  The tangents lie close together near the best eps
+for the false-positive rate `above_fpr`, where mu is usually attained, and far apart elsewhere.
 `gaussian_fit` decides the rows whose bracket these tangents leave too wide.
 Derivations: jaxacct/representations/README.md.
 """
@@ -60,8 +60,8 @@ from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 
 LOWER_ENDS = (0.02, 1e-4), (0.1, 1e-3)
-"""For each of two attempts at a lower bound of a true-positive rate: assumed distance of eps from the best eps, in
-standard deviations of the loss, and rtol of the deltas. The lower bounds are some 0.05 % and 1 % below the rate."""
+"""Two attempts at a lower bound of a true-positive rate. Each is a pair: the assumed distance of eps from the best eps,
+in standard deviations of the loss, and the rtol of delta. The lower bounds are some 0.05 % and 1 % below the rate."""
 Risk = tuple[BestValues, np.ndarray, np.ndarray]
 """A triple: the best values; the lower bounds, estimates and upper bounds of the risk as one array (3, n); the eps from
 which the risk follows."""
@@ -70,7 +70,7 @@ which the risk follows."""
 def calibrated_to_risk(
     name: str, goal: Goal, flat: dict[str, np.ndarray], shape: tuple[int, ...], backend: str
 ) -> Calibration:
-    """Return the value of the unknown that protects least, of those that keep the named risk at or below its target."""
+    """Return the least protective value of the unknown that keeps the named risk at or below its target."""
     by_name = {"target_advantage": _to_advantage, "target_bayes_success": _to_bayes_success, "target_mu": _to_mu}
     with job(goal.epsilon.size, backend):
         found, ends, epsilon = by_name.get(name, _to_rate)(goal, name, flat, shape)
@@ -81,13 +81,13 @@ def calibrated_to_risk(
     ends, epsilon = np.where(ok, ends, np.nan), np.where(ok, epsilon, np.nan).reshape(shape)
     words = (np.where(ok, found.word, found.status), found.engine)
     risk = Bounds(*(column.reshape(shape) for column in (*ends, found.kind, *words)))
-    # the eps is chosen, hence known exactly
+    # the search chose this eps, so it is known exactly
     at = Bounds(epsilon, epsilon, epsilon, "certified", np.where(ok, "ok", found.status).reshape(shape))
     return result(found, shape, goal.relation, bounds=at, risk=risk)
 
 
 def _value_for(goal: Goal, solved: RateSolve | None = None) -> BestValues:
-    """Return the least protective value whose certified delta at the goal's epsilon is at most the goal's.
+    """Return the least protective value whose certified delta at the goal's epsilon is at most the goal's delta.
 
     solved : noise multipliers found earlier; the search starts from the `close` ones.
     """
@@ -194,7 +194,7 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     rows = np.flatnonzero((found.status == "ok") & asked)
     best = low[rows] >= enough[rows]
     doubtful = rows[~best]
-    if doubtful.size:  # a value is also shown to be the best if a value that protects slightly less misses it
+    if doubtful.size:  # a value is also the best if one that protects slightly less misses the target
         falls = np.full(doubtful.size, goal.unknown == "noise_multiplier")
         others = beside(found.value[doubtful], falls, least_apart(goal.rtol), goal.unknown == "steps")
         columns = (column[doubtful] for column in (epsilon, wanted, fpr, wanted))
@@ -285,7 +285,7 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
         solved.close[full] = False
         near[full] = np.clip(np.sqrt(goal.known["steps"]) / np.maximum(mu, 1e-300), *NOISE_RANGE)[full]
         epsilon[full] = gaussian[full]
-        known = full | (goal.known["sampling_probability"] == 0.0)  # any eps shows a run that samples nothing
+        known = full | (goal.known["sampling_probability"] == 0.0)  # if nothing is sampled, any eps will do
         settled, sure = settled | known, solved.fits | known
 
     def by_rounds(rows: np.ndarray) -> None:
@@ -299,7 +299,7 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
         # a solve with too few nodes is kept only if the logarithms of its noise and of the certified noise differ by at
         # most 3e-4
         again = np.flatnonzero(~(np.abs(np.log(found.value / near)) <= 3e-4) & settled & ~sure)
-    if again.size:  # of the eps of the two solves, the one that needs less noise is kept
+    if again.size:  # of the two eps found, the one that needs less noise is kept
         first = epsilon[again].copy()
         by_rounds(again)
         some = _at_rate(goal.take(again), epsilon[again], rate[again], fpr[again])
@@ -324,11 +324,11 @@ terms that may be cut off, relative to an approximate delta. The last is for row
 """
 
 
-@np.errstate(all="ignore")  # a guess that is NaN is not used
+@np.errstate(all="ignore")  # guesses that are NaN are not used
 def _by_contour(
     goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray, guess: bool = False
 ) -> tuple[RateSolve, np.ndarray]:
-    """Solve for the noise and the best eps together, for rows with q > 0; return them, and whether they were found.
+    """Solve for the noise and the best eps together, in rows with q > 0. Return the solution, and whether it was found.
 
     The best eps is the eps at which `delta(eps) + e^eps fpr` is least.
 
@@ -407,14 +407,14 @@ def _by_rounds(
 
 
 TRIES = ((1, 1e-2), (4, 1e-8))
-"""For each try: factor of the numbers of tangents, and the contour's tolerance divided by the bracket's width.
+"""For each try: a factor for the numbers of tangents, and the contour's tolerance divided by the bracket's width.
 
 A nearly Gaussian run needs many tangents, since its mu hardly falls as the rate rises.  If losses are rare and large,
 the terms that the contour cuts off are far larger than the saddle point approximation shows.  A smaller tolerance then
 helps.
 """
 BELOW, ABOVE = 53, 8
-"""Numbers of tangents at eps below and above the estimated best eps; above, since the estimate may be too low."""
+"""Numbers of tangents below and above the estimated best eps. Some lie above, since the estimate may be too low."""
 FARTHEST = 0.12
 """The largest eps of a tangent is 1 + FARTHEST times the estimated best eps."""
 
@@ -538,7 +538,7 @@ def _lowest(epsilon: np.ndarray, delta: np.ndarray, floor: np.ndarray) -> np.nda
     """Estimate the eps at which `delta + e^eps floor` is least, by a parabola through three values."""
     rates = delta + np.exp(epsilon) * floor
     best = np.clip(np.argmin(rates, axis=0), 2, epsilon.shape[0] - 3)
-    # the least value and the second value on each side of it, since direct neighbours may differ by rounding alone
+    # the least value, and the value two places away on each side: direct neighbours may differ by rounding alone
     x, y = (np.take_along_axis(v, best + np.array([-2, 0, 2])[:, None], axis=0) for v in (epsilon, rates))
     left, right = (y[1] - y[0]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
     bend = (right - left) / (x[2] - x[0])

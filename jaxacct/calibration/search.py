@@ -1,4 +1,4 @@
-"""One search for every calibration: of all values whose certified epsilon meets a target, the one that protects least.
+"""The search of every calibration: the least protective value whose certified epsilon meets a target.
 
 A batch of rows is searched together, in x = log(value).  The value that protects least is the smallest noise, the
 largest sampling rate, or the largest number of steps or candidates.  A value *holds* where the certified upper end of
@@ -22,11 +22,12 @@ from jaxacct.core.progress import waiting
 CLAIMED = ("ok", "not_binding", "loose")
 """Statuses of a value whose certified epsilon meets the target."""
 AIM = 0.15
-"""Fast solves aim at this distance below the target, in units of rtol, so that certified epsilons usually meet it."""
+"""Fast solves aim at this distance below the target, in units of rtol, so that certified epsilons usually meet the
+target."""
 USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
 """First guesses of d log(epsilon)/dx, as for Gaussians: where epsilon falls as x grows, and where it rises."""
 LARGEST_EXCESS = 8.0
-"""Largest magnitude of log(epsilon/target) that is used. Where epsilon is unknown, the logarithm counts as this."""
+"""Largest magnitude of log(epsilon/target) that is used. It is also used where epsilon is unknown."""
 WIDE = 0.1
 """Relative width above which a bracket is wide. Then the search ends once epsilon is below the target by at most a
 tenth of the bracket's width, or x = log(value) is known to within a tenth of rtol."""
@@ -65,8 +66,7 @@ class Search(NamedTuple):
     says_best: bool = True
     """Whether one more value may be evaluated to show that the found value is the best."""
     all_there_is: bool = False
-    """Whether no possible value protects less than the limit that protects least. This is so for a sampling probability
-    with the limit 1."""
+    """Whether the limit that protects least is the end of all possible values, as 1 is for a sampling probability."""
 
     def closeness(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Return `rtol * scale / target`. A value may leave half of this share of the target unspent."""
@@ -122,7 +122,7 @@ class BestValues(NamedTuple):
 
 
 def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> BestValues:
-    """Return, for every row, the value that protects least, of those that hold, with its certified epsilon.
+    """Return, for every row, the least protective value that holds, with its certified epsilon.
 
     start : function from rows to their `Start`. It is called once, with the rows that are not settled by their limits.
     """
@@ -201,7 +201,7 @@ def beside(values: np.ndarray, falls: np.ndarray, apart: float, whole: bool) -> 
 
 
 def least_apart(rtol: float) -> float:
-    """Return d: a value is the best if one that protects less, by a relative distance up to d, misses the target."""
+    """Return the relative distance d: a value is the best if one that protects less by up to d misses the target."""
     return min(10.0 * rtol, max(0.01, rtol))
 
 
@@ -237,7 +237,7 @@ def least_private(
     whole: bool = False,
     margin: float = 0.0,
 ) -> float:
-    """Search by upper bounds of epsilon for the value that protects least, of those that hold; NaN if none holds.
+    """Return the least protective value that holds, judged by upper bounds of epsilon alone; NaN if no value holds.
 
     upper : function from an array of values to the upper bounds of epsilon at these values.
     margin : share of the target that stays unspent, since another evaluation may differ by rounding.
@@ -292,7 +292,7 @@ def _values(search: Search, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _secant(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Search by a bracketed secant on log(epsilon), whose slope at the start is `first`, 0 if it is not known.
+    """Search by a bracketed secant on log(epsilon). `first` is its slope at the start, 0 where the slope is not known.
 
     Return whether epsilon changes fast enough with the value to show that the value is the best.
     """
@@ -360,7 +360,7 @@ def _secant(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarr
 
 
 def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray) -> None:
-    """Search for the whole number that protects least, of those that hold.
+    """Search for the least protective whole number that holds.
 
     The search goes outwards from the start in growing strides. Once one number holds, and another that protects less
     does not, the search goes on between these two.
