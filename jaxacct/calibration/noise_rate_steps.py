@@ -105,7 +105,7 @@ def calibrate_noise_multiplier(
     target_epsilon : array_like > 0
     target_delta : array_like in (0, 1)
     target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction : array_like in (0, 1)
-        Each must be above its risk without output. In order these are 0, at_fpr, max(prior, 1 - prior), prior, baseline.
+        Each must be above its risk without output; in this order: 0, at_fpr, max(prior, 1 - prior), prior, baseline.
     target_mu : array_like > 0
     at_fpr, prior, baseline : array_like in (0, 1)
         Settings of a target.

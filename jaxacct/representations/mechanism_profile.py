@@ -47,9 +47,11 @@ from jaxacct.representations.profile_conversions import best_cells, conjugate, c
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
 FARTHEST_EPSILON = 50.0
-"""The tried slopes e^epsilon end where delta is near the mass at infinity, or here if no such epsilon is found."""
+"""Largest epsilon of a slope e^epsilon that is tried, if no epsilon is found at which delta is near its limit, the mass
+at infinity."""
 FARTHEST_LOSS = 600.0
-"""Largest size of a loss at which distribution functions are computed; beyond it they follow from its value here."""
+"""Largest magnitude of a loss at which distribution functions are computed. Beyond it, one end of a bracket is the
+end at this loss, and the other end is 0 or 1."""
 TRADEOFF_ROUNDS = 4
 """A grid of slopes is refined at most this many times. For each rate with a wide bracket, the cell with the largest
 upper bound and the two cells beside it are split.
@@ -63,7 +65,7 @@ NARROW_ABSOLUTE = 1e-7
 
 
 class LogCharacteristic(NamedTuple):
-    """Logarithm of a characteristic function: exp(value) is the function, `value` is complex, `kind` is "estimate"."""
+    """Logarithm of a characteristic function: `value` is complex, and `kind` is "estimate"."""
 
     value: np.ndarray
     kind: str
@@ -209,7 +211,7 @@ class Profile:
     def gdp_regret(self, above_fpr: ArrayLike = 1e-10) -> Bounds:
         """Compute the regret of `gdp_mu`, certified: the least k with `f(a + k) - k <= f_mu(a)` for all a.
 
-        Here f is the trade-off function, and f_mu that of the Gaussian whose mu is the upper end of
+        f is the trade-off function, and f_mu is the trade-off function of a Gaussian whose mu is the upper end of
         `gdp_mu(above_fpr)`. If k is 0, f is f_mu. The regret k is between 0 and 1/2 [Gomez et al. 2025,
         arXiv:2503.10945]. Proof: jaxacct/representations/README.md, "Gaussian differential privacy".
 
@@ -221,7 +223,7 @@ class Profile:
 
     def gaussian_readings(self, above_fpr: ArrayLike, regret: bool = True) -> tuple[Bounds, Bounds]:
         """Return (`gdp_mu`, `gdp_regret`), or (`gdp_mu`, `gdp_mu`) if `regret` is False."""
-        # mu is the same under add_one, remove_one and add_or_remove_one; under add_or_remove_one f is its own inverse
+        # mu is the same under add_one, remove_one and add_or_remove_one; under the last one f is its own inverse
         one_sided = self.relation in ("add_one", "remove_one")
         both = replace(self, relation="add_or_remove_one") if one_sided else self
         shape, rows, floor = on_batch(self.mechanism, "above_fpr", check("above_fpr", above_fpr, FLOOR))
@@ -255,7 +257,7 @@ class Profile:
         return Bounds(low, np.clip(1.0 - f.estimate, low, high), high, f.kind, status, f.engine)
 
     def posterior(self, prior: ArrayLike, fpr: ArrayLike) -> Bounds:
-        """Compute the largest probability that a record was used, after a membership test has said so.
+        """Compute the largest probability that a record was used, after a membership test says that it was.
 
         Let `prior` be the probability before the output is seen, 0 < prior < 1, and `fpr` the test's false positive
         rate. The answer is `prior tpr / (prior tpr + (1 - prior) fpr)` with the largest true positive rate tpr at this
@@ -278,11 +280,11 @@ class Profile:
         """Compute the largest probability that an attack tells rightly whether the record was there, given a prior.
 
         Let `prior` be the probability p of the record's presence before the output is seen, 0 < p < 1. The best rule is
-        right with probability `1 - p + p delta_remove(log((1 - p)/p)) = p + (1 - p) delta_add(log(p/(1 - p)))`. The
-        form whose epsilon is at least 0 is evaluated. Without output the best guess is right with probability
-        `max(prior, 1 - prior)`. The three relations of adding and removing have the same answer, since they have the
-        same attack. Under replace_one, and under zero_out if a record displaces others, `prior` is the probability of
-        one of the two data sets, either one. Proof: jaxacct/representations/README.md, "Bayes success".
+        right with probability `1 - p + p delta_remove(log((1 - p)/p)) = p + (1 - p) delta_add(log(p/(1 - p)))`. Of the
+        two forms, the one whose epsilon is at least 0 is evaluated. Without output the best guess is right with
+        probability `max(prior, 1 - prior)`. add_one, remove_one and add_or_remove_one have the same answer, since the
+        attack is the same. Under replace_one, and under zero_out if a record displaces others, `prior` is the
+        probability of one of the two data sets, either one. Proof: jaxacct/representations/README.md, "Bayes success".
 
         >>> import jaxacct as ja
         >>> round(float(ja.profile(ja.Gaussian(0.5)).bayes_success(0.1).upper), 8)
@@ -333,7 +335,7 @@ class Profile:
 
         Success is an event whose probability is at most `baseline` when the output does not depend on the record. Its
         probability is at most 1 - f(baseline) when the output does [Hayes, Mahloujifar and Balle 2023; Kaissis et al.
-        2023]. Take the relation that replaces the record by a record without information about it.
+        2023]. Use the relation that replaces the record by one that has no information about it.
         """
         check("baseline", baseline, PROBABILITY)
         return self.true_positive_rate(baseline)
@@ -448,11 +450,11 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     """Bracket f(fpr) by three values of delta, or by a grid of slopes where the bracket of the three is not narrow."""
     mine, rtol = batch_shape(profile.mechanism), profile.rtol
     shape, rows, wanted = on_batch(profile.mechanism, "fpr", fpr)
-    low, high = np.zeros(rows.size), 1.0 - wanted + 1e-16  # f <= 1 - fpr, by a guess that ignores the output
+    low, high = np.zeros(rows.size), 1.0 - wanted + 1e-16  # f <= 1 - fpr, by a guess without the output
     quick = np.flatnonzero(_smooth(profile)[rows] & (wanted >= 1e-14) & (wanted <= 1.0 - 1e-9))
     by_lattice = np.zeros(rows.size, bool)
     if quick.size:
-        # if nearly all mass is at one loss, as with little noise, contours take long and the secants find no slope
+        # if nearly all mass is at one loss, as with little noise, contours are slow and secants find no slope
         at_zero = profile.deltas_of(rows[quick])(np.zeros((1, quick.size)), np.arange(quick.size))
         advantage, width = at_zero.estimate[0], at_zero.upper[0] - at_zero.lower[0]
         # 1 - fpr - delta(0) <= f(fpr) <= 1 - fpr, which is narrow where next to nothing leaks
@@ -482,7 +484,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     low, high = np.clip(low, 0.0, 1.0).reshape(shape), np.clip(high, 0.0, 1.0).reshape(shape)
     status = np.where(is_narrow(low, high, rtol), "ok", "width")
     kind = profile.mechanism.kind_of_bracket(profile.relation)
-    # of a bound only the lower end of f is known, and a middle between it and a guess would mean nothing
+    # under kind "bound" only the lower end of f is known, so the middle of the bracket would mean nothing
     middle = 0.5 * (low + high) if kind == "certified" else low
     return Bounds(low, middle, high, kind, status, "tradeoff")
 
@@ -508,7 +510,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
     """Bracket the trade-off function at the rates `fpr`, from delta at a grid of eps.
 
     Each eps gives the line 1 - delta(eps) - e^eps a, which is nowhere above the trade-off function of the rate a.  The
-    slope of the line is e^eps, without the sign.  The slope of a rate is the slope of the line that is highest there.
+    slope of the line means e^eps, without its sign.  The slope of a rate is that of the line that is highest there.
     The grid reaches from the least to the largest slope that one of the rates may have.  Cells that leave a wide
     bracket are divided.
     """
@@ -524,11 +526,11 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
 
     inner = fpr[(fpr > 0.0) & (fpr < 1.0)]  # f(0) needs one large eps, and f(1) = 0
     least, most = (float(inner.min()), float(inner.max())) if inner.size else (0.5, 0.5)
-    # If the slope of a rate a is e^x, then e^x a <= 1. If it is e^-x, then x <= log 2 + (the eps at which the reverse
+    # If the slope of a rate a is e^x, then e^x a <= 1. If the slope is e^-x, x <= log 2 + (the eps at which the reverse
     # direction's delta is (1 - a)/2). Below, 1.7 stands for log 2 and 1 more.
     farthest = reached(profile.relation, 1e-10)
     highest, lowest = min(farthest, -np.log(least)), min(farthest, 20.0 - np.log1p(-most))
-    if inner.size > 1:  # for one rate the reverse direction's eps costs more than it saves
+    if inner.size > 1:  # for one rate, finding the reverse direction's eps costs more than it saves
         back = reached(REVERSED.get(profile.relation, profile.relation), 0.45 * (1.0 - most)) + 1.7
         lowest = min(lowest, back)
     # the slope e^eps = 0, at which delta is 1, is added to this grid below
@@ -568,7 +570,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
 def _mass_at_infinity(profile: Profile) -> float:
     """Return the mass at infinity, below which delta(eps) never falls, rounded down."""
     if profile.relation == "replace_one" and replaced_in_two_steps(profile.mechanism):
-        return 0.0  # no pair of a replaced record is known
+        return 0.0  # no pair of laws is known for a replaced record
     sides = directions(profile.mechanism, profile.relation)
     parts = [components(profile.mechanism, profile.relation, side, below=True) for side in sides]
     rounded = (part.delta_infinity[0] * (1.0 - (4.0 + part.infinity_units[0]) * ROUNDOFF) for part in parts)

@@ -116,7 +116,7 @@ def _values(name: str, values: Any, shape: tuple[int, ...]) -> tuple[np.ndarray,
 
 
 def _sorted(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the points in ascending order of x; of points with equal x the tightest bounds are kept."""
+    """Return (x, low, high) in ascending order of x. Where points have equal x, the tightest bounds are kept."""
     unique, where = np.unique(x, return_inverse=True)
     lowest, highest = np.zeros(unique.size), np.ones(unique.size)
     np.maximum.at(lowest, where, low)
@@ -129,10 +129,10 @@ def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyon
 
     `x`, `low` and `high` have shape (G,), and x increases from the left end of the domain. `slope` >= 0 has any shape,
     and the answer has the same shape. On the first cell g(x) >= g(x_0) - steepest (x - x_0); `steepest` is inf if
-    nothing is known. `beyond` is a lower bound of g to the right of the grid, or None if the domain ends with the grid.
+    no such bound is known. `beyond` is a lower bound of g to the right of the grid, or None if the domain ends there.
 
-    The lower end is the best grid point, and needs no convexity. For the upper end, the chords of the two cells
-    beside a cell are extended; on the cell g lies above both lines. So g lies above any mixture of the two lines, and
+    The lower end is the largest value at a grid point, and needs no convexity. For the upper end, the chords of the
+    two cells beside a cell are extended. On the cell g lies above both lines, and so above any mixture of them, and
     `1 - mixture - slope x` is largest at an end of the cell. If [low, high] holds no convex function, the lower end of
     the answer may exceed its upper end.
     """
@@ -156,15 +156,15 @@ def consistent(found: Interval) -> Interval:
 
 
 def best_cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, slope: np.ndarray, steepest: float) -> np.ndarray:
-    """Return for each slope the index of the cell with the largest upper bound; a finer grid helps most there."""
+    """Return, for each slope, the index of the cell with the largest upper bound, where a finer grid helps most."""
     return np.argmax(_cells(x, low, high, slope[..., None], steepest), axis=-1)
 
 
 def _cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, s: np.ndarray, steepest: float) -> np.ndarray:
     """Return upper bounds of `1 - g(x) - s x` on cells between points x, where low <= g <= high; s is (..., 1)."""
     width = np.diff(x)
-    # Bounds of the slope of g's chord on each cell. The next cell on the right uses the lower bound, and the next
-    # cell on the left uses the upper bound.
+    # Bounds of the slope of g's chord on each cell. The lower bound serves the next cell on the right, and the upper
+    # bound the next cell on the left.
     chord_low = (low[1:] - high[:-1]) / width
     chord_high = np.minimum((high[1:] - low[:-1]) / width, 0.0)
     known = np.isfinite(steepest)
@@ -187,7 +187,7 @@ def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
     """Return the mu whose mu-GDP profile passes through (eps, delta): a mu-GDP mechanism is (eps, delta)-DP.
 
     A mechanism known to be (eps, delta)-DP at one point need not be mu-GDP for this mu. If a mechanism is mu'-GDP, then
-    mu' is at least the largest such mu over the points of its profile.
+    mu' is at least the mu of every point (eps, delta) of the mechanism's profile.
 
     Parameters
     ----------

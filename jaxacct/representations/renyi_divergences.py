@@ -1,8 +1,8 @@
 """Certified Rényi divergences of a mechanism, Rényi accounting, and conversions of Rényi and zCDP guarantees.
 
-The bounds of Rényi accounting are never below the bounds of the certified engines. Rényi accounting is for
-comparison, for curves from elsewhere, and for mechanisms with only a known Rényi guarantee. Orders lie along the first
-axis of values. Any set of orders gives a valid bound, and further orders can only tighten it.
+Rényi accounting never gives a smaller bound than the certified engines. It serves for comparison, for curves from
+elsewhere, and for mechanisms of which only a Rényi guarantee is known. Orders lie along the first axis of values.
+Any set of orders gives a valid bound, and further orders can only tighten it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ UP_EXPONENTIAL = 1.0 + 1e-12
 CUT = 1e-290
 """Largest mass at infinity that counts as a tail that was cut off, such as that of discrete Gaussian noise."""
 NEAR_ONE = 1e-5
-"""Distance d from order 1: the divergences of the orders 1 - d and 1 + d bracket the divergence of order 1."""
+"""Distance d of two orders from order 1: the divergences of 1 - d and 1 + d bracket the divergence of order 1."""
 LEAST_ORDER, MOST_ORDER = 1e-12, 1e150
-"""Orders whose divergence bounds that of orders further out, where rounding or overflow spoils the moments: the
-divergence does not fall as the order rises."""
+"""Below the first order rounding spoils the moments, and far above the second they overflow. There the divergence of
+the first or second order is a bound, since the divergence does not fall as the order rises."""
 OK_WIDTH = 1e-3
 """Largest relative width of a bracket whose status is "ok"."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
@@ -263,8 +263,8 @@ def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "ad
 
 
 def _answer(mechanism: Mechanism, relation: str, low: np.ndarray, high: np.ndarray) -> Bounds:
-    """Return the bracket with its kind; "ok" is a narrow bracket, or a finite bound."""
-    # (P, Q) may stand for several pairs of data sets, none of which has this law of the loss: hence `composed`
+    """Return the bracket with its kind. Its status is "ok" if the bracket is narrow, or if a bound is finite."""
+    # `composed`, since (P, Q) may stand for several pairs of data sets, none of which has this law of the loss
     kind = mechanism.kind_under(relation, composed=True)
     certified = kind == "certified"
     low = low if certified else np.zeros_like(low)
@@ -335,7 +335,8 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
     if at_one.any():
         below = log_moments(parts.take(at_one), np.full(int(at_one.sum()), -NEAR_ONE))
         low[at_one] = below.high / -NEAR_ONE
-    # allows for the rounding of `order - 1`; it matters near order 0, where the divergence is proportional to the order
+    # `slack` allows for the rounding of `order - 1`, which matters near order 0, where the divergence is about
+    # proportional to the order
     slack = 4.0 * ROUNDOFF * (1.0 + 1.0 / used)
     low, high = low - slack * np.abs(low), high + slack * np.abs(high)
     low = np.where(order < used, 0.0, low)
@@ -356,7 +357,7 @@ def _largest_ratio(parts: Components) -> Interval:
     ratio = grid * (grid + 1.0)
     low = np.maximum(np.max(k_low / ratio, axis=1), limit * (1.0 - 8.0 * ROUNDOFF))
     first = k_high[:, 0] / grid[0]  # K(c) <= c K(c_0)/c_0 on the first cell
-    # a cell's chord A + B c divided by c (c + 1) is largest at an end or where B c^2 + 2 A c + A = 0
+    # on a cell, its chord A + B c divided by c (c + 1) is largest at an end or where B c^2 + 2 A c + A = 0
     slope = (k_high[:, 1:] - k_high[:, :-1]) / np.diff(grid)
     with np.errstate(invalid="ignore", divide="ignore"):
         intercept = np.minimum(k_high[:, :-1] - slope * grid[:-1], 0.0)
@@ -376,7 +377,7 @@ def _largest_ratio(parts: Components) -> Interval:
 
 
 def _limit(parts: Components) -> np.ndarray:
-    """Return R_alpha/alpha of all Gaussian parts without sampling, with the rho of a zCDP guarantee."""
+    """Return R_alpha/alpha of all Gaussian parts, taken without sampling, plus the rho of a zCDP guarantee."""
     used = parts.gauss_n > 0
     steps = np.where(used, parts.gauss_n / np.where(used, parts.gauss_sigma, 1.0) ** 2, 0.0)
     return 0.5 * (parts.mu2 + np.sum(steps, axis=1)) + parts.rho
@@ -495,7 +496,7 @@ def tradeoff_from_renyi(
     Returns
     -------
     Bounds
-        f in the shape of fpr, kind "bound": `lower` is the guarantee (the safe end of a bisection), `upper` is 1 - fpr.
+        f in the shape of fpr, kind "bound": `lower` is the guarantee, the safe end of a bisection; `upper` is 1 - fpr.
 
     References
     ----------

@@ -53,7 +53,7 @@ _MEMBERSHIP = "a record was used", "the records that were used", "the records th
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One risk: its name, the rates or priors that it is taken at, and its bracket in the shape of the batch.
+    """One risk: its name, the rates or priors at which it is read, and its bracket in the shape of the batch.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class RiskTable:
     relation: str
 
     def __getitem__(self, key: str | tuple[Any, ...]) -> Bounds:
-        """Return the bracket of a reading by its name, or by its name and the numbers that it is taken at."""
+        """Return the bracket of a reading by its name, or by its name and the rates or priors at which it is read."""
         name, *numbers = (key,) if isinstance(key, str) else key
         named = [reading for reading in self.readings if reading.name == name]
         if not named:
@@ -123,7 +123,7 @@ class RiskTable:
         return {"relation": self.relation, "readings": readings}
 
     def explain(self, index: tuple[int, ...] = ()) -> list[str]:
-        """Return a sentence for each reading of one configuration: `index` is its place in the batch.
+        """Return a sentence for each reading of one configuration; `index` is the configuration's place in the batch.
 
         Each figure is the upper end of its bracket, rounded up.  The sentence is a claim if the bracket's kind is
         "certified" or "bound".
@@ -194,7 +194,7 @@ def risk(
     rtol: float = 1e-4,
     backend: str = "auto",
 ) -> RiskTable:
-    """Compute what the best attack on a mechanism achieves, in the usual readings, each a certified bracket.
+    """Compute how well the best attack on a mechanism does. Each reading is a certified bracket.
 
     * advantage: the largest TPR - FPR of a membership test, `delta(0)`.
     * true_positive_rate at each `fpr`: `min over eps of {delta(eps) + e^eps fpr}`.
@@ -202,7 +202,7 @@ def risk(
     * bayes_success at each `prior`, and its excess over the best guess without output, `max(prior, 1 - prior)`.
     * reconstruction at each `baseline`: the largest success of a reconstruction whose success without output is
       `baseline`.
-    * gdp_mu and gdp_regret above the floor `above_fpr`, which is part of the claim (`Profile.gdp_mu`, `gdp_regret`).
+    * gdp_mu and gdp_regret above the floor `above_fpr`, a part of the claim (`Profile.gdp_mu`, `gdp_regret`).
 
     Parameters
     ----------
