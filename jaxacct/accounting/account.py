@@ -234,7 +234,7 @@ def effort_of_search(rtol: float) -> Effort:
 
 
 def answer(question: MechanismQuestion) -> Bounds:
-    """Return the bracket of the first engine that answers for the whole mechanism, or else by the mechanism's parts.
+    """Return the bracket of the first engine that answers for the whole mechanism, or else the bracket from its parts.
 
     A configuration that runs its only step once is answered as that step, if an engine answers for the step.
     """
@@ -380,7 +380,7 @@ def _larger(question: MechanismQuestion, sides: list[Components], left: list[flo
 
 
 def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarray, left: float | None) -> Side:
-    """Return epsilon in one direction. The engines get delta minus the mass at infinity."""
+    """Return epsilon in one direction. The target of the engines is delta minus the mass at infinity."""
     kinds, infinite, target = kinds_of(parts), parts.delta_infinity, question.given
     finite = target - infinite if left is None else np.full(target.shape, left)
     wrong = parts.infinity_units * ROUNDOFF * infinite if left is None else 0.0 * infinite
@@ -438,10 +438,10 @@ def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, s
 
 
 def _prepare_pairs(mechanism: Mechanism) -> None:
-    """Compute and keep the pairs of a mechanism's rounds of random allocation; this takes most of the time."""
+    """Compute and keep the pairs of a mechanism's rounds of random allocation, the slowest part of an answer."""
     rounds = rounds_inside(mechanism)[: random_allocation.KEPT]
     blocks = [rounds[first : first + ROUNDS_TOGETHER] for first in range(0, len(rounds), ROUNDS_TOGETHER)]
-    # Arrays are short: two threads would wait for the interpreter, and take 1.5 times the CPU time of one.
+    # One thread is used: arrays are short, so two threads wait for the interpreter and take 1.5 times the CPU time.
     for _ in on_cores(random_allocation.prepare, blocks, _bar(len(rounds)), [len(block) for block in blocks], 1):
         pass
 

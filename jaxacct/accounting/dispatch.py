@@ -35,9 +35,9 @@ from jaxacct.mechanisms import Composed, Mechanism, Repeated
 from jaxacct.mechanisms.loss_components import LEAST_SQUARE, Components
 
 COSTLY = 0.05
-"""Seconds of CPU for one configuration. An engine that costs more is asked only after all theorems."""
+"""An engine that costs more CPU seconds for one configuration than this is asked only after all theorems."""
 WIDE = {"epsilon": 0.1, "delta": 0.5}
-"""Rényi accounting is tried for brackets of a larger relative width than this. It does not improve narrower ones."""
+"""Rényi accounting is tried for brackets of a larger relative width, since it does not improve narrower brackets."""
 ATOMS_TOGETHER = 1_000_000
 """Largest number of atoms (losses with a mass) of all rows that are evaluated together. It limits the memory."""
 NO_RELATIVE_ACCURACY = 1e-300
@@ -53,7 +53,7 @@ class Side(NamedTuple):
 
 
 def engine_of_mechanism(question: MechanismQuestion) -> MechanismEngine | None:
-    """Return the first engine that answers for the whole mechanism; None if its parts give the answer.
+    """Return the first engine that answers for the whole mechanism, or None if the parts give the answer.
 
     Raise InputError where the user named an engine that cannot answer.
     """
@@ -171,7 +171,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
 
 
 def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) -> np.ndarray:
-    """Return whether each bracket is too wide and its upper end is above `floor`, the other direction's lower end.
+    """Return whether each bracket is too wide, with an upper end above `floor`, the other direction's lower end.
 
     A bracket without a finite upper end counts as too wide.
     """
@@ -218,7 +218,7 @@ def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, si
 
     An answer that contradicts the quick theorems is not used. Where two engines contradict each other, neither is used.
     Where the engine fails on a row, the row keeps its bracket and the other rows are still answered. Ends that are NaN
-    are ignored, and so is lower = inf, because infinite answers were settled before.
+    are ignored. A lower end of inf is ignored too, because rows with an infinite answer were settled before.
     """
     some = some_rows(question, rows)
     try:

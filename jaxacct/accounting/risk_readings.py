@@ -29,7 +29,7 @@ from jaxacct.mechanisms.base import take_rows
 # around this eps give a bracket of the minimum. A poor estimate of eps only makes the bracket wide.
 
 Deltas = Callable[[np.ndarray, np.ndarray], Bounds]
-"""Maps (epsilons of shape (K, n), indices of n rows) to certified deltas of that shape, at any real epsilon."""
+"""Maps (epsilons of shape (K, n), indices of n rows) to certified deltas of shape (K, n), at any real epsilon."""
 
 NEAR = 2e-4
 """The secant search ends at an eps if the normal quantiles of Q(loss > eps) and of the wanted false-positive rate
@@ -194,7 +194,7 @@ def gaussian_fit(
 ) -> GaussianFit:
     """Return brackets of mu, row by row.
 
-    deltas : deltas under a symmetric relation.
+    deltas : function for delta under a symmetric relation.
     floor : (n,), least false-positive and false-negative rate, in (0, 1/2).
     narrow : relative width at which a row is finished.
     """
@@ -236,7 +236,7 @@ def gaussian_fit(
 def least_mu(rate: Answer, least_advantage: np.ndarray, floor: np.ndarray) -> np.ndarray:
     """Return a lower bound of mu, from the true-positive rate at the false-positive rate `floor`, and from delta(0).
 
-    It is NaN if `rate`, or `least_advantage`, a lower bound of delta(0), is NaN.
+    `least_advantage` is a lower bound of delta(0). The result may be NaN where an argument is NaN.
     """
     low = np.maximum(_distance(rate.lower, floor, -1.0), _on_diagonal(0.5 * (1.0 - least_advantage), -1.0))
     # mu-GDP is claimed only where both error rates are at least `floor`. At the false-positive rate `floor` the other
@@ -351,7 +351,7 @@ NARROW_ABSOLUTE = 1e-7
 def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str) -> Bounds:
     """Return brackets of the regret of f_mu (defined above), row by row.
 
-    deltas : deltas under a symmetric relation.
+    deltas : function for delta under a symmetric relation.
     lines : (3, K, n), as `GaussianFit.lines`: ascending eps from 0, and lower and upper delta there. The bracket starts
         from these values, and `deltas` gives more where they are needed.
     kind : "certified", or another kind, for which the lower ends are 0.

@@ -114,7 +114,7 @@ def repetitions_allowed(
     """Return the largest E[K] for which "run K times, release the best" meets a privacy budget.
 
     The noise is fixed, and the laws of K that are tried are of one family.  A law meets the target if the certified
-    upper end of `ja.epsilon(selection.select(run, law), target_delta)`, which is the worst case over all scores, does.
+    upper end of `ja.epsilon(selection.select(run, law), target_delta)` does.  This is the worst case over all scores.
 
     Parameters
     ----------

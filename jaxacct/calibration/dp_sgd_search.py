@@ -49,8 +49,8 @@ PLAIN_FOR_DELTA = contour.LADDER[:3]
 """Contour sizes tried in turn where delta is the target. Near eps = 0 the integrand decays slowly, and more nodes
 are needed."""
 NEARLY = 1.5
-"""A solution is accepted if it needs at most this many times the nodes of its contour. The number of nodes
-needed is only an estimate."""
+"""A solution is accepted if it needs at most this many times the nodes of its contour, since the number of
+nodes needed is only an estimate."""
 RATE_RANGE = (1e-12, 1.0)
 """Smallest and largest sampling probability that are searched."""
 MAX_STEPS = 10**9
@@ -180,7 +180,7 @@ class Goal(NamedTuple):
     known: dict[str, np.ndarray]  # values of the other parameters
     limits: tuple[float, float]  # smallest and largest value of the unknown that are searched
     relation: str
-    rtol: float  # wanted relative distance below the target
+    rtol: float  # largest relative distance of epsilon below the target
     hint: contour.Hint  # where certified evaluations begin; filled in by the fast solves
     near: np.ndarray | None = None  # guess of the unknown
     on_delta: bool = False  # whether delta is the target, instead of epsilon
@@ -336,7 +336,7 @@ def room(delta: np.ndarray) -> np.ndarray:
 
 def gaussian_mu(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
     """Estimate the mu for which mu-GDP is (epsilon, delta)-DP, by bisection in log mu."""
-    from jaxacct.engines import closed_form  # imports SciPy, which is slow: only where a row needs it
+    from jaxacct.engines import closed_form  # imports SciPy, which is slow, so only where a row needs it
 
     low, high = np.full(epsilon.shape, -30.0), np.full(epsilon.shape, 12.0)
     for _ in range(60):
@@ -442,7 +442,7 @@ def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float)
     x is moved only if the new x protects more, since n times one step's delta is nearly a lower bound of delta. If
     the record is rarely sampled, n times one step's delta is nearly delta itself.
     """
-    from jaxacct.engines import closed_form  # imports SciPy, which is slow: only where a row needs it
+    from jaxacct.engines import closed_form  # imports SciPy, which is slow, so only where a row needs it
 
     def residual(x: np.ndarray) -> np.ndarray:
         sigma, q, n = np.exp(equation.base + x[:, None] * equation.unknown).T

@@ -166,7 +166,7 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     # the best eps is about `-mu (ndtri(fpr) + ndtri(wanted))/2`, as for mu-Gaussian DP. It is negative where
     # `fpr + wanted > 1`; these rows are solved in the reverse direction
     mirrored = asked & (wanted - 0.5 > 0.5 - fpr)
-    # A wanted rate of 1 allows every delta (target 1). A wanted rate of at most fpr allows none (target -1).
+    # A wanted rate of 1 allows every delta: the target is 1. A wanted rate of at most fpr allows no delta: it is -1.
     epsilon, delta, pieces = np.zeros(wanted.shape), np.where(wanted >= 1.0, 1.0, -1.0), []
     rows = np.flatnonzero(~asked)
     if rows.size or not asked.size:
@@ -320,7 +320,7 @@ def _at_rate(goal: Goal, epsilon: np.ndarray, rate: np.ndarray, fpr: np.ndarray)
 
 ATTEMPTS = ((8, TOLERANCE), (14, TOLERANCE), (14, 1e-11))
 """For each contour size in PLAIN_FOR_DELTA: the number of the kernel's steps on the contour integral, and the size of
-terms that may be cut off, relative to an approximate delta. The last is for rows in which this approximation is poor.
+terms that may be cut off, relative to an approximate delta. The last pair is for rows whose approximation is poor.
 """
 
 

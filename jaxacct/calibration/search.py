@@ -25,12 +25,12 @@ AIM = 0.15
 """Fast solves aim at this distance below the target, in units of rtol, so that certified epsilons usually meet the
 target."""
 USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
-"""First guesses of d log(epsilon)/dx, as for Gaussians: where epsilon falls as x grows, and where it rises."""
+"""First guesses of the slope d log(epsilon)/dx, where epsilon falls as x = log(value) grows and where it rises."""
 LARGEST_EXCESS = 8.0
-"""Largest magnitude of log(epsilon/target) that is used. It is also used where epsilon is unknown."""
+"""Largest magnitude of log(epsilon/target) that is used. An unknown epsilon counts as a logarithm of this size."""
 WIDE = 0.1
-"""Relative width above which a bracket is wide. Then the search ends once epsilon is below the target by at most a
-tenth of the bracket's width, or x = log(value) is known to within a tenth of rtol."""
+"""Relative width above which a bracket is wide. For a wide bracket the search ends once epsilon is below the target by
+at most a tenth of the bracket's width, or x = log(value) is known to within a tenth of rtol."""
 AT_LIMIT = 1e-12
 """A value counts as a limit of the search if log(value) and log(limit) differ by less than this."""
 

@@ -152,8 +152,8 @@ class Profile:
         """Compute distribution functions of the privacy loss log dP/dQ under P and Q, in one direction, certified.
 
         Let E = e^loss and H(E) = delta(loss). `Q(L > loss) = -dH/dE` lies between difference quotients of the convex H,
-        and `P(L > loss) = H(E) + E Q(L > loss)`. The brackets become narrow as the brackets of delta do; at an atom of
-        the loss they stay as wide as the atom.
+        and `P(L > loss) = H(E) + E Q(L > loss)`. The narrower the brackets of delta, the narrower are these; at an atom
+        of the loss they stay as wide as the atom.
         """
         choice("direction", direction, DIRECTIONS)
         given = np.asarray(check("loss", loss, REAL))
@@ -457,7 +457,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
         # if nearly all mass is at one loss, as with little noise, contours are slow and secants find no slope
         at_zero = profile.deltas_of(rows[quick])(np.zeros((1, quick.size)), np.arange(quick.size))
         advantage, width = at_zero.estimate[0], at_zero.upper[0] - at_zero.lower[0]
-        # 1 - fpr - delta(0) <= f(fpr) <= 1 - fpr, which is narrow where next to nothing leaks
+        # 1 - fpr - delta(0) <= f(fpr) <= 1 - fpr, a narrow bracket where next to nothing leaks
         low[quick] = 1.0 - wanted[quick] - at_zero.upper[0] - 1e-15
         left = ~is_narrow(low[quick], high[quick], rtol)
         quick, at_zero, advantage, width = quick[left], at_zero[:, left], advantage[left], width[left]
@@ -510,9 +510,9 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
     """Bracket the trade-off function at the rates `fpr`, from delta at a grid of eps.
 
     Each eps gives the line 1 - delta(eps) - e^eps a, which is nowhere above the trade-off function of the rate a.  The
-    slope of the line means e^eps, without its sign.  The slope of a rate is that of the line that is highest there.
-    The grid reaches from the least to the largest slope that one of the rates may have.  Cells that leave a wide
-    bracket are divided.
+    slope of the line is taken without its sign, as e^eps.  The slope of a rate a is the slope of the line that is
+    highest at a.  The grid reaches from the least to the largest slope that one of the rates may have.  Cells that
+    leave a wide bracket are divided.
     """
     floor = _mass_at_infinity(profile)
 

@@ -1,4 +1,4 @@
-"""Conversions between profile, trade-off function and Gaussian DP, each with its kind.
+"""Conversions between profile, trade-off function and Gaussian DP. Each result has a kind.
 
 A profile or trade-off function given as an array is taken as a guarantee: an upper bound of delta, or a lower bound of
 the trade-off function f. The answer is then a guarantee of kind "bound". If Bounds are given, the answer has a

@@ -38,8 +38,8 @@ CUT = 1e-290
 NEAR_ONE = 1e-5
 """Distance d of two orders from order 1: the divergences of 1 - d and 1 + d bracket the divergence of order 1."""
 LEAST_ORDER, MOST_ORDER = 1e-12, 1e150
-"""Below the first order rounding spoils the moments, and far above the second they overflow. There the divergence of
-the first or second order is a bound, since the divergence does not fall as the order rises."""
+"""Smallest and largest order that is used where rounding or overflow spoils the moments of orders further out. Its
+divergence is a bound for these orders, since the divergence does not fall as the order rises."""
 OK_WIDTH = 1e-3
 """Largest relative width of a bracket whose status is "ok"."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
@@ -52,7 +52,7 @@ ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)
 @register
 @dataclass(frozen=True)
 class RenyiCurve:
-    """Upper bounds of Rényi divergences at some orders. Under composition, also adaptive composition, curves add.
+    """Upper bounds of Rényi divergences at some orders. A composition, even adaptive, has the sum of its parts' curves.
 
     Parameters
     ----------
@@ -226,8 +226,8 @@ def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "ad
     """Compute the Rényi divergence of order alpha of the dominating pair, the larger over the relation's directions.
 
     `R_alpha(P || Q) = log E_Q[(dP/dQ)^alpha] / (alpha - 1)`, in nats; alpha = 1 is the Kullback-Leibler divergence. A
-    mechanism is Rényi differentially private with this value. For one Poisson sampled Gaussian it is exact at every
-    order, fractional ones included.
+    mechanism is Rényi differentially private with this value. For one Poisson sampled Gaussian the value is exact at
+    every order, fractional ones included.
 
     Parameters
     ----------
