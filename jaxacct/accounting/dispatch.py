@@ -157,7 +157,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     if rows.size:
         high = upper_by_moments(quantity, some_rows(question, rows))
         _narrow_by_theorems(side, rows, np.full(rows.size, -np.inf), high)
-    used[used == ""] = "closed_form"  # known without asking an engine
+    used[used == ""] = "closed_form"  # these answers are known without an engine
     low, mid, high = answer
     mid = np.clip(np.where(np.isnan(mid), low, mid), low, high)
     # A zCDP guarantee has two upper bounds: by its moments, and by its dominating pair. The smaller one is used.

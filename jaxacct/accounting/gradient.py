@@ -152,7 +152,7 @@ def _differentiate(
                 contour.law(below, rows),
             )
             along, slope = _along(contour.law(parts, rows), tangent, epsilon[rows])
-            # Part of delta is the mass at infinity, whose change counts too.
+            # The mass at infinity is a part of delta, so its change counts too.
             finite = (delta - parts.delta_infinity)[rows]
             lost = (above.delta_infinity - below.delta_infinity)[rows] / width
             answer[rows] = (along + lost / finite) / slope

@@ -297,13 +297,13 @@ def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nda
     epsilon, _, delta = lines
     with np.errstate(over="ignore"):  # a tangent whose slope overflows bounds nothing
         ratio = np.exp(epsilon) * (1.0 + 4.0 * ROUNDOFF)
-    # the first tangent (eps = 0) meets the diagonal here; beyond the diagonal the curve is a mirror image
+    # the first tangent (eps = 0) meets the diagonal here; the curve beyond it mirrors the curve before it
     fixed = 0.5 * (1.0 - delta[0])
     floor = np.minimum(floor, np.maximum(fixed, 0.0))
     with np.errstate(all="ignore"):
         ends = (delta[:-1] - delta[1:]) / np.diff(ratio, axis=0)
     ends = np.minimum.accumulate(np.clip(np.nan_to_num(ends, nan=1.0), floor, np.maximum(fixed, floor)), axis=0)
-    edges = np.concatenate([fixed[None], ends, floor[None]])  # falling; cell k is [edges[k + 1], edges[k]]
+    edges = np.concatenate([fixed[None], ends, floor[None]])  # edges fall; cell k is [edges[k + 1], edges[k]]
     at_left, at_right = (_distance(delta + ratio * edge, edge, 1.0) for edge in (edges[1:], edges[:-1]))
     used = edges[1:] < edges[:-1]
     shown = np.where(used, np.maximum(at_left, at_right), -np.inf)
@@ -398,7 +398,7 @@ def _cells(
         ratio = np.exp(epsilon)
         # expm1 avoids the difference of two neighbouring e^eps, which would cancel.
         width, share = ratio[:-1] * np.expm1(np.diff(epsilon, axis=0)), 1.0 / (1.0 + ratio)
-        # `before` is at most the slope of delta in e^eps. At eps = 0, by symmetry, -(1 - delta(0))/2 is a slope.
+        # `before` is at most the slope of delta in e^eps. At eps = 0, by symmetry, -(1 - delta(0))/2 is a subgradient.
         before = np.concatenate([-0.5 * (1.0 - low[:1]), (low[1:-1] - high[:-2]) / width[:-1]]) * (1.0 + 1e-9)
         # `after` is at least the slope of delta in e^eps.
         after = np.minimum((high[2:] - low[1:-1]) / width[1:], 0.0) * (1.0 - 1e-9)
@@ -470,7 +470,7 @@ def deltas_along(
             rows = np.flatnonzero(plain)
             if rows.size:
                 some, at, cut_off, asked = parts.take(rows), place[rows], tolerance * rtol, both[:, rows].T
-                if direction == "add":  # the loss is bounded, and its deltas matter near eps = 0
+                if direction == "add":  # the loss is bounded, and only its deltas near eps = 0 matter
                     # The contour for "add" is placed for a lower eps. Several standard deviations above that eps the
                     # part cut off is a larger share of delta, so `cut_off` is small.
                     at, cut_off = 0.28 * np.minimum(at, reach(some).largest_loss), 1e-9

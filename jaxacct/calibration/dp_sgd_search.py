@@ -172,7 +172,7 @@ class Calibration:
 
 
 class Goal(NamedTuple):
-    """The question of a calibration: a parameter of DP-SGD to solve for and its target, for a flat batch of rows."""
+    """The question of a calibration: which parameter of DP-SGD is wanted, and for which target, in a flat batch."""
 
     unknown: str  # name of the parameter that is solved for
     epsilon: np.ndarray  # the target epsilon; if `on_delta`, the epsilon at which delta is taken

@@ -92,7 +92,7 @@ def calibrate_noise_multiplier(
     * `target_advantage`: the largest TPR - FPR of any membership test, `delta(0)`.
     * `target_tpr` with `at_fpr`: the largest true-positive rate of any test at a false-positive rate a.  It is at most
       `delta(eps) + e^eps a` for every eps >= 0; the calibration searches for the eps with the least bound.
-    * `target_bayes_success` with `prior`: the largest probability that a guess whether the record was there is right.
+    * `target_bayes_success` with `prior`: the largest probability that a guess about the record's presence is right.
       Under every relation it is `1 - r + r delta(log((1 - r)/r))` with r = min(prior, 1 - prior).
     * `target_posterior` with `prior` and `at_fpr`: the largest probability of membership after a positive test.
     * `target_reconstruction` with `baseline`: the largest probability of success of a reconstruction that would succeed

@@ -328,7 +328,7 @@ terms that may be cut off, relative to an approximate delta. The last pair is fo
 def _by_contour(
     goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray, guess: bool = False
 ) -> tuple[RateSolve, np.ndarray]:
-    """Solve for the noise and the best eps together, in rows with q > 0. Return the solution, and whether it was found.
+    """Solve for noise and best eps together, in rows that sample at all. Return the solution, and whether it was found.
 
     The best eps is the eps at which `delta(eps) + e^eps fpr` is least.
 

@@ -133,10 +133,11 @@ class Profile:
         """Compute the trade-off function f: the least false negative rate of a test with false positive rate `fpr`.
 
         `f(a) = sup_eps {1 - delta(eps) - e^eps a}` over all real eps, with delta of this relation [Dong, Roth and Su
-        2022, Proposition 2.12]. Under add_or_remove_one f is the convex envelope of the smaller of the two directions.
-        Both ends are certified: each slope gives a lower bound, and the convexity of delta in e^eps gives an upper
-        bound (jaxacct/representations/README.md). The status is "width" if after up to four refinements the bracket is
-        wider than 1e-7, and also wider than `rtol` times its upper end.
+        2022, Proposition 2.12]. Under add_or_remove_one f is the convex envelope of the minimum of the two
+        directions' trade-off functions. Both ends are certified: each slope gives a lower bound, and the convexity of
+        delta in e^eps gives an upper bound (jaxacct/representations/README.md). The status is
+        "width" if after up to four refinements the bracket is wider than 1e-7, and also wider than `rtol` times its
+        upper end.
         """
         return _tradeoff(self, check("fpr", fpr, PROBABILITY))
 
@@ -272,12 +273,12 @@ class Profile:
         ends = (rate.lower, rate.estimate, rate.upper)
         low, middle, high = (posterior_of(end, prior, fpr, turn) for end, turn in zip(ends, (-1, 0, 1), strict=True))
         low = np.maximum(low, prior * (rate.lower >= fpr))  # a test with tpr >= fpr does not lower the prior
-        # a narrow bracket of a small true-positive rate may give a wide one here
+        # a narrow bracket of a small true-positive rate may give a wide bracket here
         status = np.where((rate.status == "ok") & ~is_narrow(low, high, self.rtol), "width", rate.status)
         return Bounds(low, np.clip(middle, low, high), high, rate.kind, status, rate.engine)
 
     def bayes_success(self, prior: ArrayLike) -> Bounds:
-        """Compute the largest probability that an attack tells rightly whether the record was there, given a prior.
+        """Compute the largest probability that an attack is right about the record's presence, given a prior.
 
         Let `prior` be the probability p of the record's presence before the output is seen, 0 < p < 1. The best rule is
         right with probability `1 - p + p delta_remove(log((1 - p)/p)) = p + (1 - p) delta_add(log(p/(1 - p)))`. Of the

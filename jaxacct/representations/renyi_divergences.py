@@ -140,7 +140,7 @@ def rdp_epsilon(
     delta : array_like in (0, 1)
         Broadcasts with the mechanism's fields.
     orders : array_like (O,), > 1, optional
-        Used as they are; by default a wide grid that is refined around the best order.
+        Orders to use, unchanged. By default a wide grid is used, and refined around the best order.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
@@ -183,7 +183,7 @@ def rdp_delta(
     epsilon : array_like, >= 0
         Broadcasts with the mechanism's fields.
     orders : array_like (O,), > 1, optional
-        Used as they are; by default a wide grid that is refined around the best order.
+        Orders to use, unchanged. By default a wide grid is used, and refined around the best order.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
@@ -391,7 +391,7 @@ def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _largest_bounded(parts: Components) -> np.ndarray:
-    """Return the largest total loss of the Laplace and finite parts, at least 0; a zCDP guarantee counts as xi."""
+    """Return the largest total loss of the Laplace and finite parts, at least 0; (xi, rho)-zCDP counts as xi."""
     rate, width = parts.laplace_q, 1.0 / parts.laplace_scale
     laplace = np.sum(parts.laplace_n * np.where(parts.laplace_n > 0, width, 0.0) * np.where(rate > 0, 1.0, 0.0), axis=1)
     top = np.max(np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf), axis=2, initial=-np.inf)
