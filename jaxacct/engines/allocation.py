@@ -98,7 +98,7 @@ def _flat(*arrays: np.ndarray | float) -> list[np.ndarray]:
 def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds of delta by theorems, which are closed forms and need no contour.
 
-    One of the theorems: a Gaussian mechanism, which reveals the slot as well, has a delta at least as large.
+    One of the theorems says that delta is at most that of a Gaussian mechanism which also reveals the slot.
     """
     k = np.exp(sign * eps)
     low, high = allocation_law.bounds(sign, s, t, k)
@@ -136,7 +136,7 @@ def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray)
 
 
 def _intersect(low: np.ndarray, high: np.ndarray, rows: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Intersect the brackets of `rows`, in place, with [least, most] where the two overlap; return where they do."""
+    """Where the bracket of one of `rows` overlaps [least, most], intersect the two in place. Return where they overlap."""
     agree = (least <= high[rows]) & (most >= low[rows])
     low[rows] = np.where(agree, np.fmax(low[rows], least), low[rows])
     high[rows] = np.where(agree, np.fmin(high[rows], most), high[rows])
@@ -144,7 +144,7 @@ def _intersect(low: np.ndarray, high: np.ndarray, rows: np.ndarray, least: np.nd
 
 
 def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bound delta = E(S - k)_+ = 1 - k + E(k - S)_+ (remove) by a contour for E(k - S)_+, with its absolute error."""
+    """Bound delta_remove = E(S - k)_+ = 1 - k + E(k - S)_+ by a contour for E(k - S)_+. Both have the same error."""
     k = np.exp(eps)
     low, _, high, _ = brackets_at(-1.0, s, t, k, np.log(k))
     wrong = 16.0 * ROUNDOFF * k
@@ -207,7 +207,7 @@ def _epsilon_block(
 
 
 def _least(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Return the largest eps, by bisection, at which theorems show that delta exceeds the target, or else 0."""
+    """Find, by bisection, the largest eps at which theorems show that delta exceeds the target; 0 if there is none."""
     low, high = np.zeros_like(s), np.minimum(most, 600.0)
     for _ in range(12):
         middle = 0.5 * (low + high)
@@ -236,7 +236,7 @@ def value_of(contour: Contour, eps: np.ndarray) -> Value:
 
 
 def estimate_of(contour: Contour, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the estimate and the slope of `value_of`, in a fraction of the time."""
+    """Return the estimate and the slope that `value_of` returns, in a fraction of its time."""
     k = np.exp(contour.sign * eps)
     mid, slope = estimate_near(contour, k)
     with np.errstate(all="ignore"):
@@ -350,7 +350,7 @@ def _newton(
         for _ in range(4):  # at most 4 brackets of delta where Newton ends
             reached, value = new, value_of(contour, new)
             good, low, high = read(value, reached)
-            back = usable & ~good  # where the bracket is wide, go half the way back
+            back = usable & ~good  # where the bracket is wide, go halfway back to `eps`
             if not np.any(back):
                 break
             new = np.where(back, 0.5 * (eps + new), new)

@@ -59,7 +59,7 @@ def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[No
     if backend == "numpy" and not _holds():
         raise InputError("backend = 'numpy' cannot certify on this machine; use 'xla'")
     if backend == "xla":
-        devices.local()  # raises where no device certifies
+        devices.local()  # raises if no device can certify
     if backend != "auto":
         path = _Path(backend == "numpy", True)
     else:
@@ -106,7 +106,7 @@ def _suits(size: int, selections: bool = False) -> bool:
 @functools.cache
 def _holds() -> bool:
     """Return whether NumPy's functions are as accurate on this machine as the bounds assume."""
-    np.empty(2**21)  # freed at once: after that glibc reuses memory of this size, which saves a tenth of the time
+    np.empty(2**21)  # once some is freed, as here, glibc reuses memory of this size, which saves a tenth of the time
     failure = elementary_check.failure()
     if failure is not None:
         warnings.warn(f"XLA answers instead of NumPy, since on this machine {failure}", RuntimeWarning, stacklevel=2)
@@ -121,7 +121,7 @@ def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, 
     path = _path.get()
     if not (_suits(size) if path is None else path.numpy):
         return in_chunks(program(kernel, **static), chunk, arguments, size)
-    # only the kernels of split.py certify with SciPy's erfc
+    # only the certificates of split.py rely on SciPy's erfc
     if kernel.__module__ == "jaxacct.kernels.contour.split" and elementary_check.failure(special=True) is not None:
         raise ArithmeticError(elementary_check.failure(special=True))
     leaves, tree = jax.tree.flatten(arguments)
@@ -209,7 +209,7 @@ Runner = Callable[..., Any]
 
 
 def runner() -> Runner:
-    """Return the function that calls the lattice engine's kernels: with NumPy, or with XLA where `on_numpy` says so."""
+    """Return the function that calls the lattice engine's kernels, with NumPy or with XLA as `on_numpy` decides."""
     return _by_numpy if on_numpy(1, apart=True) else _by_xla
 
 
@@ -269,7 +269,7 @@ def on_cores(
     sizes: Sequence[int] | None = None,
     threads: int = MOST_THREADS,
 ) -> Iterator[tuple[int, Result]]:
-    """Yield (index, `work(item)`) for each item, in any order. Each moves the bar by its size, or by 1 without `sizes`.
+    """Yield (index, `work(item)`) for each item, in any order. An item moves the bar by its size (1 without `sizes`).
 
     A single item runs in the caller's own thread. An interrupt cancels the items that have not begun.
     """

@@ -34,7 +34,7 @@ from jaxacct.kernels.contour.gaussian_errors import FINITE_LOSS_ERROR
 LEAST_GAP = 1e-300
 """Smaller differences of Mills ratios, deltas and slopes are raised to this, so that logs and quotients are finite."""
 LEAST_EPSILON = 2.0**-1060
-"""Bisection halves the exponent of epsilon down to this (subnormal) value. Below it, it halves epsilon itself."""
+"""Bisection searches log(epsilon) down to this (subnormal) value of epsilon, and epsilon itself below this value."""
 ROUNDOFF_OF_LOG = 4096.0 * ROUNDOFF
 """Largest error of the logarithm of a delta of at least 1e-308, and of the logarithm of the target."""
 _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(6))
@@ -75,9 +75,11 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Return the bracket of the least eps >= 0 at which delta is at most `delta`, whose logarithm is off by `slack`.
+    """Return the bracket of the least eps >= 0 at which the mechanism's delta is at most the target `delta`.
 
     Newton's method starts above the solution and stays above it, since log delta(eps) is concave in eps.
+
+    slack : largest error of the target's logarithm.
     """
     target = np.log(delta)
     reach = np.sqrt(np.maximum(-2.0 * target, 0.0))
@@ -268,7 +270,7 @@ def _by_bisection(
     surely = np.array([[True], [False]])
     low, high = np.zeros((2, top.size)), np.stack([top, top])
     for turn in range(78):  # 12 turns for the exponent of epsilon, 53 for its digits, and 13 to spare
-        # The exponent of epsilon is halved first, since epsilon may be as small as the smallest float64.
+        # The exponent is bisected first, since epsilon may be as small as the smallest float64.
         root = np.sqrt(np.maximum(low, LEAST_EPSILON)) * np.sqrt(high)
         at = np.where(high > 4.0 * np.maximum(low, LEAST_EPSILON), root, 0.5 * (low + high))
         at = np.zeros_like(at) if turn == 0 else at

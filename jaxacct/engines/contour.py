@@ -171,7 +171,7 @@ def _climb(
     near, first = np.zeros(size), np.zeros(size, int)
     if hint is not None:
         near, first = hint.near.copy(), np.where(np.isfinite(floor), 0, hint.rung)
-    # the split contour begins at this value, which every rung improves
+    # the split contour is first placed for the value in `start`, which every rung improves
     start = Start(near, np.where(near > 0.0 if quantity == "epsilon" else near < 0.0, np.inf, 0.0))
     lower, estimate, upper = np.full(size, -np.inf), np.zeros(size), ceiling.copy()
     settled = upper <= enough
@@ -302,7 +302,7 @@ def delta_along(
 def _agreed(
     parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, each: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of delta. What `quick_bounds` contradicts becomes [0, 1]: one eps if `each`, else a row."""
+    """Return the bounds of delta, [0, 1] for each bracket (each row, unless `each`) that `quick_bounds` contradicts."""
     columns = np.arange(epsilon.shape[1]) if each else np.array([0, epsilon.shape[1] // 2, -1])
     some = parts.take(np.repeat(np.arange(len(epsilon)), columns.size))
     at = epsilon[:, columns]

@@ -26,12 +26,13 @@ LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
 QUICK = 2**18
 """Lattices longer than this are made only while the bracket is wider than `Case.enough`."""
 NARROW = 2e-4
-"""A row gets no lattice longer than QUICK if even the longest would leave it wider than NARROW and `Case.enough`."""
+"""A row gets no lattice longer than QUICK if even the longest would leave its bracket wider than both NARROW and
+`Case.enough`."""
 SAYS_NOTHING = 0.9
 """A bracket of at least this relative width has a useless lower bound, or no upper bound."""
 STALLED = 0.5
-"""If a bracket's relative width exceeds this share of the previous lattice's width, longer lattices are not tried,
-since the spacing does not cause the width."""
+"""If a bracket's relative width exceeds this share of the previous bracket's, longer lattices are not tried, since the
+spacing is not what makes the bracket wide."""
 ATTEMPTS = 3
 """Largest number of plans for one length. If epsilon turns out far from the eps of a plan, a new plan is made."""
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
@@ -153,7 +154,7 @@ def epsilon(
             near = abs(middle - plan.centre) <= max(2.0 / plan.theta, 1e-3 * middle)
             # The middle of the bracket is taken as an estimate of epsilon unless the bracket is wide.
             known = high - low < SAYS_NOTHING * high
-            # a middle so far above the plan's eps is no estimate of epsilon
+            # if the middle is so far above the plan's eps, it is no estimate of epsilon
             lost = middle > 1e3 * max(plan.centre, ceiling)
             if near or not known or lost or not np.isfinite(middle) or attempt == ATTEMPTS - 1:
                 break

@@ -432,7 +432,7 @@ class Finite(LatticePart):
 
     def gaps(self) -> list[tuple[float, float]]:
         far = self.loss - self.loss.min()
-        # Only the 64 atoms with the largest mass times distance influence the lattice spacing.
+        # Only the 64 atoms whose product of mass and distance is largest influence the lattice spacing.
         heaviest = np.argsort(self.mass * far)[-64:]
         return [(float(far[i]), self.count * float(self.mass[i])) for i in heaviest if far[i] > 0]
 
@@ -470,7 +470,7 @@ class Finite(LatticePart):
 def _contracted(
     cell: np.ndarray, inside: np.ndarray, mass: np.ndarray, step: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return pairs (nodes, masses), together one law. The atoms, of loss -(cell step + inside), dominate this law."""
+    """Return pairs (nodes, masses), which form one law. Atoms of loss -(cell step + inside) dominate this law."""
     order = np.lexsort((inside, cell))
     cell, inside, mass = cell[order], inside[order], mass[order]
     start, stop = _payers(cell, mass, step)

@@ -101,7 +101,8 @@ def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarr
     """Return the bracket of log sum_atoms mass e^{c loss}, for atoms (B, A).
 
     A mass may have a relative error of 32 + 8 |log mass| roundoffs. The masses add up to 1, except in the rows
-    `leaking`. If they do and the sum is near 1, log(1 + sum_atoms mass (e^{c loss} - 1)) is more accurate, and is used.
+    `leaking`. In the other rows, where sum_atoms mass e^{c loss} is near 1, it is computed more accurately as
+    1 + sum_atoms mass (e^{c loss} - 1).
     """
     atoms = mass.shape[1] + 8.0
     exponent = c[:, None] * loss
@@ -165,7 +166,10 @@ def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Int
 
 
 def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float]:
-    """Bound log E_Q[mix^p], p = `power`, by the atom where mix^p is largest: its term from below, mix^p from above."""
+    """Bound log E_Q[mix^power] by the atom where mix^power is largest.
+
+    The lower bound is this atom's term, and the upper bound is mix^power there.
+    """
     at, log_mass = (1.0, -np.log(2.0) - 1.0 / scale) if power > 0 else (-1.0, -np.log(2.0))
     largest = power * float(log_mixture(np.asarray(at / scale), np.asarray(q)))
     slack = 32.0 * ROUNDOFF * (largest + 1.0 / scale + 1.0)
@@ -308,7 +312,7 @@ def least_delta(parts: Components, epsilon: np.ndarray, orders: np.ndarray | Non
 
 
 def _sum_up(*terms: np.ndarray) -> np.ndarray:
-    """Return an upper bound of the sum of terms that are rounded and may cancel."""
+    """Return an upper bound of a sum, where terms may cancel and roundings count."""
     total, size = np.zeros(()), np.zeros(())
     for term in terms:
         total, size = total + term, size + np.abs(term)

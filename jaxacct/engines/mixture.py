@@ -390,7 +390,7 @@ def epsilon_of_step(step: Part, low_delta: float, high_delta: float) -> Ends:
 
 
 def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
-    """Return delta of one branch, attained on outputs above an endpoint (remove) or below it (add), and its error."""
+    """Return (delta of one branch, its error). The outputs above (remove) or below (add) an endpoint attain delta."""
     shift, log_weight = law.shift, np.log(law.weight)
     goal = law.sign * epsilon
 

@@ -375,7 +375,7 @@ def are_kept() -> bool:
 
 
 def _own(tree: Any) -> bool:
-    """Return whether a tree has only built-in containers and jaxacct's classes: a file's name covers no other code."""
+    """Return whether a tree has only built-in containers and jaxacct's classes, the only code that file names cover."""
     node = tree.node_data()
     kind = type(None) if node is None else node[0]
     ours = kind.__module__.partition(".")[0] in ("builtins", "jaxacct")

@@ -31,7 +31,7 @@ class LargestLoss(NamedTuple):
 
 
 def largest_loss(parts: Components) -> LargestLoss:
-    """Return the largest loss of all Laplace and finite parts together: each largest loss, times n, summed."""
+    """Return the largest loss of all Laplace and finite parts together: the sum of n times each part's largest loss."""
     if parts.laplace_n.shape[1] + parts.finite_n.shape[1] == 0:
         return LargestLoss(np.zeros(parts.sign.shape), np.zeros(parts.sign.shape))
     rate = parts.laplace_q
@@ -210,7 +210,7 @@ def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, 
 
 
 def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
-    """Return an upper bound of log Pr[N >= k], N counting the hits in n independent steps; k >= 1 is whole."""
+    """Return an upper bound of log Pr[N >= k] for a whole k >= 1. N is the number of hits in n independent steps."""
     divergence, log_term, error = _divergence(n, k, hit)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         most = hit.log_p + hit.error_p

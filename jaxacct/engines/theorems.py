@@ -72,7 +72,7 @@ def best_delta(tests: Tests, epsilon: np.ndarray) -> np.ndarray:
 
 
 def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest lower bound of epsilon by tests on one sampled Gaussian step, or on n (`_any_step`)."""
+    """Return (B,) the largest lower bound of epsilon by tests on one sampled Gaussian step or all n (`_any_step`)."""
     best, removing = np.zeros(delta.size), parts.sign > 0
     delta = delta * np.exp(-_log_survival(parts)) * (1.0 + EXP_ERROR)
     known = delta < 1.0
@@ -99,7 +99,7 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
 
 
 def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest lower bound of delta by tests on one sampled Gaussian step, or on n (`_any_step`)."""
+    """Return (B,) the largest lower bound of delta by tests on one sampled Gaussian step or all n (`_any_step`)."""
     best, removing = np.zeros(epsilon.size), parts.sign > 0
     for sigma, q, n in _gaussians(parts):
         found = closed_form.delta_of_one_step(sigma, q, removing, epsilon).lower
@@ -175,8 +175,8 @@ def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
     under_p, under_q = (Chance(*(x[:, :, None] for x in hit)) for hit in (under_p, under_q))
     expected = n * np.exp(under_p.log_p)
     k = np.ceil(expected - DEVIATIONS * np.sqrt(expected * np.exp(under_p.log_rest)))
-    # If the event is expected in few steps, these k do not reach into the tail of the count. A rough formula for the
-    # tail of a Poisson law gives more k.
+    # If the event is expected in few steps, these k do not reach into the tail of the count. So k from a rough
+    # formula for the tail of a Poisson law are added.
     few = np.ceil(TAIL_NATS / np.maximum(1.0 - np.log(expected), 1.0))
     k = np.concatenate([k, few, np.ones_like(expected), np.broadcast_to(n, expected.shape)], axis=2)
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
@@ -406,7 +406,7 @@ def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np
         best = np.fmin(_bounded(parts), _with(bounded, _upper_epsilon(_all_gaussians(parts), safe)))
         if np.any(parts.gauss_n > 0):
             best = np.fmin(best, _basic_epsilon(parts, safe))
-            for share in (0.5, 0.9, 0.999, 1e-3):  # share of delta for more hits than `_hits` allows
+            for share in (0.5, 0.9, 0.999, 1e-3):  # share of delta kept for the case of more hits than `_hits` allows
                 mu = _hits(parts, np.log(safe) + np.log(share) - 1e-12)
                 best = np.fmin(best, _with(bounded, _upper_epsilon(mu, safe * (1.0 - share) * (1.0 - 4.0 * ROUNDOFF))))
         return np.where(total_variation(parts) <= safe, 0.0, np.where(np.isnan(best), np.inf, best))

@@ -380,7 +380,7 @@ def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
 
 
 def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for each point of the survey, (B, S) each, whether cells are needed left of it, and right of it.
+    """Return two arrays (B, S): whether cells are needed to the left, and to the right, of each point of the survey.
 
     No cells are needed if all outputs on that side add at most TAIL_SHARE of delta to the error of delta.
     """
@@ -512,7 +512,7 @@ def shifted(steps: Steps, t: np.ndarray) -> np.ndarray:
 
 
 def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the log of the factor of `G'' mix^3` without lambda (README.md, "Two steps"), and its error, (B, 1)."""
+    """Return the log of the lambda-free factors of `G'' mix^3` (README.md, "Two steps"), and its error, (B, 1) each."""
     mu = 1.0 / steps.second_sigma
     grown = np.where(steps.removing, 2.0, -1.0) * eps
     terms = (2.0 * np.log(steps.q), -np.log(steps.second_q), -np.log(mu), grown, -0.125 * mu * mu, LOG_NORMAL_TOP)

@@ -47,11 +47,11 @@ from jaxacct.representations.profile_conversions import best_cells, conjugate, c
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
 FARTHEST_EPSILON = 50.0
-"""Largest epsilon of a slope e^epsilon that is tried, if no epsilon is found at which delta is near its limit, the mass
-at infinity."""
+"""If no epsilon is found at which delta is near the mass at infinity, its limit, slopes e^epsilon are tried up to this
+epsilon."""
 FARTHEST_LOSS = 600.0
 """Largest magnitude of a loss at which distribution functions are computed. Beyond it, one end of a bracket is the
-end at this loss, and the other end is 0 or 1."""
+same as at this loss, and the other end is 0 or 1."""
 TRADEOFF_ROUNDS = 4
 """A grid of slopes is refined at most this many times. For each rate with a wide bracket, the cell with the largest
 upper bound and the two cells beside it are split.
@@ -59,7 +59,7 @@ upper bound and the two cells beside it are split.
 The width of the bracket of the trade-off function falls with the square of the width of these cells.
 """
 SLIGHTLY_WIDE = 0.01
-"""If the lattice engine brackets an error rate to within this width, no other engine is asked for a narrower one."""
+"""If the lattice engine brackets an error rate to within this width, no other engine is asked to narrow it."""
 NARROW_ABSOLUTE = 1e-7
 """Width below which a bracket of the trade-off function is narrow, whatever its relative width."""
 
@@ -448,7 +448,7 @@ def _mu_of_gaussians(profile: Profile) -> np.ndarray:
 
 
 def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
-    """Bracket f(fpr) by three values of delta, or by a grid of slopes where the bracket of the three is not narrow."""
+    """Bracket f(fpr) by three values of delta, or by a grid of slopes where those three leave a wide bracket."""
     mine, rtol = batch_shape(profile.mechanism), profile.rtol
     shape, rows, wanted = on_batch(profile.mechanism, "fpr", fpr)
     low, high = np.zeros(rows.size), 1.0 - wanted + 1e-16  # f <= 1 - fpr, by a guess without the output

@@ -125,7 +125,7 @@ def _sorted(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarra
 
 
 def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyond: float | None) -> Interval:
-    """Bracket `sup_x {1 - g(x) - slope x}` for a convex non-increasing g known to lie in [low, high] at x.
+    """Bracket `sup_z {1 - g(z) - slope z}` for a convex non-increasing g known to lie in [low, high] at the points x.
 
     `x`, `low` and `high` have shape (G,), and x increases from the left end of the domain. `slope` >= 0 has any shape,
     and the answer has the same shape. On the first cell g(x) >= g(x_0) - steepest (x - x_0); `steepest` is inf if

@@ -38,8 +38,8 @@ CUT = 1e-290
 NEAR_ONE = 1e-5
 """Distance d of two orders from order 1: the divergences of 1 - d and 1 + d bracket the divergence of order 1."""
 LEAST_ORDER, MOST_ORDER = 1e-12, 1e150
-"""Smallest and largest order that is used where rounding or overflow spoils the moments of orders further out. Its
-divergence is a bound for these orders, since the divergence does not fall as the order rises."""
+"""Orders outside of these two, whose moments rounding or overflow spoils, are bounded by the divergence at the nearer
+one. This is valid since the divergence does not fall as the order rises."""
 OK_WIDTH = 1e-3
 """Largest relative width of a bracket whose status is "ok"."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
@@ -385,7 +385,7 @@ def _limit(parts: Components) -> np.ndarray:
 
 def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
     """Return for each row whether losses can be infinite, and whether the mass at infinity is only a cut-off tail."""
-    lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)  # zCDP bounds the moments even with a cut tail
+    lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)  # zCDP bounds moments even if a tail is cut off
     cut = lost & (parts.log_survival > -CUT)
     return lost & ~cut, cut
 

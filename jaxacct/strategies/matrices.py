@@ -62,7 +62,7 @@ class ToeplitzStrategy(Strategy):
         falls = bool(np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0))
         if not falls and column.size > separation:
             return super()._square(separation, most, periodic)
-        # steps 0, b, 2b, ..., b the separation, are the worst pattern; signs do not matter (README.md, "Sensitivity")
+        # with b the separation, the worst pattern is 0, b, 2b, ...; signs do not matter (README.md, "Sensitivity")
         starts = range(0, self.steps, separation)[:most]
         total = np.zeros(self.steps + column.size)
         for start in starts:
@@ -220,8 +220,8 @@ class BLT(ToeplitzStrategy):
 class BandedInverse(ToeplitzStrategy):
     """The Toeplitz matrix C whose inverse has p bands.
 
-    A step's noise is a weighted sum of the independent noises of the last p steps. So the keys of these steps alone
-    give it again. C itself is full, so no cyclic sampling amplifies its privacy.
+    A step's noise is a weighted sum of the independent noises of the last p steps. So it can be drawn again from the
+    keys of these steps alone. C itself is full, so no cyclic sampling amplifies its privacy.
 
     Parameters
     ----------
@@ -284,7 +284,7 @@ def _check_bands(strategy: Banded | ColumnNormalised) -> None:
 
 
 def _store_column(strategy: Strategy, name: str, column: tuple[float, ...], size: int | None = None) -> None:
-    """Check and store a first column as a tuple, of `size` entries, or of 1 to `strategy.steps` if `size` is None."""
+    """Check and store a first column as a tuple. It needs `size` entries; if `size` is None, 1 to `strategy.steps`."""
     values = np.atleast_1d(check(name, column, REAL))
     if values.ndim != 1 or not 1 <= values.size <= strategy.steps or size not in (None, values.size):
         wanted = f"1 to steps = {strategy.steps}" if size is None else str(size)
@@ -371,8 +371,8 @@ class ColumnNormalised(Strategy):
 class PrefixSum(Strategy):
     """Tree aggregation: C has one row for each node of a binary tree over the steps of a block.
 
-    A node is the sum of the steps below it. A prefix sum adds up the nodes that make up the earlier blocks, and in its
-    own block one node for each binary digit 1 of its place.
+    A node is the sum of the steps below it. A prefix sum adds up the nodes that make up the earlier blocks and, in its
+    own block, one node for each 1 among the binary digits of its place in the block.
 
     Parameters
     ----------

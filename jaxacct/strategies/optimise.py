@@ -23,14 +23,14 @@ def banded(bands: int, steps: int) -> tuple[float, ...]:
 
 @functools.lru_cache(maxsize=256)
 def banded_inverse(bands: int, steps: int, epochs: int) -> tuple[float, ...]:
-    """Return the first column 1, ... of C^-1, which has `bands` bands, for the Toeplitz matrix C of least error."""
+    """Return the first column 1, ... of C^-1, for the Toeplitz matrix C of least error whose inverse has `bands` bands."""
     # the first `bands` entries of the inverse of the square root of the prefix-sum matrix
     start = np.diff(_square_root(bands), prepend=0.0)
     return tuple(_toeplitz(start, steps, steps // epochs, inverse=True).tolist())
 
 
 def _toeplitz(start: np.ndarray, steps: int, period: int, inverse: bool) -> np.ndarray:
-    """Search for the best first column of a banded C, or of C^-1 if `inverse`; it begins with 1, like `start`."""
+    """Search for the best first column of a banded C, or of C^-1 if `inverse`. Like `start`, it begins with 1."""
 
     def loss(rest: np.ndarray) -> tuple[float, np.ndarray]:
         given = np.append(1.0, rest)
@@ -136,7 +136,10 @@ def buffered_inverse(scales: np.ndarray, decays: np.ndarray, steps: int) -> np.n
 
 
 def _log_error(column: np.ndarray, inverse: np.ndarray, period: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """Return log(mean variance of prefix sums times squared sensitivity of |C|), and its gradients by both columns."""
+    """Return (log error, its gradient in `column`, its gradient in `inverse`).
+
+    Here error is the mean variance of the prefix sums times the squared sensitivity of |C|.
+    """
     steps = max(column.size, inverse.size)
     column, inverse = (np.pad(each, (0, steps - each.size)) for each in (column, inverse))
     passes = lambda values: np.cumsum(np.pad(values, (0, -steps % period)).reshape(-1, period), 0).ravel()
@@ -148,7 +151,7 @@ def _log_error(column: np.ndarray, inverse: np.ndarray, period: int) -> tuple[fl
 
 
 def _through(inverse: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """Turn the gradient `slope` by the first column of a Toeplitz `inverse` into the gradient by the matrix's own."""
+    """Turn `slope`, the gradient in the inverse's first column, into the gradient in the Toeplitz matrix's own one."""
     # d inverse_j / d column_k = -(inverse * inverse)_(j - k), where * is a convolution
     size = inverse.size
     reflected = np.conj(np.fft.rfft(inverse, 2 * size))

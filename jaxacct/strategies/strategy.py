@@ -343,7 +343,10 @@ def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
 
 
 def of_patterns(lags: np.ndarray, separation: int, most: int) -> tuple[float, float]:
-    """Bound the squared sensitivity over patterns of at most `most` steps, `separation` or more apart, unrounded."""
+    """Bound the squared sensitivity over patterns of at most `most` steps that are at least `separation` apart.
+
+    The bounds leave out the rounding of the sums.
+    """
     weights = _weights(lags, separation, most)
     upper, pattern = _heaviest(weights, separation, most)
     single = [int(np.argmax(lags[0]))]
@@ -356,7 +359,7 @@ def of_patterns(lags: np.ndarray, separation: int, most: int) -> tuple[float, fl
 
 
 def of_all(lags: np.ndarray, patterns: np.ndarray) -> tuple[float, float]:
-    """Bound the largest squared sensitivity over patterns, the columns of an array of steps; -1 is no step.
+    """Bound the largest squared sensitivity over patterns: each column of `patterns` lists steps, with -1 for no step.
 
     Gradients s_i e_1, with signs chosen one by one, reach the lower end. The bounds leave out the rounding of the sums.
     """
@@ -375,18 +378,21 @@ def of_all(lags: np.ndarray, patterns: np.ndarray) -> tuple[float, float]:
 
 
 def _longest(begun: tuple[int, ...], steps: int, separation: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yield the patterns that begin with `begun` and take no more steps; a step never lowers a sum of |(C^T C)_ij|."""
+    """Yield the patterns that begin with `begun` and end where no later step can follow.
+
+    Shorter ones need no check, since a further step never lowers a sum of |(C^T C)_ij|.
+    """
     later = range(begun[-1] + separation if begun else 0, steps)
     if not later or len(begun) == most:
         yield begun
         return
-    # where `most` does not limit the steps, a gap of 2 separation or more has room for one more step
+    # where `most` does not limit the steps, a gap of 2 * separation or more has room for one more step
     for step in later[:separation] if most * separation >= steps else later:
         yield from _longest((*begun, step), steps, separation, most)
 
 
 def _weights(lags: np.ndarray, separation: int, most: int) -> np.ndarray:
-    """Bound |G_ii| + 2 sum_j |G_ij| for each step i, (n,), over the later steps j of any pattern; G is C^T C."""
+    """Bound |G_ii| + 2 sum_j |G_ij| for each step i, (n,), where j are the later steps of any pattern, G = C^T C."""
     magnitude = np.abs(lags)
     last = deque(_sums(magnitude[separation:], separation, most - 1), 1)
     return np.asarray(magnitude[0] + 2.0 * last.pop()[-1]) if last else magnitude[0]
@@ -408,7 +414,9 @@ def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, l
 
 
 def _sums(rows: np.ndarray, separation: int, most: int) -> Iterator[np.ndarray]:
-    """Yield for each row, last row first, the largest sums of rows from this row on, `separation` or more rows apart.
+    """Yield for each row, from the last to the first, the largest sums over rows that begin with it or later.
+
+    The rows of a sum lie at least `separation` apart.
 
     Layer m has the sums of at most m rows. If the gaps alone limit the number of rows, layer 1 has all sums.
     """
