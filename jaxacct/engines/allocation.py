@@ -136,7 +136,7 @@ def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray)
 
 
 def _intersect(low: np.ndarray, high: np.ndarray, rows: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Where the bracket of one of `rows` overlaps [least, most], intersect the two in place. Return where they overlap."""
+    """Intersect in place the brackets of those of `rows` that overlap [least, most]; return which of `rows` do."""
     agree = (least <= high[rows]) & (most >= low[rows])
     low[rows] = np.where(agree, np.fmax(low[rows], least), low[rows])
     high[rows] = np.where(agree, np.fmin(high[rows], most), high[rows])
@@ -144,7 +144,7 @@ def _intersect(low: np.ndarray, high: np.ndarray, rows: np.ndarray, least: np.nd
 
 
 def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bound delta_remove = E(S - k)_+ = 1 - k + E(k - S)_+ by a contour for E(k - S)_+. Both have the same error."""
+    """Bound delta_remove = E(S - k)_+ = 1 - k + E(k - S)_+ by a contour for E(k - S)_+, to its absolute error."""
     k = np.exp(eps)
     low, _, high, _ = brackets_at(-1.0, s, t, k, np.log(k))
     wrong = 16.0 * ROUNDOFF * k

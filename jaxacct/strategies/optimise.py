@@ -23,7 +23,10 @@ def banded(bands: int, steps: int) -> tuple[float, ...]:
 
 @functools.lru_cache(maxsize=256)
 def banded_inverse(bands: int, steps: int, epochs: int) -> tuple[float, ...]:
-    """Return the first column 1, ... of C^-1, for the Toeplitz matrix C of least error whose inverse has `bands` bands."""
+    """Return the first column 1, ... of C^-1, where C is the Toeplitz matrix of least error.
+
+    C is the best among the matrices whose inverse has `bands` bands.
+    """
     # the first `bands` entries of the inverse of the square root of the prefix-sum matrix
     start = np.diff(_square_root(bands), prepend=0.0)
     return tuple(_toeplitz(start, steps, steps // epochs, inverse=True).tolist())
