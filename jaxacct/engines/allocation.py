@@ -144,7 +144,7 @@ def _intersect(low: np.ndarray, high: np.ndarray, rows: np.ndarray, least: np.nd
 
 
 def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bound delta_remove = E(S - k)_+ = 1 - k + E(k - S)_+ by a contour for E(k - S)_+, to its absolute error."""
+    """Bound delta = E(S - k)_+ = 1 - k + E(k - S)_+ (remove): a contour bounds E(k - S)_+."""
     k = np.exp(eps)
     low, _, high, _ = brackets_at(-1.0, s, t, k, np.log(k))
     wrong = 16.0 * ROUNDOFF * k

@@ -416,7 +416,8 @@ def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, l
 def _sums(rows: np.ndarray, separation: int, most: int) -> Iterator[np.ndarray]:
     """Yield for each row, from the last to the first, the largest sums of rows from that row on.
 
-    The rows of one sum lie at least `separation` apart. Layer m has the sums of at most m rows. If the gaps alone limit the number of rows, layer 1 has all sums.
+    The rows of one sum lie at least `separation` apart. Layer m has the sums of at most m rows. If the gaps
+    alone limit the number of rows, layer 1 has all sums.
     """
     free = most * separation >= len(rows)
     later = deque([np.zeros(((1 if free else most) + 1, *rows.shape[1:]))] * separation, separation)
