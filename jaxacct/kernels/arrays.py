@@ -14,7 +14,7 @@ none. The batch axes of all arguments broadcast against each other. Docstrings a
 
 * A unit of a value is 2^-53 times its magnitude.
 * A sum, difference, product, quotient or square root is off by at most one unit of its value. XLA may contract a
-  product with a sum into one rounding. No bound needs a product to be rounded by itself, so that either way holds.
+  product with a sum into one rounding. No bound needs a product to be rounded by itself, so bounds hold either way.
 * exp, log and arctan2 are off by at most SIMPLE_UNITS of their value, at any argument. So are sin(x) and cos(x) where
   |x| <= LARGEST_ANGLE; beyond it they are off by SIMPLE_UNITS of 1. (There glibc's sine and cosine may be off by more
   units of their value: by 10^5 at 10^200, near multiples of pi/2. No bound needs more than the model: bounds relate
@@ -106,7 +106,7 @@ def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carr
 def powers(
     xp: Namespace, turn: Callable[[tuple[Array, ...]], tuple[Array, ...]], carry: tuple[Array, ...], count: int
 ) -> tuple[Array, ...]:
-    """Apply `turn` to the carry `count` times. Return the carries before the calls, stacked along axis -2."""
+    """Apply `turn` to the carry `count` times. Return the carry before each call, stacked along axis -2."""
     if xp is jnp:
         _, kept = lax.scan(lambda carry, _: (turn(carry), carry), carry, None, length=count)
         return tuple(jnp.moveaxis(x, 0, -2) for x in kept)
@@ -117,7 +117,7 @@ def powers(
 
 
 def horner(xp: Namespace, coefficients: tuple[Array, Array], x: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Return `sum_k a_k x^k`, (K,), for complex coefficients a (N,) and complex x (K,).
+    """Return `sum_n a_n x^n`, (K,), for complex coefficients a, (N,), at every complex x, (K,).
 
     Each complex array is a pair of its real and its imaginary part.
     """

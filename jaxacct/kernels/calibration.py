@@ -28,8 +28,8 @@ where ' is the derivative along the tangent, and the sums in K go over the parts
 part, and M is the moment generating function of one step's loss. The contour and the quadrature points of sampled
 Gaussians count as constants, since the integrals do not depend on them.
 
-`solve_split` solves the problem of `solve` where few steps sample the record: by secant steps on the contour integral
-of a split law. Windows and contour are placed once a call. The caller calls again until x stays where it is.
+`solve_split` solves the problem of `solve` where few steps sample the record. It takes secant steps on the contour
+integral of a split law. Windows and contour are placed once a call. The caller calls again until x stays where it is.
 """
 
 from functools import partial
@@ -134,7 +134,7 @@ LARGEST_X_STEP, LARGEST_C_STEP = 0.2, 0.2
 LARGEST_EPSILON_STEP = 1.0
 """A Newton step of `solve_rate` in eps is at most this number divided by c, the abscissa of the contour."""
 LARGEST_SHARE = 0.999
-"""Cap on e^eps a/b, so that delta = b - e^eps a stays positive. a is the false-, b the true-positive rate."""
+"""Cap on the ratio of e^eps a to b, so that delta = b - e^eps a > 0. a is the false-, b the true-positive rate."""
 LARGEST_NEWTON_STEP = 0.7
 """Largest Newton step of log c, and of x, the logarithm of the parameter, in `solve`."""
 LARGEST_SECANT_STEP = 0.3
@@ -180,7 +180,7 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
 
 
 def _secant_slope(moved: Array, risen: Array, slope: Array, change: float = 10.0) -> Array:
-    """Return the slope risen/moved, or `slope` where `moved` is tiny or the two slopes differ by a factor `change`."""
+    """Return risen/moved, or `slope` where `moved` is tiny or the two slopes differ by a factor above `change`."""
     xp = namespace(moved, risen)
     fresh = risen / xp.where(moved == 0, 1.0, moved)
     # a larger change of slope, or a shorter step, is mostly rounding error

@@ -2,8 +2,8 @@
 
 NumPy takes these functions from the C library or from loops for the processor's vector units. So their errors differ
 between machines, and between contiguous and strided arrays. The tests measure the errors at hundreds of thousands of
-points. A process measures the errors once, at seven hundred points that are hard to round or end a range. The correctly
-rounded values at these points are in elementary_table.txt, which `python tests/elementary_points.py` writes by mpmath.
+points. A process measures the errors once, at seven hundred points where values are hard to round or a range ends. The
+correctly rounded values there are in elementary_table.txt, which `python tests/elementary_points.py` writes by mpmath.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def units_of(name: str, arguments: list[np.ndarray], value: np.ndarray) -> np.nd
     units = np.full(value.shape, VALUES[name][1])
     if name == "erfc":
         units *= 4.0 + np.square(arguments[0])
-    if name == "logaddexp":  # its two terms may cancel, so the error is relative to their magnitudes
+    if name == "logaddexp":  # max(x, y) + log1p(e^-|x - y|) may cancel: the error is relative to the two terms
         units *= 1.0 + 2.0 * np.maximum(*np.abs(arguments)) / np.maximum(np.abs(value), 1e-300)
     return units
 

@@ -72,7 +72,7 @@ def binomial_slopes(trials: Array, probability: Array, y: Array) -> tuple[Array,
 
 
 def binomial_base(probability: Array, x: Array, y: Array) -> tuple[Array, Array]:
-    """Return (log b, b) for b = 1 - p + p x, with p = `probability` and y = 1 - x; b is raised to at least 1e-300."""
+    """Return (log b, b) for b = 1 - p + p x, with p = `probability` and y = 1 - x; 1e-300 replaces a smaller b."""
     base = np.maximum((1.0 - probability) + probability * x, 1e-300)
     return np.where(base < 0.5, np.log(base), np.log1p(-np.minimum(probability * y, 0.5))), base
 

@@ -49,7 +49,7 @@ STEADY = Resolution(60, 6, 120, 32, (36, 96))
 MIDDLE = Resolution(96, 6, 192, 48, (36, 96))
 """The resolution for brackets that STEADY leaves too wide, and for a delta that is evaluated only once."""
 FINE = Resolution(256, 6, 768, 192, (36, 96))
-"""The resolution for brackets that MIDDLE leaves too wide, or after QUICK for the narrowest brackets."""
+"""The resolution for brackets that MIDDLE leaves too wide. For the narrowest brackets it follows QUICK directly."""
 FINEST = FINE._replace(sketch=(144, 192))
 """The resolution for very narrow brackets. Its finer sketch shows changes of the best order that FINE misses."""
 MASS_ERROR = 16.0 * ROUNDOFF
@@ -257,8 +257,8 @@ OUTWARD = 1e-12
 class Order(NamedTuple):
     """An order of scores for an inner polygon, in R rows. The row from Q-mass q_k to q_{k+1} is served at w = w_k.
 
-    That is, the row takes the value of the integrand at w_k in place of the maximum over w. Rows
-    before the first one whose value is not positive are active. All later rows add nothing to the leak.
+    That is, the row takes the value of the integrand at w_k in place of the maximum over w. The active
+    rows are those before the first one whose value is not positive. All later rows add nothing to the leak.
     """
 
     row_q: Array  # (R + 1,) Q-masses at the ends of the rows

@@ -23,7 +23,7 @@ from jaxacct.kernels.contour.allocation_law import Cells, Cuts, Line, Powers, Wi
 from jaxacct.kernels.contour.core import log_geometric
 
 STEEPEST = 9.0
-"""Largest imaginary part, in widths of the window, of the path of integration in u at the window's centre."""
+"""Largest Im u of the path of integration at the centre of the window, in widths of the window."""
 MOST_NODES = 6_000
 """Largest number of nodes of a contour."""
 Some = TypeVar("Some")
@@ -146,7 +146,7 @@ def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array |
 
 
 def _of_call(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, windows: Windows, known: bool) -> Place:
-    """Place the contour of E(S - k)_+ for given windows. If not `known`, raise a guess that is far too small."""
+    """Place the contour of E(S - k)_+ for given windows. Unless `known`, a guess far too small is increased."""
     cells = cells_of(s, t, windows, COARSE)
     cuts, deviation = cuts_of(cells, windows), _deviation(s, t)
     light = (np.maximum(k - 1.0, 0.0) + 1.5 * deviation) / deviation**2
@@ -239,7 +239,7 @@ def _windows_of_put(s: Array, t: Array, k: Array, split: bool) -> tuple[Windows,
 def _saddle(
     cells: Cells, cuts: Cuts, t: Array, k: Array, sign: float, power: float, low: Array, high: Array
 ) -> tuple[Array, Array, Array]:
-    """Return all abscissas that were tried, the log of the transform at each, and the one with the least integrand."""
+    """Return all abscissas tried, the log of the transform at each, and the abscissa of the least integrand."""
     seen, logs = [], []
     rows = np.arange(len(k))
     for size in (24, 9):
@@ -264,7 +264,7 @@ def tilted_mode(s: Array, t: Array, c: Array) -> Array:
 
 
 def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return the least period that makes images on the right negligible by Chernoff's bound, and its abscissa."""
+    """Return the least period with negligible images on the right by Chernoff's bound, and the bound's abscissa."""
     gap = seen - c[:, None]
     needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
     needed = np.where(np.isnan(needed), np.inf, needed)
@@ -429,8 +429,8 @@ CUT_OFF = 5e-3, 1e-3
 """The tolerance (`place`) of a contour in the first and in later turns, as a share of the wanted relative width."""
 WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
 """Pairs (log of a delta, wanted relative width of brackets above this delta); a wider bracket gets another contour.
-Narrower brackets would be of little use, since the chords between losses are too high by more: by a few 1e-4 for the
-largest deltas, on which compositions mostly depend, and by a few hundredths in the tail."""
+Narrower brackets would be of little use, since the chords between losses overstate delta by larger shares: a few 1e-4
+for the largest deltas, on which compositions mostly depend, and a few hundredths in the tail."""
 LONG = 1000
 """A wide bracket from a contour of more nodes than this gets no second contour, which would be slow and gain little."""
 VERY_LONG = 1500
@@ -636,7 +636,7 @@ def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array
 
 
 def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, |slope|) of two events' part: a slot is far, or all slots are in the bulk."""
+    """Return (lower, estimate, upper, |slope|) of the part where a slot is far or all slots are in the bulk."""
     sign, s, t, where = found.sign, found.s, found.t, found.place
     windows = where.windows
     whole: Array = np.isneginf(windows.low)
@@ -672,7 +672,7 @@ def _bulk_chance(where: Place, k: Array) -> Array:
 
 
 def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
-    """Bound the change of E(S - k)_+ if w1 up to `end` replaces each slot's weight w1 w2 (README.md, section 1)."""
+    """Bound the change of E(S - k)_+ if a slot's weight w1 w2 becomes w1, cut off at `end` (README.md, section 1)."""
     low, blur, gap = windows.low, windows.low_blur, windows.high - windows.low
     beyond = tail((end - low) / blur) * (t * tail(end) + tail(end - s))
     both = np.exp(-0.5 * gap * gap / (blur**2 + windows.high_blur**2)) * (t * tail(low) + tail(low - s))
@@ -742,7 +742,8 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
     scan, log_delta = scan[: max(last, 2) + 1], log_delta[: max(last, 2) + 1]
     middle = 0.5 * (scan[1:] + scan[:-1])
     bulk = np.exp(-0.5 * np.square(middle / (BULK_SPREAD * deviation)))
-    # 110 losses lie between 0 and a few standard deviations of one round's loss. For many rounds they decide the width.
+    # 110 losses lie between 0 and a few standard deviations of one round's loss. They decide how wide the bracket of
+    # many rounds is.
     weight = 110 * bulk / (BULK_SPREAD * deviation * np.sqrt(0.5 * np.pi)) * np.diff(scan)
     # From one loss to the next log delta falls by 0.4 nats, and in the far tail, which matters only in compositions of
     # few rounds, by 1.5 nats.

@@ -492,7 +492,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     moved, other = spun[0], spun[1] + rest_at_c[:, None]
     at = at_c[:, None]
     a, b = moved.real / at, moved.imag / at
-    bent = np.abs(a) + b * b  # in proportion to the rounding error of log|1 + a + ib|: 2 a + a^2 + b^2 may cancel
+    bent = np.abs(a) + b * b  # log|1 + a + ib| has an error in proportion to this, since 2 a + a^2 + b^2 may cancel
     log_base = log_at_c[:, None] + log1p_complex(a, b)
     size_base = np.exp(log_base.real - log_total[:, None])
     t_ = t[:, None]

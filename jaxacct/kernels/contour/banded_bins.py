@@ -67,7 +67,7 @@ MOST_HALF, MOST_NODES = 400, 1500
 SIZES = 1e-6, 20.0
 """Smallest and largest standard deviation of a bin's normal for which contours are tried."""
 MOST_TURN = 3.0
-"""Largest shift that is tried, in standard deviations, of a normal variable's path into the complex plane."""
+"""Largest imaginary shift that is tried for the path of a normal variable, in standard deviations."""
 ABSOLUTE = 3e-15
 """In float64 E(k - S)_+ has an error of about ABSOLUTE times k, for k >= 1. Contours do not aim far below that."""
 
@@ -219,7 +219,7 @@ def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.nda
             product = np.sum(product, axis=0, keepdims=True)
         for a, b, many in bins.runs():
             product = _times_power(product, kernel(a, b, s.size) * weight, many)
-        last = kernel(bins.first[-1], bins.second[-1], len(product))  # in a chain all its columns are equal
+        last = kernel(bins.first[-1], bins.second[-1], len(product))  # in a chain all columns of `last` are equal
         return np.sum(np.sum(product * last.T, axis=1))
 
     with np.errstate(over="ignore", invalid="ignore"):  # a value that is not finite narrows no bracket
@@ -400,7 +400,7 @@ class Errors:
 
 
 class Piece(NamedTuple):
-    """Some points z of a line, by index (`at`), with a lattice, and for each point a path and a log error bound."""
+    """Points of a line, whose indices are `at`, with a lattice for all, and a path and a log error bound for each."""
 
     at: np.ndarray
     lattice: Lattice
@@ -564,7 +564,7 @@ def cells_on(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -> 
 
 
 def log_beyond(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -> np.ndarray:
-    """Bound, for each v, log of the integral of |e^{zk} Psi(z) z^-2 dz| over z(x + i up), x >= v, less k Re z(v)."""
+    """Bound, for each v, log int |e^{(z - z(v + i up)) k} Psi(z) z^-2 dz| over z(x + i up), x >= v."""
     with np.errstate(all="ignore"):
         z, turn = line.at(v + 1j * up)[0][:, None], up / line.scale
         rise, fall = np.cos(turn) - line.bend * np.sin(turn), line.bend * np.cos(turn) + np.sin(turn)

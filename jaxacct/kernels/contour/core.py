@@ -181,7 +181,7 @@ def rate_of(nodes: Nodes, value: Array, slope: Array) -> Array:
 def certified(
     candidates: Array, bounds: tuple[Array, Array], log_delta_low: Array, log_delta_high: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, is it proved, upper, is it proved): bounds of eps. A bound that is not proved becomes -inf or inf.
+    """Return bounds of eps, (lower, whether it is proved, upper, whether it is proved); -inf or inf where not proved.
 
     candidates : the candidate for the lower bound and the candidate for the upper bound, stacked on the first axis.
     bounds : lower bounds and upper bounds of log delta, each at both candidates.

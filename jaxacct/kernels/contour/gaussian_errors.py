@@ -19,7 +19,7 @@ LEVELS = 20
 ROUNDED_DOWN = 0.999
 """Factor that rounds the masses of level sets down."""
 FIRST_SIDE_LOBE = 0.217235
-"""The supremum of |sin y / y| for y beyond pi, the first zero, rounded up."""
+"""The supremum, rounded up, of |sin y / y| for y > pi, where pi is the first zero."""
 FINITE_LOSS_ERROR = 1e-26
 """Largest absolute error of a loss of a finite law, besides a relative error of 16 roundoffs (mechanisms/README.md)."""
 LOG_MIX_UNITS = 18.0
@@ -57,7 +57,7 @@ def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
 def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) -> Array:
     """Bound the trapezoid error, relative to M(c), for every |t| <= t_max, by moving the line of integration to x + ia.
 
-    `|mix(x + ia)|` and the argument of mix are monotone in x, so the worse of its two ends bounds a cell.  The path
+    `|mix(x + ia)|` and the argument of mix are monotone in x, so a cell is bounded by the worse of its ends.  The path
     returns to the real axis half a step outside the grid, along two sides; `_range_error` bounds the integrals there.
     """
     xp = namespace(t.u, t_max)

@@ -347,7 +347,7 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
     width = 2.0 * np.pi / (t * most + need / height + 0.5 * height)
     for _ in range(8):  # the step is shortened until the bound of the quadrature error is small enough
         fraction, exponent = np.frexp(width)
-        step = float(np.ldexp(np.floor(fraction * 32.0) / 32.0, int(exponent)))  # five binary digits: nodes are exact
+        step = float(np.ldexp(np.floor(fraction * 32.0) / 32.0, int(exponent)))  # five binary digits make nodes exact
         first, last = int(np.floor(left / step)), int(np.ceil(right / step))
         if not 0 < last - first <= 100_000 or (last - first) * shift.size > 6e6:  # limits of memory
             raise TooMany("quadrature points")
@@ -361,7 +361,7 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
 
 
 def _log_mix(law: BranchLaw, u: Array) -> tuple[Array, Array, Array, Array]:
-    """Return, at each u, log mix, a bound of its error, and the shifts' posterior mean and posterior, (X, A)."""
+    """Return, at each u: log mix, a bound of its error, and the shift's posterior mean and posterior masses, (X, A)."""
     shift, weight = law.shift, law.weight
     y = u[:, None] * shift - 0.5 * shift**2
     top = np.max(y + np.log(weight), axis=1)
@@ -442,7 +442,7 @@ def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[
 
 
 class Line(NamedTuple):
-    """Bounds of |phi mix^a|/M(c), a real, on the line u + iv, and arg mix on this line, which grows with u."""
+    """For real a, bounds of |phi mix^a|/M(c) on the line u + iv, and arg mix on this line, which grows with u."""
 
     log_cells: Array  # (X - 1,) log of a bound of the integral over each cell of the grid
     angle: Array  # (X,) arg mix at the nodes u + iv

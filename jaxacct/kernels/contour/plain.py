@@ -77,7 +77,7 @@ def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array
 
 
 def _decay_at(law: LossLaw, levels: tuple[Array, Array], frequency: Array, at_c: Array) -> Array:
-    """Return a lower bound of -sum n log|M(c + it)/M(c)| for every t >= frequency; log M(c) is off by `at_c`."""
+    """Return a lower bound of -sum n log|M(c + it)/M(c)| for every t >= frequency; log M(c) is off by up to `at_c`."""
     xp = namespace(law.sign, frequency)
     decay = law.mu2 * frequency**2 / 2.0
     if law.gauss_n.shape[-1]:
@@ -249,10 +249,11 @@ def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, poi
 
 
 def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """Bracket log delta at many eps, `along`: (K,), as values of one polynomial on a contour placed for `epsilon`.
+    """Bracket log delta at each of the K eps in `along`, on a contour placed for `epsilon`.
 
-    The images, weighted values of delta at eps + j period with j > 0, are largest for the smallest eps.  So the period
-    is made long enough for that eps.  Rounding errors are somewhat larger than in `delta_about`.
+    The sums for all eps are values of one polynomial.  Images, the weighted values of delta at eps + j period, j > 0,
+    are largest for the smallest eps.  So the period is made long enough for that eps.  Rounding errors are somewhat
+    larger than in `delta_about`.
     """
     xp = namespace(law.sign, along)
     point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)

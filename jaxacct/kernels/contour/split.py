@@ -45,7 +45,7 @@ PLACEMENT_POINTS = 128
 SCAN = np.geomspace(0.04, 6.0, 7)
 """Abscissae at which the search for the saddle point may start, as multiples of log(1/delta) over `scale_of`."""
 CUTS = np.ceil(np.geomspace(8.0, 4096.0, 19))
-"""Numbers of contour nodes that are tried. Every second number is twice as large."""
+"""Numbers of contour nodes that are tried. Each is about sqrt(2) times the one before."""
 
 
 class Contour(NamedTuple):

@@ -328,7 +328,7 @@ def _gaussian(u: Array) -> Array:
 
 
 def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
-    """Bound the log integrals of bulk and of jumps in each cell of Im u = alpha, and arg mix there, from both sides."""
+    """Bound in each cell of Im u = alpha: from above, the log integrals of bulk and jumps; from both sides, arg mix."""
     (sigma, q, sign, *_), (u, loss) = steps, edges
     xp = namespace(u, loss, c, alpha)
     angle, width, power = (alpha / sigma)[..., None], sigma[..., None], c[..., None] + 1.0
@@ -414,8 +414,8 @@ def _least(
     lowest = xp.minimum(4.0 * high_blur(sigma) ** 2 / nodes.step, 0.9 * widest)
     heights = lowest * (widest / lowest) ** in_front(exponents, like.ndim)
     errors = ROUNDED_UP * xp.min(error(heights), axis=0)
-    # A grid with larger steps cannot resolve the law (kernels/README.md, section 6). Below sigma = 2e-3, 1/sigma is too
-    # large for the closed forms of the remainder.
+    # A grid of step 20 sigma or more cannot resolve the law (kernels/README.md, section 6). Below sigma = 2e-3,
+    # 1/sigma is too large for the closed forms of the remainder.
     seen = (sigma > 0.05 * nodes.step) & (sigma > 2e-3)
     return xp.where(seen[..., None], xp.minimum(errors, USELESS), USELESS)
 
@@ -591,7 +591,10 @@ def decay_beyond(
     k0: Array,
     frequency: Array,
 ) -> Array:
-    """Return a lower bound, for t >= frequency, of -log(|integrand|/e^{k0}). It allows for errors of log A and B."""
+    """Return a lower bound of -log(|integrand|/e^{k0}) for t >= frequency; k0 estimates K(c).
+
+    errors : (J, 2) bounds of the errors of log A(c) and log B(c), for which the bound allows.
+    """
     xp = namespace(law.gauss_n, windows.low, frequency)
     own, rise = _log_total(law, windows.keep_bulk, parts, c)
     by_levels = _by_levels(law, grids, parts, c, frequency)
