@@ -155,3 +155,10 @@ def test_a_plan_that_does_not_reach_its_target_says_so():
         warnings.simplefilter("error")
         plan = Plan(target_epsilon=2.0, target_delta=1e-5, dataset_size=1000, sampling_probability=1.0, steps=4)
     assert plan.status == "ok" and "not reached" not in plan._repr_html_()
+
+
+def test_a_small_risk_of_one_or_two_steps_is_shown_to_be_met_best():
+    found = ja.calibrate_sampling_probability(
+        target_reconstruction=0.03201, baseline=0.01, noise_multiplier=[0.45, 0.52, 0.56], steps=[[1], [2]]
+    )
+    assert np.all(found.status == "ok")

@@ -395,7 +395,7 @@ def _by_rounds(
         run, effort = goal.run(some, near[some]), account.effort_of_search(1e-3)
         return by_parts(MechanismQuestion("delta", run, np.maximum(at, 0.0), side, effort, "contour"))
 
-    for turn in range(2):
+    for turn in range(3):  # after two, the eps of one or two steps with a small target is too rough for "ok"
         begin = near if turn else None
         rough = _at_rate(goal, epsilon, rate, fpr)._replace(rtol=1e-4, hint=no_hint(rate.size), near=begin)
         near = np.clip(np.exp(started(rough, rows).x), *goal.limits)
