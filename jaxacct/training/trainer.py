@@ -270,7 +270,7 @@ class Trainer:
             called again: values that are not private must not end a run (jaxacct/training/run/README.md, "The log").
         log_every : number of steps from one record to the next.
         note_ahead : the largest number of steps that are noted in the ledger at once; with 1 each step is noted by
-            itself.  By default a hundredth of the plan's steps.  Only so many steps are noted at once as keep the notes
+            itself.  By default a hundredth of the plan's steps.  Fewer are noted at once if that keeps notes
             below 5 % of the time.  Until a run that was cut off is resumed, steps that were noted but not taken count.
             Steps from a Source, and steps of passes, are noted one by one.
         evaluate : (params, public_data) -> a number, or a dict of numbers, such as a validation loss.  It is called

@@ -286,7 +286,7 @@ class _Configuration:
         return 0
 
     def _at_least(self, epsilon: float, target: float, equal: bool = True) -> int:
-        """Return 1 where delta(epsilon) >= target (> unless `equal`), -1 where it is < target, 0 where unknown."""
+        """Return 1 where delta(epsilon) >= target (without `equal`: > target), -1 where < target, 0 where unknown."""
         for low, high, aim in self._enclosures(epsilon, target):
             if low > aim or (equal and low >= aim):
                 return 1
@@ -403,7 +403,7 @@ def enclose(composition: Any, epsilon: Any) -> Any:
 
 
 def _any_output(law: SampledGaussian, count: int, epsilon: Any) -> Any:
-    """Bound delta from below by tests, "some output is above a threshold" for remove and "no output is" for add."""
+    """Bound delta from below by the tests "some output is above u" (remove) and "no output is above u" (add)."""
     best, shift, grown = arb(0), 1 / law.sigma, epsilon.exp()
     for place in (1, 2, 3, 4, 5, 6, 8, 10, 14, 20, *(shift + k for k in (-3, -1, 0, 2))):
         u = arb(place)

@@ -80,7 +80,7 @@ class LaplaceLoss(ClosedForm):
         return ((z * self.top).exp() * (1 + share) + (-(1 + z) * self.top).exp() * (1 - share)) / 2
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
-        """Bound |M(c + iu)| for all u >= t by the terms' sizes at u = t: they fall, since |1 + 2z| grows with Im z."""
+        """Bound |M(c + iu)| for all u >= t by the terms at u = t: their sizes fall, since |1 + 2z| grows with Im z."""
         share = 1 / acb(1 + 2 * c, 2 * t).abs_lower()
         whole = ((c * self.top).exp() * (1 + share) + (-(1 + c) * self.top).exp() * (1 + share)) / 2
         return whole.abs_upper()

@@ -32,8 +32,7 @@ bits."""
 DIGITS = (4, 10, 15, 22)
 """Decimal digits wanted of a sum over a line at each level. The first level decides most brackets."""
 NODES = (20_000, 100_000, 400_000, 1_000_000)
-"""Largest number of nodes of a sum over a line at each level. The last number bounds the time and memory of a
-question."""
+"""Largest number of nodes of a sum over a line at each level. The last number bounds the time and memory of a sum."""
 GAUSSIAN_DIGITS = (12, 15, 19, 25)
 """Decimal digits wanted, in place of DIGITS, if all steps are sampled Gaussians. Their brackets are narrow, so that an
 enclosure of fewer digits seldom decides whether a bracket holds."""

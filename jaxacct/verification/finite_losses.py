@@ -102,7 +102,7 @@ class FiniteLosses:
 
 
 def from_masses(key: Any, masses: Masses, rate: Any, direction: str) -> FiniteLosses:
-    """Return the losses, in one direction, of the mechanism with these masses if it is Poisson sampled at `rate`."""
+    """Return one direction's losses of the mechanism that has these masses, Poisson sampled at `rate`."""
     p, q, losses, grid, cut, unbounded = masses
     if direction == "add" and rate == 1:
         # the two laws are exchanged
@@ -193,7 +193,10 @@ def _profile(p: list[Fraction], q: list[Fraction]) -> Callable[[Fraction], Fract
 
 
 def response(epsilon: Any, delta: Any) -> Masses:
-    """Return the dominating masses of (epsilon, delta)-DP: randomised response, and delta that the other law lacks."""
+    """Return the dominating masses of (epsilon, delta)-DP: randomised response, times 1 - delta.
+
+    Each law also has mass delta on an outcome that the other law cannot give.
+    """
     rare = (1 - delta) / (1 + epsilon.exp())
     likely = (1 - delta) / (1 + (-epsilon).exp())
     p, q = [likely, rare], [rare, likely]

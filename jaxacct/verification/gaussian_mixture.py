@@ -17,7 +17,8 @@ from jaxacct.verification.ball_arithmetic import acb, arb, ctx, gaussian_tail, w
 from jaxacct.verification.sampled_gaussian import SampledGaussian, around_fixed_point
 
 NEGLIGIBLE = arb(2) ** -400
-"""A mixture over the number of drawn records leaves out large numbers whose probabilities sum to less than this."""
+"""A mixture over the number of drawn records leaves out the largest numbers.  Their probabilities sum to less than
+this."""
 
 
 def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
@@ -33,7 +34,7 @@ def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
 
 
 def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any], Any]:
-    """Return the chances that `batch` draws from `size` records hold j of a `group`, and the chance left out, 0."""
+    """Return Pr[`batch` draws from `size` records hold j of a `group`] for all j, and 0, since no j is left out."""
     total = math.comb(size, batch)
     most = min(group, batch)
     return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(most + 1)], arb(0)

@@ -39,7 +39,7 @@ _kept: list[tuple[Any, float, float, LineSum]] = []
 
 
 def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, dearest: float = float("inf")) -> Any:
-    """Enclose delta's part from finite losses, to `digits` digits of e^log_scale.
+    """Enclose delta's part from finite losses with an error of about 10^-digits e^log_scale.
 
     Raises Unplanned if every plan with at most `most` nodes costs `dearest` or more.
     """
@@ -92,7 +92,7 @@ class LineSum:
     def _values(self) -> list[Any]:
         """Return M(z)/(z (z + 1)) at every node, halved at the first node.
 
-        A plan with `small_loss` removes the runs whose steps all have a small loss from M.
+        With `small_loss` in the plan, the values leave out the runs in which every step has a small loss.
         """
         c, plan, step, width = arb(self.plan.line.c), self.plan, self.step, self.width
         lines = [part.values(c, step, self.rows, width, count, plan.bits) for part, count in self.parts]

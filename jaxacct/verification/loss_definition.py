@@ -1,7 +1,7 @@
 """The definition of each mechanism: its privacy loss in one direction, as independent losses with counts.
 
 These definitions follow the mechanisms' documentation and share no code with `Mechanism.expand`, which the engines use.
-For a matrix mechanism there are the columns of each matrix C, and how far one record moves C X, where X is the data.
+A matrix mechanism is defined by the columns of its matrix C, and by how far one record moves C X, with X the data.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ RULES: dict[type, Rule] = {}
 """The rule of each class of mechanism; subclasses do not inherit it."""
 R = TypeVar("R", bound=Rule)
 MOST_RECORDS = 20_000
-"""Most records for capped sampling: the chance that the cap is reached is a sum with a term for almost every record."""
+"""Largest number of records under capped sampling.  The chance that the cap is reached is a sum with a term for almost
+every record."""
 EITHER = "either"
 """The direction that covers both orders of each pair of laws, (p, q) and (q, p). Its delta is the larger of the two."""
 
@@ -67,7 +68,7 @@ class Asked:
 
     @property
     def moved(self) -> int:
-        """How far one record moves a statistic at most, in units of the sensitivity under add/remove."""
+        """The most that one record moves a statistic, in units of the sensitivity under add/remove."""
         return 2 if self.relation == "replace_one" else 1
 
     @property
@@ -280,7 +281,7 @@ def _report_noisy_max(asked: Asked, epsilon: Any, noise: str) -> list[Part]:
         return _exponential_mechanism(asked, epsilon)
     if noise not in ("laplace", "exponential"):
         raise NotCovered(f"ReportNoisyMax with {noise} noise")
-    top = ball(epsilon)  # Laplace noise of scale 1/epsilon has the same loss, under every relation
+    top = ball(epsilon)  # the loss is that of Laplace noise of scale 1/epsilon, under every relation
     return [] if top.is_zero() else _laplace_loss(asked, top)
 
 
@@ -436,7 +437,7 @@ def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
 
 @defines(known.TruncatedPoissonSampled)
 def _capped(asked: Asked, mechanism: Any, sampling_probability: Any, dataset_size: Any, cap: Any) -> list[Part]:
-    """Define capped Poisson sampling: with chance tau others fill the batch; the record replaces one at rate q'."""
+    """Define capped Poisson sampling.  If others fill the batch (chance tau), the record displaces one at rate q'."""
     _refuse(asked, "capped Poisson sampling", "replace_one")
     if asked.relation == "zero_out" and not asked.alone:
         raise NotCovered("zero_out where a record displaces others")
@@ -485,7 +486,7 @@ def _sampled_step(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
-    """Return the worst pair for e^eps >= 1: a batch with the record gains x, one without it -x (remove) or x (add)."""
+    """Return the worst pair for e^eps >= 1: a batch with the record moves by x, another by -x (remove) or x (add)."""
     s, nothing = 1 / noise, arb(0)
     if direction == "remove":
         return PairOfMixtures(((-s, 1 - rate), (s, rate)), ((-s, 1 - rate), (nothing, rate)))

@@ -79,7 +79,7 @@ class SampledGaussian:
         return (mixed, plain) if self.direction == "remove" else (plain, mixed)
 
     def _mass(self, shift: Any) -> Any:
-        """Enclose the mass of N(shift, 1) that all cuts keep: the first cut's, less at most what all others remove."""
+        """Enclose the mass of N(shift, 1) that all cuts keep: what the first keeps, less at most what others remove."""
         found = []
         for cut in self.cuts:
             spread = (1 + arb(cut.width) ** 2).sqrt()
@@ -233,7 +233,7 @@ class SampledGaussian:
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """Bound from below how fast the normal density times the cuts that fall towards `side` decays beyond `end`."""
+        """Bound from below the decay, beyond `end`, of the normal density times the cuts that fall towards `side`."""
         fall = side * end
         for cut in self.cuts:
             if cut.side != side:

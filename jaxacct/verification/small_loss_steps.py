@@ -109,7 +109,7 @@ def only_sampled_gaussians(parts: Any) -> bool:
 def plan_split(
     parts: Any, c: float, epsilon: float, wanted: float, step: float, most: int, bits: float
 ) -> SplitPlan | None:
-    """Return the cuts with the cheapest sum, in floats, equally far above each least loss; None if all are too dear."""
+    """Return, in floats, the cheapest cuts equally far above each part's least loss; None if all are too dear."""
     best: SplitPlan | None = None
     ends = sum(count * np.log1p(-float(part.rate.mid())) for part, count in parts)
     gap = epsilon - ends if parts[0][0].direction == "remove" else -ends - epsilon

@@ -20,7 +20,7 @@ from jaxacct.training.clipping.parameter_uses import Uses, Written, tapped, uses
 from jaxacct.training.clipping.traces import computed_once, trace, unfolded_true
 
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
-"""Range of clip norms: they, their squares, and noise in proportion to them are then ordinary float32 numbers."""
+"""Range in which clip norms, their squares, and noise in proportion to them are ordinary float32 numbers."""
 DEVIATION = Constraint("use an ordinary {name}, such as 1.0", 1e-10, 1e10)
 """Range of (standard deviation of the noise)/(sensitivity).  Outside it float32 may give no noise, or NaN."""
 METHODS = ("auto", "vmap", "ghost")  # ways of finding norms; `clipped_sum` defines each
@@ -86,8 +86,8 @@ def clipped_sum(
 
     Raises
     ------
-    InputError : a loss by which one example could affect another's gradient: by unknown operations, by random keys of
-        type rbg, or by records that the loss closes over.
+    InputError : one example could affect another's gradient, since the loss has unknown operations, uses random keys of
+        type rbg, or closes over records.
 
     References
     ----------
@@ -189,7 +189,7 @@ def _clipped_sum(
     places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
 
     # The weights are used often below, and outside of a branch the compiler would compute them again for each use.  The
-    # places must be data, as in `as_data`.  On a GPU the host waits for each branch, so weights and places share one.
+    # places must be data, as in `as_data`.  On a GPU the host waits for each branch: weights and places share a branch.
     both = computed_once(true, lambda: (weights_of(), [np.int32(place) for place in places]))
     (weights, of_parts, keep, (clipped, not_finite)), data = both
     numbers = iter(data)

@@ -152,7 +152,7 @@ def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
 
 
 def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
-    """Return whether all other rows keep their bits if the first or last is replaced; unsteady entries are ignored."""
+    """Return whether other rows keep their bits if the first or last is replaced; bits that vary by run are ignored."""
     with jax.enable_x64(x64):
         rng = np.random.default_rng(0)
         consts = [const if _is_known(const) else _drawn(rng, const.aval, True) for const in traced.consts]
@@ -403,7 +403,7 @@ class _Hashed:
 
     @functools.cached_property
     def length(self) -> int:
-        """Length of a run of rows with 96 bits of entropy, by how often each row occurs; more than all if none has."""
+        """Length of a run that has 96 bits of entropy.  It exceeds the number of rows if these vary too little."""
         share = self.counts / len(self.rows)
         entropy = -float(np.sum(share * np.log2(share)))
         return max(math.ceil(96.0 / entropy), _LEAST_RUN) if entropy > 0.01 else len(self.rows) + 1

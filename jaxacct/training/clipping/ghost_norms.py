@@ -19,7 +19,7 @@ import numpy as np
 from jaxacct.training.clipping.parameter_uses import Step, Use, Uses, largest, merged
 
 BLOCK = 64  # terms of a sum that are added one by one; the sums of blocks are added in blocks again (README.md)
-NOTHING = -(2**20)  # exponent of an array without normal numbers; any exponent added to it stays below those of numbers
+NOTHING = -(2**20)  # exponent of an array without normal numbers; plus any other exponent, it is still below all others
 HIGHEST = jax.lax.Precision.HIGHEST  # the error bounds need full float32; some devices would round the factors first
 inlined = functools.partial(jax.jit, inline=True)  # traces a function once for all arguments of the same shapes
 
@@ -43,8 +43,8 @@ class Site:
 
     leaf: int  # the number of the parameter among the leaves
     shape: tuple[int, ...]
-    uses: tuple[tuple[Use, bool], ...]  # each with a flag that says whether x and dy change places
-    steps: tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]  # of the entries, along groups, K and M
+    uses: tuple[tuple[Use, bool], ...]  # with each use, whether x and dy change places
+    steps: tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]  # steps of its entries along groups, K and M
     narrow: Any  # the dtype with the smallest range among those that the parameter is cast to
 
     @property
@@ -297,7 +297,7 @@ def blocked_sum(values: Any) -> Any:
 
 
 def allowance(sizes: Sequence[int], dtype: Any) -> float:
-    """Return the share to take off a clip norm, which covers rounding in norms of arrays of `sizes` and in scaling."""
+    """Return the share to take off a clip norm to cover the rounding of scaling and of norms of arrays of `sizes`."""
     levels = max(map(block_levels, sizes), default=1)
     return (BLOCK * levels + len(sizes) + 16) * float(jnp.finfo(dtype).eps) / 2
 

@@ -212,7 +212,7 @@ def _follow(
 
 
 def _viewed(eqn: Any, view: View) -> View | None:
-    """Return the view of an operation's result; None if it is not the same entries with constant strides."""
+    """Return the view of an operation's result; None if the result is not the same entries at constant strides."""
     name, params, shape = eqn.primitive.name, eqn.params, eqn.outvars[0].aval.shape
     if name == "convert_element_type":
         if not jnp.issubdtype(params["new_dtype"], jnp.floating):

@@ -30,7 +30,7 @@ class Selection(NamedTuple):
 
 
 def threshold(sampling_probability: ArrayLike) -> np.ndarray:
-    """Return floor(q 2^64), to be compared with 64 random bits, as uint32 words: (1 if q is 1, high bits, low bits).
+    """Return floor(q 2^64) as uint32 words (1 if q is 1, high bits, low bits), for comparison with 64 random bits.
 
     The shape is (3,), or (3, n) if each of n records has its own rate.
     """
@@ -332,7 +332,7 @@ class UserData(NamedTuple):
     """Examples of users, along the first axis."""
 
     examples: Any
-    order: Any  # the places of all examples in `examples`, user by user
+    order: Any  # all positions in `examples`, sorted by user
     first: Any  # for each user, where in `order` the user's examples begin
     count: Any  # for each user, the number of examples
 
@@ -433,7 +433,7 @@ def host_permutation(key: Any, size: int) -> np.ndarray:
 def host_of_users(
     key: Any, order: np.ndarray, first: np.ndarray, count: np.ndarray, users: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers and weights, (users.size, most), of the examples of `of_users`; each user must have examples."""
+    """Return numbers and weights, (users.size, most), of examples as in `of_users`; each user must have examples."""
     count, first = count[users], first[users]
     kept = np.minimum(count, most)
     blocks = -(-most // 16)

@@ -257,7 +257,7 @@ def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
 
 
 def sum_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
-    """Return the PartitionSpecs of sums of gradients: the parameter's spec, or `_cut` if no axis of it is cut."""
+    """Return the PartitionSpecs of sums of gradients: the parameter's spec if that cuts an axis, else `_cut`."""
     specs = param_specs(mesh, shard, params)
     one = lambda leaf, spec: spec if any(axes_of(names) for names in spec) else _cut(np.shape(leaf), mesh)
     return jax.tree.map(one, params, specs)

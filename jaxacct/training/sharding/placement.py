@@ -33,7 +33,7 @@ from jaxacct.training.step.models import Untrained
 from jaxacct.training.step.step_function import Carried, Correlated, StepRule, private_step
 from jaxacct.training.step.step_mechanisms import require_kept
 
-_FRAME = 256  # size of the first frame in bytes: the message's length, and its beginning; the rest is sent afterwards
+_FRAME = 256  # bytes of the first frame: the message's length, then its beginning; a second frame holds the rest
 
 
 class Processes:
@@ -255,7 +255,7 @@ class Placement:
         return None if mesh is None else jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
 
     def _put(self, tree: Any, where: Any) -> Any:
-        """Return a pytree as arrays laid out as `where`; on a mesh, host arrays must be equal in all processes."""
+        """Return a pytree as arrays laid out as `where` says; on a mesh, host arrays must be equal in all processes."""
         if self.mesh is None:
             return _on_device(tree)
         if self.processes.count > 1:
@@ -303,7 +303,7 @@ def _spread(leaf: Any) -> bool:
 
 
 def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
-    """Divide rows among the devices in order, then rows of zeros; a process reads only the rows of its own devices."""
+    """Give the devices equal shares of the rows in order, padded with zeros; a process reads only its devices' rows."""
     rows = -(-size // mesh.size)
     where = NamedSharding(mesh, P(mesh.axis_names))
 
@@ -331,7 +331,7 @@ def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Proc
     order, first, count = grouped(users, size, {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)})
     rows = -(-size // mesh.size)
     begins = [min(device * rows, size) for device in range(mesh.size + 1)]
-    ends = np.append(first, len(ids))[begins]  # first example of each device, in the order of users; then the end
+    ends = np.append(first, len(ids))[begins]  # where each device's examples begin in `order`; then the end
     room = max(int(np.max(np.diff(ends))), 1)
     where = NamedSharding(mesh, P(mesh.axis_names))
     of = lambda device: order[ends[device] : ends[device + 1]]

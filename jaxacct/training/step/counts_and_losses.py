@@ -16,7 +16,7 @@ from jaxacct.training.clipping.clipped_sum import CLIP_NORM, DEVIATION
 from jaxacct.training.step import noise
 
 _UNITS = 2**10  # losses are rounded to units of bound/_UNITS, so that their sum is exact
-_MOST_MEMBERS = 2**20  # largest expected batch: twice as many noisy centred losses have a sum of 32 bits
+_MOST_MEMBERS = 2**20  # largest expected batch: the noisy centred losses of twice as many members add up within 32 bits
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class PrivateLoss:
 
     Let v_i be the loss of member i, clipped to [0, bound] and rounded to multiples of bound/1024.  A step also releases
     sum_i (v_i - bound/2) with Gaussian noise of standard deviation ``noise * bound``, rounded to the same multiples.
-    The sum has sensitivity bound/2.  Replacing an example moves the sum by up to bound, which is twice the
-    sensitivity; replacing one moves the gradients by up to twice theirs, too.  Let z be the plan's noise multiplier.
+    The sum has sensitivity bound/2.  Replacing an example moves this sum by up to bound, twice its sensitivity, and the
+    sum of gradients by up to twice its own sensitivity.  Let z be the plan's noise multiplier.
     The gradients get noise multiplier (z^-2 - (2 noise)^-2)^(-1/2).  Gradients and loss then cost one Gaussian of noise
     multiplier z together.  This needs noise > z/2.
 
@@ -84,7 +84,7 @@ class PrivateLoss:
 def gradient_noise(
     noise_multiplier: float, expected_batch_size: float, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> float:
-    """Return the gradients' noise multiplier, rounded up: a step then costs one Gaussian of `noise_multiplier`."""
+    """Return the noise multiplier, rounded up, of the gradients in a step that costs `noise_multiplier` in all."""
     check("noise_multiplier", noise_multiplier, DEVIATION)
     if private_loss is not None and not expected_batch_size <= _MOST_MEMBERS:
         raise InputError(
@@ -105,7 +105,7 @@ def gradient_noise(
             f"{told} must be > {math.sqrt(len(deviations)) * noise_multiplier / 2.0:.6g}, which leaves room for the "
             "gradients; use more noise on them, or larger batches"
         )
-    return noise_multiplier / math.sqrt(1.0 - share) * (1.0 + 2e-15)  # covers the rounding of the formula
+    return noise_multiplier / math.sqrt(1.0 - share) * (1.0 + 2e-15)  # raised by more than the formula's rounding
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,11 @@ class AdaptiveClip:
         return 0.1 * expected_batch_size if self.count_noise is None else self.count_noise
 
     def gradient_noise(self, noise_multiplier: float, expected_batch_size: float) -> float:
-        """Return the gradients' noise multiplier, rounded up: with the count they then cost `noise_multiplier`."""
+        """Return the gradients' noise multiplier, rounded up; gradients and count together cost `noise_multiplier`."""
         return gradient_noise(noise_multiplier, expected_batch_size, self, None)
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:
-        """Draw the noise on twice the count, an integer, from the key of a step."""
+        """Draw integer noise, to be added to twice the count, from the key of a step."""
         return noise.rounded(words, noise.QUANTILE, 2 * Fraction(self.count_deviation(expected_batch_size)))
 
     def update(
@@ -167,4 +167,4 @@ class AdaptiveClip:
         halves = 2 * unclipped - examples + drawn
         share = 0.5 * halves.astype(jnp.float32) / expected + 0.5
         moved = clip_norm * jnp.exp(-self.learning_rate * (share - self.quantile))
-        return jnp.clip(moved, 1e-9, 1e9)  # a margin inside `CLIP_NORM`, the range of clip norms
+        return jnp.clip(moved, 1e-9, 1e9)  # narrower than `CLIP_NORM`, the range of clip norms

@@ -32,7 +32,7 @@ _HARMLESS = re.compile(
     r"traceback|.*traceback|tracer_error|pprint|debug_(key_reuse|log|leaked)|check_(tracer|proxy)|enable_checks$|"
     r"thread_guard$|captured_constants|hlo_source_file|compiler_detailed|.*timeout|platforms$|platform_name$)"
 )
-"""Settings of JAX that are not digested: they change no result, or they change the traced program, which is."""
+"""Settings of JAX that are not digested: they change no result, or change it through the program, which is digested."""
 
 
 class Secret:
@@ -110,7 +110,7 @@ def begin(root: bytes) -> Lineage:
 
 
 def joined(lineage: Lineage, seal: bytes) -> Lineage:
-    """Extend a lineage by a state's digest `seal`; return it unchanged if it led to exactly this state."""
+    """Return the lineage extended by a state's digest `seal`, or unchanged if the lineage led to exactly this state."""
     if seal == lineage.seal:
         return lineage
     return lineage._replace(chain=digest(lineage.chain, b"state", seal), seal=seal, pass_first=-1)
@@ -186,7 +186,7 @@ def form_of(structure: Any) -> bytes:
 
 
 def digest_program(traced: Any) -> bytes:
-    """Return the SHA-256 digest of a traced function and of the machine; if two are equal, so are the output bits."""
+    """Return the SHA-256 digest of a traced function and of the machine; equal digests mean equal output bits."""
     constants, primitives = contents(traced.jaxpr)
     own = b"" if repeats(primitives) else secrets.token_bytes(16)
     return digest(traced.lower().as_text().encode(), digest_tree(constants), machine().encode(), own)

@@ -272,7 +272,7 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
-    """Return an adapter's part of a product: scale (x a) b of x W, scale (x b^T) a^T of x W^T; None for others."""
+    """Return what an adapter adds to x W, scale (x a) b, or to x W^T, scale (x b^T) a^T; None for other products."""
     contracted, batch = params["dimension_numbers"]
     w, x = operands[side], operands[1 - side]
     lead = w.a.ndim - 1

@@ -35,10 +35,10 @@ MODEL = 8  # the model's own numbers for each example, such as dropout
 LOSS = 9  # the noise on the private loss
 UNIT = 32  # number of normal draws in a unit of noise: three ChaCha20 blocks of 16 words make 16 pairs
 _PIECE, _PIECE_ON_CPU = 16_368, 1_056
-"""Largest number of units drawn at a time: on other devices (about 12 MB), and on a CPU (fits one core's cache).
+"""Largest numbers of units drawn at a time: 16368 on GPUs and TPUs (about 12 MB), 1056 on a CPU (fits a core's cache).
 
-With more units a CPU would use several threads, which takes twice the CPU time.  If the number were a power of two, the
-rows of a piece could compete for the same cache lines.
+With more units a CPU would use several threads, which takes twice the CPU time.  If the number were a power of two,
+rows of the array of draws could compete for the same cache lines.
 """
 
 
@@ -72,12 +72,12 @@ def add(key: Any, tree: Any, std: Any) -> Any:
 
 
 def normal(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-    """Draw standard normals, as `add` does for a single leaf: by Box and Muller's method, from 96 bits for two."""
+    """Draw standard normals as `add` draws them for a single leaf: by Box and Muller, each two from 96 bits."""
     return _drawn(key_words(key), {0: shape}, 1, jnp.dtype(dtype))[0]
 
 
 def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
-    """Draw N(0, std^2) exactly, rounded to a whole number modulo 2^32, on the host, from a step's key."""
+    """Draw N(0, std^2) exactly, rounded to whole numbers modulo 2^32.  The host draws, from a step's key."""
     key = hmac.digest(np.asarray(words, "<u4").tobytes(), b"rounded" + bytes([purpose]), "sha256")
     drawn = rounded_gaussian(std * std, KeyedBits(key))
     return np.int32((drawn + 2**31) % 2**32 - 2**31)
@@ -110,7 +110,7 @@ def draws_of_units(
     def piece(number: Any) -> Any:
         at = number * each + jnp.arange(each, dtype=jnp.int32)
         leaf = jnp.searchsorted(jnp.asarray(begins[1:], jnp.int32), at, side="right")
-        zero = jnp.asarray(begins, jnp.int32)  # where unit 0 of each leaf is, or would be
+        zero = jnp.asarray(begins, jnp.int32)  # where unit 0 of each leaf is, or would be if `first` did not skip it
         if first is not None:
             zero -= jnp.append(first, 0)
         counter = (at - zero[leaf]).astype(jnp.uint32)

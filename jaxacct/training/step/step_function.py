@@ -139,7 +139,7 @@ def _thresholds(plan: Any) -> np.ndarray:
 
 
 def draws(segment: Any, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None, words: Any) -> tuple[Any, Any]:
-    """Return (noise on a step's count, noise on its loss), drawn from `words`; None if one is not released."""
+    """Return (noise on a step's count, noise on its loss), drawn from `words`, with None for what is not released."""
     expected = segment.expected_batch_size
     own = lambda release: None if release is None or words is None else release.draw(words, expected)
     return own(adaptive), own(private_loss)

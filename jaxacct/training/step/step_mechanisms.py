@@ -27,7 +27,7 @@ SAMPLING = (POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC, 
 BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
 """Batch rules whose release is a pass or round, with a record in one batch at most; for ORDER it is the whole run."""
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
-"""Batch rules that draw the batch of each record anew for every pass; groups are drawn once for a whole run."""
+"""Batch rules that draw the batch of each record anew for every pass.  Groups, in contrast, are drawn once a run."""
 WITH_NOISE = (CYCLIC, ORDER)  # rules whose steps may share noise, since a record's steps lie far enough apart
 UNSAMPLED = (FIXED, ORDER)  # rules that put each record into exactly one batch of every pass
 OF_ONE_SIZE = (WITHOUT_REPLACEMENT, *UNSAMPLED)  # rules whose batches all have the same number of records
@@ -67,7 +67,7 @@ class Turn(NamedTuple):
     noise_multiplier: float
 
     def follows(self, last: Turn | None) -> bool:
-        """Return whether `last` is the step before this one, with as many groups and at most this step's noise."""
+        """Return whether `last` is the step just before this one, with as many groups and no more noise."""
         before = (self.step - 1, self.groups)
         return last is not None and last[:2] == before and last.noise_multiplier <= self.noise_multiplier
 
