@@ -42,7 +42,7 @@ class Readings(NamedTuple):
         return float(self.tpr.upper[np.flatnonzero(self.fpr == fpr)[0]])
 
     def as_bounds(self) -> Readings:
-        """Return the readings with lower ends 0, which hold for every mechanism that leaks no more than this one."""
+        """Return the readings with lower ends 0: such brackets hold for every mechanism that leaks no more."""
         tpr, advantage, posterior, success = (
             Bounds(np.zeros_like(b.upper), b.upper, b.upper, "bound", "ok", b.engine)
             for b in (self.tpr, self.advantage, self.posterior, self.bayes_success)
@@ -84,7 +84,10 @@ def _read(mechanism: Mechanism, relation: str, prior: float) -> Readings:
 
 
 def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
-    """Return a mechanism that leaks, in both directions, at least as much as any with these profile points, or None."""
+    """Return a mechanism that leaks at least as much, in both directions, as every mechanism with these profile points.
+
+    Points that bound nothing are left out; if none is left, return None.
+    """
     kept: list[tuple[float, float]] = []
     for epsilon, delta in sorted(points):
         if not (np.isfinite(epsilon) and 0.0 <= delta < 1.0):

@@ -56,7 +56,7 @@ _OF_RATES = "each {unit} has a public sampling rate that was chosen without the 
 _MOST_RELEASES = 500
 """Largest number of kinds of release on a page."""
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
-"""Most rows in the table, and in detail (a page each), by default; and the most in detail that a caller may ask for."""
+"""Default limits of rows in the table and of rows in detail (a page each), and the limit of rows asked for in detail."""
 _OF_EVERY_RUN = ("name", "sampling", "noise_multiplier", "sampling_probability", "steps")
 _SHOWN = (*_OF_EVERY_RUN, *OF_RULES[1:], "group", "repetitions")
 """Columns of a result that the page shows if the result has them."""
@@ -367,7 +367,7 @@ def _refuse_open(path: str) -> None:
 
 
 def _candidate(ledger: Ledger) -> str:
-    """Return the reason against a claim if the ledger has steps of a private choice's candidate; else ""."""
+    """Return the reason against a claim if the ledger has steps of a candidate of a private choice; else ""."""
     for name in ledger.runs:
         if (plan := ledger.choice(name)) is not None:
             return (
@@ -554,7 +554,7 @@ def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
 
 
 def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
-    """Return the claim, computed again, with the larger of both upper ends; disjoint brackets allow no claim."""
+    """Compute a claim again; keep the larger of the file's and the new upper end.  Disjoint brackets allow no claim."""
     assert claim.bounds is not None
     ask = account.delta if claim.quantity == "delta" else account.epsilon
     try:

@@ -222,7 +222,7 @@ _ACCUSES = (
     "a record to be used",
     "whether a record was used, which it was with probability {prior} beforehand,",
 )
-"""The same three texts for all relations that `_TELLS` does not list."""
+"""The three texts that `_TELLS` has, for all relations that it does not list."""
 
 
 def risks(readings: Readings, relation: str) -> list[str]:

@@ -279,7 +279,7 @@ def advise(
 
 
 def law_of_mean(family: str, mean: float, eta: float | None = None) -> Law:
-    """Return a family's law with the given mean E[K], which must be above 0 for Poisson laws, and else above 1."""
+    """Return a family's law with the given mean E[K], which must be above 0 for Poisson laws, above 1 for others."""
     choice("family", family, FAMILIES)
     mean = check_one("mean", mean, MEAN, ONE_TARGET)
     if family == "poisson":
@@ -355,7 +355,7 @@ class Task:
         return self._option(way, mean, sigma, upper(sigma), sigma == LEAST_NOISE)
 
     def candidates(self, way: Way, sigma: float) -> Option:
-        """Return the option with the largest E[K], of those tried at a noise multiplier, that meets the target."""
+        """Return the option with the largest E[K] tried that meets the target at the noise multiplier `sigma`."""
         upper = functools.cache(lambda mean: self.epsilon(way, mean, sigma))
         several = lambda means: np.array([upper(mean) for mean in means.tolist()])
         limits, start = (way.least, LARGEST_MEAN), max(4.0, 2.0 * way.least)

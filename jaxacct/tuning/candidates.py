@@ -454,7 +454,7 @@ def side_by_side(
     steps = jax.jit(jax.vmap(one, (None, None, 0, 0, 0, None, 0, 0)))
 
     def drawn(roots: np.ndarray, start: int, stop: int) -> tuple[Any, Any]:
-        """Return all candidates' noise on counts and on losses in some steps; None for one that is not released."""
+        """Return all candidates' noise on counts and on losses in some steps; None for either that is not released."""
         found: list[Any] = []
         for root in roots:
             keys = host_fold_in(host_fold_in(root, STEP_STREAM), np.arange(start, stop)).T
@@ -504,7 +504,7 @@ def key_words(roots: Sequence[bytes]) -> np.ndarray:
 
 
 def _room(plan: Plan) -> int:
-    """Return the size of a micro-batch: it divides nearly the largest batch into equal parts of at most 96 examples."""
+    """Return the size of a micro-batch: equal parts, of at most 96 examples, of a batch of nearly the largest size."""
     largest = max(plan.segments, key=lambda segment: segment.expected_batch_size)
     expected, q = largest.expected_batch_size, largest.sampling_probability
     spread = 0.0 if plan.sampling in OF_ONE_SIZE else 3.0 * np.sqrt(expected * (1.0 - q))

@@ -55,7 +55,7 @@ ABOVE_ZERO = Constraint("use a {name} above 0 and at most 1", 0, 1, lower_open=T
 class Cost:
     """Gradient evaluations of "draw K, train K candidates", and of the final run if there is one.
 
-    Given K, the expected number over the draw of the samples is ``K E' q n + E n_2``.  Each candidate has q n records
+    Given K, their expectation, over the draw of the sample, is ``K E' q n + E n_2``.  Each candidate has q n records
     for E' epochs; the final run has n_2 records for E epochs.  n_2 is (1 - q) n for split "rest" and n for "all".  For
     split "everything" the number is ``K E' n``.  A run of DP-SGD has `sampling_probability * steps` epochs, which are
     passes over its records.
@@ -403,7 +403,7 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
 
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float) -> float:
-    """Return the smallest noise multiplier tried at which `epsilon` meets the target; begin the search at `near`."""
+    """Search from `near`; of the noise multipliers tried, return the smallest at which `epsilon` meets the target."""
     found = least_private(
         lambda values: np.array([epsilon(float(value)) for value in values]),
         target,
@@ -419,7 +419,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float) -
 
 
 def guessed_noise(epsilon: float, delta: float, rate: float, steps: float) -> float:
-    """Guess the noise at which a search begins: by the central limit theorem, a run with it costs 0.6 `epsilon`."""
+    """Guess the noise at which to begin a search: by the central limit theorem, a run with it costs 0.6 `epsilon`."""
     mu = 0.6 * epsilon / math.sqrt(2.0 * math.log(1.0 / delta) + epsilon)
     return 1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))
 
@@ -430,7 +430,7 @@ def _plan_of(plan: Any, rate: float, steps: float, noise: float) -> Plan:
 
 
 def _matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Return noise multipliers: x itself for a single run, else the least with which each run is (1/x, delta)-DP."""
+    """Return noise multipliers: `x` for a single run; for several, the least with which each is (1/x, delta)-DP."""
     if rate.size == 1:
         return np.array([x])
     return np.asarray(calibrate_noise_multiplier(1.0 / x, delta, rate, steps).value)
@@ -440,7 +440,7 @@ def _drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidat
     """Return the mean of the runs' profiles if one run is `drawn` at random, else the maximum of the profiles."""
     if len(runs) == 1:
         return runs[0]
-    # `candidates` is E[K] of the selection that follows, which multiplies the probability of an infinite loss
+    # the selection that follows multiplies the probability of an infinite loss by E[K], here `candidates`
     left = max(delta * LAST_DELTA_SHARE / max(candidates / 10.0, 1.0), 1e-300)
     top = max(float(account.epsilon(run, left, rtol=0.01).upper) for run in runs)
     grid = np.linspace(0.0, top, 200)

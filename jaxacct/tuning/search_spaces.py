@@ -243,7 +243,7 @@ class Random(Space):
 
 
 def draws_alike(space: Any) -> bool:
-    """Return whether draws with independent keys are surely i.i.d.; a user's class may keep state: return False."""
+    """Return whether draws with independent keys are surely i.i.d.; False for a user's class, which may keep state."""
     known = (Choice, LogUniform, Uniform)
     return type(space) is Grid or (type(space) is Random and all(type(law) in known for law in space.axes.values()))
 

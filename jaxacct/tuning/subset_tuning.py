@@ -256,7 +256,7 @@ def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
 
 
 def _room(size: int, share: float) -> int:
-    """Return a size that a sample exceeds with probability at most 1e-18; then the program is compiled anew."""
+    """Return a size that a sample exceeds with probability at most 1e-18; a larger sample needs a new compilation."""
     from scipy.stats import binom
 
     return max(min(int(binom.isf(1e-18, size, share)) + 1, size), 1)

@@ -132,7 +132,7 @@ def tune(
     candidates : "iid" or "adaptive", as for `selection.select`.  The default is "iid" for a `Grid`, and for a `Random`
         with the library's distributions, unless the plan is for adaptive candidates.  It is "adaptive" for any other
         space, which may keep state.  "iid" declares that every draw of the space is independent and from one law;
-        `Tuned.candidates` and the ledger note the declaration.
+        the declaration is noted in `Tuned.candidates` and in the ledger.
     top : number of the best candidates that are released, in `Tuned.winners`; by default `plan.top`, else 1.
     pad : the number n of candidates that are always trained and scored; candidates beyond K are dropped.  The law of
         the plan must then have K <= n, such as ``truncated(law, n)``.  Without pad the running time reveals K, and no
@@ -271,8 +271,8 @@ def tune_with(
     train : (config, key) -> result.
     space, top, pad, key, progress : as for `tune`; `Tried.result` is the result of `train`.
     mechanism : the cost of one call of `train`, whatever the configuration.  The guarantee is as good as this claim.
-        It holds only if `train` reveals nothing but its result, and whether it raises an exception; the exception's
-        message is not shown.  Include the score if it looks at private data.
+        The claim holds only if `train` reveals nothing but its result, and whether it raises an exception; the
+        exception's message is not shown.  Include the score if it looks at private data.
     repetitions : one law of K.
     target_delta : in (0, 1).
     score : result -> a number.
@@ -487,7 +487,7 @@ def value_of(score: Any, secret: Secret) -> Callable[[Any, int], float]:
 def note_whole(
     ledger: Ledger | str | os.PathLike[str] | None, plan: Plan, mechanism: Mechanism, note: str, target: float | None
 ) -> None:
-    """Note a whole tuning, on the disk at return; refuse it if it exceeds the target or has another relation."""
+    """Note a whole tuning on the disk; refuse a tuning that exceeds the target or has another relation."""
     if ledger is None:
         return
     opened: contextlib.AbstractContextManager[Ledger]

@@ -34,7 +34,7 @@ MANY_RELEASES = 300
 EARLY_STOP = "early stop of the plan"
 """Note of the entry that counts all answers of the plan's early stop."""
 STOPPED_EARLY = "stopped early by the plan, after step "
-"""Beginning of a note that is no release: the early stop has ended the run after a step, and is not asked again."""
+"""Beginning of a note that is no release.  It says after which step the early stop ended the run for good."""
 
 
 @dataclass
@@ -73,8 +73,8 @@ class _Partition:
         """Return the new `dearest` after more entries (step number, noise multiplier), at most one of each step.
 
         The cost of several Gaussians grows with their sum of 1/sigma^2, so the step with the largest sum counts.
-        Several sampled Gaussians have no such order.  So the least noise among all steps' first entries counts, and
-        the least noise among their second entries, and so on, with each step's entries sorted by noise.
+        Several sampled Gaussians have no such order.  So each step's entries are sorted by noise; then the
+        least noise among all first entries counts, and the least among all second entries, and so on.
         """
         dearest = self.dearest
         for step, noise in entries:
@@ -92,7 +92,7 @@ class _Partition:
         return change
 
     def _releases(self, noise: list[float]) -> list[Release]:
-        """Return the releases that count if `dearest` is `noise`: one round, or one pass for each entry of `noise`."""
+        """Return the releases that count if `dearest` is `noise`: one for a round, one for each entry for a pass."""
         if self.first.sampling == rules.ALLOCATION and len(noise) > 1:
             # the relative rounding error of 1000 terms is below 2^-40, so this never exceeds the exact noise
             noise = [(1.0 - 2.0**-40) / cost(noise)]
@@ -175,16 +175,16 @@ class Spent:
         self._release(entry)
 
     def leads_to(self, now: Turn) -> bool:
-        """Return whether the step `now` is the first that shares noise, is noted already, or follows the last entry."""
+        """Return whether the step `now` is the first to share noise, or is noted already, or follows the last entry."""
         return now.step == self.shared or now.step in self.numbers or now.follows(self.last and self.last.turn)
 
     def _release(self, entry: Step | Torn) -> None:
-        """Count an entry outside of partitions as one release.  If the batch rule has passes, its rate is 1."""
+        """Count an entry outside of partitions as one release.  The rate is 1 if the batch rule has passes."""
         share = 1.0 if entry.sampling in rules.BY_PASS else entry.sampling_probability
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
     def _within(self, partition: _Partition, entry: Step) -> None:
-        """Count one more entry in a partition; entries of one step have the same records, other steps have others."""
+        """Count one more entry in a partition.  Entries of one step have the same records; steps share no record."""
         dearest = partition.dearest_with([(entry.step, entry.noise_multiplier)])
         partition.steps.setdefault(entry.step, []).append(entry.noise_multiplier)
         if dearest != partition.dearest:
@@ -206,12 +206,12 @@ def cost(noise: list[float]) -> float:
 
 
 def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Join similar releases; the result costs at least as much (README.md, "Many releases that differ")."""
+    """Join similar releases; the result costs at least as much as they do (README.md, "Many releases that differ")."""
     return gathered(counts, stand_ins(counts, MANY_RELEASES))
 
 
 def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Join similar releases, with the most noise and the lowest rate among them; the result costs at most as much."""
+    """Join similar releases, with the most noise and the lowest rate among them; the result costs no more than they."""
     return gathered(counts, stand_ins(counts, MANY_RELEASES, dearer=False))
 
 
@@ -234,7 +234,7 @@ def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counte
 
 
 def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str | None) -> Bounds:
-    """Return epsilon of some runs, each given as its spending and `run` lines (README.md, "What may be claimed")."""
+    """Return epsilon of some runs, given as pairs (spending, `run` lines) (README.md, "What may be claimed")."""
     relations = {line.plan.relation for _, headers in runs for line in headers}
     if relation is None:
         if len(relations) > 1:
@@ -280,7 +280,7 @@ def _of_one_relation(mechanism: Mechanism) -> bool:
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
-    """Return epsilon of the composition; more than MANY_RELEASES kinds are joined, outward at both ends."""
+    """Return epsilon of the composition.  More than MANY_RELEASES kinds are joined, which widens the bounds."""
     if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
         return account.epsilon(total(several), delta, relation=relation)
     most = account.epsilon(total(several, at_most), delta, relation=relation)
@@ -293,7 +293,7 @@ def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
 
 
 class Contents:
-    """Contents of a ledger: for each run's name `runs` has its spending, and `headers` its `run` lines with plans."""
+    """Contents of a ledger.  By a run's name, `runs` has its spending, and `headers` has its `run` lines with plans."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -335,7 +335,7 @@ class Contents:
         return claim([(self.counting(name, whole), self.headers[name]) for name in names], delta, relation)
 
     def epsilon_of_entries(self, delta: float, relation: str | None = None, run: str | None = None) -> Bounds:
-        """Return epsilon of the entries alone.  It is no valid claim for a run that may have ended by its outputs."""
+        """Return epsilon of the entries alone.  For a run that its outputs may have ended, this is no valid claim."""
         return claim([(self._known(name), self.headers[name]) for name in self._names(run)], delta, relation)
 
     def counting(self, run: str, whole: bool = False) -> Spent:
@@ -370,7 +370,7 @@ class Contents:
         return [name for name in ended if self.promised(name, whole=True)]
 
     def choice(self, run: str) -> Plan | None:
-        """Return a run's last plan with repetitions if it has steps: their cost omits the choice among K runs."""
+        """Return a run's last plan with repetitions, if the run has steps: their cost omits the choice among K runs."""
         spent, plans = self._known(run), [line.plan for line in self.headers[run] if line.plan.repetitions is not None]
         return plans[-1] if plans and (spent.numbers or spent.torn) else None
 
@@ -390,7 +390,7 @@ class Contents:
         self.run = entry.run
         if not headers or headers[-1].plan != entry.plan:
             if spent.looks is not None and spent.looks.looked:
-                spent.owed = +self.promised(entry.run)  # `+` keeps releases that are replaced
+                spent.owed = +self.promised(entry.run)  # `+` drops negative counts
             spent.looks = None if entry.told else Seen(entry.run, spent.next, entry.plan.steps, False)
         if spent.shared is None or not (spent.numbers or spent.torn):  # no step has shared noise yet
             spent.shared = spent.next if entry.plan.shared else None
@@ -474,7 +474,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
         found[alone(plan.at(step).noise_multiplier)] += 1
     for segment, low, high in _pieces(plan, step, first):
         found[alone(segment.noise_multiplier)] += high - low
-    anew = label is not None or plan.sampling != rules.CYCLIC  # the groups stay the same, so a noted pass goes on
+    anew = label is not None or plan.sampling != rules.CYCLIC  # a cycle keeps its groups: its pass goes on
     passes = [(step, stop, partition if fits else None if anew else spent.of_pass(plan, step))] if first == step else []
     if plan.sampling == rules.CYCLIC and first < end and _inside(spent.numbers, stop, plan.pass_of(end - 1)[2]):
         starts = range(stop, end, plan.pass_of(step)[2] - plan.pass_of(step)[1])
@@ -496,13 +496,13 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
 
 
 def _inside(numbers: Collection[int], low: int, high: int) -> list[int]:
-    """Return the members of a set or dict from `low` to `high` - 1, going through the shorter of range and set."""
+    """Return the numbers from `low` to `high` - 1 in a set or dict; go through the range or the set, the shorter."""
     few = high - low < len(numbers)
     return [n for n in range(low, high) if n in numbers] if few else [n for n in numbers if low <= n < high]
 
 
 def _pieces(plan: Plan, step: int, end: int) -> list[tuple[Segment, int, int]]:
-    """Cut the steps `step` to `end - 1` into stretches of one segment: (segment, first step, last step + 1) of each."""
+    """Return (segment, first step, last step + 1) of each segment, cut to the steps `step` to `end - 1`."""
     pieces = []
     while step < end:
         segment = plan.at(step)
@@ -519,7 +519,7 @@ def room(
     run: str | None = None,
     begins: bool = False,
 ) -> int:
-    """Count the steps from `step` on that target and filter allow; for `partition` and `begins`, see `ahead`."""
+    """Count the next steps, `step` the first, that target and filter allow; `partition` is the `label` of `ahead`."""
     name = ledger.run if run is None else run
     own, left = ledger.runs.get(name, Spent()), plan.steps - step
     if plan.target_epsilon is None and plan.filter is None:
@@ -551,7 +551,7 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], Cou
         held += spent.releases + (spent.owed if name == run else ledger.promised(name))
         others += spent.others
     if plan.early_stop is not None and ledger.runs.get(run, Spent()).has_early_stop(plan):
-        others -= Counter([plan.early_stop.mechanism])  # the cost of the plan includes it
+        others -= Counter([plan.early_stop.mechanism])  # the plan's cost includes this mechanism
     return held, others
 
 

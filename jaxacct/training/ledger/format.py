@@ -92,7 +92,7 @@ Line = Run | Step | Spend | Torn | Seen
 
 
 class Chain(NamedTuple):
-    """Checksums of all lines so far: the CRC-32 `check`, in the file, and the SHA-256 `head`, in memory only."""
+    """Checksums of all lines so far: the CRC-32 `check` is in the file, the SHA-256 `head` is not."""
 
     check: int
     head: bytes
@@ -107,7 +107,7 @@ BEGINNING = Chain(0, b"")
 
 def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
     """Return a line as bytes that end in its checksum, and the `Chain` of all lines up to this one."""
-    # numbers that only truncated or cyclic Poisson sampling has are left out if they are 0
+    # these three numbers belong to truncated or cyclic Poisson sampling; where one is 0, it is left out
     fields = {name: x for name, x in line._asdict().items() if x or name not in ("cap", "dataset_size", "groups")}
     if isinstance(line, Run):
         head = {"format": _FORMAT, "version": _VERSION, "run": line.run, "by": line.by}

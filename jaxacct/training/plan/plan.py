@@ -71,7 +71,7 @@ _SEGMENT_NUMBERS |= {"expected_batch_size": POSITIVE}
 
 
 class Allowance(Protocol):
-    """Question that a plan asks a ledger (`jaxacct.training.Ledger`), whose module plans cannot import."""
+    """Question that a plan asks a ledger (`jaxacct.training.Ledger`); this module cannot import that of ledgers."""
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
         """Return whether the ledger's entries and the plan's next `steps` steps meet the plan's target and filter."""
@@ -284,7 +284,7 @@ class Plan(PlanRequest):
         return Taps(own * self._unit, past, keep, of_sum, of_fresh * self._unit)
 
     def require_noise_of(self, other: Plan) -> None:
-        """Raise InputError if a run whose steps under `other` share noise may not go on with this plan."""
+        """Raise InputError if steps under the plan `other` share noise, and their run may not go on with this plan."""
         if other.taps(0) is None:
             return
         same = False
@@ -506,7 +506,7 @@ class Plan(PlanRequest):
             raise InputError(f"plan: segments must be a list of 1 to {_MAX_SEGMENTS} segments")
         settings = {name: node[name] for name in (*_TERMS, "noise_multiplier")}
         if settings["sampling"] == rules.FIXED and settings["relation"] in solver.DISPLACING:
-            settings["relation"] = "zero_out"  # older versions meant this: an absent record's place stays empty
+            settings["relation"] = "zero_out"  # older versions meant that the place of an absent record stays empty
         for name in ("target_delta", "dataset_size", "noise_multiplier"):
             if settings[name] is None:
                 raise InputError(f"plan: {name} is missing; give a number")
@@ -606,7 +606,7 @@ class Plan(PlanRequest):
         steps, epochs : the new total, counted from the beginning.
         expected_batch_size : the new expected batch size of the steps after the first `step`.
         data_dependent : True if the change, or its moment, may depend on the data or on any output of the run.  This is
-            refused unless the plan was made by Plan(..., data_dependent=True).  A plan made so costs its filter's
+            refused unless the plan was made by Plan(..., data_dependent=True).  Such a plan costs its filter's
             epsilon even if it never changes, and each of its changes stays within the filter.  Any other plan composes
             exactly, which holds only for changes that depend on neither data nor outputs
             (jaxacct/training/plan/README.md).
@@ -768,7 +768,7 @@ def _part(name: str, mechanism: Mechanism) -> Any:
 
 
 def _read(name: str, node: object, kind: str, **others: object) -> Any:
-    """Read a mechanism's field `name` from its form in a document, `node`, beside fields `others`; None stays None."""
+    """Read the field `name` of a mechanism from `node`, its JSON; `others` are fields beside it.  None stays None."""
     if node is None:
         return None
     inside = {"type": kind, name: node, **others}

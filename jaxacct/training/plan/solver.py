@@ -381,7 +381,7 @@ def _solved(request: PlanRequest) -> Solution:
         steps = steps_of(batches, request.epochs * n)
     segments = with_rates(joined(noise, batches, steps, int(n)), request.sampling, request.groups, int(n))
     if request.sampling not in (rules.ALLOCATION, *rules.OF_ONE_SIZE) and request.sampling_probability is not None:
-        rate = request.sampling_probability  # the given rate: one computed from the batch size is rounded
+        rate = request.sampling_probability  # keep the given rate: the batch size gives a rounded one
         segments = tuple(s._replace(sampling_probability=rate) for s in segments)
     if request.sampling == rules.TRUNCATED:
         request = replace(request, cap=_cap_of(request, max(s.sampling_probability for s in segments), steps))
@@ -529,7 +529,7 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
         if spent < target * (1.0 - _tolerance(target)):
             _warn_not_reached(target, "sampling_probability", rate, spent)
     size = float(round(rate * n)) if request.sampling in rules.OF_ONE_SIZE else rate * n
-    assert request.noise_multiplier is not None  # since the request leaves the rate open
+    assert request.noise_multiplier is not None  # it is given, since the rate is left open
     sigma, count = request.noise_multiplier, int(steps(np.array(rate)))
     segments = with_rates((Segment(0, count, sigma, rate, size),), request.sampling, None, int(n))
     cap = _cap_of(request, rate, count) if request.sampling == rules.TRUNCATED else None

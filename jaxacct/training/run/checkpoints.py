@@ -270,7 +270,7 @@ def _require_room(folder: Path, carried: list[Any]) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder private to its owner; refuse another owner's folder, and an open folder with other files."""
+    """Make a folder private to its owner.  Refuse another owner's, and one open to others that holds other files."""
     status = folder.stat()
     if os.name == "posix" and status.st_uid != os.geteuid():
         raise InputError(f"{folder}: belongs to another user, who could read the secret key of the run; use your own")

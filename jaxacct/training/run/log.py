@@ -184,7 +184,7 @@ class RunLog:
             look.record = record
 
     def _tell(self, epsilon: EpsilonSoFar, everything: bool = False) -> None:
-        """Hand over the fetched records, oldest first, up to one whose epsilon is still to be waited for."""
+        """Hand over the fetched records, oldest first; stop before one whose epsilon must still be waited for."""
         while self._looks and self._looks[0].record is not None:
             look = self._looks[0]
             assert look.when is not None and look.record is not None
@@ -351,7 +351,7 @@ class ProgressLine:
 
 
 class _Table:
-    """Upper bounds of epsilon by step, computed in a thread; they cover the releases `held` and steps from `first`."""
+    """Upper bounds of epsilon by step, computed in a thread, for the spending `held` with steps `first` and later."""
 
     def __init__(self, plan: Plan, first: int = 0, held: Held | None = None) -> None:
         self._plan, self._first, self._held = plan, first, held
@@ -441,7 +441,7 @@ class EpsilonSoFar:
         self._tables = [*([_Table(plan)] if self._of_plan else []), _Table(plan, step, held)]
 
     def point(self, step: int, stretches: tuple[Stretch, ...]) -> TablePoint | None:
-        """Return a table and the first step from `step` on whose epsilon covers all releases so far, or None."""
+        """Return the first point of a table, not before `step`, whose epsilon covers all releases so far; or None."""
         if self._ledger is None and self._of_plan and len(stretches) == 1:  # the usual case, which needs no counting
             plan, first, end, _ = stretches[0]
             if plan is self.plan and first == 0:

@@ -1,6 +1,6 @@
 """Compiles a run's step, computes the digests from which the run's keys are derived, and loads batches of a Source.
 
-A *lineage* is the run's secret root with digests of all that led to a step (jaxacct/training/step/README.md, "Keys").
+A *lineage* is the run's secret root and digests of all that led to a step (jaxacct/training/step/README.md, "Keys").
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Program:
         return self._later.popleft() if self._later else self._anew(line, step)
 
     def later(self, line: Lineage, step: int, count: int) -> list[StepKey]:
-        """Return the keys of `count` steps from `step` on, which follow a lineage; `prepared` returns the same keys."""
+        """Return the keys of the `count` steps after a lineage; the first is `step`.  `prepared` returns the same keys."""
         for number in range(step + len(self._later), step + count):
             self._later.append(self._anew(self._later[-1].line if self._later else line, number))
         return [each.key for each in islice(self._later, count)]
@@ -172,7 +172,7 @@ class Batch(NamedTuple):
     """Loaded batch of a step, filled up to whole micro-batches.  A place of the batch has one member or none."""
 
     leaves: list[np.ndarray]  # with one row for each place; with users, a row holds the examples that one user gives
-    weights: np.ndarray | None  # of users' examples
+    weights: np.ndarray | None  # the weight of each example of a user; None without users
     indices: np.ndarray  # int32, the number of the record or user in each place
     mask: np.ndarray  # whether a place has a member
 
@@ -206,7 +206,7 @@ class Streamed(Program):
         self._source = source
         self._users = None if users is None else grouped(users, plan.dataset_size, {(len(source),)})
         self._places = min(rule.cap or plan.dataset_size, plan.dataset_size)
-        self._micro = min(rule.micro_batch, self._places) * where.devices  # micro-batch on all devices together
+        self._micro = min(rule.micro_batch, self._places) * where.devices  # places on all devices together
         zero, most = np.zeros(8, np.uint32), rule.examples_per_user
         shape = (self._micro,) if most is None else (self._micro, most)
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*shape, *a.shape), a.dtype), source.layout.example)

@@ -27,8 +27,8 @@ from jaxacct.training.step.step_mechanisms import Release, Turn
 class State:
     """Run between two steps.
 
-    `epsilon` is the privacy claim, as Bounds at the plan's delta.  It covers all steps that led here, under any plan,
-    or, if there is a ledger, all spending in it.  The remaining steps of the plan count as well in two cases: an early
+    `epsilon` is the privacy claim, as Bounds at the plan's delta.  With a ledger it covers all spending in the ledger,
+    else all steps that led here, under any plan.  The remaining steps of the plan count as well in two cases: an early
     stop or a callback ended the run, or a callback looked at outputs and the run did not end by itself.  Within a
     callback only the steps taken count.  (With repetitions `epsilon` covers only this one of the K runs.)
 
