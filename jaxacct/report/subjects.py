@@ -56,7 +56,7 @@ _OF_RATES = "each {unit} has a public sampling rate that was chosen without the 
 _MOST_RELEASES = 500
 """Largest number of kinds of release on a page."""
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
-"""Default limits of rows in the table and of rows in detail (a page each), and the limit of rows asked for in detail."""
+"""Default limits of rows in the table and of rows in detail (a page each); and the most rows that `rows` may hold."""
 _OF_EVERY_RUN = ("name", "sampling", "noise_multiplier", "sampling_probability", "steps")
 _SHOWN = (*_OF_EVERY_RUN, *OF_RULES[1:], "group", "repetitions")
 """Columns of a result that the page shows if the result has them."""

@@ -55,10 +55,10 @@ ABOVE_ZERO = Constraint("use a {name} above 0 and at most 1", 0, 1, lower_open=T
 class Cost:
     """Gradient evaluations of "draw K, train K candidates", and of the final run if there is one.
 
-    Given K, their expectation, over the draw of the sample, is ``K E' q n + E n_2``.  Each candidate has q n records
-    for E' epochs; the final run has n_2 records for E epochs.  n_2 is (1 - q) n for split "rest" and n for "all".  For
-    split "everything" the number is ``K E' n``.  A run of DP-SGD has `sampling_probability * steps` epochs, which are
-    passes over its records.
+    Given K, the number of evaluations, averaged over the draw of the sample, is ``K E' q n + E n_2``.  Each candidate
+    has q n records for E' epochs; the final run has n_2 records for E epochs.  n_2 is (1 - q) n for split "rest" and n
+    for "all".  For split "everything" the number is ``K E' n``.  A run of DP-SGD has `sampling_probability * steps`
+    epochs, which are passes over its records.
 
     The *actual* cost of a tuning is a function of K and thus secret, so it is noted nowhere.  The expectation and the
     quantiles depend on the law of K alone and may be published.

@@ -109,7 +109,7 @@ class Program:
         return self._later.popleft() if self._later else self._anew(line, step)
 
     def later(self, line: Lineage, step: int, count: int) -> list[StepKey]:
-        """Return the keys of the `count` steps after a lineage; the first is `step`.  `prepared` returns the same keys."""
+        """Return the keys of the `count` steps after a lineage, `step` first; `prepared` returns the same keys."""
         for number in range(step + len(self._later), step + count):
             self._later.append(self._anew(self._later[-1].line if self._later else line, number))
         return [each.key for each in islice(self._later, count)]
