@@ -504,7 +504,7 @@ def key_words(roots: Sequence[bytes]) -> np.ndarray:
 
 
 def _room(plan: Plan) -> int:
-    """Return the size of a micro-batch: equal parts, of at most 96 examples, of a batch of nearly the largest size."""
+    """Return the size of a micro-batch, at most 96 examples; equal ones make up a batch of nearly the largest size."""
     largest = max(plan.segments, key=lambda segment: segment.expected_batch_size)
     expected, q = largest.expected_batch_size, largest.sampling_probability
     spread = 0.0 if plan.sampling in OF_ONE_SIZE else 3.0 * np.sqrt(expected * (1.0 - q))

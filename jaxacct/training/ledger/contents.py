@@ -293,7 +293,7 @@ def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
 
 
 class Contents:
-    """Contents of a ledger.  By a run's name, `runs` has its spending, and `headers` has its `run` lines with plans."""
+    """Contents of a ledger: `runs` maps a run's name to its spending, `headers` to its `run` lines, which hold plans."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -474,7 +474,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
         found[alone(plan.at(step).noise_multiplier)] += 1
     for segment, low, high in _pieces(plan, step, first):
         found[alone(segment.noise_multiplier)] += high - low
-    anew = label is not None or plan.sampling != rules.CYCLIC  # a cycle keeps its groups: its pass goes on
+    anew = label is not None or plan.sampling != rules.CYCLIC  # cyclic groups stay the same, so a noted pass goes on
     passes = [(step, stop, partition if fits else None if anew else spent.of_pass(plan, step))] if first == step else []
     if plan.sampling == rules.CYCLIC and first < end and _inside(spent.numbers, stop, plan.pass_of(end - 1)[2]):
         starts = range(stop, end, plan.pass_of(step)[2] - plan.pass_of(step)[1])
@@ -496,7 +496,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
 
 
 def _inside(numbers: Collection[int], low: int, high: int) -> list[int]:
-    """Return the numbers from `low` to `high` - 1 in a set or dict; go through the range or the set, the shorter."""
+    """Return the numbers from `low` to `high` - 1 in a set or dict; search the range or the set, whichever is smaller."""
     few = high - low < len(numbers)
     return [n for n in range(low, high) if n in numbers] if few else [n for n in numbers if low <= n < high]
 
@@ -519,7 +519,10 @@ def room(
     run: str | None = None,
     begins: bool = False,
 ) -> int:
-    """Count the next steps, `step` the first, that target and filter allow; `partition` is the `label` of `ahead`."""
+    """Count the next steps, beginning with `step`, that target and filter allow.
+
+    `ahead` says what `begins` means, and what `partition` means, which is its `label`.
+    """
     name = ledger.run if run is None else run
     own, left = ledger.runs.get(name, Spent()), plan.steps - step
     if plan.target_epsilon is None and plan.filter is None:

@@ -206,7 +206,7 @@ class Streamed(Program):
         self._source = source
         self._users = None if users is None else grouped(users, plan.dataset_size, {(len(source),)})
         self._places = min(rule.cap or plan.dataset_size, plan.dataset_size)
-        self._micro = min(rule.micro_batch, self._places) * where.devices  # places on all devices together
+        self._micro = min(rule.micro_batch, self._places) * where.devices  # size on all devices together
         zero, most = np.zeros(8, np.uint32), rule.examples_per_user
         shape = (self._micro,) if most is None else (self._micro, most)
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*shape, *a.shape), a.dtype), source.layout.example)

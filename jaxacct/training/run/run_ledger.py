@@ -28,7 +28,7 @@ _NOTING = 0.05
 
 
 class RunLedger:
-    """Open ledger of a run.  In every process `note` returns once its entries are on the disk; it notes up to `most`."""
+    """Open ledger of a run.  `note` writes up to `most` entries, and returns in every process when they are on disk."""
 
     def __init__(self, processes: Processes, ledger: Ledger | None, own: bool, mark: Mark, most: int) -> None:
         self.ledger = ledger  # None except in the first process
