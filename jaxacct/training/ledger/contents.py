@@ -293,7 +293,7 @@ def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
 
 
 class Contents:
-    """Contents of a ledger: `runs` maps a run's name to its spending, `headers` to its `run` lines, which hold plans."""
+    """Contents of a ledger: `runs` maps a run's name to its spending, `headers` to its `run` lines with plans."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -496,7 +496,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
 
 
 def _inside(numbers: Collection[int], low: int, high: int) -> list[int]:
-    """Return the numbers from `low` to `high` - 1 in a set or dict; search the range or the set, whichever is smaller."""
+    """Return the numbers from `low` to `high` - 1 in a set or dict; search the smaller of the range and the set."""
     few = high - low < len(numbers)
     return [n for n in range(low, high) if n in numbers] if few else [n for n in numbers if low <= n < high]
 

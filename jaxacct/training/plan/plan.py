@@ -768,7 +768,7 @@ def _part(name: str, mechanism: Mechanism) -> Any:
 
 
 def _read(name: str, node: object, kind: str, **others: object) -> Any:
-    """Read the field `name` of a mechanism from the JSON value `node`; `others` are fields beside it.  None stays None."""
+    """Read the field `name` of a mechanism from its JSON, `node`; `others` are more fields.  None stays None."""
     if node is None:
         return None
     inside = {"type": kind, name: node, **others}

@@ -228,7 +228,10 @@ def releases(
 
 
 def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> dict[Release, Release]:
-    """Map each release to a stand-in that costs at least as much if `dearer`, else at most as much; make about `most`."""
+    """Map each release to one of about `most` stand-ins.
+
+    The stand-in costs at least as much as the release if `dearer`, else at most as much.
+    """
     noise, rate = (min, max) if dearer else (max, min)
     found: dict[Release, Release] = {}
     for near in _near(counts, most):

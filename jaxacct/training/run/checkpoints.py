@@ -270,7 +270,7 @@ def _require_room(folder: Path, carried: list[Any]) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder private.  Refuse a folder of another owner, and one open to other users with files of other kinds."""
+    """Make a folder private.  Refuse a folder of another owner, and one open to other users that has foreign files."""
     status = folder.stat()
     if os.name == "posix" and status.st_uid != os.geteuid():
         raise InputError(f"{folder}: belongs to another user, who could read the secret key of the run; use your own")
