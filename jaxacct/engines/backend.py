@@ -36,7 +36,7 @@ from jaxacct.kernels import elementary_check
 NUMPY_MOST = 40_000
 """Largest number of configurations in a job that NumPy computes. For larger jobs, compiling XLA's programs pays."""
 NUMPY_MOST_SELECTIONS = 2_400
-"""Largest number of private selections in a job that NumPy computes. A selection takes NumPy as long as some 16
+"""Largest number of private selections in a job that NumPy computes. A selection takes NumPy about as long as 16
 configurations. The limit stays the same after `jaxacct warm`, which keeps no programs of selections."""
 
 
@@ -177,7 +177,7 @@ def program(kernel: Callable[..., Any], **static: int) -> Compiled:
 
 
 class Compiled:
-    """A function of pytrees that returns the leaves of its result. New shapes or devices make a call load or compile.
+    """A function of pytrees that returns the leaves of its result. It loads or compiles when shapes or devices are new.
 
     Several threads may call it at once. The label and the digest of the sources together identify the function.
     """

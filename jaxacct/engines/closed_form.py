@@ -214,8 +214,8 @@ def profile_of_one_step(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds of `H_{e^eps}(P || Q) = int (dP - e^eps dQ)_+` of one Poisson sampled Gaussian at any real eps.
 
-    For eps < 0 this divergence is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`, by the delta of the other direction at -eps.
-    `off` bounds the error of eps.
+    For eps < 0 this divergence is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`, where this last H
+    is the other direction's delta at -eps. `off` bounds the error of eps.
     """
     negative = eps < 0.0
     low, _, high = delta_of_one_step(sigma, q, removing ^ negative, np.abs(eps), off)

@@ -155,7 +155,7 @@ def _climb(
 ) -> Answer:
     """Let every configuration climb its ladder of rungs until it is answered or no rung is left.
 
-    Return brackets of epsilon, whose ends may be negative, or of log delta, without the mass at infinity.
+    Return brackets of epsilon (the ends may be negative), or of log delta. Delta is without the mass at infinity.
 
     values : the given eps or log delta, as arguments of the kernels.
     floor : a known lower bound of the final answer, or -inf. A row with a finite floor tries every rung.

@@ -307,7 +307,10 @@ class Laplace(LatticePart):
         return np.where(v < 1.0, small, np.logaddexp(np.log1p(-self.q), np.log(self.q) + v))
 
     def _log_mean(self, v: float) -> float:
-        """Return log(P/Q) of losses up to v without sampling: P = e^{(v - 1/b)/2}/2, Q = 1 - e^{-(v + 1/b)/2}/2."""
+        """Return the log of the ratio of two masses of losses up to v without sampling: the P-mass over the Q-mass.
+
+        The P-mass is e^{(v - 1/b)/2}/2, and the Q-mass is 1 - e^{-(v + 1/b)/2}/2.
+        """
         edge = 1.0 / self.scale
         return float(0.5 * (v - edge) - np.log(2.0 - np.exp(-0.5 * (v + edge))))
 
@@ -515,8 +518,8 @@ def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
 def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, step: float) -> np.ndarray:
     """Return the masses `total` at the nodes, changed so that the atoms' law dominates the result.
 
-    A polygon c is subtracted from their profile (engines/README.md). a[j] and b[j] are the masses that the atoms
-    between the nodes j and j + 1 give to the left and to the right node.
+    A polygon c is subtracted from the profile of `total` (engines/README.md). a[j] and b[j] are the masses that the
+    atoms between the nodes j and j + 1 give to the left and to the right node.
     """
     growth = np.expm1(step)
     # `g` is c/alpha at each node, with alpha = e^-loss. Inside a cell the chord lies above the profile. At both
@@ -598,7 +601,7 @@ def inexact(mass: np.ndarray) -> np.ndarray:
 
 
 def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Atoms:
-    """Return the law by ascending loss. Either end loses a mass of at most CUT_SHARE e^cut in `count` steps."""
+    """Return the law sorted by loss, with its ends cut off. Each has a mass of at most CUT_SHARE e^cut in `count` steps."""
     order = np.argsort(loss)
     loss, mass = loss[order], mass[order]
     light = np.exp(cut) * CUT_SHARE / count

@@ -111,8 +111,8 @@ def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray, eps: np.ndarray) -> np.ndarray:
     """Return the lower bound `n (delta_1(eps) - (n - 1) p d)` of delta for remove, at least 0; 0 for add.
 
-    The test accepts if the best test of some step does (README.md). That test has delta_1, the delta of one step. It
-    accepts with probability p under P, and with probability p - d under Q.
+    The test on all n steps accepts if the best test of some step does (README.md). The best test of one step attains
+    delta_1, the delta of one step. It accepts with probability p under P, and with probability p - d under Q.
     """
     single = closed_form.delta_of_one_step(sigma, q, removing, eps).lower
     with np.errstate(all="ignore"):

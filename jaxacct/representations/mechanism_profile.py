@@ -285,7 +285,7 @@ class Profile:
         two forms, the one whose epsilon is at least 0 is evaluated. Without output the best guess is right with
         probability `max(prior, 1 - prior)`. add_one, remove_one and add_or_remove_one have the same answer, since the
         attack is the same. Under replace_one, and under zero_out if a record displaces others, `prior` is the
-        probability of one of the two data sets, either one. Proof: jaxacct/representations/README.md, "Bayes success".
+        probability of either one of the two data sets. Proof: jaxacct/representations/README.md, "Bayes success".
 
         >>> import jaxacct as ja
         >>> round(float(ja.profile(ja.Gaussian(0.5)).bayes_success(0.1).upper), 8)

@@ -264,7 +264,7 @@ def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "ad
 
 def _answer(mechanism: Mechanism, relation: str, low: np.ndarray, high: np.ndarray) -> Bounds:
     """Return the bracket with its kind. Its status is "ok" if the bracket is narrow, or if a bound is finite."""
-    # `composed`, since (P, Q) may stand for several pairs of data sets, none of which has this law of the loss
+    # composed=True, since (P, Q) may stand for several pairs of data sets, none of which has this law of the loss
     kind = mechanism.kind_under(relation, composed=True)
     certified = kind == "certified"
     low = low if certified else np.zeros_like(low)

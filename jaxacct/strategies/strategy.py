@@ -351,7 +351,7 @@ def of_patterns(lags: np.ndarray, separation: int, most: int) -> tuple[float, fl
     upper, pattern = _heaviest(weights, separation, most)
     single = [int(np.argmax(lags[0]))]
     lower = max(of_all(lags, np.array(each)[:, None])[0] for each in (pattern, single))
-    if lower < upper * (1.0 - 1e-13):  # otherwise the pattern counts as the worst one
+    if lower < upper * (1.0 - 1e-13):  # otherwise `pattern` is the worst one, up to rounding
         found = list(itertools.islice(_longest((), weights.size, separation, most), MOST_PATTERNS + 1))
         if len(found) <= MOST_PATTERNS:
             return of_all(lags, np.array([*itertools.zip_longest(*found, fillvalue=-1)]))
