@@ -601,7 +601,7 @@ def inexact(mass: np.ndarray) -> np.ndarray:
 
 
 def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Atoms:
-    """Return the law sorted by loss, with its ends cut off. Each has a mass of at most CUT_SHARE e^cut in `count` steps."""
+    """Return the law sorted by loss, without its ends, each of mass at most CUT_SHARE e^cut in `count` steps."""
     order = np.argsort(loss)
     loss, mass = loss[order], mass[order]
     light = np.exp(cut) * CUT_SHARE / count
