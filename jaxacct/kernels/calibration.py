@@ -51,7 +51,7 @@ SETTLED = 0.15
 def sensitivity(
     law: LossLaw, tangent: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int
 ) -> tuple[Array, Array, Array]:
-    """Return the derivative of log delta along a tangent, -d log delta/d eps, and the (points, nodes) that suffice."""
+    """Return log delta's derivative along a tangent; minus its derivative in eps; the (points, nodes) that suffice."""
     xp = namespace(law.sign, epsilon, tangent.mu2)
     point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     nodes = plain.nodes_for(law, point, epsilon, log_tol, points, count)

@@ -299,8 +299,8 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
     first, last = columns[xp.maximum(best - 1, 0)], columns[xp.minimum(best + 1, columns.size - 1)]
     near = first + (last - first) * xp.arange(33)[:, None] // 32
     best = xp.take_along_axis(near, best_of(near)[None], axis=0)[0]
-    # A group of rows has a best cell at its first row, and one at its last row. Each row of the group is served at one
-    # of the cells between these two.
+    # A group of rows has a best cell at its first row, and one at its last row. Each row of the group is served at the
+    # best of these two cells and one between them.
     a, b = best[:-1, None], best[1:, None]
     between = a + (b - a) * (2 * xp.arange(each) + 1) // (2 * each)
     tried = xp.stack([x.reshape(-1) for x in xp.broadcast_arrays(a, b, between)])

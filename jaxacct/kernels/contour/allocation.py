@@ -209,7 +209,7 @@ def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) ->
 
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
-    """Return the least u, (B,), above which slots may be called far: if such a slot occurs, S < k is negligible."""
+    """Return the least u, (B,), above which slots may be called far: S < k with such a slot has a negligible chance."""
     # If S < k, a slot with X/t > x leaves less than k - x to the other slots. So their sum lies m standard deviations
     # below its mean, an event of probability about e^{-m^2/2}.
     spread = np.sqrt(np.exp(np.minimum(s * s, 600.0)) / t)[:, None]
@@ -574,7 +574,7 @@ def _scale(found: Contour, k: Array) -> Array:
 
 
 def _turned(found: Contour, k: Array) -> Array:
-    """Return the integrand at the nodes, (B, N), over `_scale`, without the factor 1/z^2; halved at the first node."""
+    """Return the nodes' integrand, (B, N), without 1/z^2 and divided by `_scale`; it is halved at the first node."""
     turned = found.powers.value * (1.0 + allocation_law.turned_by(-found.sign * found.powers.turn * k[:, None]))
     turned[:, 0] *= 0.5
     return turned
@@ -892,7 +892,7 @@ def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) ->
 def _in_groups(
     rows: np.ndarray, owner: np.ndarray, together: int, apart: np.ndarray, distance: float
 ) -> Iterator[np.ndarray]:
-    """Yield groups of rows of one round: at most `together` rows with values of `apart` within `distance`."""
+    """Yield groups of at most `together` rows of one round, whose `apart` differ by at most `distance`."""
     for some in np.split(rows, np.flatnonzero(np.diff(owner[rows])) + 1):
         first = 0
         while first < some.size:

@@ -31,7 +31,7 @@ RAISED = 8.0 * ROUNDOFF
 ALIKE = 64
 """Bins share bounds of errors if their coefficients differ by at most 1/ALIKE of the largest coefficient."""
 ROUGHLY = 4
-"""Like `ALIKE`, for bounds that are only estimates: a coarser division into groups."""
+"""Like `ALIKE`, but for bounds that are only estimates. It divides the bins into fewer groups."""
 QUANTILES = np.linspace(-6.0, 3.0, 28)
 """Values u that are tried in the bound E e^{-xX} >= Phi(u) e^{-x X(u)}, where log X is normal. X(u) is the value of X
 where log X lies u standard deviations above its mean."""

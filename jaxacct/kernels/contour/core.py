@@ -75,7 +75,7 @@ def weight_at(c: Array, h: Array, t: Array) -> tuple[Array, Array]:
 
 
 def trapezoid(nodes: Any, epsilon: Array) -> tuple[Array, Array]:
-    """Return the sum over `Nodes` (or split.Integrand) and minus its derivative in eps, divided by e^{K(c) - c eps}."""
+    """Return the sum over `Nodes` or split.Integrand and minus its eps-derivative, both divided by e^{K(c) - c eps}."""
     xp = namespace(nodes.t, epsilon)
     t, (re, im) = nodes.t, nodes.weight
     phase = nodes.angle - t * epsilon[..., None]

@@ -163,7 +163,7 @@ def gaussian_errors(
     """Return (a, b, m, e): for |t| <= t_max, M(c + it)/M(c) is off by at most a + min(b |t|, m), and log M(c) by e."""
     xp = namespace(t.u, t_max)
     quadrature = ROUNDED_UP * (_range_error(sigma, q, sign, t) + _step_error(sigma, q, sign, t, t_max))
-    # from here on `quadrature` bounds the error of a quotient; so far it bounded the errors of its two terms
+    # from here on `quadrature` bounds a quotient's error; so far it bounded the errors of numerator and denominator
     quadrature = xp.where(quadrature < 0.5, 2.0 * quadrature / (1.0 - xp.minimum(quadrature, 0.5)), xp.inf)
     rate, ceiling, weight = _rounding_errors(sigma, q, t, t_max, depth)
     return quadrature, rate, ceiling, quadrature + weight

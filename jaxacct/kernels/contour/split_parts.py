@@ -105,7 +105,7 @@ def high_blur(sigma: Array) -> Array:
 
 
 def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
-    """Return both ends of a grid in u. For remove it reaches beyond the far window; for add it holds the tilted law."""
+    """Return the ends, in u, of a grid that goes beyond the far window (remove) or holds the tilted law (add)."""
     sigma, q, sign, _, high = steps
     xp = namespace(sigma, high, c)
     # At `last` the far window is below 1e-60. So a tilted law, times the far window, has a mass of less than e^-45
