@@ -24,8 +24,8 @@ from jaxacct.mechanisms.finite import FiniteMechanism, OfFinitePair
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 MOST_UNGROUPED_OUTCOMES = 4096
-"""Up to this many outcomes of noise on the integers, each outcome is a separate loss; the lattice's work grows with
-them. Beyond it the discrete Gaussian's outcomes are grouped, and the discrete Laplace mechanism is refused."""
+"""Noise on the integers with up to this many outcomes has a loss for each; the lattice's work grows with their number.
+With more outcomes the discrete Gaussian's outcomes are grouped, and the discrete Laplace mechanism is refused."""
 MOST_GROUPED_OUTCOMES = 2**21
 """Largest number of outcomes of the discrete Gaussian; all of them are held in memory at once."""
 ENOUGH_NOISE = Constraint("use more noise; below that it hides nothing", 0.01)
@@ -83,7 +83,7 @@ class Gaussian(AdditiveNoise):
 
 
 def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> FinitePair:
-    """Return a pair whose profile is at least min(1, factor d(mu), d(other)).
+    """Return a pair whose profile is at least min(1, factor * d(mu), d(other)).
 
     Here d(m) is the profile of N(m, 1) and N(0, 1).
     """
@@ -159,7 +159,10 @@ class Laplace(AdditiveNoise):
 
 
 def laplace_pair(largest: np.ndarray) -> FinitePair:
-    """Return a pair that dominates Laplace noise: losses x, d apart, have P-masses e^{(x - largest)/2} tanh(d/4)."""
+    """Return a pair that dominates Laplace noise.
+
+    Its losses x are d apart and have the P-masses e^{(x - largest)/2} tanh(d/4), except at both ends.
+    """
     top = largest[..., None]
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     ends = (place == 0.0) | (place == 1.0)
@@ -369,7 +372,7 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
 
 def _pair(m: float, smoothness: float) -> FinitePair:
-    """Return a pair whose profile is nowhere below the profiles of the three pairs, and the largest at many losses."""
+    """Return a pair whose profile is nowhere below those of the three pairs; at many losses it is the largest."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
     # the tail is 6e-300 at 37 standard deviations; with this number of quantiles the chords add about 1e-5 to epsilon
@@ -382,9 +385,9 @@ def _pair(m: float, smoothness: float) -> FinitePair:
 
 
 def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return (x - m)/R for the two x at which log N(m, R^2)/N(0, 1) is epsilon, then these x; the larger x first.
+    """Return (x - m)/R for the two x at which log N(m, R^2)/N(0, 1) is epsilon, and then the two x.
 
-    Here R = e^smoothness.
+    Each time the larger x comes first. Here R = e^smoothness.
     """
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     rise = 2.0 * smoothness + 2.0 * epsilon
@@ -407,7 +410,7 @@ def _wider(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _narrower(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
-    """Bound H_{e^eps}(N(m, 1) || N(0, R^2)) from above, R = e^smoothness. It is 0 where no loss exceeds eps."""
+    """Bound H_{e^eps}(N(m, 1) || N(0, R^2)) from above, with R = e^smoothness; 0 where no loss exceeds eps."""
     from scipy import special
 
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
@@ -429,5 +432,5 @@ def _narrower(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _rounding(epsilon: np.ndarray) -> np.ndarray:
-    """Return the relative error allowed for each of two terms; their difference is a delta of the profile."""
+    """Return the relative error allowed for each of the two terms whose difference is a delta of the profile."""
     return 1e-12 + 32.0 * ROUNDOFF * epsilon

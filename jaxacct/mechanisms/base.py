@@ -21,7 +21,7 @@ from jaxacct.core import markup
 from jaxacct.core.validation import RELATIONS, Constraint, InputError, Tracer, broadcast_shape, check, shown, with_hints
 
 MOST_NUMBERS = 8
-"""An expression shows an array of up to this many numbers whole, and the first so many numbers of a longer array."""
+"""An expression shows all numbers of an array with up to this many, and only the first ones of a longer array."""
 DIRECTIONS = ("remove", "add")
 """Directions of a dominating pair (P, Q): P is the law with the record ("remove") or without the record ("add")."""
 SENSITIVITY = {"add_or_remove_one": 1.0, "add_one": 1.0, "remove_one": 1.0, "replace_one": 2.0, "zero_out": 1.0}
@@ -132,7 +132,7 @@ class Mechanism(ABC):
         return False
 
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
-        """Return (noise multiplier, numbers whose product is its count) per Gaussian; None if a release is none."""
+        """Return each Gaussian's (noise multiplier, factors of its count); None if some release is not Gaussian."""
         return None
 
     def displaces(self) -> bool:
@@ -423,7 +423,7 @@ def take_rows(mechanism: M, rows: np.ndarray) -> M:
 
 
 def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Callable[[Any], Any]) -> Any:
-    """Return the configurations at `index` of a mechanism or tuple. `law` does so for a law of the number of runs."""
+    """Return the configurations at `index` of a mechanism or tuple. `law` picks from a law of the number of runs."""
     if isinstance(owner, tuple):
         return tuple(_picked(item, shape, index, law) for item in owner)
     taken = {}

@@ -142,7 +142,7 @@ class PureDP(FiniteMechanism):
 class ApproximateDP(FiniteMechanism):
     """Any (``epsilon``, ``delta``)-DP mechanism, through the pair that dominates them all.
 
-    The pair has P-mass delta where dQ = 0 and Q-mass delta where dP = 0. The rest is 1 - delta times the pair of
+    The pair has P-mass delta where dQ = 0 and Q-mass delta where dP = 0. The rest is (1 - delta) times the pair of
     `PureDP(epsilon)`. The guarantee is taken as stated for the neighbouring relation of the question.
 
     Parameters

@@ -34,8 +34,8 @@ class Components(NamedTuple):
 
     The loss of the composition is the sum of the independent losses of its parts (README.md, "Composition"). A Gaussian
     part of sigma s and sampling rate q is made from the pair N(1, s^2), N(0, s^2). At an output x let u = x/s and y =
-    u/s - 1/(2 s^2), and let N(u) be the normal density. The sampled likelihood ratio is mix = 1 - q + q e^y. For
-    "remove", P has density N(u) mix, Q has N(u), and the loss is log mix. For "add", P has density N(u), Q has N(u)
+    u/s - 1/(2 s^2), and let f(u) be the normal density. The sampled likelihood ratio is mix = 1 - q + q e^y. For
+    "remove", P has density f(u) mix, Q has f(u), and the loss is log mix. For "add", P has density f(u), Q has f(u)
     mix, and the loss is -log mix. Laplace parts follow the same rule with the pair Lap(0, b), Lap(1, b).
 
     The parts describe the finite loss only; their masses sum to 1 - delta_infinity.

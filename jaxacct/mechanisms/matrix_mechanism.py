@@ -1,4 +1,4 @@
-"""Matrix mechanisms: Gaussian noise that is correlated over a run's steps, also for balls in bins that share noise."""
+"""Matrix mechanisms, whose Gaussian noise is correlated over a run's steps, and balls in bins that share noise."""
 
 from __future__ import annotations
 
@@ -127,9 +127,10 @@ class MatrixMechanism(EqualToAnother):
 
 
 def _norms(strategy: Strategy, groups: int, below: bool) -> list[tuple[float, int]]:
-    """Return (bound of a norm, number of columns), falling: lower bounds for one group (`below`), or upper for all.
+    """Return (bound of a norm, number of columns), largest norm first.
 
-    Nearly equal bounds are merged into the least of them if `below`, else into the largest.
+    The bounds are lower bounds for one group if `below`, else upper bounds for every group. Nearly equal bounds are
+    merged into the least of them if `below`, else into the largest.
     """
     squares, blocks, side = strategy.squared_norms()[0 if below else 1], -(-strategy.steps // groups), 1.0 - 2.0 * below
     by_group = np.pad(squares, (0, blocks * groups - squares.size)).reshape(blocks, groups).T
@@ -198,9 +199,9 @@ def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[flo
     profile, found = contours_of(strategy, bins, noise), np.zeros(3)
     mu = _largest(profile)
     eps = np.linspace(0.0, mu * (0.5 * mu + 40.0), 4001)
-    most = float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])  # delta is 0 at the end
+    most = float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])  # 0 at the last eps
     for sign in signs:
-        if not found[0] or profile.known(sign, found[:1])[2, 0] > delta:  # else this direction's eps is smaller
+        if not found[0] or profile.known(sign, found[:1])[2, 0] > delta:  # else this eps is no larger
             found = np.maximum(found, profile.epsilon(sign, delta, most))
     return found
 
@@ -276,7 +277,7 @@ class SharedBins(Mechanism):
 
 
 def in_bins(strategy: Strategy, noise: np.ndarray, bins: int, below: bool) -> Mechanism:
-    """Return `SharedBins`, or a round of random allocation for a single bin, or for equal bins that share no noise."""
+    """Return a round of random allocation for bins that share no noise, if equal or just one; else `SharedBins`."""
     diagonal, beside = bands_of(strategy, bins)
     equal = strategy.steps % bins == 0 and np.all(diagonal == diagonal[0])
     if not beside.any() and (equal or bins == 1):

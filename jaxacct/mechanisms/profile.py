@@ -212,7 +212,8 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
         place = np.arange(above.size)
         odd = (place - np.maximum.accumulate(np.where(above, -1, place))) % 2 == 1
         points = np.delete(points, 1 + np.flatnonzero(above & odd))
-    chain: list[int] = []  # beside a low last point a pass drops one point only, so the rest goes point by point
+    # the remaining points are taken one by one, since beside a low last point each pass drops only one point
+    chain: list[int] = []
     for k in map(int, points):
         while len(chain) > 1:
             before, last = chain[-2:]
@@ -425,7 +426,7 @@ def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> Fin
 
 
 def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.ndarray) -> np.ndarray:
-    """Compute delta at ascending eps >= 0 of a finite law of the loss, rounded up, from the largest loss down."""
+    """Compute delta of a finite law of the loss at ascending eps >= 0, rounded up; sum from the largest loss down."""
     near = (loss > 0.0) & (loss < FAR_LOSS)
     infinite = infinite + float(np.sum(mass[~(loss < FAR_LOSS)]))  # a loss that is NaN counts as infinite
     order = np.flatnonzero(near)[np.argsort(loss[near], kind="stable")]

@@ -353,7 +353,7 @@ def _profiles(sigma: float, slots: float, losses: Losses) -> Profiles:
 
 
 def _profiles_of(rounds: Sequence[tuple[float, float]], losses: Losses) -> list[Profiles]:
-    """Compute rounds' profiles in both directions; the profile of the Gaussian that reveals the slot caps each."""
+    """Compute the profiles of rounds in both directions, each capped by that of the Gaussian that reveals the slot."""
     sigma, slots = np.array(rounds, np.float64).T
     mus = 1.0 / sigma * (1.0 + 4.0 * ROUNDOFF)
     made: list[Profiles]

@@ -59,7 +59,7 @@ class Several(NamedTuple):
 
 @functools.lru_cache(maxsize=KEPT)
 def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
-    """Return the Gaussian that equals a composition of Gaussians, its noise rounded down and up; None for others."""
+    """Return the Gaussian that equals a composition of Gaussians, once with noise rounded down, once up; else None."""
     parts = mechanism.gaussians()
     if parts is None:
         return None

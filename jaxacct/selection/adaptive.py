@@ -30,11 +30,11 @@ from jaxacct.selection.law_of_k import (
 )
 
 TAIL_SHARE = 1e-7
-"""The values of K that are not listed have a probability of at most this share of delta; it widens delta's bracket."""
+"""The K that are not listed have together at most this share of delta as probability, which widens delta's bracket."""
 LEAST_DELTA = 1e-290
 """Smallest positive delta for which epsilon is searched. For a smaller delta the upper end is the largest loss."""
 ROUNDINGS_PER_TERM = 8.0
-"""Largest relative error, in units of ROUNDOFF, of a factor of a product and of a term of a sum."""
+"""Largest relative error of each factor of a product and of each term of a sum, in units of ROUNDOFF."""
 NODES_BY_LATTICE = 8
 """If the contour engine's bracket is wide, the lattice engine computes delta_k again at up to this many nodes k."""
 MOST_ROUNDS = 12
@@ -141,13 +141,13 @@ def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, rela
     for side in sides(run, relation):
         mixture = Mixture(run, listed, side.forward, rtol)
         for eps in np.quantile(values, [0.05, 0.25, 0.5]):
-            mixture.at(float(eps), rtol)  # adds nodes, which are used at all values of eps
+            mixture.at(float(eps), rtol)  # this adds nodes, which then serve at every eps
         most = np.maximum(most, [found.high for found in mixture.sums(values)])
     return most
 
 
 def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, float]:
-    """Return lower and upper bounds of epsilon at a delta of 0 or nearly 0, from the runs of the largest K."""
+    """Return lower and upper bounds of epsilon at a delta of 0 or nearly 0, from as many runs as the largest K."""
     most = largest_k(law)
     if not np.isfinite(most):
         one = account.epsilon(run, 0.0, relation=relation)
@@ -171,7 +171,7 @@ def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarra
     grid = np.linspace(0.0, 1.0, COMPOSED_POINTS) * last
     for mixture in each.values():
         for eps in grid[[8, 40, 80]]:
-            mixture.at(float(eps), 1e-3)  # adds nodes, which are used at all values of eps
+            mixture.at(float(eps), 1e-3)  # this adds nodes, which then serve at every eps
     upper = {name: np.array([found.high for found in mixture.sums(grid)]) for name, mixture in each.items()}
     return grid, upper[both[0].forward], upper[both[-1].forward]
 
@@ -201,7 +201,7 @@ class Mixture:
         self.nodes = np.unique(np.clip([*spread, size - 1], 0, size - 1)).astype(np.intp) if size else np.zeros(0, int)
 
     def deltas(self, nodes: np.ndarray, eps: np.ndarray) -> np.ndarray:
-        """Return lower and upper bounds of delta_k(eps), (2, eps, nodes). A NaN becomes 0 or 1."""
+        """Return lower and upper bounds of delta_k(eps), (2, eps, nodes). A lower NaN becomes 0, an upper NaN 1."""
         ends = np.zeros((2, eps.size, nodes.size))
         hard = np.isin(nodes, self.hard)
         for engine, some in ((self.engine, ~hard), ("auto", hard)):
@@ -240,7 +240,7 @@ class Mixture:
         return found
 
     def _known(self, known: dict[int, np.ndarray], eps: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return bounds of delta_k at the nodes, made monotone in k; compute only nodes that are not in `known`."""
+        """Return bounds of delta_k at the nodes, made monotone in k; compute it only at nodes not in `known`."""
         fresh = np.array([node for node in self.nodes.tolist() if node not in known], np.intp)
         if fresh.size:
             known.update(zip(fresh.tolist(), self.deltas(fresh, np.array([eps]))[:, 0].T, strict=True))
@@ -337,7 +337,7 @@ def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 class _Search:
-    """The search for the least eps at which a mixture is at most a target; only `low` and `high` certainly bound it."""
+    """The search for the least eps at which a mixture is at most a target; only `low` and `high` are proved bounds."""
 
     def __init__(self, mixture: Mixture, target: float) -> None:
         self.mixture, self.target, self.low, self.high = mixture, target, 0.0, math.inf
@@ -374,7 +374,7 @@ class _Search:
         return below + share * (above - below), max((rise + fall) / max(above - below, 1e-300), 1e-300)
 
     def narrow(self, error: float) -> None:
-        """Move `left` and `right` together until the relative difference of their eps, or sums, is at most `error`."""
+        """Move `left` and `right` together until their eps, or sums, differ by at most the relative `error`."""
         for _ in range(8):
             below, above = self.left[0], self.right[0]
             close = above - below <= error * above or self.left[1] <= self.right[1] * (1.0 + error)
@@ -397,7 +397,7 @@ class _Search:
                 return
 
     def tighten(self) -> None:
-        """Move `low` and `high` towards the solution, by eps where an end of the sum's bracket may cross the target."""
+        """Move `low` and `high` towards the solution: try eps where an end of the sum's bracket may meet the target."""
         if not (self.left[0] < self.right[0] < math.inf):
             return
         x, slope = self.root()
@@ -430,7 +430,7 @@ def weights(law: Law, tail: float) -> Weights:
     """
     if isinstance(law, Categorical):
         each = np.asarray(law.probabilities)
-        error = 4e-13  # above 1e-13, by which the sum of the probabilities may differ from 1
+        error = 4e-13  # more than the 1e-13 by which the sum of the probabilities may differ from 1
         return _listed(np.arange(each.size) * 1.0, each * (1.0 - error), each * (1.0 + error), 0.0, 0.0)
     if isinstance(law, PointMass) or (isinstance(law, Binomial) and float(law.probability_of_run) == 1.0):
         return Weights(np.array([largest_k(law)]), np.ones(1), np.ones(1), 0.0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""The base class of all selections, which run a mechanism K times, and the pairs of laws by which they are composed."""
+"""The base class of selections, which run a mechanism K times, and the pairs of laws that compose in their place."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def pair_of(
 
 
 def _pair_of_points(epsilon: np.ndarray, *deltas: np.ndarray) -> FinitePair:
-    """Return `pair_of_profile` of points in any order. Of eps within LEAST_GAP the larger stays; 0 always stays."""
+    """Return `pair_of_profile` of points in any order. Of eps within LEAST_GAP the largest is kept; 0 always is."""
     order = np.argsort(epsilon, kind="stable")
     order = order[np.isfinite(epsilon[order])]
     kept: list[int] = []

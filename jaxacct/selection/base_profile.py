@@ -48,7 +48,7 @@ EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
 LAST_DELTA = 1e-18
 """The profile is evaluated up to the eps at which delta exceeds the mass at infinity by this much."""
 PROFILE_RTOL = 0.01
-"""The rtol with which engines are asked for a profile. A contour's error is 1 % of it, and moves eps by 1e-5."""
+"""The rtol with which engines are asked for a profile. A contour's error is 1 % of this rtol, and moves eps by 1e-5."""
 CONTOURS = 16
 """Number of contours for one direction. Each gives delta at a block of neighbouring eps."""
 TOGETHER = 32
@@ -181,7 +181,7 @@ def meet(one: Any, other: Any, most: float) -> np.ndarray:
 def each_pair(
     run: Mechanism, law: Law, shape: tuple[int, ...], asked: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, Mechanism, Law]]:
-    """Yield (flat indices in `shape`, base, law) for each pair of base and law, with only the indices in `asked`."""
+    """Yield (flat indices in `shape`, base, law) for each pair of base and law; leave out elements not `asked`."""
     mine = batch_shape(run)
     pairs = np.broadcast_shapes(mine, law.shape)
     number = np.broadcast_to(np.arange(int(np.prod(pairs))).reshape(pairs), shape).reshape(-1)
@@ -346,7 +346,7 @@ def _bounds_at(
     by_contour: np.ndarray,
     shared: np.ndarray,
 ) -> list[np.ndarray]:
-    """Return bounds of delta, (2, K), for each base at its K eps in `places`; if `shared`, near eps share a contour."""
+    """Return bounds of delta, (2, K), for each base at its K eps in `places`; `shared`: near eps share a contour."""
     sizes, eps = np.array([each.size for each in places]), np.concatenate(places)
     row = np.repeat(np.arange(sizes.size), sizes)
     ends, due = np.stack([np.zeros(eps.size), np.ones(eps.size)]), np.ones(eps.size, bool)
@@ -362,14 +362,14 @@ def _bounds_at(
 
 
 def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
-    """Return the eps at which a profile is evaluated, up to `last`. One direction needs no eps beyond `first`."""
+    """Return the eps at which a profile is evaluated: up to `first` for both directions, on to `last` for only one."""
     count = EPS_POINTS.get(engine, EPS_POINTS["lattice"]) // (2 if coarse else 1)
     early = round(count * max(first / last, 0.5))
     return np.concatenate([np.linspace(0.0, first, early), np.linspace(first, last, count - early + 1)[1:]])
 
 
 def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return which brackets from shared contours are so wide that their own contours, or the lattice, replace them."""
+    """Return which brackets from shared contours are so wide that another contour, or the lattice, is to redo them."""
     wide = high - low > CONTOUR_WIDTH * high
     # a separate contour hardly ever raises a lower bound of 0: only every eighth such eps is computed again
     nothing = wide & (low == 0.0)
@@ -440,7 +440,7 @@ def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[n
 
 
 def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (slopes, Q-masses, P-masses) of a polygon above the curve, from upper bounds of delta at e^eps `ratio`."""
+    """Return (slopes, Q-masses, P-masses) of a polygon above the curve, by upper bounds of delta at e^eps = `ratio`."""
     # every line is above the curve, so any subset of the lines gives a bound
     keep = np.linspace(0, ratio.size - 1, min(ratio.size, CELLS - 1)).round().astype(int)
     r, d = np.concatenate([[0.0], ratio[keep]])[::-1], np.concatenate([[1.0], upper[keep]])[::-1]
@@ -448,7 +448,7 @@ def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 
 def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the knots (Q-mass, P-mass) of a polygon below the curve, from bounds of delta at the e^eps of `ratio`."""
+    """Return the knots (Q-mass, P-mass) of a polygon below the curve, from bounds of delta at e^eps = `ratio`."""
     # wide brackets are left out, since the polygon would be lower there than the chord between narrow neighbours
     ratio, lower, upper = (x[lower >= 0.5 * upper] for x in (ratio, lower, upper))
     lower = np.maximum(lower, 1.0 - ratio)

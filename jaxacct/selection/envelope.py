@@ -33,7 +33,7 @@ INFLATED = 4e-12
 LARGEST_EPS = 700.0
 """Largest eps that is tried, so that e^eps is finite."""
 VALUES = 24_000
-"""Besides the knots of the polygon above T, this many v, evenly spread among the knots, give a line each."""
+"""Each knot of the polygon above T gives a line, and so do this many v, evenly spread among the knots."""
 FAR_POINTS = 128
 """Number of points that a table adds at deltas below those of the base's kept profile."""
 TAIL_SHARE = 1e-6
@@ -71,12 +71,12 @@ class Envelope(NamedTuple):
     sums: tuple[Points, ...]
 
     def leak(self, eps: np.ndarray) -> np.ndarray:
-        """Return upper bounds of delta at eps >= 0, (R,) for R rows; 1 where the bound is not finite."""
+        """Return upper bounds of delta at eps >= 0, (R,); 1 where the bound is not finite."""
         total = self.about(eps, 4.0 * ROUNDOFF)[0] * (1.0 + INFLATED)
         return np.where(total <= 1.0, total, 1.0)
 
     def about(self, eps: np.ndarray, rounding: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-        """Return an estimate of the leak, and how fast it falls with eps. `rounding` lowers eps, so the leak rises."""
+        """Return an estimate of the leak, and how fast it falls with eps. `rounding` lowers eps and so raises it."""
         value, fall, eps = self.start, np.zeros(eps.shape), eps[..., None]
         for at, weight, profile in self.sums:
             moved = eps + at - (rounding * (1.0 + eps + np.abs(at)) if rounding else 0.0)  # `at` may be -inf
@@ -110,7 +110,7 @@ def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
     """
     low, high, done = np.zeros(delta.shape), np.full(delta.shape, LARGEST_EPS), np.zeros(delta.shape, bool)
     eps = low
-    # Newton's steps solve for log(leak). Where these leave [low, high], they solve for the leak, convex in e^eps
+    # Newton's steps solve for log(leak). A step that leaves [low, high] solves for the leak instead, convex in e^eps
     for _ in range(60):
         value, fall = made.about(eps)
         low, high = np.where(value > delta, eps, low), np.where(value > delta, high, eps)
@@ -131,7 +131,7 @@ def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
 
 
 def _of_table(run: Mechanism, law: Law, least: float, side: Sides) -> tuple[Envelope, float]:
-    """Return the envelope of one base and law for deltas from `least` on, and the last eps of its table."""
+    """Return the envelope of one base and law for deltas of at least `least`, and the last eps of its table."""
     table, (u, t) = table_of(*profile_points(run, least * TAIL_SHARE / max(law.mean, 1.0), side))
     lost = float(table.delta[-1])
     points = points_of(*lines(law, u, t), Table(table.ratio, table.delta - lost))
@@ -166,7 +166,7 @@ def table_of(ratio: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarr
 
 
 def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return gains and costs of lines `r gain - cost`, from knots (u, t) above T; their maximum is at least M(r)."""
+    """Return gains and costs of lines `r gain - cost`, from knots (u, t) above T; the highest line is at least M(r)."""
     near_one = 1.0 - np.geomspace(1e-13, 1.0, 1500)
     knots = np.linspace(0.0, u.size - 1.0, VALUES)
     v = np.concatenate([u, np.interp(knots, np.arange(u.size), u), near_one, np.interp(near_one, t, u)])
@@ -185,7 +185,7 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table, weight: float = 1.0) -> Points:
-    """Return the weighted profile values that the maximum of lines `r gain - cost` makes; the gains ascend.
+    """Turn the maximum of lines `r gain - cost` into a weighted sum of profile values (`Points`); the gains ascend.
 
     README.md, "The envelope", has the formula.
     """

@@ -269,7 +269,7 @@ class TruncatedNegativeBinomial(Law):
         return np.where(k >= 1.0, self._scale() / at * np.exp(grown), 0.0)
 
     def survival(self, k: ArrayLike) -> np.ndarray:
-        """Return Pr[K > k], the rest of a Taylor series: `_scale (1-gamma)^{k+1} (eta+1)_k/k! e^_log_tail`."""
+        """Return Pr[K > k], the remainder of a Taylor series: `_scale (1-gamma)^{k+1} (eta+1)_k/k! e^_log_tail`."""
         k = np.asarray(check("k", k, WHOLE_K))
         if np.any(np.asarray(self.eta) > 1e6):  # `_log_tail` has too few terms for so sharp an integrand
             raise InputError(f"eta = {np.max(self.eta)!r} must be at most 1e+06 for tails; use a smaller eta")
@@ -528,7 +528,7 @@ class Categorical(Law):
         if isinstance(self.probabilities, Tracer):
             return
         total = np.sum(self.probabilities, axis=-1) if np.ndim(self.probabilities) else np.zeros(())
-        bad = np.abs(total - 1.0) > 1e-13  # allows for the rounding of a sum of many terms
+        bad = np.abs(total - 1.0) > 1e-13  # 1e-13 allows for the rounding of a sum of many terms
         if np.any(bad):
             index = [int(i) for i in np.argwhere(bad)[0]]
             raise InputError(
@@ -608,9 +608,10 @@ def largest_k(law: Law) -> float:
 
 
 def derivative(law: Law, order: int) -> tuple[float, Law]:
-    """Return a scale and a law such that phi^(order) = scale psi', with the law's generating function psi; order >= 1.
+    """Return a scale and a second law such that phi^(order) = scale psi', for order >= 1.
 
-    The scale is 0 if K is always below `order`.  A law that is not of this library raises InputError.
+    Here phi is the generating function of `law`, and psi that of the second law.  The scale is 0 if K is always below
+    `order`.  A law that is not of this library raises InputError.
 
     README.md, "The best j", says which law (under "Computing it").
 

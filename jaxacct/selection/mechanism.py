@@ -27,7 +27,7 @@ from jaxacct.selection.top import TOP, TopSelection
 from jaxacct.selection.worst_case import bracket
 
 CANDIDATES = ("iid", "adaptive")
-"""The assumptions about the candidates that `select` knows."""
+"""The values of the argument `candidates` of `select`: its assumption about the candidates."""
 WORST_CASE = "worst_case"
 """The default bound of `select`: the exact worst case."""
 WIDE = 0.01
@@ -186,7 +186,7 @@ def certified(
     ends[1] = np.where(known, ends[1], most)
     if (wide := _loose(*ends)).any():
         ends = profile_ends.narrowed(quantity, run, law, values, relation, ends, wide)
-    # the envelope serves for deltas below those that the trade-off curve resolves, the Rényi bound for many candidates
+    # the envelope helps at deltas too small for the trade-off curve, and the Rényi bound helps with many candidates
     for name in ("envelope", "renyi"):
         if isinstance(law, BOUNDS[name].laws) and (wide := _loose(*ends) & known).any():
             other = bound_epsilon if quantity == "epsilon" else bound_delta

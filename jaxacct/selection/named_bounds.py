@@ -28,7 +28,7 @@ from jaxacct.selection.base_profile import SAYS_NOTHING, Sides, gaussian_mu, sid
 from jaxacct.selection.law_of_k import Binomial, Law, Poisson, TruncatedNegativeBinomial, require_law
 
 CHUNK = 256
-"""Number of rows that are computed at once. They are so few that their arrays stay in the processor's cache."""
+"""Number of configurations computed at once: so few that their arrays stay in the processor's cache."""
 PROFILE_LAWS = (TruncatedNegativeBinomial, Binomial, Poisson)
 """Laws of K with a published bound by the privacy profile."""
 RENYI_LAWS = (TruncatedNegativeBinomial, Poisson)
@@ -38,8 +38,8 @@ RENYI_ORDERS = 1.0 + np.geomspace(1e-2, 1e4, 241)
 ROUNDED_UP = 1.0 + 1e-12
 """Factor by which the published bounds are rounded up. It covers the rounding error of each formula."""
 REACHES = (9.0, 13.0, 37.5)
-"""How many standard deviations the nodes go beyond the means 0 and mu of the two normal laws. A row takes the first of
-these numbers at which the nodes hold all but 1e-9 of delta. Beyond the last number masses underflow in float64."""
+"""How many standard deviations the nodes go beyond the means 0 and mu of the two normal laws. A configuration takes
+the first of these numbers at which the nodes hold all but 1e-9 of delta. Beyond 37.5, masses underflow in float64."""
 LARGEST_EPS = 700.0
 """Largest eps that is searched, so that e^eps is finite."""
 
@@ -76,7 +76,7 @@ def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
 
 
 def least_growth(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> np.ndarray:
-    """Return the logarithm of the least `e^{eps_1} + (1-gamma)/gamma delta(eps_1)`, which is convex in e^{eps_1}."""
+    """Return log of the minimum over eps_1 of `e^{eps_1} + (1-gamma)/gamma delta(eps_1)`, convex in e^{eps_1}."""
     odds = (1.0 - np.asarray(law.gamma)) / law.gamma
     # an eps_1 at which delta of the base is below 1e-12 gains nothing
     high = upper_epsilon(run, np.asarray(1e-12), relation)
@@ -285,13 +285,13 @@ class Line(NamedTuple):
     laws: Law  # (R,) laws of K
     mu: np.ndarray  # (R,)
     x: np.ndarray  # (R, X) nodes, from -inf to inf
-    log_ratio: np.ndarray  # (R, X) log(winner's density for N(mu, 1) / density for N(0, 1)); nan if both are 0
+    log_ratio: np.ndarray  # (R, X) log of the winner's density for N(mu, 1) over that for N(0, 1); nan if both are 0
     present: np.ndarray  # (R, X - 1) masses of the winner's law for N(mu, 1) between neighbouring nodes
     without: np.ndarray  # (R, X - 1) masses of the winner's law for N(0, 1) between neighbouring nodes
 
 
 def line(laws: Law, mu: np.ndarray, reach: float) -> Line:
-    """Return the nodes of every row. If the log ratio has an extremum between two nodes, one node is moved to it."""
+    """Return the `Line` of the laws. If the log ratio has an extremum between two nodes, one node is moved to it."""
     steps = int(np.ceil(2.0 * reach / 0.32))  # the nodes around a mean are 0.32 apart
     own = np.linspace(-reach, reach, steps + 1)
     x = np.sort(np.concatenate([own + 0.0 * mu[:, None], own[:-1] + reach / steps + mu[:, None]], axis=1), axis=1)
@@ -311,7 +311,10 @@ def line(laws: Law, mu: np.ndarray, reach: float) -> Line:
 
 
 def _log_ratio(laws: Law, mu: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return log(winner's density for mean mu / density for mean 0), and its slope; NaN if phi' is 0 or not finite."""
+    """Return the log ratio of the winner's densities at x, and its slope; NaN if phi' is 0 or not finite.
+
+    The ratio is the density for draws from N(mu, 1) over the density for draws from N(0, 1).
+    """
     logs, slopes = [], []
     for z in (x - mu, x):
         steep, ratio = laws.steepness(ndtr(z), ndtr(-z))
@@ -399,7 +402,7 @@ def crossing(rows: Line, delta: np.ndarray) -> np.ndarray:
 
     for side in (1.0, -1.0):
         cells = (rows.present, rows.without)[:: int(side)]
-        for share, cheap in ((1e-3, True), (1e-13, False)):  # sets of whole cells come first
+        for share, cheap in ((1e-3, True), (1e-13, False)):  # A first consists of whole cells
             for _ in range(60):  # a few passes usually suffice, since the error falls faster than geometrically
                 if cheap:
                     active = cells[0] > found[:, None] * cells[1]
@@ -415,7 +418,7 @@ def crossing(rows: Line, delta: np.ndarray) -> np.ndarray:
 class Bound(NamedTuple):
     """An upper bound on a selection's leak, by name."""
 
-    upper: Callable[[str, Mechanism, Law, np.ndarray, str], np.ndarray]  # of (quantity, base, law, values, relation)
+    upper: Callable[[str, Mechanism, Law, np.ndarray, str], np.ndarray]  # takes (quantity, base, law, values, relation)
     kind: str = "bound"  # the kind of its answers
     laws: tuple[type[Law], ...] = (Law,)  # the laws of K for which it holds
 

@@ -89,7 +89,7 @@ class Limits(NamedTuple):
 def narrowed(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, ends: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Narrow the brackets `ends`, (2, *shape), by `Limits` if `rows`; a bracket outside its limits becomes trivial."""
+    """Narrow the brackets `ends`, (2, *shape), where `rows`, by `Limits`; one that is outside them becomes trivial."""
     shape = ends.shape[1:]
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
     for here, base, one in each_pair(run, law, shape, rows):
@@ -172,7 +172,10 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Return (gain, cost) of orders of scores that put part of the most revealing outcome above all ranks up to a v."""
+    """Return (gain, cost) of several orders of scores.
+
+    In each, part of the most revealing outcome scores above all other ranks up to some v.
+    """
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:
         return np.zeros(0), np.ones(0)
@@ -187,7 +190,7 @@ def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.nd
 
 
 def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Return a loss that an order of scores like those in `orders`, with v at a knot of the curve, reaches."""
+    """Return a loss that some order of scores reaches: one as in `orders`, whose v is a knot of the curve."""
     top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0
@@ -234,7 +237,7 @@ def log_ratio_at_knots(above: Outer, law: Law, apart: float) -> float:
 
 
 def log_slopes(law: Law, y: np.ndarray, side: float) -> np.ndarray:
-    """Return log phi' at 1 - y plus a constant, rounded up for side 1 and down for side -1; NaN or -inf if unknown."""
+    """Return log phi'(1 - y) plus a constant, rounded up for side 1 and down for side -1; NaN or -inf if unknown."""
     y = np.clip(y, 0.0, 1.0)
     known = type(law) in KNOTS_DECIDE  # a subclass may have another formula
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -277,7 +280,7 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
         before = start / (slopes(law, 1.0 - reach + MASS_ERROR) * (1.0 - 2.0 * RELATIVE_ERROR))
     # For each cell, `before` bounds the ratio for all v before the cell, `after` for all v in the cell or later, and
     # `least` for all v.  In the cell or later the ratio reaches about `reached`.  The search leaves out the cells
-    # before `first`, for which `before` serves.  This is the last cell at which `before` is at most `reached` and
+    # before `first`, for which `before` serves.  `first` is the last cell at which `before` is at most `reached` and
     # `least` is within 10 % of its minimum, or else the cell of the minimum.
     after, reached = (np.maximum.accumulate(x[::-1])[::-1] for x in (high, low))
     least = np.maximum(before, after)

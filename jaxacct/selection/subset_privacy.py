@@ -98,7 +98,7 @@ def subset_epsilon(
 def _through_points(
     epsilon: Callable[[float], Any], delta: Callable[[np.ndarray, str], np.ndarray], target: float
 ) -> PrivacyProfile:
-    """Return a mechanism made from upper bounds of delta in both directions, up to where delta is 1e-4 of `target`."""
+    """Return a mechanism made from upper bounds of delta in both directions, down to a delta of 1e-4 times `target`."""
     top = float(epsilon(max(target * 1e-4, 1e-300)))
     # with 400 points, the product of two such pairs has 160,000 atoms
     grid = np.linspace(0.0, max(top, 1e-6) if np.isfinite(top) else 50.0, 400)
@@ -148,7 +148,7 @@ class Product(NamedTuple):
         return high
 
     def profile(self, *points: float) -> PrivacyProfile:
-        """Return tuning and final run as a mechanism, by its profile at `points` and at 160 eps evenly from 0 on."""
+        """Return tuning plus final run as one mechanism, by its profile at `points` and 160 evenly spaced eps."""
         top = self.epsilon(max(1e-12, 2.0 * self.infinite))
         grid = np.linspace(0.0, top if math.isfinite(top) else 50.0, 160)
         for point in points:
@@ -158,7 +158,7 @@ class Product(NamedTuple):
 
 
 def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, variant: str) -> Product:
-    """Return the pair of tuning and final run, from their profiles; `share` is a record's chance to be sampled."""
+    """Return the pair for tuning plus final run, from their profiles; `share` is a record's chance to be sampled."""
     (p1, q1, more1), (p2, q2, more2) = (atoms(one.pair()) for one in (tuning, trained))
     base = np.outer(q1, q2).ravel()
     if variant == "rest":

@@ -1,7 +1,7 @@
 """Selections that release the best j of K candidates together: `selection.select(run, k, top=j)`.
 
 The bound is an envelope of lines in the product of the likelihood ratios of j candidates, which has the law of j runs.
-So it needs only profiles of up to j runs (README.md of this folder, "The best j").
+So the bound needs only profiles of up to j runs (README.md of this folder, "The best j").
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, floa
 
 
 def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> tuple[envelope.Envelope, float]:
-    """Return the envelope of one direction for deltas from `level` on, and the last eps of `top` runs' profile."""
+    """Return one direction's envelope for deltas of at least `level`, and the last eps of the profile of `top` runs."""
     parts = components(run, "add_or_remove_one", side.direction)
     # `apart`: the base's mass at infinity, which is taken out of the profiles and the curve, and added as
     # `Envelope.start`. This is sound only where the mass is known exactly: a pair that merely dominates the base may

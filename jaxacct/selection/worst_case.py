@@ -29,7 +29,7 @@ LARGEST_EPS = 600.0
 MOST_KEPT = 128
 """Number of bases whose curves are kept. The curves of a base take up to 2 MB."""
 _kept: dict[tuple[Mechanism, bool, bool], Base] = {}
-"""Bases by (mechanism, `coarse`, whether NumPy computed them). The bases asked for last are at the end."""
+"""Bases by (mechanism, `coarse`, whether NumPy computed them). The most recently used bases are at the end."""
 _keeping = threading.Lock()
 PER_CALL = 16
 """Number of configurations in one call of a compiled program.  The calls run on all cores."""
@@ -60,8 +60,9 @@ def known_bases(run: Mechanism, coarse: bool = False) -> list[Base]:
 def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str, width: float = 0.0) -> np.ndarray:
     """Return brackets (2, *shape) of "epsilon" at deltas in (0, 1), or of "delta" at eps >= 0; arguments broadcast.
 
-    A bracket is computed again, at a finer resolution, if it is wider than WIDTH (times delta, for deltas) and than
-    `width` times the value.  With `width` inf nothing is computed again, and deltas are within some 1e-3 of the truth.
+    A bracket is computed again, at a finer resolution, if it is wider than WIDTH (times delta, for deltas) and also
+    wider than `width` times the value.  With `width` inf nothing is computed again, and deltas are
+    within some 1e-3 of the truth.
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
     # curves through half as many points are narrow enough for a `width` of 1e-3 or more
@@ -95,7 +96,7 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
 def _solved(
     quantity: str, stacked: Any, rows: tuple[np.ndarray, Law, np.ndarray], width: float, plain: bool, other: np.ndarray
 ) -> np.ndarray:
-    """Bracket this direction, refine wide brackets, and return the larger ends of these and of `other`, (2, B)."""
+    """Bracket this direction, and refine wide brackets; return (2, B), the larger of each end and that of `other`."""
     (base, laws, values), once = rows, width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _run(quantity, first, stacked, base, laws, values, plain)
