@@ -87,7 +87,7 @@ class Game:
         if plan.unit != "record":
             raise InputError(f"unit = {plan.unit!r} of the plan is not supported: a canary is one record; use 'record'")
         rule = trainer.rule
-        # a noisy count or loss would still include a canary that is out, so that its absence would show twice as much
+        # a noisy count or loss would hold a canary that is out: its absence would show twice as much as a record's
         beside = rule.adaptive is not None or rule.private_loss is not None
         if rule.rngs or rule.has_aux or beside or trainer.trainable is not None:
             raise InputError(
@@ -122,14 +122,14 @@ class Game:
         outcome: Callable[[Any], Any] | None = None,
         progress: bool | None = False,
     ) -> Played:
-        """Run the trainer `runs` times from `params`, each time with new keys, and score the traces of the canaries.
+        """Run the trainer `runs` times from `params`, each time with new keys, and give each canary a score.
 
         Parameters
         ----------
         params : pytree
         present : bool or array_like of bool, shape (canaries,); whether each canary takes part.
         runs : number of runs.
-        steps : number of steps of the plan to take, from the first on; by default all.
+        steps : how many steps of the plan to take, beginning with the first; by default all.
         seed : seed of 64 bits for all keys.  Keys from a seed are for audits only.
         hyperparameters : name -> one value for each run, shape (runs,), such as a learning rate.  The optimizer must be
             made by `optax.inject_hyperparams`.
@@ -225,7 +225,7 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
 
     The coordinates are the parameters, flattened into one vector.
 
-    In every step in which a canary takes part, it moves the clipped sum along its coordinate by C, less rounding.  Its
+    In every step in which a canary takes part, it moves the clipped sum along its coordinate by C, up to rounding.  Its
     score is the sum over all steps of the noisy sums at its coordinate, in units of C.  The trainer clips planted
     gradients one example at a time.  To audit clipping by ghost norms, use `input_canary`.
 

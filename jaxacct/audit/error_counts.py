@@ -301,7 +301,7 @@ def _sample(name: str, values: Any) -> np.ndarray:
 
 
 def _errors(absent: np.ndarray, present: np.ndarray, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for every threshold, how many absent scores are above it, and how many present scores are not."""
+    """Count, for every threshold, the absent scores above it and the present scores at or below it."""
     above = absent.size - np.searchsorted(np.sort(absent), cuts, side="right")
     return above, np.searchsorted(np.sort(present), cuts, side="right")
 

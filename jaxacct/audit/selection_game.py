@@ -36,7 +36,7 @@ SEED_RANGE = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
 
 
 def gaussian(mean: float = 0.0) -> Partial:
-    """Return a function that draws outcomes of a Gaussian candidate, N(mean, 1), as float32 from 32 bits each.
+    """Return a function that draws outcomes of a Gaussian candidate, N(mean, 1), each a float32 from 32 bits.
 
     The relative error of a tail's mass is at most 1e-5.  No outcome is farther than 6.4 standard deviations from the
     mean; the tail beyond has a mass of about 1e-10.
@@ -167,7 +167,7 @@ def in_chunks(
     seed: int,
     progress: bool | None = False,
 ) -> Iterator[Any]:
-    """Yield `one(key, repetitions, rng, size)` for each chunk; only the last `size` values of `repetitions` count."""
+    """Yield `one(key, repetitions, rng, size)` for each chunk; only the last `size` of the `repetitions` are draws."""
     if not isinstance(law, Law) or law.shape:
         raise InputError(f"law = {law!r:.60} must be one law of K; use one such as selection.Geometric(0.1)")
     runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, SEED_RANGE))
@@ -192,7 +192,7 @@ def in_chunks(
 
 
 def repetition_counts(law: Law, table: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Return `size` draws of K, int32, in ascending order except for the draws beyond the table."""
+    """Return `size` draws of K as int32, in ascending order; draws beyond the table come last, unsorted."""
     counts = rng.multinomial(size, table)
     drawn = np.repeat(np.arange(table.size - 1, dtype=np.int32), counts[:-1])
     if not counts[-1]:
@@ -254,7 +254,7 @@ def _winners(draw: Any, score: Any, key: Any, repetitions: Any) -> Any:
 
 @jax.jit
 def _counted(draw: Any, score: Any, event: Any, key: Any, repetitions: Any, skipped: Any) -> Any:
-    """Return how many winners are in an event, among all but the first `skipped` selections."""
+    """Return how many winners are in an event, leaving out the first `skipped` selections."""
     released = _winners(draw, score, key, repetitions).reshape(-1)
     return jnp.sum(event(released) & (jnp.arange(released.size) >= skipped), axis=-1, dtype=jnp.int32)
 
@@ -349,7 +349,7 @@ def winning_ranks(law: Law, runs: int, *, seed: int = 0, progress: bool | None =
 
 
 def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progress: bool | None = False) -> np.ndarray:
-    """Simulate `runs` selections and count how many each cell wins.  The cells are in ascending order of their score.
+    """Simulate `runs` selections and count the wins of each cell.  The cells are in ascending order of their score.
 
     Parameters
     ----------
@@ -419,7 +419,7 @@ def cell_audit(
     with np.errstate(divide="ignore", invalid="ignore"):
         order = np.argsort(np.where(one > 0.0, -np.log(one / other), np.inf), kind="stable")
         gain, cost = np.cumsum(one[order]), np.cumsum(other[order])
-    # choose the event that gives the largest bound of epsilon if the counts are the expected ones
+    # choose the event whose bound of epsilon is the largest at the expected counts
     wrong, missed = (np.clip(np.round(x * runs), 0, runs) for x in (cost, 1.0 - gain))
     shown = clopper_pearson(wrong, runs, missed, runs, delta=delta, confidence=confidence).epsilon
     event = order[: int(np.argmax(shown)) + 1]

@@ -127,7 +127,7 @@ def one_run(
     ----------
     correct, guesses, canaries : array_like of whole numbers; correct <= guesses <= canaries.
     delta : array_like in [0, 1)
-        All arrays broadcast.  If the claim is a Plan, delta may be left out; its own delta is then used.
+        All arrays broadcast.  If the claim is a Plan, delta may be left out; the plan's delta is then used.
     confidence : float in (0, 1)
     claim : a Plan claims the curve of one run, a mechanism or a Profile claims its own curve, and a number mu > 0
         claims mu-Gaussian DP.  The claim is about adding or removing one canary; under replace_one or zero_out it is
@@ -157,7 +157,7 @@ def one_run(
     fields, shape = guess_counts(correct, guesses, canaries, delta)
     v, r, m, d = (np.broadcast_to(x, shape).reshape(-1) for x in fields)
     rejected = lambda at: _log_p(at, v, r, m, d) < np.log(error) - 1e-9
-    # the upper end is not rejected: there even r right guesses, each of probability q, have q^r >= error
+    # `high` is not rejected: at this epsilon even r right guesses of r have probability q^r >= error
     low, high = np.zeros(v.size), np.maximum(np.log(r / -np.log(error)) + 1.0, 1.0)
     some = rejected(low)
     for _ in range(60):  # more halvings than a float64 has significant bits
@@ -342,7 +342,7 @@ class Lines(NamedTuple):
 
 
 def claimed_lines(claim: Any, guessed: str) -> Lines:
-    """Return lines above the claimed curve of adding or removing a canary; of removing only if `guessed` is "in"."""
+    """Return lines above the claimed curve. If `guessed` is "in", the curve is that of removing a canary alone."""
     relation = "add_or_remove_one" if guessed == "both" else "remove_one"
     if isinstance(claim, Plan):
         if claim.filter is not None:
@@ -383,7 +383,7 @@ def _deltas(side: Profile) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _lowest(intercept: np.ndarray, slope: np.ndarray) -> Lines:
-    """Return the lines that for some y give the largest lower bound (y - intercept)/slope; `Lines` explains y."""
+    """Return those lines that, for some y, give the largest lower bound (y - intercept)/slope; `Lines` explains y."""
     steep, start = 1.0 / slope, -intercept / slope
     kept = upper_hull(steep, start)
     return Lines(intercept[kept], slope[kept], -np.diff(start[kept]) / np.diff(steep[kept]))

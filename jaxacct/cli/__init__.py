@@ -35,7 +35,7 @@ def command() -> int:
 
     def terminate(number: int, frame: Any) -> None:
         received.append(number)
-        raise KeyboardInterrupt("terminated")  # ends a command as Ctrl-C does
+        raise KeyboardInterrupt("terminated")  # the command then ends as after Ctrl-C
 
     signal.signal(signal.SIGTERM, terminate)
     status = main()

@@ -72,7 +72,7 @@ QUESTION = {
 WHOLE_NUMBERS = ("block", "process_id", "process_count", "port")
 """Options that take one whole number."""
 SINGLE = {"risk": ("above_fpr",), "ledger": ("delta",), "report": ("delta", "prior"), "verify": ("delta", "seconds")}
-"""Options of each command that take one number, not a list."""
+"""For each command, the options that take a single number and no list."""
 REQUIRED = {
     "advise": {
         name: f"{name} is missing; give --{name.replace('_', '-')}"
@@ -396,7 +396,7 @@ def _parser() -> _Parser:
 
 
 def _attach_negatives(arguments: Sequence[str]) -> list[str]:
-    """Make one word, `--steps=-1e3`, of `--steps -1e3`; otherwise argparse would take the number for an option."""
+    """Join `--steps -1e3` into one word, `--steps=-1e3`; otherwise argparse would take the number for an option."""
     joined: list[str] = []
     for word in arguments:
         negative = re.match(r"-([0-9.]|inf|nan)", word)

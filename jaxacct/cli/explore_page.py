@@ -59,7 +59,7 @@ SLIDERS = {
     "group": (1, 100, "1"),
     "delta": (1e-12, 0.01, "1e-5"),
 }
-"""The ends of the slider of each number, and its first value. The box beside a slider takes other numbers as well."""
+"""The ends of each number's slider, and the number's first value. The box beside a slider takes other numbers, too."""
 FIRST = {name: first for name, (_, _, first) in SLIDERS.items()}
 FIRST |= {"runs": "1", "sampling": "poisson", "rate": "batch_size", "length": "epochs"}
 """The first value of every setting."""
@@ -77,7 +77,7 @@ POINTS = 25
 FPR = np.unique(np.concatenate([[1e-4, 1e-3, 0.003, 0.01, 0.03], np.linspace(0.0, 1.0, 21)]))
 """False positive rates at which a trade-off curve is computed."""
 TICK, PATIENCE = 0.05, 0.4
-"""Seconds between two checks whether an answer is there; seconds after which the page shows progress."""
+"""Seconds between two checks for an answer; seconds after which the page shows progress."""
 PARTS = ("lower", "estimate", "upper", "kind", "status", "engine")
 """Names of the fields of an answer."""
 KEPT = 200
@@ -179,7 +179,7 @@ class Desk:
         self.said = ""
 
     def ask(self, words: str, run: Run) -> Any:
-        """Return the answer to a question about a run; raise Stopped if it is not known yet and Stop was pressed."""
+        """Return the answer to a question about a run; after Stop, raise Stopped unless the answer is known."""
         kept, key = st.session_state.setdefault("answers", {}), (words, repr(run[1:]))
         if key not in kept:
             if self.stopped:
@@ -418,7 +418,7 @@ def show_risks(answers: list[tuple[Run, RiskTable]]) -> None:
 
 
 def relations(answers: list[tuple[Run, Any]]) -> str:
-    """Return the neighbouring relations of the runs in words; several relations come with the names of their runs."""
+    """Return the neighbouring relations of the runs in words; several relations each follow the names of their runs."""
     found: dict[str, list[str]] = {}
     for run, _ in answers:
         found.setdefault(style.RELATION[run.relation], []).append(run.name)
@@ -428,12 +428,12 @@ def relations(answers: list[tuple[Run, Any]]) -> str:
 
 
 def named(answers: list[tuple[Run, Any]], frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """Return the tables of the runs as one, with the name of the run in the first column."""
+    """Return the tables of the runs as one table, with the name of the run in the first column."""
     return pd.concat(frames, keys=[run.name for run, _ in answers], names=["run", None]).reset_index("run")
 
 
 def take_away(stem: str, canvas: Any, frame: pd.DataFrame) -> None:
-    """Show a picture, with buttons that save it, and its numbers."""
+    """Show a picture, with buttons that save the picture and its numbers."""
     picture = io.BytesIO()
     canvas.savefig(picture, format="png", dpi=200)
     st.image(picture.getvalue(), width="stretch", alt=stem.replace("_", " "))

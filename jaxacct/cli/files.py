@@ -121,7 +121,7 @@ def ledger(options: argparse.Namespace) -> int:
     runs = [_run(found, name, at) for name in found.runs]
     try:
         together = _answer(found.epsilon(at))
-    except InputError as error:  # such as runs of two relations, each of which has an epsilon of its own
+    except InputError as error:  # such as runs under two relations, which have no epsilon in common
         if len(runs) == 1:
             raise
         together = {"lower": None, "estimate": None, "upper": None, "kind": None, "status": str(error)}
@@ -168,7 +168,7 @@ def _answer(bounds: Bounds) -> dict[str, Any]:
 
 
 _COUNTED = {"fixed_batches": "passes", "random_allocation": "rounds", "cyclic_poisson": "passes", "fixed_order": "runs"}
-"""The unit in which a ledger counts the releases of a way of sampling, if the unit is not steps."""
+"""For each way of sampling whose releases a ledger does not count in steps, the unit of the count."""
 
 
 def _ledger_text(report: dict[str, Any]) -> str:

@@ -48,7 +48,7 @@ def failed(table: Table) -> int:
 
 
 def as_text(table: Table, batch: bool, beside: Mapping[str, str] | None = None) -> str:
-    """Write the answer, rounded to the safe side: a table for a batch, otherwise lines, which include `beside`."""
+    """Write the answer, rounded to the safe side: a table for a batch, otherwise lines; `beside` holds more lines."""
     if batch:
         usual = set(table["relation"].tolist()) == {"add_or_remove_one"}
         shown = [name for name in table.columns if name != "quantity" and not (name == "relation" and usual)]
@@ -202,7 +202,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def row_numbers(text: str | None) -> list[int] | None:
-    """Parse the numbers of rows, from 0; None stays None."""
+    """Parse row numbers, which count from 0; None stays None."""
     if text is None:
         return None
     if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text):

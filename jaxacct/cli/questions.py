@@ -51,7 +51,7 @@ Run = Callable[[int], Mechanism]
 
 
 def _fields(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return the options of these names that the user gave, and the batch rule unless it is Poisson."""
+    """Return those options in `names` that the user gave, and the batch rule unless it is Poisson."""
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     return given | ({} if options.sampling == "poisson" else {"sampling": options.sampling})
 
@@ -148,7 +148,7 @@ def risk(options: argparse.Namespace) -> int:
 
 
 def advise(options: argparse.Namespace) -> int:
-    """Print the error of each way to correlate noise at one budget; with --out, write the table or draw it."""
+    """Print the error of each way to correlate noise at the same budget; with --out, write the table or draw it."""
     from jaxacct.plots import style  # slow imports that few commands need
     from jaxacct.training import advise_strategy
 
@@ -200,7 +200,7 @@ def select(options: argparse.Namespace) -> int:
 
 
 def _selected(grid: Grid, bound: str, relation: str, candidates: str, top: int) -> Table:
-    """Return a table of the selections' epsilons: the worst case of one winner in one sweep, all others law by law."""
+    """Return a table of the selections' epsilons. The usual worst case takes one sweep, other bounds a call per law."""
     from jaxacct import selection
 
     choice("bound", bound, ("worst_case", "auto", *selection.BOUNDS))
@@ -243,7 +243,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def _status(rows: list[dict[str, Any]]) -> int:
-    """Return exit status 3 where a bracket is refuted, else 4 where a bracket is undecided, else 0."""
+    """Return exit status 3 if a bracket is refuted, else 4 if a bracket is undecided, else 0."""
     found = {row["verification"] for row in rows}
     return REFUTED if "refuted" in found else UNDECIDED if "undecided" in found else 0
 

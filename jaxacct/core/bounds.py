@@ -22,7 +22,7 @@ KINDS = {
     "asymptotic": "a limit law, no bound either way",
     "conditional": "true only under an extra assumption, named after a colon",
 }
-"""Kinds of statement, each with its meaning. For example, "conditional: monotone score" names the assumption."""
+"""Kinds of statement, each with its meaning. A kind such as "conditional: monotone score" names its assumption."""
 
 _NEEDS_NO_ACTION = {
     "ok": "The bracket is as narrow as asked for, or as its method can give; use upper in a privacy claim.",
@@ -307,7 +307,7 @@ _SAVED = ("lower", "estimate", "upper", "kind", "status", "engine")
 
 
 def by_column(function: Callable[..., Any], *bounds: Bounds) -> Bounds:
-    """Return the Bounds in which each column is `function` of the same column of the given Bounds."""
+    """Return the Bounds whose every column is `function` applied to that column of all the given Bounds."""
     return Bounds(*(function(*(np.asarray(getattr(one, name)) for one in bounds)) for name in _SAVED))
 
 
@@ -325,6 +325,6 @@ def _named(other: Any) -> str:
 
 
 def _formatted(one: Bounds, spec: str) -> str:
-    """Return one bracket as text. Only a kind other than "certified" and a status other than "ok" are named."""
+    """Return one bracket as text. The text names the kind unless it is "certified", and the status unless "ok"."""
     words = ([] if one.kind == "certified" else [one.kind]) + ([] if one.status == "ok" else [one.status])
     return " ".join([bracket(one.lower, one.upper, spec), *words])

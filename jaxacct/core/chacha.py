@@ -185,7 +185,7 @@ def secret_bytes(key: bytes | None) -> bytes:
 
 
 def key_from_bytes(data: bytes) -> jax.Array:
-    """Return the ChaCha20 key of 32 little-endian bytes. Anyone who knows the bytes can compute the noise."""
+    """Return the ChaCha20 key made of 32 bytes, little-endian. Anyone who knows the bytes can compute the noise."""
     words = np.frombuffer(secret_bytes(data), "<u4").astype(np.uint32)
     return jax.random.wrap_key_data(jnp.asarray(words), impl=CHACHA20)
 
@@ -238,7 +238,7 @@ def host_split(key: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def host_bits(key: Any, count: int, first: int = 0) -> np.ndarray:
-    """Return `count` words of ``jax.random.bits(key, (n,), jnp.uint32)`` from word `first`, for n >= first + count."""
+    """Return words `first` to `first + count - 1` of ``jax.random.bits(key, (n,), jnp.uint32)``, for large enough n."""
     begin = first // 16
     blocks = np.arange(begin, -(-(first + count) // 16), dtype=np.uint32)
     return host_block(key, blocks, (0, 0, _BITS)).reshape(-1)[first - 16 * begin :][:count]

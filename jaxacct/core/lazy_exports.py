@@ -82,7 +82,7 @@ class Missing(type):
 
 @functools.cache
 def _missing(package: str, name: str, module: str) -> Missing:
-    """Return the stand-in for a name that needs a module."""
+    """Return the stand-in for a name that needs a missing module."""
     words = {"__doc__": lacking(f"{package}.{name}", module), "__module__": package, "needs": module}
     return Missing(name, (), words)
 

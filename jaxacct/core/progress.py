@@ -30,8 +30,8 @@ class Progress:
     """A progress line that is redrawn on a terminal or in a notebook; elsewhere each update is a line of its own.
 
     show : whether to show it; None shows it on a terminal, and in a notebook after `NOTEBOOK_WAIT` seconds.
-    there : number of rows that were done before. The rate counts neither these rows nor the seconds `apart()`.
-    pauses : least seconds between two updates, as the pair (on a terminal or in a notebook, elsewhere).
+    there : number of rows that were done before the start. The rate leaves out them and the seconds `apart()`.
+    pauses : least seconds between two updates: the first number on a terminal or in a notebook, the second elsewhere.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Waiting:
 
 @contextlib.contextmanager
 def waiting(total: int | None, unit: str = "rows", show: bool | None = None) -> Iterator[Waiting]:
-    """Show a line once the `with` block has taken a second, and erase it at the end, if a thread can be started."""
+    """If a thread can start, show a line once the `with` block has taken a second, and erase it at the end."""
     work = Waiting()
     wanted = on_terminal() or in_notebook() if show is None else show
     if not wanted or not _waiting.acquire(blocking=False):

@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
 
 
 def outward(value: float | Decimal, spec: str, up: bool) -> str:
-    """Write a number in the format `spec`, rounded up to the next text in this format if `up`, else down.
+    """Write a number in the format `spec`, rounded up if `up`, otherwise down.
 
     All digits of the value count: the float .1 is more than the text "0.1".
 

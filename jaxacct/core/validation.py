@@ -215,7 +215,7 @@ def refuse_where(
     rest: str | Callable[[tuple[int, ...]], str],
     written: Callable[[float], str] = repr,
 ) -> None:
-    """Refuse the first value where `bad` is True. `rest` is the end of the message, or makes it from the index."""
+    """Refuse the first value where `bad` is True. `rest`, or what it returns for the index, ends the message."""
     if np.any(bad):
         index = tuple(np.argwhere(bad)[0].tolist())
         value = float(np.broadcast_to(values, np.shape(bad))[index])

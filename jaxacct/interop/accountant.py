@@ -43,7 +43,7 @@ class _RefusedEvent(privacy_accountant.UnsupportedEventError, InputError):
 
 
 class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
-    """An accountant in place of dp_accounting's PLDAccountant or RdpAccountant, with certified upper ends as answers.
+    """A replacement for dp_accounting's PLDAccountant and RdpAccountant, which answers with certified upper ends.
 
     It takes the events of `interop.from_dp_event`, and events without noise, whose epsilon is infinite.
 
@@ -193,7 +193,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return None
 
     def _check(self, step: Mechanism, count: int) -> None:
-        # the pair of a selection is slow to compute, and its mechanism is refused in the same cases
+        # the pair of a selection is slow to compute; the mechanism that it repeats is refused in the same cases
         if isinstance(step, Selection):
             repeat(step, count)
             self._check(step.mechanism, 1)
@@ -237,7 +237,7 @@ def _answers_at_random(step: Mechanism) -> bool:
 
 
 def _under(mechanism: Mechanism, relation: str) -> Mechanism:
-    """Return the mechanism; under "zero_out" replace randomized responses by pairs with uniform answers (README.md)."""
+    """Return the mechanism. Under "zero_out" a randomized response becomes a pair with uniform answers (README.md)."""
     if relation != "zero_out" or not _answers_at_random(mechanism):
         return mechanism
 

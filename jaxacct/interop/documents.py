@@ -45,7 +45,7 @@ VERSION = 1
 MAX_CHARACTERS = 2**23
 """Largest number of characters of a document.  This limit, like those below, protects the reader from hostile text."""
 MAX_DEPTH = 64
-"""Largest number of mechanisms inside one another."""
+"""Largest number of levels of nested mechanisms."""
 MAX_MECHANISMS = 2**15
 """Largest number of mechanisms in one document."""
 MAX_BATCH = 2**20

@@ -27,7 +27,7 @@ def to_dp_accounting_pld(
     value_discretization_interval: float = 1e-4,
     pessimistic: bool = True,
 ) -> PrivacyLossDistribution:
-    """Return a mechanism's privacy loss distribution in dp_accounting's form, to compose further there.
+    """Return a mechanism's privacy loss distribution as dp_accounting's object, which can compose it further.
 
     Each part of the mechanism becomes one distribution: Gaussian and Laplace noise by dp_accounting's own constructors,
     a finite law by rounding its losses to whole intervals. dp_accounting composes the parts. In both directions the

@@ -47,7 +47,7 @@ MAX_SENSITIVITIES = 1000
 LARGEST_WHOLE = 2**53
 """Largest whole number: float64 holds all whole numbers up to this one."""
 MAX_DEPTH = 64
-"""Largest number of events inside one another; this limit also ends cycles."""
+"""Largest number of levels of nested events; this limit also ends cycles."""
 MAX_EVENTS = 2**15
 """Largest number of events in one tree."""
 LARGEST_SCALE = 1e300

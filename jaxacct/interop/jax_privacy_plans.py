@@ -29,7 +29,7 @@ def from_jax_privacy(thing: Foreign, steps: int = 0, relation: str = RELATIONS[0
     Returns
     -------
     Toeplitz, BLT, ColumnNormalised or MatrixMechanism
-        A plan becomes the MatrixMechanism that it runs, with as many groups as coefficients. The plan's noise
+        A plan becomes the MatrixMechanism that it runs, with as many groups as there are coefficients. The plan's noise
         multiplier is relative to the norm of the coefficients. This holds also with ``column_normalize``, although the
         columns then have norm 1.
 

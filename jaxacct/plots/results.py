@@ -46,9 +46,9 @@ def plot(
         A curve shows a value against an input, with the value's bracket as a band.  A heat map shows a value as colour
         over two inputs.  "profile" draws `plot_profiles` of some rows, and "tradeoff" their `plot_tradeoffs`.
         By default a curve, or a heat map where two inputs have more than eight values each.
-    x, by : names of inputs.  `x` is along the horizontal axis; `by` is along the vertical axis of a heat map, or has a
-        curve for each of its values.  By default these are the inputs with the most values.  All other inputs are held
-        at the value that most rows have.
+    x, by : names of inputs.  `x` is along the horizontal axis.  `by` is along the vertical axis of a heat map.
+        Otherwise each value of `by` has a curve.  By default these are the inputs with the most values.  All other
+        inputs are held at the value that most rows have.
     value : name of a column
         By default the quantity that was solved for; "epsilon" draws the epsilon at a calibrated parameter.
     where : a dict of column names and values; only the rows with these values are drawn.
@@ -185,7 +185,7 @@ def _levels(cells: np.ndarray) -> list[float]:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The rows to draw, with inputs along the axes; `by` is the vertical axis of a heat map, or names the curves."""
+    """The rows to draw, and the inputs `x` and `by`; `by` is the vertical axis of a heat map, or tells curves apart."""
 
     table: Table
     quantity: str
@@ -255,7 +255,9 @@ def choose(
         x = max(free, key=lambda name: axes[name], default=None)
     if x is None:
         raise InputError("no input differs between the rows; there is nothing to draw along an axis")
-    if by is None:  # of the other inputs: one of up to eight values makes curves, one of more makes a heat map
+    if by is None:
+        # A heat map takes the numeric input with the most values, by default only if it has more than eight.  Curves
+        # take the input with the most values, among inputs with at most eight.
         others = _open_axes(table, value, x, by)
         count = {name: len(np.unique(table[name].astype(str) if name in TEXT else table[name])) for name in others}
         by = max((name for name in others if name not in TEXT), key=count.__getitem__, default=None)

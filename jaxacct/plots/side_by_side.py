@@ -34,7 +34,7 @@ OTHER_NOISE = {
     "random_allocation": "random allocation, independent noise",
     "fixed_order": "not sampled, buffered noise",
 }
-"""Legend names of the options of a `StrategyAdvice` that have no bands, by the option's way of sampling."""
+"""For each way of sampling without bands, the legend's name for such an option of a `StrategyAdvice`."""
 
 
 class Curve(NamedTuple):
@@ -133,7 +133,7 @@ def plot_tradeoffs(
 
 
 def draw_profiles(axes: Any, curves: list[Curve], epsilon: np.ndarray | None, *words: str) -> None:
-    """Draw delta against epsilon, by default up to where delta is 1e-10, under a title of `words`."""
+    """Draw delta against epsilon, by default up to where delta is 1e-10; add `words` to the title."""
     grids, ends = _epsilons(curves) if epsilon is None else ([epsilon] * len(curves), epsilon)
     drawn = _draw(axes, curves, grids, lambda one, at: one.delta(at), "upper")
     smallest = min(line[line > 0.0].min(initial=1.0) for line in drawn)
@@ -150,7 +150,7 @@ def draw_profiles(axes: Any, curves: list[Curve], epsilon: np.ndarray | None, *w
 
 
 def draw_tradeoffs(axes: Any, curves: list[Curve], fpr: np.ndarray | None, *words: str) -> None:
-    """Draw the trade-off functions, by default at 81 rates, under a title of `words`."""
+    """Draw the trade-off functions, by default at 81 rates; add `words` to the title."""
     near_zero = np.concatenate([np.geomspace(1e-4, 1e-2, 10), np.linspace(0.0, 1.0, RATES - 10)])
     grids = [np.unique(near_zero) if fpr is None else fpr] * len(curves)
     _draw(axes, curves, grids, lambda one, at: one.tradeoff(at), "lower")
@@ -283,7 +283,7 @@ def _epsilons(curves: list[Curve]) -> tuple[list[np.ndarray], list[float]]:
     """Return values of epsilon for each curve, denser near 0, and the epsilon at which each curve ends."""
     tried = [account.epsilon(one.mechanism, np.array(ENDS_TRIED), relation=one.relation).upper for _, one in curves]
     ends = [max(float(next((end for end in found if np.isfinite(end)), 10.0)), 1e-3) for found in tried]
-    # a curve that stays above delta 1e-10 goes on up to the farthest end of all curves
+    # a curve whose delta never falls to 1e-10 is drawn up to the farthest end of any curve
     last = [end if np.isfinite(found[0]) else max(ends) for end, found in zip(ends, tried, strict=True)]
     squares = np.linspace(0.0, 1.0, 120) ** 2
     return [np.unique(np.append(squares * far, end)) for far, end in zip(last, ends, strict=True)], ends

@@ -108,7 +108,7 @@ def save(canvas: Any, path: Path) -> None:
 
 
 def spread_over_decades(values: Any) -> bool:
-    """Return whether values need a logarithmic axis: all are positive, and the largest is 8 times the least or more."""
+    """Return whether values need a logarithmic axis: all are positive, the largest is at least 8 times the smallest."""
     known = np.asarray(values, np.float64)
     known = known[np.isfinite(known)]
     return bool(known.size and known.min() > 0.0 and known.max() >= 8.0 * known.min())

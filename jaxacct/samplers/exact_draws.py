@@ -88,7 +88,7 @@ class _Uniform:
         self._digits: list[int] = []
 
     def above(self) -> bool:
-        """Draw a fresh uniform number, and return whether it is below this number x.  The probability of this is x."""
+        """Draw a fresh uniform number, and return whether it is below this number x, as it is with probability x."""
         for place in itertools.count():
             if place == len(self._digits):
                 self._digits.append(self._rng.getrandbits(1))
@@ -115,7 +115,7 @@ def _bernoulli_exp_product(factor: Fraction, coin: Callable[[], bool], rng: rand
 
 
 def _bernoulli_exp_unit(exponent: Fraction, rng: random.Random) -> bool:
-    """Return True with probability exp(-exponent), 0 <= exponent <= 1, by the alternating series of exp."""
+    """Return True with probability exp(-exponent), for an exponent in [0, 1], by the alternating series of exp."""
     k = 1
     while rng.randrange(exponent.denominator * k) < exponent.numerator:
         k += 1
@@ -123,7 +123,7 @@ def _bernoulli_exp_unit(exponent: Fraction, rng: random.Random) -> bool:
 
 
 class KeyedBits(random.Random):
-    """Random bits from a secret key of 32 bytes, HMAC-SHA256 of a counter; anyone who has the key can repeat them."""
+    """Random bits: HMAC-SHA256 of a counter under a secret key of 32 bytes. Anyone with the key can repeat them."""
 
     def __init__(self, key: bytes) -> None:
         super().__init__()

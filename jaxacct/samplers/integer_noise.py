@@ -71,7 +71,7 @@ class DiscreteLaplaceNoise(_IntegerNoise):
 
     @property
     def privacy(self) -> PureDP:
-        """Guarantee of one release, of one count or of a vector of counts."""
+        """Guarantee of one release, whether of a single count or of a vector of counts."""
         return PureDP(round_up(self.sensitivity / self.scale))
 
     def _draw(self, source: random.Random) -> int:

@@ -1,8 +1,8 @@
 """Private choices: of the best candidate, or of the keys of a table whose set of keys is itself private.
 
-The exponential mechanism and report-noisy-max choose among candidates. Utilities are monotone if adding a record lowers
-none of them, or raises none. Let Delta be the sensitivity of the utilities. For epsilon-DP the scale of the noise is
-Delta/epsilon for monotone utilities, and 2 Delta/epsilon for others.
+The exponential mechanism and report-noisy-max choose among candidates. Utilities are monotone if adding a record never
+lowers any of them, or never raises any. Let Delta be the sensitivity of the utilities. For epsilon-DP the scale of the
+noise is Delta/epsilon for monotone utilities, and 2 Delta/epsilon for others.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ _BITS = 128
 
 @dataclass(frozen=True)
 class _ByKey:
-    """Release that decides about each key by itself; epsilon and delta of one key are exact fractions."""
+    """Release that decides on each key separately; the epsilon and delta for one key are exact fractions."""
 
     epsilon: Leaf
     delta: Leaf

@@ -79,7 +79,7 @@ ANSWER = ("lower", "estimate", "upper")
 WORDS = ("kind", "status", "engine")
 """Columns of text that describe the bracket."""
 LARGEST_GRID = 10_000_000
-"""Largest number of configurations of a grid; its columns take a gigabyte. A larger product is refused unbuilt."""
+"""Largest number of configurations of a grid; its columns take a gigabyte. A larger product is refused, not built."""
 
 _RANGE_KEYS = ("start", "stop", "num", "scale")
 """Keys of a range; the first three are required."""
@@ -262,7 +262,7 @@ def _require_law(given: Mapping[str, Any], solved: str) -> None:
 def _require_rule(given: Mapping[str, Any]) -> None:
     """Refuse a number without its batch rule, and a batch rule without its numbers."""
     rules = sorted(set(np.ravel(given["sampling"]))) if "sampling" in given else ["poisson"]
-    for name in OF_RULES[1:]:  # `described` checks slots
+    for name in OF_RULES[1:]:  # `described` checks the first, slots
         if name in given and not any(RULES[rule_name(rule)].knows(name) for rule in rules):
             words = " or ".join(repr(word) for word, rule in RULES.items() if rule.knows(name))
             raise InputError(f"{name} needs sampling = {words}; name the batch rule that is run")

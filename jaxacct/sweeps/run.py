@@ -106,7 +106,7 @@ def sweep(
 
     Returns
     -------
-    Table, or pandas.DataFrame if a DataFrame was swept, and not in slices
+    Table, or a pandas.DataFrame if a DataFrame was swept in a single slice
         Columns: name (if any), columns of the grid that are no inputs, quantity, the inputs, relation, lower, estimate,
         upper, kind, status, engine.  A noise multiplier, sampling probability or number of steps that was solved for
         has its own column.  The bracket then encloses the epsilon, or the risk that was the target, at this value.
@@ -156,17 +156,17 @@ def sweep(
     shown = progress if work.shard[0] == 1 or not distributed else False
     table = work.part(path, shown, resume, overwrite, merged=distributed)
     if distributed and work.shard[0] == 1:
-        while (whole := merge_all(path, work.head)) is None:  # until every process has written its part
+        while (whole := merge_all(path, work.head)) is None:  # wait until every process has written its part
             time.sleep(POLL_SECONDS)
         return whole
-    while distributed and part_path(path, work.shard).exists():  # until the first process has merged the parts
+    while distributed and part_path(path, work.shard).exists():  # wait until the first process has merged them
         time.sleep(POLL_SECONDS)
     return table
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A sweep's configurations and settings, and the blocks of rows that this run solves; a block has one quantity."""
+    """A sweep's configurations and settings, and the blocks of rows that this run solves, each for one quantity."""
 
     grid: Grid
     settings: Settings

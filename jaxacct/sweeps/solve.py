@@ -82,7 +82,7 @@ def settings(grid: Grid, relation: str | None, engine: str, rtol: float, backend
 
 
 def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = False) -> Table:
-    """Return the rows of a grid, all for one quantity, with their answers; `alone` if the sweep is a single row."""
+    """Return a grid's rows, which ask for one quantity, with answers; `alone` says that the sweep is a single row."""
     size = len(grid)
     rules = grid.inputs.get("sampling", np.full(size, "", object))
     relations = np.array([chosen.relation_of(rule or "poisson") for rule in rules.tolist()], object)
@@ -95,7 +95,7 @@ def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = Fa
 def _answer_or_failed(
     quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings, size: int, alone: bool
 ) -> dict[str, Any]:
-    """Return the answers. A row whose solution raises is "failed"; input that is bad in every row is refused."""
+    """Return the answers. A row whose solution raises is marked "failed"; input that is bad in every row is refused."""
     failures: list[tuple[int, Exception]] = []
     # a failed row has the trivial bracket of its epsilon or delta; a failed calibration has NaN
     ends = {"epsilon": (0.0, np.inf, np.inf), "delta": (0.0, 1.0, 1.0)}.get(quantity, (np.nan,) * 3)
@@ -167,13 +167,13 @@ def _shared(words: Any) -> np.ndarray:
 
 
 def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield (batch rule and group size, rows) for rows that one mechanism can hold: all with steps, or all without."""
+    """Yield (batch rule and group size, rows) for rows that one mechanism can hold: all give steps, or none does."""
     size = next(iter(inputs.values())).size
     rules = inputs.get("sampling", np.full(size, "", object))
     group = np.nan_to_num(inputs.get("group", np.ones(size)), nan=1.0)
     in_epochs = np.isnan(inputs.get("steps", np.ones(size)))
     for word in dict.fromkeys(rules.tolist()):
-        # a mechanism that protects groups takes one value of each of these numbers, and no array
+        # a mechanism that protects groups takes a single value for each of these numbers, not an array
         single = RULES[rule_name(word or "poisson")].taken_for_groups
         apart = [np.where(group == 1.0, 0.0, np.nan_to_num(inputs[name])) for name in single if name in inputs]
         numbers = np.stack([group, in_epochs, *apart])
@@ -229,7 +229,7 @@ def missed_target(row: Mapping[str, Any]) -> str:
 
 
 def _calibrated(inputs: Mapping[str, np.ndarray], quantity: str, rule: Mapping[str, Any], **settings: Any) -> Any:
-    """Return the solved values and, as columns, the bracket of each row's target: of epsilon or of a risk."""
+    """Return, as columns, the solved values and the brackets of the targets, which are epsilons or risks."""
     known = {name: column for name, column in _numbers(inputs, rule).items() if name != quantity}
     names = [name for name in ("target_epsilon", "target_delta", *RISK_RULES) if name in inputs]
     given = ~np.isnan(np.stack([inputs[name] for name in names]))
@@ -263,7 +263,7 @@ def expected_repetitions(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _of_selections(inputs: Mapping[str, np.ndarray], rule: Mapping[str, Any], **accuracy: Any) -> dict[str, Any]:
-    """Return the columns of epsilon: of a row's run or, if it has repetitions, of its selection at the worst score."""
+    """Return epsilon as columns: of a row's selection at the worst score or, without repetitions, of the row's run."""
     numbers, pieces = tuple(_numbers(inputs, rule)), []
     for word in dict.fromkeys(inputs["repetitions"].tolist()):
         of_word = np.flatnonzero(inputs["repetitions"] == word)
@@ -286,7 +286,7 @@ def _solved(
 
 
 def _by_base(inputs: Mapping[str, np.ndarray], rows: np.ndarray, numbers: tuple[str, ...]) -> Iterator[np.ndarray]:
-    """Yield row numbers in arrays of shape (base runs, rows of each), so that each base run is evaluated once."""
+    """Yield row numbers in arrays of shape (base runs, rows per base run), so that each base run is evaluated once."""
     parameters = np.stack([inputs[name][rows] for name in numbers], axis=1)
     _, which, count = np.unique(parameters, axis=0, return_inverse=True, return_counts=True)
     sorted_rows = rows[np.argsort(which.ravel(), kind="stable")]

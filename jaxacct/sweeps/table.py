@@ -197,7 +197,7 @@ def blank(names: tuple[str, ...], size: int) -> Table:
 
 
 def fill(table: Table, rows: np.ndarray, piece: Table) -> None:
-    """Copy a table of some rows, the piece, into these rows of the whole table."""
+    """Copy `piece`, a table of the rows numbered `rows`, into the whole `table`."""
     for name, column in table.columns.items():
         column[rows] = piece[name]
 
