@@ -550,7 +550,7 @@ def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution
     )
     weight = xp.where(slope[0] > slope[-1], weight, xp.array([0.0, 1.0])[:, None, None])
 
-    few = index[:: 4 * each]  # the first line of every fourth group is a shared column
+    few = index[:: 4 * each]  # the first line of every fourth group also begins a shared column
     shared = xp.concatenate([few, index[-1:], end, where.columns, xp.array([curve.ratio.size - 1])])
     w_q, w_p = _meet(curve, shared)
     w_q = xp.concatenate([xp.zeros(1), w_q, xp.ones(1)])
