@@ -357,7 +357,7 @@ class Contents:
         return promised
 
     def taken_and_ahead(self, run: str) -> tuple[Counter[Release], Counter[Release]]:
-        """Return the releases of a run that count: those of its steps so far that stay, and those that are ahead."""
+        """Return the releases of a run that count: those so far that nothing ahead replaces, and those ahead."""
         change = self.promised(run)
         return self.runs[run].releases - -change, +change
 

@@ -337,8 +337,8 @@ class Ledger(Contents):
     def seen(self, step: int, looked: bool = True) -> None:
         """Note that outputs of the current run are about to be seen, after `step` steps of its plan.
 
-        The entry is on the disk when this returns.  From then on all steps that the plan and the target allow count,
-        even if the run ends earlier, until the run continues with another plan.
+        The entry is on the disk when this returns.  From then on every step counts that the plan and the target
+        allow, even if the run ends earlier, until the run continues with another plan.
 
         looked : False if the run was cut off, as by an error, and no callback asked for its outputs.  Then the
         remaining steps of this plan stop counting once the run continues with another plan.
