@@ -45,7 +45,7 @@ class Claim:
     relation : the neighbouring relation.
     bounds : the bracket of one configuration; None where there is no answer.
     mechanism : the mechanism of the claim; None where no single mechanism describes it.
-    happened : whether something was released; False for a plan or a configuration, which only says what would be released.
+    happened : whether something was released; False for a plan or a configuration, which only say what would be.
     trouble : a reason against the claim, besides what `bounds` shows; empty if there is none.
     profile : tuple of (epsilon, delta), or None
         Points of the privacy profile.  The risks are read from them if the mechanism itself does not give the risks.
