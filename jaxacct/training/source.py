@@ -238,7 +238,7 @@ def _dtype(name: str, array: np.ndarray) -> np.dtype[Any]:
 
 
 def _store(name: str, given: np.ndarray, into: np.ndarray) -> None:
-    """Write numbers into an array of the device's dtype; refuse integers that would wrap around there."""
+    """Write numbers into an array of the device's dtype; refuse integers that this dtype cannot hold."""
     into[...] = given
     if given.dtype != into.dtype and given.dtype.kind in "iu" and not np.array_equal(given, into):
         raise InputError(

@@ -155,7 +155,7 @@ def enumerate_totals(parts: Any, epsilon: Any) -> Any:
 
 
 def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
-    """Return the sum of `enumerate_totals`, by a power of a polynomial; None without a grid, or with too many terms."""
+    """Compute what `enumerate_totals` does, by a power of a polynomial; None without a grid or with too many terms."""
     if part.grid is None or len(part.loss) < 3:
         return None
     offset, step, ks = part.grid

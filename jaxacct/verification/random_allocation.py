@@ -201,7 +201,7 @@ class _Plan:
         return far, float(angles[int(np.argmin(bounds(far)))]) if np.isfinite(far) else 0.0
 
     def _angle(self, s: float) -> tuple[float, float]:
-        """Return the angle of the path that takes the fewest quadrature nodes, and this number of nodes."""
+        """Return the path's angle with the fewest quadrature nodes, and this number of nodes."""
         widths = ANGLES * (np.pi / 4 * 0.999) / s
         turns = (self.digits + 2 * widths**2) / widths
         nodes = 2 * np.sqrt(2 * (self.digits + 0.5 * widths**2)) * turns / (2 * np.pi)

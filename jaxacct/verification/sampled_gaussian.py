@@ -202,7 +202,7 @@ class SampledGaussian:
         return risen * (((angle + strip) / 2).cos() * ((angle - strip) / 2).cos()) ** (-c / 2)
 
     def _trapezoid(self, c: Any, strip: Any, angle: Any, h: Any) -> Any:
-        """Bound the trapezoid rule's error relative to M(c), by lines `strip` away whose angles are at most `angle`."""
+        """Bound the trapezoid rule's error relative to M(c), by lines at distance `strip` with angles up to `angle`."""
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
@@ -373,7 +373,7 @@ class SampledGaussian:
         return self._terms[c]
 
     def _strip(self, c: float, angle: float, wanted: float) -> tuple[Any, float, float]:
-        """Return three numbers: half the width of a strip about the line, 2 pi/step, and the accuracy wanted (nats)."""
+        """Return (half the width of a strip about the line, 2 pi/step, the accuracy wanted in nats)."""
         farthest = 3.0 if self.direction == "remove" else 2.0
         widest = max(1.57 - angle, min(angle, farthest - angle))
         best = None

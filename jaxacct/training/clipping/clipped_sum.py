@@ -32,8 +32,8 @@ class Clipped(NamedTuple):
     Parameters
     ----------
     total : a pytree like the parameters, of float32 or wider.  It is the sum before noise, and so not private either.
-    clipped : number of examples whose gradient was longer than the clip norm.  With several clip norms: longer than any
-        of them, each compared with its own part of the gradient.
+    clipped : number of examples whose gradient was longer than the clip norm.  With several clip norms: number of
+        examples with a part of the gradient longer than that part's clip norm.
     not_finite : number of examples that contribute nothing.  The gradient of each has a NaN, an infinity or an overflow
         in the parameter's dtype, or is more than 2^126 clip norms long.  If the clip norm is NaN, all are counted.
 
@@ -57,7 +57,7 @@ def clipped_sum(
     method: str = "auto",
     has_aux: bool = False,
 ) -> PyTree:
-    """Return the sum over the batch of g_i min(1, C/|g_i|), g_i the gradient of ``loss_fn(params, example_i)``.
+    """Return the sum over the batch of g_i min(1, C/|g_i|), with g_i the gradient of ``loss_fn(params, example_i)``.
 
     Adding or removing one example moves the sum by at most ``sensitivity(clip_norm)``; replacing one moves it by at
     most twice as much.  This holds with rounding included: each gradient has norm at most C as it enters the sum.
@@ -288,7 +288,7 @@ def norm_methods(
 
 
 def _kept(keep: Any, values: Any) -> Any:
-    """Put zeros in place of the values of examples that are left out: such a value may be NaN, and 0 NaN is NaN."""
+    """Put zeros in place of the values of examples that are left out: such a value may be NaN, and 0 * NaN is NaN."""
     return jnp.where(keep.reshape(-1, *(1,) * (values.ndim - 1)), values, 0)
 
 

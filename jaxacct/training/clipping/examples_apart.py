@@ -1,7 +1,7 @@
 """Runs a function of one example for every example of a batch; refuses it if one example could affect another's result.
 
-The function is traced with one example, and the trace runs under vmap.  The three checks of the trace, with reasons and
-limits: README.md of this folder, "Examples apart".
+The function is traced with one example, and the trace runs under vmap.  README.md of this folder,
+"Examples apart", has the three checks of the trace, with reasons and limits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ALL_BYTES = (
 _BLOCKS, _BLOCK_ROWS = 32, 64  # number of these blocks, and number of rows in each
 _OWN_BYTES = 12
 """A row that a constant shares with the data is evidence only if it is not simple: simple rows agree by chance.
-Compressed, it must be at least this many bytes longer than a row of zeros.
+Compressed, it must be at least this many bytes longer than a compressed row of zeros.
 """
 _MOST_COLUMNS = 64  # if the data or a constant have at most this many columns, the columns are also compared singly
 _GROUPS = {

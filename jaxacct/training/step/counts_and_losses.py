@@ -24,7 +24,7 @@ class PrivateLoss:
     """Request to release a noisy mean loss of every step, which is as private as the gradient.
 
     Let v_i be the loss of member i, clipped to [0, bound] and rounded to multiples of bound/1024.  A step also releases
-    sum_i (v_i - bound/2) with Gaussian noise of standard deviation ``noise * bound``, rounded to the same multiples.
+    sum_i (v_i - bound/2) plus Gaussian noise, which has standard deviation ``noise * bound`` and is rounded likewise.
     The sum has sensitivity bound/2.  Replacing an example moves this sum by up to bound, twice its sensitivity, and the
     sum of gradients by up to twice its own sensitivity.  Let z be the plan's noise multiplier.
     The gradients get noise multiplier (z^-2 - (2 noise)^-2)^(-1/2).  Gradients and loss then cost one Gaussian of noise
@@ -112,10 +112,10 @@ def gradient_noise(
 class AdaptiveClip:
     """Clip norm that tracks a quantile of the norms of the gradients [Andrew et al. 2021].
 
-    Every step also releases a count: the sum of 1/2 for each unclipped and -1/2 for each clipped example, with Gaussian
-    noise of standard deviation ``count_noise``, rounded to halves.  Then the clip norm C is multiplied by
+    Every step also releases a count: each unclipped example adds 1/2 to it and each clipped one -1/2.  Its Gaussian
+    noise has standard deviation ``count_noise`` and is rounded to halves.  Then the clip norm C is multiplied by
     exp(-learning_rate (share - quantile)), where share is the share of unclipped examples, computed from the noisy
-    count.  The sum has sensitivity 1/2.  Let z be the plan's noise multiplier.  The gradients get noise
+    count.  The count has sensitivity 1/2.  Let z be the plan's noise multiplier.  The gradients get noise
     multiplier (z^-2 - (2 count_noise)^-2)^(-1/2).  Gradients and count then cost one Gaussian of noise multiplier z
     together, as for `PrivateLoss`.  This needs count_noise > z/2.
 

@@ -129,8 +129,8 @@ def advance(
 
     first : the first step of the pass that this step is in; -1 if the batch rule has no passes.
     cut : a digest that is the same within a pass; a step with another digest begins a new pass.
-    groups : the number of groups, or of batches in a fixed order.  The whole run then has one pass key, which depends
-        on the root and on this number alone, since no record may change its group or batch.
+    groups : the number of groups, or of batches in a fixed order.  If given, the whole run has one pass key, which
+        depends on the root and on this number alone, since no record may change its group or batch.
     """
     if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
         lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)

@@ -515,7 +515,7 @@ def _plain_errors() -> Iterator[None]:
 
 def _require_arguments(module: Any, named: Mapping[str, Any]) -> None:
     """Raise InputError if a linen module asks for an argument that is not given, such as ``train``."""
-    others = list(inspect.signature(module.__call__).parameters.values())[1:]  # all but the first, the input
+    others = list(inspect.signature(module.__call__).parameters.values())[1:]  # without the first, which is the input
     needed = lambda p: p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     missing = [p.name for p in others if needed(p) and p.name not in named]
     if missing:
@@ -538,7 +538,7 @@ def _require_call(loss_fn: Callable[..., Any], keys: bool) -> None:
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of an nnx module: it begins the random streams by a key, and refuses changes of other state."""
+    """Wrap a function of an nnx module: it starts the random streams from a key, and refuses changes of other state."""
 
     @functools.wraps(function)
     def run(model: Any, example: Any, *key: Any) -> Any:

@@ -69,7 +69,7 @@ class Numbers(NamedTuple):
     """Numbers that may differ between steps of one compiled program; the plan and the step's key determine them."""
 
     threshold: Any  # result of `sampler.threshold`: (3,) for all records, or (3, records)
-    size: Any  # how many records are in a batch of fixed size, slots in a round, or groups in a run
+    size: Any  # number of records in a batch of fixed size, of slots in a round, or of groups in a run
     position: Any  # which batch of its pass, slot of its round, or group the step uses, from 0
     expected_batch_size: Any
     gradient_noise: Any  # noise multiplier on the gradients
@@ -233,7 +233,7 @@ def draw(rule: StepRule, key: Any, pass_key: Any, size: int, now: Numbers) -> sa
 
 
 def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Numbers) -> np.ndarray:
-    """Return in NumPy, without JAX, the members that `draw` selects, in the same order, from the words of the keys."""
+    """Compute in NumPy, from the words of the keys, the members that `draw` selects, in the same order."""
     key, pass_key = (noise.host_stream(each, noise.SAMPLING) for each in (words, pass_words))
     if rule.sampling == POISSON:
         return sampler.host_poisson(key, size, now.threshold)
@@ -351,7 +351,7 @@ def sums_over(
     frozen: Untrained | None = None,
     first: Any = None,
 ) -> Sums:
-    """Return the sums over the drawn members; if `data` are a part of all data, `first` is that part's first number."""
+    """Return the sums over the drawn members; if `data` are a part of all data, its first record has number `first`."""
     most = rule.examples_per_user
 
     def rows(places: Any) -> tuple[Any, Any]:

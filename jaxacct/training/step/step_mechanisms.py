@@ -25,7 +25,7 @@ POISSON, TRUNCATED, ALLOCATION = "poisson", "truncated_poisson", "random_allocat
 WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER = "without_replacement", "fixed_batches", "cyclic_poisson", "fixed_order"
 SAMPLING = (POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER)  # the batch rules
 BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
-"""Batch rules whose release is a pass or round, with a record in one batch at most; for ORDER it is the whole run."""
+"""Batch rules whose release is a pass or round, in which a record has at most one batch; under ORDER, the whole run."""
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
 """Batch rules that draw the batch of each record anew for every pass.  Groups, in contrast, are drawn once a run."""
 WITH_NOISE = (CYCLIC, ORDER)  # rules whose steps may share noise, since a record's steps lie far enough apart
@@ -118,7 +118,7 @@ def release_of_pass(sampling: str, noise_multiplier: float, sampling_probability
 
 
 def composed(counts: Mapping[Release, int], rates: Any = None) -> Mechanism:
-    """Compose all releases.  With `rates`, one for each record, return a batch with these rates in every release."""
+    """Compose all releases.  With `rates`, one for each record, return a batch: one mechanism for each rate."""
     own = lambda release: release if rates is None else (*release[:2], rates)
     parts = [repeat(single(*own(release)), count) for release, count in counts.items() if count]
     if not parts:
