@@ -116,7 +116,7 @@ def one_run(
 
     Each of m ``canaries`` was put in or left out by a fair coin of its own, and the mechanism ran once.  Looking at the
     output alone, an auditor guessed some of the coins (`coin_guesses`), ``correct`` of the ``guesses`` rightly.  The
-    bound is the largest epsilon, of adding or removing one canary, at which so many right guesses have a probability
+    bound is the largest epsilon, for adding or removing one canary, at which so many right guesses have a probability
     below 1 - confidence.  A test of the whole trade-off curve of a ``claim`` refutes more claims: `CurveTest`.
 
     With a claim, the number of guesses must be fixed before the coins are tossed: guess the largest scores, not the
@@ -322,7 +322,7 @@ def _p_value(c: np.ndarray, g: np.ndarray, m: np.ndarray, inverse: Inverse, gues
 
 
 def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float, rows: int) -> tuple[Any, Any]:
-    """Return, for each row, two close values in [low, high] between which the monotone statement `true` turns true."""
+    """Return, for each row, two close values in [low, high]; between them the monotone statement `true` turns true."""
     left, right = np.full(rows, low), np.full(rows, high)
     share = np.arange(1.0, 17.0) / 17.0
     for _ in range(10):  # the interval shrinks by a factor of 17^10 = 2e12

@@ -209,7 +209,7 @@ class Desk:
         return work.answer
 
     def say(self, words: str) -> None:
-        """Show what is being computed, and the button Stop; show the same words only once, since drawing is slow."""
+        """Show what is being computed, and a button Stop; show the same words only once, since drawing is slow."""
         if words == self.said:
             return
         self.said = words
@@ -220,7 +220,7 @@ class Desk:
         self.bar.progress(self.done / self.total, f"Computing: {words} ({self.done} of {self.total} answers are there)")
 
     def close(self) -> None:
-        """Remove the progress bar; after Stop, show a button that goes on."""
+        """Remove the progress bar; after Stop, show a button that resumes the work."""
         self.slot.empty()
         if self.open:
             with self.slot.container(horizontal=True, vertical_alignment="center"):

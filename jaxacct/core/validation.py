@@ -35,7 +35,7 @@ MOST_SHOWN_CHARACTERS = 60
 
 
 class InputError(ValueError):
-    """Refusal of an input. The message is one line with the name (with index), the value, the limit and the remedy.
+    """Refusal of an input. The message is one line: the name (and index), the value, the limit and the remedy.
 
     Parameters
     ----------

@@ -224,7 +224,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
 @functools.lru_cache(maxsize=64)
 def _expand(step: Mechanism, count: int, relation: str) -> None:
-    """Raise an error if a repeated step has no parts in some direction.
+    """Raise an error unless a repeated step can be split into parts in every direction.
 
     The result is cached, since each event is checked three times.
     """

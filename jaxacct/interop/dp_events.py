@@ -179,7 +179,7 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     * NoOp and an empty composition become PureDP(0).
     * A composition inside a sample runs on one sample.
     * DiscreteGaussian in one dimension becomes `DiscreteGaussian`. Otherwise it becomes zCDP with
-      rho = sensitivity^2/(2 sigma^2). Then the sensitivity is Euclidean, and belongs to the relation in use.
+      rho = sensitivity^2/(2 sigma^2). The event's sensitivity is then Euclidean, and that of the relation in use.
     * Discrete Laplace's parameter a becomes the scale 1/a, rounded down.
     * RandomizedResponse answers at random with a probability p, its noise parameter. The true answer then has the
       probability 1 - p + p/k, rounded up, so that the loss is never understated. The guarantee is for replacing a

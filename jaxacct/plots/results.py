@@ -44,7 +44,7 @@ def plot(
     out : path ending in .png, .svg or .pdf
     kind : {"curve", "heatmap", "profile", "tradeoff"}
         A curve shows a value against an input, with the value's bracket as a band.  A heat map shows a value as colour
-        over two inputs.  "profile" draws `plot_profiles` of some rows, and "tradeoff" their `plot_tradeoffs`.
+        over two inputs.  "profile" draws some rows by `plot_profiles`, and "tradeoff" by `plot_tradeoffs`.
         By default a curve, or a heat map where two inputs have more than eight values each.
     x, by : names of inputs.  `x` is along the horizontal axis.  `by` is along the vertical axis of a heat map.
         Otherwise each value of `by` has a curve.  By default these are the inputs with the most values.  All other

@@ -235,7 +235,7 @@ def exponential_error(
     sensitivity: ArrayLike = 1.0,
     monotone: bool = False,
 ) -> Numbers:
-    """Compute the shortfall from the optimum that a choice reaches or exceeds with probability at most `beta`.
+    """Compute a shortfall from the optimum: a choice falls short by this much or more with probability at most `beta`.
 
     The shortfall is `U/epsilon log(candidates/(optimal beta))` in units of the utility, where U is 2 Delta, or Delta if
     the utilities are monotone.

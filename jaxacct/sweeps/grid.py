@@ -328,7 +328,7 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
     `repetitions = "geometric"` and `gamma = [0.1, 0.01]` (or another law of K, `jaxacct.sweeps.grid.LAWS`) epsilon is
     the epsilon of running the configuration K times and releasing the best output.  A file without `[[block]]` is one
     block.  A CSV has the same names as columns, among them `name` and `quantity`; an empty cell is a value left out.
-    Other columns are kept beside the answers.  A column whose name looks like an absent input is refused.
+    Other columns are kept beside the answers.  A column whose name is close to that of an absent input is refused.
 
     Parameters
     ----------
@@ -489,7 +489,7 @@ def grid_of_records(
 
 
 def _refuse_misspelt(names: Sequence[str]) -> None:
-    """Refuse a column with the name of an answer's column, or with nearly the name of an absent input."""
+    """Refuse a column with the name of an answer's column, or with a name close to that of an absent input."""
     given = {name for one in names for name in (one, *SETTLED_BY.get(one, ()))}
     given |= set() if "repetitions" in given else set(LAW_NUMBERS)
     absent = [name for name in COLUMNS if name not in given]
@@ -506,7 +506,7 @@ def _refuse_misspelt(names: Sequence[str]) -> None:
 
 
 def _group(records: list[dict[str, Any]], places: list[str]) -> Grid:
-    """Make one grid from rows that give the same inputs. An error names the bad row."""
+    """Make one grid from rows that give values of the same inputs. An error names the bad row."""
     fields = [field for field in records[0] if field in INPUTS]
     quantity = records[0].get("quantity")
     try:

@@ -2,8 +2,8 @@
 
 Each process appends solved rows to its journal block by block.  The journal of a complete slice becomes its part file.
 A file is a sequence of records.  A record is a mark, the length of its content, a checksum, and the content.  The first
-record describes the sweep (`Header`); each other record holds rows of the table.  A reader drops a last record that a
-kill has cut off.  Every record is on the disk before the next block is begun.
+record describes the sweep (`Header`); each other record holds rows of the table.  A reader drops the last
+record if a kill has cut it off.  Every record is on the disk before the next block is begun.
 """
 
 from __future__ import annotations
@@ -124,11 +124,11 @@ class Journal:
         files.sync_folder(self.path)
 
     def catch_up(self, head: Header, keep: Callable[[np.ndarray, Table], None]) -> None:
-        """Refuse another sweep's journal. Pass the rows of every whole record to `keep`, and cut off what follows."""
+        """Refuse another sweep's journal. Pass the rows of every whole record to `keep`, and cut off the rest."""
         with self.path.open("rb") as file:
             records = _records(file)
             first = next(records, None)
-            if first is None:  # killed before the header was whole
+            if first is None:  # the earlier run was killed before the header was whole
                 self.begin(head)
                 return
             difference = head.differs(_header(first, self.path))
