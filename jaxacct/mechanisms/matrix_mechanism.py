@@ -277,7 +277,10 @@ class SharedBins(Mechanism):
 
 
 def in_bins(strategy: Strategy, noise: np.ndarray, bins: int, below: bool) -> Mechanism:
-    """Return a round of random allocation for bins that share no noise, if equal or just one; else `SharedBins`."""
+    """Return a round of random allocation, or else `SharedBins`.
+
+    The round stands for a single bin, or for equal bins that share no noise.
+    """
     diagonal, beside = bands_of(strategy, bins)
     equal = strategy.steps % bins == 0 and np.all(diagonal == diagonal[0])
     if not beside.any() and (equal or bins == 1):

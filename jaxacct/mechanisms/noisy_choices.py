@@ -177,7 +177,10 @@ class GaussianNoisyMax(BaseMechanism):
 
 
 def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
-    """Return the pair with losses l, d apart; their masses e^{l/2} tanh(d/4)/sinh(epsilon/2) are halved at the ends."""
+    """Return the pair whose losses l are d apart, from -epsilon to epsilon.
+
+    The masses e^{l/2} tanh(d/4)/sinh(epsilon/2) are halved at both ends.
+    """
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     step = 2.0 * epsilon / LOSS_CELLS
     # `height` is e^{epsilon/2} tanh(step/4)/sinh(epsilon/2), computed without overflow

@@ -79,14 +79,14 @@ class RandomAllocation(Mechanism):
     With one participation the pair is P = (1/t) sum_i N(e_i, sigma^2 I), Q = N(0, sigma^2 I) in t dimensions: exact for
     add, remove and zero-out, also for adaptive releases. Several rounds, as in
     ``ja.repeat(RandomAllocation(Gaussian(1.0), 100), epochs)``, draw a fresh allocation in every round; the answer is a
-    certified bracket. With k participations, 1 < k < t, the answer is for k random blocks of slots that are revealed,
-    one slot in each, and ``kind`` is "bound". k = t is t plain releases. Under ``replace_one`` a record is removed and
-    another added, and the answer is a bound. Rényi divergences and selections use only a dominating pair, and are
-    bounds too.
+    certified bracket. With k participations, 1 < k < t, the answer is for slots that are split at random into k
+    blocks, which are revealed, and one participation in each block; ``kind`` is "bound". With k = t a round is t plain
+    releases. Under ``replace_one`` a record is removed and another added, and the answer is a bound. Rényi divergences
+    and selections use only a dominating pair, and are bounds too.
 
     The slots of different records must be independent. Slots of equal size, as a shuffle makes them, are not covered,
-    because the slots of the other records then depend on the record's own slot: for t = 2 and sigma = 1 their
-    delta(1) is at least .1172; under random allocation it is .0592.
+    because the slots of the other records then depend on the record's own slot: for t = 2 and sigma = 1 the
+    delta(1) of a shuffle is at least .1172; under random allocation it is .0592.
 
     A base with finitely many outputs (``RandomizedResponse``, ``PureDP``, ``ApproximateDP``, ``FiniteOutput``) is exact
     for every number of participations, under add, remove and zero-out, for up to 20,000 vectors of counts of outputs.
@@ -94,8 +94,8 @@ class RandomAllocation(Mechanism):
     A user whose k records share one slot is one record of k times the contribution: use noise multiplier sigma/k.
 
     The bracket of one round usually has a relative width of 1e-6. The bracket of composed rounds has a width of up to
-    some 1e-3 for epsilon and a few per cent for delta, whatever ``rtol`` asks. Up to widths of 1e-3 and 5e-2 the status
-    is "ok".
+    some 1e-3 for epsilon and a few per cent for delta, whatever ``rtol`` asks. The status is "ok" up to a
+    width of 1e-3 for epsilon and of 5e-2 for delta.
 
     Parameters
     ----------

@@ -303,7 +303,7 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
     of sensitivity 2, since the record displaces another one. This is an upper bound for add and remove, and for any
     number of adaptive steps; ``kind`` is "bound". README.md, "A cap on a Poisson sample", has the other relations.
 
-    The bound holds if n is public (the larger of the two data sets), q and the cap do not depend on the data, the
+    The bound holds if n, the size of the larger data set, is public, q and the cap do not depend on the data, the
     subset is uniform (not the first ``cap`` records), and the sum is divided by a constant, never by the number drawn.
     A cap costs much privacy unless steps * tau is well below delta; `jaxacct.cap_for` finds a cap that costs little. A
     cap of n or more is plain Poisson sampling.

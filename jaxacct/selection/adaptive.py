@@ -30,7 +30,7 @@ from jaxacct.selection.law_of_k import (
 )
 
 TAIL_SHARE = 1e-7
-"""The K that are not listed have together at most this share of delta as probability, which widens delta's bracket."""
+"""The total probability of the K that are not listed is at most this share of delta, and widens delta's bracket."""
 LEAST_DELTA = 1e-290
 """Smallest positive delta for which epsilon is searched. For a smaller delta the upper end is the largest loss."""
 ROUNDINGS_PER_TERM = 8.0
@@ -147,7 +147,7 @@ def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, rela
 
 
 def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, float]:
-    """Return lower and upper bounds of epsilon at a delta of 0 or nearly 0, from as many runs as the largest K."""
+    """Return lower and upper bounds of epsilon at a delta of 0 or nearly 0, from a composition of `largest_k` runs."""
     most = largest_k(law)
     if not np.isfinite(most):
         one = account.epsilon(run, 0.0, relation=relation)
@@ -201,7 +201,7 @@ class Mixture:
         self.nodes = np.unique(np.clip([*spread, size - 1], 0, size - 1)).astype(np.intp) if size else np.zeros(0, int)
 
     def deltas(self, nodes: np.ndarray, eps: np.ndarray) -> np.ndarray:
-        """Return lower and upper bounds of delta_k(eps), (2, eps, nodes). A lower NaN becomes 0, an upper NaN 1."""
+        """Return lower and upper bounds of delta_k(eps), (2, eps, nodes). NaN becomes the trivial bound 0 or 1."""
         ends = np.zeros((2, eps.size, nodes.size))
         hard = np.isin(nodes, self.hard)
         for engine, some in ((self.engine, ~hard), ("auto", hard)):
@@ -240,7 +240,7 @@ class Mixture:
         return found
 
     def _known(self, known: dict[int, np.ndarray], eps: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return bounds of delta_k at the nodes, made monotone in k; compute it only at nodes not in `known`."""
+        """Return bounds of delta_k at the nodes, made monotone in k; nodes in `known` are not computed again."""
         fresh = np.array([node for node in self.nodes.tolist() if node not in known], np.intp)
         if fresh.size:
             known.update(zip(fresh.tolist(), self.deltas(fresh, np.array([eps]))[:, 0].T, strict=True))

@@ -76,7 +76,7 @@ class Envelope(NamedTuple):
         return np.where(total <= 1.0, total, 1.0)
 
     def about(self, eps: np.ndarray, rounding: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-        """Return an estimate of the leak, and how fast it falls with eps. `rounding` lowers eps and so raises it."""
+        """Return an estimate of the leak, and its fall with eps. `rounding` lowers eps, which raises the estimate."""
         value, fall, eps = self.start, np.zeros(eps.shape), eps[..., None]
         for at, weight, profile in self.sums:
             moved = eps + at - (rounding * (1.0 + eps + np.abs(at)) if rounding else 0.0)  # `at` may be -inf

@@ -129,9 +129,9 @@ class Law(ABC):
     def sample(self, rng: random.Random | None = None) -> int:
         """Draw one K, which must stay secret. A batch of laws raises InputError.
 
-        The privacy guarantees do not hold against an observer who learns K, or how long the selection ran.  With tails
-        of relative error r = 1e-11 the total variation distance of the drawn K from the law is at most
-        `2 r E[K] + 2^-53 (n + 2) + 2 Pr[K > n]`, for every n (README.md of this folder, "What is drawn").
+        The privacy guarantees do not hold against an observer who learns K, or how long the selection ran.  If the
+        tails Pr[K > k] have relative errors of at most r = 1e-11, the drawn K has a total variation distance of at most
+        `2 r E[K] + 2^-53 (n + 2) + 2 Pr[K > n]` from the law, for every n (README.md of this folder, "What is drawn").
 
         Parameters
         ----------

@@ -402,7 +402,7 @@ def crossing(rows: Line, delta: np.ndarray) -> np.ndarray:
 
     for side in (1.0, -1.0):
         cells = (rows.present, rows.without)[:: int(side)]
-        for share, cheap in ((1e-3, True), (1e-13, False)):  # A first consists of whole cells
+        for share, cheap in ((1e-3, True), (1e-13, False)):  # at first A is a union of whole cells
             for _ in range(60):  # a few passes usually suffice, since the error falls faster than geometrically
                 if cheap:
                     active = cells[0] > found[:, None] * cells[1]

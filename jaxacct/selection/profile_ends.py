@@ -89,7 +89,10 @@ class Limits(NamedTuple):
 def narrowed(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, ends: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Narrow the brackets `ends`, (2, *shape), where `rows`, by `Limits`; one that is outside them becomes trivial."""
+    """Narrow the brackets `ends`, (2, *shape), by `Limits`, where `rows` is true.
+
+    A bracket that lies outside its limits becomes trivial.
+    """
     shape = ends.shape[1:]
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
     for here, base, one in each_pair(run, law, shape, rows):

@@ -61,8 +61,8 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
     """Return brackets (2, *shape) of "epsilon" at deltas in (0, 1), or of "delta" at eps >= 0; arguments broadcast.
 
     A bracket is computed again, at a finer resolution, if it is wider than WIDTH (times delta, for deltas) and also
-    wider than `width` times the value.  With `width` inf nothing is computed again, and deltas are
-    within some 1e-3 of the truth.
+    wider than `width` times the value.  With `width` inf nothing is computed again, and
+    deltas are within some 1e-3 of the truth.
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
     # curves through half as many points are narrow enough for a `width` of 1e-3 or more
@@ -96,7 +96,7 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
 def _solved(
     quantity: str, stacked: Any, rows: tuple[np.ndarray, Law, np.ndarray], width: float, plain: bool, other: np.ndarray
 ) -> np.ndarray:
-    """Bracket this direction, and refine wide brackets; return (2, B), the larger of each end and that of `other`."""
+    """Bracket this direction, refine wide brackets, and return (2, B): each end, or the end in `other` if larger."""
     (base, laws, values), once = rows, width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _run(quantity, first, stacked, base, laws, values, plain)
