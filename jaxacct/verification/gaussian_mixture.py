@@ -121,7 +121,7 @@ class GaussianMixture(SampledGaussian):
         return top + np.log((terms * np.exp(1j * shares * np.asarray(angle)[..., None])).sum(-1))
 
     def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return one window around all peaks of N(u) mix^e, at which u is e/sigma times `_share_of_slope(u)`."""
+        """Return one window around all peaks of N(u) mix^e; at each peak u is e/sigma times `_share_of_slope(u)`."""
         scale = self._exponent(c) / float(self.sigma.mid())
         shares = np.array([float(x.mid()) for x in self.shares])
         weights = np.log(np.array([float(x.mid()) for x in self.weights]))

@@ -206,7 +206,7 @@ class SampledGaussian:
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
-        """Bound h times the sum of N(u) mix^e, the integrand of M, over all nodes outside [low, high] (README.md)."""
+        """Bound the step h times the sum of the integrand N(u) mix^e over all nodes outside [low, high] (README.md)."""
         exponent, total = self._exponent(c), arb(0)
         if self.direction == "remove":
             last = arb(self._steep(float((exponent / self.sigma).upper()) + 1.0, 1))

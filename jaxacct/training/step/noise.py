@@ -1,4 +1,4 @@
-"""Gaussian noise for one step, and the streams of randomness of a run: jaxacct/training/step/README.md, "Noise".
+"""Gaussian noise for one step, and the streams of randomness of a run (README.md of this folder, "Noise").
 
 `jax.random.normal` in float32 never exceeds 5.5 standard deviations, so an output farther out would reveal an example.
 Here the tail ends beyond 9.4 standard deviations (probability 1e-20).  A leaf's noise is cut into units of 32 draws.
