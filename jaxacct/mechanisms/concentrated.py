@@ -114,7 +114,7 @@ def _corner(rho: float, xi: float) -> float:
 
 
 def _orders(rho: float, count: int) -> np.ndarray:
-    """Return a grid of alpha - 1; for an output of probability p the best value is at most sqrt(-log(p)/rho)."""
+    """Return a grid of alpha - 1; for an output of probability p the best alpha - 1 is at most sqrt(-log(p)/rho)."""
     return np.geomspace(LEAST_ORDER, 30.0 / np.sqrt(rho) + 1.0, count)
 
 

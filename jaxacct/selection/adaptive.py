@@ -55,9 +55,9 @@ class AdaptiveSelection(AnySelection):
     where delta_k is the profile of ``mechanism`` composed k times.  Nothing is released at k = 0.  Candidate k may be
     chosen after seeing all earlier outputs, K and public randomness, as long as ``mechanism`` dominates each candidate.
     K is independent of the data and need not be secret.  The sum is the exact supremum over all such candidates, so
-    `ja.epsilon` and `ja.delta` return brackets of kind "certified".  In a composition with other mechanisms a pair made
-    from upper bounds of the profile replaces the selection, and the kind is "bound".  With fixed K the selection is the
-    K-fold composition itself.
+    `ja.epsilon` and `ja.delta` return brackets of kind "certified".  In a composition with other mechanisms,
+    a pair made from upper bounds of the profile stands for the selection, and the kind is "bound".  With fixed K the
+    selection is the K-fold composition itself.
 
     Parameters
     ----------
@@ -279,7 +279,7 @@ class Mixture:
         return found if 1e-12 < found < LAST_EPS else 1.0
 
     def at_infinity(self) -> tuple[float, float]:
-        """Return lower and upper bounds of `sum_k Pr[K = k] (1 - (1 - q)^k)`, with one run's mass q at infinity."""
+        """Return lower and upper bounds of `sum_k Pr[K = k] (1 - (1 - q)^k)`; q is one run's mass at infinity."""
         mass = float(infinite_mass(self.run, self.relation))
         k, low, high, below, above_low, above = self.weights
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -43,8 +43,8 @@ class Selection(AnySelection):
 
     The answers hold for every score that is a total preorder of a candidate's own output and does not depend on K.
     Candidates must be i.i.d. given the data; `AdaptiveSelection` is for other candidates.  The upper end of a bracket
-    is the theorem's bound, the lower end the leak of an actual score.  In a composition with other mechanisms a pair
-    made from upper bounds of the profile replaces the selection, so that the answer is a bound.
+    is the theorem's bound, the lower end the leak of an actual score.  In a composition with other mechanisms,
+    a pair made from upper bounds of the profile stands for the selection, so that the answer is a bound.
 
     Parameters
     ----------
@@ -217,8 +217,8 @@ def rounds(
 
     The candidates of a round are i.i.d. from one law of configurations, which may follow the *public* winners of
     earlier rounds in any way.  The whole is the composition of the rounds, of kind "bound", and costs at most as much
-    as `sum_r K_r` adaptive candidates.  Of these two mechanisms the one with the smaller epsilon at target_delta is
-    returned; the guarantees of both hold at every delta.
+    as `sum_r K_r` adaptive candidates.  Of the composition and the adaptive candidates, the one
+    with the smaller epsilon at target_delta is returned; the guarantees of both hold at every delta.
 
     Parameters
     ----------
