@@ -56,6 +56,8 @@ LATTICES = 13
 """Number of lattices that are tried for a line."""
 BLOCK = 12
 """Largest number of nodes over which one matrix product sums (`_times`)."""
+ROWS = 40
+"""Number of rows of a matrix product that are computed at a time, since they fit into a processor's cache."""
 LEAST = -200.0
 """Least real part of an exponent: smaller ones are raised to this, so that no product is subnormal."""
 MOST_WORK = 3e10
@@ -239,6 +241,8 @@ def _times_power(product: np.ndarray, kernel: np.ndarray, count: int) -> np.ndar
 
 def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Multiply matrices. Products over at most `BLOCK` nodes are added in pairs, which rounds less than one product."""
+    if len(a) > ROWS:
+        return np.concatenate([_times(a[row : row + ROWS], b) for row in range(0, len(a), ROWS)])
     if len(b) <= BLOCK:
         return a @ b
     half = (len(b) + BLOCK - 1) // BLOCK // 2 * BLOCK
