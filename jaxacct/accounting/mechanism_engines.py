@@ -218,7 +218,7 @@ def _inner(eps: np.ndarray, risen: np.ndarray, factor: np.ndarray) -> np.ndarray
 
 
 def _after_sampling(eps: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Return `max(log(1 - q + q e^eps), 0)`: the epsilon with Poisson sampling where it is `eps` without."""
+    """Return `max(log(1 - q + q e^eps), 0)`: epsilon with sampling at rate q, where `eps` is epsilon without it."""
     mixed = log_mixture(np.where(np.isfinite(eps), eps, 0.0), q)
     return np.where(np.isfinite(eps), np.maximum(mixed, 0.0), np.where(q > 0.0, np.inf, 0.0))
 

@@ -172,8 +172,8 @@ KNOWN_WIDTH = 0.004
 """Distance between neighbours of the three epsilons of `calibration.risks.by_tangents`, in standard deviations of the
 loss. The middle epsilon estimates the best eps (top of this file), with an error of half this distance."""
 NARROW = 2e-6
-"""Relative width of a bracket of mu at which a row is finished. The lower end alone is too low by some 1.5e-6, because
-of `WIDTH`."""
+"""A row is finished when its bracket of mu is relatively this narrow. Hardly any row gets narrower: `WIDTH` alone makes
+the lower end some 1.5e-6 too low."""
 ROUNDING = 1e-13
 """Largest relative error that a computed normal quantile is assumed to have."""
 

@@ -136,7 +136,7 @@ def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray)
 
 
 def _intersect(low: np.ndarray, high: np.ndarray, rows: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Intersect in place the brackets of those of `rows` that overlap [least, most]; return which of `rows` do."""
+    """Intersect brackets of `rows` with [least, most] in place, where both overlap; return the mask of these rows."""
     agree = (least <= high[rows]) & (most >= low[rows])
     low[rows] = np.where(agree, np.fmax(low[rows], least), low[rows])
     high[rows] = np.where(agree, np.fmin(high[rows], most), high[rows])

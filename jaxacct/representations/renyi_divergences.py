@@ -38,8 +38,8 @@ CUT = 1e-290
 NEAR_ONE = 1e-5
 """Distance d of two orders from order 1: the divergences of 1 - d and 1 + d bracket the divergence of order 1."""
 LEAST_ORDER, MOST_ORDER = 1e-12, 1e150
-"""Orders outside of these two, whose moments rounding or overflow spoils, are bounded by the divergence at the nearer
-one. This is valid since the divergence does not fall as the order rises."""
+"""Beyond these two orders rounding or overflow spoils the moments. The divergence does not fall as the order rises, so
+that its value at the nearer of the two orders bounds it there."""
 OK_WIDTH = 1e-3
 """Largest relative width of a bracket whose status is "ok"."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])

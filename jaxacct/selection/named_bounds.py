@@ -357,7 +357,10 @@ def _zero(function: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: n
 
 
 def _best_set(rows: Line, side: float, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (P(A), Q(A)) for `A = {side * l > eps}`; P is the winner's law for mean mu (side 1) or 0 (side -1)."""
+    """Return (P(A), Q(A)) for `A = {side * l > eps}`.
+
+    For side 1, P is the winner's law for mean mu, and Q is that for mean 0; for side -1 they change places.
+    """
     active = side * rows.log_ratio > eps[:, None]
     full = active[:, 1:] & active[:, :-1]
     masses = (rows.present, rows.without)[:: int(side)]

@@ -193,7 +193,7 @@ def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.nd
 
 
 def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Return a loss that some order of scores reaches: one as in `orders`, whose v is a knot of the curve."""
+    """Return the largest loss that one of the orders of scores in `orders` reaches, if its v is a knot of the curve."""
     top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0

@@ -34,7 +34,7 @@ def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
 
 
 def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any], Any]:
-    """Return Pr[`batch` draws from `size` records hold j of a `group`] for all j, and 0, since no j is left out."""
+    """Return Pr[`batch` draws from `size` records hold j of a `group`] for all j, and the probability left out, 0."""
     total = math.comb(size, batch)
     most = min(group, batch)
     return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(most + 1)], arb(0)

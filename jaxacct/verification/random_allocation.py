@@ -89,7 +89,10 @@ class AllocationLoss:
         return ((total + error) * ((angle * self.sigma) ** 2 / 2).exp()).abs_upper()
 
     def _values(self, c: Any, step: Any, plan: _Plan) -> Any:
-        """Yield enclosures of phi(c + i j step) by row of the plan; a block of rows is a product of two matrices."""
+        """Yield enclosures of phi(c + 1j * n * step) at integers n, one row of the plan after another.
+
+        A block of rows is computed as one product of two matrices.
+        """
         weights, exponents, error = self._nodes(c, arb(plan.angle), arb(plan.strip), plan)
         size, spread = len(weights), acb(within(error), within(error))
         right = []
@@ -128,7 +131,7 @@ class AllocationLoss:
         grown = (down * down / 2).exp()
         far = -(s * last * h - s * s / 2).exp() / t
         outside = gaussian_tail(-first * h) + gaussian_tail(last * h) * (c * angle.cos() * far).exp()
-        # the error is bounded on two lines, `width` above and `width` below the path; at angle 0 it is the real axis
+        # the error is bounded on two lines, `width` above and `width` below the path; at angle 0 the path is real
         if bool(angle > 0):
             if not (strip <= angle and angle + strip <= arb.pi() / 2):
                 raise Unplanned("its path is turned too far")

@@ -451,7 +451,7 @@ def pieces(
 
 
 def _boxed(path: Path, edges: np.ndarray, side: int) -> Boxed:
-    """Bound each path on the boxes: in place (side 0), moved up by its strip (side 1), or moved down (side -1)."""
+    """Bound the points of each path in each box: unmoved (side 0), moved up by its strip (1), or moved down (-1)."""
     turn, shift, inside = abs(side) * path.strip / path.width, path.shift[:, None], path.start[:, None]
     inside = (edges[:-1] < inside) & (inside < edges[1:])
     windows, imaginary, slopes = path.window(edges, abs(side) * path.strip)

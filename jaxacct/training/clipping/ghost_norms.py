@@ -27,8 +27,8 @@ inlined = functools.partial(jax.jit, inline=True)  # traces a function once for 
 class Rows(NamedTuple):
     """Rows x_t and dy_t of a gradient, which is the sum over t of x_t dy_t^T.
 
-    Pairs whose x_t is a unit vector are in `number` and `beside`, all others in `x` and `dy`; fields without rows are
-    None.
+    If x_t is one-hot, `number` holds the place of its 1, and `beside` holds dy_t.  All other pairs are in `x` and `dy`.
+    Fields without rows are None.
     """
 
     number: Any  # the position of the 1 in each unit vector x_t, of shape (groups, rows)

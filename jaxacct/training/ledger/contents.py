@@ -34,7 +34,7 @@ MANY_RELEASES = 300
 EARLY_STOP = "early stop of the plan"
 """Note of the entry that counts all answers of the plan's early stop."""
 STOPPED_EARLY = "stopped early by the plan, after step "
-"""Beginning of a note that is no release.  It says after which step the early stop ended the run for good."""
+"""Beginning of the note of an entry that releases nothing.  It says after which step the early stop ended the run."""
 
 
 @dataclass

@@ -93,10 +93,10 @@ def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: A
 def draws_of_units(
     words: Any, units: dict[int, int], leaves: int, dtype: Any, first: Any = None
 ) -> Iterator[tuple[int, Any]]:
-    """Draw standard normals; yield the number of each leaf and its draws, an array (32, units).
+    """Draw standard normals; yield the index of each leaf and its draws, an array (32, units).
 
-    `units` maps the numbers of leaves, in a pytree of `leaves` leaves, to how many units each has.  A leaf's units are
-    counted from 0 on, or from the leaf's entry in `first` on.
+    `units` maps the index of a leaf, in a pytree of `leaves` leaves, to its count of units.  Units are numbered from 0
+    on, or from the leaf's entry in `first` on.
     """
     begins = np.cumsum([0, *units.values()])
     total = int(begins[-1])
