@@ -54,7 +54,7 @@ def test_noisy_max_is_never_above_the_composed_theorem():
 @pytest.mark.parametrize(
     "run", [ja.ZCDP(0.1), ja.ReportNoisyMax(1.0), ja.RandomAllocation(ja.Gaussian(2.0), 4)], ids=repr
 )
-@pytest.mark.parametrize("candidates", ["iid", "adaptive"])
+@pytest.mark.parametrize("candidates", ["iid", pytest.param("adaptive", marks=pytest.mark.slow)])
 def test_a_finite_bound_without_a_lower_end_is_ok(run, candidates):
     b = ja.epsilon(selection.select(run, selection.Geometric(0.3), candidates=candidates), 1e-5)
     assert (b.kind, b.status, b.lower) == ("bound", "ok", 0.0) and ja.epsilon(run, 1e-5).upper < b.upper < np.inf
