@@ -116,13 +116,9 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     )
     answer, used, contradicted = side
     left = asked & ~question.kinds.beyond_kernels  # rows that engines may still be asked about
-    answered_by = question.kinds.answered_by
-    # Each engine, with the rows that it can answer.
-    known = [
-        (one, answered_by[one.name] if one.name in answered_by else one.supports(question))
-        for one in ENGINES
-        if isinstance(one, Engine) and engine in ("auto", one.name)
-    ]
+    # each engine, with the rows that it can answer
+    mine = [one for one in ENGINES if isinstance(one, Engine) and engine in ("auto", one.name)]
+    known = [(one, one.supports(question)) for one in mine]
     for one, can in known:
         if one.cost > COSTLY:
             continue

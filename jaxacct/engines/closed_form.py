@@ -125,7 +125,7 @@ def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
     """Return the bracket of delta at eps."""
     with np.errstate(invalid="ignore", over="ignore"):
         value, _, error = log_delta(mu, epsilon)
-        # Where the rounding error of `a` makes the bracket useless, delta <= Phi(-a) is still useful.
+        # delta <= Phi(-a) <= e^{-a^2/2}/2 is useful where rounding makes the bracket useless; `a` is rounded down.
         a = epsilon / mu - 0.5 * mu - 16.0 * ROUNDOFF * (epsilon / mu + mu)
         most = np.where(a > 0.0, np.maximum(0.5 * np.exp(-0.5 * a * a) * (1.0 + 1e-9), contour.LEAST_DELTA), 1.0)
     low, middle, high = _exponentials(value, error)

@@ -63,7 +63,7 @@ class LatticePart(ABC):
 
     @abstractmethod
     def sketch(self, cut: float) -> ApproximateLaw:
-        """Return an approximate loss law under P; it leaves out high losses of mass e^cut or less in all steps."""
+        """Return an approximate loss law under P, without some high losses of mass e^cut or less over all steps."""
 
     @abstractmethod
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:

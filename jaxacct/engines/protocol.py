@@ -78,8 +78,8 @@ class Engine(ABC):
     """The message to a user who names this engine for a configuration that it cannot answer."""
 
     def supports(self, question: Question) -> np.ndarray:
-        """Return (B,) whether the engine can answer each row. Engines in `Kinds.answered_by` are not asked."""
-        raise NotImplementedError
+        """Return (B,) whether the engine can answer each row; the package's own engines take it from `kinds`."""
+        return question.kinds.answered_by[self.name]
 
     @abstractmethod
     def epsilon(self, question: Question) -> Answer:

@@ -44,9 +44,9 @@ NUMBERS |= {"noise_multiplier": NOISE, "sampling_probability": PROBABILITY, "ste
 NUMBERS |= dict.fromkeys(("cap", "bands", "groups", "group"), COUNT)
 """Numbers that describe a run, with the values that they may take; `sampling` names the batch rule."""
 RATES = ("sampling_probability", "batch_size", "slots")
-"""Numbers that give the batch size, of which a run has exactly one; `batch_size` needs `dataset_size`."""
+"""Numbers that give the batch size. A run has exactly one of them; `batch_size` also needs `dataset_size`."""
 LENGTHS = ("steps", "epochs")
-"""Numbers that give the length of the run, of which a run has exactly one."""
+"""Numbers that give the length of a run. A run has exactly one of them."""
 OF_RULES = ("slots", "cap", "bands", "groups")
 """Numbers that only some batch rules take."""
 SOURCES = {names[0]: names[1:] for names in (RATES, LENGTHS)}

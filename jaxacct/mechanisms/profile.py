@@ -20,7 +20,7 @@ LEAST_GAP = 1e-9
 FAR_LOSS = 1e300
 """Losses from here on count as infinite."""
 MASS_ROUNDING_UNITS = 8.0
-"""Each of the two terms of a mass (`pair_of_profile`) is rounded up by this number of roundoffs."""
+"""Number of roundoffs by which `pair_of_profile` raises each of the two terms of a mass."""
 
 
 @register

@@ -575,7 +575,7 @@ def candidates_profile(
     if relation in ("add_one", "remove_one"):
         raise InputError(f"relation = {relation!r} has one direction; use 'add_or_remove_one' or 'replace_one'")
     runs = [under(one, relation)[0] for one in candidates]
-    each = np.array([[upper_delta(run, grid, name) for name in ("remove_one", "add_one")] for run in runs])
+    each = np.array([[upper_delta(run, grid, way, PROFILE_RTOL) for way in _RELATION_OF.values()] for run in runs])
     if weights is None:
         return PrivacyProfile(grid, *np.max(each, axis=0))
     share = np.atleast_1d(check("weights", weights, PROBABILITY))

@@ -175,9 +175,9 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Return (gain, cost) of several orders of scores.
+    """Return the gains and the costs of several orders of scores.
 
-    In each, part of the most revealing outcome scores above all other ranks up to some v.
+    In each order, part of the most revealing outcome scores above all other ranks up to some v.
     """
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:

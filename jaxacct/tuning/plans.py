@@ -370,7 +370,7 @@ class SubsetPlan:
         return Cost(self.repetitions, self.dataset_size, epochs, self.variant, self.share)
 
     def expected_batch_size(self, setting: Setting, final: bool) -> float:
-        """Return the expected batch size of the final run if `final`, else of a candidate."""
+        """Return the expected batch size of the final run if `final` is true, else that of a candidate."""
         share = self.share * (self.growth if final else 1.0)
         return setting.sampling_probability * share * self.dataset_size
 
@@ -419,7 +419,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float) -
 
 
 def guessed_noise(epsilon: float, delta: float, rate: float, steps: float) -> float:
-    """Guess the noise at which to begin a search: by the central limit theorem, a run with it costs 0.6 `epsilon`."""
+    """Guess the noise at which a search begins: by the central limit theorem a run then costs about 0.6 `epsilon`."""
     mu = 0.6 * epsilon / math.sqrt(2.0 * math.log(1.0 / delta) + epsilon)
     return 1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))
 

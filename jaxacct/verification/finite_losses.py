@@ -16,7 +16,7 @@ import numpy as np
 from jaxacct.verification.ball_arithmetic import NotCovered, acb, arb, ball
 
 Masses = tuple[Any, ...]
-"""Fields (p, q, loss, grid, cut, unbounded) of a `FiniteLosses`; a loss of None means that log p/q must be computed."""
+"""Fields (p, q, loss, grid, cut, unbounded) of a `FiniteLosses`. If loss is None, log p/q is still to be computed."""
 
 MOST_OUTCOMES = 20_000
 """Largest number of outcomes of integer noise. It limits the memory, since several balls are kept for every outcome."""

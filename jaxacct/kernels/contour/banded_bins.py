@@ -59,7 +59,7 @@ BLOCK = 12
 ROWS = 40
 """Number of rows of a matrix product that are computed at a time, since they fit into a processor's cache."""
 LEAST = -200.0
-"""Least real part of an exponent: smaller ones are raised to this, so that no product is subnormal."""
+"""Exponents with a smaller real part are raised to this, so that no product is subnormal."""
 MOST_WORK = 3e10
 """Largest number of multiplications for one contour. All contours of one call together may take 1.5 times as many."""
 PLACING = 5e8

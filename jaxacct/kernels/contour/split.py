@@ -124,7 +124,7 @@ def _pick_in_front(x: Array, index: Array) -> Array:
 
 
 def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Placement:
-    """Place windows and contour. If leaving out bulk compositions saves nodes, the contour leaves them out."""
+    """Place windows and contour. The contour leaves out bulk compositions where this saves nodes."""
     xp = namespace(law.gauss_n, epsilon)
     choice = split_remainder.choose(law, epsilon, log_delta, log_tol)
     low, high, one = choice.low, choice.high, xp.ones_like(choice.bulk_at)
@@ -404,7 +404,7 @@ def delta_about(
 ) -> Bracketed:
     """Bracket log delta at the K values `around`, on one contour placed for `eps`.
 
-    The brackets hold at every eps, and are narrow near `eps`.
+    The brackets hold wherever `around` lies. They are narrow where it is near `eps`.
     """
     xp = namespace(law.gauss_n, eps)
     found, _ = _placed(law, eps, start, log_tol, points, count, rounds)

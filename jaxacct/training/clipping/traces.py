@@ -88,7 +88,7 @@ def _true(*bits: Any) -> Any:
 
 @_true.def_vmap
 def _true_for_all(axis_size: int, batched: Sequence[bool], *bits: Any) -> tuple[Any, bool]:
-    """Return one value for a whole batch: with one value for each member, vmap would run both sides of a branch."""
+    """Return one value for the whole batch. If each member had a value, vmap would run both sides of a branch."""
     return _true(*(value[0] if many else value for value, many in zip(bits, batched, strict=True))), False
 
 

@@ -502,7 +502,7 @@ def _inside(numbers: Collection[int], low: int, high: int) -> list[int]:
 
 
 def _pieces(plan: Plan, step: int, end: int) -> list[tuple[Segment, int, int]]:
-    """Return (segment, first step, last step + 1) of each segment, cut to the steps `step` to `end - 1`."""
+    """Divide the steps `step` to `end - 1` by segments; return (segment, first step, last step + 1) of each part."""
     pieces = []
     while step < end:
         segment = plan.at(step)
