@@ -281,3 +281,11 @@ def test_mu_of_losses_with_atoms_is_decided_at_a_corner(mechanism, rate, power):
     found, exact = ja.profile(mechanism).gdp_mu(), norm.ppf(power) - norm.ppf(rate)
     assert found.lower <= exact * (1 + 1e-12) and exact * (1 - 1e-12) <= found.upper
     assert (found.kind, found.status) == ("certified", "ok")
+
+
+@pytest.mark.parametrize("leak", [1e-9, 1e-6, 1e-3])
+def test_mu_of_small_losses_with_atoms_is_narrow(leak):
+    """T has one corner, at 1/2.  Tangents that are spread over large eps alone do not find it."""
+    found = ja.profile(ja.FiniteOutput([0.5 + leak, 0.5 - leak], [0.5, 0.5])).gdp_mu()
+    truth = norm.ppf(0.5 + leak)
+    assert found.ok and found.lower <= truth * (1 + 1e-6) and found.upper >= truth * (1 - 1e-6)

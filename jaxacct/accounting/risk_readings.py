@@ -202,11 +202,14 @@ def gaussian_fit(
     rows = np.arange(size)
     place = best_epsilon(deltas, floor, start)
     rate = rate_at(deltas, place, floor)
-    # If the rate has no useful lower end, as for losses with atoms, the best eps may be on either side of a jump of
-    # Q(L > eps). Then the tangents reach up to the eps with e^eps floor = 1. Beyond it a tangent bounds no rate.
-    last = np.where(rate.lower > floor, np.maximum(place.epsilon, 1e-9), -np.log(floor))
-    # The tangents of the first round are evenly spread in eps from 0 to `last`.
-    first = lines = _lines(deltas, last * np.linspace(0.0, 1.0, 13)[:, None], rows)
+    # The tangents of the first round are evenly spread in eps, from 0 to the estimate of the best eps. If the rate has
+    # no useful lower end, as for losses with atoms, the best eps may be on either side of a jump of Q(L > eps). Then
+    # they are spread to four times the estimate. One more is at e^eps floor = 1, beyond which no tangent bounds a rate.
+    known = rate.lower > floor
+    last = np.maximum(place.epsilon, 1e-9) * np.where(known, 1.0, 4.0)
+    at = last * np.linspace(0.0, 1.0, 13)[:, None]
+    at[-1] = np.where(known, last, np.maximum(last, -np.log(floor)))
+    first = lines = _lines(deltas, at, rows)
     low = least_mu(rate, lines[1, 0], floor)
     high = np.full(size, np.inf)
     for turn in range(ROUNDS + DOUBLINGS + 1):
