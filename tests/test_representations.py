@@ -486,3 +486,12 @@ def test_risks_of_random_allocation_under_replacement():
     read = ja.profile(mechanism, "replace_one").true_positive_rate(0.01)
     delta = ja.delta(mechanism, [0.0, 0.5, 1.0], relation="replace_one").upper
     assert read.kind == "bound" and 0.01 < read.upper <= np.min(delta + 0.01 * np.exp([0.0, 0.5, 1.0])) + 1e-9
+
+
+def test_the_tradeoff_of_a_bound_is_as_close_as_that_of_its_pair():
+    """A privacy profile that has the pair of a PureDP; only upper ends of its delta are known."""
+    points = np.linspace(0.0, 0.7, 30)
+    bound = ja.PrivacyProfile(points, ja.delta(ja.PureDP(0.7), points).upper)
+    found, exact = (ja.profile(ja.repeat(each, 20)).tradeoff([1e-3, 0.01]) for each in (bound, ja.PureDP(0.7)))
+    assert np.all(found.kind == "bound") and np.all(exact.kind == "certified")
+    np.testing.assert_allclose(found.lower, exact.lower, rtol=1e-6)

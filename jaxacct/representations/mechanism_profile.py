@@ -516,6 +516,12 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
     leave a wide bracket are divided.
     """
     floor = _mass_at_infinity(profile)
+    exact = profile.mechanism.kind_of_bracket(profile.relation) == "certified"
+
+    def ends(epsilon: np.ndarray) -> list[np.ndarray]:
+        """Return e^eps, and both ends of delta there; the upper ends twice if no others are known."""
+        values = profile.delta(epsilon)
+        return [np.exp(epsilon), values.lower if exact else values.upper, values.upper]
 
     def reached(relation: str, tail: float) -> float:
         """Return an eps, at most 700, at which delta exceeds the mass at infinity by about `tail`."""
@@ -540,8 +546,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
         epsilon = np.union1d(epsilon, farthest)
     if profile.engine == "lattice":  # the two directions meet at 0, where delta has a kink
         epsilon = np.union1d(epsilon, 0.0)
-    values = profile.delta(epsilon)
-    x, below, above = (np.concatenate([[first], v]) for first, v in _grid_ends(epsilon, values))
+    x, below, above = (np.append(first, each) for first, each in zip((0.0, 1.0, 1.0), ends(epsilon), strict=True))
     low, high = np.zeros(fpr.shape), np.ones(fpr.shape)
     width = np.inf
     for turn in range(TRADEOFF_ROUNDS + 1):
@@ -561,11 +566,10 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
             break
         parts = np.arange(1, 5) / 5
         epsilon = (np.log(x[near]) + parts[:, None] * np.log(x[near + 1] / x[near])).ravel()
-        added = (v for _, v in _grid_ends(epsilon, profile.delta(epsilon)))
-        x, below, above = (np.concatenate([old, new]) for old, new in zip((x, below, above), added, strict=True))
+        x, below, above = map(np.append, (x, below, above), ends(epsilon))
         order = np.argsort(x)
         x, below, above = x[order], below[order], above[order]
-    return consistent(Interval(low, high))
+    return consistent(Interval(low, high)) if exact else Interval(low, np.ones_like(low))
 
 
 def _mass_at_infinity(profile: Profile) -> float:
@@ -576,10 +580,6 @@ def _mass_at_infinity(profile: Profile) -> float:
     parts = [components(profile.mechanism, profile.relation, side, below=True) for side in sides]
     rounded = (part.delta_infinity[0] * (1.0 - (4.0 + part.infinity_units[0]) * ROUNDOFF) for part in parts)
     return max(0.0, *(float(mass) for mass in rounded))
-
-
-def _grid_ends(epsilon: np.ndarray, values: Bounds) -> tuple[tuple[float, np.ndarray], ...]:
-    return (0.0, np.exp(epsilon)), (1.0, values.lower), (1.0, values.upper)
 
 
 # The characteristic function of a loss, by closed forms and quadrature
