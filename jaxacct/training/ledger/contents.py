@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 
+from jaxacct import mechanisms
 from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import InputError
-from jaxacct.mechanisms import ZCDP, Mechanism, ProposeTestRelease, PureDP, RandomizedResponse, compose, repeat
-from jaxacct.mechanisms.base import weakest
+from jaxacct.mechanisms import Mechanism, PureDP, compose, repeat
+from jaxacct.mechanisms.base import AdditiveNoise, weakest
 from jaxacct.mechanisms.dp_sgd_run import nearest_slots
-from jaxacct.mechanisms.finite import FiniteMechanism
 from jaxacct.representations.renyi_divergences import epsilon_from_renyi, renyi_curve
 from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step, Torn, run_of
 from jaxacct.training.plan import Plan
@@ -33,6 +33,18 @@ MANY_RELEASES = 300
 """Largest number of different releases that are not grouped.  More releases would take an engine more time."""
 EARLY_STOP = "early stop of the plan"
 """Note of the entry that counts all answers of the plan's early stop."""
+FOR_EVERY_RELATION = (
+    AdditiveNoise,
+    mechanisms.AboveThreshold,
+    mechanisms.DiscreteGaussian,
+    mechanisms.DiscreteLaplace,
+    mechanisms.GaussianNoisyMax,
+    mechanisms.MixtureOfGaussians,
+    mechanisms.NumericSparse,
+    mechanisms.PartitionSelection,
+    mechanisms.RandomizedResponse,
+)
+"""Mechanisms whose pair depends on the relation as it must.  Any other may be a guarantee for one relation only."""
 STOPPED_EARLY = "stopped early by the plan, after step "
 """Beginning of the note of an entry that releases nothing.  It says after which step the early stop ended the run."""
 
@@ -274,9 +286,10 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
 
 def _of_one_relation(mechanism: Mechanism) -> bool:
     """Return whether a mechanism, or one inside it, is a guarantee that its author gave for one relation only."""
-    if isinstance(mechanism, FiniteMechanism | ZCDP | ProposeTestRelease):
-        return not isinstance(mechanism, RandomizedResponse) and mechanism != PureDP(0.0)
-    return any(_of_one_relation(one) for one in mechanism.inside())
+    inside = mechanism.inside()
+    if not inside or isinstance(mechanism, mechanisms.ProposeTestRelease):  # the result of its test is released as well
+        return not isinstance(mechanism, FOR_EVERY_RELATION) and mechanism != PureDP(0.0)
+    return any(map(_of_one_relation, inside))
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
