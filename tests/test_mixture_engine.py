@@ -1,6 +1,8 @@
 """The contour of compositions of Gaussian mixtures, held against quadrature, mpmath, other engines and theorems."""
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -14,7 +16,8 @@ import jaxacct as ja
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.mixture import one_delta, rows_of_branches
 from jaxacct.kernels.contour.mixture import BranchLaw, largest_modulus_gap, quadrature
-from jaxacct.mechanisms.gaussian_mixtures import cells_below
+from jaxacct.mechanisms.base import BaseMechanism, register
+from jaxacct.mechanisms.gaussian_mixtures import OfGaussianMixtures, cells_below
 
 SIDES = ("remove_one", "add_one")
 
@@ -206,3 +209,29 @@ def test_many_epsilons_share_contours_and_each_is_what_it_is_alone():
     for place, one in enumerate(alone):
         assert one.lower <= many.upper[place] and many.lower[place] <= one.upper
         assert many.upper[place] == pytest.approx(one.upper, rel=1e-5)
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class _Own(BaseMechanism, OfGaussianMixtures):
+    """A user's mixture of Gaussians."""
+
+    inner: Any
+
+    def has_bracket(self):
+        return True
+
+    def attained(self, relation):
+        return True
+
+    def branches(self, relation):
+        return self.inner.branches(relation)
+
+    def part(self, rate, relation, direction):
+        return self.inner.part(rate, relation, direction)
+
+
+def test_a_users_mixture_is_sampled_as_a_mixture():
+    known = ja.MixtureOfGaussians(1.0, [0.5, 1.0], [0.5, 0.5])
+    own, other = (ja.delta(ja.PoissonSampled(each, 0.2), 0.5) for each in (_Own(known), known))
+    assert (own.lower, own.upper, own.kind, own.engine) == (other.lower, other.upper, other.kind, other.engine)

@@ -175,6 +175,7 @@ def laplace_pair(largest: np.ndarray) -> FinitePair:
 class _IntegerNoise(OfFinitePair):
     """Log-concave, symmetric noise on the integers; a record moves the integer statistic by at most ``sensitivity``."""
 
+    follows_relation: ClassVar = True
     sensitivity: int
 
     def __post_init__(self) -> None:

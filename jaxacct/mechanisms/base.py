@@ -92,6 +92,8 @@ class Mechanism(ABC):
     """Whether neighbouring data sets are proved to attain the pair of `expand`; if not, answers are of kind "bound"."""
     replaced_apart: ClassVar[bool] = False
     """Whether no pair is known for a replaced record; a bound then removes the record and adds another one."""
+    follows_relation: ClassVar[bool] = False
+    """Whether the pair is derived for each relation; if not, it may be a guarantee that was stated for one relation."""
 
     def __post_init__(self) -> None:
         if "mechanism" in vars(self):
@@ -134,6 +136,11 @@ class Mechanism(ABC):
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
         """Return each Gaussian's (noise multiplier, factors of its count); None if some release is not Gaussian."""
         return None
+
+    def of_every_relation(self) -> bool:
+        """Return whether no guarantee that was stated for one relation only is inside."""
+        inside = self.inside()
+        return all(one.of_every_relation() for one in inside) if inside else self.follows_relation
 
     def displaces(self) -> bool:
         """Return whether an added record displaces others, so that zero_out differs from add/remove (README.md)."""
@@ -263,6 +270,7 @@ class AdditiveNoise(BaseMechanism):
     """Noise added to a statistic. The only field is the noise's deviation or scale, over the add/remove sensitivity."""
 
     finite: ClassVar[bool] = False
+    follows_relation: ClassVar = True
     law: ClassVar[type[GaussianPart] | type[LaplacePart]]
     """Class of the `Part` that describes the noise."""
 

@@ -303,6 +303,9 @@ class ProposeTestRelease(Combinator):
         missed = ApproximateDP(0.0, self._passing()).expand(relation, direction)
         return [*test, *missed, *self.mechanism.expand(relation, direction)]
 
+    def of_every_relation(self) -> bool:
+        return False  # the distance of the test counts steps of one relation
+
     def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
         inner = self.mechanism.infinity_exactly(relation, direction)
         return None if inner is None else 1 - (1 - Fraction(float(self._passing()))) * (1 - inner)

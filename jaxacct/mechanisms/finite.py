@@ -73,6 +73,7 @@ class RandomizedResponse(FiniteMechanism):
     """
 
     exact_pair: ClassVar = True
+    follows_relation: ClassVar = True
     probability: Leaf
     categories: int = field(default=2, metadata={"static": True})
     constraints: ClassVar = {"probability": OPEN_PROBABILITY}
@@ -135,6 +136,9 @@ class PureDP(FiniteMechanism):
 
     def pair(self) -> FinitePair:
         return ApproximateDP(self.epsilon, 0.0).pair()
+
+    def of_every_relation(self) -> bool:
+        return not np.any(self.epsilon)
 
 
 @register

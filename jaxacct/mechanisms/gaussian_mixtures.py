@@ -351,6 +351,7 @@ class MixtureOfGaussians(BaseMechanism, OfGaussianMixtures):
     probabilities: Leaf
     constraints: ClassVar = {"noise_multiplier": POSITIVE, "sensitivities": NON_NEGATIVE, "probabilities": PROBABILITY}
     vectors: ClassVar = ("sensitivities", "probabilities")
+    follows_relation: ClassVar = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -151,6 +151,7 @@ class GaussianNoisyMax(BaseMechanism):
     candidates: Leaf
     monotone: bool = field(default=False, metadata={"static": True})
     constraints: ClassVar = {"noise_multiplier": POSITIVE, "candidates": COUNT}
+    follows_relation: ClassVar = True
 
     def __post_init__(self) -> None:
         check_flag("monotone", self.monotone, "say whether all scores move alike")
@@ -230,6 +231,7 @@ class AboveThreshold(OfFinitePair):
     answers: Leaf = 1
     monotone: bool = field(default=False, metadata={"static": True})
     constraints: ClassVar = {"threshold_scale": POSITIVE, "query_scale": POSITIVE, "answers": COUNT}
+    follows_relation: ClassVar = True
 
     def __post_init__(self) -> None:
         check_flag("monotone", self.monotone, "say whether all queries move alike")
@@ -277,6 +279,7 @@ class NumericSparse(Mechanism):
     answers: Leaf = 1
     monotone: bool = field(default=False, metadata={"static": True})
     constraints: ClassVar = {**AboveThreshold.constraints, "value_scale": POSITIVE}
+    follows_relation: ClassVar = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -329,6 +332,7 @@ class PartitionSelection(Mechanism):
     delta: Leaf
     contributions: Leaf = 1
     constraints: ClassVar = {**ApproximateDP.constraints, "contributions": COUNT}
+    follows_relation: ClassVar = True
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         one = ApproximateDP(self.epsilon, self.delta).part(np.asarray(1.0), relation, direction)

@@ -41,7 +41,6 @@ from jaxacct.mechanisms.finite import log_mixture, once, sample_pair
 from jaxacct.mechanisms.gaussian_mixtures import (
     LOSS_OF_PRESENCE,
     Branch,
-    MixtureOfGaussians,
     OfGaussianMixtures,
     binomial,
     hypergeometric,
@@ -146,7 +145,7 @@ class PoissonSampled(OfGaussianMixtures):
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         base, rate = self._flat(up=True)
-        if self.group > 1 or isinstance(base, MixtureOfGaussians):
+        if super().has_bracket():
             return super().expand_below(relation, direction)
         if isinstance(base, BaseMechanism):
             return [(base.part(rate, relation, direction), np.asarray(1.0))]
@@ -177,7 +176,7 @@ class PoissonSampled(OfGaussianMixtures):
 
     def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
         base, _ = self._flat()
-        if self.group > 1 or isinstance(base, MixtureOfGaussians):
+        if super().has_bracket():
             return super().kind_of_bracket(relation, composed)
         bound = relation == "replace_one" and self._draws()
         return "bound" if bound else base.kind_of_bracket(relation, composed)
@@ -205,26 +204,24 @@ class PoissonSampled(OfGaussianMixtures):
         base, rate = self._flat()
         if relation == "replace_one":
             return None
-        if isinstance(base, MixtureOfGaussians):
-            shape, inner = batch_shape(self), base.rows()
-            found = []
-            for q, row in zip(np.broadcast_to(rate, shape).reshape(-1), rows_in(base, shape), strict=True):
-                shift, weight = inner[row]
-                found.append([Branch(1.0, np.append(0.0, shift), np.append(1.0 - q, q * weight))])
-            return found
+        if isinstance(base, OfGaussianMixtures):
+            shape, inner = batch_shape(self), base.branches(relation)
+            rows = zip(np.broadcast_to(rate, shape).reshape(-1), rows_in(base, shape), strict=True)
+            return None if inner is None else [[_branch_sampled(one, q) for one in inner[row]] for q, row in rows]
         if not isinstance(base, Gaussian):
             return None
         return [[Branch(1.0, shift, weight)] for shift, weight in self._contributions()]
 
     def ordinary(self) -> bool:
         base = self._flat()[0]
-        return self.group == 1 and isinstance(base, BaseMechanism) and not isinstance(base, MixtureOfGaussians)
+        return self.group == 1 and isinstance(base, BaseMechanism) and not base.has_bracket()
 
     def of_gaussians(self) -> bool:
-        return isinstance(self._flat()[0], Gaussian | MixtureOfGaussians)
+        return isinstance(self._flat()[0], Gaussian | OfGaussianMixtures)
 
     def attained(self, relation: str) -> bool:
-        return True
+        base = self._flat()[0]
+        return base.attained(relation) if isinstance(base, OfGaussianMixtures) else True
 
     def _contributions(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return, per configuration, the shifts of the sum that a group causes, in sigmas, and their probabilities."""
@@ -257,6 +254,12 @@ class PoissonSampled(OfGaussianMixtures):
                     "distance from 1 to be known; give the product as one rate"
                 )
         return base, product
+
+
+def _branch_sampled(branch: Branch, rate: float) -> Branch:
+    """Return a branch of a step that uses a record with the probability `rate`."""
+    shifts, weights = np.append(0.0, branch.shifts), np.append(1.0 - rate, rate * branch.weights)
+    return branch._replace(shifts=shifts, weights=weights)
 
 
 def _under(relation: str) -> str:

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 
-from jaxacct import mechanisms
 from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import InputError
-from jaxacct.mechanisms import Mechanism, PureDP, compose, repeat
-from jaxacct.mechanisms.base import AdditiveNoise, weakest
+from jaxacct.mechanisms import Mechanism, compose, repeat
+from jaxacct.mechanisms.base import weakest
 from jaxacct.mechanisms.dp_sgd_run import nearest_slots
 from jaxacct.representations.renyi_divergences import epsilon_from_renyi, renyi_curve
 from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step, Torn, run_of
@@ -33,18 +32,6 @@ MANY_RELEASES = 300
 """Largest number of different releases that are not grouped.  More releases would take an engine more time."""
 EARLY_STOP = "early stop of the plan"
 """Note of the entry that counts all answers of the plan's early stop."""
-FOR_EVERY_RELATION = (
-    AdditiveNoise,
-    mechanisms.AboveThreshold,
-    mechanisms.DiscreteGaussian,
-    mechanisms.DiscreteLaplace,
-    mechanisms.GaussianNoisyMax,
-    mechanisms.MixtureOfGaussians,
-    mechanisms.NumericSparse,
-    mechanisms.PartitionSelection,
-    mechanisms.RandomizedResponse,
-)
-"""Mechanisms whose pair depends on the relation as it must.  Any other may be a guarantee for one relation only."""
 STOPPED_EARLY = "stopped early by the plan, after step "
 """Beginning of the note of an entry that releases nothing.  It says after which step the early stop ended the run."""
 
@@ -255,7 +242,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
     for spent, headers in runs:
         noted = {line.plan.relation for line in headers}
         covered = noted == {relation} or (noted == {"add_or_remove_one"} and relation in ("add_one", "remove_one"))
-        if not covered and (stated := [one for one in spent.others if _of_one_relation(one)]):
+        if not covered and (stated := [one for one in spent.others if not one.of_every_relation()]):
             raise InputError(
                 f"relation = {relation!r}, but {type(stated[0]).__name__} was noted as a guarantee for "
                 f"{' and '.join(sorted(noted))}, and says nothing of other neighbours; ask for that relation"
@@ -282,14 +269,6 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
         used += budget if renyi <= budget else math.inf
     upper = float(epsilon_from_renyi([*orders], [used], delta).upper)
     return Bounds(0.0, upper, upper, "bound", "width" if math.isinf(upper) else "ok", "rdp_filter")
-
-
-def _of_one_relation(mechanism: Mechanism) -> bool:
-    """Return whether a mechanism, or one inside it, is a guarantee that its author gave for one relation only."""
-    inside = mechanism.inside()
-    if not inside or isinstance(mechanism, mechanisms.ProposeTestRelease):  # the result of its test is released as well
-        return not isinstance(mechanism, FOR_EVERY_RELATION) and mechanism != PureDP(0.0)
-    return any(map(_of_one_relation, inside))
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
