@@ -1,4 +1,7 @@
-"""Source: examples that need not be in memory, such as files on a disk; threads load the next batches during a step."""
+"""Source: examples that need not be in memory, such as files on a disk.
+
+While the device computes a step, threads load the batches of the next steps.
+"""
 
 from __future__ import annotations
 

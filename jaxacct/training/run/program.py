@@ -342,7 +342,7 @@ def _digest(batch: Batch) -> bytes:
 
 
 def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
-    """Raise OtherExamples if a step was released before with the same draw but other examples."""
+    """Raise OtherExamples if the ledger has this step with the same drawn records but with other examples."""
     spent = ledger.runs[ledger.run]
     if step not in spent.numbers:
         return
@@ -355,7 +355,10 @@ def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
 
 
 class Ahead(Generic[Item]):
-    """Items of a generator; a thread makes up to `depth` items in advance.  `take` raises the generator's errors."""
+    """Takes the items of a generator in order, while a thread computes up to `depth` items in advance.
+
+    If the generator raises an error in the thread, `take` raises this error.
+    """
 
     def __init__(self, items: Generator[Item, Any, Any], depth: int, stop: threading.Event) -> None:
         self._items, self._stop = items, stop
@@ -363,7 +366,7 @@ class Ahead(Generic[Item]):
         self._made = deque(self._thread.submit(next, items) for _ in range(depth))
 
     def take(self) -> Item:
-        """Return the next item; raise StopIteration after the last one."""
+        """Return the generator's next item; raise StopIteration after the last item."""
         if not self._made:
             return next(self._items)
         item = self._made[0].result()

@@ -1,4 +1,7 @@
-"""Keeps the open ledger of one run: notes steps, and decides whether a plan may follow earlier spending (README.md)."""
+"""Keeps the ledger of one run open and writes the run's steps into it (README.md of this folder).
+
+It also decides whether a run may go on with a plan after what it has spent under earlier plans.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +31,33 @@ _NOTING = 0.05
 
 
 class RunLedger:
-    """Open ledger of a run.  `note` writes up to `most` entries, and returns in every process when they are on disk."""
+    """Open ledger of a run.  Only the first process writes into the ledger.
+
+    own : whether `close` closes the ledger.
+    mark : the state of the ledger after this run's last entry.
+    most : the largest number of steps that one call of `note` writes.
+    """
 
     def __init__(self, processes: Processes, ledger: Ledger | None, own: bool, mark: Mark, most: int) -> None:
         self.ledger = ledger  # None except in the first process
         self._processes, self._own, self._most, self._mark = processes, own, most, mark
-        self._last = 0.0, 0.0, 1  # time, duration and steps of the last note
+        self._last = 0.0, 0.0, 1  # of the last `note`: when it ended, its duration in seconds, its number of steps
 
     def mark(self) -> Mark:
-        """Return a mark of the present ledger; with several processes, of the ledger after this run's last entry."""
+        """Return a mark, which identifies a state of the ledger.
+
+        With one process it is the present state.  With several it is the state after this run's last entry.
+        """
         if self._processes.count == 1 and self.ledger is not None:
             return self.ledger.mark()._replace(run=self._mark.run)
         return self._mark
 
     def note(self, plan: Plan, step: int, now: Prepared, program: Program) -> int:
-        """Note a step if the ledger already has it or the budget allows it; return how many steps were noted.
+        """Write step `step` into the ledger if the budget allows it or the ledger already has it.
 
-        If notes would take more than the share `_NOTING` of the time, later steps are noted in the same write.
+        Return how many steps were written, 0 if the budget does not allow `step`.  Every process returns only once the
+        entries are on the disk.  If one write for each step would take more than the share `_NOTING` of the run's time,
+        one write also enters the steps that follow.
         """
 
         def noted() -> int:
@@ -60,18 +73,27 @@ class RunLedger:
         return self._decided(noted)
 
     def seen(self, plan: Plan, step: int, looked: bool) -> None:
-        """Note that outputs are about to be seen, after `step` steps."""
+        """Write into the ledger that outputs are about to be seen, after `step` steps.
+
+        looked : False if no callback has asked for outputs, as in `Ledger.seen`.
+        """
         self._decided(lambda: self._write_seen(plan, step, looked))
 
     def _decided(self, write: Callable[[], int | None]) -> int:
-        """Call `write` in the first process; send its result, and the ledger's new mark, to all processes."""
+        """Call `write` in the first process, and return its result in all processes (0 for None).
+
+        All processes also get the ledger's new mark.
+        """
         told = lambda: json.dumps([write(), self._mark.lines, self._mark.head]).encode()
         answer, lines, head = json.loads(self._processes.decide(told))
         self._mark = self._mark._replace(lines=lines, head=head)
         return answer or 0
 
     def stopped_early(self, plan: Plan, step: int) -> None:
-        """Note that the early stop has ended the run: then the whole plan counts, and the rule is not asked again."""
+        """Write into the ledger that the early-stop rule has ended the run after `step` steps.
+
+        From then on the whole plan counts as spent, and the rule is not asked again.
+        """
 
         def write() -> None:
             with self._own_run(plan) as ledger:
@@ -81,26 +103,36 @@ class RunLedger:
 
     @property
     def ended(self) -> int | None:
-        """The step after which the early stop has ended this run, or None; an early stop has one process."""
+        """Number of steps after which the early-stop rule has ended this run; None if it has not.
+
+        Plans with an early stop run in a single process, so this process has the ledger.
+        """
         return None if self.ledger is None else self.ledger.runs[self._mark.run].ended
 
     def cut_off(self, plan: Plan, step: int) -> None:
-        """Note that an error ends the run after `step` steps.  The first process writes without waiting for others."""
+        """Write into the ledger that an error ends the run after `step` steps.
+
+        The first process writes without the other processes, since these may not have the error.
+        """
         if self.ledger is not None:
             self._write_seen(plan, step, looked=False)
 
     def _write_seen(self, plan: Plan, step: int, looked: bool) -> None:
         assert self.ledger is not None
-        if not self.ledger.is_open:  # an interrupt within an entry closes the ledger
+        if not self.ledger.is_open:  # an interrupt while an entry was written has closed it: open it again
             self.ledger, self._own = Ledger.open(self.ledger.path, self._mark.run), True
         with self._own_run(plan) as ledger:
             ledger.seen(step, looked)
 
     @contextlib.contextmanager
     def _own_run(self, plan: Plan) -> Iterator[Ledger]:
-        """Lock the ledger while an entry of this run is written, and mark the ledger after the entry."""
+        """Lock the ledger and make this run its current run, while the caller writes an entry; then renew the mark.
+
+        If the plan in the ledger has another batch rule than `plan`, first write `plan` into the ledger.
+        """
         assert self.ledger is not None
-        with self.ledger.lock:  # a callback or a thread may have begun another run, by another batch rule
+        with self.ledger.lock:
+            # A callback or a thread may have made another run the current run.
             self.ledger.run = self._mark.run
             rule = lambda plan: (plan.sampling, plan.truncation, plan.groups)
             if rule(self.ledger.plan) != rule(plan):
@@ -109,7 +141,7 @@ class RunLedger:
             self._mark = self.ledger.mark()
 
     def close(self) -> None:
-        """Close the ledger, if it was opened here."""
+        """Close the ledger, if `open_run_ledger` opened it."""
         if self.ledger is not None and self._own:
             self.ledger.close()
 
@@ -122,9 +154,13 @@ def open_run_ledger(
     by: str,
     note_ahead: int | None,
 ) -> RunLedger | None:
-    """Open the ledger in the first process, with a state's run as its current run; return None without a ledger."""
-    # A noted step counts even if it is not taken.  Within a pass, a step noted too early could raise the cost of the
-    # whole pass, so steps of passes are noted one at a time.
+    """Open the ledger in the first process, and make the state's run its current run.
+
+    Return None in every process if the first process was given no ledger.
+    """
+    # A step in the ledger counts as spent even if it is not taken.  So one write enters at most 1% of the plan's steps.
+    # Where a release is a whole pass, a step entered too early could raise the cost of the pass.  So one write enters
+    # only one such step.
     share = 1 if plan.sampling in BY_PASS else max(plan.steps // 100, 1)
     most = share if note_ahead is None else min(share, note_ahead)
     opened: Ledger | None = None
@@ -141,7 +177,12 @@ def open_run_ledger(
 
 
 def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partition: str | None) -> int:
-    """Note the steps of all keys; if the budget is too small, only the first, or none.  Return how many were noted."""
+    """Write the steps of `keys`, from `step` on, into the ledger; return how many steps were written.
+
+    No step is written if the budget has no room for the first.  Only the first step is written in three cases: the
+    budget has no room for all, the ledger already has the first, or the first moves the end that the ledger holds for
+    a run whose outputs were seen (`Ledger.another_way`).
+    """
     require_same_rows(ledger, step, keys[0])
     entries = [
         (number, key.key_fingerprint, key.batch_fingerprint, *plan.at(number)[2:4])
@@ -162,7 +203,11 @@ def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partit
 
 
 def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[Any], bytes]) -> Checkpoint | None:
-    """Return the last checkpoint of a folder, or None; raise InputError for a state of another run or step."""
+    """Return the last checkpoint of a folder, or None if the folder has none.
+
+    Raise InputError if the state is of another run or step than the checkpoint, unless it is at step 0 and has spent
+    nothing.
+    """
     number = store.latest()
     if number is None:
         return None
@@ -170,7 +215,7 @@ def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[
     if state.step == 0 and not state.history.stretches and state.history.ledger is None:
         return found
     same = state.lineage.root == found.lineage.root
-    if not state.lineage.root.known:  # a pickled state has no key: the rest of the lineage identifies the run
+    if not state.lineage.root.known:  # a pickled state has no secret key, so compare the rest of its lineage
         same = state.lineage[1:] == found.lineage[1:]
     if not same:
         raise InputError(f"state of step {state.step} and the checkpoints are of two runs; use another folder")
@@ -182,7 +227,7 @@ def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[
 
 
 def require_same(processes: Processes, state: State, plan: Plan, *how: Any) -> None:
-    """Raise InputError if the processes of a run have different arguments, which the message does not show."""
+    """Raise InputError if the processes of a run have different arguments.  The message shows none of the arguments."""
     root, *line = state.lineage
     lineage, history = repr((root.key if root.known else None, *line)), repr(document(state.history))
     told = (lineage, history, repr((state.step, state.stopped, state.seen)), plan.to_json(), repr(how))
@@ -190,7 +235,10 @@ def require_same(processes: Processes, state: State, plan: Plan, *how: Any) -> N
 
 
 def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | None) -> bytes:
-    """Raise InputError if the ledger with the spending so far is not given or does not exist; else return b""."""
+    """Raise InputError if the history's spending is in a ledger, and `ledger` is None or a path without a file.
+
+    Otherwise return b"", since `Processes.decide` sends bytes.
+    """
     mark = history.ledger
     if mark is None:
         return b""
@@ -202,7 +250,10 @@ def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | N
 
 
 def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
-    """Raise InputError if earlier plans have another relation or another unit than this plan."""
+    """Raise InputError if another plan has another neighbouring relation than this plan, or another unit.
+
+    The unit is what neighbouring data sets differ in: a record or a user.
+    """
     contents.one_unit(plan, others)
     contents.one_relation(plan.relation, others)
 
@@ -210,7 +261,10 @@ def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
 def open_ledger(
     ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
 ) -> tuple[Ledger | None, bool]:
-    """Return the ledger, with the state's run current and its spending noted, and whether it was opened here."""
+    """Return (ledger, whether this call has opened it); return (None, False) without a ledger.
+
+    Afterwards the state's run is the ledger's current run, and the ledger holds everything that the run has spent.
+    """
     require_ledger(state.history, ledger)
     if ledger is None:
         return None, False
@@ -233,7 +287,10 @@ def open_ledger(
 
 
 def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> None:
-    """Make `name` a ledger's current run; note the run's plan, and its spending from before the ledger began."""
+    """Make `name` the current run of a ledger, and write the run's plan into the ledger.
+
+    Also write what the run has spent without a ledger.  Raise InputError if the run may not go on with the plan.
+    """
     mark, stretches = state.history.ledger, state.history.stretches
     if mark is not None:
         if mark.run != name:
@@ -282,7 +339,10 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
 
 
 def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
-    """Warn how many steps of a new run fit into the budget beside other runs of the ledger; refuse if none fits."""
+    """Warn how many steps of a new run the budget allows, if other runs of the ledger have spent part of the budget.
+
+    Raise InputError if the budget allows no step.
+    """
     others = [ledger.runs[each] for each in contents.counted(plan, ledger, name)]
     steps, more = sum(spent.steps + spent.torn for spent in others), sum(len(spent.noted) for spent in others)
     if not steps + more or state.step >= plan.steps:
@@ -298,7 +358,12 @@ def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
 
 
 def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: State, seen: bool) -> None:
-    """Raise InputError if a run may not go on with this plan; `seen`: whether callbacks looked at the run's outputs."""
+    """Raise InputError if a run may not go on with `plan`.
+
+    before : the run's earlier plans.
+    spent : everything that counts against the plan's target or filter.
+    seen : whether callbacks have looked at the run's outputs.
+    """
     if any(
         one.repetitions is not None and (one.repetitions, one.candidates) != (plan.repetitions, plan.candidates)
         for one in before
@@ -326,7 +391,10 @@ def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: S
 
 
 def last_step_in_budget(plan: Plan, stretches: tuple[Stretch, ...], state: State, partition: str) -> int:
-    """Return the step before which a run without a ledger must stop."""
+    """Return the first step that the budget of a run without a ledger does not allow, or `plan.steps`.
+
+    partition : the fingerprint of the next step's pass or round; "" if the batch rule has neither.
+    """
     before, step = [one.plan for one in stretches], state.step
     require_same_relation(plan, before)
     contents.one_filter(plan, before)

@@ -25,12 +25,13 @@ from jaxacct.training.step.step_mechanisms import Release, Turn
 
 @dataclass(frozen=True, repr=False)
 class State:
-    """Run between two steps.
+    """State of a run between two steps.
 
-    `epsilon` is the privacy claim, as Bounds at the plan's delta.  With a ledger it covers all spending in the ledger,
-    else all steps that led here, under any plan.  The remaining steps of the plan count as well in two cases: an early
-    stop or a callback ended the run, or a callback looked at outputs and the run did not end by itself.  Within a
-    callback only the steps taken count.  (With repetitions `epsilon` covers only this one of the K runs.)
+    `epsilon` is the privacy claim, as Bounds at the plan's delta.  With a ledger it covers all spending in the ledger.
+    Without a ledger it covers all steps that led to this state, under whichever plan.  The remaining steps of the plan
+    count as well in two cases: an early stop or a callback ended the run, or a callback looked at outputs and the run
+    did not end by itself.  Within a callback only the steps taken count.  If the plan has repetitions,
+    `epsilon` covers only this one of the K runs.
 
     Parameters
     ----------
@@ -77,7 +78,7 @@ class State:
 
     def __repr__(self) -> str:
         """Return one line: the step, why the run stopped, epsilon and the number of parameters, but no parameter."""
-        params = object.__getattribute__(self, "params")  # a count shows no output: this is no look
+        params = object.__getattribute__(self, "params")  # a count shows no output: record no look
         count = sum(np.size(leaf) for leaf in jax.tree_util.tree_leaves(params) if hasattr(leaf, "dtype"))
         try:
             epsilon = f"epsilon <= {self.epsilon.upper:.7g} at delta {self.plan.target_delta:g}"
@@ -88,7 +89,10 @@ class State:
 
     @functools.cached_property
     def epsilon(self) -> Bounds:
-        """Epsilon spent so far; if outputs may have ended the run, the remaining steps count as well."""
+        """Epsilon spent so far.
+
+        If somebody who saw outputs may have ended the run because of them, the remaining steps count as well.
+        """
         ended = self.stopped in ("finished", "budget") or (not self.stopped and not self.seen)
         return claimed(self.history, self.plan, self.step, ended, goes_on=False)
 
@@ -101,7 +105,10 @@ class Evaluation(NamedTuple):
 
 
 class Scores(Secret):
-    """Exact scores, in units, of an early stop: no noise protects them.  Pickle and repr leave them out."""
+    """Exact scores of an early stop, in units of 1/UNITS.
+
+    No noise protects these scores, so they are secret: pickle and repr leave them out.
+    """
 
     __slots__ = ("values",)
 
@@ -110,7 +117,10 @@ class Scores(Secret):
 
 
 class Past(Secret):
-    """Buffers of correlated noise, and its clip norm.  Whoever has them can remove noise; pickle and repr omit them."""
+    """Buffers of correlated noise, and the clip norm that the noise was scaled by.
+
+    Whoever has the buffers can remove noise from later steps, so pickle and repr leave them out.
+    """
 
     __slots__ = ("arrays", "clip_norm")
 
@@ -122,7 +132,7 @@ class Looks:
     """Record of whether callbacks have looked at outputs.
 
     seen : whether callbacks of this or of an earlier `fit` have looked.
-    at_this : whether callbacks have looked at the state with which they were called last.
+    at_this : whether callbacks have looked at outputs of the state with which they were last called.
     now : the state with which the callbacks are being called, or None.
     note : a function that is called before the first look of this `fit`.  If it raises, the callback gets the error
         instead of outputs.
@@ -134,32 +144,35 @@ class Looks:
         self._note: Callable[[], Any] | None = note
 
     def look(self) -> None:
-        """Note that outputs are about to be seen."""
+        """Record that a callback is about to see outputs.  Before the first look, call `note`."""
         if self._note is not None:
             self._note()
             self._note = None
         self.seen = self.at_this = True
 
     def over(self) -> None:
-        """Note that the `fit` has ended: outputs seen afterwards cannot be the reason for its end."""
+        """Stop recording, since the `fit` has ended.
+
+        Whoever sees outputs only afterwards cannot have ended the `fit` because of them.
+        """
         self.now = self._note = None
 
 
 class _Shown(State):
-    """State for callbacks.  Before it returns an output, it notes that outputs are seen."""
+    """View of a state, for callbacks.  Before it returns an attribute that depends on outputs, it records the look."""
 
     looks: ClassVar[Looks]
 
     def __getattribute__(self, name: str) -> Any:
         looks: Looks | None = object.__getattribute__(self, "__dict__").get("looks")
-        if looks is None:  # the state is being copied
+        if looks is None:  # the view is being made or copied, and has no fields yet
             return super().__getattribute__(name)
         if name == "seen":
             return looks.seen
         if name == "epsilon":
-            now = looks.now is self  # within the callback the run goes on
+            now = looks.now is self  # while a callback is called with this view, the run goes on
             return claimed(self.history, self.plan, self.step, ended=not now and not looks.seen, goes_on=now)
-        if name not in ("step", "plan", "stopped", "history", "__class__"):  # other attributes depend on outputs
+        if name not in ("step", "plan", "stopped", "history", "__class__"):  # all other attributes depend on outputs
             looks.look()
         if name == "evaluations":  # the list may have values of later steps
             return tuple(one for one in super().__getattribute__(name) if one.step <= self.step)
@@ -167,7 +180,7 @@ class _Shown(State):
 
 
 def shown(state: State, looks: Looks) -> State:
-    """Return a view of the state for callbacks; `looks` records whether a callback reads an output from the view."""
+    """Return a view of the state for callbacks.  `looks` records whether a callback reads an output from the view."""
     view = object.__new__(_Shown)
     vars(view).update(vars(state), looks=looks)
     looks.now, looks.at_this = view, False
@@ -180,17 +193,21 @@ class Stretch(NamedTuple):
     plan: Plan
     first: int
     end: int
-    partition: str  # the fingerprint of the last step's pass or round; "" if the batch rule has neither
+    partition: str  # the fingerprint of the pass or round of the last step; "" if the batch rule has neither
 
 
 class History(NamedTuple):
-    """Spending up to a state: stretches of plans, or a mark of the ledger that holds all spending."""
+    """Spending up to a state.
+
+    Without a ledger these are the stretches that led to the state.  With a ledger it is a mark of the ledger, which
+    holds all spending.
+    """
 
     stretches: tuple[Stretch, ...] = ()
     ledger: Mark | None = None
 
     def whole(self) -> History:
-        """Return the history, with its last stretch extended to the end of that stretch's plan."""
+        """Return the history with its last stretch extended to the end of the plan of this stretch."""
         if not self.stretches:
             return self
         last = self.stretches[-1]
@@ -202,7 +219,11 @@ NOTHING = History()
 
 
 def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, partition: str) -> tuple[Stretch, ...]:
-    """Add steps `step` to `end - 1` to the stretches: to the last one if its plan and pass go on, else as a new one."""
+    """Return the stretches with steps `step` to `end - 1` of `plan` added.
+
+    The last stretch is extended if it ends before `step`, its plan is equal, and the pass under way, if there is one,
+    has the same fingerprint `partition`.  Otherwise the steps are a new stretch.
+    """
     if stretches:
         last = stretches[-1]
         goes_on = last.end == step and (last.plan is plan or last.plan == plan)
@@ -212,17 +233,18 @@ def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, pa
 
 
 def released(stretches: Sequence[Stretch]) -> Counter[Release]:
-    """Count the releases of some stretches.  A pass that two stretches share counts in both.
+    """Count the releases of some stretches.  A pass that lies in two stretches counts once in each of them.
 
-    Where steps share noise, the first step of a stretch also counts as a release of all records (`Turn.alone`), with
-    two exceptions: the sharing begins with this step, or it goes on from the step before (`Turn.follows`).
+    Where steps share noise, the first step of a stretch also counts as a release of all records (`Turn.alone`).  There
+    are two exceptions: the sharing begins with the first step of the stretch, or this step goes on from the step before
+    (`Turn.follows`).
     """
     counts: Counter[Release] = Counter()
     last: Turn | None = None
     known = 0
     for plan, first, end, _ in stretches:
         counts.update(plan.releases_between(first, end))
-        begins = last is None and first == known  # no earlier step shares noise, and none is missing
+        begins = last is None and first == known  # no earlier step shares noise, and no earlier step is missing
         if plan.shared and first < end:
             if not begins and not plan.turn(first).follows(last):
                 counts[plan.turn(first).alone()] += 1
@@ -232,16 +254,21 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
 
 
 def spent_by(stretches: Sequence[Stretch]) -> Spent:
-    """Return the spending of several stretches, with the answers of their early stop if their plans have one."""
+    """Return the spending of several stretches: their releases, and the mechanism of each early-stop rule.
+
+    The mechanism of a rule covers all answers of the rule, so it counts once.
+    """
     rules = {one.plan.early_stop for one in stretches if one.first < one.end}
     return Spent(released(stretches), Counter(rule.mechanism for rule in rules if rule is not None))
 
 
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
-    """Return epsilon of all releases in a history; if outputs may have ended the run, its plan counts to the end.
+    """Return bounds of the epsilon of all releases in a history.
 
-    ended : whether the run ended by itself, or has shown no outputs.
-    goes_on : whether the run continues, whatever outputs it has shown.
+    If outputs may have ended the run, that is if neither `ended` nor `goes_on` is True, the plan counts to its end.
+
+    ended : True if the run ended by itself, or has shown no outputs.  With a ledger, the ledger's entries tell this.
+    goes_on : True if the run continues, whatever outputs it has shown.
     """
     if history.ledger is not None:
         ledger = Ledger.read(history.ledger.path)
@@ -261,7 +288,7 @@ def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool)
 
 
 def document(history: History) -> dict[str, Any]:
-    """Return a history as an object that JSON can hold."""
+    """Return a history as a document: a dict that JSON can hold."""
     return {
         "stretches": [[plan_document(plan), *rest] for plan, *rest in history.stretches],
         "ledger": list(history.ledger) if history.ledger is not None else None,
@@ -269,7 +296,7 @@ def document(history: History) -> dict[str, Any]:
 
 
 def from_document(node: Any) -> History:
-    """Return the history of a document; raise InputError for any other object."""
+    """Return the history that a document of `document` describes; raise InputError for any other object."""
     try:
         stretches = tuple(_stretch(*row) for row in node["stretches"])
         if node["ledger"] is None:
@@ -283,7 +310,7 @@ def from_document(node: Any) -> History:
 
 
 def _stretch(plan: Any, first: Any, end: Any, partition: Any) -> Stretch:
-    """Return the stretch that these fields of a document describe; refuse invalid fields."""
+    """Return the stretch that these fields of a document describe; raise InputError for invalid fields."""
     known = Plan.from_document(plan)
     ends = [int(check(name, value, LAST_STEP)) for name, value in (("first", first), ("end", end))]
     if not 0 <= ends[0] <= ends[1] <= known.steps:

@@ -1,8 +1,8 @@
-"""Chooses the records that take part in a step, by each batch rule, and the examples of a user that take part.
+"""Chooses the records that take part in a step, and the examples that take part if the records are users.
 
-No drawn record is left out unless the rule says so.  One compiled program loops over the micro-batches of a selection,
-as many times as the draw needs.  The functions `host_...` draw the same records in NumPy, from the same random words,
-for data that the host loads.
+Each batch rule has a function.  Every drawn record takes part, unless the rule caps the size of a batch.  One compiled
+program loops over the micro-batches of a selection, as many times as the draw needs.  The functions `host_...` are for
+data that the host loads: they draw the same records in NumPy, from the same random words.
 """
 
 from __future__ import annotations
@@ -23,20 +23,25 @@ _HOST_PIECE = 2**20  # records that `host_poisson` draws at a time; 2**31 record
 
 
 class Selection(NamedTuple):
-    """Records of one logical batch."""
+    """Records of one logical batch.
 
-    indices: Any  # int32, with room for the largest batch: the first `count` entries are the numbers of the records
+    indices : int32 array with room for the largest batch.  Its first `count` entries are the numbers of the records.
+    count : the number of records.
+    """
+
+    indices: Any
     count: Any
 
 
 def threshold(sampling_probability: ArrayLike) -> np.ndarray:
-    """Return floor(q 2^64) as uint32 words (1 if q is 1, high bits, low bits), for comparison with 64 random bits.
+    """Return floor(q 2^64) as three uint32 words: 1 if q is 1 (else 0), the high 32 bits, the low 32 bits.
 
-    The shape is (3,), or (3, n) if each of n records has its own rate.
+    A record is drawn if a random number of 64 bits is below this threshold.  The shape of the result is (3,), or (3, n)
+    if each of n records has its own rate q.
     """
     q = np.asarray(check("sampling_probability", sampling_probability, PROBABILITY))
     certain = np.floor(q)
-    high = np.floor(np.ldexp(q - certain, 32))  # every operation here is exact
+    high = np.floor(np.ldexp(q - certain, 32))  # floor, ldexp and these differences are exact in floating point
     low = np.floor(np.ldexp(np.ldexp(q - certain, 32) - high, 32))
     return np.stack([certain, high, low]).astype(np.uint32)
 
@@ -50,17 +55,18 @@ def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) 
     ----------
     key : a JAX key of at least 256 bits, such as ``fresh_key()``; it determines the batch.
     dataset_size : int from 1 to 2**31 - 1, static.
-    sampling_probability : the rate q, or one rate for each example, chosen without the data.  In place of traced rates,
-        give the ``threshold`` of the rates.
+    sampling_probability : the rate q, or one rate for each example, chosen without the data.  The rates may not be
+        traced; the array ``threshold(rates)`` may be traced and may be given in their place.
 
     Returns
     -------
     Selection : the numbers of the drawn examples, in ascending order.  With one rate their count is
         binomial(dataset_size, q), with no upper limit below dataset_size.
 
-    A step with this batch is accounted for as PoissonSampled(Gaussian(noise_multiplier), q), under adding or removing
-    an example.  If each example has its own rate, q is the rate of the example in which the data sets differ, or the
-    largest rate.  Divide the sum of the gradients by the sum of the rates, never by the count.
+    A step with this batch is accounted for as PoissonSampled(Gaussian(noise_multiplier), q), for neighbouring data sets
+    that differ by one added or removed example.  If each example has its own rate, q is the rate of the example in
+    which the data sets differ, or the largest rate.  Divide the sum of the gradients by the sum of the rates, never by
+    the count.
 
     References
     ----------
@@ -107,7 +113,7 @@ def truncated_poisson(key: jax.Array, dataset_size: int, sampling_probability: A
 
 
 def random_allocation(round_key: jax.Array, dataset_size: int, number: ArrayLike, position: ArrayLike) -> Selection:
-    """Return the records of one slot of a round, in which each record draws one of ``number`` slots uniformly.
+    """Return the records of one slot.  In each round every record draws one of ``number`` slots uniformly.
 
     Parameters
     ----------
@@ -142,7 +148,9 @@ def cyclic_poisson(
     number: ArrayLike,
     position: ArrayLike,
 ) -> Selection:
-    """Draw each record of one group independently with probability q; the groups are drawn once for a whole run.
+    """Draw each record of one group independently with probability q, and no record of any other group.
+
+    The groups themselves are drawn once for a whole run, from ``group_key``.
 
     Parameters
     ----------
@@ -155,7 +163,8 @@ def cyclic_poisson(
     -------
     Selection : indices are in ascending order.
 
-    A run is accounted for as MatrixMechanism(strategy, s, CyclicPoisson(number, q)), under adding or removing a record.
+    A run is accounted for as MatrixMechanism(strategy, s, CyclicPoisson(number, q)), for neighbouring data sets that
+    differ by one added or removed record.
 
     References
     ----------
@@ -172,7 +181,10 @@ def cyclic_poisson(
 
 
 def slots(key: Any, size: int, number: Any) -> Any:
-    """Draw for each of ``size`` records an independent slot (uint32), exactly uniform on 0 to number - 1."""
+    """Draw a slot for each of ``size`` records: independent uint32, exactly uniform on 0 to number - 1.
+
+    Random words above `last` are drawn again, so that ``number`` divides the count of the words that are kept.
+    """
     number = jnp.asarray(number, jnp.uint32)
     last = jnp.uint32(2**32 - 1) - (jnp.uint32(0) - number) % number  # in uint32, 0 - number is 2^32 - number
 
@@ -246,7 +258,10 @@ def fixed_batches(epoch_key: jax.Array, dataset_size: int, batch_size: ArrayLike
 
 
 def permutation(key: Any, size: int) -> Any:
-    """Draw a random permutation of range(size), int32, by sorting 64-bit keys, which are drawn again if two agree."""
+    """Draw a random permutation of range(size) as int32: the order that sorts random 64-bit numbers.
+
+    If two of these numbers are equal, draw all of them again.
+    """
 
     def draw(key: Any) -> tuple[Any, Any, Any]:
         key, now = jax.random.split(key)
@@ -258,7 +273,7 @@ def permutation(key: Any, size: int) -> Any:
 
 
 def _sampled(key: Any, dataset_size: int, sampling_probability: Any, several: bool = False) -> Any:
-    """Return for each record whether it is in a Poisson sample; with `several`, each record may have its own rate."""
+    """Return for each record whether it is in a Poisson sample.  With `several` each record may have its own rate."""
     size = _size("dataset_size", dataset_size)
     given = getattr(sampling_probability, "dtype", None) == np.uint32
     words = sampling_probability if given else threshold(sampling_probability)
@@ -271,11 +286,14 @@ def _sampled(key: Any, dataset_size: int, sampling_probability: Any, several: bo
 
 
 def _first_of(taken: Any, most: int | None = None) -> Selection:
-    """Return the first `most` (or all) marked records in ascending order; this is faster than `jnp.nonzero`."""
+    """Return the records for which `taken` is True, in ascending order: the first `most` of them, or all.
+
+    This is faster than `jnp.nonzero`.
+    """
     size = taken.shape[0]
     places = size if most is None else most
-    rank = jax.lax.cumsum(taken.astype(jnp.int32))  # the place of each marked record, from 1
-    where = jnp.where(taken, rank - 1, places)  # beyond the last place, a record is dropped
+    rank = jax.lax.cumsum(taken.astype(jnp.int32))  # of a taken record: its number among the taken records, from 1
+    where = jnp.where(taken, rank - 1, places)  # mode="drop" drops a record whose place is `places` or more
     indices = jnp.zeros(places, jnp.int32).at[where].set(jnp.arange(size, dtype=jnp.int32), mode="drop")
     return Selection(indices, jnp.minimum(rank[-1], places))
 
@@ -294,14 +312,15 @@ def over_micro_batches(
     ----------
     selection : Selection
     micro_size : int, static: examples in one call of body.
-    body : (carry, indices, mask) -> carry.  In the last call, places beyond the last example have mask False and
+    body : (carry, indices, mask) -> carry.  Places beyond the last example of the selection have mask False and
         index 0.
     init : the first carry.
-    all_places : static: whether to go through all places, whatever the count, so that every draw takes the same work.
+    all_places : static: whether to go through all places of the selection, whatever its count.  Then every draw takes
+        the same work.
 
     Returns
     -------
-    The last carry.  Without all_places, body runs ceil(count / micro_size) times: the number depends on the draw, but
+    The last carry.  Without all_places, body runs ceil(count / micro_size) times.  This number depends on the draw, but
     the compiled program does not.
 
     >>> total = lambda sum, indices, mask: sum + (indices * mask).sum()
@@ -322,29 +341,43 @@ def over_micro_batches(
 
 
 def _size(name: str, value: Any) -> int:
-    """Return a number of examples that fits in int32; raise InputError for anything else."""
+    """Return the value as an int if it is a number of examples that fits in int32; else raise InputError."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value < 2**31:
         raise InputError(f"{name} = {value!r:.40} must be an integer from 1 to 2**31 - 1; use a number of examples")
     return int(value)
 
 
 class UserData(NamedTuple):
-    """Examples of users, along the first axis."""
+    """Examples, and which of them belong to each user.
+
+    examples : pytree of arrays, whose first axes run over all examples of all users.
+    order : the positions of all examples along these axes, sorted by user.
+    first : for each user, the index in `order` at which the positions of this user's examples begin.
+    count : for each user, the number of this user's examples.
+    """
 
     examples: Any
-    order: Any  # all positions in `examples`, sorted by user
-    first: Any  # for each user, where in `order` the user's examples begin
-    count: Any  # for each user, the number of examples
+    order: Any
+    first: Any
+    count: Any
 
 
 def user_data(examples: Any, users: Any, number: int) -> UserData:
-    """Group examples by ``users``: an integer from 0 to number - 1 for each example.  Refuse other integers."""
+    """Return a `UserData` of the examples.
+
+    users : the user of each example, an integer from 0 to number - 1.  Other integers raise InputError.
+    """
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(examples)}
     return UserData(examples, *(jnp.asarray(column, jnp.int32) for column in grouped(users, number, sizes)))
 
 
 def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the fields order, first and count of `UserData`.  `sizes` are the lengths of the examples' first axes."""
+    """Return the fields order, first and count of `UserData`.
+
+    users, number : as for `user_data`.
+    sizes : the set of the shapes (n,) of the first axes of all arrays of the examples.  Raise InputError unless this
+        set has a single n, the length of `users`.
+    """
     ids = np.asarray(users)
     if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or sizes != {ids.shape}:
         raise InputError(
@@ -363,10 +396,13 @@ def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.nd
 
 
 def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None) -> tuple[tuple[Any, Any], Any]:
-    """Return (examples, weights), of shapes (users, most, ...) and (users, most), and which users have examples.
+    """Return ((examples, weights), present) for some users, with at most `most` examples for each user.
 
-    If `data` holds only a part of all users, `before` is the number of users before this part.  If a user has n > most
-    examples, a random subset is taken.  It is uniform up to n 2^-32; no guarantee depends on this.
+    The shapes of examples are (users, most, ...), the shape of weights is (users, most), and `present` says for each
+    user whether the user has examples.  If a user has n > most examples, a random subset of them is taken.  Each draw
+    for the subset is uniform up to a relative error of n 2^-32; no privacy guarantee depends on this error.
+
+    before : if `data` holds only a part of all users, the number of users before this part.
     """
     count, first = data.count[users], data.first[users]
     kept = jnp.minimum(count, most)
@@ -391,7 +427,10 @@ def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None
 
 
 def host_poisson(key: Any, size: int, threshold: np.ndarray) -> np.ndarray:
-    """Return the members that `poisson` draws; low words are drawn only where high words equal the threshold's."""
+    """Compute in NumPy the numbers of the records that `poisson` draws.
+
+    The low 32 random bits of a record are computed only if its high 32 bits equal those of the threshold.
+    """
     if threshold[0].all():
         return np.arange(size)
     found, each = [], np.broadcast_to(threshold.reshape(3, -1), (3, size))
@@ -407,7 +446,7 @@ def host_poisson(key: Any, size: int, threshold: np.ndarray) -> np.ndarray:
 
 
 def host_slots(key: Any, size: int, number: int) -> np.ndarray:
-    """Draw the same slots as `slots`, on the host."""
+    """Compute in NumPy the slots that `slots` draws."""
     last = 2**32 - 1 - 2**32 % number
     found, again = np.zeros(size, np.uint32), np.ones(size, bool)
     while again.any():
@@ -419,7 +458,7 @@ def host_slots(key: Any, size: int, number: int) -> np.ndarray:
 
 
 def host_permutation(key: Any, size: int) -> np.ndarray:
-    """Draw the same permutation as `permutation`, on the host."""
+    """Compute in NumPy the permutation that `permutation` draws."""
     while True:
         key, now = host_split(key)
         high, low = host_bits(now, 2 * size).reshape(2, size).astype(np.uint64)
@@ -433,7 +472,10 @@ def host_permutation(key: Any, size: int) -> np.ndarray:
 def host_of_users(
     key: Any, order: np.ndarray, first: np.ndarray, count: np.ndarray, users: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers and weights, (users.size, most), of examples as in `of_users`; each user must have examples."""
+    """Compute in NumPy which examples `of_users` takes: return (their positions in the data, their weights).
+
+    Both arrays have shape (users.size, most).  Each of the users must have an example.
+    """
     count, first = count[users], first[users]
     kept = np.minimum(count, most)
     blocks = -(-most // 16)

@@ -1,6 +1,6 @@
-"""One private step on the devices of a mesh; for batches that the host loads, the step is cut into three programs.
+"""One private step on the devices of a mesh.  For batches that the host loads, a step consists of three programs.
 
-The step is the same mechanism as `private_step` (README.md of this folder, "Several devices").
+On a mesh the step is the same mechanism as `private_step` (README.md of this folder, "Several devices").
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ MODES = ("data", "fsdp")  # named layouts of the parameters; any other layout is
 
 
 def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[..., tuple[Carried, Observed]]:
-    """Return `private_step` for a mesh; device d has records (or users) d r to d r + r - 1, r = ceil(size/devices)."""
+    """Return `private_step` for a mesh, each of whose devices has consecutive records (or users).
+
+    Device d has the records d r to d r + r - 1, where r = ceil(size / devices) and `size` is the number of records.
+    """
 
     def step(
         carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers, frozen: Untrained | None = None
@@ -57,7 +60,8 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
             first = jax.lax.axis_index(mesh.axis_names) * rows
             here = _those_of(draw(rule, key, pass_key, size, now), first, rows)
             whole, of_model = at_hand(params, specs, frozen, rest, clip_norm)
-            # The sum over devices is taken after the loop, since the loop may have more turns on some devices.
+            # The loop in `sums_over` may have more turns on some devices.  If the devices added up their sums within
+            # the loop, they would wait for each other forever.  So they add up their sums after the loop.
             return added_up(sums_over(rule, whole, key, here, data, of_model, first), cuts, mesh)
 
         sums = jax.shard_map(
@@ -73,7 +77,10 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
 
 
 def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
-    """Return the selected records among `first` to `first + rows - 1`, renumbered so that `first` is 0."""
+    """Return the selected records that a device has: those with the numbers `first` to `first + rows - 1`.
+
+    In the result `first` is subtracted from their numbers.
+    """
     places = drawn.indices.shape[0]
     at = drawn.indices - first
     mine = (jnp.arange(places, dtype=jnp.int32) < drawn.count) & (at >= 0) & (at < rows)
@@ -82,7 +89,11 @@ def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
 
 
 def added_up(mine: Sums, cuts: Any, mesh: Mesh) -> Sums:
-    """Return the sums over all devices; each device keeps its part.  Call this once a step, in a `shard_map`."""
+    """Add up the sums of all devices.  Call this once a step, in a `shard_map`.
+
+    Of the sum of the gradients each device keeps the part that `cuts`, a pytree of PartitionSpecs, gives it.  The other
+    sums are whole on every device.
+    """
     total = zipped(lambda part, spec: _summed(part, spec, mesh), mine.clipped.total, cuts)
     others = (mine.clipped.clipped, mine.clipped.not_finite, mine.members, mine.seen)
     clipped, not_finite, members, seen = jax.lax.psum(others, mesh.axis_names)
@@ -91,14 +102,14 @@ def added_up(mine: Sums, cuts: Any, mesh: Mesh) -> Sums:
 
 def specs_of_sums(cuts: Any) -> Any:
     """Return the PartitionSpecs of the result of `added_up`."""
-    on_all: Any = P()  # one spec for all of `Seen`
+    on_all: Any = P()  # stands for the whole pytree `Seen`: every device has all of it
     return Sums(Clipped(cuts, P(), P()), P(), on_all)
 
 
 def released(
     rule: StepRule, mesh: Mesh, shard: Any, carried: Carried, key: Any, sums: Sums, now: Numbers
 ) -> tuple[Carried, Observed]:
-    """Return the result of `release` for sums that are cut as `sum_specs` says."""
+    """Return the result of `release` on a mesh, for sums whose arrays are cut over the devices as `sum_specs` says."""
     specs = param_specs(mesh, shard, carried.params)
     add_noise = sharded_noise(mesh, sum_specs(mesh, shard, carried.params))
 
@@ -117,7 +128,11 @@ def zipped(function: Callable[[Any, P], Any], tree: Any, specs: Any) -> Any:
 
 
 def at_hand(params: Any, specs: Any, frozen: Any, rest: Any, clip_norm: Any) -> tuple[Carried, Any]:
-    """Put trained and frozen arrays together from the parts of all devices, inside a `shard_map`; return both."""
+    """Gather whole arrays from the parts of all devices.  Call this in a `shard_map`.
+
+    Return (`Carried` with the whole trained arrays and the clip norm, the whole frozen arrays).  The PartitionSpecs
+    `specs` say how the devices hold `params`, and `rest` says how they hold `frozen`.
+    """
 
     def gathered(part: Any, spec: P) -> Any:
         for axis, names in enumerate(spec):
@@ -140,9 +155,10 @@ def _summed(total: Any, spec: P, mesh: Mesh) -> Any:
 
 
 def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
-    """Return a function (key, tree, std) that adds independent N(0, std^2) to all entries of arrays cut by `specs`.
+    """Return a function (key, tree, std) that adds independent N(0, std^2) noise to every entry of the tree's arrays.
 
-    Entry p of a leaf, counted row by row in the whole array, gets draw p % 32 of unit p // 32 on every mesh.
+    The PartitionSpecs `specs` say how the arrays are cut over the devices.  The noise is drawn in units of 32 normal
+    draws.  On every mesh, entry p of an array gets draw p % 32 of unit p // 32; p counts row by row in the whole array.
     """
 
     def add(key: Any, tree: Any, std: Any) -> Any:
@@ -150,7 +166,7 @@ def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
         cuts = tuple(jax.tree_util.tree_leaves(specs, is_leaf=is_spec))
         shapes = [leaf.shape for leaf in leaves]
         for place, shape in enumerate(shapes):
-            if math.prod(shape) >= 2**32:  # entries are numbered in uint32
+            if math.prod(shape) >= 2**32:  # the numbers of the entries must fit in uint32
                 raise InputError(f"leaf {place} has {math.prod(shape)} entries, must have < 2**32; cut it in two")
 
         def local(words: Any, std: Any, *parts: Any) -> tuple[Any, ...]:
@@ -172,25 +188,35 @@ def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
 
 
 class _Run(NamedTuple):
-    """Run of entries with consecutive numbers, in which a device's part of an array lies."""
+    """Entries of an array with consecutive numbers, which contain the part of the array that a device has.
 
-    first: Any  # the number of the run's first entry, uint32; it may differ between devices
-    shape: tuple[int, ...]  # the shape of the run as an array
-    begins: list[Any]  # where the part begins in this array, along each axis
+    first : uint32, the number of the first of these entries; it may differ between devices.
+    shape : the shape of an array that consists of these entries, row by row.
+    begins : for each axis of an array of this shape, the index at which the device's part begins.
+    """
+
+    first: Any
+    shape: tuple[int, ...]
+    begins: list[Any]
 
     @property
     def units(self) -> int:
-        """Number of units that cover the run wherever in a unit it begins."""
+        """Number of units of noise that are enough for these entries, wherever in a unit the first entry lies."""
         return (math.prod(self.shape) + UNIT - 2) // UNIT + 1
 
     def cut(self, draws: Any, part: tuple[int, ...]) -> Any:
-        """Return the draws for the part from the draws of all units, of shape (32, units)."""
+        """Return the draws for the device's part, of shape `part`, from the draws (32, units) of all units."""
         own = jax.lax.dynamic_slice_in_dim(draws.T.reshape(-1), self.first % UNIT, math.prod(self.shape))
         return jax.lax.dynamic_slice(own.reshape(self.shape), self.begins, part)
 
 
 def _run(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Run:
-    """Return the run of a part: the part itself if only the first axis is cut, else the whole array."""
+    """Return consecutive entries of an array that contain a device's part of the array.
+
+    If only the first axis is cut, they are the part itself; otherwise they are the whole array.
+
+    whole, part : the shapes of the whole array and of the part.
+    """
     names = [axes_of(spec[axis]) if axis < len(spec) else () for axis in range(len(whole))]
     place = [jax.lax.axis_index(own).astype(jnp.uint32) if own else jnp.uint32(0) for own in names]
     if part[:1] != whole[:1] and part[1:] == whole[1:]:
@@ -199,12 +225,15 @@ def _run(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Run:
 
 
 def is_spec(node: Any) -> bool:
-    """Return whether a node of a pytree is a PartitionSpec; JAX may treat PartitionSpecs as containers."""
+    """Return whether a node of a pytree is a PartitionSpec.
+
+    JAX may treat a PartitionSpec as a container, so pytrees of specs are traversed with ``is_leaf=is_spec``.
+    """
     return isinstance(node, P)
 
 
 def check_layout(mesh: Any, shard: Any) -> Mesh:
-    """Return the mesh with its axes in JAX's automatic mode; raise InputError for a bad mesh or shard."""
+    """Return the same mesh with its axes in JAX's automatic mode.  Raise InputError for an invalid mesh or shard."""
     if not isinstance(mesh, Mesh):
         raise InputError(f"mesh = {mesh!r:.40} must be a jax.sharding.Mesh; use jax.make_mesh((n,), ('devices',))")
     if not (isinstance(shard, str) and shard in MODES):
@@ -227,7 +256,7 @@ def _axes_in(spec: P) -> list[str]:
     found: list[str] | None
     try:
         found = [name for names in spec for name in axes_of(names)]
-    except (TypeError, ValueError):  # P.UNCONSTRAINED, or a spec of unreduced sums
+    except (TypeError, ValueError):  # raised for P.UNCONSTRAINED, and for a spec of unreduced sums
         found = None
     if found is None or len(set(found)) < len(found):
         raise InputError(f"shard has {spec}, must name an axis once at most, and nothing else; use names and None")
@@ -235,7 +264,7 @@ def _axes_in(spec: P) -> list[str]:
 
 
 def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
-    """Return a PartitionSpec for every parameter; raise InputError if a spec does not divide its array evenly."""
+    """Return a PartitionSpec for every parameter.  Raise InputError if a spec cuts its array into unequal parts."""
     if shard == "data":
         return jax.tree.map(lambda _: P(), params)
     if shard == "fsdp":
@@ -257,14 +286,21 @@ def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
 
 
 def sum_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
-    """Return the PartitionSpecs of sums of gradients: the parameter's spec if that cuts an axis, else `_cut`."""
+    """Return a PartitionSpec for the sum of the gradients of every parameter.
+
+    It is the parameter's own spec if that spec cuts an axis, else the spec that `_cut` returns.
+    """
     specs = param_specs(mesh, shard, params)
     one = lambda leaf, spec: spec if any(axes_of(names) for names in spec) else _cut(np.shape(leaf), mesh)
     return jax.tree.map(one, params, specs)
 
 
 def carried_specs(mesh: Mesh, shard: Any, carried: Carried) -> Carried:
-    """Return the PartitionSpecs of a `Carried`; optimizer arrays are cut like parameters of the same path and shape."""
+    """Return the PartitionSpecs of a `Carried`.
+
+    An array of the optimizer's state gets the spec of the parameter of the same shape whose path is the end of the
+    array's path.  If there is no such parameter, every device has the whole array.
+    """
     params = jax.tree_util.tree_flatten_with_path(carried.params)[0]
     specs = param_specs(mesh, shard, carried.params)
     known = [
@@ -294,14 +330,18 @@ def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Untrained | None) -
     specs = jax.tree_util.tree_leaves(param_specs(mesh, shard, numbers), is_leaf=is_spec)
     left, own = list(rest.frozen), []
     for leaf, spec in zip(jax.tree_util.tree_leaves(model), specs, strict=True):
-        if left and leaf is left[0]:  # frozen arrays are in the order of the leaves
+        if left and leaf is left[0]:  # `rest.frozen` has the order of the model's leaves
             left.pop(0)
             own.append(spec)
     return Untrained(tuple(own), rest.form)
 
 
 def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
-    """Return a PartitionSpec that cuts the first axis that the number of devices divides; small arrays stay whole."""
+    """Return a PartitionSpec that cuts an array over all devices.
+
+    It cuts the first axis whose length is a multiple of the number of devices.  An array without such an axis, or with
+    fewer than 1024 entries, stays whole.
+    """
     if mesh.size == 1 or math.prod(shape) < 1024:  # a small array is cheaper whole
         return P()
     for axis, size in enumerate(shape):
@@ -315,7 +355,10 @@ LoadedStep = tuple[Callable[..., Any], Callable[..., Any], Callable[..., tuple[C
 
 
 def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:
-    """Return the step on loaded batches for one device; ``rows`` holds the shapes of a micro-batch."""
+    """Return the three functions of a step on one device, for batches that the host loads.
+
+    rows : a micro-batch, or only its shapes and dtypes.
+    """
 
     def nothing(carried: Carried, frozen: Untrained | None) -> Sums:
         return no_sums(rule, carried, rows, frozen)
@@ -332,9 +375,12 @@ def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:
 
 
 def sharded_loaded_step(rule: StepRule, rows: Any, mesh: Mesh, shard: Any) -> LoadedStep:
-    """Return the step on loaded batches for a mesh; each device has an equal part of every micro-batch.
+    """Return the three functions of a step on a mesh, for batches that the host loads.
 
-    The first axis of the sums runs over devices.
+    Each device has an equal part of every micro-batch.  Before the third function adds them up, the sums of the devices
+    are kept apart: every array of `Sums` has one more axis in front, which runs over the devices.
+
+    rows : a micro-batch, or only its shapes and dtypes.
     """
     spread = P(mesh.axis_names)
     over = lambda function, ins, outs: jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)

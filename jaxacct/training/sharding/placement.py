@@ -1,6 +1,7 @@
-"""Places a run's arrays on one device or on a mesh, digests them, and joins the processes of a run.
+"""Places a run's arrays on one device or on a mesh, and computes digests of the arrays.
 
-The first process writes; all processes take each step together.
+`Processes` lets the processes of a run exchange bytes.  All processes take each step together; only the first process
+writes the ledger.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ from jaxacct.training.step.models import Untrained
 from jaxacct.training.step.step_function import Carried, Correlated, StepRule, private_step
 from jaxacct.training.step.step_mechanisms import require_kept
 
-_FRAME = 256  # bytes of the first frame: the message's length, then its beginning; a second frame holds the rest
+# `Processes.gather` first sends this number of bytes: the length of a message in 8 bytes, then the message's beginning.
+# If the message is longer, a second exchange sends the rest.
+_FRAME = 256
 
 
 class Processes:
-    """Number of processes that take the steps of a run, and the number of this process.
+    """The processes that take the steps of a run together: their count, and the number of this process among them.
 
-    `tell` and `gather` are also barriers: no process gets the answer before the first process has given its bytes.
+    `tell` and `gather` are also barriers: they return in no process before the first process has given its bytes.
     """
 
     def __init__(self, count: int, number: int) -> None:
@@ -47,7 +50,10 @@ class Processes:
 
     @classmethod
     def of(cls, mesh: Any) -> Processes:
-        """Return the processes that have devices in a mesh, which must be all processes, or this one alone."""
+        """Return the processes that have devices in a mesh.
+
+        Raise InputError unless these are all processes, or this process alone.
+        """
         own, there = jax.process_index(), sorted({device.process_index for device in mesh.devices.flat})
         if there == [own]:
             return ALONE
@@ -60,11 +66,11 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes the ledger."""
+        """Whether this process is the first process, which writes the ledger."""
         return self.number == 0
 
     def gather(self, own: bytes) -> list[bytes]:
-        """Return the bytes that every process gives, in the order of the processes."""
+        """Return a list of what all processes give as `own`, in the order of the processes."""
         if self.count == 1:
             return [own]
         from jax.experimental.multihost_utils import process_allgather
@@ -75,16 +81,19 @@ class Processes:
         lengths = [int.from_bytes(frame[:8], "little") for frame in frames]
         if max(lengths) > _FRAME - 8:
             room = max(lengths) - (_FRAME - 8)
-            rest = together(head[_FRAME:], -(-room // _FRAME) * _FRAME)  # rounded up, since each size is compiled
+            rest = together(head[_FRAME:], -(-room // _FRAME) * _FRAME)  # each size compiles anew: round it up
             frames = [frame + bytes(row) for frame, row in zip(frames, rest, strict=True)]
         return [frame[8 : 8 + length] for frame, length in zip(frames, lengths, strict=True)]
 
     def tell(self, told: bytes) -> bytes:
-        """Return the bytes that the first process gives; the bytes of the other processes are ignored."""
+        """Return in every process what the first process gives as `told`.  What the other processes give is ignored."""
         return self.gather(told if self.first else b"")[0]
 
     def decide(self, function: Callable[[], bytes]) -> bytes:
-        """Run a function in the first process only; its result, or its exception, goes to all processes."""
+        """Call a function in the first process alone, and return its result in all processes.
+
+        If the function raises an error, every process raises an error.
+        """
         if self.count == 1:
             return function()
         if self.first:
@@ -104,14 +113,14 @@ class Processes:
         return told[1:]
 
     def agree(self, name: str, own: bytes) -> None:
-        """Raise InputError if processes have different bytes for the value `name`."""
+        """Raise InputError unless all processes give the same bytes `own`.  The message calls them `name`."""
         everyone = self.gather(own)
         others = [number for number, given in enumerate(everyone) if given != everyone[0]]
         if others:
             raise InputError(f"{name} of process {others[0]} is another than that of process 0; give all the same")
 
     def any(self, *own: bool) -> tuple[bool, ...]:
-        """Return, for each position in `own`, whether any process gives True."""
+        """Return, for each position in `own`, whether any process gives True at this position."""
         return tuple(any(answers) for answers in zip(*self.gather(bytes(own)), strict=True))
 
 
@@ -119,12 +128,15 @@ ALONE = Processes(1, 0)  # the processes of a run in a single process
 
 
 def _whole(function: Callable[..., Any], **options: Any) -> Any:
-    """Jit a function so that its program's text, from which keys are derived, also shows its unused arguments."""
+    """Jit a function, and keep its unused arguments in the program.
+
+    The keys of a run are derived from the program's text, so the text must also show these arguments.
+    """
     return jax.jit(function, keep_unused=True, **options)
 
 
 class Placement:
-    """Puts the arrays of a run on JAX's default device, or on a mesh, where `shard` lays out the parameters."""
+    """Puts the arrays of a run on JAX's default device or on a mesh.  `shard` says how a mesh holds the parameters."""
 
     def __init__(self, rule: StepRule, size: int, mesh: Any, shard: Any) -> None:
         if mesh is None and shard is not None:
@@ -138,14 +150,17 @@ class Placement:
         )
 
     def describe(self) -> list[tuple[str, str]]:
-        """Return the (name, value) pairs that a notebook shows of the placement."""
+        """Return the pairs (name, value) with which a notebook describes the placement; none without a mesh."""
         if self.mesh is None:
             return []
         shape = " x ".join(f"{size} {name}" for name, size in self.mesh.shape.items())
         return [("mesh", shape), ("shard", self._shard if isinstance(self._shard, str) else "PartitionSpecs")]
 
     def data(self, data: Any, users: Any) -> Any:
-        """Return the data in the step's form, grouped by user if `users` are given; each device has its own rows."""
+        """Return the data as a step takes them, grouped by user if `users` are given.
+
+        On a mesh each device gets only its own rows.
+        """
         if self.mesh is None:
             data = _on_device(data)
             return data if users is None else user_data(data, users, self._size)
@@ -154,11 +169,15 @@ class Placement:
         return _users_on_mesh(data, users, self.mesh, self._size, self.processes)
 
     def carried(self, state: Any, trained: Any) -> Carried:
-        """Return the `Carried` of a `State` with this trained part, in new arrays, which the first step overwrites."""
+        """Return a state as the `Carried` that the first step takes, with `trained` as its parameters.
+
+        All arrays are copies, since the step overwrites them.
+        """
         opt_state = state.opt_state
         if self._rule.buffers:
             past = self._rule.no_past(trained)
-            if state.past is not None and state.past.arrays is not None:  # pickling leaves the arrays out
+            # A pickled state has no such arrays.  `fit` then goes on from a checkpoint, which has them.
+            if state.past is not None and state.past.arrays is not None:
                 forms = [[*map(jnp.shape, jax.tree.leaves(each))] for each in (state.past.arrays, past)]
                 norms = map(key_derivation.digest_tree, (state.past.clip_norm, state.clip_norm))
                 require_kept("clip_norm", len({*norms}) == 1)
@@ -169,13 +188,13 @@ class Placement:
         return copied(self._put(carried, self._where(carried)))
 
     def frozen(self, trained: Any, frozen: Untrained | None) -> Untrained | None:
-        """Return the untrained rest of the model as arrays on the devices, laid out like trained parameters."""
+        """Put the frozen arrays on the devices.  Each array gets the layout that it would have if it were trained."""
         specs = None if self.mesh is None else frozen_specs(self.mesh, self._shard, trained, frozen)
         rest: Untrained | None = self._put(frozen, self._shardings(specs))
         return rest
 
     def begin(self, init: Callable[[Any], Any], params: Any) -> tuple[Any, Any]:
-        """Make the initial parameters and optimizer state, on the devices on which they will stay."""
+        """Return the initial parameters and the optimizer's initial state, on the devices on which they will stay."""
         if self.mesh is None:
             return params, init(params)
         params = self._put(params, self._where(Carried(params, (), (), ())).params)
@@ -183,7 +202,7 @@ class Placement:
         return params, jax.jit(init, out_shardings=where.opt_state)(params)
 
     def digest(self, tree: Any) -> bytes:
-        """Return the SHA-256 digest of a pytree of arrays; on a mesh it is a digest of the digests of all parts."""
+        """Return a SHA-256 digest of a pytree of arrays; on a mesh, a digest of the digests of the arrays' parts."""
         if self.mesh is None:
             return key_derivation.digest_tree(tree)
         leaves, structure = jax.tree_util.tree_flatten(tree)
@@ -193,7 +212,7 @@ class Placement:
             parts = list(dict.fromkeys(map(str, leaf.sharding.devices_indices_map(leaf.shape).values())))
             found = np.zeros((len(parts), 32), np.uint8)
             for part in leaf.addressable_shards:
-                if part.replica_id == 0:  # several devices may hold equal parts; digest only one
+                if part.replica_id == 0:  # several devices may hold the same part: digest it only once
                     content = np.ascontiguousarray(np.asarray(part.data)).reshape(-1).view(np.uint8)
                     own_digest = hashlib.sha256(content.data).digest()
                     found[parts.index(str(part.index))] = np.frombuffer(own_digest, np.uint8)
@@ -210,11 +229,14 @@ class Placement:
         return digest(*self.processes.gather(digest(mesh, own)))
 
     def step(self, carried: Carried, *rest: Any) -> Any:
-        """Trace the step's program, which overwrites its argument `carried`."""
+        """Trace the program of a step.  The program overwrites the arrays of its argument `carried`."""
         return _whole(self.step_function, donate_argnums=0, **self._after(carried)).trace(carried, *rest)
 
     def loaded(self, carried: Carried, words: Any, batch: Any, now: Any, frozen: Any) -> list[Any]:
-        """Trace the three programs of a step whose batch the host loads; ``batch`` has a micro-batch's shapes."""
+        """Trace the three programs of a step whose batch the host loads.
+
+        batch : the arguments `rows`, `indices` and `mask` of the second program, or only their shapes and dtypes.
+        """
         lies: dict[str, Any] = {}
         if self.mesh is None:
             nothing, one, end = loaded_step(self._rule, batch[0])
@@ -232,7 +254,7 @@ class Placement:
         ]
 
     def batch(self, batch: Any) -> Any:
-        """Return a micro-batch in the form that the programs of `loaded` take: an equal part on each device."""
+        """Put a micro-batch on the devices, for the programs of `loaded`.  On a mesh each device gets an equal part."""
         if self.mesh is None:
             return jax.device_put(batch)
         where = NamedSharding(self.mesh, P(self.mesh.axis_names))
@@ -240,11 +262,11 @@ class Placement:
         return jax.tree.map(put, batch)
 
     def in_order(self, carried: Carried) -> list[Any]:
-        """Return the devices of a run, in the order of its mesh."""
+        """Return the devices of a run, in the order of the mesh if there is one."""
         return [*carried.not_finite.devices()] if self.mesh is None else [*self.mesh.devices.flat]
 
     def _after(self, carried: Carried) -> dict[str, Any]:
-        """Return jit's option for the layout of a step's results."""
+        """Return the option of `jax.jit` that fixes the layout of a step's results; no option without a mesh."""
         return {} if self.mesh is None else {"out_shardings": (self._where(carried), NamedSharding(self.mesh, P()))}
 
     def _where(self, carried: Carried) -> Any:
@@ -255,7 +277,10 @@ class Placement:
         return None if mesh is None else jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
 
     def _put(self, tree: Any, where: Any) -> Any:
-        """Return a pytree as arrays laid out as `where` says; on a mesh, host arrays must be equal in all processes."""
+        """Put the arrays of a pytree on the devices, laid out as the shardings `where` say.
+
+        An array that is not yet spread over several processes must be the same in all processes; else raise InputError.
+        """
         if self.mesh is None:
             return _on_device(tree)
         if self.processes.count > 1:
@@ -275,9 +300,12 @@ class Placement:
 
 
 def _on_device(tree: Any) -> Any:
-    """Return a pytree on the default device.  Committed arrays would change the keys, so they go through the host."""
+    """Put the arrays of a pytree on the default device, none of them committed to it.
+
+    A committed array would change the keys of the run, so such an array is first copied to the host.
+    """
     default = jax.device_put(np.float32(0)).devices()
-    # on a CPU `device_put` may share the memory of a NumPy array, which the caller may change later
+    # On a CPU `device_put` may share the memory of a NumPy array.  The caller may change this array later, so copy it.
     copy = True if {device.platform for device in default} == {"cpu"} else None
 
     def one(leaf: Any) -> Any:
@@ -291,7 +319,11 @@ def _on_device(tree: Any) -> Any:
 
 
 def copied(carried: Carried) -> Carried:
-    """Copy all arrays: by `device_put`, which compiles nothing, or by `jnp.copy` if several processes hold parts."""
+    """Copy all arrays.
+
+    For an array in one process use `device_put`, which compiles nothing.  For an array that is spread over several
+    processes use `jnp.copy`.
+    """
     copy = lambda leaf: jnp.copy(leaf) if _spread(leaf) else jax.device_put(leaf, may_alias=False)
     there: Carried = jax.tree.map(copy, carried)
     return there
@@ -303,7 +335,10 @@ def _spread(leaf: Any) -> bool:
 
 
 def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
-    """Give the devices equal shares of the rows in order, padded with zeros; a process reads only its devices' rows."""
+    """Put the same number of consecutive rows on each device of a mesh, with rows of zeros after the last row.
+
+    A process reads only the rows of its own devices.
+    """
     rows = -(-size // mesh.size)
     where = NamedSharding(mesh, P(mesh.axis_names))
 
@@ -323,7 +358,10 @@ def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
 
 
 def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Processes) -> UserData:
-    """Return `UserData` on a mesh: a device has all examples of its users, padded to the same size on all devices."""
+    """Return `UserData` on a mesh.  Each device has consecutive users, and all examples of these users.
+
+    Zeros are added after the examples of a device, so that all devices have arrays of the same size.
+    """
     ids = np.asarray(users)
     if any(_spread(leaf) for leaf in jax.tree_util.tree_leaves(data)):
         raise InputError("data of users must be arrays of all examples in every process; give those")
@@ -331,7 +369,7 @@ def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Proc
     order, first, count = grouped(users, size, {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)})
     rows = -(-size // mesh.size)
     begins = [min(device * rows, size) for device in range(mesh.size + 1)]
-    ends = np.append(first, len(ids))[begins]  # where each device's examples begin in `order`; then the end
+    ends = np.append(first, len(ids))[begins]  # the examples of device d are order[ends[d]:ends[d + 1]]
     room = max(int(np.max(np.diff(ends))), 1)
     where = NamedSharding(mesh, P(mesh.axis_names))
     of = lambda device: order[ends[device] : ends[device + 1]]
@@ -351,13 +389,16 @@ def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Proc
 
 
 def _on_host(leaf: Any) -> tuple[Any, Any]:
-    """Return an array on the host from which rows can be read, and the dtype that its rows have on a device."""
+    """Return (array on the host from which rows can be read, dtype that JAX gives to these rows on a device)."""
     array = leaf if hasattr(leaf, "shape") and not isinstance(leaf, jax.Array) else np.asarray(leaf)
     return array, jax.dtypes.canonicalize_dtype(array.dtype)
 
 
 def _filled(read: Callable[[int], np.ndarray], part: tuple[int, ...], dtype: Any, where: NamedSharding) -> Any:
-    """Return an array with a part of shape `part` on each device: the rows of `read(first row)`, then zeros."""
+    """Return an array on a mesh, with a part of shape `part` on each device.
+
+    The part holds the rows that `read` returns for the number of the part's first row, and zeros after them.
+    """
 
     def one(index: Any) -> np.ndarray:
         have = read(index[0].start or 0)
