@@ -545,17 +545,20 @@ def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.nd
         cap = np.array([_cap_of(request, float(q), int(t)) for q, t in zip(rates, counts, strict=True)])
         return _upper_epsilon(request, repeat(single(rules.TRUNCATED, sigma, rates, cap, int(n)), steps))
     share, count = rate, steps
-    if sampling == rules.FIXED:  # each release is a pass
+    if sampling == rules.FIXED:  # count passes, since each pass is one release
         share, count = np.array(1.0), np.ceil(steps / np.ceil(n / np.round(rate * n)))
-    elif sampling == rules.ALLOCATION:  # each release is a round
+    elif sampling == rules.ALLOCATION:  # count rounds, since each round is one release
         count = np.ceil(steps / nearest_slots(rate))
-    elif sampling == rules.CYCLIC:  # each release is a pass through the groups
+    elif sampling == rules.CYCLIC:  # count passes through the groups, since each pass is one release
         count = np.ceil(steps / request.groups)
     return _upper_epsilon(request, repeat(single(sampling, sigma, share), count))
 
 
 def _cap_of(request: PlanRequest, rate: float, steps: int) -> int:
-    """Return the given cap, or by default the smallest cap that costs practically nothing (`cap_for`)."""
+    """Return the cap of the request.
+
+    A request without a cap gets the smallest cap whose cost in delta is negligible (`cap_for`).
+    """
     if request.cap is not None:
         return request.cap
     if rate == 1.0:
@@ -564,7 +567,7 @@ def _cap_of(request: PlanRequest, rate: float, steps: int) -> int:
 
 
 def _target(terms: PlanRequest) -> float:
-    assert terms.target_epsilon is not None  # without a target there is nothing to solve
+    assert terms.target_epsilon is not None  # this is called only to solve for a target
     return terms.target_epsilon
 
 
@@ -582,9 +585,13 @@ def _searched(
     falls: bool,
     whole: bool = False,
 ) -> float:
-    """Return the value whose upper bound comes closest to the target without exceeding it; NaN if all exceed it."""
+    """Return the value at which the upper bound of epsilon is closest to the target, but does not exceed the target.
+
+    Return NaN if the upper bound exceeds the target at every value.
+    """
     rtol = _tolerance(target)
-    margin = 1e-7 if whole else 0.05 * rtol  # covers the rounding by which two evaluations differ
+    # This share of the target stays unspent, since another evaluation may give a larger epsilon by rounding.
+    margin = 1e-7 if whole else 0.05 * rtol
     return least_private(upper, target, start, limits, falls=falls, rtol=rtol, whole=whole, margin=margin)
 
 
@@ -593,7 +600,7 @@ def _infeasible(target: float, status: str) -> InputError:
 
 
 def _warn_not_reached(target: float, name: str, value: float, epsilon: float) -> None:
-    """Warn that the search ended at its limit, where the plan spends less than the target."""
+    """Warn that the search ended at a limit of its range, so that the plan spends less than the target."""
     warnings.warn(
         f"target_epsilon = {target!r} is not reached: {name} = {value!r} is the limit of the search, and gives "
         f"epsilon = {epsilon:.6g}; give another number yourself to spend more, or lower the target",
@@ -612,7 +619,10 @@ def rest_of_run(
     epochs: float | None,
     expected_batch_size: float | None,
 ) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
-    """Return the segments already run, and those to come, numbered from step 0 and with their noise not yet scaled."""
+    """Return the segments of the first `step` steps, and the segments of the later steps.
+
+    Both are numbered from step 0.  The noise of the later segments is not yet scaled to meet the target.
+    """
     n, sampling = terms.dataset_size, terms.sampling
     if steps is not None and epochs is not None:
         raise InputError("steps and epochs are both given; give one of them")
@@ -628,7 +638,7 @@ def rest_of_run(
             what = "a whole number " if sampling in rules.OF_ONE_SIZE else ""
             raise InputError(f"expected_batch_size = {size!r} must be {what}<= dataset_size = {n}; use another size")
         batches = [Piece(None, n / slots_for(n, size) if sampling == rules.ALLOCATION else size)]
-    # the last pieces hold to the end of the new run
+    # the last piece of each schedule lasts to the end of the new run
     noise, batches = ([*some[:-1], Piece(None, some[-1].value)] for some in (noise, batches))
     if epochs is not None:
         seen = math.fsum(s.steps * s.expected_batch_size for s in spent)
@@ -640,7 +650,9 @@ def rest_of_run(
         raise InputError(f"step = {step} leaves no steps to recalibrate; give steps (or epochs) beyond it")
     rest = with_rates(joined(_cut(noise, count), _cut(batches, count), count, n), sampling, terms.groups, n)
     kept = sampling == rules.CYCLIC and rest[0].expected_batch_size == segments[0].expected_batch_size
-    if kept or terms.rates_digest is not None:  # a new rate would be rounded again, or be an average
+    # Keep the old sampling probability.  A new one may differ from it by rounding.  If each record has a rate of its
+    # own, a new one would be the average of these rates instead of the largest.
+    if kept or terms.rates_digest is not None:
         rest = tuple(s._replace(sampling_probability=segments[0].sampling_probability) for s in rest)
     return spent, rest
 

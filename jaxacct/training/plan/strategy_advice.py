@@ -1,4 +1,4 @@
-"""Advice on correlated noise: compares, at one budget, the errors of several ways to sample and to correlate noise."""
+"""Advice on correlated noise: compares several batch rules and noise strategies by their errors at one budget."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ _ONE = "advice is for one run"
 
 @dataclass(frozen=True)
 class StrategyOption:
-    """One way to sample and to correlate noise, with the least noise that meets the budget (NaN if none does).
+    """One batch rule and one noise strategy, with the least noise multiplier that meets the budget (NaN if none does).
 
-    ``groups`` counts groups of records, slots of a round, or steps of a pass. `advise_strategy` defines ``error``;
-    ``relative`` is its ratio to the error of DP-SGD. ``epsilon`` is a certified upper bound.
+    ``groups`` depends on ``sampling``: the number of groups of records with "cyclic_poisson", the number of slots of a
+    round with "random_allocation", the number of steps of a pass with "fixed_order", and 1 with "poisson".
+    `advise_strategy` defines ``error``. ``relative`` is the error divided by the error of DP-SGD with "poisson".
+    ``epsilon`` is a certified upper bound.
     """
 
     sampling: str
@@ -46,14 +48,14 @@ class StrategyOption:
     status: str
 
     def row(self) -> dict[str, Any]:
-        """Return the option's row of the table, by column, as plain numbers and words."""
+        """Return the option's row of the table: a dict from the names of the columns to numbers and strings."""
         named = {"strategy": type(self.strategy).__name__, "bands": self.strategy.overlap}
         return {"sampling": self.sampling} | named | {k: plain(v) for k, v in vars(self).items() if k != "strategy"}
 
 
 @dataclass(frozen=True)
 class StrategyAdvice:
-    """The options that one budget allows, made by `advise_strategy`; each option can become a `Plan`.
+    """The options for one budget, as `advise_strategy` returns them. Options that meet the budget can become a `Plan`.
 
     ``print(advice)`` shows a table, ``advice.plot()`` a picture, and ``Plan(**advice.plan_arguments())`` plans a run.
     """
@@ -75,17 +77,20 @@ class StrategyAdvice:
         return min(known, key=lambda option: option.error)
 
     def plan_arguments(self, option: StrategyOption | None = None) -> dict[str, Any]:
-        """Return the keyword arguments of the `Plan` of an option, by default of the best option."""
+        """Return the keyword arguments with which `Plan` plans an option, by default the best option."""
         option = option or self.best
         found = {name: value for name, value in vars(self).items() if name != "options"} | {"sampling": option.sampling}
         return found | ({"noise": option.strategy} if option.sampling in WITH_NOISE else {})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the advice for JSON: strategies by name, and missing numbers as the word "nan"."""
+        """Return the advice as a dict that JSON can hold.
+
+        The dict holds strategies by name, and the string "nan" for missing numbers.
+        """
         return vars(self) | {"options": [option.row() for option in self.options]}
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write the options as a CSV with a header line, numbers in full precision."""
+        """Write the options to a CSV file with a header line. The numbers have full precision."""
         rows = [option.row() for option in self.options]
         write_csv(Path(path), tuple(rows[0]), [list(map(str, row.values())) for row in rows])
 
@@ -130,13 +135,15 @@ def advise_strategy(
     * "random_allocation": DP-SGD, where each record is in one of the ceil(1/q) steps of each round;
     * "cyclic_poisson": ``strategies.Banded`` noise of b bands, for each b. Records are in b groups that take turns, and
       each record of the group in turn is drawn with probability b q;
-    * "fixed_order": ``strategies.BLT`` noise. Nothing is sampled: consecutive steps of a record lie ceil(1/q) apart,
-      since all passes have the same order. This option needs the relation ``zero_out`` or ``replace_one``.
+    * "fixed_order": ``strategies.BLT`` noise. Nothing is sampled. All passes have the same order, so each record takes
+      part in every ceil(1/q)-th step. This option needs the relation ``zero_out`` or ``replace_one``.
 
-    The error is ``sigma sqrt(mean_i e_i)``, with sigma the noise multiplier. At noise multiplier 1, e_i is the variance
-    of prefix sum i, the sum of the clipped gradient sums of steps 1 to i. The error is by noise alone, in clip norms:
-    it leaves out the variance of sampling, the bias of clipping, and the effect on an optimiser. Random allocation may
-    have batches smaller than batch_size. Its error is then multiplied by q ceil(1/q): noise per record is compared.
+    The error is ``sigma sqrt(mean_i e_i)``, in clip norms. Here sigma is the noise multiplier. Prefix sum i is the sum
+    of the clipped gradients of steps 1 to i, and e_i is the variance of the noise in this sum at noise multiplier 1.
+    The error leaves out the variance of sampling, the bias of clipping, and the effect on an optimiser.
+
+    Random allocation has batches of dataset_size / ceil(1/q) records on average, which may be fewer than batch_size.
+    So the error of random allocation is multiplied by q ceil(1/q), which makes the noise per record comparable.
 
     Parameters
     ----------
@@ -148,7 +155,8 @@ def advise_strategy(
         fit; the largest number that fits is tried as well if it is at most 64. With b = 1/q bands nothing is sampled.
         One band is DP-SGD.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
-        Neighbouring relation. A record that is added or removed must not move other records to other groups or steps.
+        Neighbouring relation. The accounting holds only if the other records stay in their groups and steps when a
+        record is added or removed.
 
     Returns
     -------
@@ -176,7 +184,7 @@ def advise_strategy(
     banded = _bands(bands, min(period, n))
     groups = [1, *([] if why_not(CYCLIC, relation) else banded), slots]
     rates, counts = np.minimum(np.multiply(groups, rate), 1.0), np.ceil(np.divide(n, groups))
-    rates[-1] = counts[-1] = 1.0  # a whole run in a fixed order is one Gaussian
+    rates[-1] = counts[-1] = 1.0  # in a fixed order the whole run is one Gaussian mechanism
     settings: dict[str, Any] = {"target_epsilon": epsilon, "target_delta": delta, "relation": relation}
     with waiting(2, "calibrations") as work:
         found = calibrate_noise_multiplier(**settings, sampling_probability=rates, steps=counts)
@@ -186,7 +194,7 @@ def advise_strategy(
     rows += [(POISSON, plain, found, 0), (ALLOCATION, plain, allocated, 0)]
     rows += [(CYCLIC, Banded(b, n), found, place) for place, b in enumerate(groups[1:-1], 1)]
     if not why_not(ORDER, relation):
-        scales, decays = optimise.buffered(BUFFERS, n, max(n // slots, 1))  # the last pass may be incomplete
+        scales, decays = optimise.buffered(BUFFERS, n, max(n // slots, 1))  # the number of complete passes
         rows.append((ORDER, BLT(BUFFERS, n, scales=scales, decays=decays), found, len(groups) - 1))
 
     def option(sampling: str, strategy: Strategy, of: Calibration, place: int) -> StrategyOption:

@@ -1,4 +1,8 @@
-"""Checkpoints of a run with Orbax.  They hold all that the next step depends on, so a resumed run is the same run."""
+"""Writes and reads the checkpoints of a run, with Orbax.
+
+A checkpoint holds everything that the next step depends on, so a resumed run takes the same steps as a run without
+an interruption.
+"""
 
 from __future__ import annotations
 
@@ -32,20 +36,25 @@ _OWN = re.compile(r"\d+$|\d+\.orbax|.*orbax-checkpoint-tmp")
 
 
 class Checkpoint(NamedTuple):
-    """State of a run between two steps, as it is stored."""
+    """State of a run between two steps, as a checkpoint stores it."""
 
     step: int
     carried: Carried
     lineage: Lineage
     history: History
-    session: bytes  # a digest of the plan, program and data of later steps; b"" if no later step can have been taken
+    # A digest of the plan, program and data of the steps after the checkpoint.  A run with the same digest repeats
+    # these steps exactly.  The session is b"" if no such step was taken, or if none can be repeated.
+    session: bytes
     stopped: str = ""  # why the run stopped, as in the state; "" while the run goes on
-    seen: bool = False  # whether callbacks looked at outputs
-    scores: tuple[int, ...] = ()  # the exact scores of an early stop
+    seen: bool = False  # whether outputs of the run were seen, as by a callback or `params_of`
+    scores: tuple[int, ...] = ()  # the exact scores so far of the plan's early stop, which are secret
 
 
 class Store:
-    """Folder of checkpoints, numbered from 0, for all processes.  Only its owner may read it: it holds a secret key."""
+    """Folder of checkpoints, numbered from 0.  All processes of a run share the folder.
+
+    Only the owner of the folder may read it, since it holds the secret key of the run.
+    """
 
     def __init__(self, folder: str | os.PathLike[str], processes: Processes = ALONE) -> None:
         ocp = optional_package("orbax.checkpoint", "a folder of checkpoints")
@@ -69,7 +78,10 @@ class Store:
         return self._manager.latest_step()
 
     def save(self, found: Checkpoint) -> None:
-        """Write a checkpoint, complete on return.  On failure raise InputError and keep the earlier checkpoints."""
+        """Write a checkpoint, which is complete when this returns.
+
+        If the checkpoint cannot be written, raise InputError.  The earlier checkpoints then stay.
+        """
         line = found.lineage._asdict() | {"root": found.lineage.root.key}
         notes = {name: v.hex() if isinstance(v, bytes) else v for name, v in line.items()}
         run: dict[str, Any] = {"leaves": _leaves(found.carried), "step": found.step, "lineage": notes}
@@ -97,7 +109,11 @@ class Store:
         return dict(self._manager.restore(number, args=args.Composite(run=args.JsonRestore())).run)
 
     def look(self) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """Return the last checkpoint's notes and arrays.  If the run may go on, note that its outputs were seen."""
+        """Return the notes and the arrays of the last checkpoint, for a caller who looks at them.
+
+        If the run has taken a step and may take more, also write into the checkpoint and into the run's ledger that
+        outputs of the run were seen.
+        """
         number = self.latest()
         if number is None:
             raise InputError(f"{self._path}: holds no checkpoint; give the folder that fit had as checkpoints=")
@@ -118,7 +134,11 @@ class Store:
         return run, found
 
     def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes] = digest_tree) -> Checkpoint:
-        """Return a checkpoint with arrays laid out as in ``like``; `digest_of` verifies arrays stored without names."""
+        """Return a checkpoint, with arrays of the tree structure, shapes and devices of ``like``.
+
+        Earlier versions stored arrays without names.  For these, `digest_of` computes the digest that shows whether
+        every array is in its place.
+        """
         args, run = self._ocp.args, self.notes(number)
         own = _leaves(like)
         if "leaves" in run and run["leaves"] != own:
@@ -136,11 +156,12 @@ class Store:
             raise InputError(
                 f"checkpoint {number} has other shapes than this model and optimizer; use those that it was saved with"
             )
-        known = Lineage._field_defaults | run["lineage"]  # earlier versions wrote fewer fields
+        known = Lineage._field_defaults | run["lineage"]  # defaults for the fields that earlier versions did not write
         values: dict[str, Any] = {name: known[name] for name in Lineage._fields}
         values = {name: bytes.fromhex(v) if isinstance(v, str) else v for name, v in values.items()}
         line = Lineage(**values | {"root": Root(values["root"])})
-        # Without names only the digest shows whether leaves of equal shape and dtype have changed places.
+        # Leaves that are stored without names may have changed places if their shapes and dtypes are equal.  Only the
+        # digest shows this.
         alike = len({repr(kind) for _, *kind in own}) < len(own)
         if "leaves" not in run and alike and digest_of(carried) != line.seal:
             raise InputError(
@@ -153,7 +174,7 @@ class Store:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Make files that are written in this context private to their owner; raise InputError if writing fails."""
+        """Make files that are written in this context private to their owner.  Raise InputError if writing fails."""
         errors = logging.getLogger("absl")
         told = lambda record: record.levelno < logging.ERROR
         errors.addFilter(told)
@@ -177,11 +198,12 @@ class Store:
 
 
 def params_of(folder: str | os.PathLike[str], like: PyTree = None, *, average: bool = False) -> PyTree:
-    """Return the parameters in the last checkpoint of a run, for inference: without key, data or trainer.
+    """Return the parameters in the last checkpoint of a run, for inference.  This needs no key, data or trainer.
 
-    If the run has not ended, its outputs now count as seen: the checkpoint and its ledger say so.  Then the run has
-    spent its whole plan even if it takes no further step.  Do not call this while `fit` writes to the folder; a
-    callback gets the parameters, too.
+    If the run has not ended, this function writes into the checkpoint and into the run's ledger that outputs of the run
+    were seen.  From then on the whole plan counts as spent, even if the run takes no further step.
+
+    Do not call this function while `fit` writes to the folder.  During `fit`, a callback can read the parameters.
 
     Parameters
     ----------
@@ -189,7 +211,8 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None, *, average: b
     like : parameters, an nnx or Equinox module, or the result of `lora`, as `Trainer.init` took them.  The frozen part
         is taken from ``like``.  ``like`` may be left out if all parameters were trained and are one array or nested
         dicts of arrays.
-    average : whether to return the moving average that an `averaged` optimizer has kept, in float32 or wider.
+    average : whether to return, instead of the parameters, their moving average, which an `averaged` optimizer keeps in
+        float32 or wider.
 
     Returns
     -------
@@ -197,8 +220,8 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None, *, average: b
 
     Raises
     ------
-    InputError : a folder without a checkpoint, a model other than the checkpoint's, or parameters that need ``like``.
-        Also a ledger that is missing or in use, if the run has not ended.
+    InputError : the folder has no checkpoint, ``like`` is another model than the checkpoint's, or the parameters need
+        ``like``.  If the run has not ended: its ledger is missing or in use.
 
     References
     ----------
@@ -237,14 +260,17 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None, *, average: b
     trainable = jax.tree_util.tree_map_with_path(lambda at, _: _name(at) in names, part)
     trained, rest = split_model(like, trainable)
     found = _leaves(Carried(trained, None, None, None))
-    said = 2 if average else 3  # an average may have another dtype, which is not compared
+    said = 2 if average else 3  # leave out the dtype of an average, which may be wider
     if [leaf[:said] for leaf in found] != [leaf[:said] for leaf in there]:
         raise InputError(f"like is not the model of the checkpoint: {_first_difference(there, found)}")
     return join_model(jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(trained), values), rest)
 
 
 def _nested(names: list[str], values: list[np.ndarray]) -> Any:
-    """Put arrays into nested dicts, by names such as "['a']['b']"; a single array with an empty name is returned."""
+    """Return nested dicts of arrays, built from the arrays' names, such as "['a']['b']".
+
+    A single array whose name is empty is returned as it is.
+    """
     if names == [""]:
         return values[0]
     found: dict[str, Any] = {}
@@ -261,16 +287,21 @@ def _nested(names: list[str], values: list[np.ndarray]) -> Any:
 
 
 def _require_room(folder: Path, carried: list[Any]) -> None:
-    """Raise OSError if the disk has no room for a checkpoint, before any of it is written."""
+    """Raise OSError if the disk has no room for a checkpoint.  Call this before the checkpoint is written."""
     leaves = [jax.numpy.asarray(leaf) for leaf in carried]
     size = sum(part.data.nbytes for leaf in leaves for part in leaf.addressable_shards if part.replica_id == 0)
     if hasattr(os, "posix_fallocate"):
         with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, size + 2**14 * (16 + len(leaves)))  # 16 KiB for each array and file
+            # beside the arrays' bytes, 16 KiB for each array and for each of 16 other files
+            os.posix_fallocate(file.fileno(), 0, size + 2**14 * (16 + len(leaves)))
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder private.  Refuse a folder of another owner, and one open to other users that has foreign files."""
+    """Make a folder of checkpoints private to its owner.
+
+    Refuse a folder that belongs to another user.  Also refuse a folder that other users may open and that holds files
+    other than checkpoints.
+    """
     status = folder.stat()
     if os.name == "posix" and status.st_uid != os.geteuid():
         raise InputError(f"{folder}: belongs to another user, who could read the secret key of the run; use your own")
@@ -285,7 +316,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _leaves(carried: Carried) -> list[list[Any]]:
-    """Return [name, shape, dtype] of every array, in order."""
+    """Return [name, shape, dtype] of every array, in the order of the leaves of the tree."""
     found = jax.tree_util.tree_flatten_with_path(carried)[0]
     return [
         [_name(path).removeprefix("."), list(np.shape(leaf)), str(jax.numpy.asarray(leaf).dtype)]
@@ -305,11 +336,17 @@ def _first_difference(there: list[list[Any]], own: list[list[Any]]) -> str:
 
 
 def _on_host(leaf: Any) -> Any:
-    """Return an array of one device as a NumPy array, which Orbax writes faster: in two thirds of the time."""
+    """Return an array that lies on one device as a NumPy array, which Orbax writes in two thirds of the time.
+
+    Return random keys, and arrays on several devices, as they are.
+    """
     numeric = not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(leaf) if numeric and len(getattr(leaf, "devices", tuple)()) < 2 else leaf
 
 
 def _plain(carried: Carried) -> list[Any]:
-    """Return the arrays in order, without their tree structure; a reader has this from its model and optimizer."""
+    """Return the leaves of the state, in order, as arrays.
+
+    A checkpoint does not store their tree structure.  `load` takes it from its argument ``like``.
+    """
     return [jax.numpy.asarray(leaf) for leaf in jax.tree_util.tree_leaves(carried)]

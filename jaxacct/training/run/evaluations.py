@@ -1,4 +1,8 @@
-"""Values that a run computes from its parameters: on public data for the user, and on private data as exact sums."""
+"""Computes values from a run's parameters.
+
+Values on public data are for the user.  Values on private data are exact sums, which must not be released without
+noise.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,11 @@ BLOCK_SIZE = 256
 
 
 def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float) -> tuple[Any, Any]:
-    """Return int32 (upper, lower): the exact sum of a value in [0, 1] over records is upper * 2^10 + lower units."""
+    """Return (upper, lower), two int32: the sum of a value over the records of `data` is (upper * 2^10 + lower) units.
+
+    The value of each record is clipped to [0, 1] and rounded to a whole number of units of size `unit`.  NaN counts
+    as 0.  The sum of these rounded values is exact.
+    """
     of_one = jax.make_jaxpr(lambda example: value(params, example))
     refuse_closed_over("value", of_one(one_of(data)), data)
 
@@ -43,7 +51,7 @@ def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float)
         return jnp.sum(each >> LOWER_BITS), jnp.sum(each & (2**LOWER_BITS - 1))
 
     size = jax.tree_util.tree_leaves(data)[0].shape[0]
-    count = -(-size // BLOCK_SIZE)  # the last block is filled up with zeros
+    count = -(-size // BLOCK_SIZE)  # number of blocks, the last of which is filled up with zeros
 
     def cut(a: Any) -> Any:
         padded = jnp.pad(jnp.asarray(a), [(0, count * BLOCK_SIZE - size)] + [(0, 0)] * (np.ndim(a) - 1))
@@ -55,15 +63,21 @@ def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float)
 
 
 def require_countable(name: str, data: Any, remedy: str) -> None:
-    """Raise InputError unless all arrays have equal first axes, with at most 2^20 examples, the most for `units`."""
+    """Raise InputError unless all arrays have first axes of one length, from 1 to 2^20.
+
+    This length is the number of examples.  `units` can sum over at most 2^20 examples.
+    """
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
-    # each 10-bit part of a value is at most 2^10, so the sum of 2^20 of them is at most 2^30
+    # each 10-bit part of a value is at most 2^10, so the sum of 2^20 such parts is at most 2^30, which int32 holds
     if len(sizes) != 1 or () in sizes or not 1 <= next(iter(sizes))[0] <= 2**20:
         raise InputError(f"{name} has first axes {sorted(sizes)}, must be one from 1 to 2^20; {remedy}")
 
 
 class Evaluations:
-    """Callback that computes a value every few steps, keeps it and passes it to `tell`; each call looks at outputs."""
+    """Callback that every few steps computes a value, keeps the value, and passes it to `tell`.
+
+    Computing a value counts as a look at outputs of the run.
+    """
 
     def __init__(self, evaluate: Callable[[Any, Any], Any], public_data: PyTree, every: int, data: PyTree) -> None:
         if public_data is None:
@@ -101,7 +115,10 @@ def _number(value: Any) -> float:
 
 
 class ValidationScore:
-    """Exact sum over the validation records of a value in [0, 1].  It is secret: only `EarlyStop.ends` may see it."""
+    """Exact sum of a value in [0, 1] over the validation records.
+
+    The sum is secret: only `EarlyStop.ends` may get it.
+    """
 
     def __init__(self, score: Callable[[Any, Any], Any], validation: PyTree) -> None:
         require_countable("validation", validation, "give records")
@@ -109,21 +126,24 @@ class ValidationScore:
         self._count: Callable[[Any, Any], Any] | None = None
 
     def begin(self, trained: PyTree, rest: Untrained | None, data: PyTree) -> None:
-        """Compile the score for a model; refuse a score that closes over training data."""
+        """Prepare the score for a model.  Refuse a score function that closes over training data."""
         of_one = lambda trained, example: self._score(join_model(trained, rest), example)
         trace = jax.make_jaxpr(of_one)(trained, one_of(self._rows))
         refuse_closed_over("score", trace, data, () if rest is None else rest.frozen, source=isinstance(data, Source))
         self._count = jax.jit(lambda trained, rows: units(of_one, trained, rows, 1.0 / UNITS))
 
     def __call__(self, trained: PyTree) -> int:
-        """Return the score in units of 1/UNITS."""
+        """Return the sum for the trained parameters `trained`, in units of 1/UNITS."""
         assert self._count is not None
         upper, lower = (int(part) for part in jax.device_get(self._count(trained, self._rows)))
         return upper * 2**LOWER_BITS + lower
 
 
 def validation_score(plan: Plan, score: Any, validation: Any, several: bool) -> ValidationScore | None:
-    """Return the score for a plan's early stop, or None if it has no early stop; `several` is True on a mesh."""
+    """Return the score for the early stop of a plan, or None if the plan has no early stop.
+
+    `several` is True if the run is on a mesh, where an early stop is refused.
+    """
     if plan.early_stop is None:
         if score is not None or validation is not None:
             raise InputError("score and validation need a plan with an early stop; use Plan(..., early_stop=...)")

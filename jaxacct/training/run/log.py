@@ -1,7 +1,8 @@
 """Logs a run's steps with the epsilon so far, and shows a progress line (README.md, "The log").
 
-Nothing waits for the device: a step's numbers are fetched after the step is done.  Once a second all fetched numbers
-are put out together.
+A step's numbers are fetched from the device after the step is done.  About once a second, the numbers of all finished
+steps are fetched and handed over together.  The log waits for a step that still runs in three cases only: if more than
+`MOST_PENDING` logged steps still run, before the value of an evaluation is logged, and at the end of the log.
 """
 
 from __future__ import annotations
@@ -62,18 +63,24 @@ WAIT_SECONDS = 5.0
 
 @dataclass(slots=True)
 class _Look:
-    """One logged step.  Its fields are filled in one by one, so that an interrupt makes no work happen twice."""
+    """One logged step.
+
+    Each field is filled in as soon as its value is known, so that an interrupt makes no work happen twice.
+    """
 
     step: int
     observed: Observed  # the numbers of the step, on the device
-    point: TablePoint | None  # a table of epsilon, and a step of the table that covers all releases so far
+    point: TablePoint | None  # where to look up epsilon; None if no table covers all releases so far
     when: float | None = None  # the time at which the step was found to be done, in seconds
-    rate: float | None = None  # steps per second, over the last logged steps up to this one
-    record: dict[str, Any] | None = None  # the log record, still without epsilon; None until the numbers are fetched
+    rate: float | None = None  # steps per second, averaged over the last logged steps up to this one
+    record: dict[str, Any] | None = None  # the log record without epsilon; None until the numbers are fetched
 
 
 class RunLog:
-    """Log of one `fit`: every `every`-th step, and the plan's last step, in order.  Call `begin` first."""
+    """Log of one `fit`.  It holds, in order, every step whose number `every` divides, and the plan's last step.
+
+    Call `begin` before any other method.
+    """
 
     def __init__(self, put: Callable[[dict[str, Any]], Any] | None, file: LogFile | None, every: int, run: str) -> None:
         self._put, self._file, self._every, self._run = put, file, every, run
@@ -86,11 +93,14 @@ class RunLog:
 
     @property
     def shows(self) -> bool:
-        """Whether outputs, such as a private loss, are logged while the run goes on."""
+        """Whether a log shows outputs, such as a private loss, while the run goes on."""
         return self._put is not None
 
     def begin(self, plan: Plan, state: State, ledger: Ledger | None) -> None:
-        """Begin the log of a plan's steps after a state.  With a ledger, epsilon covers all runs of the ledger."""
+        """Begin the log of the steps of `plan` that follow `state`.
+
+        With a ledger, epsilon covers all runs of the ledger.
+        """
         if self._put is None:
             return
         self._epsilon, self._last = EpsilonSoFar(plan, state.step, state.history.stretches, ledger), plan.steps
@@ -98,7 +108,7 @@ class RunLog:
             self.tell(self._file.beginning(self._run, state.step) | {"steps": plan.steps, "log_every": self._every})
 
     def look(self, step: int, observed: Observed, stretches: tuple[Stretch, ...]) -> None:
-        """Log the numbers of a step that was handed to the device."""
+        """Log the numbers of a step that was handed to the device, if the log takes this step."""
         if self._put is None or self._epsilon is None or (step % self._every and step != self._last):
             return
         self._looks.append(_Look(step, observed, self._epsilon.point(step, stretches)))
@@ -111,7 +121,10 @@ class RunLog:
             self._tell(self._epsilon)
 
     def evaluated(self, step: int, value: Any) -> None:
-        """Log the value of an evaluation after `step` steps, after the records of these steps."""
+        """Log the value of an evaluation that took place after `step` steps.
+
+        The records of these steps are handed over first.
+        """
         if self._put is None or self._epsilon is None:
             return
         self._see_done(0)
@@ -123,7 +136,7 @@ class RunLog:
         """Note how the run ended, for the last line of the file, and return the state that `fit` returns."""
         self.ending = {"step": state.step, "ended": state.stopped}
         if self._put is not None and self._file is not None and self._epsilon is not None:
-            with contextlib.suppress(Exception):  # `state.epsilon` raises the same error, such as for a lost ledger
+            with contextlib.suppress(Exception):  # the user gets the same error from `state.epsilon`
                 found = state.epsilon
                 ends = {"lower": float(found.lower), "upper": float(found.upper), "delta": state.plan.target_delta}
                 self.ending["epsilon"] = ends | {"kind": found.kind, "covers": self._epsilon.covers}
@@ -152,14 +165,17 @@ class RunLog:
             progress.say(f"jaxacct: log raised {words}; training goes on without it")
 
     def _unread(self) -> list[_Look]:
-        """Return the logged steps whose numbers are not fetched yet, which are the latest ones."""
+        """Return the logged steps whose numbers are not fetched yet.  They are the latest logged steps."""
         return [look for look in self._looks if look.record is None]
 
     def _see_done(self, most: int) -> None:
-        """Mark the logged steps that are done, in order; if more than `most` still run, wait for the oldest."""
+        """Fill in `when` and `rate` of the logged steps that are done, in order.
+
+        While more than `most` logged steps still run, wait for the oldest of them.
+        """
         waiting = [look for look in self._unread() if look.when is None]
         for place, look in enumerate(waiting):
-            if not look.observed.members.is_ready():  # all results of one program are ready at once
+            if not look.observed.members.is_ready():  # `members` stands for all results: one program made them
                 if len(waiting) - place <= most:
                     break
                 jax.block_until_ready(look.observed)
@@ -170,7 +186,10 @@ class RunLog:
             look.when = now
 
     def _fetch(self) -> None:
-        """Fetch the numbers of all steps that are done. All copies to the host start before one is awaited."""
+        """Fetch the numbers of all steps that are done, and make the steps' records.
+
+        The copies to the host all start before the first of them is waited for.
+        """
         done = [look for look in self._unread() if look.when is not None]
         for leaf in jax.tree_util.tree_leaves([look.observed for look in done]):
             leaf.copy_to_host_async()
@@ -184,7 +203,11 @@ class RunLog:
             look.record = record
 
     def _tell(self, epsilon: EpsilonSoFar, everything: bool = False) -> None:
-        """Hand over the fetched records, oldest first; stop before one whose epsilon must still be waited for."""
+        """Hand over the fetched records, oldest first.
+
+        A record waits up to `WAIT_SECONDS` after its step for the table of epsilon, and later records wait behind it.
+        If `everything` is True, this function itself waits, and then hands over all fetched records.
+        """
         while self._looks and self._looks[0].record is not None:
             look = self._looks[0]
             assert look.when is not None and look.record is not None
@@ -195,7 +218,9 @@ class RunLog:
                 elif left > 0.0:
                     break
             record = look.record | {"epsilon": epsilon.told(look.point)}
-            if self._file is None:  # after an interrupt a function must not get a record twice; a file skips copies
+            # A record leaves the queue before a function gets it, so that no interrupt makes the function get it twice.
+            # A file may get a record twice, since it skips the copy.
+            if self._file is None:
                 self._looks.popleft()
             self.tell(record)
             if self._file is not None:
@@ -204,8 +229,8 @@ class RunLog:
 
 @contextlib.contextmanager
 def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
-    """Yield the log of a `fit` that begins at a state; the remaining records are put out however the `fit` ends."""
-    run = digest(b"run", state.lineage.root.key).hex()[:16]  # the name that the run has in a ledger, too
+    """Yield the log of a `fit` that begins at `state`.  On exit, even by an error, hand over the remaining records."""
+    run = digest(b"run", state.lineage.root.key).hex()[:16]  # the name that the run also has in a ledger
     with contextlib.ExitStack() as stack:
         file = None if log is None or callable(log) else stack.enter_context(contextlib.closing(LogFile(log, run)))
         found = RunLog(log if callable(log) else None if file is None else file.write, file, every, run)
@@ -218,7 +243,7 @@ def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
 
 
 def checked_log(log: Any, ledger: Any = None) -> Log:
-    """Return a log that is None, a function or a path; refuse anything else, and the ledger's own path."""
+    """Return `log` if it is None, a function or a path.  Refuse anything else, and the path of the ledger."""
     if log is None or callable(log):
         return log
     if not isinstance(log, str | os.PathLike):
@@ -230,7 +255,7 @@ def checked_log(log: Any, ledger: Any = None) -> Log:
 
 
 def numbers_of(observed: Observed) -> dict[str, Any]:
-    """Return the numbers of a finished step that carry no noise.  Means are None if no gradient was finite."""
+    """Return the numbers of a finished step that carry no noise.  A mean is None if no gradient was finite."""
     members, clipped, not_finite = (int(x) for x in (observed.members, observed.clipped, observed.not_finite))
     each = members - not_finite
     mean = lambda total: (np.asarray(total, np.float64) / each).tolist() if each else None
@@ -250,29 +275,36 @@ class LogFile:
             descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600)
             self._file = os.fdopen(descriptor, "r+b", buffering=0)
         try:
-            with writing(place):  # a pipe cannot be read again
-                self._file.seek(0)
+            with writing(place):
+                self._file.seek(0)  # raises an error for a pipe, which cannot be read again
                 start = self._file.read(len(_FIRST))
                 if start and not start == _FIRST[: len(start)]:
                     raise InputError(f"{place}: is there already and is no log of a training; give another path as log")
                 _make_private(descriptor)
                 self.there, end = self._last_step(run)
                 if end < self._file.seek(0, os.SEEK_END):
-                    self._file.truncate(end)  # the last line was being written when the process was killed
+                    self._file.truncate(end)  # drop a last line that a killed process left incomplete
                 self._last: tuple[Any, int] = None, self._file.seek(0, os.SEEK_END)  # last record, start of its line
         except BaseException:
             self._file.close()
             raise
 
     def beginning(self, run: str, step: int) -> dict[str, Any]:
-        """Return the record of a `fit` that begins or resumes; `again_until` is the last step that it logs again."""
+        """Return the record of a `fit` that begins or resumes at `step`.
+
+        If the file already holds later steps of the run, the entry `again_until` is the last of them.  The `fit` logs
+        these steps once more.
+        """
         record = {"event": "begin", "run": run, "step": step, "resumed": step > 0}
         again = {"again_until": self.there} if self.there > step else {}
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return record | again | {"time": now}
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write one record as one line; skip a record whose line was begun before an interrupt."""
+        """Write one record as one line.
+
+        After an interrupt the last record comes once more.  It is skipped if a part of its line is in the file already.
+        """
         key, place = (record["event"], record.get("step")), self._file.tell()
         if key == self._last[0] and place != self._last[1]:
             return
@@ -302,7 +334,7 @@ class LogFile:
 
 
 def _make_private(descriptor: int) -> None:
-    """Make an existing regular file private to its owner; leave devices, such as /dev/null, as they are."""
+    """Make an existing regular file private to its owner.  Leave devices, such as /dev/null, as they are."""
     mode = os.fstat(descriptor).st_mode
     if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:
         os.fchmod(descriptor, 0o600)
@@ -318,7 +350,10 @@ def _finite(node: Any) -> Any:
 
 
 class ProgressLine:
-    """Progress line on standard error, with an upper bound of epsilon once a thread has computed the plan's table."""
+    """Progress line on standard error.
+
+    The line shows an upper bound of epsilon as soon as a thread has computed the plan's table of epsilon.
+    """
 
     def __init__(self, plan: Plan, there: int, show: bool | None) -> None:
         self._plan = plan
@@ -332,64 +367,70 @@ class ProgressLine:
             self._progress.update(step, self._epsilon(step))
 
     def _epsilon(self, step: int) -> str:
-        """Return the line's words on epsilon, "" while they are unknown; start computing the table if necessary."""
+        """Return the part of the line that states epsilon after `step` steps; "" while the table is not computed.
+
+        If no thread computes the table yet, start one.
+        """
         if self._plan.has_curve:
             return f"  epsilon <= {outward(float(self._plan.live_epsilon(step).upper), '.3g', up=True)}"
         if self.table is None and step < self._plan.steps:
-            # no daemon thread: the interpreter waits for this thread before it exits, so no compilation is cut off
+            # not a daemon thread: before it exits, the interpreter waits for this thread, so no compilation is cut off
             self.table = threading.Thread(target=self._compute, args=(step,), name="live epsilon")
             self.table.start()
         return ""
 
     def _compute(self, step: int) -> None:
-        with contextlib.suppress(Exception):  # the state's epsilon raises the same error
+        with contextlib.suppress(Exception):  # the user gets the same error from `state.epsilon`
             self._plan.live_epsilon(step)
 
     def close(self) -> None:
-        """End the updates; the line stays as it is."""
+        """End the updates.  The line stays as it is."""
         self._progress.close()
 
 
 class _Table:
-    """Upper bounds of epsilon by step, computed in a thread, for the spending `held` with steps `first` and later."""
+    """Table of upper bounds of epsilon by step, which a thread computes.
+
+    The bound at a step covers the spending `held`, and the steps of `plan` from `first` up to this step.
+    """
 
     def __init__(self, plan: Plan, first: int = 0, held: Held | None = None) -> None:
         self._plan, self._first, self._held = plan, first, held
         self._before = added(spent for spent, _ in held or [])[0]
-        self._uppers: tuple[list[int], list[float]] = [], []  # (steps, upper bounds), which other threads read
+        self._uppers: tuple[list[int], list[float]] = [], []  # (steps, upper bounds); other threads read this pair
         self._thread: threading.Thread | None = None
 
     def at(self, step: int) -> TablePoint:
-        """Return the table's point after `step` steps; start computing the table on the first call."""
+        """Return the point of the table after `step` steps.  The first call starts the thread that fills the table."""
         if self._thread is None:
-            # no daemon thread: the interpreter waits for this thread before it exits, so no compilation is cut off
+            # not a daemon thread: before it exits, the interpreter waits for this thread, so no compilation is cut off
             self._thread = threading.Thread(target=self._compute, name="epsilon of the log")
             self._thread.start()
         return TablePoint(self, step)
 
     @property
     def ready(self) -> bool:
-        """Whether the computation has ended."""
+        """Whether the computation of the table has ended."""
         return self._thread is not None and not self._thread.is_alive()
 
     def wait(self, seconds: float) -> None:
-        """Wait until the computation has ended, but for at most this number of seconds."""
+        """Wait until the computation of the table has ended, but for at most `seconds` seconds."""
         if self._thread is not None:
             self._thread.join(seconds)
 
     def planned(self, step: int) -> Counter[Release]:
-        """Return the releases that the table covers after `step` steps."""
+        """Return the releases that the bound after `step` steps covers."""
         return self._before + self._plan.releases_between(self._first, step)
 
     def upper(self, step: int) -> float | None:
-        """Return the upper bound of epsilon after `step` steps; None if it is not computed."""
+        """Return the upper bound of epsilon after `step` steps; None if the table is not computed."""
         steps, uppers = self._uppers
         return uppers[bisect.bisect_left(steps, step)] if steps else None
 
     def _compute(self) -> None:
-        with contextlib.suppress(Exception):  # the state's epsilon raises the same error
+        with contextlib.suppress(Exception):  # the user gets the same error from `state.epsilon`
             plan = self._plan
-            if self._held is not None:  # only 16 steps, since each epsilon needs an accounting of its own
+            if self._held is not None:  # a table of only 16 steps, since each of its bounds needs its own accounting
                 (own, headers), *others = self._held
                 uppers = []
                 for step in even_steps(self._first, plan.steps, 16).tolist():
@@ -402,7 +443,8 @@ class _Table:
             self._put(curve)
             if plan.filter is not None or plan.sampling in BY_PASS or len(plan.whole) > MANY_KINDS:
                 return
-            steps, step, apart = [], 1, plan.steps / 64  # early steps of the table are only 10 % apart
+            # The entries of `curve` are `apart` steps apart.  Add entries early in the run, with gaps of about 10 %.
+            steps, step, apart = [], 1, plan.steps / 64
             while 0.1 * step < apart and apart > 1.0:
                 steps.append(step)
                 step = max(step + 1, int(1.1 * step))
@@ -411,21 +453,27 @@ class _Table:
                 self._put([*curve, *zip(steps, found.upper.tolist(), strict=True)])
 
     def _put(self, found: list[tuple[int, float]]) -> None:
-        """Fill the table with upper bounds of epsilon by step.  A later step's bound also holds for an earlier step."""
+        """Fill the table with `found`, a list of (step, upper bound of epsilon).
+
+        A bound at a step holds at all earlier steps, too, so each step gets the least bound at this or a later step.
+        """
         found = sorted(found)
         least = np.minimum.accumulate([upper for _, upper in found[::-1]])[::-1]
         self._uppers = [step for step, _ in found], least.tolist()
 
 
 class TablePoint(NamedTuple):
-    """A table of epsilon, and a step of the table whose epsilon covers all releases so far."""
+    """A table of epsilon, and a step in it.  The table's bound at this step covers all releases so far."""
 
     table: _Table
     step: int
 
 
 class EpsilonSoFar:
-    """Upper bounds of epsilon during one `fit`, looked up in a table that covers all releases so far."""
+    """Upper bounds of epsilon during one `fit`.
+
+    A bound is looked up in a table, at a step whose bound covers all releases so far.
+    """
 
     def __init__(self, plan: Plan, step: int, stretches: tuple[Stretch, ...], ledger: Ledger | None) -> None:
         self.plan, self._ledger = plan, ledger
@@ -441,8 +489,12 @@ class EpsilonSoFar:
         self._tables = [*([_Table(plan)] if self._of_plan else []), _Table(plan, step, held)]
 
     def point(self, step: int, stretches: tuple[Stretch, ...]) -> TablePoint | None:
-        """Return the first point of a table, not before `step`, whose epsilon covers all releases so far; or None."""
-        if self._ledger is None and self._of_plan and len(stretches) == 1:  # the usual case, which needs no counting
+        """Return the point of a table at the first step, from `step` on, whose bound covers all releases so far.
+
+        Return None if no table has such a step.
+        """
+        # In the usual case the run has taken the first `end` steps of this plan, so releases need not be counted.
+        if self._ledger is None and self._of_plan and len(stretches) == 1:
             plan, first, end, _ = stretches[0]
             if plan is self.plan and first == 0:
                 return self._tables[0].at(end)
@@ -457,7 +509,7 @@ class EpsilonSoFar:
         return None
 
     def told(self, point: TablePoint | None) -> dict[str, Any]:
-        """Return the entry on epsilon of a log record; if there is no upper bound, the entry says why."""
+        """Return the entry `epsilon` of a log record.  If there is no upper bound, the entry says why."""
         upper, why = None, "more was released than a table has"
         if point is not None:
             upper, why = point.table.upper(point.step), "the table could not be computed, or not in time"
@@ -467,7 +519,7 @@ class EpsilonSoFar:
 
     @property
     def covers(self) -> str:
-        """Words for the runs that epsilon covers."""
+        """The words by which a log record names the runs that its epsilon covers."""
         if self.plan.repetitions is not None:
             return "this run of the tuning"
         return "this run" if self._ledger is None else "all runs of the ledger"

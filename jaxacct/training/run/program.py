@@ -1,6 +1,7 @@
 """Compiles a run's step, computes the digests from which the run's keys are derived, and loads batches of a Source.
 
-A *lineage* is the run's secret root and digests of all that led to a step (jaxacct/training/step/README.md, "Keys").
+A *lineage* consists of the run's secret root key, and of digests of everything that led to a step
+(jaxacct/training/step/README.md, "Keys").
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ class Prepared(NamedTuple):
     line: Lineage  # the lineage after the step
     key: StepKey
     settings: Numbers
-    partition: str  # the fingerprint of the step's pass or round, or ""
-    batch: Any = None  # the loaded examples of a source
+    partition: str  # the fingerprint of the step's pass or round; "" if the batch rule has neither
+    batch: Any = None  # the `Batch` that was loaded from a source; None without a source
 
 
 class Program:
-    """Step function for one plan, state and data.  It is traced, digested, and compiled on demand."""
+    """Step function for one plan, state and data.  It is traced and digested at once, and compiled by `begin`."""
 
     overwrites = True  # whether a step overwrites the arrays of the `Carried` that it is given
 
@@ -75,22 +76,28 @@ class Program:
         zero = np.zeros(8, np.uint32)
         now = self._numbers(min(step, self._plan.steps - 1), zero)
         self._traced = where.step(carried, zero, zero, data, now, self.frozen)
-        self.traces = (self._traced.jaxpr,)  # the traces of all programs that are compiled
+        self.traces = (self._traced.jaxpr,)  # the traces of all programs that `begin` compiles
         self._settle(carried, before, where.digest_program(self._traced), where.digest(data))
 
     def _settle(self, carried: Carried, before: Lineage, program: bytes, data: bytes) -> None:
-        """Set the digests of program and data, from which keys and `session` are derived."""
+        """Set the lineage, the digests of program and data, and `session`.
+
+        The keys of the steps are derived from the lineage and these digests.
+        """
         self.carried, self._later = carried, deque[Prepared]()
         self.line = key_derivation.joined(before, self._where.digest(carried))
         self._digest, self._data = program, data
         form = key_derivation.digest(repr((type(self).__name__, self._where.describe())).encode())
-        self._cut = form + data  # the digest of data depends on how the data lie on devices
+        # `form` says how the data lie on devices.  Equal data have equal digests only if `form` is the same.  So only
+        # then the digest of the data is compared with that of the steps before.
+        self._cut = form + data
         require_kept("data", before.pass_cut[:32] != form or before.pass_cut == self._cut)
-        if self.frozen is not None:  # the program's digest covers the form of `frozen`, but not its arrays
+        if self.frozen is not None:  # so far the digest covers shapes and dtypes of the frozen arrays, not their values
             self._digest = key_derivation.digest(self._digest, self._where.digest(self.frozen.frozen))
-        # the program's digest does not cover `adaptive` and `private_loss`, whose noise is an argument of the program
+        # The program gets the noise of `adaptive` and `private_loss` as arguments, so its digest does not cover these
+        # two settings.  `session` covers them here.
         beside = repr((self._rule.adaptive, self._rule.private_loss)).encode()
-        # runs with equal sessions repeat the steps after a checkpoint exactly
+        # If a run resumes from a checkpoint with an equal session, it repeats the steps after the checkpoint exactly.
         self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), beside)
 
     def begin(self, line: Lineage, step: int, until: int) -> None:
@@ -105,11 +112,17 @@ class Program:
         self._compiled = programs.kept_step(lowered, self._digest.hex(), devices, trial)
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
-        """Return the step that follows a lineage, ready to be noted and run; call this for the steps in order."""
+        """Return step number `step`, which follows the lineage `line`, ready to be noted in the ledger and run.
+
+        Call this method for the steps in order.
+        """
         return self._later.popleft() if self._later else self._anew(line, step)
 
     def later(self, line: Lineage, step: int, count: int) -> list[StepKey]:
-        """Return the keys of the `count` steps after a lineage, `step` first; `prepared` returns the same keys."""
+        """Return the keys of the steps `step` to `step + count - 1`.  `line` is the lineage before step `step`.
+
+        Later calls of `prepared` return the same keys.
+        """
         for number in range(step + len(self._later), step + count):
             self._later.append(self._anew(self._later[-1].line if self._later else line, number))
         return [each.key for each in islice(self._later, count)]
@@ -119,7 +132,10 @@ class Program:
         return Prepared(after, key, self._numbers(step, key.words), partition)
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
-        """Run one step, which the ledger must already have.  The step overwrites the arrays of ``carried``."""
+        """Run one step.  The step overwrites the arrays of ``carried``.
+
+        If the run has a ledger, the step's entry must be in the ledger before this call.
+        """
         with _sending():
             return self._compiled(carried, key.words, key.pass_words, self._whole, settings, self.frozen)
 
@@ -127,22 +143,34 @@ class Program:
         """Do nothing: only a streamed program has threads to end."""
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Return False: an error needs no checkpoint, since a run from the last one repeats the same steps."""
+        """Return whether to write a checkpoint after an error: False.
+
+        A run that resumes from the last checkpoint repeats the steps after this checkpoint exactly.
+        """
         return False
 
     @property
     def goes_on_as(self) -> bytes:
-        """Session to store in a checkpoint after an error; a run that resumes with this session repeats later steps."""
+        """Value for the field `session` of a checkpoint that is written after an error.
+
+        A run that resumes from the checkpoint and has the same session repeats the steps after the checkpoint.
+        """
         return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
-        """Return whether the checkpoint `found` is of this session, and has a ledger exactly if `ledger` is True."""
+        """Return whether the checkpoint `found` has the session of this program, and agrees with `ledger`.
+
+        `ledger` is True if this run has a ledger.  Then the checkpoint must have one, too, and otherwise none.
+        """
         if found is None or found.session != self.session:
             return False
         return (found.history.ledger is not None) == ledger
 
     def advance(self, line: Lineage, step: int) -> tuple[Lineage, StepKey, str]:
-        """Return a step's lineage, its keys, and the fingerprint of its pass or round ("" if it has none)."""
+        """Given the lineage before a step, return the lineage after the step, and the step's keys.
+
+        Also return the fingerprint of the step's pass or round; "" if the batch rule has neither.
+        """
         segment, begins, place, cut = self._plan.at(step), -1, 0, b""
         if self._plan.sampling in BY_PASS:
             begins = self._plan.pass_of(step)[1]
@@ -152,9 +180,11 @@ class Program:
             cut = cuts.get(self._plan.sampling, size)
         settings: tuple[Any, ...] = (step, *segment[2:], place, self._rule.adaptive, self._rule.private_loss)
         taps = self._plan.taps(step)
-        if self._plan.rates_digest is not None:  # the draw depends on the records' rates
+        if self._plan.rates_digest is not None:  # the rates decide the draw, so they enter the key
             settings = (*settings, self._plan.rates_digest)
-        if taps is not None:  # other weights need another key: two weightings of one noise would reveal it
+        # The weights `taps` of the correlated noise enter the key.  If two releases had one key but different
+        # weights, the two together would reveal the noise.
+        if taps is not None:
             settings += tuple(np.asarray(weights).tolist() for weights in taps)
         groups = self._plan.batches if self._plan.sampling == ORDER else self._plan.groups
         after, key = key_derivation.advance(line, self._digest, self._data, settings, begins, cut, groups)
@@ -165,27 +195,32 @@ class Program:
 
 
 class OtherExamples(InputError):
-    """Error: a step was released before, and the source gave other examples for the same drawn numbers."""
+    """Error: a step draws the same records as when it was released, but the source gives other examples for them."""
 
 
 class Batch(NamedTuple):
-    """Loaded batch of a step, filled up to whole micro-batches.  A place of the batch has one member or none."""
+    """Loaded batch of a step, filled up to whole micro-batches.
 
-    leaves: list[np.ndarray]  # with one row for each place; with users, a row holds the examples that one user gives
-    weights: np.ndarray | None  # the weight of each example of a user; None without users
-    indices: np.ndarray  # int32, the number of the record or user in each place
-    mask: np.ndarray  # whether a place has a member
+    Each place of the batch holds one member, which is a record or a user, or is empty.
+    """
+
+    leaves: list[np.ndarray]  # one row for each place: a record, or the examples that a user contributes
+    weights: np.ndarray | None  # the weight of each example of each user; None if the members are records
+    indices: np.ndarray  # int32, the number of the record or user in each place; 0 in an empty place
+    mask: np.ndarray  # whether each place holds a member
 
 
 class Streamed(Program):
-    """Program for one plan, state and source; `begin` compiles it and starts the threads, `close` ends them.
+    """Program for one plan, state and source.
+
+    `begin` compiles the program, and starts the threads that load batches.  `close` ends the threads.
 
     If the last checkpoint has the session of this program, the steps after the checkpoint draw the same records as
-    before.  The ledger then shows whether the source also gave the same examples.  In all other cases the lineage gets
-    fresh random bits, so that every step makes new draws.
+    before.  The ledger then shows whether the source also gives the same examples as before.  In all other cases fresh
+    random bits enter the lineage, so that every step makes new draws.
     """
 
-    # A step leaves its argument arrays intact, so after an interrupt within a step the state before it can be saved.
+    # A step leaves its argument arrays intact.  So after an interrupt within a step, the state before it can be saved.
     overwrites = False
 
     def __init__(
@@ -229,7 +264,7 @@ class Streamed(Program):
         self._before: Any = carried.not_finite
 
     def begin(self, line: Lineage, step: int, until: int) -> None:
-        """Start the threads, and compile the programs while the first batches are being loaded."""
+        """Start the threads that load batches.  While they load the first batches, compile the programs."""
         self._ahead = Ahead(self._batches(line, step, until), self._source.prefetch, self._stop)
         self._nothing, self._add, self._release = (each.lower().compile() for each in self._traced_parts)
 
@@ -238,13 +273,13 @@ class Streamed(Program):
         return []
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
-        """Return the next step with its batch and keys; call this for the steps in order."""
+        """Return the next step with its batch and keys.  Call this method for the steps in order."""
         taken = self._ahead.take()
         self._where.processes.agree("what the source loads", taken.key.key_fingerprint.encode())
         return taken
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
-        """Run a step once the step before the previous one is done, so that few batches occupy the device."""
+        """Run step n.  First wait until step n - 2 is done, so that the device holds the batches of few steps."""
         done, self._before = self._before, carried.not_finite
         jax.block_until_ready(done)
         sums = self._nothing(carried, self.frozen)
@@ -271,11 +306,17 @@ class Streamed(Program):
 
     @property
     def goes_on_as(self) -> bytes:
-        """Session to store in a checkpoint after an error; b"" if the steps after the checkpoint cannot be repeated."""
+        """Value for the field `session` of a checkpoint that is written after an error.
+
+        The value is b"" if no run can repeat the steps after the checkpoint exactly.
+        """
         return self.session if self._repeats else b""
 
     def _batches(self, line: Lineage, step: int, until: int) -> Generator[Prepared, None, None]:
-        """Draw and load the batches of steps `step` to `until - 1`; the key of a step depends on its batch."""
+        """Draw and load the batches of steps `step` to `until - 1`, and yield these steps.
+
+        The key of a step's noise depends on the batch of the step.
+        """
         with ThreadPoolExecutor(self._source.workers, "jaxacct source") as pool:
             for number in range(step, until):
                 line, key, partition = self.advance(line, number)
@@ -287,7 +328,10 @@ class Streamed(Program):
                 yield Prepared(line, key, settings, partition, batch)
 
     def _load(self, pool: ThreadPoolExecutor, words: Any, who: np.ndarray) -> Batch:
-        """Load the examples of some records or users.  Users without examples are left out, since they add nothing."""
+        """Load the examples of the records or users whose numbers are `who`.
+
+        Users without examples are left out of the batch, since they add nothing to its sum.
+        """
         most, layout, weights = self._rule.examples_per_user or 1, self._source.layout, None
         if self._users is not None:
             who = who[self._users[2][who] > 0]
@@ -308,7 +352,10 @@ class Streamed(Program):
         return Batch(leaves, weights, indices, np.arange(rows) < who.size)
 
     def _fill(self, pool: ThreadPoolExecutor, numbers: np.ndarray, leaves: list[np.ndarray]) -> None:
-        """Load examples into the first rows of arrays; each worker loads an equal share of the examples."""
+        """Load the examples `numbers` into the first rows of the arrays `leaves`.
+
+        Each worker loads an equal share of the examples.
+        """
         failed = threading.Event()
 
         def share(ends: tuple[int, int]) -> None:
@@ -324,7 +371,7 @@ class Streamed(Program):
         ends = [numbers.size * place // shares for place in range(shares + 1)] if shares else []
         try:
             errors = [done.exception() for done in [pool.submit(share, each) for each in pairwise(ends)]]
-        except BaseException:  # an interrupt of the main thread: the workers give up
+        except BaseException:  # the main thread was interrupted: tell the workers to give up
             failed.set()
             raise
         told = [error for error in errors if error is not None]
@@ -333,7 +380,7 @@ class Streamed(Program):
 
 
 def _digest(batch: Batch) -> bytes:
-    """Return the SHA-256 digest of a loaded batch: of the number of its members, and of all their examples."""
+    """Return the SHA-256 digest of a loaded batch.  It covers the number of members, and all their examples."""
     count = int(batch.mask.sum())
     parts = [str(count).encode()]
     for leaf in batch.leaves:
