@@ -121,7 +121,10 @@ class LedgerFile:
         self.size = end + len(content)
 
     def end_last_line(self) -> None:
-        """Add the newline that a whole last line may lack; `append` puts it on the disk before another entry counts."""
+        """Write a newline after the last line if that line is complete but has none.
+
+        The newline is surely on the disk only after the next call of `append`.
+        """
         file = self.file
         file.seek(0, os.SEEK_END)
         file.seek(-1, os.SEEK_END)
@@ -132,7 +135,7 @@ class LedgerFile:
             self.size += 1
 
     def close(self) -> None:
-        """Close the file, if it is open, even in the middle of an entry; nothing can be written afterwards."""
+        """Close the file if it is open, even in the middle of an entry.  Afterwards nothing can be written."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -145,7 +148,7 @@ class LedgerFile:
             raise InputError(f"{self.path}: was changed by something else while it was open; restore it from a copy")
 
     def _is_there(self, file: BinaryIO) -> bool:
-        """Return whether an open file is the file at the path."""
+        """Return whether the open file is still the file that the path names."""
         try:
             return os.path.samestat(os.fstat(file.fileno()), os.stat(self.path))
         except FileNotFoundError:
@@ -153,26 +156,31 @@ class LedgerFile:
 
 
 class Ledger(Contents):
-    """Record of what one or several runs have spent.  It has one JSON line for each release.
+    """Record of what one or several runs have spent.  The file has one JSON line for each release.
 
-    Call `record` before the noisy sum is used; the line is on the disk when `record` returns.  Then a crash at any
-    moment can only make the ledger overstate the spending: a line that was cut off counts as a step, at the least noise
-    and the highest rate of its run.  Two entries are exact replays if they have the same run, step, key, batch and
-    noise.  Exact replays count once; any other entry counts again.  So equal fingerprints must mean outputs that are
-    equal to the last bit.  A step that is repeated in any other way needs a new key.
+    Call `record` before you use the noisy sum of a step.  The step's line is on the disk when `record` returns.  So a
+    crash at any moment can only make the ledger overstate the spending.  If the crash cuts off a step's line, the line
+    counts as a step with the least noise and the highest rate of its run.
 
-    Call `seen` before you look at outputs of a run that you may end because of them.  From then on `spent` and
-    `epsilon` count the run to the end of its plan, whenever it ends.
+    Two step entries that agree in every field, such as the step number, the fingerprints and the noise, are exact
+    replays and count once.  Entries that differ in any field each count.  So equal fingerprints must mean outputs that
+    are equal to the last bit.  If you repeat a step and its output can
+    differ, give the step a new key.
 
-    One process writes at a time.  Damage anywhere but in the last line is refused, with the number of the line.
+    Call `seen` before you look at outputs of a run that you may end because of these outputs.  From then on `spent` and
+    `epsilon` count all steps that the plan and its target allow, even if the run ends earlier.
 
-    `create`, `open` and `read` make ledgers.  `run` is the name of the current run.  `runs` has the spending of each
-    run, by name.  `headers` has the `run` lines of each run, with its plans.
+    Only one process at a time can write to a ledger.  If any line but the last is damaged, opening the ledger raises an
+    InputError with the number of this line.
+
+    `Ledger.create`, `Ledger.open` and `Ledger.read` return ledgers.  The attribute `run` is the name of the current
+    run.  `runs` maps the name of each run to its spending.  `headers` maps the name of each run to the list of its
+    `Run` entries; each of them holds a plan that the run followed.
 
     Parameters
     ----------
     path : the path of the ledger.
-    file : the open file; None for a ledger that cannot be written.
+    file : the open file, or None for a ledger that cannot be written.
 
     >>> import tempfile
     >>> from jaxacct.training import Plan
@@ -189,21 +197,24 @@ class Ledger(Contents):
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
         super().__init__(path)
         self._file = LedgerFile(path, file)
-        self.lock = threading.RLock()  # a thread holds the lock from choosing a run until the run's entry is written
-        self._chains = [ledger_format.BEGINNING]  # checksums before the first line, and after each line
+        # a thread holds this lock while it sets `run` and writes an entry, so no other thread changes `run` in between
+        self.lock = threading.RLock()
+        self._chains = [ledger_format.BEGINNING]  # item i holds the checksums of the first i lines
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], plan: Plan, run: str | None = None, by: str = "") -> Ledger:
-        """Create a ledger for a run of a plan, readable by its owner alone; an existing file is refused.
+        """Create a ledger file for a run of a plan.  Only the owner of the file can read the file.
+
+        If a file exists at the path, raise InputError.
 
         run : the name of the run, by default a random name.
-        by : the name of whoever trains.
+        by : the name of the person who trains.
         """
         place = Path(path)
         taken = InputError(f"{place}: is there already; use Ledger.open to go on with it, or another name")
         if os.path.lexists(place):
             raise taken
-        # the file has another name until its first line is on the disk: a ledger without a run is never visible
+        # The file has a temporary name until its first line is on the disk.  So a file at `path` always has a run.
         temporary, file = _new_beside(place, place)
         ledger = cls(place, file)
         try:
@@ -244,7 +255,7 @@ class Ledger(Contents):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Ledger:
-        """Open a ledger for reading only; another process may be writing it."""
+        """Open a ledger for reading only.  Another process may write to the ledger at the same time."""
         place = regular_file("ledger", path)
         with reading(place), place.open("rb") as file:
             ledger = cls(place, file)
@@ -254,14 +265,14 @@ class Ledger(Contents):
 
     @property
     def is_open(self) -> bool:
-        """Whether entries can be written."""
+        """Whether the ledger is open for writing."""
         return self._file.is_open
 
     def begin(self, plan: Plan, run: str | None = None, by: str = "") -> str:
         """Begin another run in this ledger, make it the current run, and return its name.
 
-        A plan whose unit differs from the unit of the ledger's runs is refused: guarantees for records and for users do
-        not add up.
+        Raise InputError if the plan's unit (record or user) is not that of the runs in the ledger.  A guarantee for
+        records and a guarantee for users cannot be added up.
         """
         name = secrets.token_hex(8) if run is None else ledger_format.words("run", run)
         if name in self.runs:
@@ -271,9 +282,10 @@ class Ledger(Contents):
         return name
 
     def replan(self, plan: Plan) -> None:
-        """Note that the current run continues with another plan, such as a recalibrated one.
+        """Write into the ledger that the current run continues with another plan, such as a recalibrated one.
 
-        If steps with correlated noise are noted, a plan with other noise or other groups is refused.
+        If the ledger has steps of this run whose noise is correlated, the new plan must have the same strategy, groups
+        and batch size.  Otherwise raise InputError.
         """
         self._require_unit(plan)
         if self.runs[self.run].numbers:
@@ -289,17 +301,22 @@ class Ledger(Contents):
         sampling_probability: float,
         partition: str | None = None,
     ) -> None:
-        """Note a step that is about to be released; the note is on the disk when this returns.
+        """Write an entry for a step before the step's noisy sum is released.
+
+        The entry is on the disk when `record` returns.
 
         Parameters
         ----------
         step : the number of the step, from 0.
-        key_fingerprint, batch_fingerprint : texts that are equal only if the step's results are equal, to the last bit.
-        noise_multiplier, sampling_probability : the numbers of this step.
-        partition : with fixed batches, a fingerprint of how the data were cut for this pass.  With random allocation, a
-            fingerprint of the slots that the records drew for this round.  Steps of one partition are assumed to have
-            disjoint batches: a pass costs as much as its costliest step, and the steps of a round cost as much as one
-            round.  If the batch rule has passes or rounds, a step without a partition costs as much as one Gaussian.
+        key_fingerprint, batch_fingerprint : two texts that identify the step's key and batch.  If two steps have equal
+            texts, their results must be equal to the last bit.
+        noise_multiplier, sampling_probability : the noise multiplier and the sampling rate of this step.
+        partition : a text that is the same for all steps of one pass or round, and differs between passes or rounds.
+            With fixed batches it identifies how this pass divides the data into batches.  With random allocation it
+            identifies the slots that the records drew for this round.  The ledger assumes that steps with the same text
+            have disjoint batches.  So a pass costs as much as its costliest step, and all steps of a round together
+            cost as much as one round.  If the batch rule has passes or rounds and `partition` is None, the step costs
+            as much as a Gaussian release of all records.
         """
         numbers = noise_multiplier, sampling_probability
         self._append([self.step_entry(step, key_fingerprint, batch_fingerprint, *numbers, partition)])
@@ -313,7 +330,10 @@ class Ledger(Contents):
         sampling_probability: ArrayLike,
         partitions: Sequence[str | None] | None = None,
     ) -> None:
-        """Note several steps in one write, before any of them is released; noise and rate broadcast to all steps."""
+        """Write the entries of several steps at once, before any of these steps is released.
+
+        `noise_multiplier` and `sampling_probability` are one number for all steps, or one number for each step.
+        """
         count = len(steps)
         noise, rate = (np.broadcast_to(x, count).tolist() for x in (noise_multiplier, sampling_probability))
         columns = (steps, key_fingerprints, batch_fingerprints, noise, rate, partitions or [None] * count)
@@ -322,32 +342,39 @@ class Ledger(Contents):
         self._append([self.step_entry(*row) for row in zip(*columns, strict=True)])
 
     def step_entry(self, step: int, key: str, batch: str, noise: float, rate: float, partition: str | None) -> Step:
-        """Return the checked entry of a step of the current run."""
+        """Return the entry of a step of the current run; raise InputError if a value is invalid."""
         sizes = *self.plan.truncation, self.plan.groups or 0
         entry = Step(self.run, step, key, batch, noise, rate, self.plan.sampling, partition, *sizes)
         return ledger_format.checked(entry)
 
     def spend(self, mechanism: Mechanism, note: str = "") -> None:
-        """Enter a release that is no training step, such as a private selection; on return the entry is on the disk."""
+        """Write an entry for a release other than a training step, such as a private selection.
+
+        The entry is on the disk when `spend` returns.
+        """
         require_mechanism("mechanism", mechanism)
         if batch_shape(mechanism):
             raise InputError(f"mechanism of shape {batch_shape(mechanism)} must be one configuration; note one by one")
         self._append([Spend(self.run, mechanism, ledger_format.words("note", note))])
 
     def seen(self, step: int, looked: bool = True) -> None:
-        """Note that outputs of the current run are about to be seen, after `step` steps of its plan.
+        """Write into the ledger that somebody is about to see outputs of the current run, after `step` steps.
 
-        The entry is on the disk when this returns.  From then on every step counts that the plan and the target
-        allow, even if the run ends earlier, until the run continues with another plan.
+        The entry is on the disk when `seen` returns.  From then on all steps that the plan and its target allow count
+        as spent, even if the run ends earlier.
 
-        looked : False if the run was cut off, as by an error, and no callback asked for its outputs.  Then the
-        remaining steps of this plan stop counting once the run continues with another plan.
+        looked : whether a callback asks for the outputs.  False means that something else, such as an error, ended the
+            run.  If False, the steps that the run did not take stop counting once the run continues with another plan.
+            If True, they go on counting.
         """
         with self.lock:
             self._append(self._to_be_seen(step, looked))
 
     def ended_early(self, step: int) -> None:
-        """Note in one write that outputs were seen, and that the early stop has ended the run after `step` steps."""
+        """Write into the ledger that the early-stop rule has ended the current run after `step` steps.
+
+        The same write holds the entry of `seen`, since the rule looks at outputs of the run.
+        """
         with self.lock:
             entries = self._to_be_seen(step, looked=True)
             if self.runs[self.run].ended is None:
@@ -355,20 +382,26 @@ class Ledger(Contents):
             self._append(entries)
 
     def _to_be_seen(self, step: int, looked: bool) -> list[Line]:
-        """Return the entry that `seen` writes, in a list; an empty list if the ledger says as much already."""
+        """Return a list with the entry that `seen` writes.  The list is empty if the ledger has such an entry already.
+
+        `step` and `looked` are the arguments of `seen`.
+        """
         spent = self.runs[self.run]
-        known, step = spent.looks, max(int(step), spent.next)  # a resumed run repeats steps that are noted
+        # a resumed run repeats steps that have entries, so `step` can be smaller than the number of the next new step
+        known, step = spent.looks, max(int(step), spent.next)
         if known is None:
             until = step + room(self.plan, self, step) if step < self.plan.steps else self.plan.steps
             return [ledger_format.checked_seen(Seen(self.run, step, until, looked))]
         return [known._replace(step=spent.next, looked=True)] if looked and not known.looked else []
 
     def another_way(self, step: int, partition: str | None) -> int | None:
-        """Return the new end (step after the last) of a run whose outputs were seen; None if the old end still holds.
+        """Return the promised end that the current run has after an entry of `step`, or None if the end stays.
 
-        Noting `step` moves the end if `step` is not the run's next step, or is at or beyond the old end.  It also moves
-        the end if the pass or round of `step` changes the cost of the steps ahead.  `partition` is the fingerprint of
-        this pass or round.
+        The promised end exists once outputs of the run were seen: all steps before it count as spent.  The end is
+        computed anew in three cases: `step` is not the run's next step, `step` is not before the old end, or the pass
+        or round of `step` changes the cost of the steps ahead.  Otherwise, or if no outputs were seen, return None.
+
+        partition : the fingerprint of the pass or round of `step`, as in `record`.
         """
         spent, plan = self.runs[self.run], self.plan
         if spent.looks is None:
@@ -381,10 +414,13 @@ class Ledger(Contents):
         return step + room(plan, self, step, partition)
 
     def promise_anew(self) -> None:
-        """Note the new end of the current run, if its outputs were seen and its end moves.
+        """Compute the promised end of the current run again; if the end has changed, write the new end.
 
-        The end moves on if other runs now need less.  It moves back only if the run's own entries leave fewer steps, as
-        after a crash between an entry and its promise.  What other runs spend after a look shortens no promise.
+        The promised end exists once outputs of the run were seen.  The ledger counts all steps before the promised end
+        as spent.  The end moves to a later step if the other runs of the ledger now leave room for more steps.  The end
+        moves to an earlier step only if the run's own entries leave room for fewer steps.  This happens after a crash
+        between the writing of a step and the writing of the new end.  Spending of other runs never makes the end
+        earlier.
         """
         run, plan = self.run, self.plan
         spent = self.runs[run]
@@ -398,18 +434,22 @@ class Ledger(Contents):
             self.promise(spent.next, until)
 
     def promise(self, step: int, until: int) -> None:
-        """Note, for a run whose outputs were seen, its next step and `until`, the step before which it now ends."""
+        """Write the next step and the new promised end of the current run, if outputs of the run were seen.
+
+        step : the number of the run's next step.
+        until : the promised end: all steps before step `until` count as spent.
+        """
         known = self.runs[self.run].looks
         if known is not None:
             self._append([known._replace(step=step, until=until)])
 
     def mark(self) -> Mark:
-        """Return the present state of the ledger, for `require` later on."""
+        """Return the present state of the ledger.  `require` can later check that the ledger continues this state."""
         with self.lock:
             return Mark(str(self.path.absolute()), self.run, len(self._chains) - 1, self._chains[-1].head.hex())
 
     def require(self, mark: Mark) -> None:
-        """Raise InputError unless the ledger continues from the state of a mark."""
+        """Raise InputError unless the ledger begins with the lines that it had when the mark was taken."""
         have = len(self._chains) - 1
         if have < mark.lines:
             raise InputError(
@@ -423,7 +463,7 @@ class Ledger(Contents):
             )
 
     def close(self) -> None:
-        """Close the file; nothing can be noted afterwards."""
+        """Close the file.  Afterwards no entry can be written."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -436,7 +476,7 @@ class Ledger(Contents):
         one_unit(plan, (line.plan for lines in self.headers.values() for line in lines))
 
     def _append(self, entries: Sequence[Line]) -> None:
-        """Write entries, if there are any, make sure that they are on the disk, and only then count them."""
+        """Write entries to the disk, and then add them to the counts.  Without entries do nothing."""
         if not entries:
             return
         with self.lock:
@@ -450,15 +490,17 @@ class Ledger(Contents):
                 self._chains += chains[1:]
                 for entry in entries:
                     self.count(entry)
-            except BaseException:  # an interrupt, too, may leave counts that differ from the file
+            except BaseException:  # after an error or an interrupt the counts may differ from the file: write no more
                 with contextlib.suppress(OSError):
                     self._file.close()
                 raise
 
     def _catch_up(self, mend: bool) -> None:
-        """Count every line.  If the last line is the cut-off line of a step, count it as a `Torn` step.
+        """Read the file and count every line.  If the last line is a step's line that was cut off, count a `Torn` step.
 
-        With `mend` the file is mended: a `Torn` line replaces the step's line; any other cut-off line is removed.
+        mend : whether to repair the end of the file.  If the last line is a step's line that was cut off, a `Torn` line
+            replaces that line.  If the last line is another line that was cut off, the line is removed.  If the last
+            line is complete but has no newline, a newline is added.
         """
         fragment, end = b"", 0
         for number, (line, chain, place) in enumerate(ledger_format.read(self._file.file, self.path), 1):

@@ -1,4 +1,4 @@
-"""Ends a run when a private score no longer rises, by the sparse vector technique."""
+"""Early stop: a rule that ends a run when a private score no longer rises, by the sparse vector technique."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _EPSILON = Constraint("use an ordinary {name}, such as 0.1", 1e-10, 1e10)
 class EarlyStop:
     """Rule of a `Plan`: the run ends once a score on private data no longer rises.
 
-    The plan's epsilon includes all scores in advance.  A score is the sum over validation records of a value in [0, 1],
-    such as the number of right predictions.  It is computed every `every` steps.  Let m be the largest of the last
-    `patience` scores, and b the largest score before these.  The run ends when
+    A score is the sum over validation records of a value in [0, 1], such as the number of right predictions.  The score
+    is computed once in every `every` steps.  After each score the rule answers whether the run ends.  Let m be the
+    largest of the last `patience` scores, and b the largest of all scores before them.  The run ends when
 
-        m - b + noise <= gain + noise of the threshold.
+        m - b + noise_1 <= gain + noise_2.
 
-    The noise on the left is fresh Laplace noise of scale 4/epsilon for each score. The noise of the threshold is
-    Laplace noise of scale 2/epsilon, drawn once. (All noise is drawn exactly, on a grid of 2^-20 records.) A record
-    moves m - b by at most 1. So all answers together are epsilon-DP under add or remove, and 2 epsilon-DP under
-    replace_one, however many scores there are.
+    Here noise_1 is Laplace noise of scale 4/epsilon, drawn afresh for each score.  noise_2 is Laplace noise of scale
+    2/epsilon, drawn once a run.  (Both are drawn exactly, on a grid of 2^-20 records.)  One record changes m - b by at
+    most 1.  So all answers of the rule together are epsilon-DP under add or remove, and 2 epsilon-DP under replace_one,
+    however many scores there are.
 
-    The plan's epsilon is the epsilon of all its steps composed with this rule.  So a validation record may be a
-    training record as well.  It may occur only once among the validation records.  A run that ends early claims this
-    whole epsilon: it saves steps, not epsilon (training/README.md, "A private early stop").
+    The plan's epsilon covers all steps of the plan and all answers of this rule.  So a validation record may be a
+    training record as well.  A record may occur only once among the validation records.  A run that ends early claims
+    the epsilon of the whole plan: the early stop saves steps, not epsilon (training/README.md, "A private early stop").
 
     Parameters
     ----------
-    epsilon : from 1e-10 to 1e10; the epsilon of all answers together, as above.
+    epsilon : from 1e-10 to 1e10.  All answers of the rule together are epsilon-DP under add or remove.
     every : number of steps from one score to the next.
-    patience : number of scores in a row that must bring no gain.
-    gain : >= 0, in records.  A rise of the score by at most this amount does not count.
+    patience : number of scores in a row that must bring no gain before the run ends.
+    gain : >= 0, in records.  A rise of the score by at most `gain` does not count as a rise.
 
     References
     ----------
@@ -64,28 +64,31 @@ class EarlyStop:
 
     @property
     def mechanism(self) -> AboveThreshold:
-        """All the answers of a run as one mechanism."""
+        """Mechanism that covers all answers of the rule in a run."""
         return AboveThreshold(2.0 / self.numbers[0], 4.0 / self.numbers[0])
 
     @property
     def numbers(self) -> tuple[float, int, int, float]:
-        """The fields `epsilon`, `every`, `patience` and `gain` as Python numbers, as a plan's document holds them."""
+        """The fields `epsilon`, `every`, `patience` and `gain`, as Python numbers.  A plan's document stores them."""
         return float(self.epsilon), int(self.every), int(self.patience), float(self.gain)
 
     def ends(self, scores: Sequence[int], key: bytes, chain: bytes) -> bool:
-        """Return whether the run ends now.  A training loop of your own must first note `mechanism` in its ledger.
+        """Return whether the run ends after the last of the scores.
+
+        If you write your own training loop, call `Ledger.spend` with `mechanism` before the first call of `ends`.
 
         scores : all scores so far, in units of 1/UNITS.
-        key : the secret key of the run, from which the noise follows.
-        chain : 32 bytes that differ from step to step.  The noise of a score depends on these bytes and on the rise of
-            the score.  So the same question has the same answer, and any other question has noise of its own.
+        key : the secret key of the run.  All noise is derived from this key.
+        chain : 32 bytes that differ from step to step.  The noise of a score is derived from the key, these bytes and
+            m - b (see `EarlyStop`).  So a call that is repeated with the same values gives the same answer.  A call
+            with another chain or another m - b draws other noise.
         """
         _, _, patience, gain = self.numbers
         if len(scores) <= patience:
             return False
         rise = max(scores[-patience:]) - max(scores[:-patience])
         rule = repr(self.numbers)
-        # the factor 1 + 2^-40 covers the rounding of the mechanism's epsilon
+        # The factor 1 + 2^-40 makes the noise a little larger.  So rounding cannot make the claimed epsilon too small.
         drawn = lambda what, scale: discrete_laplace(
             Fraction(scale) * UNITS * (1 + Fraction(1, 2**40)), KeyedBits(hmac.digest(key, what, "sha256"))
         )
@@ -95,7 +98,10 @@ class EarlyStop:
 
 
 def early_stop_of(node: object) -> EarlyStop | None:
-    """Read a rule from a plan's document: a list of four numbers, or null for no rule; refuse anything else."""
+    """Return the early-stop rule of a plan's document, given as a list of four numbers; return None for null.
+
+    Raise InputError for anything else.
+    """
     if node is None:
         return None
     if not isinstance(node, list) or len(node) != 4 or any(isinstance(x, bool) or np.ndim(x) for x in node):
@@ -104,5 +110,5 @@ def early_stop_of(node: object) -> EarlyStop | None:
 
 
 def with_early_stop(mechanism: Mechanism, rule: EarlyStop | None) -> Mechanism:
-    """Return the mechanism of some steps, composed with the answers of their plan's early-stop rule if it has one."""
+    """Return `mechanism` composed with all answers of an early-stop rule; without a rule return `mechanism` itself."""
     return mechanism if rule is None else compose(mechanism, rule.mechanism)

@@ -71,7 +71,10 @@ _SEGMENT_NUMBERS |= {"expected_batch_size": POSITIVE}
 
 
 class Allowance(Protocol):
-    """Question that a plan asks a ledger (`jaxacct.training.Ledger`); this module cannot import that of ledgers."""
+    """Interface of the ledgers that a plan can question: `jaxacct.training.Ledger` has this method.
+
+    This module cannot import `Ledger` itself, since the module of `Ledger` imports this one.
+    """
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
         """Return whether the ledger's entries and the plan's next `steps` steps meet the plan's target and filter."""
@@ -79,70 +82,78 @@ class Allowance(Protocol):
 
 @dataclass(frozen=True, eq=False, init=False)
 class Plan(PlanRequest):
-    """DP-SGD run whose missing settings are solved for, so that its certified epsilon meets a target.
+    """Settings of a DP-SGD run.  The plan solves for a missing setting, so that its certified epsilon meets a target.
 
-    Every step draws a batch, clips each gradient to norm C and sums the gradients.  It adds noise of standard deviation
-    `noise_multiplier * C`, and divides by `expected_batch_size`.  With a target_epsilon exactly one of three settings
-    is left out: noise_multiplier, steps (or epochs), or sampling_probability (or expected_batch_size).  Without a
-    target none is left out.  `steps = ceil(epochs * dataset_size / expected_batch_size)`.
+    Every step draws a batch, clips each gradient to norm C and sums the gradients.  The step then adds noise of
+    standard deviation `noise_multiplier * C` to the sum, and divides by `expected_batch_size`.
 
-    The plan is frozen.  It holds all five settings as numbers, whether they were given or solved for.  With a schedule,
-    rate and batch size are averages over the steps, and the noise multiplier is the overall scale of the noise.
-    `at(step)` gives the numbers of one step.  Schedules must be fixed beforehand, or follow rules that do not look at
-    the data.
+    If you give a target_epsilon, leave out exactly one of three settings: noise_multiplier, steps (or epochs), or
+    sampling_probability (or expected_batch_size).  If you give no target_epsilon, leave out none of them.
+    From epochs the plan computes `steps = ceil(epochs * dataset_size / expected_batch_size)`.
+
+    The plan is frozen.  Its fields hold all five settings as numbers, whether you gave them or the plan solved for
+    them.  If the plan has a schedule, its sampling_probability and expected_batch_size are averages over the steps, and
+    its noise_multiplier is the overall scale of the noise.  `at(step)` returns the numbers of one step.  You must fix a
+    schedule before the run, or compute it by a rule that does not look at the data.
 
     Parameters
     ----------
-    target_epsilon : > 0.  With None the plan only reports its epsilon.
+    target_epsilon : > 0, or None.  If None, the plan solves for nothing and only reports its epsilon.
     target_delta : in (0, 1), always needed.
-    dataset_size : a whole number, always needed.  It is assumed to be public.
-    sampling_probability, expected_batch_size : the rate in (0, 1], or that rate times dataset_size.  `batch_size`, the
-        word of `jaxacct.dp_sgd`, is another name of expected_batch_size.
+    dataset_size : the number of records, a whole number, always needed.  This number is assumed to be public.
+    sampling_probability, expected_batch_size : the rate in (0, 1], or that rate times dataset_size.  `batch_size`,
+        as in `jaxacct.dp_sgd`, is another name of expected_batch_size.
     noise_multiplier : > 0, the standard deviation of the noise divided by the clip norm C.  C is the most by which
         adding or removing a record changes the sum.
-    steps, epochs : the length of the run.
-    sampling : the batch rule, as for `jaxacct.dp_sgd`; "fixed_batches" is another name of "shuffled".  The further rule
-        "fixed_order" takes every record once in every pass, always at the same place.  A round or a pass that has begun
-        costs as much as a whole one.  A pass over fixed batches costs as much as one Gaussian release; so does a whole
-        run in a fixed order.
+    steps, epochs : the length of the run, as a number of steps or of passes over the data.
+    sampling : the batch rule, as for `jaxacct.dp_sgd`.  "fixed_batches" is another name of "shuffled".  A plan has one
+        more rule, "fixed_order": every pass takes each record once, always at the same place.  A round or a pass that
+        has begun costs as much as a whole one.  A pass over fixed batches costs as much as one Gaussian release.  A
+        whole run in a fixed order also costs as much as one Gaussian release.
     relation : "add_or_remove_one" (the default), "add_one", "remove_one", "zero_out" (a record's gradient becomes 0 and
-        its place stays) or "replace_one".  "replace_one" is refused if sampling is "poisson".  With fixed batches
-        "zero_out" is the default; relations that add or remove a record, and so move others, are refused.
+        its place stays) or "replace_one".  "replace_one" is refused with Poisson and cyclic Poisson sampling.  With
+        fixed batches and with a fixed order the default is "zero_out".  These two batch rules refuse the relations that
+        add or remove a record, since such a change moves other records to other batches.
     noise_schedule : relative noise, as one factor per step or as pairs (until_step, factor).  The last until_step may
-        be None, the end of the run.  `noise_multiplier` is then the overall scale of the noise, given or solved for.
-    batch_schedule : expected batch sizes in the forms of noise_schedule, in place of sampling_probability.
-    repetitions : a law of the number K of runs of a tuning (`jaxacct.selection`).  All K runs together meet the target.
-    data_dependent : True if the data or outputs may decide whether and how `recalibrate` is called, even if it never
-        is.  The steps then compose through a Renyi filter, which is fixed when the plan is made.  It meets the target
-        whatever is decided, and needs more noise than exact composition.
+        be None, the end of the run.  The noise multiplier of a step is its factor times `noise_multiplier`.
+    batch_schedule : expected batch sizes, as one size per step or as pairs (until_step, size), in place of
+        sampling_probability.
+    repetitions : the distribution of K, the number of runs of a tuning (`jaxacct.selection`).  The epsilon of all K
+        runs together meets the target.
+    data_dependent : True if the data or outputs of the run may decide whether and how you call `recalibrate`.  Declare
+        this even if you then never call it.  The steps compose through a Renyi filter, which is fixed when the plan is
+        made.  The filter meets the target whatever you decide, and needs more noise than exact composition.
     candidates : "iid" or "adaptive": the assumption on the K runs (`jaxacct.selection.select`).
-    slots : the number of slots of a round of random allocation.  It may be given in place of the batch size, which is
-        then dataset_size/slots.  By default it is ceil(dataset_size/expected_batch_size), so that batches are no larger
-        than asked for.
+    slots : the number of slots of a round of random allocation.  You may give it in place of the batch size, which is
+        then dataset_size/slots.  The default is ceil(dataset_size/expected_batch_size), so that batches are no larger
+        than expected_batch_size.
     cap : the largest batch of truncated Poisson sampling.  The default is a cap that costs practically nothing
         (`jaxacct.cap_for`).
-    noise : the strategy of correlated noise (`jaxacct.strategies`), with sampling = "cyclic_poisson" or "fixed_order";
-        independent noise by default.  The coefficients of ``strategies.Banded(32)`` are found when the number of steps
-        is known.  Step i adds row i of C^-1 Z, with C the strategy's matrix and Z independent noise. `noise_multiplier`
-        is then relative to the clip norm times the largest norm of a column of C.  With "fixed_order" it is relative to
-        the clip norm times the sensitivity of C, where consecutive steps of a record are ceil(dataset_size / batch)
-        apart.  The noise multiplier must not fall during the run.
-    groups : the number of groups of cyclic Poisson sampling.  It is at least the strategy's number of bands, which is
-        the default.  The rate is groups * expected_batch_size / dataset_size.
-    unit : "record" or "user".  A step draws such units, and neighbouring data sets differ in one.  With "user",
-        dataset_size is the number of users, and `Trainer.fit` gets the user of each example.
-    early_stop : an `EarlyStop`: the run ends when a score on private data no longer rises.  The answers count as one
-        more release, which the target includes.
+    noise : the strategy of correlated noise (`jaxacct.strategies`), for sampling = "cyclic_poisson" or "fixed_order".
+        By default the noise of all steps is independent.  Step i adds row i of C^-1 Z, where C is the strategy's matrix
+        and Z is independent noise.  The plan computes the coefficients of a strategy such as ``strategies.Banded(32)``
+        once the number of steps is known.  The standard deviation of Z is `noise_multiplier` times the clip norm times
+        the sensitivity of C.  With "cyclic_poisson" the sensitivity is the largest norm of a column of C.  With
+        "fixed_order" it is the sensitivity for a record whose steps are at least ceil(dataset_size /
+        expected_batch_size) apart.  The noise multiplier must not fall during the run.
+    groups : the number of groups of cyclic Poisson sampling.  The number must be at least the strategy's number of
+        bands, which is the default.  The rate is groups * expected_batch_size / dataset_size.
+    unit : "record" or "user".  A step draws records or users, and neighbouring data sets differ in one record or one
+        user.  With "user", dataset_size is the number of users, and `Trainer.fit` gets the user of each example.
+    early_stop : an `EarlyStop`, a rule that ends the run when a score on private data no longer rises.  The answers of
+        the rule count as one more release, and the plan's epsilon includes this release.
     sampling_rates : a rate in (0, 1] for each record (or user), of shape (dataset_size,), in place of
-        sampling_probability.  This needs Poisson sampling.  The rates must be public and chosen without the data: a
-        rate belongs to the place of a record, whatever the record is.  ``sampling_probability`` is then the largest
-        rate; the plan, its ledger and its runs claim the epsilon of this rate.  ``own_epsilon`` has the epsilon of each
-        record.  ``expected_batch_size`` is the sum of the rates.
-    rates_digest : a field, not an argument: the SHA-256 of sampling_rates.  A plan's document holds it, not the rates.
+        sampling_probability.  The batch rule must be Poisson sampling.  The rates must be public, and you must choose
+        them without looking at the data: rate i belongs to place i, whatever record is there.  The plan's
+        ``sampling_probability`` is then the largest rate, and its ``expected_batch_size`` is the sum of the rates.  The
+        plan, its ledger and its runs claim the epsilon of the largest rate.  ``own_epsilon`` has the epsilon of each
+        record.
+    rates_digest : a field of the plan, not an argument: the SHA-256 of sampling_rates.  The document of a plan holds
+        this digest in place of the rates.
 
     Raises
     ------
-    InputError : too much or too little is given, or no value meets the target.
+    InputError : too many or too few settings are given, or no value of the missing setting meets the target.
 
     References
     ----------
@@ -202,12 +213,14 @@ class Plan(PlanRequest):
 
     @classmethod
     def of(cls, segments: Sequence[Segment], like: Plan | None = None, **changed: Any) -> Self:
-        """Return the plan with these segments, without solving.  Other settings come from ``changed`` or ``like``.
+        """Return a plan with the given segments.  The solver is not called.
 
-        segments : they begin at step 0, and each begins where the previous one ends.
-        like : a plan whose target, data, sampling, relation, law of K and filter the new plan takes over.
-        changed : settings by name, which replace the settings of ``like`` and the defaults.  They may include
-            noise_multiplier and filter.
+        segments : the stretches of the run.  The first segment begins at step 0, and each further segment begins where
+            the previous one ends.
+        like : a plan from which the new plan takes its other settings, such as target, dataset_size, sampling,
+            relation, repetitions and filter.  If None, the new plan takes the default settings.
+        changed : settings by name, which replace those of ``like`` and the defaults.  noise_multiplier and filter may
+            be among them.
         """
         names = (*_TERMS, *UNUSUAL, "sampling_rates", "repetitions", "filter")
         kept = {} if like is None else {name: getattr(like, name) for name in names}
@@ -227,14 +240,17 @@ class Plan(PlanRequest):
         return plan
 
     def _hold(self, settings: dict[str, Any], solution: Solution) -> None:
-        """Set every field, once: the settings, the solution, and the averages over the segments."""
+        """Set all fields of this frozen plan from its settings and its solution.
+
+        `sampling_probability` and `expected_batch_size` become averages over the segments.
+        """
         segments, noise, chosen, epsilon, cap = solution
         steps, size = segments[-1].end, settings["dataset_size"]
         batch = math.fsum(s.steps * s.expected_batch_size for s in segments) / steps
         rate = batch / size * (settings["groups"] or 1)
         averages = {"steps": steps, "epochs": steps * batch / size, "noise_multiplier": noise}
         own = {segment[3:] for segment in segments}
-        if len(own) == 1:  # an average would be rounded
+        if len(own) == 1:  # all segments have the same rate and batch size: take these, since an average is rounded
             rate, batch = segments[0][3:]
         given = settings["sampling_rates"]
         if settings["rates_digest"] and (len(own) > 1 or (given is not None and own != {solver.rate_and_batch(given)})):
@@ -250,7 +266,7 @@ class Plan(PlanRequest):
 
     @property
     def truncation(self) -> tuple[int, int]:
-        """The cap and the dataset_size of truncated Poisson sampling; for other batch rules (0, 0)."""
+        """The pair (cap, dataset_size) for truncated Poisson sampling, (0, 0) for any other batch rule."""
         return (self.cap or 0, self.dataset_size if self.cap else 0)
 
     @functools.cached_property
@@ -260,23 +276,27 @@ class Plan(PlanRequest):
 
     @property
     def batches(self) -> int:
-        """Number of batches in a pass over the data, if all have the size of the first segment's batches."""
+        """Number of batches in a pass over the data whose batches all have the size of the first segment's batches."""
         return math.ceil(self.dataset_size / self.segments[0].expected_batch_size)
 
     @property
     def shared(self) -> bool:
-        """Whether steps of cyclic Poisson sampling share noise."""
+        """Whether the plan has cyclic Poisson sampling and its strategy correlates the noise of different steps."""
         return self.sampling == rules.CYCLIC and self.noise is not None and self.noise.overlap > 1
 
     def turn(self, step: int) -> Turn:
-        """Return a step as a `Turn`. The number of groups is 0 if the batch rule has no groups."""
+        """Return the `Turn` of a step: its number, the number of groups, and its noise multiplier.
+
+        The number of groups is 0 if the batch rule has no groups.
+        """
         return Turn(step, self.groups or 0, self.at(step).noise_multiplier)
 
     def taps(self, step: int) -> Taps | None:
-        """Return the weights that make the noise of a step from independent noise.
+        """Return the weights by which a step's noise is computed from independent noise, or None.
 
-        A plan with a fixed order always has weights.  For any other plan whose steps share no noise, return None.  The
-        independent noise has standard deviation `noise_multiplier` times the clip norm.
+        Before weighting, the independent noise has standard deviation `noise_multiplier` times the clip norm.  Return
+        weights if `sampling` is "fixed_order" or `shared` is true.  Return None for any other plan: the noise of its
+        steps is the independent noise itself.
         """
         if self.noise is None or not (self.shared or self.sampling == rules.ORDER):
             return None
@@ -284,19 +304,24 @@ class Plan(PlanRequest):
         return Taps(own * self._unit, past, keep, of_sum, of_fresh * self._unit)
 
     def require_noise_of(self, other: Plan) -> None:
-        """Raise InputError if steps under the plan `other` share noise, and their run may not go on with this plan."""
+        """Raise InputError if a run that has followed the plan `other` must not continue with this plan.
+
+        If `other.taps` returns weights, the strategy, the groups and the batch size must stay the same.  Otherwise
+        every plan may follow.
+        """
         if other.taps(0) is None:
             return
         same = False
         if self.noise is not None and other.noise is not None:
-            with contextlib.suppress(InputError):  # `for_steps` refuses a matrix that does not fit the steps
+            # `for_steps` raises InputError if the matrix of `other` cannot have so many steps: then `same` stays False
+            with contextlib.suppress(InputError):
                 same = other.noise.for_steps(self.steps) == self.noise and other._unit == self._unit
         require_kept("noise", same)
         require_kept("groups", self.groups == other.groups)
         require_kept("expected_batch_size", self.segments[0][3:] == other.segments[0][3:])
 
     def at(self, step: int) -> Segment:
-        """Return the segment that a step (from 0) belongs to."""
+        """Return the segment that contains a step; steps count from 0."""
         self._require(step, self.steps - 1)
         return self.segments[bisect.bisect_right(self.segments, step, key=lambda segment: segment.end)]
 
@@ -305,11 +330,12 @@ class Plan(PlanRequest):
         return blocks(self.segments, self.sampling, self.dataset_size)
 
     def pass_of(self, step: int) -> tuple[int, int, int]:
-        """Return the number of a step's pass, the first step of this pass, and the step after the last of this pass.
+        """Return (number of the pass that contains a step, first step of this pass, step after its last step).
 
-        Fixed batches have passes over the data, random allocation has rounds, and cyclic Poisson sampling has passes
-        through its groups.  A new pass begins where the batch size changes.  Within a pass the batches must be
-        disjoint.  Within a round each record must keep the slot that it drew.
+        A pass is a pass over the data with fixed batches, a round with random allocation, a pass through the groups
+        with cyclic Poisson sampling, and the whole run with a fixed order.  A new pass begins where the batch size
+        changes.  Within a pass the batches must be disjoint.  Within a round each record must keep the slot that it
+        drew.
         """
         self._require(step, self.steps - 1)
         if self.sampling not in rules.BY_PASS:
@@ -318,7 +344,7 @@ class Plan(PlanRequest):
 
     @functools.cached_property
     def passes(self) -> list[tuple[int, int]]:
-        """List of (first step, step after the last) of all passes or rounds."""
+        """List with a pair (first step, step after the last step) for each pass or round."""
         return [
             (first, min(first + length, end))
             for start, end, length, _ in self._blocks
@@ -326,7 +352,10 @@ class Plan(PlanRequest):
         ]
 
     def begins_pass(self, step: int) -> bool:
-        """Return whether no pass or round is under way just before a step; `step` may also be `steps`, the end."""
+        """Return whether a pass or round begins at a step; return True for a batch rule without passes and rounds.
+
+        If `step` equals `steps`, the end of the run, return whether the last pass or round is whole.
+        """
         self._require(step, self.steps)
         return self.sampling not in rules.BY_PASS or begins_pass(self._blocks, int(step))
 
@@ -336,44 +365,47 @@ class Plan(PlanRequest):
         return self.releases_between(0, step)
 
     def releases_between(self, first: int, end: int) -> Counter[Release]:
-        """Count the releases of steps `first` to `end - 1`; a pass that is partly in this range counts as a whole."""
+        """Count the releases of steps `first` to `end - 1`.  A pass with some steps in this range counts as a whole."""
         return releases(self.segments, end, self.sampling, self.dataset_size, first, self.cap or 0)
 
     @property
     def kind(self) -> str:
-        """Rule by which the steps compose: "composition", or "rdp_filter" if recalibrations may depend on the data."""
+        """How the epsilon of the steps is computed: "rdp_filter" if the plan has a filter, else "composition"."""
         return "rdp_filter" if self.filter else "composition"
 
     @functools.cached_property
     def whole(self) -> Counter[Release]:
-        """Releases of all steps, with the number of each."""
+        """All releases of the plan, each with the number of times that it occurs."""
         return self.releases_after(self.steps)
 
     @property
     def mechanism(self) -> Mechanism:
-        """Mechanism of one whole run; with repetitions, each of the K runs has this mechanism."""
+        """Mechanism of one whole run with its early stop.  With repetitions each of the K runs has this mechanism."""
         return self.mechanism_after(self.steps)
 
     def mechanism_after(self, step: int) -> Mechanism:
-        """Return the mechanism of the first `step` steps of a run, with all answers of its early stop."""
+        """Return the mechanism of the first `step` steps of a run, composed with all answers of the early-stop rule.
+
+        If `step` is 0, the answers of the rule are left out.
+        """
         return with_early_stop(composed(self.releases_after(step)), self.early_stop if step else None)
 
     @functools.cached_property
     def epsilon(self) -> Bounds:
-        """Epsilon at target_delta of the whole plan; with repetitions, of all K runs together.
+        """Epsilon at target_delta of the whole plan.  With repetitions this is the epsilon of all K runs together.
 
-        The lower and upper bounds are certified.  If recalibrations may look at the data, the filter gives the upper
-        bound, also of a run without any recalibration.
+        The lower and upper bounds are certified.  If the plan was made with data_dependent = True, the upper bound is
+        the epsilon that its filter promises, even for a run that is never recalibrated.
         """
         return self.promised() if self.filter else self.of_all(self.mechanism)
 
     @functools.cached_property
     def own_epsilon(self) -> Bounds:
-        """Epsilon at target_delta of each record by itself, of shape (dataset_size,), for a plan with sampling_rates.
+        """Epsilon at target_delta of each record, of shape (dataset_size,), for a plan with sampling_rates.
 
-        Entry i is about data sets that differ in record i alone.  It is the epsilon of the whole plan at the rate of
-        record i.  No entry is above `epsilon`, which covers all records.  The epsilon of each rate is computed once.
-        A plan without its sampling_rates raises InputError.
+        Entry i holds for two data sets that differ in record i alone.  The entry is the epsilon of the whole plan at
+        the rate of record i.  No entry is above `epsilon`, which covers all records.  Raise InputError if the plan does
+        not have its sampling_rates.
 
         >>> plan = Plan(None, 1e-5, 3, noise_multiplier=5.0, steps=4, sampling_rates=[1.0, 0.1, 0.1])
         >>> plan.own_epsilon.upper.round(3).tolist(), round(float(plan.epsilon.upper), 3)
@@ -381,13 +413,17 @@ class Plan(PlanRequest):
         """
         rates, place = np.unique(self.require_rates(), return_inverse=True)
         found = self.of_all(with_early_stop(composed(self.whole, rates), self.early_stop))
-        most = float(self.epsilon.upper)  # two evaluations of one epsilon may differ in their last digits
+        # `found` and `epsilon` may differ in their last digits at the largest rate: let no entry exceed `epsilon`
+        most = float(self.epsilon.upper)
         lower, estimate, upper = (np.minimum(end, most)[place] for end in (found.lower, found.estimate, found.upper))
         words = (np.asarray(word)[place] for word in (found.kind, found.status, found.engine))
         return Bounds(lower, estimate, upper, *words)
 
     def require_rates(self) -> np.ndarray:
-        """Return the rates of the records; raise InputError if the plan has none, or was read from a document."""
+        """Return the sampling rates of the records.
+
+        Raise InputError if the plan has one rate for all records, or if it was read from a document without its rates.
+        """
         if self.sampling_rates is not None:
             return self.sampling_rates
         if self.rates_digest is None:
@@ -398,7 +434,10 @@ class Plan(PlanRequest):
         )
 
     def epsilon_after(self, step: int) -> Bounds:
-        """Return epsilon at target_delta of the first `step` steps of one run; with a filter, of the whole plan."""
+        """Return epsilon at target_delta of the first `step` steps of one run.
+
+        If the plan has a filter, return the epsilon of the whole plan for every `step`.
+        """
         self._require(step, self.steps)
         if self.filter or (step == self.steps and self.repetitions is None):
             return self.epsilon
@@ -406,11 +445,14 @@ class Plan(PlanRequest):
 
     @functools.cached_property
     def within(self) -> bool:
-        """Whether the plan meets its target and its filter, as every solved plan does."""
+        """Whether the plan's epsilon meets its target and its steps fit its filter.  For a solved plan this is true."""
         return self.holds(self.mechanism)
 
     def holds(self, mechanism: Mechanism) -> bool:
-        """Return whether a run with this mechanism surely meets the target and fits the filter, if there is one."""
+        """Return whether a run with this mechanism surely meets the plan's target and fits the plan's filter.
+
+        A target or a filter that the plan does not have is not checked.
+        """
         if self.filter is not None:
             promise = self.filter.epsilon(self.target_delta)
             return self._fits(mechanism) and (self.target_epsilon is None or promise <= self.target_epsilon)
@@ -420,13 +462,19 @@ class Plan(PlanRequest):
         return bool(known.upper <= self.target_epsilon)
 
     def of_all(self, mechanism: Mechanism) -> Bounds:
-        """Return epsilon at target_delta of a run with this mechanism; with repetitions, of all K such runs."""
+        """Return epsilon at target_delta of a run with this mechanism.
+
+        With repetitions return the epsilon of K runs together, each with this mechanism.
+        """
         if self.repetitions is not None:
             mechanism = selection.select(mechanism, self.repetitions, candidates=self.candidates)
         return solver.epsilon_of_run(self, mechanism)
 
     def promised(self, shape: tuple[int, ...] = ()) -> Bounds:
-        """Return the epsilon that the filter promises, whenever the run ends; inf if the plan exceeds the filter."""
+        """Return bounds of the given shape, each with the epsilon that the filter promises whenever the run ends.
+
+        The upper bound is inf if the plan's steps exceed the filter's budget.
+        """
         assert self.filter is not None
         upper = np.full(shape, self.filter.epsilon(self.target_delta) if self._whole_fits else np.inf)
         return Bounds(np.zeros(shape), upper, upper, "bound", "ok" if self._whole_fits else "width", "rdp_filter")
@@ -446,7 +494,7 @@ class Plan(PlanRequest):
             raise InputError(f"step = {step!r} must be a whole number <= {last}; the plan has {self.steps} steps")
 
     def _repr_html_(self) -> str:
-        """Return a table in HTML of the run's settings, with all their digits, and of its cost."""
+        """Return an HTML table of the run's epsilon and its settings.  The settings are shown with all their digits."""
         names = ("dataset_size", "unit", "sampling", "slots", "cap", "sampling_probability", "expected_batch_size")
         shown = (*names, "noise_multiplier", "steps", "epochs", "relation")
         pairs = [(name, repr(getattr(self, name))) for name in shown if getattr(self, name) is not None]
@@ -462,11 +510,12 @@ class Plan(PlanRequest):
 
     @property
     def status(self) -> str:
-        """Word that says whether the plan spends its target.
+        """Word that says whether the plan's epsilon comes close to the target.
 
-        "ok": the plan leaves at most 0.1 % unspent, or has no target.  "not_binding": it leaves more, since the search
-        ended at its limit: a noise multiplier of 0.1, or all records in every step.  "loose": it leaves more for
-        another reason, such as that one more step would exceed the target.
+        "ok": epsilon is at most 0.1 % below the target, or the plan has no target.  "not_binding": epsilon is further
+        below the target, because the search ended at its limit: a noise multiplier of 0.1, or all records in every
+        step.  "loose": epsilon is further below the target for another reason.  For example, one more step would exceed
+        the target.
 
         >>> Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4).status
         'ok'
@@ -478,12 +527,15 @@ class Plan(PlanRequest):
         return status_of_upper_end(float(self.epsilon.upper), self.target_epsilon, 1e-3, at_limit)
 
     def to_json(self) -> str:
-        """Return the solved plan as one line of JSON: `Plan.from_json` gives an equal plan without solving again."""
+        """Return the solved plan as one line of JSON.  `Plan.from_json` makes an equal plan of it without solving."""
         return json.dumps(plan_document(self), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the plan that `to_json` wrote; any other text, also from a stranger, raises InputError."""
+        """Return the plan that is described by a text of `to_json`.
+
+        Raise InputError for any other text.  It is safe to read a text that comes from a stranger.
+        """
         try:
             return cls.from_document(load(text))
         except (ValueError, TypeError) as error:
@@ -491,12 +543,12 @@ class Plan(PlanRequest):
 
     @classmethod
     def from_document(cls, node: object) -> Self:
-        """Return the plan of an object that `plan_document` made; raise InputError for other objects.
+        """Return the plan that is described by a JSON object of `plan_document`; raise InputError for other objects.
 
-        The plan's epsilon is computed anew.
+        The object does not hold the plan's epsilon.  The plan computes its epsilon again.
         """
         wanted = ("format", "version", *_TERMS, "noise_multiplier", "segments", "filter", "repetitions")
-        # a setting of `UNUSUAL` that is missing has its usual value
+        # a document may lack a setting of `UNUSUAL`, which then has its usual value
         if not isinstance(node, dict) or set(node) - set(UNUSUAL) != set(wanted):
             raise InputError(f"plan must be an object with the keys {', '.join(wanted)}")
         if node["format"] != _FORMAT or node["version"] != _VERSION or type(node["version"]) is not int:
@@ -506,7 +558,8 @@ class Plan(PlanRequest):
             raise InputError(f"plan: segments must be a list of 1 to {_MAX_SEGMENTS} segments")
         settings = {name: node[name] for name in (*_TERMS, "noise_multiplier")}
         if settings["sampling"] == rules.FIXED and settings["relation"] in solver.DISPLACING:
-            settings["relation"] = "zero_out"  # older versions meant that the place of an absent record stays empty
+            # in documents of older versions these relations left the place of an absent record empty, as zero_out does
+            settings["relation"] = "zero_out"
         for name in ("target_delta", "dataset_size", "noise_multiplier"):
             if settings[name] is None:
                 raise InputError(f"plan: {name} is missing; give a number")
@@ -525,7 +578,7 @@ class Plan(PlanRequest):
         for place, segment in enumerate(plan.segments):
             rate, size = segment.sampling_probability, segment.expected_batch_size
             near = math.isclose(plan.dataset_size * rate, size * (plan.groups or 1), rel_tol=1e-9) and rate > 0.0
-            if plan.rates_digest is not None:  # the rate is the largest one
+            if plan.rates_digest is not None:  # `rate` is the largest rate, so the batch may be smaller than rate * n
                 near = size <= plan.dataset_size * rate * (1.0 + 1e-9)
             if plan.sampling in rules.OF_ONE_SIZE:
                 near = near and rate == size / plan.dataset_size and size == round(size)
@@ -538,7 +591,7 @@ class Plan(PlanRequest):
         return plan
 
     def __eq__(self, other: object) -> bool:
-        """Return whether settings and segments are the same to the last digit."""
+        """Return whether two plans have the same settings and segments, to the last digit."""
         return isinstance(other, Plan) and (self is other or self.to_json() == other.to_json())
 
     def __hash__(self) -> int:
@@ -547,9 +600,9 @@ class Plan(PlanRequest):
     def epsilon_curve(self, points: int = 64) -> tuple[np.ndarray, Bounds]:
         """Return at most `points` evenly spaced steps of one run, and coarse bounds of epsilon after each of them.
 
-        For a plan with many different steps, each epsilon is only an upper bound (kind "bound"), never above epsilon of
-        the whole plan.  A few kinds of step then stand for all steps; each leaks at least as much as the steps that it
-        stands for.
+        For a plan with many different steps, each epsilon is only an upper bound (kind "bound"), never above the
+        epsilon of the whole plan.  To save time, similar steps are then replaced by one step that leaks at least as
+        much as each of them.
 
         >>> plan = Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4)
         >>> steps, curve = plan.epsilon_curve(2)
@@ -574,13 +627,14 @@ class Plan(PlanRequest):
 
     @property
     def has_curve(self) -> bool:
-        """Whether the table of `live_epsilon` is computed already, so that a look-up takes no time."""
+        """Whether the table of `live_epsilon` has been computed, so that `live_epsilon` takes no time."""
         return "_curve" in vars(self)
 
     def live_epsilon(self, step: int) -> Bounds:
         """Return an upper bound of the epsilon of the first `step` steps, from a table that is computed once.
 
-        `upper` is the table's value at its first entry whose step is at least `step`; the kind is "bound".
+        The table holds upper bounds at some of the run's steps.  `upper` is the table's bound at the first of these
+        steps that is at least `step`.  The kind of the result is "bound".
         """
         self._require(step, self.steps)
         if step == 0:
@@ -598,20 +652,20 @@ class Plan(PlanRequest):
         expected_batch_size: float | None = None,
         data_dependent: bool = False,
     ) -> Self:
-        """Return a plan that keeps the first `step` steps and gives the later ones new noise, to meet the target.
+        """Return a plan that keeps the first `step` steps, and meets the target by new noise in the later steps.
 
         Parameters
         ----------
         step : the number of steps to keep.
         steps, epochs : the new total, counted from the beginning.
         expected_batch_size : the new expected batch size of the steps after the first `step`.
-        data_dependent : True if the change, or its moment, may depend on the data or on any output of the run.  This is
-            refused unless the plan was made by Plan(..., data_dependent=True).  Such a plan costs its filter's
-            epsilon even if it never changes, and each of its changes stays within the filter.  Any other plan composes
-            exactly, which holds only for changes that depend on neither data nor outputs
-            (jaxacct/training/plan/README.md).
+        data_dependent : True if the change, or its moment, may depend on the data or on any output of the run.  True is
+            refused unless the plan was made by Plan(..., data_dependent=True).  A plan that was made so costs the
+            epsilon of its filter, even if you never change it, and each new plan stays within this filter.  Any other
+            plan composes its steps exactly.  Exact composition is valid only if the changes depend on neither the data
+            nor outputs (jaxacct/training/plan/README.md).
 
-        Settings that are not given stay.  A `noise_schedule` keeps the factor of every step.
+        A setting that you do not give stays as it is.  With a `noise_schedule`, every step keeps its factor.
 
         Raises
         ------
@@ -657,15 +711,18 @@ class Plan(PlanRequest):
         return type(self).of(whole, self, filter=chosen, noise_multiplier=scale)
 
     def allows(self, ledger: Allowance, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
-        """Return whether a ledger's entries and the next steps together surely meet the target; True without a target.
+        """Return whether a ledger's entries and the plan's next steps together surely meet the plan's target.
 
-        If the plan has a Renyi filter, entries and steps must stay within the filter's budget, too.  A ledger with a
-        filter that the plan does not share raises InputError.  While the ledger's entries are the plan's own steps, the
-        answer needs no accounting.  With repetitions only the current run of the ledger counts.
+        If the plan has a Renyi filter, the entries and the steps must also stay within the filter's budget.  A plan
+        without target and filter always returns True.  If a run in the ledger has a filter, the plan must have a filter
+        of the same order, else raise InputError.  While the ledger has only steps of this plan, the answer needs no new
+        accounting.  With repetitions only the current run of the ledger counts.
 
-        next_step : the step to be taken, the first of `steps` steps.
-        partition : for a batch rule with passes or rounds, the fingerprint of the step's pass or round; by default the
-            fingerprint in the ledger's last step entry.  If neither exists, the step counts as noted without one.
+        next_step : the number of the first of the next steps.
+        partition : for a batch rule with passes or rounds, the fingerprint of the pass or round of `next_step`.  By
+            default it is the fingerprint in the ledger's last step entry.  If that entry has none, the next steps are
+            counted as steps without a fingerprint.
+        steps : the number of the next steps.
         """
         if self.target_epsilon is None and self.filter is None:
             return True
@@ -673,7 +730,7 @@ class Plan(PlanRequest):
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """Return a plan as an object that JSON can hold; `Plan.from_document` turns it back into an equal plan."""
+    """Return a plan as a dict that can be written as JSON.  `Plan.from_document` makes an equal plan of the dict."""
     law = plan.repetitions
     unusual: dict[str, Any] = {name: x for name, usual in UNUSUAL.items() if (x := getattr(plan, name)) != usual}
     if "noise" in unusual:
@@ -692,7 +749,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 
 def load(text: str) -> Any:
-    """Load JSON; raise ValueError if an object has a key twice, or a number is not finite."""
+    """Return the value of a JSON text; raise ValueError if an object has a key twice, or a number is not finite."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) != len(pairs):
@@ -709,7 +766,7 @@ def load(text: str) -> Any:
 
 
 def _segments(rows: list[Any]) -> list[Segment]:
-    """Return the segments of a document, given its rows, one for each segment."""
+    """Return segments, given the rows of a plan's document.  Each row is the list of numbers of one segment."""
     found: list[Segment] = []
     for place, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != len(_SEGMENT_NUMBERS):
@@ -724,7 +781,10 @@ def _segments(rows: list[Any]) -> list[Segment]:
 
 
 def _filter(node: object) -> Filter | None:
-    """Return the filter of a document; its promise is claimed only if the segments fit in it (`Plan.promised`)."""
+    """Return the Renyi filter in a plan's document, or None for null; raise InputError for anything else.
+
+    This function does not check that the plan's steps fit the filter's budget.  `Plan.promised` checks that.
+    """
     if node is None:
         return None
     if not isinstance(node, list) or len(node) != 2:
@@ -738,13 +798,18 @@ def _filter(node: object) -> Filter | None:
 def _strategy_of_run(
     strategy: Strategy, groups: int | None, segments: Sequence[Segment], dataset_size: int
 ) -> Strategy:
-    """Return the strategy for the steps of a run; refuse noise that grows too large or has no accounting."""
+    """Return the strategy with its matrix for the number of steps in a run.
+
+    Raise InputError if the noise grows beyond what float32 holds, or if there is no accounting for this strategy with
+    these groups and segments.
+    """
     known = strategy.for_steps(segments[-1].end)
     if groups is not None:
         require_groups(known, groups)
     with np.errstate(over="ignore", invalid="ignore"):
         grown = np.max(known.squared_errors()) * np.max(known.squared_norms()[1])
-    if not grown <= 2.0**20 * known.steps:  # independent noise: the largest variance of a prefix sum is `steps`
+    # For independent noise `grown`, the largest variance of a prefix sum, is `steps`.  The limit is 2^20 times that.
+    if not grown <= 2.0**20 * known.steps:
         raise InputError(
             f"noise = {strategy!r:.60} grows from step to step, beyond what float32 holds; use a matrix whose columns "
             "fall from their first entry"
@@ -763,12 +828,18 @@ def _strategy_of_run(
 
 
 def _part(name: str, mechanism: Mechanism) -> Any:
-    """Return one field of a mechanism's document."""
+    """Return one field of a mechanism, as a JSON value."""
     return json.loads(to_json(mechanism))["mechanism"][name]
 
 
 def _read(name: str, node: object, kind: str, **others: object) -> Any:
-    """Read the field `name` of a mechanism from its JSON, `node`; `others` are more fields.  None stays None."""
+    """Return the value of one field of a mechanism, given as a JSON value; return None if `node` is None.
+
+    name : the name of the field.
+    node : the JSON value of the field, as `_part` returns it.
+    kind : the type name of the mechanism.
+    others : the other fields that a mechanism of this type needs, as JSON values.
+    """
     if node is None:
         return None
     inside = {"type": kind, name: node, **others}

@@ -1,4 +1,4 @@
-"""Segments of a run, in which all steps are alike; the releases of their steps; passes over the data, and rounds."""
+"""Segments, the stretches of a run whose steps are all alike.  This module counts releases and finds passes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _TINY = 1e-150
 
 
 class Segment(NamedTuple):
-    """Steps `start` to `start + steps - 1` of a run, all alike.
+    """Steps `start` to `start + steps - 1` of a run.  They all have the same noise, rate and batch size.
 
     Parameters
     ----------
-    start, steps : whole numbers; steps count from 0.
+    start, steps : the number of the first step, counted from 0, and the number of steps in the segment.
     noise_multiplier : the standard deviation of the noise on the sum of clipped gradients, divided by the clip norm.
-    sampling_probability : the rate at which a step draws records.  If records have different rates, it is the largest.
-    expected_batch_size : the expected number of records of a step, by which the sum is divided.
+    sampling_probability : the rate at which a step draws records; the largest rate, if records have different rates.
+    expected_batch_size : the expected number of records in a step's batch.  The noisy sum is divided by this number.
 
     >>> Segment(start=10, steps=5, noise_multiplier=1.0, sampling_probability=0.1, expected_batch_size=6.0).end
     15
@@ -52,7 +52,11 @@ class Segment(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Value for the steps from the end of the previous piece to step `until - 1`, or to the last if `until` is None."""
+    """Part of a schedule: consecutive steps that have the same value.
+
+    A piece begins where the previous piece ends.  Its last step is `until - 1`, or the run's last step if `until` is
+    None.
+    """
 
     until: int | None
     value: float
@@ -97,7 +101,7 @@ def steps_of(batches: Sequence[Piece], examples: float) -> int:
 
 
 def joined(noise: Sequence[Piece], batch: Sequence[Piece], steps: int, dataset_size: int) -> tuple[Segment, ...]:
-    """Return the segments of a run whose noise and expected batch size are scheduled."""
+    """Return the segments of a run, given the pieces of its noise schedule and of its batch schedule."""
     for name, schedule in (("noise_schedule", noise), ("batch_schedule", batch)):
         end = schedule[-1].until
         if end is not None and end != steps:
@@ -122,20 +126,26 @@ def slots_for(dataset_size: float, batch_size: float) -> int:
 def with_rates(
     segments: Sequence[Segment], sampling: str, groups: int | None, dataset_size: int
 ) -> tuple[Segment, ...]:
-    """Return the segments with their batch rule's rates; random allocation changes the batch sizes, too."""
+    """Return segments whose sampling probability is what the batch rule `sampling` gives for their batch size.
+
+    For random allocation also change the batch size to dataset_size divided by a whole number of slots.
+    """
     if sampling == rules.ALLOCATION:
         each = [(s, slots_for(dataset_size, s.expected_batch_size)) for s in segments]
         return merged([s._replace(sampling_probability=1.0 / k, expected_batch_size=dataset_size / k) for s, k in each])
     if sampling == rules.CYCLIC:
         assert groups is not None
-        # the quotient exceeds 1 by rounding only, since solver.py refuses larger batches
+        # solver.py refuses batches for which the rate is above 1, so `min` removes a rounding error only
         rate = lambda size: min(groups * size / dataset_size, 1.0)
         return tuple(s._replace(sampling_probability=rate(s.expected_batch_size)) for s in segments)
     return tuple(segments)
 
 
 def merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Join adjacent segments that differ only in their steps, drop empty segments, and number the steps from 0."""
+    """Return the segments with adjacent ones joined if they have the same noise, rate and batch size.
+
+    Segments without steps are dropped.  The steps are numbered from 0.
+    """
     found: list[Segment] = []
     start = 0
     for numbers, group in itertools.groupby((s for s in segments if s.steps), lambda segment: segment[2:]):
@@ -150,7 +160,10 @@ def scaled(segments: Sequence[Segment], scale: float) -> tuple[Segment, ...]:
 
 
 class Block(NamedTuple):
-    """Stretch of a run with one batch size: its ends, the number of steps in a pass, and its segments."""
+    """Stretch of a run with one batch size, from step `start` to step `end - 1`.
+
+    `length` is the number of steps in a pass or round, and `members` are the segments of the stretch.
+    """
 
     start: int
     end: int
@@ -176,12 +189,15 @@ def blocks(segments: Sequence[Segment], sampling: str, dataset_size: int) -> lis
 
 
 def even_steps(first: int, last: int, most: int) -> np.ndarray:
-    """Return at most `most` evenly spaced steps after `first`; the last of them is `last`."""
+    """Return at most `most` evenly spaced steps after step `first`.  The last one is step `last`."""
     return np.unique(np.ceil(np.linspace(first, last, min(most, last - first) + 1)[1:])).astype(int)
 
 
 def pass_at(known: Sequence[Block], step: int) -> tuple[int, int, int]:
-    """Return the number of a step's pass, the pass's first step, and the step after the pass's last step."""
+    """Return (number of the pass that contains a step, first step of this pass, step after its last step).
+
+    known : the blocks of the run.
+    """
     before = 0
     for start, end, length, _ in known:
         if step < end:
@@ -193,7 +209,10 @@ def pass_at(known: Sequence[Block], step: int) -> tuple[int, int, int]:
 
 
 def begins_pass(known: Sequence[Block], step: int) -> bool:
-    """Return whether no pass is under way just before a step; `step` may also be the end of the run."""
+    """Return whether a pass begins at a step.  At the end of the run return whether the last pass is whole.
+
+    known : the blocks of the run.
+    """
     found = next((block for block in known if step < block.end), known[-1])
     return (step - found.start) % found.length == 0
 
@@ -201,7 +220,11 @@ def begins_pass(known: Sequence[Block], step: int) -> bool:
 def releases(
     segments: Sequence[Segment], until: int, sampling: str, dataset_size: int, start: int = 0, cap: int = 0
 ) -> Counter[Release]:
-    """Count the releases of steps `start` to `until - 1`; a pass counts once, with its least noise in this range."""
+    """Count the releases of steps `start` to `until - 1`.
+
+    If the batch rule has passes or rounds, each pass counts as one release, at the least noise of its steps in this
+    range.
+    """
     counts: Counter[Release] = Counter()
     if sampling not in rules.BY_PASS:
         cut = (cap, dataset_size) if sampling == rules.TRUNCATED else ()
@@ -212,7 +235,8 @@ def releases(
         return counts
     for begin, _, length, members in blocks(segments, sampling, dataset_size):
         share = members[0].sampling_probability
-        least: dict[int, float] = {}  # least noise of each segment's first and last pass; segments may share a pass
+        # {number of a pass: its least noise}, for the first and last pass of each segment.  Segments may share a pass.
+        least: dict[int, float] = {}
         for segment in members:
             first, last = max(segment.start, start), min(segment.end, until)
             if first >= last:
@@ -228,9 +252,9 @@ def releases(
 
 
 def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> dict[Release, Release]:
-    """Map each release to one of about `most` stand-ins.
+    """Return {release: stand-in}.  Similar releases have the same stand-in, so there are only about `most` stand-ins.
 
-    The stand-in costs at least as much as the release if `dearer`, else at most as much.
+    A stand-in costs at least as much as its release if `dearer` is true, else at most as much.
     """
     noise, rate = (min, max) if dearer else (max, min)
     found: dict[Release, Release] = {}
@@ -242,7 +266,7 @@ def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> 
 
 
 def gathered(counts: Mapping[Release, int], known: Mapping[Release, Release]) -> Counter[Release]:
-    """Count each release as its stand-in; `known` maps releases to stand-ins."""
+    """Return the counts of stand-ins, given the counts of releases and `known`, which maps releases to stand-ins."""
     found: Counter[Release] = Counter()
     for release, number in counts.items():
         found[known[release]] += number
@@ -250,17 +274,26 @@ def gathered(counts: Mapping[Release, int], known: Mapping[Release, Release]) ->
 
 
 def _near(counts: Mapping[Release, int], most: int) -> list[list[Release]]:
-    """Divide releases into about `most` groups, each of one kind; split first the group whose merging costs most."""
+    """Return releases divided into about `most` groups of similar releases.
+
+    The releases of a group differ only in noise and, with Poisson sampling, in the rate.  One stand-in will replace
+    all releases of a group.  So always split the group for which this replacement costs most.
+    """
 
     def group(members: list[Release]) -> tuple[float, Release, int, list[Release]]:
-        """Return (minus the cost of merging the members, first member, index of the field to split along, members)."""
+        """Return a group as a tuple, whose order makes the heap yield the group with the largest cost first.
+
+        The tuple holds minus the cost of replacing the members by one stand-in, the first member, the index of the
+        field of `Release` along which to split (1 for the noise, 2 for the rate), and the members.
+        """
         noise = [release.noise_multiplier for release in members]
         rates = [max(release.sampling_probability, _TINY) for release in members]
         least, most, low, high = min(noise), max(noise), min(rates), max(rates)
         gain = -sum(counts[release] for release in members) * ((high / least) ** 2 - (low / most) ** 2)
         return gain, members[0], 1 if most / least >= high / low else 2, members
 
-    kinds: dict[Release, list[Release]] = {}  # members differ only in noise and, with Poisson sampling, in the rate
+    # The key of a kind is one of its releases, with the noise set to 1; with Poisson sampling the rate is 1 as well.
+    kinds: dict[Release, list[Release]] = {}
     for release in counts:
         share = 1.0 if release.sampling == rules.POISSON else release.sampling_probability
         kinds.setdefault(release._replace(noise_multiplier=1.0, sampling_probability=share), []).append(release)

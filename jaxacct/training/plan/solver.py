@@ -1,8 +1,8 @@
-"""Checks requests for plans, and solves them: finds the segments, noise and filter with which a plan meets its target.
+"""Solver of plans: checks the arguments of a `Plan`, and finds the setting with which the plan meets its target.
 
-The noise, the number of steps, or the sampling probability may be left open.  Every search returns only a value that
-a certified engine evaluated (calibration/search.py).  Steps compose exactly, or through a Renyi filter [Feldman and
-Zrnic 2021], which must be fixed before the first step (README.md, "Recalibration").
+The caller may leave open the noise, the number of steps, or the sampling probability.  A search returns only a value
+whose epsilon a certified engine has computed (calibration/search.py).  The steps of a plan compose exactly, or through
+a Renyi filter [Feldman and Zrnic 2021].  A filter must be fixed before the first step (README.md, "Recalibration").
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _OPEN = {"noise_multiplier": ("noise_multiplier",), "steps": ("steps", "epochs")
 
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
-    """Arguments of a `Plan` as `checked` returns them, for the solver.  An argument left out is None."""
+    """Checked arguments of a `Plan`.  An argument that the caller left out, and that has no default, is None."""
 
     target_epsilon: float | None
     target_delta: float
@@ -95,9 +95,12 @@ DEFAULTS: dict[str, Any] = dict.fromkeys(each.name for each in fields(PlanReques
 
 
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a plan, with all numbers as Python numbers; refuse settings that no plan can have."""
+    """Return the settings of a plan, with all numbers as Python numbers.
+
+    Raise InputError for settings that no plan can have.
+    """
     found = dict(settings)
-    if SAME[rules.FIXED] == found["sampling"]:  # plans and ledgers write "fixed_batches" for "shuffled"
+    if SAME[rules.FIXED] == found["sampling"]:  # "shuffled" is the same rule; plans and ledgers store "fixed_batches"
         found["sampling"] = rules.FIXED
     choice("sampling", found["sampling"], rules.SAMPLING)
     if found["relation"] is None:
@@ -139,7 +142,11 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rates(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the checked rates of the records and their digest; refuse rates that cannot be accounted for."""
+    """Return the checked `sampling_rates` and their SHA-256 `rates_digest`, as a dict of these two settings.
+
+    Return {} for a plan from a document, which has only the digest.  Raise InputError for invalid rates, and for
+    settings that cannot be combined with `sampling_rates`.
+    """
     for name, usual in (("sampling", rules.POISSON), ("data_dependent", False)):
         if found[name] != usual:
             raise InputError(f"sampling_rates needs {name} = {usual!r}, found {found[name]!r}; leave one of them out")
@@ -160,12 +167,12 @@ def _rates(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rate_and_batch(rates: np.ndarray) -> tuple[float, float]:
-    """Return the sampling probability and the expected batch size of a plan: the largest rate, and the sum of rates."""
+    """Return the largest rate and the sum of the rates: the plan's sampling probability and expected batch size."""
     return float(rates.max()), math.fsum(rates.tolist())
 
 
 def _check_early_stop(found: Mapping[str, Any]) -> None:
-    """Refuse settings that the accounting of an early stop does not cover."""
+    """Raise InputError for settings with which an early stop has no accounting."""
     rule, target = found["early_stop"], found["target_epsilon"]
     if not isinstance(rule, EarlyStop):
         raise InputError(
@@ -179,7 +186,7 @@ def _check_early_stop(found: Mapping[str, Any]) -> None:
 
 
 def why_not(sampling: str, relation: str) -> str:
-    """Return why plans with this batch rule cannot have this relation; "" if they can."""
+    """Return the reason why plans with a batch rule cannot have a relation; return "" if they can have it."""
     if sampling in (rules.POISSON, rules.CYCLIC) and relation == "replace_one":
         return (
             f"relation = 'replace_one' is not a relation of plans with sampling = {sampling!r}; give noise_multiplier, "
@@ -194,13 +201,21 @@ def why_not(sampling: str, relation: str) -> str:
 
 
 def unit_of_noise(strategy: Strategy, sampling: str, batches: int) -> float:
-    """Return the unit of a plan's noise multiplier: the strategy's sensitivity, in clip norms and rounded up."""
+    """Return the sensitivity of a strategy in clip norms, rounded up.
+
+    A plan's noise multiplier is the standard deviation of the noise in units of the clip norm times this sensitivity.
+
+    batches : the number of steps in a pass.  With a fixed order, the steps of a record are at least so far apart.
+    """
     apart = MinSeparation(batches) if sampling == rules.ORDER else SingleParticipation()
     return float(strategy.sensitivity(apart).upper)
 
 
 def _correlated(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the strategy, and the number of groups of cyclic Poisson sampling; refuse settings without accounting."""
+    """Return a dict with the strategy as "noise" and the number of groups of cyclic Poisson sampling as "groups".
+
+    Raise InputError for settings for which correlated noise has no accounting.
+    """
     strategy = Identity() if found["noise"] is None else found["noise"]
     if not isinstance(strategy, Strategy):
         raise InputError(
@@ -218,39 +233,48 @@ def _correlated(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Filter(NamedTuple):
-    """Rényi filter [Feldman and Zrnic 2021]: at order `order`, no more Rényi divergence than `budget` is ever spent."""
+    """Rényi filter [Feldman and Zrnic 2021]: a limit on a run, also for steps that are chosen during the run.
+
+    The run never spends more Rényi divergence of order `order` than `budget`.
+    """
 
     order: float
     budget: float
 
     def epsilon(self, delta: float) -> float:
-        """Return the epsilon that the filter promises at delta."""
+        """Return the epsilon at delta of any run that stays within the filter."""
         return float(epsilon_from_renyi([self.order], [self.budget], delta).upper)
 
 
 class Solution(NamedTuple):
-    """Solution of a request."""
+    """Settings with which a plan meets its target, as the solver found them."""
 
     segments: tuple[Segment, ...]
-    noise_multiplier: float  # the scale of the run's noise
-    filter: Filter | None = None  # for a plan whose changes may depend on the data
-    epsilon: Bounds | None = None  # epsilon of the whole tuning, if known; to compute it anew takes half a minute
-    cap: int | None = None  # the largest batch of truncated Poisson sampling
+    noise_multiplier: float  # the overall scale of the noise, by which a noise schedule is multiplied
+    filter: Filter | None = None  # the Renyi filter of a plan with data_dependent = True, else None
+    epsilon: Bounds | None = None  # epsilon of all K runs, if the search found it; computing it again takes 30 s
+    cap: int | None = None  # the largest batch of truncated Poisson sampling; None for other batch rules
 
 
-# Epsilon of a run: by exact composition, or through the plan's filter
+# Functions that compute the epsilon of a run, by exact composition or through the plan's filter
 
 
 def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
     """Return epsilon at the target delta of one run, or of each run of a batch, by exact composition."""
-    rtol = 0.2 * _tolerance(terms.target_epsilon or 1.0)  # well below the search's tolerance
+    rtol = 0.2 * _tolerance(
+        terms.target_epsilon or 1.0
+    )  # a fifth of the search's tolerance, so bounds are narrow enough
     if terms.sampling == rules.ALLOCATION:
-        rtol = max(rtol, 1e-4)  # for a round, even a fine lattice leaves a relative width of some 4e-4
+        # The bounds for rounds stay some 4e-4 wide even on a fine lattice, so a smaller rtol would only cost time.
+        rtol = max(rtol, 1e-4)
     return account.epsilon(mechanism, terms.target_delta, relation=terms.relation, rtol=rtol)
 
 
 def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int]], rtol: float) -> Bounds:
-    """Return epsilon at the target delta of several collections of releases, in few calls of the accountant."""
+    """Return epsilon at the target delta of several collections of releases, one entry for each collection.
+
+    To save time, call the accountant once for many collections instead of once for each.
+    """
     places: dict[frozenset[Release], list[int]] = {}
     for place, each in enumerate(counts):
         kinds = frozenset(each) if terms.sampling in rules.BY_PASS else frozenset()
@@ -263,13 +287,17 @@ def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int
 
 
 def spent_renyi(mechanism: Mechanism, chosen: Filter, relation: str) -> np.ndarray:
-    """Return the Rényi divergence that a mechanism takes from a filter's budget."""
+    """Return the Rényi divergence of a mechanism at the filter's order: so much of the budget the mechanism takes."""
     return np.asarray(renyi_curve(mechanism, [chosen.order], relation).values[0])
 
 
 def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.ndarray]:
-    """Return each run's Rényi divergence at each of `ORDERS`, and the epsilon it implies; shapes (orders, runs)."""
-    # the factor covers rounding: the same steps summed in another order give another sum
+    """Return two arrays of shape (orders, runs), with an entry for each run at each order of `ORDERS`.
+
+    The first array holds the Rényi divergence.  The second array holds the epsilon at the target delta that follows
+    from this divergence.
+    """
+    # If the same steps are added up in another order, rounding may give a larger sum.  The factor makes room for that.
     used = np.asarray(renyi_curve(mechanism, ORDERS, terms.relation).values) * (1.0 + 1e-10)
     pairs = zip(ORDERS, used, strict=True)
     promised = [epsilon_from_renyi([order], np.asarray(one)[None], terms.target_delta).upper for order, one in pairs]
@@ -277,14 +305,18 @@ def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.n
 
 
 def _upper_epsilon(terms: PlanRequest, mechanism: Mechanism) -> np.ndarray:
-    """Return the upper bound of epsilon that a plan claims for each run of a batch, by composition or by a filter."""
+    """Return the upper bound of epsilon for each run of a batch of runs.
+
+    If the plan is data-dependent, the bound is the least epsilon that a filter of one of `ORDERS` promises.  Otherwise
+    the bound is that of exact composition.
+    """
     if terms.data_dependent:
         return np.min(_filters(mechanism, terms)[1], axis=0)
     return np.asarray(epsilon_of_run(terms, with_early_stop(mechanism, terms.early_stop)).upper)
 
 
 def solve(request: PlanRequest) -> Solution:
-    """Solve for the settings that a request leaves open."""
+    """Return the settings that solve a request, with a Rényi filter if `data_dependent` is True."""
     solution = _solved(request)
     if not request.data_dependent:
         return solution
@@ -296,7 +328,7 @@ def solve(request: PlanRequest) -> Solution:
 
 
 def _releases(terms: PlanRequest, segments: Sequence[Segment]) -> Counter[Release]:
-    """Count the releases of all steps of some segments."""
+    """Count the releases of all steps in some segments."""
     end = segments[-1].end if segments else 0
     return releases(segments, end, terms.sampling, terms.dataset_size, cap=terms.cap or 0)
 
@@ -304,7 +336,12 @@ def _releases(terms: PlanRequest, segments: Sequence[Segment]) -> Counter[Releas
 def noise_for(
     terms: PlanRequest, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float | None = None
 ) -> float:
-    """Return the smallest factor on the noise of `rest` with which `spent`, followed by `rest`, meets the target."""
+    """Return the smallest scale of the later noise with which a run meets the target.
+
+    The run has the steps of `spent`, and then those of `rest` with their noise multiplied by the scale.
+
+    start : the scale at which the search begins; by default an estimate.
+    """
     target = _target(terms)
     upper = lambda scales: _upper_epsilon(terms, _together(terms, spent, rest, scales))
     if start is None:
@@ -326,21 +363,31 @@ def noise_for(
 def noise_in_filter(
     chosen: Filter, terms: PlanRequest, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float
 ) -> float:
-    """Return the smallest factor on the noise of `rest` with which `spent`, followed by `rest`, fits the filter."""
+    """Return the smallest scale of the later noise with which a run fits a filter.
+
+    The run has the steps of `spent`, and then those of `rest` with their noise multiplied by the scale.
+
+    start : the scale at which the search begins.
+    """
     step = spent[-1].end if spent else 0
     left = chosen.budget * (1.0 - 1e-9)
     if spent and not spent_renyi(composed(_releases(terms, spent)), chosen, terms.relation) < left:
         raise InputError(f"step = {step}: nothing is left of the Renyi filter, which holds the plan's use; stop")
     used = lambda scales: spent_renyi(_together(terms, spent, rest, scales), chosen, terms.relation)
-    found = _searched(used, chosen.budget, start, NOISE_RANGE, falls=True)  # the budget is the target here
+    # `_searched` compares the Rényi divergence with the budget here, in place of epsilon with its target
+    found = _searched(used, chosen.budget, start, NOISE_RANGE, falls=True)
     if math.isnan(found):
         raise InputError(f"step = {step}: {explain('infeasible_noise')}")
     return found
 
 
 def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segment], scales: np.ndarray) -> Mechanism:
-    """Return a batch of mechanisms, one for each scale: `spent`, then `rest` with its noise multiplied by the scale."""
-    if terms.sampling in (*rules.UNSAMPLED, rules.CYCLIC):  # a pass may begin in one segment and end in another
+    """Return a batch of mechanisms, one for each scale.
+
+    The mechanism of a scale composes the steps of `spent` and those of `rest` with their noise multiplied by the scale.
+    """
+    # with these rules a pass may begin in `spent` and end in `rest`, so count the releases of the whole run
+    if terms.sampling in (*rules.UNSAMPLED, rules.CYCLIC):
         whole = [merged([*spent, *scaled(rest, float(scale))]) for scale in scales]
         return prefixes([_releases(terms, segments) for segments in whole])
     parts = []
@@ -352,9 +399,9 @@ def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segme
 
 
 def _solved(request: PlanRequest) -> Solution:
-    """Solve a request, except for its filter."""
-    # `ja.calibrate_noise_multiplier` finds the noise of Poisson sampling at one rate and one noise multiplier; the
-    # noise of all other runs is searched along the segments.
+    """Return the solution of a request, without its filter."""
+    # `ja.calibrate_noise_multiplier` finds the noise of a `plain` run: Poisson sampling with one rate and one noise
+    # multiplier.  `noise_for` searches the noise of any other run.
     scheduled = request.noise_schedule is not None or request.batch_schedule is not None
     plain = request.sampling == rules.POISSON and not scheduled and not request.data_dependent
     plain = plain and request.early_stop is None
@@ -366,12 +413,12 @@ def _solved(request: PlanRequest) -> Solution:
         return _with_rate(request, n)
     batches = _batches(request, n)
     rate = batches[0].value / n
-    if request.sampling_rates is not None:  # the plan claims the epsilon of the largest rate
+    if request.sampling_rates is not None:  # solve at the largest rate, whose epsilon covers all records
         rate = rate_and_batch(request.sampling_rates)[0]
         request = replace(request, sampling_probability=rate)
     if opened == "steps":
         if request.sampling == rules.TRUNCATED:
-            # the cap needs a number of steps, which is not known yet: a million is more than most runs have
+            # `_cap_of` needs the number of steps, which is not known yet.  A million is more than most runs have.
             request = replace(request, cap=_cap_of(request, rate, 10**6))
         steps = _most_steps(request, rate, n)
     elif request.steps:
@@ -381,7 +428,8 @@ def _solved(request: PlanRequest) -> Solution:
         steps = steps_of(batches, request.epochs * n)
     segments = with_rates(joined(noise, batches, steps, int(n)), request.sampling, request.groups, int(n))
     if request.sampling not in (rules.ALLOCATION, *rules.OF_ONE_SIZE) and request.sampling_probability is not None:
-        rate = request.sampling_probability  # keep the given rate: the batch size gives a rounded one
+        # use the given rate: the rate of the segments was computed from their batch size and may differ by rounding
+        rate = request.sampling_probability
         segments = tuple(s._replace(sampling_probability=rate) for s in segments)
     if request.sampling == rules.TRUNCATED:
         request = replace(request, cap=_cap_of(request, max(s.sampling_probability for s in segments), steps))
@@ -394,7 +442,12 @@ def _solved(request: PlanRequest) -> Solution:
 
 
 def _left_open(request: PlanRequest, plain: bool) -> str | None:
-    """Return the one setting to solve for, or None.  Refuse too many or too few settings, and unsolvable requests."""
+    """Return the name of the one setting to solve for, or None if the request has no target.
+
+    Raise InputError if too many or too few settings are given, or if the solver cannot find the missing one.
+
+    plain : whether the run has Poisson sampling, no schedule, no early stop, and data_dependent = False.
+    """
     given = {key: [n for n in names if getattr(request, n) is not None] for key, names in _OPEN.items()}
     for names in given.values():
         if len(names) > 1:
@@ -425,7 +478,10 @@ def _left_open(request: PlanRequest, plain: bool) -> str | None:
 
 
 def _batches(request: PlanRequest, n: float) -> list[Piece]:
-    """Return the expected batch sizes, as pieces; refuse sizes that do not fit the data."""
+    """Return the expected batch sizes as pieces; raise InputError for batch sizes that do not fit the data.
+
+    n : the dataset_size.
+    """
     if request.batch_schedule is not None:
         found = pieces("batch_schedule", request.batch_schedule)
     elif request.expected_batch_size is not None:
@@ -450,7 +506,8 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
             )
         if request.sampling in rules.OF_ONE_SIZE and size != round(size):
             near = round(size)
-            # sampling_probability * dataset_size may miss the whole number by rounding, by less than 1e-9
+            # If `size` is sampling_probability * dataset_size, rounding may move it from the whole number by up to 1e-9
+            # relatively.  Allow that.
             if request.sampling_probability is None or abs(size - near) > 1e-9 * near:
                 raise InputError(
                     f"{name} = {size!r} must be a whole number with sampling = {request.sampling!r}; use {max(near, 1)}"
@@ -463,12 +520,16 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
 
 
 def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bounds | None]:
-    """Return the noise multiplier of a plain run, and epsilon of the whole tuning (None without repetitions)."""
+    """Return the noise multiplier of a run with Poisson sampling, one rate and one noise multiplier, and an epsilon.
+
+    With repetitions the epsilon is that of all K runs together; without repetitions it is None.
+    """
     target = _target(request)
     rate, steps = segment.sampling_probability, segment.steps
     rtol = _tolerance(target)
     beside: Any = {"repetitions": request.repetitions, "candidates": request.candidates, "relation": request.relation}
-    for aim in (target, target * (1.0 - 0.2 * rtol)):  # the lower aim is needed if rounding lifts epsilon too high
+    # The plan computes its epsilon once more.  If that exceeds the target by rounding, aim a little lower.
+    for aim in (target, target * (1.0 - 0.2 * rtol)):
         c = calibrate_noise_multiplier(aim, request.target_delta, rate, steps, **beside, rtol=rtol)
         if not c.ok:
             raise _infeasible(target, str(c.status))
@@ -483,16 +544,17 @@ def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bo
 
 
 def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
-    """Return the largest number of steps that meets the target."""
+    """Return the largest number of steps with which a run without a schedule meets the target."""
     target = _target(request)
     if request.sampling == rules.ORDER:
         raise InputError("steps is missing; give it or epochs, to which the noise of 'fixed_order' is relative")
-    # the search counts whole rounds or passes: a part of one costs as much as the whole
+    # A part of a round, or of a pass through the groups, costs as much as the whole.  So search the number of whole
+    # rounds or passes, of `length` steps each.
     length = slots_for(n, rate * n) if request.sampling == rules.ALLOCATION else request.groups or 1
     if request.sampling in (rules.ALLOCATION, rules.CYCLIC):
         rate = 1.0 / length if request.sampling == rules.ALLOCATION else min(rate * length, 1.0)
     upper = lambda count: _upper_without_schedule(request, np.array(rate), length * count, n)
-    # where a search starts, here at 1000 steps, changes only the time that it takes
+    # The search starts at 1000 steps.  Another start would change only the time of the search.
     found = _searched(upper, target, np.ceil(1000.0 / length), (1.0, float(MAX_STEPS)), falls=False, whole=True)
     if math.isnan(found):
         raise _infeasible(target, "infeasible_steps")
@@ -529,7 +591,7 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
         if spent < target * (1.0 - _tolerance(target)):
             _warn_not_reached(target, "sampling_probability", rate, spent)
     size = float(round(rate * n)) if request.sampling in rules.OF_ONE_SIZE else rate * n
-    assert request.noise_multiplier is not None  # it is given, since the rate is left open
+    assert request.noise_multiplier is not None  # the rate is left open, so the caller has given the noise
     sigma, count = request.noise_multiplier, int(steps(np.array(rate)))
     segments = with_rates((Segment(0, count, sigma, rate, size),), request.sampling, None, int(n))
     cap = _cap_of(request, rate, count) if request.sampling == rules.TRUNCATED else None
@@ -537,7 +599,11 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
 
 
 def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.ndarray, n: float) -> np.ndarray:
-    """Return upper bounds of epsilon for a batch of runs without a schedule."""
+    """Return the upper bounds of epsilon for a batch of runs whose rate and noise do not change.
+
+    rate, steps : the sampling probability and the number of steps of each run.
+    n : the dataset_size.
+    """
     sampling = request.sampling
     sigma = np.full(np.broadcast_shapes(rate.shape, steps.shape), request.noise_multiplier)
     if sampling == rules.TRUNCATED:
