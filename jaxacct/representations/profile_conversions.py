@@ -125,16 +125,18 @@ def _sorted(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarra
 
 
 def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyond: float | None) -> Interval:
-    """Bracket `sup_z {1 - g(z) - slope z}` for a convex non-increasing g known to lie in [low, high] at the points x.
+    """Bracket `sup_z {1 - g(z) - slope z}` for a convex, non-increasing g that lies in [low, high] at the points x.
 
     `x`, `low` and `high` have shape (G,), and x increases from the left end of the domain. `slope` >= 0 has any shape,
-    and the answer has the same shape. On the first cell g(x) >= g(x_0) - steepest (x - x_0); `steepest` is inf if
-    no such bound is known. `beyond` is a lower bound of g to the right of the grid, or None if the domain ends there.
+    and the answer has the same shape. `steepest` bounds g on the first cell: g(x) >= g(x_0) - steepest (x - x_0). It is
+    inf if no such bound is known. `beyond` is a lower bound of g to the right of the grid. It is None if the domain
+    ends at the last point.
 
-    The lower end is the largest value at a grid point, and needs no convexity. For the upper end, the chords of the
-    two cells beside a cell are extended. On the cell g lies above both lines, and so above any mixture of them, and
-    `1 - mixture - slope x` is largest at an end of the cell. If [low, high] holds no convex function, the lower end of
-    the answer may exceed its upper end.
+    The lower end of the answer is the largest lower bound of `1 - g(x) - slope x` at a grid point. It does not need
+    convexity. The upper end is the largest upper bound of `1 - g(x) - slope x` on a cell. On each cell g lies above two
+    lines: the extended chord of the cell on the left, and the extended chord of the cell on the right. Therefore g lies
+    above every mixture of the two lines, and `1 - mixture - slope x` is largest at an end of the cell. If no convex
+    function lies in [low, high], the lower end of the answer may exceed its upper end.
     """
     x, low, high = (np.asarray(v, np.float64) for v in (x, low, high))
     s = np.asarray(slope, np.float64)[..., None]
@@ -150,21 +152,27 @@ def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyon
 
 
 def consistent(found: Interval) -> Interval:
-    """Return the interval if its ends agree, and [0, 1], which claims nothing, if they contradict each other."""
+    """Return the interval where low <= high. Elsewhere return [0, 1], an interval that claims nothing."""
     agree = found.low <= found.high
     return Interval(np.where(agree, found.low, 0.0), np.where(agree, found.high, 1.0))
 
 
 def best_cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, slope: np.ndarray, steepest: float) -> np.ndarray:
-    """Return, for each slope, the index of the cell with the largest upper bound, where a finer grid helps most."""
+    """Return, for each slope, the index of the cell on which the upper bound of `1 - g(x) - slope x` is largest.
+
+    A finer grid helps most on this cell.
+    """
     return np.argmax(_cells(x, low, high, slope[..., None], steepest), axis=-1)
 
 
 def _cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, s: np.ndarray, steepest: float) -> np.ndarray:
-    """Return upper bounds of `1 - g(x) - s x` on cells between points x, where low <= g <= high; s is (..., 1)."""
+    """Return an upper bound of `1 - g(x) - s x` on each cell, the interval between two neighbouring points x.
+
+    g is convex and lies in [low, high] at the points. `s` has shape (..., 1), and the answer has shape (..., G - 1).
+    """
     width = np.diff(x)
-    # Bounds of the slope of g's chord on each cell. The lower bound serves the next cell on the right, and the upper
-    # bound the next cell on the left.
+    # `chord_low` and `chord_high` bound the slope of g's chord on each cell. Since g is convex, the slope of g is at
+    # least `chord_low` to the right of the cell, and at most `chord_high` to the left of the cell.
     chord_low = (low[1:] - high[:-1]) / width
     chord_high = np.minimum((high[1:] - low[:-1]) / width, 0.0)
     known = np.isfinite(steepest)
@@ -184,10 +192,11 @@ def _cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, s: np.ndarray, stee
 
 
 def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
-    """Return the mu whose mu-GDP profile passes through (eps, delta): a mu-GDP mechanism is (eps, delta)-DP.
+    """Return the mu for which the profile of mu-GDP passes through (eps, delta).
 
-    A mechanism known to be (eps, delta)-DP at one point need not be mu-GDP for this mu. If a mechanism is mu'-GDP, then
-    mu' is at least the mu of every point (eps, delta) of the mechanism's profile.
+    A mechanism that is mu-GDP for this mu is (eps, delta)-DP. The converse is false: a mechanism that is (eps,
+    delta)-DP at one point need not be mu-GDP. If a mechanism is mu'-GDP, then mu' is at least the mu of every point
+    (eps, delta) of the mechanism's profile.
 
     Parameters
     ----------
@@ -211,7 +220,7 @@ def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
 
     def crossing(end: str) -> tuple[np.ndarray, np.ndarray]:
         below, above = np.full(eps.shape, np.log(1e-8)), np.log(np.sqrt(2.0 * eps) + 80.0)
-        for _ in range(90):  # after 90 halvings the ends differ by less than their rounding
+        for _ in range(90):  # after 90 halvings `below` and `above` differ by less than their rounding error
             middle = 0.5 * (below + above)
             met = getattr(closed_form.delta(np.exp(middle), eps), end) <= target
             below, above = np.where(met, middle, below), np.where(met, above, middle)

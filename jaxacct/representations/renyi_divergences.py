@@ -1,8 +1,9 @@
 """Certified Rényi divergences of a mechanism, Rényi accounting, and conversions of Rényi and zCDP guarantees.
 
-Rényi accounting never gives a smaller bound than the certified engines. It serves for comparison, for curves from
-elsewhere, and for mechanisms of which only a Rényi guarantee is known. Orders lie along the first axis of values.
-Any set of orders gives a valid bound, and further orders can only tighten it.
+Rényi accounting never gives a smaller bound than the certified engines. It serves to compare with other accountants,
+to convert Rényi curves that were computed elsewhere, and for mechanisms of which only a Rényi guarantee is known. In an
+array of divergences the orders lie along the first axis. Any set of orders gives a valid bound of epsilon or delta, and
+further orders can only tighten the bound.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)
 @register
 @dataclass(frozen=True)
 class RenyiCurve:
-    """Upper bounds of Rényi divergences at some orders. A composition, even adaptive, has the sum of its parts' curves.
+    """Upper bounds of the Rényi divergences of a mechanism at some orders.
+
+    The curve of a composition, even of an adaptive one, is the sum of the curves of its parts.
 
     Parameters
     ----------
@@ -73,27 +76,30 @@ class RenyiCurve:
     values: Leaf
 
     def __add__(self, other: RenyiCurve) -> RenyiCurve:
-        """Return the curve of the composition with another curve at the same orders."""
+        """Return the curve of the composition of two mechanisms, from their two curves at the same orders."""
         if not np.array_equal(self.orders, other.orders):
             raise InputError("the curves have different orders; evaluate both at the same orders")
         return RenyiCurve(self.orders, self.values + other.values)
 
     def __mul__(self, times: Any) -> RenyiCurve:
-        """Return the curve of the composition with itself `times` times."""
+        """Return the curve of `times` composed runs of the mechanism that has this curve."""
         return RenyiCurve(self.orders, self.values * np.asarray(check("times", times, NON_NEGATIVE)))
 
     __rmul__ = __mul__
 
     def epsilon(self, delta: ArrayLike) -> Bounds:
-        """Return `epsilon_from_renyi` of this curve."""
+        """Return the epsilon at `delta` that `epsilon_from_renyi` derives from this curve."""
         return epsilon_from_renyi(self.orders, self.values, delta)
 
     def delta(self, epsilon: ArrayLike) -> Bounds:
-        """Return `delta_from_renyi` of this curve."""
+        """Return the delta at `epsilon` that `delta_from_renyi` derives from this curve."""
         return delta_from_renyi(self.orders, self.values, epsilon)
 
     def tradeoff(self, fpr: ArrayLike) -> Bounds:
-        """Return `tradeoff_from_renyi` of this curve, which must bound both directions."""
+        """Return the trade-off function at `fpr` that `tradeoff_from_renyi` derives from this curve.
+
+        The curve must bound the divergences in both directions: R(P || Q) and R(Q || P).
+        """
         return tradeoff_from_renyi(self.orders, self.values, fpr)
 
 
@@ -128,11 +134,13 @@ def renyi_curve(mechanism: Mechanism, orders: ArrayLike = ORDERS, relation: str 
 def rdp_epsilon(
     mechanism: Mechanism, delta: ArrayLike, *, orders: ArrayLike | None = None, relation: str = "add_or_remove_one"
 ) -> Bounds:
-    """Bound eps of a mechanism by Rényi accounting: the best order's bound, for the worse direction.
+    """Bound eps of a mechanism by Rényi accounting, with the best order in each direction of the relation.
 
-    `eps = min over c > 0 of (K(c) + log kappa(c) - log(delta - delta_inf))/c` with c = alpha - 1 and kappa(c) =
-    c^c/(1+c)^{1+c}. K(c) is the log moment of the finite loss, computed with its error bound, and delta_inf is the mass
-    at infinity. eps is 0 if delta^2 is at least R/2 or 1 - e^-R for a divergence R.
+    In one direction `eps = min over c > 0 of (K(c) + log kappa(c) - log(delta - delta_inf))/c`. Here c is alpha - 1,
+    kappa(c) is c^c/(1+c)^{1+c}, and delta_inf is the probability of an infinite loss. K(c) = log E_P[e^{cL}; L < inf]
+    is the log moment of the finite loss L, rounded up by a bound of its error. If no loss is infinite and delta^2 is at
+    least R/2 or 1 - e^-R, where R is the divergence at some order, then eps is 0. The answer is the largest eps over
+    the directions.
 
     Parameters
     ----------
@@ -140,13 +148,13 @@ def rdp_epsilon(
     delta : array_like in (0, 1)
         Broadcasts with the mechanism's fields.
     orders : array_like (O,), > 1, optional
-        Orders to use, unchanged. By default a wide grid is used, and refined around the best order.
+        The only orders that are used. By default the orders of a wide grid are used, and more around the best of them.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
     -------
     Bounds
-        kind "bound" with lower 0; infinite with status "mass_at_infinity" where delta <= delta_inf.
+        kind "bound" with lower 0. Where delta <= delta_inf, upper is inf and the status is "mass_at_infinity".
 
     References
     ----------
@@ -173,9 +181,11 @@ def rdp_epsilon(
 def rdp_delta(
     mechanism: Mechanism, epsilon: ArrayLike, *, orders: ArrayLike | None = None, relation: str = "add_or_remove_one"
 ) -> Bounds:
-    """Bound delta of a mechanism at eps >= 0 by Rényi accounting: the best order's bound, for the worse direction.
+    """Bound delta of a mechanism at eps >= 0 by Rényi accounting, with the best order in each direction.
 
-    `delta = delta_inf + min over c > 0 of kappa(c) e^{K(c) - c eps}`, with the symbols of `rdp_epsilon`.
+    In one direction `delta = delta_inf + min over c > 0 of kappa(c) e^{K(c) - c eps}`. `rdp_epsilon` defines the
+    symbols. If no loss is infinite, delta^2 is also at most R/2 and at most 1 - e^-R, where R is the divergence at any
+    order. The answer is the largest delta over the directions.
 
     Parameters
     ----------
@@ -183,7 +193,7 @@ def rdp_delta(
     epsilon : array_like, >= 0
         Broadcasts with the mechanism's fields.
     orders : array_like (O,), > 1, optional
-        Orders to use, unchanged. By default a wide grid is used, and refined around the best order.
+        The only orders that are used. By default the orders of a wide grid are used, and more around the best of them.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
@@ -211,7 +221,7 @@ def rdp_delta(
 
 
 def _orders_less_one(orders: Any) -> np.ndarray | None:
-    """Return the user's orders, each reduced by 1; None if the user gave none."""
+    """Return the user's orders, each reduced by 1. Return None if the user gave no orders."""
     if orders is None:
         return None
     grid = np.atleast_1d(check("orders", orders, POSITIVE))
@@ -223,25 +233,28 @@ def _orders_less_one(orders: Any) -> np.ndarray | None:
 
 
 def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "add_or_remove_one") -> Bounds:
-    """Compute the Rényi divergence of order alpha of the dominating pair, the larger over the relation's directions.
+    """Compute the Rényi divergence of order alpha of the dominating pair (P, Q) of a mechanism.
 
-    `R_alpha(P || Q) = log E_Q[(dP/dQ)^alpha] / (alpha - 1)`, in nats; alpha = 1 is the Kullback-Leibler divergence. A
-    mechanism is Rényi differentially private with this value. For one Poisson sampled Gaussian the value is exact at
-    every order, fractional ones included.
+    The divergence is `R_alpha(P || Q) = log E_Q[(dP/dQ)^alpha] / (alpha - 1)`, in nats. At alpha = 1 it is the
+    Kullback-Leibler divergence. The answer is the largest divergence over the directions of the relation, and the
+    mechanism is (alpha, answer)-RDP. For one Poisson sampled Gaussian the answer is exact at every order, also at a
+    fractional one.
 
     Parameters
     ----------
     mechanism : Mechanism
     order : array_like, finite, > 0
-        alpha, which broadcasts with the mechanism's fields. The answer has the common shape.
+        The order alpha. It broadcasts with the mechanism's fields, and the answer has their common shape.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
     -------
     Bounds
-        kind "certified", or "bound" with lower 0 if the pair only bounds the mechanism. Both ends are inf, with status
-        "mass_at_infinity", where an infinite loss has positive probability and order >= 1. The status is "width" where
-        a certified bracket is relatively wider than 1e-3, as it is at orders below 1e-12.
+        kind "certified", or "bound" with lower 0 if the pair only bounds the mechanism. Where order >= 1 and an
+        infinite loss has positive probability, upper is inf. If this probability is at least 1e-290, a certified
+        bracket also has lower inf, and its status is "mass_at_infinity". The status is "width" for all other brackets
+        whose upper is inf, and for certified brackets that are relatively wider than 1e-3, such as those at orders
+        below 1e-12.
 
     References
     ----------
@@ -263,8 +276,12 @@ def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "ad
 
 
 def _answer(mechanism: Mechanism, relation: str, low: np.ndarray, high: np.ndarray) -> Bounds:
-    """Return the bracket with its kind. Its status is "ok" if the bracket is narrow, or if a bound is finite."""
-    # composed=True, since (P, Q) may stand for several pairs of data sets, none of which has this law of the loss
+    """Return the `Bounds` from `low` to `high`. If their kind is "bound", the lower end is replaced by 0.
+
+    The status is "ok" where a certified bracket is narrow, and where an upper bound of kind "bound" is finite.
+    """
+    # The pair (P, Q) may join several pairs of neighbours, none of which has the law of the loss of (P, Q). With
+    # composed=True such a joined pair has the kind "bound".
     kind = mechanism.kind_under(relation, composed=True)
     certified = kind == "certified"
     low = low if certified else np.zeros_like(low)
@@ -278,10 +295,11 @@ def _answer(mechanism: Mechanism, relation: str, low: np.ndarray, high: np.ndarr
 def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one") -> Bounds:
     """Compute the smallest rho for which the dominating pair is rho-zCDP: `sup_{alpha > 1} R_alpha / alpha`.
 
-    The bracket holds for all orders. Between grid points it follows from the convexity of K(c) = c R_{1+c}. Beyond the
-    last point it follows from R_alpha/alpha of the Gaussians without sampling, and from the largest loss of the other
-    parts. Poisson sampling a Gaussian does not improve rho: at high orders R_alpha/alpha tends to n/(2 sigma^2) for n
-    steps of noise multiplier sigma.
+    The divergences R_alpha are computed at a grid of orders, and the bracket of rho holds for all orders. Between two
+    grid points R_alpha is bounded by the convexity of K(c) = c R_{1+c}. Beyond the last grid point R_alpha/alpha is
+    bounded by two quantities: R_alpha/alpha of the Gaussian parts as if they were not sampled, and the largest loss of
+    the other parts. Poisson sampling of a Gaussian does not make rho smaller. For n steps of noise multiplier sigma,
+    with or without sampling, R_alpha/alpha tends to n/(2 sigma^2) at high orders.
 
     Parameters
     ----------
@@ -291,8 +309,9 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
     Returns
     -------
     Bounds
-        kind "certified", or "bound" with lower 0 if the pair only bounds the mechanism. Both ends are infinite where a
-        loss can be infinite.
+        kind "certified", or "bound" with lower 0 if the pair only bounds the mechanism. Where an infinite loss has
+        positive probability, upper is inf. If this probability is at least 1e-290, a certified bracket also has lower
+        inf.
 
     References
     ----------
@@ -314,7 +333,10 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
 def sides(
     mechanism: Mechanism, values: float | np.ndarray, name: str, relation: str
 ) -> tuple[tuple[int, ...], list[Components], np.ndarray]:
-    """Return the common shape of a mechanism and values, each direction's components, and the flat values."""
+    """Broadcast values against a batch of mechanisms, and flatten them.
+
+    Return the common shape, a list with the components of the flat batch in each direction, and the flat values.
+    """
     shape, rows, flat = on_batch(mechanism, name, values)
     return shape, [components(mechanism, relation, d).take(rows) for d in directions(mechanism, relation)], flat
 
@@ -326,7 +348,7 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
     with np.errstate(over="ignore", invalid="ignore"):
         moments = log_moments(parts, c)
         first, second = moments.low / c, moments.high / c
-        lost = np.isnan(first) | np.isnan(second)  # c (c + 1) overflowed
+        lost = np.isnan(first) | np.isnan(second)  # here c (c + 1) overflowed, so that the moments are NaN
         if lost.any():
             least = log_moments(parts.take(lost), np.full(int(lost.sum()), MOST_ORDER)).low / MOST_ORDER
             first[lost] = np.nan_to_num(least, nan=0.0)
@@ -335,8 +357,8 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
     if at_one.any():
         below = log_moments(parts.take(at_one), np.full(int(at_one.sum()), -NEAR_ONE))
         low[at_one] = below.high / -NEAR_ONE
-    # `slack` allows for the rounding of `order - 1`, which matters near order 0, where the divergence is about
-    # proportional to the order
+    # `slack` is a relative error that allows for the rounding of `order - 1`. Near order 0 the divergence is about
+    # proportional to the order. So the rounding changes the divergence by a relative error of about ROUNDOFF/order.
     slack = 4.0 * ROUNDOFF * (1.0 + 1.0 / used)
     low, high = low - slack * np.abs(low), high + slack * np.abs(high)
     low = np.where(order < used, 0.0, low)
@@ -348,7 +370,7 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
 
 
 def _largest_ratio(parts: Components) -> Interval:
-    """With K(c) = c R_{1+c}, bracket `sup_{c > 0} K(c)/(c (c + 1))`, which is the largest R_alpha/alpha."""
+    """Bracket the supremum of R_alpha/alpha over alpha > 1. It is `sup_{c > 0} K(c)/(c (c + 1))`, K(c) = c R_{1+c}."""
     size, grid = parts.mu2.size, _GRID
     rows, orders = np.repeat(np.arange(size), grid.size), np.tile(grid, size)
     moments = log_moments(parts.take(rows), orders)
@@ -356,8 +378,10 @@ def _largest_ratio(parts: Components) -> Interval:
     limit = _limit(parts)
     ratio = grid * (grid + 1.0)
     low = np.maximum(np.max(k_low / ratio, axis=1), limit * (1.0 - 8.0 * ROUNDOFF))
-    first = k_high[:, 0] / grid[0]  # K(c) <= c K(c_0)/c_0 on the first cell
-    # on a cell, its chord A + B c divided by c (c + 1) is largest at an end or where B c^2 + 2 A c + A = 0
+    # For 0 < c <= c_0, the first grid point, K(c) <= c K(c_0)/c_0 since K is convex. So the ratio is at most `first`.
+    first = k_high[:, 0] / grid[0]
+    # Between two grid points K lies below its chord A + B c. The ratio (A + B c)/(c (c + 1)) is largest at one of the
+    # two points or where B c^2 + 2 A c + A = 0.
     slope = (k_high[:, 1:] - k_high[:, :-1]) / np.diff(grid)
     with np.errstate(invalid="ignore", divide="ignore"):
         intercept = np.minimum(k_high[:, :-1] - slope * grid[:-1], 0.0)
@@ -368,7 +392,9 @@ def _largest_ratio(parts: Components) -> Interval:
     beyond = limit + _largest_bounded(parts) / (1.0 + grid[-1])
     high = np.maximum(np.maximum(first, cells), beyond)
     finite = parts.finite_n > 0
-    finite[:, -1:] &= ~parts.guaranteed()[:, None]  # the last part may be a zCDP guarantee
+    # The last finite part may represent a zCDP guarantee. Then `limit + xi` already bounds its R_alpha/alpha, so
+    # the part does not count in `finite`.
+    finite[:, -1:] &= ~parts.guaranteed()[:, None]
     known = ~np.any(np.concatenate([parts.gauss_n > 0, parts.laplace_n > 0, finite], axis=1), axis=1)
     high = np.where(known, limit + parts.xi, high) * (1.0 + 1e-12)
     leaks, cut = _leaks(parts)
@@ -377,35 +403,43 @@ def _largest_ratio(parts: Components) -> Interval:
 
 
 def _limit(parts: Components) -> np.ndarray:
-    """Return R_alpha/alpha of all Gaussian parts, taken without sampling, plus the rho of a zCDP guarantee."""
+    """Return R_alpha/alpha of all Gaussian parts as if they were not sampled, plus the rho of a zCDP guarantee."""
     used = parts.gauss_n > 0
     steps = np.where(used, parts.gauss_n / np.where(used, parts.gauss_sigma, 1.0) ** 2, 0.0)
     return 0.5 * (parts.mu2 + np.sum(steps, axis=1)) + parts.rho
 
 
 def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each row whether losses can be infinite, and whether the mass at infinity is only a cut-off tail."""
-    lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)  # zCDP bounds moments even if a tail is cut off
+    """Return two flags for each row: whether the mass at infinity is at least CUT, and whether it is in (0, CUT).
+
+    A mass in (0, CUT) is a tail that was cut off.
+    """
+    # A zCDP guarantee bounds the moments even if a tail was cut off. So with such a guarantee both flags are False for
+    # a mass below CUT.
+    lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)
     cut = lost & (parts.log_survival > -CUT)
     return lost & ~cut, cut
 
 
 def _largest_bounded(parts: Components) -> np.ndarray:
-    """Return the largest total loss of the Laplace and finite parts, at least 0; (xi, rho)-zCDP counts as xi."""
+    """Return the largest total loss of the Laplace and finite parts, at least 0.
+
+    The last finite part may represent (xi, rho)-zCDP. It then adds xi to the sum here, and `_limit` adds its rho.
+    """
     rate, width = parts.laplace_q, 1.0 / parts.laplace_scale
     laplace = np.sum(parts.laplace_n * np.where(parts.laplace_n > 0, width, 0.0) * np.where(rate > 0, 1.0, 0.0), axis=1)
     top = np.max(np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf), axis=2, initial=-np.inf)
     each = parts.finite_n * np.where(parts.finite_n > 0, top, 0.0)
-    if each.shape[1]:  # the last part may be a zCDP guarantee, whose rho is counted in `_largest_ratio`
+    if each.shape[1]:
         each[:, -1] = np.where(parts.guaranteed(), parts.xi, each[:, -1])
     return np.maximum(laplace + np.sum(each, axis=1), 0.0)
 
 
 def epsilon_from_renyi(orders: ArrayLike, values: ArrayLike, delta: ArrayLike) -> Bounds:
-    """Return eps such that a mechanism with Rényi divergences `values` at `orders` is (eps, delta)-DP.
+    """Return eps such that every mechanism with Rényi divergences `values` at `orders` is (eps, delta)-DP.
 
     `eps = min over alpha > 1 of R + log((alpha-1)/alpha) - (log delta + log alpha)/(alpha-1)`, where R is the
-    divergence of order alpha. eps is 0 if `delta^2 >= 1 - e^-R` for some alpha >= 1.
+    divergence of order alpha. If `delta^2 >= 1 - e^-R` for some alpha >= 1, then eps is 0.
 
     Parameters
     ----------
@@ -423,7 +457,7 @@ def epsilon_from_renyi(orders: ArrayLike, values: ArrayLike, delta: ArrayLike) -
 
     References
     ----------
-    Canonne, Kamath and Steinke (2020), Proposition 12; the case 0 is the inequality of Bretagnolle and Huber (1979).
+    Canonne, Kamath and Steinke (2020), Proposition 12. For the case eps = 0: Bretagnolle and Huber (1979).
 
     >>> orders = np.arange(2, 64)
     >>> float(epsilon_from_renyi(orders, orders / 2, 1e-5).upper.round(4))
@@ -440,10 +474,10 @@ def epsilon_from_renyi(orders: ArrayLike, values: ArrayLike, delta: ArrayLike) -
 
 
 def delta_from_renyi(orders: ArrayLike, values: ArrayLike, epsilon: ArrayLike) -> Bounds:
-    """Return delta such that a mechanism with Rényi divergences `values` at `orders` is (eps, delta)-DP.
+    """Return delta such that every mechanism with Rényi divergences `values` at `orders` is (eps, delta)-DP.
 
     `delta = min over alpha > 1 of e^{(alpha-1)(R - eps)} (1 - 1/alpha)^{alpha-1} / alpha`, where R is the divergence of
-    order alpha. It is at most 1, and at most `sqrt(1 - e^-R)` for every alpha >= 1.
+    order alpha. If 1 or `sqrt(1 - e^-R)` for some alpha >= 1 is smaller, delta is the smallest of these numbers.
 
     Parameters
     ----------
@@ -477,17 +511,19 @@ def delta_from_renyi(orders: ArrayLike, values: ArrayLike, epsilon: ArrayLike) -
 def tradeoff_from_renyi(
     orders: ArrayLike, values: ArrayLike, fpr: ArrayLike, *, both_directions: bool = True
 ) -> Bounds:
-    """Return the trade-off function that Rényi divergences imply: the largest lower bound that any order gives.
+    """Return the trade-off function f that Rényi divergences imply. f is the largest lower bound that any order gives.
 
-    A test with false positive rate x and false negative rate y is a post-processing of the output. The Rényi divergence
-    of its Bernoulli laws therefore obeys `D_alpha(1-y, x) <= R_alpha` for every order alpha, and with both directions
-    `D_alpha(x, 1-y) <= R_alpha`. Orders in (1/2, 1] also give bounds. If both directions hold, an order alpha of 1/2 or
-    less says no more than the order 1 - alpha.
+    A test with false positive rate x and false negative rate y is a post-processing of the output. Its answer is
+    positive with probability 1 - y under P, and with probability x under Q. Let `D_alpha(p, q)` be the Rényi divergence
+    of Bernoulli(p) from Bernoulli(q), and let R_alpha be the given value at order alpha. For every order alpha the test
+    obeys `D_alpha(1-y, x) <= R_alpha`. If the values bound both directions, the test also obeys `D_alpha(x, 1-y) <=
+    R_alpha`. Orders of at most 1 give bounds too. With both directions, an order alpha below 1/2 gives no better bound
+    than the order 1 - alpha.
 
     Parameters
     ----------
     orders, values : array_like (O,)
-        As in `epsilon_from_renyi`, of one configuration.
+        As in `epsilon_from_renyi`, but for a single configuration.
     fpr : array_like in [0, 1]
         False positive rates.
     both_directions : bool
@@ -496,7 +532,8 @@ def tradeoff_from_renyi(
     Returns
     -------
     Bounds
-        f in the shape of fpr, kind "bound": `lower` is the guarantee, the safe end of a bisection; `upper` is 1 - fpr.
+        f at each fpr, in the shape of fpr, with kind "bound". `lower` is the guarantee: no test has a smaller false
+        negative rate. `upper` is 1 - fpr, which every trade-off function obeys.
 
     References
     ----------
@@ -510,9 +547,9 @@ def tradeoff_from_renyi(
     if values.ndim > 1:
         raise InputError(f"values has shape {values.shape} and must be (O,) here; convert one configuration at a time")
     x = np.asarray(check("fpr", fpr, PROBABILITY))
-    allowed = values * UP_EXPONENTIAL + 1e-15  # more than the rounding of `_excess`
+    allowed = values * UP_EXPONENTIAL + 1e-15  # the values, increased by more than the rounding errors of `_excess`
     low, high = np.zeros(x.shape), 1.0 - x
-    for _ in range(60):  # after 60 halvings the ends differ by less than the rounding of 1
+    for _ in range(60):  # after 60 halvings `high - low` is at most 2^-60, less than the rounding error of 1
         y = 0.5 * (low + high)
         excess = _excess(orders, allowed, 1.0 - y, x)
         if both_directions:
@@ -522,7 +559,10 @@ def tradeoff_from_renyi(
 
 
 def orders_and_values(orders: Any, values: Any, trailing: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the orders, shaped to broadcast along the first axis of the values, and the values as an array."""
+    """Return the orders and the values as arrays. The orders get a shape that broadcasts along the values' first axis.
+
+    The values get at least `trailing` axes after the axis of the orders, so that they broadcast with such an array.
+    """
     orders = np.atleast_1d(check("orders", orders, POSITIVE))
     values = np.asarray(values, np.float64)
     if np.isnan(values).any() or (values < 0).any():
@@ -538,7 +578,10 @@ def orders_and_values(orders: Any, values: Any, trailing: int) -> tuple[np.ndarr
 
 
 def _excess(orders: np.ndarray, allowed: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Return whether the Rényi divergence of Bernoulli(p) from Bernoulli(q) exceeds the allowed value at some order."""
+    """Return, for each (p, q), whether the Rényi divergence of Bernoulli(p) from Bernoulli(q) exceeds `allowed`.
+
+    One order at which the divergence exceeds the allowed value of this order is enough.
+    """
     found = np.zeros(np.broadcast_shapes(p.shape, q.shape), bool)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         logs = [np.log(v) for v in (p, q, 1.0 - p, 1.0 - q)]

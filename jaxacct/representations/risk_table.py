@@ -1,4 +1,4 @@
-"""`ja.risk`: the success of the best attack on the output of a mechanism, in one table of certified readings."""
+"""`ja.risk`: a table of certified brackets that say how well the best attack on a mechanism's output succeeds."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ _MEMBERSHIP = "a record was used", "the records that were used", "the records th
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One risk: its name, the rates or priors at which it is read, and its bracket in the shape of the batch.
+    """One risk: its name, the rates or priors at which it is computed, and a bracket for each configuration.
 
     Parameters
     ----------
     name : str
     at : dict of str to float
-        Rates or priors, such as {"fpr": 0.01}; empty for a risk without any.
+        The rates or priors, such as {"fpr": 0.01}. Empty if the risk depends on none.
     bounds : Bounds
 
     >>> import jaxacct as ja
@@ -91,7 +91,7 @@ class RiskTable:
     relation: str
 
     def __getitem__(self, key: str | tuple[Any, ...]) -> Bounds:
-        """Return the bracket of a reading by its name, or by its name and the rates or priors at which it is read."""
+        """Return the bracket of a risk. `key` is the name, or a tuple of the name and the risk's rates or priors."""
         name, *numbers = (key,) if isinstance(key, str) else key
         named = [reading for reading in self.readings if reading.name == name]
         if not named:
@@ -102,7 +102,11 @@ class RiskTable:
         raise KeyError(f"{name} at {numbers}; it was read at {[list(reading.at.values()) for reading in named]}")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one dict for each risk of each configuration: name, rates or priors, index, ends, kind and status."""
+        """Return one dict for each risk of each configuration.
+
+        Its keys are "reading" (the name of the risk), the names of the rates or priors, "index" (the place of the
+        configuration in a batch), "lower", "estimate", "upper", "kind" and "status".
+        """
         found = []
         for reading in self.readings:
             bounds = reading.bounds
@@ -114,7 +118,7 @@ class RiskTable:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dict of the relation and, under "readings", the readings with their ends as (lists of) numbers."""
+        """Return a dict with the keys "relation" and "readings". Numbers and arrays become Python numbers and lists."""
         readings = []
         for one in self.readings:
             names = ("lower", "estimate", "upper", "kind", "status")
@@ -123,10 +127,10 @@ class RiskTable:
         return {"relation": self.relation, "readings": readings}
 
     def explain(self, index: tuple[int, ...] = ()) -> list[str]:
-        """Return a sentence for each reading of one configuration; `index` is the configuration's place in the batch.
+        """Return a sentence for each reading of one configuration. `index` is the configuration's place in the batch.
 
-        Each figure is the upper end of its bracket, rounded up.  The sentence is a claim if the bracket's kind is
-        "certified" or "bound".
+        Each sentence states the upper end of the reading's bracket, rounded up.  The sentence is a proved claim only if
+        the bracket's kind is "certified" or "bound".
 
         >>> import jaxacct as ja
         >>> ja.risk(ja.Gaussian(1.0)).explain()[0]
@@ -145,11 +149,14 @@ class RiskTable:
         return found
 
     def to_pandas(self) -> Foreign:
-        """Return the readings as a pandas.DataFrame, a row for each risk of each configuration (needs pandas)."""
+        """Return the readings as a pandas.DataFrame with one row for each risk of each configuration.
+
+        The method needs the package pandas.
+        """
         return optional_package("pandas", "a DataFrame").DataFrame(self.rows())
 
     def plot(self, axes: Foreign = None) -> Foreign:
-        """Draw the readings that are probabilities by `ja.plot_risks`, and return the matplotlib Axes."""
+        """Call `ja.plot_risks` to draw the readings that are probabilities, and return the matplotlib Axes."""
         import jaxacct  # `jaxacct.plots` imports this module, so it cannot be imported above
 
         return jaxacct.plot_risks(self, axes=axes)
@@ -165,7 +172,7 @@ class RiskTable:
         return markup.table(f"RiskTable, {self.relation}", head, cells, rest)
 
     def _cells(self) -> list[tuple[str, ...]]:
-        """Return the cells of each row as text, the ends rounded outward."""
+        """Return the cells of each row as text. Lower ends are rounded down, and upper ends are rounded up."""
         found = []
         for row in self.rows():
             at = ", ".join(
@@ -196,18 +203,24 @@ def risk(
 ) -> RiskTable:
     """Compute how well the best attack on a mechanism does. Each reading is a certified bracket.
 
-    * advantage: the largest TPR - FPR of a membership test, `delta(0)`.
-    * true_positive_rate at each `fpr`: `min over eps of {delta(eps) + e^eps fpr}`.
+    * advantage: the largest true-positive rate minus false-positive rate of a membership test. It equals `delta(0)`.
+    * true_positive_rate at each `fpr`: the largest true-positive rate of a test with this false-positive rate. It
+      equals `min over eps of {delta(eps) + e^eps fpr}`.
     * posterior at each `prior` and `fpr`: the largest probability of membership after a positive test.
-    * bayes_success at each `prior`, and its excess over the best guess without output, `max(prior, 1 - prior)`.
-    * reconstruction at each `baseline`: the largest success of a reconstruction whose success without output is
-      `baseline`.
-    * gdp_mu and gdp_regret above the floor `above_fpr`, a part of the claim (`Profile.gdp_mu`, `gdp_regret`).
+    * bayes_success at each `prior`: the largest probability that a guess about membership is right.
+    * bayes_excess at each `prior`: bayes_success minus `max(prior, 1 - prior)`, the success of the best guess without
+      the output.
+    * reconstruction at each `baseline`: the largest success probability of a reconstruction that succeeds with
+      probability `baseline` without the output.
+    * gdp_mu: the smallest mu of Gaussian differential privacy. The claim covers only tests whose two error rates are at
+      least `above_fpr`. See `Profile.gdp_mu`.
+    * gdp_regret: how far the true error rates are from those of the Gaussian mechanism of gdp_mu. See
+      `Profile.gdp_regret`.
 
     Parameters
     ----------
     mechanism : Mechanism
-        All readings have the shape of its batch.
+        All readings have the batch shape of the mechanism.
     fpr, prior, baseline : float or list of floats in (0, 1)
     above_fpr : float in (0, 1/2)
     relation, rtol, backend
@@ -234,7 +247,9 @@ def risk(
     check_one("above_fpr", above_fpr, FLOOR, "one floor serves the whole table")
     p = profile(mechanism, relation, rtol=rtol, backend=backend)
     axes = (1,) * len(batch_shape(mechanism))
-    alike = np.unique([*rates, *baselines])  # the largest success of a reconstruction is a true-positive rate
+    # The largest success of a reconstruction with baseline b is the largest true-positive rate at fpr = b, so one call
+    # computes both.
+    alike = np.unique([*rates, *baselines])
     power = p.true_positive_rate(alike.reshape(-1, *axes))
     tpr = {float(rate): power[place] for place, rate in enumerate(alike)}
     readings = [Reading("advantage", {}, p.advantage())]

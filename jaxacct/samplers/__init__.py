@@ -1,4 +1,4 @@
-"""Samplers with their guarantees: integer noise, private choices with bounds of their utility, partition selection."""
+"""Samplers with privacy guarantees: integer noise, private choices with error bounds, and partition selection."""
 
 from jaxacct.samplers.integer_noise import DiscreteGaussianNoise, DiscreteLaplaceNoise, SparseVector
 from jaxacct.samplers.private_choice import (

@@ -1,4 +1,4 @@
-"""Exact random draws in integer arithmetic. Nothing is rounded, so the law of a draw is the law in the proof.
+"""Exact random draws in integer arithmetic. Nothing is rounded, so a draw has exactly the law that its proof assumes.
 
 The discrete laws follow Canonne, Kamath, Steinke 2020, "The Discrete Gaussian for Differential Privacy", Algorithms 1
 to 3. README.md of this folder, "Rounded Gaussian noise", proves the law of `rounded_gaussian`.
@@ -19,7 +19,7 @@ from jaxacct.core.validation import InputError
 
 
 def bernoulli_exp(exponent: Fraction, rng: random.Random) -> bool:
-    """Return True with probability exp(-exponent), exactly, for a rational exponent >= 0."""
+    """Return True with a probability of exactly exp(-exponent), for a rational exponent >= 0."""
     while exponent > 1:
         if not _bernoulli_exp_unit(Fraction(1), rng):
             return False
@@ -28,23 +28,26 @@ def bernoulli_exp(exponent: Fraction, rng: random.Random) -> bool:
 
 
 def discrete_laplace(scale: Fraction, rng: random.Random) -> int:
-    """Draw an integer x with probability tanh(1/(2 scale)) exp(-|x|/scale), exactly."""
+    """Draw an integer x with a probability of exactly tanh(1/(2 scale)) exp(-|x|/scale)."""
     return _signed(lambda: _geometric(scale, rng), rng)
 
 
 def discrete_gaussian(variance: Fraction, rng: random.Random) -> int:
-    """Draw an integer x with probability proportional to exp(-x^2 / (2 variance)), exactly."""
+    """Draw an integer x with a probability exactly proportional to exp(-x^2 / (2 variance))."""
     return _signed(lambda: _half_gaussian(variance, rng), rng)
 
 
 def rounded_gaussian(variance: Fraction, rng: random.Random) -> int:
     """Draw from N(0, variance) exactly, and round the draw to the nearest integer."""
-    square, digits = 4 * variance, 0  # `square` is the variance of twice the draw
-    while square < 1:  # a narrow draw is scaled up by powers of two; h + u is the size of the scaled draw
+    # The code draws h + u, the size of 2^(digits + 1) times the Gaussian number. `square` is the variance of the scaled
+    # number, and `digits` is the smallest that makes `square` at least 1.
+    square, digits = 4 * variance, 0
+    while square < 1:
         square, digits = 4 * square, digits + 1
     while True:
         h, u = _half_gaussian(square, rng), _Uniform(rng)
-        # keep h + u with probability exp(-(2 h u + u^2) / (2 square))
+        # The integer h has a weight of exp(-h^2 / (2 square)). If h + u is kept with probability
+        # exp(-(2 h u + u^2) / (2 square)), then h + u has the density of the size of a Gaussian number.
         if _bernoulli_exp_product(h / square, u.above, rng) and _bernoulli_exp_product(1 / (2 * square), u.twice, rng):
             size = ((h >> digits) + 1) // 2
             return -size if rng.getrandbits(1) else size
@@ -73,7 +76,10 @@ def _half_gaussian(variance: Fraction, rng: random.Random) -> int:
 
 
 def _signed(size_of: Callable[[], int], rng: random.Random) -> int:
-    """Draw a size and a random sign; repeat both draws if the result is a negative zero."""
+    """Draw a size and a random sign, and return the signed number.
+
+    Both are drawn again if the result is a negative zero. Otherwise 0 would be twice as likely as it should be.
+    """
     while True:
         size, negative = size_of(), rng.randrange(2) == 1
         if not (negative and size == 0):
@@ -81,14 +87,17 @@ def _signed(size_of: Callable[[], int], rng: random.Random) -> int:
 
 
 class _Uniform:
-    """Uniform real number in [0, 1), whose binary digits are drawn when they are needed."""
+    """A uniform random number in [0, 1). Each of its binary digits is drawn when it is first needed."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._digits: list[int] = []
 
     def above(self) -> bool:
-        """Draw a fresh uniform number, and return whether it is below this number x, as it is with probability x."""
+        """Return True with probability x, where x is the value of this number.
+
+        The method draws a fresh uniform number, and returns whether the fresh number is below x.
+        """
         for place in itertools.count():
             if place == len(self._digits):
                 self._digits.append(self._rng.getrandbits(1))
@@ -123,7 +132,10 @@ def _bernoulli_exp_unit(exponent: Fraction, rng: random.Random) -> bool:
 
 
 class KeyedBits(random.Random):
-    """Random bits: HMAC-SHA256 of a counter under a secret key of 32 bytes. Anyone with the key can repeat them."""
+    """Source of random bits: HMAC-SHA256 of a counter under a secret key of 32 bytes.
+
+    Anyone who has the key can compute the same bits.
+    """
 
     def __init__(self, key: bytes) -> None:
         super().__init__()
@@ -139,11 +151,11 @@ class KeyedBits(random.Random):
         return found
 
     def random(self) -> float:
-        raise NotImplementedError  # exact draws take bits and no floats
+        raise NotImplementedError  # the exact draws use random bits only, and never a random float
 
 
 def generator(rng: random.Random | None) -> random.Random:
-    """Return the source of random bits: the operating system's if `rng` is None, else `rng`, a `random.Random`."""
+    """Return a source of random bits: `rng`, or the source of the operating system if `rng` is None."""
     if rng is None:
         return random.SystemRandom()
     if not isinstance(rng, random.Random):
@@ -152,7 +164,7 @@ def generator(rng: random.Random | None) -> random.Random:
 
 
 def rational(name: str, value: Any, *, positive: bool = True) -> Fraction:
-    """Return a finite number as an exact fraction; refuse numbers <= 0 if `positive`."""
+    """Convert a finite number to the fraction that equals it exactly. If `positive`, refuse a number <= 0."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InputError(f"{name} = {value!r:.40} must be a number; use an int, a float or a Fraction")
     if isinstance(value, numbers.Rational):
@@ -167,14 +179,14 @@ def rational(name: str, value: Any, *, positive: bool = True) -> Fraction:
 
 
 def whole(name: str, value: Any) -> int:
-    """Return an integer, exactly; refuse integral floats, since they may already have been rounded."""
+    """Convert an integer to an `int`. Refuse every float, even 3.0, since it may already have been rounded."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise InputError(f"{name} = {value!r:.40} must be an integer; round and scale before adding integer noise")
     return int(value)
 
 
 def round_up(exact: Fraction) -> float:
-    """Return the least float64 that is not below the fraction, since a guarantee is rounded up."""
+    """Return the smallest float64 that is at least the fraction."""
     try:
         value = float(exact)
     except OverflowError:

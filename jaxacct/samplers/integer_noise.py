@@ -1,4 +1,4 @@
-"""Integer noise that is sampled exactly, with its guarantee; and AboveThreshold with such noise."""
+"""Exactly sampled integer noise with its privacy guarantee, and the mechanism AboveThreshold with this noise."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from jaxacct.samplers.exact_draws import discrete_gaussian, discrete_laplace, ge
 
 
 class _IntegerNoise:
-    """Noise that is added to integer counts; its fields are exact fractions."""
+    """Base class of noise that is added to integer counts. All fields are stored as exact fractions."""
 
     def __post_init__(self) -> None:
         for field in fields(cast(Any, self)):
             object.__setattr__(self, field.name, rational(field.name, getattr(self, field.name)))
 
     def _draw(self, source: random.Random) -> int:
-        raise NotImplementedError  # each subclass draws by its own law
+        raise NotImplementedError  # each subclass draws from its own law
 
     def release(self, counts: ArrayLike, rng: random.Random | None = None) -> Numbers:
-        """Return the count, or the list of counts, with fresh noise; refuse counts that are not integers.
+        """Return the count plus fresh noise, or a list of counts, each plus fresh noise. Counts must be integers.
 
         The random bits come from the operating system unless `rng` is given. A seeded `random.Random` is for tests
         only, because its noise can be predicted.
@@ -71,7 +71,7 @@ class DiscreteLaplaceNoise(_IntegerNoise):
 
     @property
     def privacy(self) -> PureDP:
-        """Guarantee of one release, whether of a single count or of a vector of counts."""
+        """Guarantee of one call of `release`, for a single count or for a whole list of counts."""
         return PureDP(round_up(self.sensitivity / self.scale))
 
     def _draw(self, source: random.Random) -> int:
@@ -106,11 +106,14 @@ class DiscreteGaussianNoise(_IntegerNoise):
 
     @property
     def rho(self) -> float:
-        """Zero-concentrated guarantee sensitivity^2 / (2 variance), rounded up."""
+        """The rho of the zCDP guarantee of one release: sensitivity^2 / (2 variance), rounded up to a float."""
         return round_up(self.sensitivity**2 / (2 * self.variance))
 
     def privacy(self, delta: float) -> ApproximateDP:
-        """Return (rho + 2 sqrt(rho log(1/delta)), delta)-DP [Bun and Steinke 2016, Proposition 1.3], a bound."""
+        """Return an (epsilon, delta)-DP guarantee of one release, with epsilon = rho + 2 sqrt(rho log(1/delta)).
+
+        This epsilon follows from zCDP alone and is an upper bound [Bun and Steinke 2016, Proposition 1.3].
+        """
         target = float(check("delta", delta, DELTA))
         epsilon = self.rho + 2.0 * math.sqrt(self.rho * -math.log(target))
         return ApproximateDP(epsilon * (1 + 4 * 2.0**-52), target)
@@ -124,8 +127,9 @@ class SparseVector:
 
     The whole sequence of answers is epsilon-DP, however many queries there are and however they depend on earlier
     answers. The threshold gets discrete Laplace noise of scale 2 Delta / epsilon, where Delta is the sensitivity. Each
-    query gets discrete Laplace noise of scale 4 Delta / epsilon. A query that is a fraction of n people becomes a count
-    when multiplied by n. For c positive answers use c instances; `ja.repeat(privacy, c)` is their joint guarantee.
+    query gets discrete Laplace noise of scale 4 Delta / epsilon. Queries must be integers: multiply a query that is a
+    fraction of n people by n. To get c positive answers use c instances. Their joint guarantee is `ja.repeat(privacy,
+    c)`, where `privacy` is the guarantee of one instance.
 
     Parameters
     ----------
@@ -133,10 +137,10 @@ class SparseVector:
         Taken exactly.
     threshold : int
     sensitivity : int >= 1
-        Delta, the most by which one record moves any query. The guarantee is for the neighbouring relation under which
-        Delta is this bound.
+        Delta, the largest change of any query between two neighbouring data sets. The guarantee is for the neighbouring
+        relation for which this Delta is right.
     rng : random.Random, optional
-        Source of random bits, for tests only; by default the operating system.
+        Source of random bits. Pass one in tests only. By default the bits come from the operating system.
 
     References
     ----------
@@ -165,11 +169,11 @@ class SparseVector:
 
     @property
     def privacy(self) -> PureDP:
-        """Guarantee of all the answers together."""
+        """Guarantee of all answers of this instance together."""
         return PureDP(round_up(self._epsilon))
 
     def ask(self, value: int) -> bool:
-        """Return whether the noisy value reaches the noisy threshold; refuse any query after the first yes."""
+        """Return whether the noisy value is at least the noisy threshold. After the first yes, refuse every query."""
         if self.halted:
             raise InputError("SparseVector has halted after its positive answer; start a new one, which costs again")
         self.halted = whole("value", value) + discrete_laplace(self.query_scale, self._rng) >= self._noisy
@@ -178,8 +182,8 @@ class SparseVector:
     def failure(self, alpha: ArrayLike, queries: int) -> float:
         """Bound the probability that any of `queries` answers is wrong by more than `alpha` (>= 0).
 
-        An answer is wrong if it is "yes" below threshold - alpha, or "no" above threshold + alpha. All answers are
-        right while no noise exceeds alpha / 2.
+        An answer is wrong by more than alpha if it is "yes" for a value below threshold - alpha, or "no" for a value
+        above threshold + alpha. No answer is wrong if the size of every noise is at most alpha / 2.
         """
         half = math.floor(rational("alpha", alpha, positive=False) / 2)
         count = whole("queries", queries)
@@ -205,6 +209,6 @@ class SparseVector:
 
 
 def _tail(size: int, scale: Fraction) -> float:
-    """Compute Pr[|x| > size] of discrete Laplace noise x."""
+    """Compute Pr[|x| > size] for discrete Laplace noise x of this scale."""
     rate = 1.0 / float(scale)
     return 2.0 * math.exp(-rate * (size + 1)) / (1.0 + math.exp(-rate))

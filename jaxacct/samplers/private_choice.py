@@ -1,8 +1,9 @@
-"""Private choices: of the best candidate, or of the keys of a table whose set of keys is itself private.
+"""Private choices of two kinds: one candidate among several, or the keys to release from a table with private keys.
 
-The exponential mechanism and report-noisy-max choose among candidates. Utilities are monotone if adding a record never
-lowers any of them, or never raises any. Let Delta be the sensitivity of the utilities. For epsilon-DP the scale of the
-noise is Delta/epsilon for monotone utilities, and 2 Delta/epsilon for others.
+The exponential mechanism and report-noisy-max choose one candidate, by the candidates' utilities. Utilities are
+monotone if adding a record never lowers any utility, or never raises any utility. Let Delta be the sensitivity of the
+utilities. A choice is epsilon-DP if its noise has scale Delta/epsilon for monotone utilities, and 2 Delta/epsilon for
+other utilities.
 """
 
 from __future__ import annotations
@@ -37,12 +38,15 @@ from jaxacct.samplers.exact_draws import bernoulli_exp, discrete_laplace, genera
 
 
 class _PureChoice:
-    """Choice of the candidate with the largest noisy score; noise of the scale `scale` makes the choice epsilon-DP."""
+    """Base class of choices that add noise to every utility and take the largest sum.
+
+    Noise of scale `self.scale` makes the choice epsilon-DP.
+    """
 
     epsilon: float
     sensitivity: float
     monotone: bool
-    noise = "gumbel"  # gives the exponential mechanism
+    noise = "gumbel"  # with Gumbel noise the choice is the exponential mechanism
 
     def __post_init__(self) -> None:
         _check_fields(self, "epsilon", "sensitivity")
@@ -58,10 +62,14 @@ class _PureChoice:
         return self.sensitivity * (1.0 if self.monotone else 2.0) / self.epsilon
 
     def sample(self, key: jax.Array | None, utilities: ArrayLike, shape: tuple[int, ...] = ()) -> np.ndarray:
-        """Draw independent choices of the given shape for each row of utilities, as indices of shape `shape` + batch.
+        """Draw independent choices, and return the indices of the chosen candidates.
 
-        For a release, pass None as `key`: 256 bits are then drawn from the operating system. A JAX key must have at
-        least 256 bits (``jaxacct.training.fresh_key()``); whoever has it knows the noise, so use it for nothing else.
+        The candidates lie along the last axis of `utilities`, and the other axes are the batch. The answer has shape
+        `shape` + batch shape: for each row of utilities an array of shape `shape`.
+
+        For a release, pass None as `key`. The key is then made of 256 random bits from the operating system. A JAX key
+        must have at least 256 bits, like ``jaxacct.training.fresh_key()``. Whoever knows the key can compute the noise,
+        so keep the key secret and use it for nothing else.
         """
         return _noisy_argmax(key, utilities, shape, self.noise, self.scale)
 
@@ -70,20 +78,20 @@ class _PureChoice:
 class ExponentialChoice(_PureChoice):
     """Choice of candidate r with probability proportional to exp(epsilon u_r / (2 Delta)): epsilon-DP.
 
-    `sample` adds Gumbel noise and takes the largest score, in float64. It is fast and batched, and differentially
-    private up to rounding only: a choice whose probability is below about 1e-16 is never made. `sample_exact` has
-    exactly the stated law for the utilities as given.
+    `sample` adds Gumbel noise to the utilities in float64 and takes the largest sum. It is fast and works on batches,
+    but it is differentially private only up to rounding: it never makes a choice whose probability is below about
+    1e-16. `sample_exact` draws from exactly the stated law.
 
     Parameters
     ----------
     epsilon : float > 0
     sensitivity : float > 0
-        Delta, the most by which one record moves any single utility. The guarantee is for the neighbouring relation
-        under which Delta and `monotone` are right. For example, counts are monotone if a record is added, but not if
-        a record is replaced.
+        Delta, the largest change of any single utility between two neighbouring data sets. The guarantee is for the
+        neighbouring relation for which Delta and `monotone` are right. For example, counts are monotone if a record is
+        added, but not if a record is replaced.
     monotone : bool
-        Whether one record moves all utilities in the same direction. The exponent is then epsilon u_r / Delta, with the
-        same guarantee.
+        Whether one record moves all utilities in the same direction. If True, the exponent is epsilon u_r / Delta, and
+        the choice is still epsilon-DP.
 
     References
     ----------
@@ -101,17 +109,18 @@ class ExponentialChoice(_PureChoice):
     monotone: bool = False
 
     def probabilities(self, utilities: ArrayLike) -> np.ndarray:
-        """Return the law of the choice over the last axis of `utilities` (finite numbers)."""
+        """Return the probability of each candidate. The candidates lie along the last axis of `utilities`."""
         u = _utilities(utilities)
         weights = np.exp((u - u.max(-1, keepdims=True)) / self.scale)
         return np.asarray(weights / weights.sum(-1, keepdims=True))
 
     def sample_exact(self, utilities: Sequence[Any], rng: random.Random | None = None) -> int:
-        """Draw one choice, exactly distributed: uniform proposals, accepted with probability e^{-(OPT - u)/scale}.
+        """Draw one choice from exactly the stated law, by rejection.
 
-        Utilities are ints, floats or Fractions, taken exactly. Random bits come from the operating system unless `rng`
-        is given. For k candidates at most about k proposals are needed on average. The running time depends on the
-        utilities, so it must not be observed.
+        A candidate is proposed uniformly, and accepted with probability e^{-(OPT - u)/scale}. Here u is its utility,
+        and OPT is the largest utility. Each utility is an int, a float or a Fraction, and is taken exactly. The random
+        bits come from the operating system unless `rng` is given. For k candidates the mean number of proposals is at
+        most k. The running time depends on the utilities: keep the time secret.
 
         >>> ExponentialChoice(epsilon=50.0).sample_exact([0, 3, 1])
         1
@@ -130,11 +139,11 @@ class ExponentialChoice(_PureChoice):
 
 @dataclass(frozen=True)
 class NoisyMaxChoice(_PureChoice):
-    """Report-noisy-max: independent noise is added to every utility, and the index of the largest is released.
+    """Report-noisy-max: add independent noise to every utility, and release the index of the largest noisy utility.
 
     The choice is epsilon-DP with noise of scale 2 Delta / epsilon, or Delta / epsilon for monotone utilities. Only the
-    index may be released. The noise is sampled in float64, so the choice is private up to rounding;
-    `ExponentialChoice.sample_exact` is exact.
+    index may be released. The noise is sampled in float64, so the choice is private only up to rounding. For an exact
+    choice use `ExponentialChoice.sample_exact`.
 
     Parameters
     ----------
@@ -190,7 +199,7 @@ class GaussianNoisyMaxChoice:
         _check_fields(self, "noise_multiplier", "sensitivity")
 
     def privacy(self, delta: float, candidates: int) -> ApproximateDP:
-        """Return (epsilon, delta)-DP of one choice among `candidates`, by the bounds of `ja.GaussianNoisyMax`."""
+        """Return an (epsilon, delta)-DP guarantee of one choice among `candidates`, from `ja.GaussianNoisyMax`."""
         target = float(check("delta", delta, DELTA))
         count = check_int("candidates", candidates, 1, "count the utilities")
         mechanism = GaussianNoisyMax(self.noise_multiplier, count, monotone=self.monotone)
@@ -202,7 +211,7 @@ class GaussianNoisyMaxChoice:
 
 
 def _check_fields(sampler: Any, *names: str) -> None:
-    """Check positive scalars, and store them in the sampler as Python floats."""
+    """Check that the named fields of the sampler are positive scalars, and store them as Python floats."""
     for name in names:
         number = check_one(name, getattr(sampler, name), POSITIVE, "make one sampler for each")
         object.__setattr__(sampler, name, number)
@@ -235,10 +244,10 @@ def exponential_error(
     sensitivity: ArrayLike = 1.0,
     monotone: bool = False,
 ) -> Numbers:
-    """Compute a shortfall from the optimum: a choice falls short by this much or more with probability at most `beta`.
+    """Compute how much utility an `ExponentialChoice` loses at most, except with probability `beta`.
 
-    The shortfall is `U/epsilon log(candidates/(optimal beta))` in units of the utility, where U is 2 Delta, or Delta if
-    the utilities are monotone.
+    The loss is the largest utility minus the chosen utility. With probability at most `beta` the loss is
+    `U/epsilon log(candidates/(optimal beta))` or more. U is 2 Delta, or Delta if the utilities are monotone.
 
     Parameters
     ----------
@@ -247,7 +256,8 @@ def exponential_error(
     candidates : array_like of whole numbers
     optimal : array_like of whole numbers
         Number of candidates that reach the optimum, at most ``candidates``.
-    sensitivity : array_like > 0; all arguments broadcast.
+    sensitivity : array_like > 0
+        Delta. It broadcasts with the arguments above.
     monotone : bool
 
     Returns
@@ -278,7 +288,10 @@ _BITS = 128
 
 @dataclass(frozen=True)
 class _ByKey:
-    """Release that decides on each key separately; the epsilon and delta for one key are exact fractions."""
+    """Base class of releases that decide on each key separately. `epsilon` and `delta` are the guarantee for one key.
+
+    Both numbers are stored as exact fractions.
+    """
 
     epsilon: Leaf
     delta: Leaf
@@ -294,19 +307,20 @@ class _ByKey:
 
     @property
     def privacy(self) -> PartitionSelection:
-        """Guarantee of one release of all keys."""
+        """Guarantee of one release, for all keys together."""
         return PartitionSelection(round_up(self.epsilon), round_up(self.delta), self.contributions)
 
 
 @dataclass(frozen=True)
 class PartitionChoice(_ByKey):
-    """Release keys of a table of counts, by the (epsilon, delta)-DP rule that keeps the most keys.
+    """Release keys of a table of counts. Of all (epsilon, delta)-DP rules the rule used here releases the most keys.
 
     A key with count n is released with probability p(n), where p(0) = 0 and
 
         p(n) = min(e^epsilon p(n-1) + delta, 1 - (1 - p(n-1) - delta) e^-epsilon, 1).
 
-    Probabilities are rounded down to multiples of 2^-128 and drawn exactly. (Rounding keeps the guarantee.)
+    Each p(n) is rounded down to a multiple of 2^-128, which keeps the guarantee. A key is then released with exactly
+    this probability.
 
     Parameters
     ----------
@@ -335,9 +349,9 @@ class PartitionChoice(_ByKey):
         return Fraction(self._table(number)[-1], 2**_BITS)
 
     def sample(self, counts: Mapping[Key, int], rng: random.Random | None = None) -> list[Key]:
-        """Return the keys that are released, sorted by their text.
+        """Draw for every key whether it is released, and return the released keys, sorted by their `repr`.
 
-        The random bits come from the operating system unless `rng` is given; a seeded `rng` is for tests only.
+        The random bits come from the operating system unless `rng` is given. A seeded `rng` is for tests only.
         """
         source, known = generator(rng), _checked(counts)
         table = self._table(max(known.values(), default=0))
@@ -345,8 +359,11 @@ class PartitionChoice(_ByKey):
         return sorted(kept, key=repr)
 
     def _table(self, most: int) -> list[int]:
-        """Return the probabilities for the counts 0, 1, ..., `most`, in units of 2^-128; stop at a probability of 1."""
-        # `power` is at most e^epsilon, so that the rule is (epsilon, delta)-DP
+        """Return the release probabilities of the counts 0, 1, ..., `most`, in units of 2^-128.
+
+        The list ends early at the first probability of 1, since all larger counts have the same probability.
+        """
+        # `power` is e^epsilon rounded down. The rule with `power` in place of e^epsilon is still (epsilon, delta)-DP.
         power = max(Fraction(math.exp(min(float(self.epsilon), 700.0) * (1 - 2.0**-50)) * (1 - 2.0**-50)), Fraction(1))
         found, one = [0], 2**_BITS
         while len(found) <= most and found[-1] < one:
@@ -379,15 +396,19 @@ class ThresholdedCounts(_ByKey):
 
     @property
     def threshold(self) -> int:
-        """Smallest t with Pr[1 + noise >= t] = e^(-epsilon (t-1)) / (1 + e^-epsilon) <= delta."""
+        """Smallest t at which a key with count 1 is released with probability at most delta, up to rounding.
+
+        This probability is Pr[1 + noise >= t] = e^(-epsilon (t-1)) / (1 + e^-epsilon).
+        """
         rate, target = float(self.epsilon) * (1 - 2.0**-50), float(self.delta) * (1 - 1e-9)
         least = 1 + max(math.ceil(-math.log(target * (1.0 + math.exp(-rate))) / rate), 0)
         while math.exp(-rate * (least - 1)) / (1.0 + math.exp(-rate)) > target:
-            least += max(least >> 50, 1)  # floats near a large t lie farther apart than 1; a larger t is safe
+            # Floats near a large t lie farther apart than 1, so a step of 1 may change nothing. A larger t is safe.
+            least += max(least >> 50, 1)
         return least
 
     def release(self, counts: Mapping[Key, int], rng: random.Random | None = None) -> dict[Key, int]:
-        """Return {key: noisy count} of the keys whose noisy count reaches the threshold, sorted by the keys' text."""
+        """Return the noisy counts that reach the threshold, as a dict by key. The keys are sorted by their `repr`."""
         source, least = generator(rng), self.threshold
         scale = 1 / Fraction(self.epsilon)
         noisy = {key: n + discrete_laplace(scale, source) for key, n in _checked(counts).items() if n}
@@ -395,7 +416,7 @@ class ThresholdedCounts(_ByKey):
 
 
 def _checked(counts: Mapping[Key, int]) -> dict[Key, int]:
-    """Return the counts; refuse anything but whole numbers from 0."""
+    """Return the counts as a dict of ints. Refuse a count that is negative or no integer."""
     if not isinstance(counts, Mapping):
         raise InputError(f"counts must be a dict of keys and counts, not {type(counts).__name__}; use {{'a': 3}}")
     known = {key: whole("count", n) for key, n in counts.items()}

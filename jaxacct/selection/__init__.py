@@ -1,4 +1,4 @@
-"""Private selection: run a mechanism K times, K random and secret, release the best output, and account for it."""
+"""Private selection: run a mechanism K times, where K is random, release the best output, and compute its guarantee."""
 
 from jaxacct.selection.adaptive import AdaptiveSelection
 from jaxacct.selection.base_profile import candidates_profile

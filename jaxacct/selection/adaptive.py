@@ -1,4 +1,7 @@
-"""Selection among K candidates that may depend on each other; its delta is `sum_k Pr[K = k] delta_k`."""
+"""Selection among K candidates that may depend on each other.
+
+Its delta is `sum_k Pr[K = k] delta_k`, where delta_k is the delta of k composed candidates.
+"""
 
 from __future__ import annotations
 
@@ -48,23 +51,25 @@ LAST_EPS = 1e300
 class AdaptiveSelection(AnySelection):
     """Selection whose candidates may depend on all earlier outputs. Any or all outputs may be released.
 
-    In each direction by itself the profile is
+    `select(..., candidates="adaptive")` makes these objects.
+
+    In each direction of the neighbouring relation the profile is
 
         delta(eps) = sum_k Pr[K = k] delta_k(eps)
 
-    where delta_k is the profile of ``mechanism`` composed k times.  Nothing is released at k = 0.  Candidate k may be
+    where delta_k is the profile of ``mechanism`` composed k times.  If K is 0, nothing is released.  Candidate k may be
     chosen after seeing all earlier outputs, K and public randomness, as long as ``mechanism`` dominates each candidate.
-    K is independent of the data and need not be secret.  The sum is the exact supremum over all such candidates, so
-    `ja.epsilon` and `ja.delta` return brackets of kind "certified".  In a composition with other mechanisms,
-    a pair made from upper bounds of the profile stands for the selection, and the kind is "bound".  With fixed K the
-    selection is the K-fold composition itself.
+    K must be independent of the data, but need not be secret.  The sum is the exact supremum over all such candidates.
+    So `ja.epsilon` and `ja.delta` return brackets of kind "certified", unless ``mechanism`` itself has kind "bound".
+    In a composition with other mechanisms the selection is replaced by a pair made from upper bounds of its profile,
+    and the kind is "bound".  If K is a constant, the selection is the K-fold composition of ``mechanism``.
 
     Parameters
     ----------
     mechanism : Mechanism
         One candidate.
     law : Law
-        The law of K; it broadcasts with the mechanism.  `select(..., candidates="adaptive")` makes these objects.
+        The law of K.  It broadcasts with the mechanism.
 
     References
     ----------
@@ -108,7 +113,7 @@ class AdaptiveSelection(AnySelection):
 
 
 def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float) -> tuple[float, float]:
-    """Return lower and upper bounds of one selection's epsilon, which is the larger of its directions' epsilons."""
+    """Return lower and upper bounds of one selection's epsilon, the largest epsilon over the directions."""
     if delta < LEAST_DELTA:
         bounded = bool(bounded_loss(components(run, "add_or_remove_one", "remove")).all())
         low, high = _without_delta(run, law, relation) if bounded else (0.0, np.inf)
@@ -119,7 +124,11 @@ def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float)
 
 
 def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> tuple[float, float]:
-    """Return lower and upper bounds of one selection's delta; the K that `weights` leaves out hardly widen them."""
+    """Return lower and upper bounds of one selection's delta.
+
+    `weights` lists more and more K, in at most four steps, until the probability of all other K is at most 0.1 rtol
+    times the upper bound.
+    """
     ends = (0.0, 1.0)
     for tail in (1e-12, 1e-40, 1e-150, LEAST_DELTA):
         listed = weights(law, tail)
@@ -131,7 +140,10 @@ def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> 
 
 
 def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, rtol: float) -> np.ndarray:
-    """Return upper bounds of "epsilon" or "delta" for one base and law; deltas at three or more eps are looser."""
+    """Return upper bounds of one selection's "epsilon" or "delta" at every element of `values`.
+
+    Three or more deltas are computed together from one `Mixture`, which gives looser bounds.
+    """
     if quantity == "epsilon":
         return np.array([_epsilon(run, law, float(x), relation, rtol)[1] for x in values])
     if values.size < 3:
@@ -141,13 +153,13 @@ def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, rela
     for side in sides(run, relation):
         mixture = Mixture(run, listed, side.forward, rtol)
         for eps in np.quantile(values, [0.05, 0.25, 0.5]):
-            mixture.at(float(eps), rtol)  # this adds nodes, which then serve at every eps
+            mixture.at(float(eps), rtol)  # `at` adds nodes to the mixture, and `sums` below uses them at every eps
         most = np.maximum(most, [found.high for found in mixture.sums(values)])
     return most
 
 
 def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, float]:
-    """Return lower and upper bounds of epsilon at a delta of 0 or nearly 0, from a composition of `largest_k` runs."""
+    """Return lower and upper bounds of epsilon at delta = 0: the epsilon of `largest_k(law)` composed runs."""
     most = largest_k(law)
     if not np.isfinite(most):
         one = account.epsilon(run, 0.0, relation=relation)
@@ -159,7 +171,7 @@ def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, floa
 
 
 def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return COMPOSED_POINTS values of eps, and two arrays: upper bounds of the selection's delta in each direction."""
+    """Return COMPOSED_POINTS values of eps, and upper bounds of the selection's delta there, an array per direction."""
     listed = weights(law, 1e-3 * LAST_DELTA)
     both = sides(run, "add_or_remove_one")
     each = {name: Mixture(run, listed, name, 1e-3) for name in dict.fromkeys((both[0].forward, both[-1].forward))}
@@ -171,21 +183,25 @@ def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarra
     grid = np.linspace(0.0, 1.0, COMPOSED_POINTS) * last
     for mixture in each.values():
         for eps in grid[[8, 40, 80]]:
-            mixture.at(float(eps), 1e-3)  # this adds nodes, which then serve at every eps
+            mixture.at(float(eps), 1e-3)  # `at` adds nodes to the mixture, and `sums` below uses them at every eps
     upper = {name: np.array([found.high for found in mixture.sums(grid)]) for name, mixture in each.items()}
     return grid, upper[both[0].forward], upper[both[-1].forward]
 
 
 class Sum(NamedTuple):
-    """A bracket of the sum of a `Mixture` at one eps."""
+    """Lower bound, estimate and upper bound of the sum that a `Mixture` stands for, at one eps."""
 
-    low: float  # lower bound
-    middle: float  # estimate
-    high: float  # upper bound
+    low: float
+    middle: float
+    high: float
 
 
 class Mixture:
-    """The sum over k of Pr[K = k] delta_k. The profile delta_k of k runs is computed only at some k, the nodes."""
+    """The sum over k of Pr[K = k] delta_k, where delta_k is the profile of k composed runs.
+
+    delta_k is computed only at some k, the nodes. Since delta_k does not fall as k rises, the nodes bound it at the
+    other k. `nodes` holds the places of the nodes in `weights.k`.
+    """
 
     def __init__(self, run: Mechanism, weights: Weights, relation: str, rtol: float) -> None:
         self.run, self.weights, self.relation, self.rtol = run, weights, relation, rtol
@@ -195,29 +211,33 @@ class Mixture:
         self.most, self.hard = 3000, np.zeros(0, np.intp)
         size = weights.k.size
         beyond = np.cumsum(weights.high[::-1])[::-1]
-        # the first nodes are the k at which Pr[K >= k] has fallen to these shares of the probability of all listed k
+        # The first nodes are the smallest k at which Pr[K >= k] is at most `first` times that of all listed k.
         first = np.array([0.9, 0.5, 0.1, 1e-2, 1e-3, 1e-5, 1e-8])
         spread = np.searchsorted(-beyond, -beyond[0] * first) if size else []
         self.nodes = np.unique(np.clip([*spread, size - 1], 0, size - 1)).astype(np.intp) if size else np.zeros(0, int)
 
     def deltas(self, nodes: np.ndarray, eps: np.ndarray) -> np.ndarray:
-        """Return lower and upper bounds of delta_k(eps), (2, eps, nodes). NaN becomes the trivial bound 0 or 1."""
+        """Return lower and upper bounds of delta_k(eps), of shape (2, number of eps, number of nodes).
+
+        A bound that is NaN is replaced by the trivial bound, 0 or 1.
+        """
         ends = np.zeros((2, eps.size, nodes.size))
         hard = np.isin(nodes, self.hard)
         for engine, some in ((self.engine, ~hard), ("auto", hard)):
             if not some.any():
                 continue
             runs = repeat(self.run, self.weights.k[nodes[some]])
-            with backend.job(nodes.size, apart=True):  # NumPy or XLA is chosen as for one selection alone
+            # With apart=True the choice of NumPy or XLA depends on this selection alone, not on the enclosing batch.
+            with backend.job(nodes.size, apart=True):
                 found = account.delta(runs, eps[:, None], relation=self.relation, engine=engine, rtol=1e-4)
             if self.engine == "auto" and np.any(np.asarray(found.engine) == "lattice"):
-                self.most = 96  # fewer nodes, since the lattice engine takes some 20 ms for each
+                self.most = 96  # allow fewer nodes from now on, since the lattice engine takes some 20 ms for each
             ends[:, :, some] = found.lower, found.upper
         low, high = ends
         return np.stack([np.where(low >= 0.0, np.minimum(low, 1.0), 0.0), np.where(high <= 1.0, high, 1.0)])
 
     def sums(self, eps: np.ndarray) -> list[Sum]:
-        """Return the brackets of the sum at several eps >= 0, from delta_k at the present nodes."""
+        """Return the brackets of the sum at several eps >= 0. No nodes are added."""
         ends = self.deltas(self.nodes, eps)
         return [self._summed(*_monotone(*ends[:, place])) for place in range(eps.size)]
 
@@ -230,7 +250,8 @@ class Mixture:
             if not self._refined(low, high, width * found.high):
                 break
         own = self.weights.high[self.nodes] * (high - low)
-        # where the contour engine leaves the sum's bracket wide, the lattice engine computes some nodes again
+        # If the contour engine leaves the bracket of the sum wide, the lattice engine computes delta_k again at the
+        # nodes that widen the bracket most.
         if self.engine == "contour" and np.sum(own) > max(width, 0.02) * found.high:
             hard = self.nodes[np.argsort(-own, kind="stable")[:NODES_BY_LATTICE]]
             self.hard = np.union1d(self.hard, hard[: max(NODES_BY_LATTICE - self.hard.size, 0)])
@@ -240,7 +261,10 @@ class Mixture:
         return found
 
     def _known(self, known: dict[int, np.ndarray], eps: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return bounds of delta_k at the nodes, made monotone in k; nodes in `known` are not computed again."""
+        """Return lower and upper bounds of delta_k(eps) at all nodes, made monotone in k.
+
+        `known` holds the bounds of nodes that were computed before. The bounds of the other nodes are added to `known`.
+        """
         fresh = np.array([node for node in self.nodes.tolist() if node not in known], np.intp)
         if fresh.size:
             known.update(zip(fresh.tolist(), self.deltas(fresh, np.array([eps]))[:, 0].T, strict=True))
@@ -260,7 +284,7 @@ class Mixture:
         for width in (max(self.rtol, 0.01), *[self.rtol] * MOST_ROUNDS):
             search.narrow(0.1)
             before = self.nodes.size
-            # this adds nodes, which change the estimates of the sum, so that `around` must be called
+            # `at` adds nodes. New nodes change the estimates of the sum, so `around` must find `left` and `right` anew.
             self.at(search.left[0], width)
             self.at(search.root()[0], width)
             search.around()
@@ -271,7 +295,7 @@ class Mixture:
         return search.low, search.high
 
     def _guess(self, target: float) -> float:
-        """Return the eps at which the search begins: the epsilon of m composed runs, where m is the mean listed k."""
+        """Return the eps at which the search begins: the epsilon of m composed runs, m the mean of K."""
         k, mass = self.weights.k, self.weights.high
         mean = max(round(float(np.sum(k * mass) / np.sum(mass))), 1) if k.size else 1
         level = min(target, 1.0 - ROUNDOFF)
@@ -279,7 +303,10 @@ class Mixture:
         return found if 1e-12 < found < LAST_EPS else 1.0
 
     def at_infinity(self) -> tuple[float, float]:
-        """Return lower and upper bounds of `sum_k Pr[K = k] (1 - (1 - q)^k)`; q is one run's mass at infinity."""
+        """Return lower and upper bounds of the sum's limit as eps grows, `sum_k Pr[K = k] (1 - (1 - q)^k)`.
+
+        q is the probability that one run has an infinite loss.
+        """
         mass = float(infinite_mass(self.run, self.relation))
         k, low, high, below, above_low, above = self.weights
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -303,7 +330,7 @@ class Mixture:
         return Sum(bottom, min(max(float(middle), bottom), top), top)
 
     def _between(self, mass: np.ndarray) -> np.ndarray:
-        """Return for each node the sum of `mass` over the listed k between the preceding node and this node."""
+        """Return for each node the sum of `mass` over the k strictly between the preceding node and this node."""
         if not self.nodes.size:
             return np.zeros(0)
         before = np.concatenate([[-1], self.nodes[:-1]])
@@ -311,7 +338,10 @@ class Mixture:
         return np.where(self.nodes - before > 1, np.add.reduceat(mass, ends)[::2], 0.0)
 
     def _refined(self, low: np.ndarray, high: np.ndarray, allowed: float) -> bool:
-        """Add nodes where gaps widen the bracket of the sum beyond `allowed`; return whether any were added."""
+        """Add nodes in the gaps between nodes that widen the bracket of the sum most. Return whether any were added.
+
+        No node is added if all gaps together widen the bracket by at most `allowed`.
+        """
         before = np.concatenate([[-1], self.nodes[:-1]])
         gaps = self.nodes - before
         between = self._between(self.weights.high) * (high - np.concatenate([[0.0], low[:-1]]))
@@ -332,21 +362,27 @@ class Mixture:
 
 
 def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow lower and upper bounds of the elements of a non-decreasing sequence by the bounds of other elements."""
+    """Tighten lower and upper bounds of the elements of a non-decreasing sequence.
+
+    Each element is at least the lower bound of every earlier element, and at most the upper bound of every later one.
+    """
     return np.maximum.accumulate(low), np.minimum.accumulate(high[::-1])[::-1]
 
 
 class _Search:
-    """The search for the least eps at which a mixture is at most a target; only `low` and `high` are proved bounds."""
+    """The search for the solution: the smallest eps at which the sum of a `Mixture` is at most a target.
+
+    `low` and `high` are proved bounds of the solution. `left` and `right` come from estimates of the sum.
+    """
 
     def __init__(self, mixture: Mixture, target: float) -> None:
         self.mixture, self.target, self.low, self.high = mixture, target, 0.0, math.inf
-        # (eps, estimate of the sum) for the largest eps found where the estimate exceeds the target, and for the
-        # smallest eps found where it does not
+        # `left` and `right` are pairs (eps, estimate of the sum at eps). `left` has the largest eps found at which the
+        # estimate exceeds the target. `right` has the smallest eps found at which the estimate is at most the target.
         self.left, self.right = (0.0, 1.0), (math.inf, 0.0)
 
     def fan(self, eps: np.ndarray) -> list[Sum]:
-        """Return the brackets of the sum at several eps, and narrow the interval of the search by them."""
+        """Return the brackets of the sum at several eps, and update `low`, `high`, `left` and `right` from them."""
         found = self.mixture.sums(eps)
         for x, one in zip(eps.tolist(), found, strict=True):
             if one.low > self.target:
@@ -360,34 +396,44 @@ class _Search:
         return found
 
     def bracketed(self, guess: float) -> bool:
-        """Search around `guess` for `right`, where the estimate is at most the target; return whether it was found."""
+        """Find `right`: try eps around `guess`, and then larger eps, until the estimate at one is at most the target.
+
+        Return whether such an eps was found.
+        """
         while math.isinf(self.right[0]) and guess <= LAST_EPS:
             self.fan(np.minimum(guess * np.array([0.06, 0.25, 0.5, 0.9, 1.2, 2.0, 4.0, 16.0, 256.0]), LAST_EPS))
             guess *= 4096.0
         return math.isfinite(self.right[0])
 
     def root(self) -> tuple[float, float]:
-        """Return the eps where the chord of log(sum) from `left` to `right` is log(target), and minus its slope."""
+        """Return an estimate of the solution, and the rate at which log(sum) falls there.
+
+        Both come from the line that joins log(sum) at `left` and at `right`. The estimate is the eps where the line
+        reaches log(target), and the rate is minus the slope of the line.
+        """
         (below, more), (above, less) = self.left, self.right
         rise, fall = math.log(more / self.target), math.log(self.target / max(less, 1e-320))
         share = rise / (rise + fall) if rise + fall > 0.0 else 0.5
         return below + share * (above - below), max((rise + fall) / max(above - below, 1e-300), 1e-300)
 
     def narrow(self, error: float) -> None:
-        """Move `left` and `right` together until their eps, or sums, differ by at most the relative `error`."""
+        """Move `left` and `right` towards each other, in at most 8 rounds.
+
+        Stop when their eps or their estimates of the sum differ by at most the relative `error`.
+        """
         for _ in range(8):
             below, above = self.left[0], self.right[0]
             close = above - below <= error * above or self.left[1] <= self.right[1] * (1.0 + error)
             if close or not below < above:
                 return
             x, _ = self.root()
-            # several eps about the chord's solution cost little more than one, since they share the compositions
+            # Try several eps around the estimate x. They cost little more than one, since they share the compositions.
             steps = np.array([-0.2, -0.04, -5e-3, -3e-4, 0.0, 3e-4, 5e-3, 0.04, 0.2])
             fan = np.append(x + (above - below) * steps, 0.5 * (below + above))
             self.fan(np.unique(np.clip(fan, below, above)))
 
     def around(self) -> None:
-        """Find `left` and `right` again after nodes were added, which changes the estimates of the sum."""
+        """Find `left` and `right` again. This is needed after new nodes have changed the estimates of the sum."""
         x, slope = self.root()
         self.left, self.right = (0.0, 1.0), (math.inf, 0.0)
         reach = max(0.01 * x, 0.1 / max(slope, 1e-2), 1e-12)
@@ -397,7 +443,10 @@ class _Search:
                 return
 
     def tighten(self) -> None:
-        """Move `low` and `high` towards the solution: try eps where an end of the sum's bracket may meet the target."""
+        """Move `low` and `high` towards the solution.
+
+        Try eps near which the lower or the upper end of the sum's bracket may equal the target.
+        """
         if not (self.left[0] < self.right[0] < math.inf):
             return
         x, slope = self.root()
@@ -410,9 +459,9 @@ class _Search:
 
 
 class Weights(NamedTuple):
-    """Certified bounds of the probabilities of K."""
+    """Certified bounds of the probabilities of K, one by one for the listed values of K."""
 
-    k: np.ndarray  # listed values >= 1, ascending
+    k: np.ndarray  # the listed values, all >= 1, ascending
     low: np.ndarray  # lower bounds of Pr[K = k]
     high: np.ndarray  # upper bounds of Pr[K = k]
     below: float  # upper bound of Pr[1 <= K < k[0]]
@@ -421,7 +470,9 @@ class Weights(NamedTuple):
 
 
 def weights(law: Law, tail: float) -> Weights:
-    """Return bounds of one law's probabilities at up to 2^21 listed K. At most `tail` lies beyond these on each side.
+    """Return bounds of the probabilities of one law at consecutive values of K, the listed values.
+
+    More values are listed until the probability on each side of them is at most `tail`, or until about 2^21 are listed.
 
     >>> from jaxacct.selection import Geometric
     >>> found = weights(Geometric(0.5), 1e-9)
@@ -430,7 +481,8 @@ def weights(law: Law, tail: float) -> Weights:
     """
     if isinstance(law, Categorical):
         each = np.asarray(law.probabilities)
-        error = 4e-13  # more than the 1e-13 by which the sum of the probabilities may differ from 1
+        # The given probabilities may add up to 1 +- 1e-13, so `error` bounds the relative error of each of them.
+        error = 4e-13
         return _listed(np.arange(each.size) * 1.0, each * (1.0 - error), each * (1.0 + error), 0.0, 0.0)
     if isinstance(law, PointMass) or (isinstance(law, Binomial) and float(law.probability_of_run) == 1.0):
         return Weights(np.array([largest_k(law)]), np.ones(1), np.ones(1), 0.0, 0.0, 0.0)
@@ -440,7 +492,7 @@ def weights(law: Law, tail: float) -> Weights:
             "such as Categorical"
         )
     first, mode, last, ratios, gap = _progression(law)
-    if not mode < 2.0**52:  # above 2^52 float64 hardly tells neighbouring whole numbers apart
+    if not mode < 2.0**52:  # above 2^52 float64 hardly tells neighbouring whole numbers apart, so no K is listed
         return Weights(np.zeros(0), np.zeros(0), np.zeros(0), 1.0, 0.0, 1.0)
     half = 64.0
     while True:
