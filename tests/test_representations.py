@@ -480,6 +480,18 @@ def test_the_estimate_of_a_reading_of_a_bound_is_the_bound():
     assert posterior.estimate == pytest.approx(posterior.upper, rel=1e-14)
 
 
+def test_a_reading_of_a_bound_is_ok_where_the_bound_is_close():
+    """The status was "width", for which no tolerance helps, since nothing is known of the lower end."""
+    found = ja.profile(ja.ZCDP(0.1))
+    mu, regret = found.gaussian_readings(1e-10)
+    read = (found.tradeoff(0.1), found.true_positive_rate(0.1), found.posterior(0.5, 0.1), mu, regret)
+    assert {(str(one.kind), str(one.status)) for one in read} == {("bound", "ok")}
+    nothing = ja.delta(ja.Gaussian(1.0 / mu.upper), 0.0)  # f may be 1 - a
+    assert regret.upper == pytest.approx(0.5 * nothing.upper, rel=1e-9) and mu.lower == regret.lower == 0.0
+    assert found.posterior(0.5, 1e-9).status == "width"  # rates are known to within 1e-7
+    assert ja.profile(ja.PrivacyProfile([0.0, 1.0], [0.3, 0.0])).cdf(0.5).p.status == "ok"
+
+
 def test_risks_of_random_allocation_under_replacement():
     """The trade-off function was refused, since it asked for the mass at infinity of a pair."""
     mechanism = ja.RandomAllocation(ja.Gaussian(4.0), 4)

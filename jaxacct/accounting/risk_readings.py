@@ -194,7 +194,7 @@ def gaussian_fit(
 ) -> GaussianFit:
     """Return brackets of mu, row by row.
 
-    deltas : function for delta under a symmetric relation.
+    deltas : function for delta under a symmetric relation. Unless the kind is "certified", both ends may be upper ends.
     floor : (n,), least false-positive and false-negative rate, in (0, 1/2).
     narrow : relative width at which a row is finished.
     """
@@ -228,11 +228,12 @@ def gaussian_fit(
             worst = np.arange(ends.shape[0])[:, None] + np.zeros((1, rows.size), int)
         lines = with_more(deltas, lines, worst, rows)
     low = np.nan_to_num(low)
-    agree = low <= high  # bounds that contradict each other are not used
+    # bounds that contradict each other are not used; of a guarantee the upper end holds in any case
+    agree = (low <= high) | (kind != "certified")
     low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf)
     ok = np.isfinite(high) & (high - low <= OK_WIDTH * high)
     status = np.where(agree, np.where(ok, "ok", "width"), "contradiction")
-    mu = Bounds(low if kind == "certified" else 0.0 * low, high, high, kind, status, "tradeoff")
+    mu = Bounds(low if kind == "certified" else np.zeros(size), high, high, kind, status, "tradeoff")
     return GaussianFit(mu, first, last)
 
 
@@ -357,7 +358,7 @@ def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str
     deltas : function for delta under a symmetric relation.
     lines : (3, K, n), as `GaussianFit.lines`: ascending eps from 0, and lower and upper delta there. The bracket starts
         from these values, and `deltas` gives more where they are needed.
-    kind : "certified", or another kind, for which the lower ends are 0.
+    kind : "certified", or another kind, for which only delta >= 0 is known, and the lower ends are 0.
     """
     from jaxacct.engines import closed_form  # imports SciPy
 
@@ -365,6 +366,8 @@ def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str
     rows = np.flatnonzero(np.isfinite(mu) & (mu > 0.0))
     high[mu == 0.0] = 0.0
     lines = lines[:, :, rows]
+    if kind != "certified":
+        lines[1:] = 0.0
     for turn in range(REGRET_ROUNDS + 1):
         if not rows.size:
             break
@@ -383,9 +386,9 @@ def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str
         if rows.size:
             worst = np.argpartition(-cells, VALUES_ADDED, axis=0)[:VALUES_ADDED]
             lines = with_more(deltas, lines, worst, rows)
-    low = low if kind == "certified" else np.zeros_like(low)
     narrow = high - low <= np.maximum(10.0 * REGRET_WIDTH * high, NARROW_ABSOLUTE)
-    return Bounds(low, low + 0.5 * (high - low), high, kind, np.where(narrow, "ok", "width"), "tradeoff")
+    low, middle = (low, low + 0.5 * (high - low)) if kind == "certified" else (np.zeros_like(low), high)
+    return Bounds(low, middle, high, kind, np.where(narrow, "ok", "width"), "tradeoff")
 
 
 def _cells(

@@ -137,9 +137,14 @@ class Profile:
         directions' trade-off functions. Both ends are certified: each slope gives a lower bound, and the convexity of
         delta in e^eps gives an upper bound (jaxacct/representations/README.md). The status is
         "width" if after up to four refinements the bracket is wider than 1e-7, and also wider than `rtol` times its
-        upper end.
+        upper end. Of a guarantee only the lower end is known, and the status says how closely it was computed.
         """
-        return _tradeoff(self, check("fpr", fpr, PROBABILITY))
+        fpr = check("fpr", fpr, PROBABILITY)
+        f = _tradeoff(self, fpr)
+        if _is_exact(self):
+            return f
+        high = np.clip(1.0 - fpr + 1e-16, f.lower, 1.0)  # by a guess without the output
+        return Bounds(f.lower, f.lower, high, f.kind, f.status, f.engine)
 
     def renyi(self, order: ArrayLike) -> Bounds:
         """Compute the Rényi divergence of order `order` > 0, certified, by `renyi_divergence`."""
@@ -252,9 +257,12 @@ class Profile:
 
     def true_positive_rate(self, fpr: ArrayLike) -> Bounds:
         """Compute the largest true positive rate of any membership test at a false positive rate: 1 - f(fpr)."""
-        f = self.tradeoff(fpr)
+        fpr = check("fpr", fpr, PROBABILITY)
+        f = _tradeoff(self, fpr)
         low, high = np.clip(1.0 - f.upper - 1e-16, 0.0, 1.0), np.clip(1.0 - f.lower + 1e-16, 0.0, 1.0)
         status = np.where(is_narrow(low, high, self.rtol), "ok", "width")
+        if not _is_exact(self):
+            return Bounds(np.clip(fpr - 1e-16, 0.0, high), high, high, f.kind, status, f.engine)
         return Bounds(low, np.clip(1.0 - f.estimate, low, high), high, f.kind, status, f.engine)
 
     def posterior(self, prior: ArrayLike, fpr: ArrayLike) -> Bounds:
@@ -274,7 +282,8 @@ class Profile:
         low, middle, high = (posterior_of(end, prior, fpr, turn) for end, turn in zip(ends, (-1, 0, 1), strict=True))
         low = np.maximum(low, prior * (rate.lower >= fpr))  # a test with tpr >= fpr does not lower the prior
         # a narrow bracket of a small true-positive rate may give a wide bracket here
-        status = np.where((rate.status == "ok") & ~is_narrow(low, high, self.rtol), "width", rate.status)
+        close = is_narrow(low, high, self.rtol) if _is_exact(self) else self.rtol * rate.upper >= NARROW_ABSOLUTE
+        status = np.where((rate.status == "ok") & ~close, "width", rate.status)
         return Bounds(low, np.clip(middle, low, high), high, rate.kind, status, rate.engine)
 
     def bayes_success(self, prior: ArrayLike) -> Bounds:
@@ -377,16 +386,16 @@ class Profile:
 
     def _certified(self, low: np.ndarray, high: np.ndarray, like: Bounds) -> Bounds:
         low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
-        status = np.where(high - low <= 1e-3, "ok", "width")
+        known = like.ok & (np.asarray(like.kind) != "certified")  # no option narrows what a guarantee leaves open
+        status = np.where((high - low <= 1e-3) | known, "ok", "width")
         return Bounds(low, 0.5 * (low + high), high, like.kind, status, like.engine)
 
     def deltas_of(self, rows: np.ndarray) -> Deltas:
-        """Return a function (epsilon, some) that computes delta for `rows[some]` of the flat batch."""
+        """Return a function (epsilon, some) that computes `_curve` for `rows[some]` of the flat batch."""
         single = batch_shape(self.mechanism) == ()
 
         def deltas(epsilon: np.ndarray, some: np.ndarray) -> Bounds:
-            one = self if single else replace(self, mechanism=take_rows(self.mechanism, rows[some]))
-            return one.delta(epsilon)
+            return _curve(self if single else replace(self, mechanism=take_rows(self.mechanism, rows[some])), epsilon)
 
         return deltas
 
@@ -433,6 +442,20 @@ def profile(
     return Profile(mechanism, *chosen)
 
 
+def _is_exact(profile: Profile) -> bool:
+    """Return whether both ends of the profile's deltas are known."""
+    return profile.mechanism.kind_of_bracket(profile.relation) == "certified"
+
+
+def _curve(profile: Profile, epsilon: np.ndarray) -> Bounds:
+    """Return delta; of a guarantee, the delta that it states: the upper ends twice, unless these are not ok."""
+    found = profile.delta(epsilon)
+    if _is_exact(profile):
+        return found
+    low = np.where(found.ok, found.upper, found.lower)
+    return Bounds(low, found.upper, found.upper, found.kind, found.status, found.engine)
+
+
 def _mu_of_gaussians(profile: Profile) -> np.ndarray:
     """Return mu of the rows that are unsampled Gaussians or release nothing, and NaN for the other rows."""
     size = int(np.prod(batch_shape(profile.mechanism)))
@@ -448,7 +471,10 @@ def _mu_of_gaussians(profile: Profile) -> np.ndarray:
 
 
 def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
-    """Bracket f(fpr) by three values of delta, or by a grid of slopes where those three leave a wide bracket."""
+    """Bracket f(fpr) by three values of `_curve`, or by a grid of slopes where those three leave a wide bracket.
+
+    Of a guarantee the lower end alone is claimed.
+    """
     mine, rtol = batch_shape(profile.mechanism), profile.rtol
     shape, rows, wanted = on_batch(profile.mechanism, "fpr", fpr)
     low, high = np.zeros(rows.size), 1.0 - wanted + 1e-16  # f <= 1 - fpr, by a guess without the output
@@ -477,17 +503,14 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
         one = profile.element(np.unravel_index(row, mine)) if mine else profile
         for each in (replace(one, engine="lattice"), one) if by_lattice[at].any() else (one,):
             found = _tradeoff_by_slopes(each, wanted[at], rtol)
-            # if the two brackets contradict each other, neither is used
-            both = consistent(Interval(np.maximum(low[at], found.low), np.minimum(high[at], found.high)))
+            both = _agreed(profile, np.maximum(low[at], found.low), np.minimum(high[at], found.high))
             low[at], high[at] = both
             if is_narrow(*both, rtol).all() or np.all(high[at] - low[at] <= SLIGHTLY_WIDE):
                 break
     low, high = np.clip(low, 0.0, 1.0).reshape(shape), np.clip(high, 0.0, 1.0).reshape(shape)
     status = np.where(is_narrow(low, high, rtol), "ok", "width")
     kind = profile.mechanism.kind_of_bracket(profile.relation)
-    # under kind "bound" only the lower end of f is known, so the middle of the bracket would mean nothing
-    middle = 0.5 * (low + high) if kind == "certified" else low
-    return Bounds(low, middle, high, kind, status, "tradeoff")
+    return Bounds(low, 0.5 * (low + high), high, kind, status, "tradeoff")
 
 
 def _smooth(profile: Profile) -> np.ndarray:
@@ -516,12 +539,11 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
     leave a wide bracket are divided.
     """
     floor = _mass_at_infinity(profile)
-    exact = profile.mechanism.kind_of_bracket(profile.relation) == "certified"
 
     def ends(epsilon: np.ndarray) -> list[np.ndarray]:
-        """Return e^eps, and both ends of delta there; the upper ends twice if no others are known."""
-        values = profile.delta(epsilon)
-        return [np.exp(epsilon), values.lower if exact else values.upper, values.upper]
+        """Return e^eps, and both ends of `_curve` there."""
+        values = _curve(profile, epsilon)
+        return [np.exp(epsilon), values.lower, values.upper]
 
     def reached(relation: str, tail: float) -> float:
         """Return an eps, at most 700, at which delta exceeds the mass at infinity by about `tail`."""
@@ -569,7 +591,12 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
         x, below, above = map(np.append, (x, below, above), ends(epsilon))
         order = np.argsort(x)
         x, below, above = x[order], below[order], above[order]
-    return consistent(Interval(low, high)) if exact else Interval(low, np.ones_like(low))
+    return _agreed(profile, low, high)
+
+
+def _agreed(profile: Profile, low: np.ndarray, high: np.ndarray) -> Interval:
+    """Return the ends, or [0, 1] where these contradict each other; of a guarantee the lower end holds in any case."""
+    return consistent(Interval(low, high)) if _is_exact(profile) else Interval(low, np.maximum(low, high))
 
 
 def _mass_at_infinity(profile: Profile) -> float:
