@@ -424,7 +424,7 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
             fits = (new.needs[:, 1] <= NEARLY * rung.nodes) & usable
             found.x[todo] = np.where(usable, np.clip(new.x, low, high), found.x[todo])
             slope[todo] = np.where(usable & (new.slope * sign > 0), new.slope, slope[todo])
-            # a row is solved if the estimated error of x after the last secant step is below 1e-6
+            # a row is solved if the contour has enough nodes, x is off by an estimated 1e-6 at most, and x moved little
             close = fits & (new.off < 1e-6) & (new.moved < calibration.SETTLED)
             steep = new.slope if goal.on_delta else new.epsilon_slope / part.epsilon
             found.slope[todo] = np.where(close, steep, found.slope[todo])
@@ -437,10 +437,10 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
 
 
 def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return x and d log delta/dx, after moving x to where n times the delta of one step is the target.
+    """Move x to the solution of `n delta_1 = target` where this solution protects more; return x and d log delta/dx.
 
-    x is moved only if the new x protects more, since n times one step's delta is nearly a lower bound of delta. If
-    the record is rarely sampled, n times one step's delta is nearly delta itself.
+    n is the number of steps, and delta_1 is the delta of one step. n delta_1 is nearly a lower bound of the run's
+    delta, so x must protect at least about as much. If records are rarely sampled, the two are nearly equal.
     """
     from jaxacct.engines import closed_form  # imports SciPy, which is slow, so only where a row needs it
 

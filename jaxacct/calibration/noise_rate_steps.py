@@ -1,7 +1,7 @@
 """Finds the noise, the sampling probability or the number of steps with which DP-SGD meets a privacy target.
 
-Every value returned is evaluated again with the certified engines, and `epsilon.upper <= target_epsilon` holds for
-each.  `jaxacct.calibrate` (any_parameter.py) takes any parameter of any mechanism.
+The certified engines evaluate each value before it is returned: the upper bound of its epsilon or risk is at most the
+target.  `jaxacct.calibrate` (any_parameter.py) solves for any parameter of any mechanism.
 """
 
 from __future__ import annotations
@@ -98,14 +98,15 @@ def calibrate_noise_multiplier(
     * `target_reconstruction` with `baseline`: the largest probability of success of a reconstruction that would succeed
       with probability `baseline` without output.  It equals the true-positive rate at a false-positive rate `baseline`.
     * `target_mu` with `above_fpr`: mu of Gaussian differential privacy, claimed only where both error rates are at
-      least `above_fpr` (`Profile.gdp_mu`).  It covers both directions under every relation.
+      least `above_fpr` (`Profile.gdp_mu`).  Whatever the relation, mu holds for adding and for removing a record.
 
     Parameters
     ----------
     target_epsilon : array_like > 0
     target_delta : array_like in (0, 1)
     target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction : array_like in (0, 1)
-        Each must be above its risk without output; in this order: 0, at_fpr, max(prior, 1 - prior), prior, baseline.
+        Each must exceed the risk of an attacker who sees no output.  In the order of the names this risk is 0, at_fpr,
+        max(prior, 1 - prior), prior, baseline.
     target_mu : array_like > 0
     at_fpr, prior, baseline : array_like in (0, 1)
         Settings of a target.
@@ -113,17 +114,17 @@ def calibrate_noise_multiplier(
         Setting of `target_mu`; 1e-10 where it is left out.
     sampling_probability : array_like in [0, 1]
     steps : array_like of whole numbers >= 1
-    repetitions : a law of K (`jaxacct.selection`), which broadcasts too
-        The whole private selection then meets the target: it runs K times and releases the best by any score.  The
-        value is within about 0.1 % of the smallest one.  Targets below 0.01, where the bracket of a selection is wide,
-        may be found infeasible.  Rows are solved one by one; with sampling below 1 every noise tried takes half a
-        minute or more.
+    repetitions : a law of the random number K of runs (`jaxacct.selection`), which broadcasts too
+        DP-SGD then runs K times, and the best run by any score is released.  This whole selection meets the target.
+        The value is within about 0.1 % of the smallest one.  A target below 0.01 may be found infeasible, since the
+        bracket of a selection's epsilon is wide there.  Rows are solved one by one.  With a sampling probability below
+        1 every noise that is tried takes half a minute or more.
     candidates : {"iid", "adaptive"}
         Assumption on the candidates (`jaxacct.selection.select`).
     batch_size, dataset_size, slots, epochs, sampling, cap, bands, groups, group
         The run, as for `jaxacct.dp_sgd`: `batch_size` with `dataset_size`, or `slots`, in place of
-        `sampling_probability`; `epochs` in place of `steps`.  Runs other than Poisson sampling of single records have
-        epsilon and delta as their only target here.
+        `sampling_probability`; `epochs` in place of `steps`.  A risk can be the target only if
+        `sampling` is "poisson" or "cyclic_poisson", and `group` is 1.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}, optional
         By default "add_or_remove_one", and "zero_out" for shuffled batches; `Calibration.relation` has the relation
         used.  "replace_one" has epsilon and delta as its only target.
@@ -197,7 +198,8 @@ def calibrate_sampling_probability(
     target_epsilon, target_delta, steps, relation, rtol, backend
     target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction, target_mu
     at_fpr, prior, baseline, above_fpr, dataset_size, epochs, sampling, cap, bands, groups, group
-        As for `calibrate_noise_multiplier`.  With `epochs`, a larger sampling probability means fewer steps.
+        As for `calibrate_noise_multiplier`.  With `epochs`, a larger sampling probability means fewer
+        steps, and a risk cannot be the target.
     noise_multiplier : array_like > 0
 
     Returns
@@ -246,9 +248,9 @@ def calibrate_steps(
     rtol: float = 1e-4,
     backend: str = "auto",
 ) -> Calibration:
-    """Return the largest number of steps whose certified epsilon meets the target; a whole number (as float64).
+    """Return the largest number of steps whose certified epsilon meets the target: a whole number, as float64.
 
-    The answer may fall short of the largest number by the relative distance that `Calibration.best` allows.
+    The true largest number may be greater than the returned one, by the relative distance d of `Calibration.best`.
 
     Where `max_steps` meets the target, the value is `max_steps` with status "not_binding".  Where one step already
     exceeds the target, the status is "infeasible_steps".
@@ -258,10 +260,10 @@ def calibrate_steps(
     target_epsilon, target_delta, sampling_probability, relation, rtol, backend
     target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction, target_mu
     at_fpr, prior, baseline, above_fpr, batch_size, dataset_size, slots, sampling, cap, bands, groups, group
-        As for `calibrate_noise_multiplier`.
+        As for `calibrate_noise_multiplier`, but with "cyclic_poisson" a risk cannot be the target.
     noise_multiplier : array_like > 0
     max_steps : int >= 1
-        The largest number that is searched, one for the whole batch.
+        The largest number of steps that is tried.  One limit serves the whole batch.
 
     Returns
     -------
@@ -291,7 +293,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
     numbers = numbers_of_rule(sampling, run, group)  # the run's numbers, all but the unknown
     relation = usual_relation(sampling) if given["relation"] is None else given["relation"]
     choice("relation", relation, RELATIONS)
-    # where groups take turns, the run equals a Poisson sampled run of fewer steps
+    # if groups take turns, a record is in at most one step of a round: as in a Poisson run with a step per round
     if RULES[rule_name(sampling)].in_turns and group == 1 and "steps" in numbers:
         fewer = {"steps": rounds_of(numbers["steps"], numbers["groups"])}
         numbers, sampling = {name: numbers[name] for name in ORDER if name in numbers} | fewer, "poisson"
@@ -326,13 +328,14 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
         )
     rate = {name: value for name, value in run.items() if name == "sampling_probability"}  # empty if not given
     goal, _, shape = checked(unknown, target, numbers | rate, *settings)
-    # a larger rate need not give a larger epsilon: a cap then binds more often, and fixed epochs then have fewer steps
+    # A larger sampling probability may give a smaller epsilon in two cases. With `cap`, more batches are cut to the
+    # cap. With `epochs`, the run has fewer steps.
     monotone = unknown != "sampling_probability" or not {"cap", "epochs"} & set(goal.known)
     return result(_by_rule(goal, tuple(numbers), sampling, group, backend), shape, relation, monotone)
 
 
 def _beyond_plain(unknown: str, numbers: dict[str, Any], sampling: str, group: int, relation: str) -> str:
-    """Return the setting that the quick calibration, for Poisson samples of single records, does not cover, or ""."""
+    """Return the setting outside the quick calibration, which covers Poisson samples of single records; "" if none."""
     if sampling != "poisson":
         return f"sampling = {sampling!r}"
     if group != 1:
@@ -343,7 +346,7 @@ def _beyond_plain(unknown: str, numbers: dict[str, Any], sampling: str, group: i
 
 
 def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, backend: str) -> BestValues:
-    """Search by certified brackets of the run itself; start from the value that a Poisson sampled run needs."""
+    """Return the best values by certified epsilons of the run. The search starts at a Poisson sampled run's value."""
     effort = account.effort_of_search(goal.rtol)
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
@@ -352,7 +355,7 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
         return answer(MechanismQuestion("epsilon", run, goal.delta[rows], goal.relation, effort))
 
     search = search_for(goal, evaluate)
-    if "epochs" in goal.known:  # at a lower rate the steps would exceed 2^52
+    if "epochs" in goal.known:  # below this rate, steps = epochs/rate would exceed 2^52
         search = search._replace(lowest=np.clip(goal.known["epochs"] / 2.0**52, *goal.limits))
 
     def begin(rows: np.ndarray) -> Start:
@@ -373,7 +376,7 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
 
 
 def law_shape(law: Any, candidates: str) -> tuple[int, ...]:
-    """Return the batch shape of a law of K; raise InputError for anything else."""
+    """Return the batch shape of a law of K, the number of runs. Raise InputError if `law` is not a law of K."""
     from jaxacct.selection.law_of_k import require_law  # imports slowly, and single runs do not need it
     from jaxacct.selection.mechanism import CANDIDATES
 
@@ -387,7 +390,7 @@ def _noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates
     """For every row, return the noise multiplier with which the whole selection meets the target."""
     from jaxacct.selection.mechanism import select
 
-    # the search gets no closer than 1e-3 to the target: brackets of private selections are some 1e-4 wide or wider
+    # the bracket of a selection's epsilon is some 1e-4 wide or wider, so the search goes no closer than 1e-3
     laws, rtol = law.flattened(shape), max(goal.rtol, 1e-3)
 
     def certify(rows: np.ndarray, values: np.ndarray) -> Bounds:

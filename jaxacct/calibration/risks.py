@@ -1,12 +1,13 @@
-"""Calibration to a risk: the parameter of DP-SGD that protects just enough for no attack to succeed too often.
+"""Calibrates DP-SGD to a risk: finds the parameter that protects just enough for no attack to succeed too often.
 
-Every target except mu (of Gaussian DP) holds if the privacy profile is small enough at one eps*: `delta(eps*) <= d*`.
-The parameter is searched for at that eps*.  For a true-positive rate any eps* is valid, and the search is
-for the best eps, at which the bound of the rate, `delta(eps) + e^eps fpr`, is least.
-mu has a certified bracket, which follows from tangents that are chosen beforehand and evaluated on one contour.
-`above_fpr` is the floor of the error rates at which mu must hold.  The tangents lie close together near the best eps
-for the false-positive rate `above_fpr`, where mu is usually attained, and far apart elsewhere.
-`gaussian_fit` decides the rows whose bracket these tangents leave too wide.
+A risk other than mu (of Gaussian DP) meets its target if delta is small enough at one eps*.  The search finds the
+parameter for which it is.  A true-positive rate is at most `delta(eps) + e^eps fpr` for every eps.  For this risk
+eps* is the best eps, which makes this bound least, and the search finds this eps, too.
+
+mu must hold where both error rates are at least `above_fpr`.  A bracket of mu follows from tangents to the trade-off
+curve.  Their eps are chosen first, and one contour then gives delta at each.  Most are near the best eps for the
+false-positive rate `above_fpr`, where mu is usually attained.  `gaussian_fit` replaces brackets that are too wide.
+
 Derivations: jaxacct/representations/README.md.
 """
 
@@ -74,7 +75,7 @@ def calibrated_to_risk(
     by_name = {"target_advantage": _to_advantage, "target_bayes_success": _to_bayes_success, "target_mu": _to_mu}
     with job(goal.epsilon.size, backend):
         found, ends, epsilon = by_name.get(name, _to_rate)(goal, name, flat, shape)
-    # a value is claimed only if it is shown to hold
+    # a value is withdrawn unless the upper bound of its risk is at most the target
     claimed = np.isin(found.status, CLAIMED)
     found.fail(np.flatnonzero(claimed & ~(ends[2] <= flat[name])), INFEASIBLE[goal.unknown])
     ok = np.isin(found.status, CLAIMED)
@@ -89,7 +90,7 @@ def calibrated_to_risk(
 def _value_for(goal: Goal, solved: RateSolve | None = None) -> BestValues:
     """Return the least protective value whose certified delta at the goal's epsilon is at most the goal's delta.
 
-    solved : noise multipliers found earlier; the search starts from the `close` ones.
+    solved : noise multipliers found earlier. In rows where `solved.close`, the search starts at this noise.
     """
     goal = goal._replace(hint=no_hint(goal.delta.size))
     effort = account.effort_of_search(goal.rtol)
@@ -126,7 +127,7 @@ def _to_bayes_success(goal: Goal, name: str, flat: dict[str, np.ndarray], shape:
     wanted, prior = flat[name], flat["prior"]
     rare, odds = np.minimum(prior, 1.0 - prior), np.abs(np.log(prior) - np.log1p(-prior))
     _require_above(name, wanted, "max(prior, 1 - prior)", np.maximum(prior, 1.0 - prior), shape)
-    wrong = 8.0 * ROUNDOFF * (2.0 + odds)  # as in Profile.bayes_success
+    wrong = 8.0 * ROUNDOFF * (2.0 + odds)  # bounds the rounding errors, as in Profile.bayes_success
     most = (wanted - (1.0 - rare) - 2.0 * wrong) / rare * (1.0 - 4.0 * ROUNDOFF)
     goal, rare_member, pieces = goal._replace(epsilon=odds, delta=most), prior <= 0.5, []
     for relation, mask in (("remove_one", rare_member), ("add_one", ~rare_member)):
@@ -146,7 +147,7 @@ def _together(pieces: list[tuple[np.ndarray, BestValues]]) -> BestValues:
 
 
 def _require_above(name: str, value: np.ndarray, least: str, floor: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Raise InputError where a target is at most the risk without any output."""
+    """Raise InputError where a target is at most `floor`, the risk of an attacker who sees no output."""
     low = np.flatnonzero(~(value > floor))
     if low.size:
         index = f"[{', '.join(map(str, np.unravel_index(low[0], shape)))}]" if shape else ""
@@ -163,10 +164,11 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     fpr = flat["baseline" if name == "target_reconstruction" else "at_fpr"]
     wanted = _rate_of_posterior(flat[name], flat["prior"], fpr) if name == "target_posterior" else flat[name]
     asked = (wanted < 1.0) & (wanted > fpr)
-    # the best eps is about `-mu (ndtri(fpr) + ndtri(wanted))/2`, as for mu-Gaussian DP. It is negative where
-    # `fpr + wanted > 1`; these rows are solved in the reverse direction
+    # The best eps is about `-mu (ndtri(fpr) + ndtri(wanted))/2`, as for mu-Gaussian DP. It is negative in the
+    # `mirrored` rows, where `fpr + wanted > 1`. They are solved in the reverse direction, where its sign changes.
     mirrored = asked & (wanted - 0.5 > 0.5 - fpr)
-    # A wanted rate of 1 allows every delta: the target is 1. A wanted rate of at most fpr allows no delta: it is -1.
+    # Rows not `asked` need no search for eps. A wanted rate of 1 allows every delta, so their target delta is 1. A
+    # wanted rate of at most fpr allows no delta, so their target delta is -1.
     epsilon, delta, pieces = np.zeros(wanted.shape), np.where(wanted >= 1.0, 1.0, -1.0), []
     rows = np.flatnonzero(~asked)
     if rows.size or not asked.size:
@@ -182,13 +184,13 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
         pieces.append((rows, one))
     found = _together(pieces)
     high = (found.upper + np.exp(epsilon) * fpr) * (1.0 + 8.0 * ROUNDOFF)
-    # at a negative eps = -x, `delta(-x) + e^-x fpr = 1 - e^-x (1 - fpr - delta'(x))`, with delta' the profile of the
-    # reverse direction
+    # A mirrored row has the best eps -x < 0, and `epsilon` holds x. Its rate is at most
+    # `delta(-x) + e^-x fpr = 1 - e^-x (1 - fpr - delta'(x))`. delta' is the privacy profile of the reverse direction.
     missed = np.exp(-epsilon) * (1.0 - fpr - found.upper) * (1.0 - 8.0 * ROUNDOFF)
     high = np.minimum(np.where(mirrored, 1.0 - missed, high), 1.0)
     epsilon[mirrored] *= -1.0
-    # A value is shown to be the best if its rate is at least `enough`. That is `wanted` less 0.2 % of the distance from
-    # `wanted` to fpr or to 1, whichever is nearer.
+    # A value is shown to be the best if its rate is at least `enough`. `enough` is below `wanted` by 0.2 % of the
+    # smaller of two distances: from `wanted` to fpr, and from `wanted` to 1.
     enough = wanted - 2e-3 * np.minimum(wanted - fpr, 1.0 - wanted)
     low = _rates_at_least(goal, found.value, epsilon, wanted, fpr, enough)
     rows = np.flatnonzero((found.status == "ok") & asked)
@@ -228,14 +230,14 @@ def _rate_of_posterior(posterior: np.ndarray, prior: np.ndarray, fpr: np.ndarray
 def _rates_at_least(
     goal: Goal, values: np.ndarray, epsilon: np.ndarray, wanted: np.ndarray, fpr: np.ndarray, enough: np.ndarray
 ) -> np.ndarray:
-    """Return each row's lower bound of the true-positive rate at `fpr`. `values` has the unknown's value for each row.
+    """Return, row by row, a lower bound of the true-positive rate at `fpr` if the unknown's value is `values`.
 
     The bound uses delta at three eps near `epsilon`.  It is tight if `epsilon` is near the best eps for `fpr`.  Rows
     whose bound is below `enough` are repeated, with larger distances between the three eps.
     """
     low, left = fpr.copy(), np.isfinite(values)
     for about, rtol in LOWER_ENDS:
-        # under a relation of both directions, one direction (`leading`, usually the larger) suffices for a lower bound
+        # If the relation has both directions, delta is the larger of two deltas. That of `leading` is a lower bound.
         for sign, leading in ((1.0, "remove_one"), (-1.0, "add_one")):
             rows = np.flatnonzero(left & (np.where(epsilon < 0.0, -1.0, 1.0) == sign))
             if rows.size == 0:
@@ -245,7 +247,7 @@ def _rates_at_least(
             place = Place(sign * np.maximum(np.abs(epsilon[rows]), about * mu), mu)
             relation = goal.relation if goal.relation in account.REVERSED else leading
             run = goal.run(rows, values[rows])
-            # `_` stands for the indices of rows: `run` has exactly these rows
+            # `rate_at` also passes indices of rows (`_`), which are not needed, since `run` has exactly these rows
             deltas = lambda at, _, run=run, asked=(relation, rtol): deltas_about(run, at, *asked)
             low[rows] = np.maximum(rate_at(deltas, place, fpr[rows], about).lower, low[rows])
         left &= low < enough
@@ -273,7 +275,7 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
 
     Every eps gives such a value. The best eps, which is searched for, gives the least protective one.
     """
-    # the best eps of mu-Gaussian DP is the loss at the threshold of the best test
+    # `gaussian` is the best eps of mu-Gaussian DP: the privacy loss at the threshold of the best test
     mu = ndtri(rate) - ndtri(fpr)
     gaussian = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)
     epsilon, near, solved = gaussian.copy(), np.ones(mu.size), None
@@ -281,7 +283,7 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
     if goal.unknown == "noise_multiplier":
         solved, settled = _by_contour(goal, rate, fpr, mu, epsilon)
         near = solved.noise.copy()
-        full = goal.known["sampling_probability"] == 1.0  # these runs are mu-Gaussian DP: their best eps is `gaussian`
+        full = goal.known["sampling_probability"] == 1.0  # such runs are mu-Gaussian DP, so `gaussian` is exact
         solved.close[full] = False
         near[full] = np.clip(np.sqrt(goal.known["steps"]) / np.maximum(mu, 1e-300), *NOISE_RANGE)[full]
         epsilon[full] = gaussian[full]
@@ -295,9 +297,9 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
     if left.size:
         by_rounds(left)
     found = _value_for(_at_rate(goal, epsilon, rate, fpr)._replace(near=near), solved)
-    with np.errstate(all="ignore"):  # where the noise is NaN, the row is solved again
-        # a solve with too few nodes is kept only if the logarithms of its noise and of the certified noise differ by at
-        # most 3e-4
+    with np.errstate(all="ignore"):  # a comparison with NaN is False, so that a row without a noise is in `again`
+        # Rows whose contour had too few nodes are solved again, unless the certified noise confirms their noise: the
+        # logarithms differ by at most 3e-4.
         again = np.flatnonzero(~(np.abs(np.log(found.value / near)) <= 3e-4) & settled & ~sure)
     if again.size:  # of the two eps found, the one that needs less noise is kept
         first = epsilon[again].copy()
@@ -313,7 +315,7 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
 
 
 def _at_rate(goal: Goal, epsilon: np.ndarray, rate: np.ndarray, fpr: np.ndarray) -> Goal:
-    """Set epsilon and delta of the goal so that `delta + e^eps fpr <= rate`, with the sum rounded up."""
+    """Return the goal with this epsilon, and with the target delta `rate - e^eps fpr`, rounded down."""
     delta = rate * (1.0 - 16.0 * ROUNDOFF) - np.exp(epsilon) * fpr * (1.0 + 16.0 * ROUNDOFF)
     return goal._replace(epsilon=epsilon.copy(), delta=delta)
 
@@ -328,20 +330,20 @@ terms that may be cut off, relative to an approximate delta. The last pair is fo
 def _by_contour(
     goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray, guess: bool = False
 ) -> tuple[RateSolve, np.ndarray]:
-    """Solve for noise and best eps together, in rows that sample at all. Return the solution, and whether it was found.
+    """Solve for the noise and the best eps together. Return the solution, and for each row whether it was found.
 
-    The best eps is the eps at which `delta(eps) + e^eps fpr` is least.
+    The best eps is the eps at which `delta(eps) + e^eps fpr` is least. Rows that never sample are left out.
 
     mu : the mu of mu-Gaussian DP with the same true-positive rate.
     epsilon : the best eps of mu-Gaussian DP. It is overwritten by the best eps that is found.
-    guess : if True, the first attempt's result is kept in rows where this attempt had nearly enough nodes.  There it is
-        usually closer than the last attempt's result, since the last attempt is cut short.
+    guess : if True, the first attempt's result is kept as a guess in rows where this attempt had nearly enough nodes.
+        If the last attempt would come next, it is skipped: it is cut short and usually comes less close.
     """
     q, steps = goal.known["sampling_probability"], goal.known["steps"]
     settled, fits, close = np.zeros((3, q.size), bool)
     solved = RateSolve(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), fits, close)
     x = np.clip(np.nan_to_num(-0.5 * np.log(np.log1p(mu**2 / (q**2 * steps)))), *np.log(NOISE_RANGE))
-    # the saddle point c starts at `share/(1 - share)` = e^eps fpr/delta, its value for the best eps of mu-Gaussian DP
+    # the first guess of the saddle point c, `share/(1 - share)` = e^eps fpr/delta, is its value for mu-Gaussian DP
     share = np.clip(np.exp(epsilon) * fpr / rate, 0.01, 0.99)
     arguments = (
         np.full(q.size, -1.0 if goal.relation == "add_one" else 1.0),
@@ -361,20 +363,20 @@ def _by_contour(
         static = {"points": rung.points, "count": rung.nodes, "steps": steps_there}
         at, x, moved, off, slope, need = evaluate(calibration.solve_rate, part, rows.size, rung.chunk, **static)
         fits, last = need <= NEARLY * rung.nodes, step == len(ATTEMPTS) - 1
-        # `moved` is the last step in eps times the saddle point c. An eps is accepted if `moved` is small, since the
-        # noise then changes by about the square of `moved`. On the last rung (contour size) eps may need up to 25 times
-        # the rung's nodes, since the terms that are cut off hardly move eps
+        # `moved` is the saddle point c times the last step of eps. The noise then changes by about the square of
+        # `moved`, so a small `moved` is enough. On the last contour size (rung) a row may need up to 25 times the nodes
+        # of the rung, since the terms that are cut off hardly change eps.
         good = (moved < 0.01) & (fits | (last & (need <= 25.0 * rung.nodes))) & np.isfinite(at)
-        # at an end of its range eps or x cannot move on, so that a small step proves nothing
+        # at an end of its range eps or x cannot move on. A small last step proves nothing there, so `inside` is needed
         inside = at < np.log(rate[rows] / fpr[rows]) + 2.0 * np.log(calibration.LARGEST_SHARE)
         inside &= (x > np.log(NOISE_RANGE[0])) & (x < np.log(NOISE_RANGE[1]))
         good &= inside
-        # the noise e^x is accepted if the last step in x, `off`, is below 1e-4; otherwise only the eps is kept, and the
-        # noise is solved for again
+        # `off` is the last step of x. If it is below 1e-4, the noise e^x is accepted. Otherwise only the eps is kept,
+        # and the noise is solved for again.
         close = good & fits & (np.abs(off) < 1e-4) & (slope < 0.0)
         wanted = np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need)
         following = np.maximum(wanted, step + 1)
-        # the first attempt's eps is a good guess if a contour there needs at most 8 times the nodes of the attempt
+        # if `guess`, the first attempt's eps is kept if a contour at this eps needs at most 8 times the attempt's nodes
         kept = good | ((guess and step == 0) & inside & (slope < 0.0) & (need <= 8.0 * rung.nodes))
         due[rows] = np.where(good | (kept & (following == len(ATTEMPTS) - 1)), len(ATTEMPTS), following)
         for column, new in zip(solved, (np.exp(x), slope, np.full(rows.size, step), fits, close), strict=True):
@@ -387,21 +389,21 @@ def _by_contour(
 def _by_rounds(
     goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the eps at which delta + e^eps fpr is least, and the solved value; each round solves, then moves eps."""
+    """Return the best eps and the unknown's value. Each round finds a value for the eps, then the best eps there."""
     rows, near = np.arange(rate.size), np.ones(rate.size)
-    side = "add_one" if goal.relation == "add_one" else "remove_one"  # usually the larger direction
+    side = "add_one" if goal.relation == "add_one" else "remove_one"  # the direction with the usually larger delta
 
     def deltas(at: np.ndarray, some: np.ndarray) -> Bounds:
         run, effort = goal.run(some, near[some]), account.effort_of_search(1e-3)
         return by_parts(MechanismQuestion("delta", run, np.maximum(at, 0.0), side, effort, "contour"))
 
-    for turn in range(3):  # after two, the eps of one or two steps with a small target is too rough for "ok"
+    for turn in range(3):  # after two rounds eps is too rough for "ok" in runs of one or two steps with a small target
         begin = near if turn else None
         rough = _at_rate(goal, epsilon, rate, fpr)._replace(rtol=1e-4, hint=no_hint(rate.size), near=begin)
         near = np.clip(np.exp(started(rough, rows).x), *goal.limits)
         near = np.maximum(np.round(near), 1.0) if goal.unknown == "steps" else near
         found = best_epsilon(deltas, fpr, Place(epsilon, mu)).epsilon
-        # e^eps fpr must stay below the rate
+        # eps is limited so that the target delta, rate - e^eps fpr, stays positive
         epsilon = np.clip(found, 0.0, np.maximum(np.log(rate / fpr) * 0.999, 0.0))
     return epsilon, near
 
@@ -420,11 +422,11 @@ FARTHEST = 0.12
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    """Return the least protective value whose mu meets the target, and the best eps.
+    """Return the least protective value whose mu is at most the target, its bracket of mu, and its best eps.
 
-    mu is claimed where both error rates are at least `above_fpr`.
+    mu has to hold only where both error rates are at least `above_fpr`.
     """
-    goal = goal._replace(relation="add_or_remove_one")  # mu is defined under add-or-remove
+    goal = goal._replace(relation="add_or_remove_one")  # mu holds in both directions, whatever the relation
     wanted, floor = flat[name], flat["above_fpr"]
     first, place = _start_for_mu(goal, wanted, floor)
     epsilon, width = np.full(wanted.shape, np.nan), 0.5 * goal.rtol
@@ -443,10 +445,10 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
         ends = np.stack([mu * (1.0 - 8.0 * ROUNDOFF), mu, mu * (1.0 + 8.0 * ROUNDOFF)])
         epsilon[rows] = mu * (-ndtri(floor[rows]) - 0.5 * mu)
         status = np.full(rows.size, "ok", "<U16")
-        left = np.flatnonzero(fields["sampling_probability"] < 1.0)  # without sampling mu is known exactly
+        left = np.flatnonzero(fields["sampling_probability"] < 1.0)  # at probability 1 mu is known exactly
         if left.size:
             mine, x = rows[left], np.log(values[left])
-            # the best eps is searched anew where the logarithm of a value changed by more than 0.2
+            # the best eps is searched for again where log(value) has changed by more than 0.2 since the last call
             far = np.flatnonzero(~(np.abs(x - made[mine]) <= 0.2))
             if far.size:
                 again = best_epsilon(deltas_at(mine[far], values[left][far]), floor[mine[far]])
@@ -478,7 +480,7 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
 
 
 def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[Start, Place]:
-    """Estimate the unknown's value and the best test's eps for mu = `wanted` at the false-positive rate `floor`."""
+    """Estimate the unknown's value for mu = `wanted`, and the best eps for the false-positive rate `floor`."""
     nothing = np.zeros(wanted.size)
     start = Start(nothing.copy(), nothing.copy(), nothing.astype(bool))
     with np.errstate(all="ignore"):
@@ -487,8 +489,8 @@ def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[St
         place = Place(np.maximum(-mu * (ndtri(floor) + 0.5 * mu), 0.0), np.clip(wanted, 1e-9, 50.0))
         if goal.unknown == "noise_multiplier":
             solved, start.solved[:] = _by_contour(goal, rate, floor, mu, place.epsilon, guess=True)
-            # `slope` is d mu/dx, where x is the logarithm of the noise. mu follows from the normal quantile of
-            # delta + e^eps floor
+            # `slope` is the derivative of mu in x = log(noise). It follows from `solved.slope` = d log delta/dx and
+            # from mu = ndtri(delta + e^eps floor) - ndtri(floor).
             left_over = rate - np.exp(place.epsilon) * floor
             slope = np.sqrt(2.0 * np.pi) * np.exp(0.5 * ndtri(rate) ** 2) * left_over * solved.slope
             start.solved[:] &= (slope < 0.0) & np.isfinite(slope)
@@ -507,19 +509,20 @@ def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[St
 def by_tangents(
     run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float, times: int, tolerance: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bound the mu of DP-SGD runs by tangents on one contour for each run and direction, and estimate the best eps.
+    """Return lower and upper bounds of the mu of DP-SGD runs, and estimates of the best eps.
 
+    The bounds follow from tangents to the trade-off curve. One contour for each run and direction gives their deltas.
     The relation must have both directions, so that delta is the same if the two data sets are exchanged.
 
     floor : the smallest false-positive rate at which mu must hold.
     place : estimate of the eps at which `delta(eps) + e^eps floor` is least.
     width : relative width at which a bracket of mu is narrow enough.
-    times : factor of the numbers of tangents.
+    times : `times * BELOW` tangents are below the estimated best eps, and `times * ABOVE` above it.
     tolerance : as for `deltas_along`.
     """
     near = three_places(place, KNOWN_WIDTH)
-    # the false-positive rate `floor` needs the largest mu, so tangents are closest near the best eps of this rate: on
-    # either side their distances from it are proportional to the squares of evenly spaced numbers
+    # The largest mu is usually needed at the false-positive rate `floor`, so most tangents are near the best eps of
+    # this rate. On either side, their distances from this eps are proportional to squares of evenly spaced numbers.
     below = 1.0 - np.linspace(1.0, 0.0, times * BELOW + 1)[:-1] ** 2
     above = 1.0 + FARTHEST * np.linspace(0.0, 1.0, times * ABOVE + 1)[1:] ** 2
     epsilon = np.concatenate([place.epsilon * np.append(below, above)[:, None], near])
@@ -538,7 +541,7 @@ def _lowest(epsilon: np.ndarray, delta: np.ndarray, floor: np.ndarray) -> np.nda
     """Estimate the eps at which `delta + e^eps floor` is least, by a parabola through three values."""
     rates = delta + np.exp(epsilon) * floor
     best = np.clip(np.argmin(rates, axis=0), 2, epsilon.shape[0] - 3)
-    # the least value, and the value two places away on each side: direct neighbours may differ by rounding alone
+    # the three points are the least one and those two places from it, since direct neighbours may differ by rounding
     x, y = (np.take_along_axis(v, best + np.array([-2, 0, 2])[:, None], axis=0) for v in (epsilon, rates))
     left, right = (y[1] - y[0]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
     bend = (right - left) / (x[2] - x[0])

@@ -2,9 +2,9 @@
 
 A batch of rows is searched together, in x = log(value).  The value that protects least is the smallest noise, the
 largest sampling rate, or the largest number of steps or candidates.  A value *holds* where the certified upper end of
-epsilon, evaluated at that very value, is at most the target; only values that hold are returned.  The quality of the
-guesses decides only the time of the search.  Only if epsilon is monotone in the value is it certain that no value that
-protects less holds as well.
+epsilon, evaluated at that very value, is at most the target.  Only values that hold are returned.  Poor first guesses
+make the search slower, not wrong.  If epsilon is not monotone in the value, another value that protects less may hold
+as well.
 
 For every calibration, `_judged` and `conclude` give each value its status and say whether it is shown to be the best.
 """
@@ -69,7 +69,7 @@ class Search(NamedTuple):
     """Whether the limit that protects least is the end of all possible values, as 1 is for a sampling probability."""
 
     def closeness(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Return `rtol * scale / target`. A value may leave half of this share of the target unspent."""
+        """Return `rtol * scale / target`. A row is finished once it leaves at most half of this share unspent."""
         target = self.target[rows]
         return self.rtol * (target if self.scale is None else self.scale[rows]) / target
 
@@ -115,7 +115,7 @@ class BestValues(NamedTuple):
         self.word[rows] = np.asarray(bounds.status)[mask]
 
     def fail(self, rows: np.ndarray, status: str) -> None:
-        """Record that some rows have no value; a value kept before is removed, since its epsilon missed the target."""
+        """Record that no value of some rows holds, with this status. Values that were kept before become NaN."""
         self.status[rows] = self.word[rows] = status
         for column in (self.value, self.lower, self.estimate, self.upper):
             column[rows] = np.nan
@@ -124,7 +124,7 @@ class BestValues(NamedTuple):
 def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> BestValues:
     """Return, for every row, the least protective value that holds, with its certified epsilon.
 
-    start : function from rows to their `Start`. It is called once, with the rows that are not settled by their limits.
+    start : function from rows to their `Start`. It is called once, with the rows that `_settled_by_limits` returns.
     """
     size, own = search.target.size, search.evaluate
     value, low, middle, high, missed = (np.full(size, np.nan) for _ in range(5))
@@ -156,17 +156,17 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Be
 
 
 def _lower_end(found: Bounds | BestValues) -> np.ndarray:
-    """Return the lower end of a certified epsilon; for a bound, which has no lower end, the bound itself."""
+    """Return the lower end of each epsilon. For the kind "bound", which has no lower end, return the upper end."""
     return np.where(np.equal(found.kind, "certified"), found.lower, found.upper)
 
 
 def _judged(search: Search, found: BestValues, missed: np.ndarray, steep: np.ndarray) -> None:
-    """Write the status of each value that holds, and whether it is shown to be the best one, from the brackets alone.
+    """Write the status of each value that holds, and whether the brackets show that the value is the best one.
 
     A value is shown to be the best one in two cases.  In the first case a value that protects slightly less has an
     epsilon whose lower end exceeds the target.  In the second case both ends of the value's own epsilon are within rtol
-    of the target, and epsilon changes fast enough with the value (`steep`).  If neither is known yet, a value that
-    protects slightly less is evaluated.
+    of the target, and epsilon changes fast enough with the value (`steep`).  If neither case is shown yet, a value that
+    protects slightly less is evaluated, unless `search.says_best` is False.
     """
     apart = max(least_apart(search.rtol), search.closest)
     bolder = np.where(search.falls, -1.0, 1.0)
@@ -188,7 +188,7 @@ def _judged(search: Search, found: BestValues, missed: np.ndarray, steep: np.nda
 
 
 def conclude(found: BestValues, rows: np.ndarray, best: np.ndarray) -> None:
-    """Write the status of rows whose value holds inside the limits: "ok" if it is shown to be the best, or "loose"."""
+    """Record whether values inside the limits are shown to be the best: their status stays "ok", or becomes "loose"."""
     found.shown[rows] = best
     found.status[rows[~best]] = "loose"
 
@@ -201,7 +201,7 @@ def beside(values: np.ndarray, falls: np.ndarray, apart: float, whole: bool) -> 
 
 
 def least_apart(rtol: float) -> float:
-    """Return the relative distance d: a value is the best if one that protects less by up to d misses the target."""
+    """Return the relative distance d. A value counts as the best if one that protects less by up to d does not hold."""
     return min(10.0 * rtol, max(0.01, rtol))
 
 
@@ -269,7 +269,7 @@ def least_private(
 
 
 def _settled_by_limits(search: Search, found: BestValues) -> np.ndarray:
-    """Settle the rows of `privates_first` in which the limit that protects least holds; return all other rows."""
+    """Keep the limit that protects least in the rows of `privates_first` where it holds. Return all other rows."""
     rows = np.arange(search.target.size)
     tried = rows[:0] if search.privates_first is None else rows[search.privates_first]
     if tried.size == 0:
@@ -292,9 +292,11 @@ def _values(search: Search, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _secant(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Search by a bracketed secant on log(epsilon). `first` is its slope at the start, 0 where the slope is not known.
+    """Search by a bracketed secant on log(epsilon), which begins at x = `start`.
 
-    Return whether epsilon changes fast enough with the value to show that the value is the best.
+    Return, for each row, whether epsilon changes fast enough with the value to show that the value is the best one.
+
+    first : d log(epsilon)/dx at the start; 0 where it is not known.
     """
     low, high, falls = np.log(search.lowest[rows]), np.log(search.highest[rows]), search.falls[rows]
     private_limit, bold_limit = np.where(falls, high, low), np.where(falls, low, high)
@@ -340,7 +342,7 @@ def _secant(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarr
             sound = np.isfinite(fresh) & (fresh * slope[here] > 0) & (np.abs(excess) < LARGEST_EXCESS)
             slope[here], measured[here] = np.where(sound, fresh, slope[here]), measured[here] | sound
             step = (aim[here] - excess) / slope[here]
-            # an epsilon that is 0 or unknown shows the direction of a step, not its length
+            # where epsilon is 0 or unknown, `excess` shows only the direction of the step, not its length
             far = np.abs(excess) >= LARGEST_EXCESS
             step = np.where(far, -2.0 * np.sign(excess) * np.sign(slope[here]) * reach[here], step)
             # a wide bracket cannot tell near values apart, so the search ends sooner

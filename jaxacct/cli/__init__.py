@@ -1,6 +1,6 @@
-"""The `jaxacct` command. Bad input gets one clear line and exit status 2, an infeasible calibration exit status 1.
+"""The `jaxacct` command.
 
-Modules that need JAX are imported when a command runs, so that help and mistyped options answer at once.
+Modules that need JAX are imported when a command runs, so that the help and the refusal of bad options appear at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ RUNS = {
 
 
 def command() -> int:
-    """Run `main` in a process that does nothing else; collect garbage rarely, since the process ends soon."""
+    """Run `main` as the whole process, and return its exit status, or 143 after SIGTERM.
+
+    Garbage is collected rarely, since the process ends soon.
+    """
     gc.set_threshold(200_000)
     received: list[int] = []
 
@@ -47,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (`sys.argv[1:]` by default) and return its exit status.
 
     0: answered.  1: answered, but a calibration is infeasible, a row failed, or a claim of a report may not be made.
-    2: bad input, or a file or standard output that cannot be written.  3, 4: a verification refuted a bracket, or left
-    a bracket undecided.  130: interrupted.  143: terminated.  141: the reader of standard output has gone.
+    2: bad input, or a file or standard output that cannot be written.  3: a verification refuted a bracket.  4: a
+    verification left a bracket undecided.  130: interrupted.  141: the reader of standard output has gone.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     command = f"jaxacct {arguments[0]}" if arguments and not arguments[0].startswith("-") else "jaxacct"
@@ -58,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jaxacct.core.validation import InputError
 
         try:
-            files.join(options)  # JAX must join the processes before it is asked for its devices
+            files.join(options)  # a distributed sweep must begin before JAX is asked for its devices
             with warnings.catch_warnings():
                 warnings.showwarning = _shown(command, warnings.showwarning)
                 status = run(options)

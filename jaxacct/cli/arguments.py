@@ -337,7 +337,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; numeric options become numbers, lists of numbers, or None where left out."""
+    """Parse a command line. A numeric option becomes a number or a list of numbers, or None if it is left out."""
     options, unknown = _parser().parse_known_args(_attach_negatives(arguments))
     if options.command is None:
         raise UsageError(f"give a command: {', '.join(COMMANDS)}; see jaxacct --help")
@@ -360,7 +360,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def number(name: str, text: str) -> float | int | list[float | int]:
-    """Parse a number, or a list of numbers from text with commas; whole numbers stay exact."""
+    """Parse a number, or a list of numbers with commas between. Whole numbers without point or exponent become int."""
     words = [word.strip() for word in text.split(",")]
     values: list[float | int] = []
     for index, word in enumerate(words):
@@ -372,7 +372,7 @@ def number(name: str, text: str) -> float | int | list[float | int]:
     return values if len(values) > 1 else values[0]
 
 
-@functools.cache  # building it takes longer than most commands
+@functools.cache  # building the parser takes longer than running most commands
 def _parser() -> _Parser:
     parser = _Parser(
         prog="jaxacct",

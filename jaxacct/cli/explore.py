@@ -1,6 +1,6 @@
 """`jaxacct explore`: serve the page of `explore_page.py` to this machine alone, and open it in a browser.
 
-Streamlit runs this file once for each change on the page; the page itself is a module, which is imported once.
+Streamlit runs this file again after every change on the page. The page's code is imported only once, as a module.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def free_port(wanted: int | None) -> int:
-    """Return the port that was asked for, or the first free one; refuse a port that is taken."""
+    """Return the wanted port, or the first free one of PORTS if it is None. Refuse a wanted port that is taken."""
     from jaxacct.core.validation import InputError
 
     if wanted is not None and not 1 <= wanted <= 65535:

@@ -1,6 +1,6 @@
 """The page of `jaxacct explore`: up to three runs of DP-SGD, and what the public functions answer about them.
 
-Nothing is computed here. `mechanisms/dp_sgd_run.py` says which numbers describe a run, here as everywhere else.
+This file only asks and draws. `mechanisms/dp_sgd_run.py` says which numbers describe a run.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ class Run(NamedTuple):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The arguments of `dp_sgd`; the usual batch rule is left out."""
+        """The arguments of `dp_sgd`; `sampling` is left out if it is "poisson"."""
         return self.numbers | ({} if self.sampling == SAMPLING[0] else {"sampling": self.sampling})
 
     def python(self) -> str:
-        """Return the Python that gives the same epsilon."""
+        """Return Python code that gives the same epsilon."""
         given = ", ".join(f"{name}={value!r}" for name, value in self.given.items())
         relation = "" if self.relation == usual_relation(SAMPLING[0]) else f", relation={self.relation!r}"
         return f"import jaxacct as ja\n\nrun = ja.dp_sgd({given})\nja.epsilon(run, delta={self.delta!r}{relation})"
@@ -126,7 +126,7 @@ class Run(NamedTuple):
         return sweep(whole | rest | {"steps": steps, "delta": self.delta}, progress=False)
 
     def tradeoff(self) -> Bounds:
-        """Ask for the trade-off curve."""
+        """Return brackets of the false-negative rates of the trade-off curve at the false-positive rates FPR."""
         return profile(dp_sgd(**self.given), self.relation).tradeoff(FPR)
 
     def risks(self) -> RiskTable:
@@ -143,7 +143,7 @@ QUESTIONS: dict[str, Callable[[Run], Any]] = {
 
 
 class Work(threading.Thread):
-    """A question in a thread of its own: the page stays alive, and `stop` interrupts the question as Ctrl-C does."""
+    """A thread that answers one question, so that the page stays alive. `stop` interrupts it as Ctrl-C does."""
 
     def __init__(self, question: Callable[[Run], Any], run: Run) -> None:
         super().__init__(daemon=True)
@@ -152,7 +152,7 @@ class Work(threading.Thread):
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Answer the question, in the thread."""
+        """Keep the answer to the question, or the error that it raises."""
         try:
             self.answer = self.question(self.of)
         except BaseException as error:
@@ -192,7 +192,7 @@ class Desk:
         return kept[key]
 
     def answer(self, words: str, run: Run) -> Any:
-        """Ask a question, and show progress until it is answered."""
+        """Return the answer to a question about a run, and show progress until it is there."""
         work, begin = Work(QUESTIONS[words], run), time.monotonic()
         work.start()
         try:
@@ -209,7 +209,7 @@ class Desk:
         return work.answer
 
     def say(self, words: str) -> None:
-        """Show what is being computed, and a button Stop; show the same words only once, since drawing is slow."""
+        """Show what is being computed, and a button Stop. Drawing is slow, so the same words are drawn only once."""
         if words == self.said:
             return
         self.said = words
@@ -277,7 +277,7 @@ def page() -> None:
 
 
 def restore() -> None:
-    """Copy the settings of the link into the session; refuse, in one line, anything that is no setting of this page."""
+    """Copy the settings in the page's address into the session. Show an error for each invalid one."""
     st.session_state.update(runs=FIRST["runs"], delta=FIRST["delta"])
     for key, text in st.query_params.items():
         run, _, name = key.rpartition(".")
@@ -316,7 +316,7 @@ def inputs(run: str) -> list[str]:
 
 
 def initial(key: str) -> str:
-    """Return the first value of a setting: a new run begins as a copy of the one before it."""
+    """Return the first value of a setting. A new run begins as a copy of the run before it."""
     run, _, name = key.rpartition(".")
     before = RUNS[max(RUNS.index(run) - 1, 0)] if run else ""
     return str(st.session_state.get(f"{before}.{name}", FIRST[name]))
@@ -339,7 +339,7 @@ def box(key: str) -> None:
     state.setdefault(key, initial(key))
     right.text_input(name.replace("_", " "), key=key, label_visibility="collapsed")
     try:
-        value = float(number(name, state[key]))  # type: ignore[arg-type]  # TypeError: a list
+        value = float(number(name, state[key]))  # type: ignore[arg-type]  # a list raises TypeError
     except (UsageError, TypeError, OverflowError):
         value = math.nan
     if math.isfinite(value):
@@ -369,7 +369,7 @@ def read(name: str, words: Sequence[str]) -> Run:
 
 
 def show_epsilon(run: Run, epsilon: Bounds) -> None:
-    """Show a certified epsilon, what it means, and how to ask for it elsewhere."""
+    """Show a certified epsilon, what it means, and the Python code and the command that give it."""
     st.markdown(f"run {run.name}, δ = {run.delta!r}")
     st.title(f"ε ≤ {outward(epsilon.upper, '.5g', up=True)}", anchor=False)
     ends = bracket(epsilon.lower, epsilon.upper, ".8g")
@@ -418,7 +418,7 @@ def show_risks(answers: list[tuple[Run, RiskTable]]) -> None:
 
 
 def relations(answers: list[tuple[Run, Any]]) -> str:
-    """Return the neighbouring relations of the runs in words; several relations each follow the names of their runs."""
+    """Return the runs' neighbouring relations in words. If they differ, return one line each, with its runs' names."""
     found: dict[str, list[str]] = {}
     for run, _ in answers:
         found.setdefault(style.RELATION[run.relation], []).append(run.name)

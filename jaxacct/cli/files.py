@@ -39,7 +39,7 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def merge(options: argparse.Namespace) -> int:
-    """Merge the parts of a sweep's slices into one result."""
+    """Merge the part files of a sweep, one for each slice, into one result."""
     begin = time.monotonic()
     table = merged(options.parts, options.out, overwrite=options.overwrite)
     output.report(output.summary(table, options.out, time.monotonic() - begin), output.summary_text, options)
@@ -60,7 +60,7 @@ def plot(options: argparse.Namespace) -> int:
 
 
 def join(options: argparse.Namespace) -> None:
-    """Join the processes of a distributed sweep, as the options or the cluster describe them."""
+    """Connect the processes of a distributed sweep. If no option describes them, JAX asks the cluster."""
     if options.command != "sweep":
         return
     given = {name: getattr(options, name) for name in ("coordinator", "process_id", "process_count")}
