@@ -151,5 +151,5 @@ _HOMES = dict.fromkeys(__all__, "mechanisms") | {
     **dict.fromkeys(("Verification", "verify"), "verification"),
 }
 """Module of each public name, relative to `jaxacct`; the default is `mechanisms`."""
-if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name
+if not TYPE_CHECKING:  # a type checker that sees `__getattr__` would accept every misspelt name
     __getattr__, __dir__ = lazy_exports(__name__, _HOMES, "__version__")

@@ -1,3 +1,6 @@
-"""Answers questions about epsilon, delta, the gradient of epsilon and risks. It picks the engine for each question."""
+"""Picks an engine for each question about a mechanism, and answers the question.
 
-from jaxacct.accounting import mechanism_engines  # noqa: F401  # puts its engines in the list
+The questions are about epsilon, delta, the gradient of epsilon, and risks.
+"""
+
+from jaxacct.accounting import mechanism_engines  # noqa: F401  # the import registers the module's engines

@@ -6,8 +6,8 @@ each direction of the neighbouring relation is composed and answered by itself, 
 The privacy profile of some mechanisms is known at some epsilons only. Such a mechanism has two pairs of
 distributions: the upper pair dominates the mechanism, and the mechanism dominates the lower pair. The upper pair gives
 the upper end of the answer, the lower pair the lower end. The lattice engine takes both pairs together; other engines
-answer for one pair at a time. A lattice answer is not used if it contradicts the quick theorems about a pair, or if its
-lower end is above its upper end.
+answer for one pair at a time. A lattice answer is not used if it contradicts a bound that `engines.quick_bounds` proves
+for one of the pairs, or if its lower end is above its upper end.
 """
 
 from __future__ import annotations
@@ -101,13 +101,14 @@ def epsilon(
     mechanism : Mechanism
         Its numeric fields and `delta` broadcast; the answer has their common shape.
     delta : array_like in [0, 1)
-        0 is allowed where the privacy loss is bounded.
+        0 is allowed where the privacy loss is bounded. The loss of Gaussian noise counts as unbounded.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
     engine : {"auto", "contour", "lattice"}
     rtol : float in (0, 1)
         Wanted relative width (upper - lower)/upper. A wider bracket still holds, and its status is "width". Some
-        brackets are "ok" even if they are wider than rtol. For composed rounds of `RandomAllocation`, and for composed
-        samples of several releases, the limit is then 1e-3 for epsilon and .05 for delta. For selections it is 2e-4.
+        brackets have the status "ok" up to a fixed width, even if rtol is smaller. For composed rounds of
+        `RandomAllocation`, and for composed samples of several releases, this width is 1e-3 for epsilon and .05 for
+        delta. For selections this width is 2e-4.
     memory_bytes : int of 2**24 or more
         Limit on the lattice engine's memory.
     backend : {"auto", "numpy", "xla"}
@@ -193,7 +194,10 @@ def delta(
 
 
 def profile_at(mechanism: Mechanism, epsilon: Any, *, attacks: bool = False, **keywords: Any) -> Bounds:
-    """Answer as `delta` does. Without `attacks` no attack is tried, and a lower end that only an attack raises is 0."""
+    """Answer as `delta` does, but try attacks on the mechanism only if `attacks` is true.
+
+    For some mechanisms only an attack gives a lower end above 0. Without attacks their lower end is 0.
+    """
     given = options(**keywords)
     mechanism = require_mechanism("mechanism", mechanism)
     epsilon = np.asarray(check("epsilon", epsilon, REAL))
@@ -212,7 +216,8 @@ def profile_at(mechanism: Mechanism, epsilon: Any, *, attacks: bool = False, **k
 def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: float) -> Bounds:
     """Return delta at real eps from two profiles at |eps| (Zhu 2022, Lemma 45).
 
-    `ahead` has the relation asked about and serves eps >= 0. `back` has the reverse relation and serves eps < 0.
+    ahead : profile under the relation asked about. It is the answer for eps >= 0.
+    back : profile under the reverse relation. The answer for eps < 0 is computed from it.
     """
     below, scale, gap = np.less(epsilon, 0.0), np.exp(np.minimum(epsilon, 0.0)), -np.expm1(np.minimum(epsilon, 0.0))
     ends = []
@@ -220,7 +225,8 @@ def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: f
         reflected = np.clip((gap + scale * getattr(back, name)) * (1.0 + turn), 0.0, 1.0)
         ends.append(np.where(below, reflected, getattr(ahead, name)))
     low, high = ends[0], ends[2]
-    # The added 1 - e^eps > 0 makes relative widths smaller, so a bracket that was wide may now be narrow.
+    # For eps < 0 the term 1 - e^eps > 0 was added to both ends. The relative width is therefore smaller than in `back`,
+    # and a bracket that was wide may now be narrow.
     narrow = np.isin(back.status, ("ok", "zero")) | (np.equal(back.status, "width") & (high - low <= rtol * high))
     status = np.where(narrow, "ok", back.status)
     choose = lambda one, other: np.where(below, one, other)
@@ -236,7 +242,8 @@ def effort_of_search(rtol: float) -> Effort:
 def answer(question: MechanismQuestion) -> Bounds:
     """Return the bracket of the first engine that answers for the whole mechanism, or else the bracket from its parts.
 
-    A configuration that runs its only step once is answered as that step, if an engine answers for the step.
+    Some engines answer for a step alone, but not for a composition. A configuration that runs a single step once is
+    therefore answered as that step.
     """
     whole = engine_of_mechanism(question)
     step, once = question.mechanism, np.asarray(question.engine == "auto")
@@ -248,7 +255,8 @@ def answer(question: MechanismQuestion) -> Bounds:
         alone = question._replace(mechanism=step, given=given.reshape(shape))
         if once.all():
             return answer(alone)
-        # A batch with a given delta of 0 is not divided, since `by_parts` may have to refuse it as a whole.
+        # The configurations that run the step once are answered apart from the others. If some given delta is 0, the
+        # batch stays together, since `by_parts` may have to refuse the whole batch.
         if engine_of_mechanism(alone) not in (None, whole) and (question.quantity == "delta" or given.all()):
             once, question = np.broadcast_to(once, shape).reshape(-1), question._replace(given=given)
             found = []
@@ -260,11 +268,11 @@ def answer(question: MechanismQuestion) -> Bounds:
 
 
 def flat(question: MechanismQuestion) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
-    """Return the answer's shape and, for each flat row, the index of its configuration and its given value."""
+    """Return (shape of the answer, index of each flat row's configuration, each flat row's given delta or epsilon)."""
     return on_batch(question.mechanism, "delta" if question.quantity == "epsilon" else "epsilon", question.given)
 
 
-@np.errstate(under="ignore")  # the bounds allow for underflow, so it raises no error, whatever NumPy's settings
+@np.errstate(under="ignore")  # the bounds allow for underflow, so underflow must never raise an error
 def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
     """Return the larger of the two directions' answers. The lower end is 0 unless the answer's kind is "certified".
 
@@ -302,7 +310,7 @@ def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
         _near_infinity(question, pairs[0], rows, joined)
     wanted = max(effort.rtol, OK_WIDTH[quantity]) if len(pairs) > 1 else effort.rtol
     worst, engines, contradicted = joined
-    del found, joined, pairs, taken  # for a million rows these take .3 GiB
+    del found, joined, pairs, taken  # for a million rows these names hold .3 GiB
     status = np.where(is_open(worst, wanted), "width", "ok").astype("<U16")
     status[contradicted] = "contradiction"
     status[worst.upper == 0] = "zero"
@@ -315,7 +323,7 @@ def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
 
 
 def _alike(one: Components, other: Components) -> bool:
-    """Return whether the losses of two directions have the same law to the last bit, whatever the order of atoms."""
+    """Return whether the losses of two directions have the same law to the last bit. The order of atoms is ignored."""
     if one.gauss_n.size or one.laplace_n.size or one.finite_loss.shape != other.finite_loss.shape:
         return False  # the law of sampled noise depends on `sign` too
 
@@ -355,14 +363,14 @@ def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: n
 def _larger(question: MechanismQuestion, sides: list[Components], left: list[float] | None = None) -> Side:
     """Return the larger of the two directions' answers, end by end.
 
-    left : for a single row, the exact target delta minus the mass at infinity in each direction.
+    left : for a single row, the target delta minus the mass at infinity in each direction, computed exactly.
     """
     given = question.given
     worst = Answer(*(np.full(given.shape, -np.inf) for _ in range(3)))
     engines: np.ndarray = np.full(given.shape, "", dtype="<U32")
     contradicted = np.zeros(given.shape, bool)
-    # delta(0), the total variation distance, is the same in both directions. So rows without finite parts are asked
-    # about in "remove" alone.
+    # delta(0) is the total variation distance, which is the same in both directions. So a row with eps = 0 is answered
+    # in the direction "remove" alone, if it has neither finite parts nor mass at infinity.
     same = np.full(given.shape, question.quantity == "delta") & (given == 0.0)
     for parts in sides:
         same &= ~np.any(parts.finite_n > 0, axis=1) & (parts.delta_infinity == 0.0)
@@ -372,7 +380,7 @@ def _larger(question: MechanismQuestion, sides: list[Components], left: list[flo
             side = _one_epsilon(question, parts, worst.lower, None if left is None else left[place])
         else:
             side = _one_delta(question, parts._replace(sign=np.where(same, 1.0, parts.sign)), worst.lower, asked)
-            question = question._replace(hint=None)  # the hint is for the first direction
+            question = question._replace(hint=None)  # the hint describes the first direction only
         engines = np.where(asked & (side.answer.upper > worst.upper), side.engine, engines)
         worst = Answer(*(np.where(asked, np.maximum(a, b), a) for a, b in zip(worst, side.answer, strict=True)))
         contradicted |= side.contradicted
@@ -380,7 +388,7 @@ def _larger(question: MechanismQuestion, sides: list[Components], left: list[flo
 
 
 def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarray, left: float | None) -> Side:
-    """Return epsilon in one direction. The target of the engines is delta minus the mass at infinity."""
+    """Return epsilon in one direction. The engines get delta minus the mass at infinity as their target."""
     kinds, infinite, target = kinds_of(parts), parts.delta_infinity, question.given
     finite = target - infinite if left is None else np.full(target.shape, left)
     wrong = parts.infinity_units * ROUNDOFF * infinite if left is None else 0.0 * infinite
@@ -392,17 +400,19 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
     side = ask_engines("epsilon", asked, live & ~kinds.empty, question.engine)
 
     low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
-    # `edge`: rows in which delta minus the mass at infinity is 0, or has a relative error of LARGEST_SLACK or more.
+    # `edge`: rows in which delta minus the mass at infinity is 0, or has a relative error of LARGEST_SLACK or more. The
+    # engines are not asked about these rows. Their epsilon is bounded by the largest loss.
     edge = ~live & ~at_infinity
     largest, above = quick_bounds.largest_loss(parts)
     unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
     exactly = (target == 0.0) if left is None else (finite == 0.0)
-    # `rising`: rows whose losses have no upper bound.
+    # `rising`: rows whose losses have no upper bound. `unbounded` also has rows of sampled Gaussians in the direction
+    # "add", whose losses are bounded.
     rising = (parts.mu > 0) | (np.any(parts.gauss_n > 0, axis=1) & (parts.sign > 0))
     of_gaussians = np.where(rising & (left is not None), np.inf, 0.0)
     at_largest = np.where(unbounded, of_gaussians, np.maximum(2.0 * largest - above, 0.0))
     low = np.where(edge, np.where(exactly, at_largest, 0.0), low)
-    sure = finite >= wrong  # the given delta is surely at least the mass at infinity; elsewhere epsilon may be infinite
+    sure = finite >= wrong  # whether delta is surely at least the mass at infinity; if not, epsilon may be infinite
     mid, high = np.where(edge, np.where(unbounded | ~sure, np.inf, [largest, above]), [mid, high])
     known = (np.where(kinds.empty, 0.0, np.where(at_infinity, np.inf, end)) for end in (low, mid, high))
     return Side(Answer(*known), np.where(live, side.engine, "closed_form"), side.contradicted)
@@ -427,7 +437,8 @@ def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray
 def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:
     """Raise UnboundedLossError if the loss is unbounded in one of `rows`, the rows of the flat batch with delta 0.
 
-    Mass at infinity counts as an unbounded loss only where the lower pair, `below`, has less of it than `parts`.
+    The loss of a Gaussian counts as unbounded in both directions. Mass at infinity is refused only where the upper pair
+    `parts` has more of it than the lower pair `below`. Otherwise epsilon is infinite, and that is the answer.
     """
     bad = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1) | (parts.delta_infinity > below.delta_infinity)
     if bad.any():
@@ -438,10 +449,11 @@ def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, s
 
 
 def _prepare_pairs(mechanism: Mechanism) -> None:
-    """Compute and keep the pairs of a mechanism's rounds of random allocation, the slowest part of an answer."""
+    """Compute the pairs of a mechanism's rounds of random allocation, and keep them, since computing them is slow."""
     rounds = rounds_inside(mechanism)[: random_allocation.KEPT]
     blocks = [rounds[first : first + ROUNDS_TOGETHER] for first in range(0, len(rounds), ROUNDS_TOGETHER)]
-    # One thread is used: arrays are short, so two threads wait for the interpreter and take 1.5 times the CPU time.
+    # One thread is used. The arrays are so short that two threads would wait for the interpreter and take 1.5 times the
+    # CPU time.
     for _ in on_cores(random_allocation.prepare, blocks, _bar(len(rounds)), [len(block) for block in blocks], 1):
         pass
 
@@ -452,7 +464,10 @@ def _bar(size: int) -> Progress:
 
 
 def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side) -> None:
-    """Narrow wide brackets of epsilon in `found`, by profiles of random allocation that are known at more losses."""
+    """Narrow the wide brackets of epsilon in `found`, in place.
+
+    For these rows the profiles of random allocation are computed at more losses, and epsilon is computed again.
+    """
     worst, _, contradicted = found
     wide, ended = is_open(worst, max(question.effort.rtol, WIDE)) & ~contradicted, np.isfinite(worst.upper)
     with np.errstate(invalid="ignore"):
@@ -488,10 +503,11 @@ def _between(quantity: str, low: np.ndarray, high: np.ndarray) -> tuple[Answer, 
 
 
 def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below: list[Components]) -> Side:
-    """Return the larger direction's answer from two pairs: `above` dominates the mechanism, which dominates `below`.
+    """Return the larger of the directions' answers, end by end, for a mechanism that has two pairs in each direction.
 
-    The lattice takes both pairs together. A row that the lattice does not answer gets its upper end from `above` and
-    its lower end from `below`; the engines are asked about each of these pairs separately.
+    In each direction the pair in `above` dominates the mechanism, and the mechanism dominates the pair in `below`. The
+    lattice takes both pairs together. Where the lattice gives no answer, the engines are asked about each pair
+    separately. The upper end then comes from `above` and the lower end from `below`.
     """
     given, quantity = question.given, question.quantity
     low, high = np.full(given.shape, np.nan), np.full(given.shape, np.nan)
@@ -519,7 +535,10 @@ def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below
 
 
 def _differing(above: list[Components], below: list[Components]) -> np.ndarray:
-    """Return (B,) whether two pairs differ in finite parts or mass at infinity; noise differs only by rounding."""
+    """Return (B,) whether two pairs differ in finite parts or in mass at infinity.
+
+    The noise of the pairs is not compared, since it differs only by rounding.
+    """
     found = np.zeros(above[0].sign.size, bool)
     for one, other in zip(above, below, strict=True):
         for a, b in ((one.finite_loss, other.finite_loss), (one.finite_mass, other.finite_mass)):

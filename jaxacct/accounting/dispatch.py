@@ -49,11 +49,11 @@ class Side(NamedTuple):
 
     answer: Answer
     engine: np.ndarray  # name of the engine that gave each row's answer
-    contradicted: np.ndarray  # whether answers for the row contradicted each other
+    contradicted: np.ndarray  # whether answers for the row contradicted each other or a theorem
 
 
 def engine_of_mechanism(question: MechanismQuestion) -> MechanismEngine | None:
-    """Return the first engine that answers for the whole mechanism, or None if the parts give the answer.
+    """Return the first engine that answers for the whole mechanism, or None if the answer comes from its parts.
 
     Raise InputError where the user named an engine that cannot answer.
     """
@@ -116,7 +116,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     )
     answer, used, contradicted = side
     left = asked & ~question.kinds.beyond_kernels  # rows that engines may still be asked about
-    # each engine, with the rows that it can answer
+    # `known`: each engine, with the rows that it can answer
     mine = [one for one in ENGINES if isinstance(one, Engine) and engine in ("auto", one.name)]
     known = [(one, one.supports(question)) for one in mine]
     for one, can in known:
@@ -131,8 +131,8 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
             left &= ~can
     # `wanting`: rows whose brackets are too wide, or were dropped after a contradiction.
     wanting = is_open(answer, rtol, floor) | contradicted
-    # All theorems check the `doubtful` rows. Rows whose upper end is 0 are among them, since such a bracket counts as
-    # narrow whatever its lower end is.
+    # All theorems check the `doubtful` rows. Rows whose upper end is 0 are among them, because a bracket with the upper
+    # end 0 counts as narrow whatever its lower end is.
     doubtful = np.flatnonzero(asked & (wanting | (answer.upper <= 0.0) | question.kinds.nearly_always_sampled))
     limits = limits_by_theorems(quantity, some_rows(question, doubtful)) if doubtful.size else None
     if limits is not None:
@@ -146,14 +146,14 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
         rows = np.flatnonzero(wide & can)
         if one.cost > COSTLY and rows.size:
             _ask(one, quantity, question, rows, side)
-            if limits is not None:  # contradicting answers were dropped; theorems still hold
+            if limits is not None:  # where `_ask` dropped contradicting answers, the theorems still bound the row
                 _narrow_by_theorems(side, doubtful, *limits)
     guaranteed = parts.guaranteed()
     rows = np.flatnonzero(asked & ~guaranteed & is_open(answer, WIDE[quantity], floor))
     if rows.size:
         high = upper_by_moments(quantity, some_rows(question, rows))
         _narrow_by_theorems(side, rows, np.full(rows.size, -np.inf), high)
-    used[used == ""] = "closed_form"  # these answers are known without an engine
+    used[used == ""] = "closed_form"  # no engine was needed for these rows
     low, mid, high = answer
     mid = np.clip(np.where(np.isnan(mid), low, mid), low, high)
     # A zCDP guarantee has two upper bounds: by its moments, and by its dominating pair. The smaller one is used.
@@ -167,9 +167,11 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
 
 
 def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) -> np.ndarray:
-    """Return whether each bracket is too wide, with an upper end above `floor`, the other direction's lower end.
+    """Return whether each bracket is still to be narrowed: it is wider than `rtol`, and its upper end is above `floor`.
 
     A bracket without a finite upper end counts as too wide.
+
+    floor : lower end of the other direction's answer. An upper end up to `floor` decides nothing.
     """
     low, _, high = answer
     with np.errstate(invalid="ignore"):
@@ -178,7 +180,7 @@ def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) ->
 
 
 def limits_by_theorems(quantity: str, question: Question) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds by all theorems; `quick_bounds.limits` evaluates only the quick theorems."""
+    """Return lower and upper bounds by all theorems, not only by the quick theorems of `quick_bounds.limits`."""
     from jaxacct.engines import theorems
 
     parts, target, slack = question.parts, question.target, question.slack
@@ -248,7 +250,10 @@ def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, si
 
 
 def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
-    """Intersect the brackets of rows with [low, high], which theorems prove; drop a bracket that contradicts it."""
+    """Intersect the brackets of some rows with the interval [low, high] that theorems prove.
+
+    If a bracket contradicts the interval, the interval replaces the bracket.
+    """
     lower, estimate, upper = (end[rows] for end in side.answer)
     agree = (lower <= high) & (upper >= low)
     lower, upper = np.where(agree, lower, -np.inf), np.where(agree, upper, np.inf)
@@ -258,12 +263,12 @@ def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.
     side.answer.estimate[rows] = np.where(agree, estimate, np.nan)
 
 
-# The engines for compositions, beside `Contour`. They need SciPy, which imports slowly, so each module is imported at
-# its first use.
+# The engines for compositions other than `Contour`. Their modules need SciPy, which imports slowly. So each module is
+# imported at its first use.
 
 
 class ClosedForm(Engine):
-    """Answers for composed Gaussians without sampling, or for one step: a sampled Gaussian, or finitely many losses."""
+    """Answers for composed Gaussians without sampling, one sampled Gaussian, or one part with finitely many losses."""
 
     name = "closed_form"
     cost = 1e-5
@@ -338,9 +343,9 @@ def _by_formula(
     of_atoms: Callable[..., Answer],
     *more: np.ndarray,
 ) -> Answer:
-    """Answer composed Gaussians by `plain`, single sampled steps by `one_step`, single finite steps by `of_atoms`.
+    """Answer by `plain` for composed Gaussians, `one_step` for a sampled Gaussian, `of_atoms` for finitely many losses.
 
-    Each of the three functions takes the target and `more` besides the parameters of the law.
+    Each of these three functions takes the parameters of the law, then the target, then the arrays `more`.
     """
     ends, parts = np.zeros((3, question.target.size)), question.parts
     values = question.target, *more

@@ -1,7 +1,7 @@
 """Derivatives of epsilon in every numeric field of a mechanism.
 
-By the implicit function theorem `d eps/d field = (d log delta/d field) / (-d log delta/d eps)`. Both derivatives are
-derivatives of the contour integral for delta, with the contour held fixed.
+By the implicit function theorem `d eps/d field = (d log delta/d field) / (-d log delta/d eps)`. To get both derivatives
+of log delta, the contour integral for delta is differentiated, with the contour held fixed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def epsilon_gradient(
     Raises
     ------
     InputError
-        Values are invalid, shapes do not broadcast, fields are vectors or more than 400, or an argument is a tracer.
+        Values are invalid, shapes do not broadcast, a field is a vector, there are more than 400 fields, or an argument
+        is a tracer.
 
     References
     ----------
@@ -139,7 +140,8 @@ def _differentiate(
         except InputError:
             if not allowed[index].integral:
                 raise
-            answers.append(np.full(delta.size, np.nan))  # the count cannot grow by one
+            # `above` needs the count plus 1. Where this raises InputError, the derivative in the count is NaN.
+            answers.append(np.full(delta.size, np.nan))
             continue
         answer = np.full(delta.size, np.nan)
         same = all(a.shape == b.shape == c.shape for a, b, c in zip(parts, below, above, strict=True))
@@ -158,8 +160,8 @@ def _differentiate(
             answer[rows] = (along + lost / finite) / slope
         rough = np.flatnonzero(~np.isfinite(answer))
         if rough.size:
-            # Where the contour has no answer, a difference quotient of epsilon is taken. The lattice's estimates are
-            # off by about 1e-5. A relative step below 1e-3 would magnify these errors too much.
+            # Where the contour has no answer, a difference quotient of epsilon is taken. The lattice's estimates of
+            # epsilon are off by about 1e-5. A relative step below 1e-3 would magnify the errors too much.
             low, high = _around(allowed[index], field, 1e-3)
             ends = [_one_sided(at(index, v), delta, relation, direction).estimate[rough] for v in (low, high)]
             answer[rough] = (ends[1] - ends[0]) / (high - low)[rough]
@@ -176,10 +178,10 @@ def _constraint(mechanism: Any, path: tuple[Any, ...]) -> Constraint:
 
 
 def _around(allowed: Constraint, values: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the two values of a field for a difference quotient, inside the closed limits of the allowed values."""
+    """Return the lower and the upper value of a field for a difference quotient, within the field's allowed limits."""
     if allowed.integral:
         # Counts take whole numbers only, so they change by 1 at least. The components of the loss law are linear in
-        # `steps`, so for this field the quotient is the exact derivative.
+        # the field `steps`. Their difference quotient in `steps` is therefore their exact derivative.
         width = 1.0 if step == FIELD_STEP else np.maximum(np.round(step * values), 1.0)
         return values, values + width
     width = step * np.where(values == 0.0, 1.0, np.abs(values))
@@ -188,7 +190,10 @@ def _around(allowed: Constraint, values: np.ndarray, step: float) -> tuple[np.nd
 
 
 def _along(law: Any, tangent: Any, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (derivative of log delta along the tangent, -d log delta/d eps); the first is NaN if all contours fail."""
+    """Return (derivative of log delta in a field, -d log delta/d eps). The first is NaN where all contours fail.
+
+    tangent : derivative of `law` in the field.
+    """
     along, slope = np.full(epsilon.size, np.nan), np.ones(epsilon.size)
     log_tol = np.full(epsilon.size, np.log(contour.TOLERANCE))
     due = np.zeros(epsilon.size, int)

@@ -61,7 +61,7 @@ class Attacked(MechanismEngine):
         for attacked in attacks_on(question.mechanism, question.relation, found.upper.size):
             seen = answer(question._replace(mechanism=attacked, engine="auto", attacks=False)).lower
             low = np.fmax(found.lower if low is None else low, seen)
-        agree = low <= found.upper  # an attack that contradicts a theorem is not used
+        agree = low <= found.upper  # if not, the attack contradicts the upper end and is not used
         low = np.where(agree, low, found.lower)
         status = np.where(agree, found.status, "contradiction")
         return Bounds(low, np.clip(found.estimate, low, found.upper), found.upper, found.kind, status, found.engine)
@@ -128,7 +128,7 @@ class SampledOnce(MechanismEngine):
 
 
 class _Releases:
-    """Brackets of the composition of all releases from one sample: without the sampling (`ask`), and with it."""
+    """Brackets for all releases from one sample together: `ask` gives them without sampling, the others with it."""
 
     def __init__(self, question: MechanismQuestion, drawn: Several, rate: np.ndarray) -> None:
         self.question, self.rate, self.relations = question._replace(mechanism=drawn.base), rate, drawn.relations
@@ -136,7 +136,7 @@ class _Releases:
         self.engine = np.full(rate.shape, "", "<U32")
 
     def ask(self, quantity: str, values: np.ndarray, side: str) -> Bounds:
-        """Return brackets of the releases without the sampling. `values` may have extra leading axes."""
+        """Return brackets for the releases without sampling, in one direction. `values` may have extra leading axes."""
         found = answer(self.question._replace(quantity=quantity, given=values, relation=self.relations[side]))
         self.kinds |= set(np.ravel(found.kind).tolist())
         words = np.asarray(found.engine).reshape(-1, *self.rate.shape)[0] if found.upper.size else self.engine
@@ -179,18 +179,19 @@ class _Releases:
         q = self.rate
         with np.errstate(divide="ignore"):
             top = np.where(q < 1.0, -np.log1p(-q) * (1.0 + UNITS * ROUNDOFF), np.inf)
-        # the sampled releases leak no more than the releases without sampling
+        # Sampling does not raise epsilon, so epsilon without sampling (`plain`) is an upper bound.
         plain = self.ask("epsilon", np.where(q > 0.0, delta, 0.5), "add")
         low, high = np.where(q < 1.0, 0.0, plain.lower), np.minimum(plain.upper, top)
         high = np.where(q > 0.0, high, 0.0)
         low = np.where(q > 0.0, low, 0.0)
         ends = self.delta(np.where(np.isfinite(known), known, 0.0), "add")
-        small = (ends[1] <= delta) & np.isfinite(known)  # the other direction is larger
+        small = (ends[1] <= delta) & np.isfinite(known)  # there epsilon is at most `known`
         high = np.where(small, np.minimum(high, known), high)
         share = np.arange(1, SECTIONS + 1).reshape(-1, *(1,) * q.ndim) / (SECTIONS + 1)
-        # the upper end is searched above `floor`; for a bound, whose `low` stays 0, `floor` rises by itself
+        # The search narrows [`floor`, `high`]. For certified brackets `floor` equals `low`. For bounds `low` stays 0,
+        # and `floor` is the largest point found at which the upper bound of delta exceeds the given delta.
         floor = low
-        # Each turn divides the bracket by SECTIONS + 1.
+        # Each turn makes the interval narrower by the factor SECTIONS + 1.
         for _ in range(40):
             wide = high * (1.0 - 0.25 * self.question.effort.rtol) > floor
             if not np.any(~small & np.isfinite(high) & wide):  # an infinite upper end is not searched
@@ -211,7 +212,10 @@ class _Releases:
 
 
 def _inner(eps: np.ndarray, risen: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """Return `log(1 + risen/factor)`, the epsilon at which the releases are evaluated; `risen` is e^eps - 1."""
+    """Return `log(1 + risen/factor)`, where `risen` is e^eps - 1.
+
+    The delta at `eps` with sampling is computed from the delta at this epsilon without sampling.
+    """
     safe = np.where(factor > 0.0, factor, 1.0)
     ratio = risen / safe
     return np.where(np.isfinite(ratio), np.log1p(ratio), eps - np.log(safe))
@@ -236,12 +240,12 @@ WIDEST_LOG_ODDS = 12.0
 class RemovedAndAdded(MechanismEngine):
     """Bounds a replacement as a removal and an addition, for mechanisms without a good pair for the replacement.
 
-    Let D be the data without the record. The way from the data with one record to the data with another leads over D:
+    To replace a record is to remove the old record and then to add the new one. Therefore
 
     | delta_replace(eps) <= min_x delta_remove(x) + e^x delta_add(eps - x).
 
-    delta_remove and delta_add are profiles of the whole composition. A mechanism with groups also has a pair for the
-    replacement; then the smaller of the two bounds is used.
+    delta_remove and delta_add are profiles of the whole composition. A mechanism with groups also has a dominating pair
+    for the replacement. The pair gives a second bound, and the smaller bound is used.
     """
 
     name, classes, if_engine_is_named = "remove_and_add", (Mechanism,), "answers"
@@ -264,7 +268,10 @@ class RemovedAndAdded(MechanismEngine):
 
 
 def _upper(question: MechanismQuestion, quantity: str, values: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of `quantity`. Each eps is asked about alone, since a shared lattice widens brackets."""
+    """Return upper bounds of `quantity`.
+
+    For delta each eps is a question of its own. Several eps in one question share a lattice, which widens the brackets.
+    """
     asked = question._replace(quantity=quantity, relation=relation, hint=None)
     given = [values] if quantity == "epsilon" else values
     found = [np.asarray(answer(asked._replace(given=each)).upper) for each in given]
@@ -272,7 +279,7 @@ def _upper(question: MechanismQuestion, quantity: str, values: np.ndarray, relat
 
 
 def _delta_replaced(question: MechanismQuestion) -> Bounds:
-    """Bound delta of a replacement from above: the least bound over splits of eps between removal and addition."""
+    """Bound delta of a replacement from above by the least bound over splits of eps into removal and addition."""
     shape, _, given = flat(question)
     eps = given.reshape(shape)
 
@@ -290,11 +297,11 @@ def _delta_replaced(question: MechanismQuestion) -> Bounds:
 
 
 def epsilon_replaced(question: MechanismQuestion) -> Bounds:
-    """Bound epsilon of a replacement from above: the least bound over splits of delta between removal and addition."""
+    """Bound epsilon of a replacement from above by the least bound over splits of delta into removal and addition."""
     shape, _, given = flat(question)
     target = given.reshape(shape)
     if not target.all():
-        _upper(question, "epsilon", target, "remove_one")  # raises if the loss is unbounded
+        _upper(question, "epsilon", target, "remove_one")  # raises an error if the loss is unbounded
 
     def both(log_odds: np.ndarray) -> np.ndarray:
         share = 1.0 / (1.0 + np.exp(-log_odds))
@@ -352,11 +359,11 @@ class OneRound(MechanismEngine):
         return (
             type(mechanism.mechanism) is Gaussian
             and bool(np.all(np.equal(mechanism.participations, 1.0) & np.equal(mechanism.group, 1.0)))
-            and not mechanism.symmetric()  # a symmetric round draws nothing: every record is in every slot
+            and not mechanism.symmetric()  # in a symmetric round every record is in every slot, so nothing is drawn
         )
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
-        from jaxacct.engines import allocation  # imports SciPy
+        from jaxacct.engines import allocation  # imported here, since it imports SciPy, which is slow
 
         mechanism: Any = question.mechanism
         relation, rtol = question.relation, question.effort.rtol
@@ -382,11 +389,11 @@ class OneRound(MechanismEngine):
 
 
 class SameBins(MechanismEngine):
-    """Answers for balls in bins that are not composed, as for one round of random allocation with less noise.
+    """Answers for balls in bins that are not composed.
 
-    The noise multiplier of the equal round is rounded down for the upper end and up for the lower end. Balls in bins
-    that are composed with other mechanisms are represented by two pairs of distributions, one above and one below, like
-    any random allocation.
+    Balls in bins equal one round of random allocation with less noise, and the answer is the one for that round. The
+    round's noise multiplier is rounded down for the upper end and up for the lower end. Composed balls in bins are
+    represented by two pairs of distributions, one above and one below, like any random allocation.
     """
 
     name, classes = "same_bins", (BallsInBins, MatrixMechanism)
@@ -472,7 +479,7 @@ class MixtureContour(MechanismEngine):
         return others and all(step.of_gaussians() for step in of_mixtures)
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
-        from jaxacct.engines import mixture  # imports SciPy
+        from jaxacct.engines import mixture  # imported here, since it imports SciPy, which is slow
 
         quantity, mechanism, relation, rtol = question[0], question.mechanism, question.relation, question.effort.rtol
         parts_of = question._replace(hint=None)
@@ -485,7 +492,8 @@ class MixtureContour(MechanismEngine):
         bar = Progress(target.size, None if target.size > 8 else False)
         with contextlib.closing(bar):
             place, most = -1, np.inf
-            for done, at in enumerate(np.lexsort((target, places)).tolist()):  # neighbouring targets share contours
+            # The targets of each configuration are taken in rising order, since neighbouring targets share contours.
+            for done, at in enumerate(np.lexsort((target, places)).tolist()):
                 place, most = int(places[at]), (most if places[at] == place else np.inf)
                 ends, most = _larger(quantity, branches[place], float(target[at]), relation, rtol, most)
                 answers.lower[at], answers.estimate[at], answers.upper[at] = ends
@@ -494,7 +502,7 @@ class MixtureContour(MechanismEngine):
         certified = mixture.attained(mechanism, relation)
         with np.errstate(invalid="ignore"):
             left = np.flatnonzero(~(answers.upper < np.inf) | is_open(answers, rtol))
-        for at in left.tolist():  # one by one, so that a failing row does not end the others
+        for at in left.tolist():  # one by one: a batch gets no answer if its lattice fails on one row
             one = take_rows(mechanism, places[[at]]) if batch_shape(mechanism) else mechanism
             asked = parts_of._replace(mechanism=one, given=float(target[at]))
             lower, upper, word = _by_parts(asked, certified)
@@ -516,8 +524,9 @@ def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, floa
     word = str(np.reshape(found.engine, -1)[0])
     if not certified:
         return -np.inf, upper, word
-    if np.reshape(found.status, -1)[0] == "width":  # a lattice for the upper pair alone may lower the upper end
-        # this lattice is short: a longer one takes seconds, and moves the upper end by less than the bracket's width
+    if np.reshape(found.status, -1)[0] == "width":
+        # A lattice for the upper pair alone may lower the upper end. Its memory is limited, and so its length. A longer
+        # lattice takes seconds, and moves the upper end by less than the bracket's width.
         effort = question.effort._replace(memory_bytes=min(question.effort.memory_bytes, MEMORY_ALONE))
         alone = by_parts(question._replace(effort=effort), above_only=True)
         upper = float(np.fmin(upper, np.reshape(alone.upper, -1)[0]))
@@ -527,14 +536,16 @@ def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, floa
 def _larger(quantity: str, row: Row, value: float, relation: str, rtol: float, most: float) -> tuple[Ends, float]:
     """Return the larger of the directions' brackets, end by end, and an upper bound of the second direction's delta.
 
-    most : an upper bound of the second direction's delta at a smaller eps. As delta falls with eps, the bound may show
-    that the second direction is the smaller one. Where a direction has no bracket, upper is inf.
+    The upper end is inf if a direction has no bracket.
+
+    most : an upper bound of the second direction's delta at a smaller eps, and so at this eps, since delta falls with
+        eps. If `most` shows that the second direction has the smaller delta, that direction is not evaluated.
     """
     from jaxacct.engines import mixture
 
     if quantity == "epsilon" and value == 0.0:
-        return mixture.UNKNOWN, most  # for delta = 0 other code raises an error, or answers by the largest loss
-    signs = {"add_one": (-1.0,), "remove_one": (1.0,)}.get(relation, (1.0, -1.0))  # 1 remove, -1 add
+        return mixture.UNKNOWN, most  # for delta = 0 `by_parts` raises an error, or answers by the largest loss
+    signs = {"add_one": (-1.0,), "remove_one": (1.0,)}.get(relation, (1.0, -1.0))  # 1 is remove, -1 is add
     known, found = mixture.contours_of(row), list[mixture.Ends]()
     for sign in signs:
         if quantity == "epsilon":

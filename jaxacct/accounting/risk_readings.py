@@ -1,9 +1,8 @@
 """Risks from a certified privacy profile, for many rows: true-positive rates, and mu of Gaussian differential privacy.
 
-mu need hold only where both error rates are at least a given rate, the floor. T is the largest true-positive rate as a
-function of the false-positive rate. The best eps for a false-positive rate a is the eps at which `delta(eps) + e^eps a`
-is least.
-jaxacct/representations/README.md has the derivations.
+mu-GDP is claimed only where both error rates are at least a given rate, the floor. T(a) is the largest true-positive
+rate of an attack with the false-positive rate a. The best eps for a is the eps at which `delta(eps) + e^eps a` is
+least. jaxacct/representations/README.md has the derivations.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from jaxacct.mechanisms.base import take_rows
 
 # The largest true-positive rate at a false-positive rate, `T(a) = min over E of {delta(log E) + E a}`
 #
-# The sum is convex in E = e^eps. A secant search estimates the eps at which the sum is least. Three values of delta
-# around this eps give a bracket of the minimum. A poor estimate of eps only makes the bracket wide.
+# `delta(log E) + E a` is convex in E = e^eps. A secant search estimates the eps at which this sum is least. Three
+# values of delta around the estimate give a bracket of the minimum. A poor estimate of eps only makes the bracket wide.
 
 Deltas = Callable[[np.ndarray, np.ndarray], Bounds]
 """Maps (epsilons of shape (K, n), indices of n rows) to certified deltas of shape (K, n), at any real epsilon."""
@@ -45,7 +44,7 @@ LEAST_DEVIATION, LARGEST_DEVIATION = 1e-9, 50.0
 
 
 class Place(NamedTuple):
-    """Estimates, row by row: the eps at which `delta + e^eps fpr` is least, and the loss's standard deviation there."""
+    """Estimates of each row: the eps at which `delta + e^eps fpr` is least, and the loss's standard deviation there."""
 
     epsilon: np.ndarray
     deviation: np.ndarray
@@ -54,9 +53,10 @@ class Place(NamedTuple):
 def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) -> Place:
     """Estimate the eps with `Q(L > eps) = fpr`, at which `delta + e^eps fpr` is least.
 
-    The normal quantile of `Q(L > eps)` is linear in eps for Gaussians and nearly so for compositions, so that a secant
-    needs few steps. Without `start` the search begins with the eps and the standard deviation of the Gaussian
-    mechanism that has the same delta(0).
+    L is the privacy loss, and Q is the second distribution of the dominating pair (P, Q). The normal quantile of
+    `Q(L > eps)` is linear in eps for Gaussians, and nearly linear for compositions, so a secant search needs few steps.
+    Without `start` the search begins with the eps and the standard deviation of the Gaussian mechanism that has the
+    same delta(0).
     """
     everywhere, wanted = np.arange(fpr.size), -ndtri(fpr)
     if start is None:
@@ -69,7 +69,7 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
     for _ in range(8):
         at, spread = epsilon[rows], deviation[rows]
         gap = _quantile(deltas, at, spread, rows) - wanted[rows]
-        with np.errstate(all="ignore"):  # where the slope is NaN, `spread` is kept
+        with np.errstate(all="ignore"):  # where the slope is not finite and positive, `spread` is kept
             slope = (gap - last_gap[rows]) / (at - last[rows])
             fresh = np.isfinite(slope) & (slope > 0.0)
             spread = np.clip(np.where(fresh, 1.0 / slope, spread), LEAST_DEVIATION, LARGEST_DEVIATION)
@@ -86,14 +86,14 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
 
 
 def start_at(advantage: np.ndarray, fpr: np.ndarray) -> Place:
-    """Return the place for a Gaussian whose delta(0) is `advantage`, at the false-positive rate `fpr`."""
+    """Return the `Place` of a Gaussian mechanism with delta(0) = `advantage`, for the false-positive rate `fpr`."""
     deviation = np.clip(2.0 * ndtri(0.5 * (1.0 + advantage)), LEAST_DEVIATION, LARGEST_DEVIATION)
     return Place(deviation * (-ndtri(fpr) - 0.5 * deviation), deviation)
 
 
 def _quantile(deltas: Deltas, epsilon: np.ndarray, deviation: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Estimate -Phi^-1(Q(L > eps)), with `Q(L > eps) = -d delta/d(e^eps)` from a difference quotient."""
-    # half the distance between the two epsilons of the difference quotient
+    """Estimate -Phi^-1(Q(L > eps)). A difference quotient of delta gives `Q(L > eps) = -d delta/d(e^eps)`."""
+    # `half` is half the distance between the two epsilons of the difference quotient.
     half = 0.005 * deviation
     values = np.asarray(deltas(np.stack([epsilon - half, epsilon + half]), rows).estimate)
     with np.errstate(all="ignore"):
@@ -114,7 +114,7 @@ def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH)
 
 
 def three_places(place: Place, width: float) -> np.ndarray:
-    """Return (3, n) epsilons: `width` standard deviations of the loss below `place.epsilon`, at it, and above it."""
+    """Return (3, n) rising epsilons: `place.epsilon` in the middle, the others `width` deviations of the loss away."""
     return place.epsilon + width * place.deviation * np.array([-1.0, 0.0, 1.0])[:, None]
 
 
@@ -125,8 +125,8 @@ def rate_from_three(at: np.ndarray, found: Answer, place: Place, fpr: np.ndarray
         line = np.exp(at) * fpr
         lower, middle = (found.lower + line) * (1.0 - 16.0 * ROUNDOFF), found.estimate[1] + line[1]
         upper = (found.upper + line) * (1.0 + 16.0 * ROUNDOFF)
-        # Let E_i be e^eps at the three epsilons. (E_1 - E_0)/(E_2 - E_1) is e^-distance, and its inverse e^distance.
-        # Both are rounded up.
+        # Let E_0, E_1 and E_2 be e^eps at the three epsilons. (E_1 - E_0)/(E_2 - E_1) equals e^-distance. `ratio` is
+        # this quotient, and `rough` is its inverse. Rounding both up makes the lower bounds `left` and `right` smaller.
         ratio, rough = np.exp(-distance) * (1.0 + 1e-4), np.exp(distance) * (1.0 + 1e-4)
         left = lower[1] - ratio * np.maximum(upper[2] - lower[1], 0.0)
         right = lower[1] - rough * np.maximum(upper[0] - lower[1], 0.0)
@@ -140,12 +140,12 @@ def rate_from_three(at: np.ndarray, found: Answer, place: Place, fpr: np.ndarray
 
 
 def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
-    """Return `prior rate/(prior rate + (1 - prior) fpr)`, rounded down (turn -1) or up (turn 1)."""
+    """Return the posterior `prior rate/(prior rate + (1 - prior) fpr)`, rounded down (turn -1) or up (turn 1)."""
     with np.errstate(all="ignore"):
-        # fpr/rate comes first, since prior * rate and (1 - prior)/prior may be beyond the range of float64.
+        # fpr/rate is computed first, since prior * rate and (1 - prior)/prior may be beyond the range of float64.
         odds = (1.0 - prior) * (fpr / rate / prior)
         found = 1.0 / (1.0 + odds) * (1.0 + turn * 16.0 * ROUNDOFF)
-    tiny = (fpr < 1e-290 * rate) & (fpr > 0.0)  # a quotient that may be subnormal is not accurate
+    tiny = (fpr < 1e-290 * rate) & (fpr > 0.0)  # here fpr/rate may be subnormal, and so inaccurate
     if turn > 0:
         found = np.where(tiny, 1.0, np.maximum(found, 1e-307))
     elif turn < 0:
@@ -155,9 +155,10 @@ def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
 
 # The mu of Gaussian differential privacy that holds above a floor of the error rates
 #
-# The claim is `f(a) >= f_mu(a) wherever a >= floor and f(a) >= floor`, where f is the trade-off function of both
-# directions. Tangents show it: `1 - f(a) <= delta(eps) + e^eps a` for every eps. Each tangent is used on one interval
-# of a, its cell. As f_mu is convex, a tangent is compared with f_mu only at the two ends of its cell.
+# The claim is `f(a) >= f_mu(a) wherever a >= floor and f(a) >= floor`, where f is the trade-off function that holds in
+# both directions. Every eps gives a tangent that bounds f from below: `f(a) >= 1 - delta(eps) - e^eps a`. The tangents
+# prove the claim. Each tangent is used on one interval of a, its cell. Because f_mu is convex, it is enough to compare
+# the tangent with f_mu at the two ends of the cell.
 
 ROUNDS = 14
 """Largest number of rounds that add tangents where the upper bound of mu is largest."""
@@ -179,7 +180,7 @@ ROUNDING = 1e-13
 
 
 class GaussianFit(NamedTuple):
-    """Brackets of mu row by row, and the tangents that gave them."""
+    """Brackets of mu row by row, and the tangents of the first round."""
 
     mu: Bounds
     lines: np.ndarray
@@ -202,9 +203,10 @@ def gaussian_fit(
     rows = np.arange(size)
     place = best_epsilon(deltas, floor, start)
     rate = rate_at(deltas, place, floor)
-    # The tangents of the first round are evenly spread in eps, from 0 to the estimate of the best eps. If the rate has
-    # no useful lower end, as for losses with atoms, the best eps may be on either side of a jump of Q(L > eps). Then
-    # they are spread to four times the estimate. One more is at e^eps floor = 1, beyond which no tangent bounds a rate.
+    # The tangents of the first round are evenly spread in eps, from 0 to the estimate of the best eps. For losses with
+    # atoms the rate may have no useful lower end, and the best eps may be on either side of a jump of Q(L > eps). Then
+    # the tangents are spread to four times the estimate, and the last one is moved to e^eps floor = 1 if that eps is
+    # larger. Beyond e^eps floor = 1 a tangent is useless: its bound of every true-positive rate is at least 1.
     known = rate.lower > floor
     last = np.maximum(place.epsilon, 1e-9) * np.where(known, 1.0, 4.0)
     at = last * np.linspace(0.0, 1.0, 13)[:, None]
@@ -215,7 +217,8 @@ def gaussian_fit(
     for turn in range(ROUNDS + DOUBLINGS + 1):
         most, ends, edges = largest_mu(lines, floor[rows])
         high[rows] = np.minimum(high[rows], most)
-        if turn >= ROUNDS:  # for a loss with atoms, mu is attained at a corner of T, at an edge or at the floor
+        if turn >= ROUNDS:
+            # For a loss with atoms, mu is attained at a corner of T, which is near an edge of a cell, or at the floor.
             corners = np.take_along_axis(edges, np.argpartition(-ends, ADDED, axis=0)[:ADDED], axis=0)
             low[rows] = np.fmax(low[rows], _mu_at(lines, np.vstack([corners, floor[rows]]), floor[rows]))
         enough = narrow if turn < ROUNDS else max(narrow, OK_WIDTH)
@@ -224,7 +227,7 @@ def gaussian_fit(
             break
         rows, lines, ends = rows[~done], lines[:, :, ~done], ends[:, ~done]
         worst = np.argpartition(-ends, ADDED, axis=0)[:ADDED]
-        if turn >= ROUNDS:  # by now many cells have nearly the largest bound, so all get a tangent
+        if turn >= ROUNDS:  # many cells now have nearly the largest bound of mu, so every cell gets a tangent
             worst = np.arange(ends.shape[0])[:, None] + np.zeros((1, rows.size), int)
         lines = with_more(deltas, lines, worst, rows)
     low = np.nan_to_num(low)
@@ -243,20 +246,27 @@ def least_mu(rate: Answer, least_advantage: np.ndarray, floor: np.ndarray) -> np
     `least_advantage` is a lower bound of delta(0). The result may be NaN where an argument is NaN.
     """
     low = np.maximum(_distance(rate.lower, floor, -1.0), _on_diagonal(0.5 * (1.0 - least_advantage), -1.0))
-    # mu-GDP is claimed only where both error rates are at least `floor`. At the false-positive rate `floor` the other
-    # error rate is 1 - rate. Where it may be below `floor`, nothing is claimed there, so no mu is refuted.
+    # mu-GDP is claimed only where both error rates are at least `floor`. At the false-positive rate `floor` the
+    # false-negative rate is 1 - rate. If 1 - rate may be below `floor`, mu-GDP is not claimed there. Then the rate
+    # refutes no mu, and the lower bound is 0.
     return np.where(1.0 - rate.upper >= floor * (1.0 + 4.0 * ROUNDOFF), low, 0.0)
 
 
 def _distance(rate: np.ndarray, fpr: np.ndarray, turn: float) -> np.ndarray:
-    """Return `Phi^-1(rate) - Phi^-1(fpr)`, the mu whose curve passes through (fpr, rate); turn 1 rounds up, -1 down."""
+    """Return `Phi^-1(rate) - Phi^-1(fpr)`, the mu whose curve passes through (fpr, rate).
+
+    The result is rounded up if `turn` is 1, and down if `turn` is -1.
+    """
     with np.errstate(invalid="ignore"):
         first, second = ndtri(np.clip(rate * (1.0 + turn * 8.0 * ROUNDOFF), 0.0, 1.0)), ndtri(fpr)
         return first - second + turn * ROUNDING * (np.abs(second) + np.where(np.isfinite(first), np.abs(first), 0.0))
 
 
 def _on_diagonal(rate: np.ndarray, turn: float) -> np.ndarray:
-    """Return `-2 Phi^-1(rate)`, the mu whose curve meets the diagonal at `rate` <= 1/2; turn 1 rounds up, -1 down."""
+    """Return `-2 Phi^-1(rate)`, the mu of the f_mu for which both error rates can equal `rate` <= 1/2.
+
+    The result is rounded up if `turn` is 1, and down if `turn` is -1.
+    """
     with np.errstate(invalid="ignore"):
         found = -2.0 * ndtri(np.clip(rate * (1.0 - turn * 8.0 * ROUNDOFF), 0.0, 0.5)) * (1.0 + turn * ROUNDING)
         return np.maximum(found, 0.0)
@@ -265,13 +275,14 @@ def _on_diagonal(rate: np.ndarray, turn: float) -> np.ndarray:
 def _mu_at(lines: np.ndarray, fpr: np.ndarray, floor: np.ndarray) -> np.ndarray:
     """Return a lower bound of mu from T at the false-positive rates `fpr` (C, n), by brackets of delta at K eps.
 
-    delta is convex in E = e^eps. On a cell between two E, delta lies above the extended chords of both neighbouring
-    cells, and so above every mixture of these two lines. If a mixture has the slope -fpr, that mixture is used.
+    T(a) is the least `delta + E a` over E = e^eps, and delta is convex in E. Each pair of neighbouring E bounds a cell.
+    On the cell delta lies above the extended chords of both neighbouring cells, and so above every weighted mean of
+    these two lines. The weighted mean with the slope -a is used, if there is one.
     """
     epsilon, low, high = lines
     a, ratio = fpr[:, None], np.exp(epsilon)
     width = ratio[:-1] * np.expm1(np.diff(epsilon, axis=0))
-    # `before` is at most the slope of delta on each cell, and `after` is at least this slope
+    # On each cell the slope of delta is at least `before` and at most `after`.
     before = np.concatenate([-np.ones_like(low[:1]), (low[1:] - high[:-1]) / width])
     after = np.concatenate([np.minimum((high[2:] - low[1:-1]) / width[1:], 0.0), np.zeros_like(low[:1])])
     last, before = before[-1], before[:-1]
@@ -281,11 +292,12 @@ def _mu_at(lines: np.ndarray, fpr: np.ndarray, floor: np.ndarray) -> np.ndarray:
         at_right = share * (low[:-1] + before * width) + (1.0 - share) * low[1:] + a * ratio[1:]
         wrong = 4.0 + a * ratio[1:] + (np.abs(before) + np.abs(after)) * width
         cells = np.minimum(at_left, at_right) - 32.0 * ROUNDOFF * wrong
-        # beyond the last eps delta lies above the line with the slope `last`, and above 0
+        # `beyond` is for E beyond the last eps. There delta lies above the line with the slope `last`, and above 0.
         beyond = a[:, 0] * ratio[-1] + np.minimum(low[-1], a[:, 0] * low[-1] / np.maximum(-last, 1e-300))
         rate = np.minimum(np.min(cells, axis=1), beyond * (1.0 - 32.0 * ROUNDOFF))
     found = _distance(np.minimum(rate, 1.0), fpr, -1.0)
-    # `fpr` counts only if the other error rate is at least `floor`, and only up to c, where the best E is at least 1
+    # A false-positive rate counts only if it and its false-negative rate are at least `floor`, and if it is at most c
+    # (see `largest_mu`). Up to c the best E is at least 1, so the cells from eps = 0 on are enough.
     held = np.min(high + a * ratio, axis=1) * (1.0 + 16.0 * ROUNDOFF) <= 1.0 - floor * (1.0 + 4.0 * ROUNDOFF)
     held &= (fpr >= floor) & (fpr <= 0.5 * (1.0 - high[0]))
     return np.max(np.where(held & ~np.isnan(found), found, 0.0), axis=0)
@@ -294,14 +306,14 @@ def _mu_at(lines: np.ndarray, fpr: np.ndarray, floor: np.ndarray) -> np.ndarray:
 def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (an upper bound of mu from all cells, the largest mu at each edge between two cells, these edges).
 
-    The cells divide the false-positive rates from `floor` to c. In cell k tangent k bounds the true-positive rate. On
-    the diagonal both error rates are equal, and c is the rate at which the first tangent (eps = 0) meets it. Any
-    division into cells is sound. The upper bound is at least the mu whose curve meets the diagonal at c.
+    On the diagonal both error rates are equal. The first tangent (eps = 0) meets the diagonal at the rate c. The cells
+    divide the false-positive rates from `floor` to c. In cell k tangent k bounds the true-positive rate. Every division
+    into cells gives a valid upper bound of mu. The upper bound is at least the mu whose curve meets the diagonal at c.
     """
     epsilon, _, delta = lines
-    with np.errstate(over="ignore"):  # a tangent whose slope overflows bounds nothing
+    with np.errstate(over="ignore"):  # a slope may overflow to inf; its tangent bounds no rate
         ratio = np.exp(epsilon) * (1.0 + 4.0 * ROUNDOFF)
-    # the first tangent (eps = 0) meets the diagonal here; the curve beyond it mirrors the curve before it
+    # `fixed` is c. The cells end at c, since the trade-off function beyond c mirrors the trade-off function before c.
     fixed = 0.5 * (1.0 - delta[0])
     floor = np.minimum(floor, np.maximum(fixed, 0.0))
     with np.errstate(all="ignore"):
@@ -313,17 +325,20 @@ def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nda
     shown = np.where(used, np.maximum(at_left, at_right), -np.inf)
     nowhere = ~used.any(axis=0)
     alone = np.min(_distance(delta + ratio * floor, floor, 1.0), axis=0)
-    # Another tangent may meet the diagonal at a point beyond `fixed`. Between `fixed` and that point f_mu is at most
-    # `fixed`, and so below the tangent.
+    # Another tangent may meet the diagonal at a rate p > `fixed`. Between `fixed` and p this tangent is above `fixed`.
+    # f_mu is at most `fixed` there, because `largest` is at least the mu whose curve meets the diagonal at `fixed`.
     largest = np.maximum(np.where(nowhere, alone, np.max(shown, axis=0)), _on_diagonal(fixed, 1.0))
-    # A rate of 0, or one above 1, has no mu.
+    # No finite mu is proved if `fixed` is not positive (delta(0) may be 1), or if a normal quantile is NaN.
     largest = np.where((fixed > 0.0) & ~np.isnan(largest), largest, np.inf)
     between = np.maximum(np.where(used[:-1], at_left[:-1], -np.inf), np.where(used[1:], at_right[1:], -np.inf))
     return largest, np.nan_to_num(between, nan=np.inf), edges[1:-1]
 
 
 def with_more(deltas: Deltas, lines: np.ndarray, cells: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Add R tangents to each of n rows: one midway between the tangents c and c + 1, for each c in `cells`, (R, n)."""
+    """Add R tangents to each of n rows.
+
+    cells : (R, n), indices c. For each c a tangent is added midway in eps between the tangents c and c + 1.
+    """
     left, right = (np.take_along_axis(lines[0], cells + more, axis=0) for more in (0, 1))
     together = np.concatenate([lines, _lines(deltas, 0.5 * (left + right), rows)], axis=1)
     order = np.argsort(together[0], axis=0, kind="stable")
@@ -331,7 +346,7 @@ def with_more(deltas: Deltas, lines: np.ndarray, cells: np.ndarray, rows: np.nda
 
 
 def _lines(deltas: Deltas, epsilon: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return (eps, lower delta, upper delta) of tangents, (3, K, n)."""
+    """Return an array (3, K, n) with eps, lower delta and upper delta of the tangents at `epsilon` (K, n)."""
     found = deltas(epsilon, rows)
     return np.stack([epsilon, found.lower, found.upper])
 
@@ -339,8 +354,8 @@ def _lines(deltas: Deltas, epsilon: np.ndarray, rows: np.ndarray) -> np.ndarray:
 # The regret of f_mu is the least kappa with `f(a + kappa) - kappa <= f_mu(a)` for all a, where f is the mechanism's
 # trade-off function
 #
-# The regret is at most `sup over eps >= 0 of (delta_mu(eps) - delta(eps))/(1 + e^eps)`. At eps = 0 this
-# quotient is a lower bound of the regret.
+# The regret is at most `sup over eps >= 0 of (delta_mu(eps) - delta(eps))/(1 + e^eps)`. The value of this quotient at
+# eps = 0 is a lower bound of the regret.
 
 REGRET_ROUNDS = 8
 """Largest number of rounds. Each evaluates delta at more eps, where the upper bound of the regret is largest."""
@@ -360,7 +375,7 @@ def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str
         from these values, and `deltas` gives more where they are needed.
     kind : "certified", or another kind, for which only delta >= 0 is known, and the lower ends are 0.
     """
-    from jaxacct.engines import closed_form  # imports SciPy
+    from jaxacct.engines import closed_form
 
     low, high = np.zeros(mu.size), np.full(mu.size, 0.5)  # a regret is at most 1/2, since f(a + 1/2) - 1/2 <= 0
     rows = np.flatnonzero(np.isfinite(mu) & (mu > 0.0))
