@@ -514,7 +514,12 @@ def weights(law: Law, tail: float) -> Weights:
 
 
 def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, above: float) -> Weights:
-    """Return `Weights` of the listed K. K = 0, which costs nothing, and K of probability 0 are left out."""
+    """Return `Weights` of the values k, given the bounds `low` and `high` of each Pr[K = k].
+
+    Left out are values of probability 0, and k = 0, because a selection without runs costs nothing.
+
+    below, above : upper bounds of the probability of smaller and of larger values of K.
+    """
     slack = ROUNDINGS_PER_TERM * ROUNDOFF * (k.size + 8.0)
     left = 1.0 - np.sum(high) * (1.0 + slack) - below - slack
     kept = (k >= 1.0) & (high > 0.0)
@@ -523,7 +528,10 @@ def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, abov
 
 
 def _progression(law: Any) -> tuple[float, float, float, Callable[[np.ndarray], np.ndarray], float]:
-    """Return (smallest k, mode, largest k, ratio(k) = p_{k+1}/p_k, a lower bound of 1 - ratio) of a law of K."""
+    """Return (smallest k, mode, largest k, ratio, gap) of a law of K, where ratio(k) is Pr[K = k + 1]/Pr[K = k].
+
+    gap : lower bound of 1 - ratio(k) for every k from the mode on.
+    """
     if isinstance(law, Poisson):
         return 0.0, float(np.floor(law.mean)), np.inf, lambda k: law.mean / (k + 1.0), 0.0
     if isinstance(law, Binomial):
@@ -536,7 +544,10 @@ def _progression(law: Any) -> tuple[float, float, float, Callable[[np.ndarray], 
 
 
 def _series(ratio: np.ndarray, gap: float) -> float:
-    """Bound `r + r^2 + ...` from above for every r <= 1 - gap. If gap is 0, bound it for every r <= ratio."""
+    """Return an upper bound of `r + r^2 + ...`.
+
+    If gap > 0, the bound holds for every r <= 1 - gap. If gap is 0, it holds for every r <= `ratio`.
+    """
     slack = 1.0 + ROUNDINGS_PER_TERM * ROUNDOFF
     if gap > 0.0:
         return 1.0 / gap * slack

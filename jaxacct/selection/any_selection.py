@@ -1,4 +1,7 @@
-"""The base class of selections, which run a mechanism K times, and the pairs of laws that compose in their place."""
+"""The base class of selections, which run a mechanism K times.
+
+In a composition, a pair of laws that dominates the selection takes the place of the selection. `pair_of` makes it.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,10 @@ class AnySelection(Mechanism):
         return [(sample_pair(_pair_of(chosen), np.asarray(1.0), direction), np.asarray(1.0))]
 
     def bracket(self, quantity: str, values: np.ndarray, relation: str, rtol: float) -> Bounds:
-        """Bracket "epsilon" at delta >= 0, or "delta" at eps >= 0, of the selection alone (not in a composition)."""
+        """Bracket "epsilon" at delta >= 0, or "delta" at eps >= 0, of this selection.
+
+        A composition that contains the selection uses `expand` instead.
+        """
         run, relation = under(self.mechanism, relation)
         values = np.asarray(values, np.float64)
         given = "delta" if quantity == "epsilon" else "epsilon"
@@ -74,27 +80,33 @@ class AnySelection(Mechanism):
 
     @abstractmethod
     def _options(self) -> str:
-        """Return the arguments that a user would type after the base and the law."""
+        """Return, as text, the arguments that follow the base and the law in a call of `selection.select`."""
 
     @abstractmethod
     def _as_composition(self) -> Mechanism | None:
-        """Return the composition of runs that the selection is equal to, or None if there is none."""
+        """Return the composition of runs that equals the selection. Return None if no composition equals it."""
 
     @abstractmethod
     def _pair(self) -> FinitePair:
-        """Return a pair of laws that dominates the selection under add_or_remove_one."""
+        """Return a pair of laws (P, Q) that dominates the selection under add_or_remove_one."""
 
     @abstractmethod
     def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
-        """Return the bracket for a base and a relation that `under` returned; `values` has the shape of the answer."""
+        """Return the bracket of "epsilon" at deltas `values`, or of "delta" at eps `values`, in the shape of `values`.
+
+        run, relation : the base and the relation that `under` returned.
+        """
 
 
-# the answers in both directions use the same pair, so it is kept
+# `expand` is called for each direction and needs the same pair both times, so the pair is kept for the second call
 _pair_of = functools.lru_cache(maxsize=8)(lambda chosen: chosen._pair())
 
 
 def as_bounds(low: np.ndarray, high: np.ndarray, kind: str, rtol: float, engine: str) -> Bounds:
-    """Return a bracket as Bounds. If the kind is not "certified", the lower end is 0, and any width has status "ok"."""
+    """Return a bracket as Bounds, with status "ok" if it is narrow.
+
+    If the kind is not "certified", the lower end is set to 0, and every finite upper end above 0 has status "ok".
+    """
     low, allowed = (low, max(rtol, OK_WIDTH)) if kind == "certified" else (np.zeros_like(low), 1.0)
     with np.errstate(invalid="ignore"):
         narrow = (low == high) | np.isfinite(high) & (high - low <= allowed * np.maximum(high, 1e-300))
@@ -108,16 +120,19 @@ def pair_of(
     ask: Callable[[str, np.ndarray, str], np.ndarray],
     last: Callable[[str], tuple[np.ndarray, np.ndarray]],
 ) -> FinitePair:
-    """Return a pair that dominates a selection, from upper bounds of its profile at several eps in both directions.
+    """Return a pair of laws that dominates the selection with base `run` and law of K `law`.
 
-    ask : function (quantity, values, relation of one direction) -> upper bounds.
-    last : function (relation of one direction) -> (largest loss, mass at infinity).
+    The pair is made from upper bounds of the selection's profile, at several eps and in both directions.
+
+    ask : function ("epsilon" or "delta", values, relation of one direction) -> upper bounds for the selection.
+    last : function (relation of one direction) -> upper bounds of the selection's (largest finite loss, infinite mass).
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape})
     both = sides(run, "add_or_remove_one")
     names = [both[0].forward, both[-1].forward]
     level = np.minimum(LAST_DELTA + 2.0 * law.mean * infinite_mass(run, "add_or_remove_one"), 0.5)
-    # if losses are unbounded, the smallest of these deltas at which epsilon is finite counts as mass at infinity
+    # If losses are unbounded, epsilon is asked at the deltas `beyond`. The smallest delta at which it is finite counts
+    # as the pair's mass at infinity.
     far = 10.0 ** -np.array([16.0, 20.0, 30.0, 60.0, 120.0, 250.0]).reshape(-1, *(1,) * len(shape))
     beyond = np.maximum(far, np.minimum(level - LAST_DELTA, 0.5))
     unique = dict.fromkeys(names)
@@ -140,7 +155,10 @@ def pair_of(
 
 
 def _pair_of_points(epsilon: np.ndarray, *deltas: np.ndarray) -> FinitePair:
-    """Return `pair_of_profile` of points in any order. Of eps within LEAST_GAP the largest is kept; 0 always is."""
+    """Return the pair that `pair_of_profile` makes from points in any order. Points of infinite or NaN eps are dropped.
+
+    Of several eps within LEAST_GAP only the largest is kept. Within LEAST_GAP of the smallest eps, 0, only 0 is kept.
+    """
     order = np.argsort(epsilon, kind="stable")
     order = order[np.isfinite(epsilon[order])]
     kept: list[int] = []

@@ -1,7 +1,8 @@
-"""Properties of a selection's base: its directions, bounds of its profile, and its trade-off curve as polygons.
+"""Properties of a selection's base, the mechanism that it runs K times: directions, profile and trade-off curve.
 
-The concave curve `T(u) = min_r (delta(log r) + r u)` is the largest P-mass of a set of Q-mass u (README.md of this
-folder, "From the profile to polygons").
+Let (P, Q) be the pair of laws that dominates the base in one direction. The trade-off curve T(u) is the largest P-mass
+of a set of Q-mass u. T is concave, and `T(u) = min_r (delta(log r) + r u)`. So bounds of the profile delta give
+polygons above and below T (README.md of this folder, "From the profile to polygons").
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ ASKED_EPS = 600.0
 @register
 @dataclass(frozen=True, eq=False)
 class _Under(Mechanism):
-    """A base under one fixed relation. The two directions of this relation are called "remove" and "add"."""
+    """A base under one fixed relation. Its answers are for this relation, whatever relation it is asked about.
+
+    The two directions of the fixed relation are called "remove" and "add".
+    """
 
     mechanism: Any
     relation: str = field(metadata={"static": True})
@@ -83,8 +87,8 @@ class _Under(Mechanism):
         return self.mechanism.symmetric()
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        # A sample without replacement has a pair of laws that joins the worst pairs of several data sets. Each of these
-        # is the worst at some eps. A selection uses the whole curve of the joined pair. No two neighbouring data sets
+        # Sampling without replacement has a pair of laws that joins the pairs of several data sets, each of which is
+        # the worst at some eps. A selection uses the whole curve of the joined pair. No two neighbouring data sets
         # have this curve, so the answer for the selection is only a bound.
         sampled = lambda x: isinstance(x, SampledWithoutReplacement)
         found = filter(sampled, jax.tree.leaves(self.mechanism, is_leaf=sampled))
@@ -93,17 +97,20 @@ class _Under(Mechanism):
 
 
 def under(run: Mechanism, relation: str) -> tuple[Mechanism, str]:
-    """Return an equivalent (run, relation) whose relation is add_one, remove_one or add_or_remove_one."""
+    """Return a (base, relation) that has the same guarantee as `run` under `relation`.
+
+    The returned relation is add_one, remove_one or add_or_remove_one.
+    """
     if not add_and_remove(run, relation):
         return _Under(run, relation), "add_or_remove_one"
     return run, "add_or_remove_one" if relation == "zero_out" else relation
 
 
 class Sides(NamedTuple):
-    """The relations with which engines are asked about one direction of a base, and about the reverse direction."""
+    """One direction of a base and its reverse direction, each named by a relation that engines can be asked about."""
 
-    forward: str  # relation for the direction itself
-    reverse: str  # relation for the reverse direction
+    forward: str  # relation with which engines are asked about the direction itself
+    reverse: str  # relation with which engines are asked about the reverse direction
 
     @property
     def direction(self) -> str:
@@ -115,7 +122,7 @@ class Sides(NamedTuple):
 
 
 def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
-    """Return the directions of a relation that need a bound of their own: a single one if the base is symmetric."""
+    """Return those directions of a relation that need a bound of their own. For a symmetric base one is enough."""
     if relation in _RELATION_OF.values():
         other = _RELATION_OF["add" if relation == "remove_one" else "remove"]
         return (Sides(relation, other),)
@@ -125,27 +132,33 @@ def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
 
 
 def delta_ends(run: Mechanism, at: np.ndarray, relation: str, rtol: float = 1e-4) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of delta at any real eps."""
+    """Return lower and upper bounds of a base's delta at the eps `at`, which may be of either sign."""
     below = np.any(at < 0.0)
     found = profile(run, relation).delta(at) if below else delta(run, at, relation=relation, rtol=rtol)
     return np.asarray(found.lower), np.asarray(found.upper)
 
 
 def few_steps(parts: Components) -> np.ndarray:
-    """Return whether each base is only a few sampled Gaussian steps, (B,); the contours of such bases are long."""
+    """Return whether each base, (B,), consists of only a few sampled Gaussian steps.
+
+    A contour of such a base is long. FEW and FEW_STEPS say when the lattice engine is asked instead.
+    """
     steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
     return (steps > 0.0) & (steps <= FEW_STEPS) & (others == 0.0) & (parts.mu == 0.0) & (parts.delta_infinity == 0.0)
 
 
 def upper_delta(run: Mechanism, at: np.ndarray, relation: str, rtol: float = 1e-4) -> np.ndarray:
-    """Return the upper bounds that `delta_ends` gives."""
+    """Return only the upper bounds of delta that `delta_ends` returns."""
     return delta_ends(run, at, relation, rtol)[1]
 
 
 def epsilon_ends(
     run: Mechanism, target: np.ndarray, relation: str, rtol: float = 1e-4
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of epsilon at delta: both 0 if delta >= 1; the upper is inf if delta < 1e-300."""
+    """Return lower and upper bounds of a base's epsilon at the deltas `target`.
+
+    At a delta >= 1 both bounds are 0. At a delta < 1e-300 the upper bound is inf.
+    """
     at, target = np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), np.asarray(target)
     found = epsilon(run, at, relation=relation, rtol=rtol)
     high = np.where(target >= LEAST_DELTA, found.upper, np.inf)
@@ -153,12 +166,15 @@ def epsilon_ends(
 
 
 def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str, rtol: float = 1e-4) -> np.ndarray:
-    """Return the upper bounds that `epsilon_ends` gives."""
+    """Return only the upper bounds of epsilon that `epsilon_ends` returns."""
     return epsilon_ends(run, target, relation, rtol)[1]
 
 
 def sum_of_atoms(loss: np.ndarray, mass: np.ndarray, infinite: Any, at: np.ndarray, side: float) -> np.ndarray:
-    """Return `infinite` + `sum_i mass_i (1 - e^{at - loss_i})_+`, rounded up for side 1 and down for side -1."""
+    """Return delta of a finite law at eps = `at`, rounded up if `side` is 1 and down if `side` is -1.
+
+    delta is `infinite + sum_i mass_i (1 - e^{at - loss_i})_+`, where `infinite` is the mass at infinity.
+    """
     eps = np.asarray(at)[..., None]
     below = eps - loss - side * LOSS_ERROR * (np.abs(loss) + np.abs(eps))
     with np.errstate(over="ignore"):
@@ -167,12 +183,15 @@ def sum_of_atoms(loss: np.ndarray, mass: np.ndarray, infinite: Any, at: np.ndarr
 
 
 def _delta_by_sum(parts: Components, at: np.ndarray, side: float) -> np.ndarray:
-    """Return `sum_of_atoms` for the losses of one configuration, a single finite law."""
+    """Return delta by `sum_of_atoms` for `parts` that hold one configuration, which is a single finite law."""
     return sum_of_atoms(parts.finite_loss[0, 0], parts.finite_mass[0, 0], parts.delta_infinity[0], at, side)
 
 
 def meet(one: Any, other: Any, most: float) -> np.ndarray:
-    """Return the intersection of two brackets, (2, *shape), or (0, most) if they are disjoint. A NaN end is ignored."""
+    """Return the intersection of two brackets, (2, *shape). Where they are disjoint, return (0, most).
+
+    An end that is NaN is ignored.
+    """
     low, high = np.fmax(np.fmax(one[0], other[0]), 0.0), np.fmin(np.fmin(one[1], other[1]), most)
     agree = low <= high
     return np.stack([np.where(agree, low, 0.0), np.where(agree, high, most)])
@@ -181,7 +200,10 @@ def meet(one: Any, other: Any, most: float) -> np.ndarray:
 def each_pair(
     run: Mechanism, law: Law, shape: tuple[int, ...], asked: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, Mechanism, Law]]:
-    """Yield (flat indices in `shape`, base, law) for each pair of base and law; leave out elements not `asked`."""
+    """Yield (indices, base, law) for each pair of a base in the batch `run` and a law in the batch `law`.
+
+    indices : where the pair belongs in a flattened array of shape `shape`, except places where `asked` is False.
+    """
     mine = batch_shape(run)
     pairs = np.broadcast_shapes(mine, law.shape)
     number = np.broadcast_to(np.arange(int(np.prod(pairs))).reshape(pairs), shape).reshape(-1)
@@ -194,13 +216,13 @@ def each_pair(
 
 
 def _inside(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the index, in an array of shape `own`, of the element that broadcasting puts at `index`."""
+    """Return the index in an array of shape `own` of the element that is at `index` once the array is broadcast."""
     tail = index[len(index) - len(own) :]
     return tuple(i if n > 1 else 0 for i, n in zip(tail, own, strict=True))
 
 
 def infinite_mass(run: Mechanism, relation: str) -> np.ndarray:
-    """Return the larger of the masses at infinity of a relation's directions, in the batch's shape."""
+    """Return the mass at infinity of each base, in the batch's shape: the largest over the relation's directions."""
     each = [components(run, "add_or_remove_one", direction).delta_infinity for direction in _named(relation)]
     return np.max(each, axis=0).reshape(batch_shape(run))
 
@@ -211,7 +233,7 @@ def bounded_loss(parts: Components) -> np.ndarray:
 
 
 def gaussian_mu(run: Mechanism) -> np.ndarray | None:
-    """Return mu of every configuration, (B,), or None unless all are compositions of unsampled Gaussians."""
+    """Return mu of every configuration, (B,), if all are compositions of unsampled Gaussians. Otherwise return None."""
     parts = components(run, "add_or_remove_one", "remove")
     if any(np.any(n > 0) for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)):
         return None
@@ -223,37 +245,39 @@ def _named(relation: str) -> list[str]:
 
 
 def finite_once(parts: Components) -> bool:
-    """Return whether the parts are one finite law, used once. Then the base's curve has a knot for each atom."""
+    """Return whether the base is one finite law that is run once. The curve of such a base has a knot for each atom."""
     others = (parts.mu > 0.0).any() or (parts.gauss_n > 0.0).any() or (parts.laplace_n > 0.0).any()
     return not others and parts.finite_n.shape[1] == 1 and bool((parts.finite_n == 1.0).all())
 
 
 class Curve(NamedTuple):
-    """The trade-off curve of one direction of a base, between two polygons of CELLS cells each."""
+    """Bounds of the trade-off curve of one direction of a base: a polygon above and one below, of CELLS cells each."""
 
     above: Outer
     below: Inner
 
 
 class Profile(NamedTuple):
-    """Bounds of delta of one base at eps >= 0, (2, K): the first row is for removing, the second for adding."""
+    """Lower and upper bounds, (2, n), of one base's delta at n eps >= 0. Row 0 is for removing, row 1 for adding."""
 
-    eps: np.ndarray  # (K,), ascending from 0
+    eps: np.ndarray  # (n,), ascending from 0
     low: np.ndarray
     high: np.ndarray
 
     def joined(self, direction: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return ascending e^eps, for eps of both signs, and lower and upper bounds of delta there in one direction."""
+        """Return (e^eps, lower, upper): bounds of delta in one direction at ascending e^eps, for eps of both signs."""
         turn = slice(None, None, 1 if direction == "remove" else -1)
         eps, low, high = self.eps, self.low[turn], self.high[turn]
         shrink = np.exp(-eps)
-        reverse = [-np.expm1(-eps) + shrink * end for end in (low[1], high[1])]  # delta(-eps), from the other direction
+        # bounds of delta(-eps), which is 1 - e^-eps + e^-eps times the delta(eps) of the reverse direction
+        reverse = [-np.expm1(-eps) + shrink * end for end in (low[1], high[1])]
         keep = eps > 0.0
         ratio = np.concatenate([shrink[keep][::-1], np.exp(eps)])
         lower = np.concatenate([reverse[0][keep][::-1], low[0]]) * (1.0 - VALUE_ERROR)
         upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + VALUE_ERROR)
-        # as a function of e^eps, delta is convex and falls at a rate of at most 1.  So beyond a point it falls no
-        # faster than the chord before the point, and the rounding of e^eps moves delta by at most `moved`
+        # As a function of e^eps, delta is convex and falls at a rate of at most 1. So beyond a point delta falls no
+        # faster than the chord before that point (`steepest`). Hence the rounding of e^eps changes delta by at most
+        # `moved`.
         steepest = np.append(1.0, np.minimum(upper[:-1] / np.diff(ratio), 1.0))
         moved = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(ratio))) * ratio * steepest
         lower, upper = lower - moved, upper + moved
@@ -268,10 +292,10 @@ class Base(NamedTuple):
 
 
 def bases(run: Mechanism, coarse: bool = False) -> list[Base]:
-    """Return the Base of each configuration. If `coarse`, its profile and its curves have half as many points."""
+    """Return the Base of each configuration. If `coarse`, profiles and curves are made from half as many points."""
     size, parts = math.prod(batch_shape(run)), _both(run)
-    # a call for many Gaussian bases takes little longer than a call for one. Other bases get a call each, since
-    # the last bits of their profiles may depend on the bases that share a call
+    # Gaussian bases are computed together, since a call for many takes little longer than a call for one. Other bases
+    # get a call each, since the last bits of their profiles may depend on the bases that share a call.
     together = not any(np.any(part.laplace_n > 0.0) or np.any(part.finite_n > 0.0) for part in parts)
     if batch_shape(run) and not (together and size):
         return [_bases(element(run, index), coarse)[0] for index in np.ndindex(batch_shape(run))]
@@ -287,17 +311,17 @@ def _both(run: Mechanism) -> list[Components]:
 
 
 def _rows(run: Mechanism, rows: np.ndarray) -> Mechanism:
-    """Return some configurations of a batch. A mechanism without a batch is returned as it is, since it broadcasts."""
+    """Return the configurations at the indices `rows` of a batch. A mechanism without a batch is returned unchanged."""
     return take_rows(run, rows) if batch_shape(run) else run
 
 
 def _bases(run: Mechanism, coarse: bool) -> list[Base]:
-    """Return the Base of each configuration. A `run` with parts other than Gaussians has only one configuration."""
+    """Return the Base of each configuration. The caller passes a batch only if all parts of `run` are Gaussian."""
     found, parts = [], _both(run)
     finite = all(map(finite_once, parts))
     inside = [_by_atoms(part) if finite else None for part in parts]
     for each in [_by_sum(parts)] if finite else _by_engine(run, parts, coarse):
-        # at some parameters, such as a sampling probability of 1, the directions are alike
+        # at some parameters, such as a sampling probability of 1, both directions have equal bounds and share a curve
         equal = all(np.array_equal(*ends) for ends in (each.low, each.high))
         alike = run.symmetric() or (equal and inside[0] is None)
         remove = _curve(*each.joined("remove"), inside[0])
@@ -306,11 +330,11 @@ def _bases(run: Mechanism, coarse: bool) -> list[Base]:
 
 
 def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> list[Profile]:
-    """Return the profile of each configuration, up to its last eps (`LAST_DELTA`), by the engines."""
+    """Ask the engines for the profile of each configuration, and return it. LAST_DELTA says at which eps it ends."""
     names = ["add_or_remove_one"] * 2 if run.symmetric() else ["remove_one", "add_one"]
     infinite = np.max([part.delta_infinity for part in parts], axis=0)
     level, size = LAST_DELTA + 1.001 * infinite, infinite.size
-    with backend.job(1, apart=True):  # chooses NumPy or XLA as for one base, whatever the caller's batch
+    with backend.job(1, apart=True):  # NumPy or XLA is chosen as for one base, so the caller's batch does not matter
         lasts = {name: _last(run, level, name) for name in dict.fromkeys(names)}
         first, at_most = (pick(list(lasts.values()), axis=0) for pick in (np.min, np.max))
         beyond = first == ASKED_EPS
@@ -321,7 +345,8 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> list[Pr
                 beyond[due] = half.lower > ASKED_EPS
         probe = delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL)
         engines = np.broadcast_to(probe.engine, (size,))
-        # if the contour engine can answer, only it is asked: "auto" would leave wide brackets to the lattice engine
+        # Where the contour engine can answer, it is asked by name. With "auto", its wide brackets would be computed
+        # again by the lattice engine, which is slower.
         by_contour = (engines == "contour") & np.all([contour.reach(part).answers for part in parts], axis=0)
         shared = by_contour & (infinite == 0.0) & np.equal(probe.kind, "certified")
         at = [_places(*ends, coarse) for ends in zip(first, at_most, engines, strict=True)]
@@ -330,9 +355,11 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> list[Pr
             within = [np.zeros(0) if far else eps[eps <= end] for eps, end, far in zip(at, last, beyond, strict=True)]
             known[name] = _bounds_at(run, part, name, within, by_contour, shared)
             for row, (eps, ends) in enumerate(zip(within, known[name], strict=True)):
-                if eps.size and eps[-1] == last[row] < ASKED_EPS:  # delta(last) is at most `level`
+                # `last` is an upper bound of the epsilon at delta = `level`, so delta(last) is at most `level`
+                if eps.size and eps[-1] == last[row] < ASKED_EPS:
                     ends[1, -1] = min(ends[1, -1], level[row])
-    # if half of the mass has losses beyond the engines' range, the curve says nothing; `profile_ends.by_base` answers
+    # If half of the mass has losses above ASKED_EPS, the profile is only bounded by 0 and 1. For selections over such a
+    # base, `profile_ends.by_base` gives the bounds.
     nothing = Profile(np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS]), np.zeros((2, 3)), np.ones((2, 3)))
     whole = lambda row: np.stack([_filled(known[name][row], at[row].size) for name in names], axis=1)
     return [nothing if beyond[row] else Profile(at[row], *whole(row)) for row in range(size)]
@@ -346,7 +373,11 @@ def _bounds_at(
     by_contour: np.ndarray,
     shared: np.ndarray,
 ) -> list[np.ndarray]:
-    """Return bounds of delta, (2, K), for each base at its K eps in `places`; `shared`: near eps share a contour."""
+    """Return, for each base, lower and upper bounds of delta at the eps that `places` lists for the base.
+
+    by_contour : whether the contour engine is asked about the base, (B,).
+    shared : whether neighbouring eps of the base first share a contour, (B,).
+    """
     sizes, eps = np.array([each.size for each in places]), np.concatenate(places)
     row = np.repeat(np.arange(sizes.size), sizes)
     ends, due = np.stack([np.zeros(eps.size), np.ones(eps.size)]), np.ones(eps.size, bool)
@@ -362,29 +393,37 @@ def _bounds_at(
 
 
 def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
-    """Return the eps at which a profile is evaluated: up to `first` for both directions, on to `last` for only one."""
+    """Return the eps at which a profile is evaluated, from 0 to `last`.
+
+    first, last : the smaller and the larger of the eps at which the two directions' profiles end.
+    engine : the engine that evaluates the profile, which decides the number of eps.
+    """
     count = EPS_POINTS.get(engine, EPS_POINTS["lattice"]) // (2 if coarse else 1)
     early = round(count * max(first / last, 0.5))
     return np.concatenate([np.linspace(0.0, first, early), np.linspace(first, last, count - early + 1)[1:]])
 
 
 def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return which brackets from shared contours are so wide that another contour, or the lattice, is to redo them."""
+    """Return which brackets from shared contours must be computed again because they are too wide."""
     wide = high - low > CONTOUR_WIDTH * high
-    # a separate contour hardly ever raises a lower bound of 0: only every eighth such eps is computed again
+    # A contour for one eps hardly ever raises a lower bound of 0. So of the wide brackets with this lower bound, only
+    # every eighth is computed again.
     nothing = wide & (low == 0.0)
     return wide & ~nothing | nothing & (np.cumsum(nothing) % 8 == 1)
 
 
 def _filled(ends: np.ndarray, count: int) -> np.ndarray:
-    """Return bounds of delta, (2, count). Beyond the given `ends`, delta is between 0 and the last upper bound."""
+    """Return `ends`, bounds of delta at ascending eps, extended to (2, count) by 0 and the last upper bound."""
     behind = np.zeros(count - ends.shape[1])
-    high = np.minimum.accumulate(ends[1])  # delta does not increase in eps
+    high = np.minimum.accumulate(ends[1])  # delta does not rise with eps, so an upper bound holds at every larger eps
     return np.stack([np.append(ends[0], behind), np.append(high, behind + high[-1])])
 
 
 def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarray]:
-    """Return bounds of delta, (2, K), at each row's ascending eps, by CONTOURS contours; 0 and 1 where these fail."""
+    """Return, for each row of `parts`, bounds of delta at the ascending eps of the row, by at most CONTOURS contours.
+
+    Where a contour fails, the bounds are 0 and 1.
+    """
     if not eps:
         return []
     blocks = [-(-each.size // CONTOURS) for each in eps]
@@ -398,29 +437,35 @@ def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarra
 
 
 def _last(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
-    """Return the eps at which delta has fallen to `level`, clipped to the interval from 1e-6 to ASKED_EPS."""
+    """Return an upper bound of the epsilon at delta = `level`, clipped to the interval from 1e-6 to ASKED_EPS."""
     found = epsilon(run, np.minimum(level, 1.0 - ROUNDOFF), relation=relation, rtol=PROFILE_RTOL).upper
     return np.minimum(np.maximum(found, 1e-6), ASKED_EPS)
 
 
 def _by_sum(parts: list[Components]) -> Profile:
-    """Return the profile of finite laws. Its eps are the sizes |loss| of their losses."""
+    """Return the profile of a base whose directions are finite laws.
+
+    The profile's eps are the sizes |loss| of the losses of both laws.
+    """
     losses = np.concatenate([np.abs(part.finite_loss[0, 0][part.finite_mass[0, 0] > 0.0]) for part in parts])
     at = np.unique(np.concatenate([[0.0], losses]))
     at = at[np.concatenate([[True], np.diff(at) > 1e-12])]
-    # beyond the last atom the profile is the mass at infinity, so that one eps there is enough
+    # beyond the last atom delta is the mass at infinity, so one eps beyond that atom is enough
     at = np.append(at, at[-1] + 50.0) if at[-1] < LINE_EPS - 50.0 else np.append(at[at < LINE_EPS], LINE_EPS)
     low, high = (np.stack([_delta_by_sum(part, at, side) for part in parts]) for side in (-1.0, 1.0))
     return Profile(at, low, high)
 
 
 def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Return knots (Q-mass, P-mass) just below a finite law's curve, by sums of masses from the largest loss down."""
+    """Return knots (Q-mass, P-mass) that lie on a finite law's trade-off curve, rounded to lie below it.
+
+    Each knot holds the total masses of the atoms of the largest losses.
+    """
     order = np.argsort(-part.finite_loss[0, 0], kind="stable")
     loss, mass = part.finite_loss[0, 0][order], part.finite_mass[0, 0][order]
     loss, mass = loss[mass > 0.0], mass[mass > 0.0]
     with np.errstate(over="ignore"):
-        # a Q-mass that underflows is replaced by a larger one, which keeps the knot below the curve
+        # a Q-mass that underflows is replaced by 1e-290: a knot with a larger Q-mass still lies below the curve
         u = np.cumsum(np.maximum(mass * np.exp(-loss), 1e-290))
     u = np.minimum(u * (1.0 + VALUE_ERROR), 1.0)
     t = (np.cumsum(mass) + part.delta_infinity[0]) * (1.0 - VALUE_ERROR)
@@ -430,7 +475,10 @@ def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[np.ndarray, np.ndarray] | None) -> Curve:
-    """Return the trade-off curve of one direction; `inside`, if given, has the knots of the polygon below the curve."""
+    """Return polygons above and below the trade-off curve of one direction, from bounds of delta at e^eps = `ratio`.
+
+    inside : the knots of the polygon below the curve. If None, they too are computed from the bounds of delta.
+    """
     slopes, u, t = outer(ratio, high)
     below_u, below_t = inner(ratio, low, high) if inside is None else inside
     cell, place_u, place_t = _cut(u, t)
@@ -440,34 +488,38 @@ def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[n
 
 
 def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (slopes, Q-masses, P-masses) of a polygon above the curve, by upper bounds of delta at e^eps = `ratio`."""
-    # every line is above the curve, so any subset of the lines gives a bound
+    """Return (slopes, Q-masses, P-masses) of a polygon above the trade-off curve T.
+
+    Each upper bound d of delta, at e^eps = r in `ratio`, gives a line d + r u above T(u). The polygon is their minimum.
+    """
+    # every line is above the curve, so the minimum over any subset of the lines is above it too
     keep = np.linspace(0, ratio.size - 1, min(ratio.size, CELLS - 1)).round().astype(int)
     r, d = np.concatenate([[0.0], ratio[keep]])[::-1], np.concatenate([[1.0], upper[keep]])[::-1]
     return _envelope(r, np.minimum(d, 1.0), 1.0 + 4.0 * ROUNDOFF)
 
 
 def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the knots (Q-mass, P-mass) of a polygon below the curve, from bounds of delta at e^eps = `ratio`."""
-    # wide brackets are left out, since the polygon would be lower there than the chord between narrow neighbours
+    """Return the knots (Q-mass, P-mass) of a polygon below the curve T, from bounds of delta at e^eps = `ratio`."""
+    # wide brackets of delta are left out, since they would make the polygon lower
     ratio, lower, upper = (x[lower >= 0.5 * upper] for x in (ratio, lower, upper))
     lower = np.maximum(lower, 1.0 - ratio)
-    # before the first ratio r no chord is known, and the bound delta(r) >= 1 - r is used; beyond the last ratio delta
-    # is at least 0 and does not rise
+    # The point r = 0 is put first. There delta is 1, and its slope is at least -1, because delta(r) >= 1 - r.
     r = np.concatenate([[0.0], ratio])
     low, high = np.concatenate([[1.0], lower]), np.concatenate([[1.0], upper])
-    # the steepest slope that delta can have after r, and the flattest slope that it can have before r
+    # After each r the slope of delta is at least `fall`, and before each r it is at most `rise`. After the last r no
+    # chord is known, but delta does not rise there, so the last `rise` is 0.
     fall = np.concatenate([[-1.0], (low[1:] - high[:-1]) / np.diff(r)])
     rise = np.minimum(np.concatenate([(high[1:] - low[:-1]) / np.diff(r), [0.0]]), 0.0)
     a, b = slice(None, -1), slice(1, None)
-    # between r_k and r_{k+1} the line low_k + fall_k (r - r_k) meets the line low_{k+1} + rise_{k+1} (r - r_{k+1})
+    # Between r_k and r_{k+1} delta lies above the lines low_k + fall_k (r - r_k) and
+    # low_{k+1} + rise_{k+1} (r - r_{k+1}). They intersect at r = `meet`, where their value is `at`.
     steep = rise[b] - fall[a]
     gap = low[b] - low[a] - fall[a] * (r[b] - r[a])
     meet = np.clip(r[b] - np.where(steep > 0.0, gap / np.where(steep > 0.0, steep, 1.0), 0.0), r[a], r[b])
     at = np.maximum(low[a] + fall[a] * (meet - r[a]), low[b] + rise[b] * (meet - r[b]))
     with np.errstate(over="ignore"):
         end = r[-1] - low[-1] / fall[-1] if fall[-1] < 0.0 else 2.0 * r[-1]
-    if not end >= 1.0:  # if all slopes are below 1, the best lower bound of the curve T is u
+    if not end >= 1.0:  # with slopes below 1 only, the lines would bound T less well than T(u) >= u, which always holds
         return np.array([0.0, 1.0]), np.array([0.0, 1.0])
     slopes = np.concatenate([r, meet, [min(end, 1e290)]])
     values = np.concatenate([low, at, [0.0]])
@@ -477,9 +529,14 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
 
 
 def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the slopes and the knots (u, T) of the polygon T = min_k (d_k + r_k u) on 0 <= u <= 1; r descends to 0."""
+    """Return (slopes, u, T): the slopes and knots of the polygon `T(u) = min_k (d_k + r_k u)` on 0 <= u <= 1.
+
+    r : slopes of the lines, descending to 0.
+    rounding : factor of T at the inner knots, above 1 to round T up and below 1 to round T down.
+    """
     kept = (r.size - 1 - upper_hull(r[::-1], -d[::-1]))[::-1]
-    # a line is nowhere the lowest if another line is less steep and does not start higher
+    # A line is nowhere the lowest if another line is less steep and does not start higher. So the lines that are
+    # steeper than the line of the smallest d are dropped.
     kept = kept[kept.size - 1 - np.argmin(d[kept][::-1]) :]
     r, d = r[kept], d[kept]
     u = np.concatenate([[0.0], np.diff(d) / -np.diff(r), [1.0]])
@@ -491,7 +548,10 @@ def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray
 
 
 def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the indices of the points on the upper hull, by ascending x. 15,000 points take some 160 passes."""
+    """Return the indices of the points on the upper convex hull of the points (x, y), by ascending x.
+
+    A pass of the loop drops points below the chord of their neighbours. For 15,000 points some 160 passes are needed.
+    """
     kept = np.lexsort((y, x))  # of points with equal x the last is the highest
     kept = kept[np.append(x[kept[1:]] != x[kept[:-1]], True)] if kept.size else kept
     quiet, parity = 0, 0
@@ -506,11 +566,14 @@ def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (original cell, u, t) for exactly CELLS cells: some cells are divided, or some knots left out."""
+    """Return a polygon of exactly CELLS cells as (index of each cell's original cell, u, t), from the knots (u, t).
+
+    If the polygon has fewer cells, some are divided. If it has more, some knots are left out.
+    """
     if u.size - 1 > CELLS:
         keep = np.linspace(0, u.size - 1, CELLS + 1).round().astype(int)
         return keep[:-1], u[keep], t[keep]
-    # cells are finer where the odds of `t` change fast, near t = 0 and near t = 1
+    # a cell over which the odds of t change much is divided into more pieces. These cells lie near t = 0 and t = 1
     spread = np.abs(np.diff(np.log(t + 1e-7))) + np.abs(np.diff(np.log1p(1e-4 - t))) + 1e-9
     spare = CELLS - (u.size - 1)
     pieces = 1 + np.floor(spare * spread / spread.sum()).astype(int)
@@ -544,7 +607,7 @@ def candidates_profile(
     epsilon : array_like, shape (G,)
         Values >= 0, ascending by 1e-9 or more.
     weights : array_like, optional
-        The probability with which each candidate is drawn; they sum to 1.
+        The probabilities with which the candidates are drawn.  They sum to 1.
     relation : {"add_or_remove_one", "replace_one", "zero_out"}
 
     Returns

@@ -1,8 +1,9 @@
 """Envelope: a fast upper bound of what a selection leaks under the worst score, for every law of K and eps >= 0.
 
-With phi the generating function of K and T the trade-off curve of the base, `M(r) = max_v (r phi'(T(v)) - phi'(v))` is
-the highest of many lines in r.  Its positive part is at most a sum `sum_j c_j (r - r_j)_+`.  So the leak is at most a
-weighted sum of values of the base's profile (README.md of this folder, "The envelope").
+Let phi be the generating function of K and T the trade-off curve of the base.  Each v gives a line in r, and
+`M(r) = max_v (r phi'(T(v)) - phi'(v))` is the largest of these lines.  The positive part of M(r) is at most a sum
+`sum_j c_j (r - r_j)_+`.  So the selection's delta, the leak, is at most a weighted sum of values of the base's delta
+(README.md of this folder, "The envelope").
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ TAIL_SHARE = 1e-6
 
 
 class Table(NamedTuple):
-    """An upper bound of a profile: chords between points (e^eps, delta)."""
+    """An upper bound of a base's profile: the chords between points (e^eps, delta)."""
 
     ratio: np.ndarray  # e^eps at the points, ascending from 0
     delta: np.ndarray  # delta at the points, not increasing
 
     def about(self, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return upper bounds of delta at any real eps, and the rate at which they fall with eps."""
+        """Return (upper bounds of delta at any real eps, the rates at which these bounds fall with eps)."""
         with np.errstate(over="ignore", invalid="ignore"):
             r = np.exp(eps)
             cell = np.clip(np.searchsorted(self.ratio, r), 1, self.ratio.size - 1)
@@ -65,28 +66,35 @@ class Points(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """An upper bound of delta(eps): `start` plus all functions in `sums`."""
+    """An upper bound of a selection's delta(eps): `start` plus the values of all functions in `sums` at eps."""
 
     start: Any
     sums: tuple[Points, ...]
 
     def leak(self, eps: np.ndarray) -> np.ndarray:
-        """Return upper bounds of delta at eps >= 0, (R,); 1 where the bound is not finite."""
+        """Return upper bounds of the selection's delta at eps >= 0, (R,). Return 1 where no bound below 1 is known."""
         total = self.about(eps, 4.0 * ROUNDOFF)[0] * (1.0 + INFLATED)
         return np.where(total <= 1.0, total, 1.0)
 
     def about(self, eps: np.ndarray, rounding: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-        """Return an estimate of the leak, and its fall with eps. `rounding` lowers eps, which raises the estimate."""
+        """Return (estimates of the selection's delta at eps, the rates at which they fall with eps).
+
+        rounding : relative error that is subtracted from eps, so that the estimates become larger.
+        """
         value, fall, eps = self.start, np.zeros(eps.shape), eps[..., None]
         for at, weight, profile in self.sums:
-            moved = eps + at - (rounding * (1.0 + eps + np.abs(at)) if rounding else 0.0)  # `at` may be -inf
+            # without `rounding` its product with `at` is not formed, since `at` may be -inf
+            moved = eps + at - (rounding * (1.0 + eps + np.abs(at)) if rounding else 0.0)
             each = profile.about(moved)
             value, fall = value + np.sum(weight * each[0], axis=-1), fall + np.sum(weight * each[1], axis=-1)
         return value, fall
 
 
 def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of "epsilon" at delta > 0 (inf where none is found) or of "delta" at eps >= 0."""
+    """Return upper bounds of a selection's "epsilon" at deltas > 0, or of its "delta" at eps >= 0.
+
+    The bound of "epsilon" is inf where none is found.
+    """
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     wanted = np.broadcast_to(given, shape).reshape(-1)
     value = np.zeros(wanted.size)
@@ -95,7 +103,8 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
         if quantity == "delta":
             least = upper_delta(run, wanted.reshape(shape), side.forward, PROFILE_RTOL).reshape(-1)
         for here, base, one in each_pair(run, law, shape):
-            # all values asked for this pair are read from one table, so the least delta among them decides its end
+            # One table serves all values asked for this pair of base and law. The least of their deltas decides where
+            # the table ends.
             made, last = _of_table(base, one, float(np.min(least[here])), side)
             at = wanted[here]
             value[here] = np.maximum(value[here], made.leak(at) if quantity == "delta" else solved(made, at, last))
@@ -104,13 +113,14 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
 
 @np.errstate(all="ignore")
 def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
-    """Return for each delta an eps, near the least one, where the leak is at most delta; inf if none is found.
+    """Return for each delta an eps at which the bound `made` is at most delta. Return inf where no such eps is found.
 
-    The eps exceeds the least one by a small share of eps + `unit`.
+    The returned eps exceeds the least such eps by a small share of eps + `unit`.
     """
     low, high, done = np.zeros(delta.shape), np.full(delta.shape, LARGEST_EPS), np.zeros(delta.shape, bool)
     eps = low
-    # Newton's steps solve for log(leak). A step that leaves [low, high] solves for the leak instead, convex in e^eps
+    # Newton's method is applied to log(leak) as a function of eps. If this step leaves [low, high], it is replaced by
+    # a Newton step for the leak as a function of e^eps, which is convex, or by a bisection.
     for _ in range(60):
         value, fall = made.about(eps)
         low, high = np.where(value > delta, eps, low), np.where(value > delta, high, eps)
@@ -131,7 +141,7 @@ def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
 
 
 def _of_table(run: Mechanism, law: Law, least: float, side: Sides) -> tuple[Envelope, float]:
-    """Return the envelope of one base and law for deltas of at least `least`, and the last eps of its table."""
+    """Return (envelope of one base and one law, last eps of its table). The table is made for deltas >= `least`."""
     table, (u, t) = table_of(*profile_points(run, least * TAIL_SHARE / max(law.mean, 1.0), side))
     lost = float(table.delta[-1])
     points = points_of(*lines(law, u, t), Table(table.ratio, table.delta - lost))
@@ -139,39 +149,45 @@ def _of_table(run: Mechanism, law: Law, least: float, side: Sides) -> tuple[Enve
 
 
 def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarray, np.ndarray]:
-    """Return ascending e^eps, for eps of both signs, and upper bounds of one base's delta there.
+    """Return (e^eps, delta): ascending e^eps, for eps of both signs, and upper bounds of one base's delta at these eps.
 
-    The last delta exceeds the mass at infinity by max(`level`, TAIL_SHARE * mass at infinity) or less, unless its eps
-    is beyond LARGEST_EPS.
+    The last delta exceeds the mass at infinity by at most max(`level`, TAIL_SHARE * mass at infinity). It may exceed it
+    by more only if the eps for such a delta would be larger than LARGEST_EPS.
     """
     ratio, _, high = known_bases(run)[0].profile.joined(side.direction)
     infinite = float(infinite_mass(run, side.forward))
     level = max(level, TAIL_SHARE * infinite, 1e-290)
-    if high[-1] > infinite + level:  # beyond the kept profile, upper bounds of epsilon at smaller deltas are used
+    if high[-1] > infinite + level:  # the kept profile ends too early: add points (upper bound of epsilon, delta)
         deltas = infinite + np.geomspace(max(high[-1] - infinite, level), level, FAR_POINTS)
         eps = np.maximum.accumulate(upper_epsilon(run, deltas, side.forward, PROFILE_RTOL))
         eps = np.minimum(eps, LARGEST_EPS + 1.0)
         further = (np.diff(eps, prepend=np.log(ratio[-1])) > 1e-9) & (eps <= LARGEST_EPS)
-        # e^eps is rounded up: delta does not rise with eps, so its upper bound also holds there
+        # e^eps is rounded up. The upper bound of delta also holds there, because delta does not rise with eps.
         ratio = np.append(ratio, np.exp(eps[further]) * (1.0 + 4.0 * ROUNDOFF * (1.0 + eps[further])))
         high = np.append(high, deltas[further])
     return ratio, high
 
 
 def table_of(ratio: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarray, np.ndarray]]:
-    """Return the Table of the upper bounds `high` at e^eps, and the knots (u, t) of a polygon above the curve T."""
+    """Return (Table, knots) from upper bounds `high` of delta at e^eps = `ratio`.
+
+    The knots (u, t) are those of a polygon above the trade-off curve T.
+    """
     high = np.where(high <= 1.0, high, 1.0)
     _, u, t = outer(ratio, high)
     return Table(np.append(0.0, ratio), np.minimum.accumulate(np.append(1.0, high))), (u, t)
 
 
 def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return gains and costs of lines `r gain - cost`, from knots (u, t) above T; the highest line is at least M(r)."""
+    """Return (gains, costs) of lines `r gain - cost` in r, from the knots (u, t) of a polygon above T.
+
+    At every r >= 0 the highest line is at least M(r), which the docstring of this module defines.
+    """
     near_one = 1.0 - np.geomspace(1e-13, 1.0, 1500)
     knots = np.linspace(0.0, u.size - 1.0, VALUES)
     v = np.concatenate([u, np.interp(knots, np.arange(u.size), u), near_one, np.interp(near_one, t, u)])
     v = np.sort(v)
-    with np.errstate(all="ignore"):  # `points_of` handles NaN
+    with np.errstate(all="ignore"):  # a NaN may arise here, and makes the bound infinite in `points_of`
         _, first, second = evaluated(law, 1.0 - np.stack([0.5 * (v[1:] + v[:-1]), v[:-1]]))
         _, gain, steeper = evaluated(law, 1.0 - np.interp(v, u, t))
         least, tilt = first * (1.0 - INFLATED) - 4.0 * ROUNDOFF * second, second * np.diff(v)
@@ -181,19 +197,22 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
         cost = np.minimum(np.append(left, np.inf), np.append(np.inf, right))
         # a gain below 1e-300 may have lost digits in float64, and is rounded up to 1e-300
         gain = np.maximum(gain * (1.0 + INFLATED) + 4.0 * ROUNDOFF * steeper, 1e-300)
-    return np.maximum.accumulate(gain), np.maximum(cost, 0.0)  # nearly equal gains may be out of order
+    return np.maximum.accumulate(gain), np.maximum(cost, 0.0)  # rounding may put nearly equal gains out of order
 
 
 def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table, weight: float = 1.0) -> Points:
-    """Turn the maximum of lines `r gain - cost` into a weighted sum of profile values (`Points`); the gains ascend.
+    """Return the `Points`, a weighted sum of profile values, that follow from the lines `r gain - cost` above M(r).
 
-    README.md, "The envelope", has the formula.
+    The gains ascend.  README.md of this folder, "The envelope", has the formula.
     """
     if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
-        return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a NaN bounds nothing
-    cost = np.minimum.accumulate(cost[::-1])[::-1]  # a line with more cost and less gain than another is never highest
+        return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a NaN gives no bound, so return inf
+    # a line with a higher cost and a lower gain than another is never the highest, so the cost of the other
+    # line may take the place of its cost
+    cost = np.minimum.accumulate(cost[::-1])[::-1]
     with np.errstate(divide="ignore", over="ignore"):
-        first = int(np.argmin(cost / gain))  # for every r, a line before `first` lies below line `first` or below 0
+        # the lines before `first` are dropped: at every r each of them lies below line `first` or below 0
+        first = int(np.argmin(cost / gain))
         gain, cost = np.append(0.0, gain[first:]), np.append(0.0, cost[first:])
         kept = upper_hull(gain, -cost)
         rise, further = np.diff(gain[kept]), np.diff(cost[kept])

@@ -1,4 +1,7 @@
-"""Laws of K, the number of candidates that a private selection tries, as frozen pytrees: single laws or batches."""
+"""Laws of K, the number of candidates that a private selection tries.
+
+A law is a frozen pytree, and may be a batch of laws.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ _GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(10)
 
 
 class Law(ABC):
-    """A law of K, the number of candidates of a selection, or a batch of laws: one for each element of its fields.
+    """A law of K, the number of candidates of a selection. Fields that are arrays make a batch of laws.
 
     K must be drawn independently of the data.  K and the running time must be kept secret (README.md of this folder,
     "What every guarantee here assumes").  Subclasses are frozen dataclasses, as mechanisms are.
@@ -75,7 +78,10 @@ class Law(ABC):
         _ = self.shape
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Reset inherited formulas to the general ones if the subclass defines a generating function of its own."""
+        """Reset inherited formulas of a subclass that defines its own `generating`, since they belong to another law.
+
+        Its `slopes`, `steepness` and `rise` become those of `Law`, unless the subclass defines them itself.
+        """
         super().__init_subclass__(**options)
         if "generating" in cls.__dict__:
             for name in ("slopes", "steepness", "rise"):
@@ -84,7 +90,7 @@ class Law(ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The batch shape, to which the fields broadcast."""
+        """The shape of the batch. The fields broadcast to it."""
         each = {name: np.shape(getattr(self, name)) for name in self.constraints}
         return broadcast_shape({name: s[:-1] if name in self.vectors else s for name, s in each.items()})
 
@@ -93,19 +99,25 @@ class Law(ABC):
         """Return (phi, phi', phi'') of `phi(x) = E[x^K]` at x = 1 - y, for y in [0, 1] that broadcasts with the batch.
 
         NumPy arrays give NumPy arrays.  Inside ``jax.enable_x64()`` the method is traceable.  The relative error of the
-        answer is about 1e-13, near both ends of [0, 1] too.
+        answer is about 1e-13, also for y near 0 and near 1.
         """
 
     def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
-        """Return only (phi', phi'') of `generating`. Laws override this where phi itself takes much of the time."""
+        """Return only (phi', phi'') of `generating`. A law overrides this method if phi itself takes much time."""
         return self.generating(y)[1:]
 
     def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
-        """Return (log phi', phi''/phi') at x by NumPy, given accurate x and y = 1 - x; (-inf, 0) if phi' underflows."""
+        """Return (log phi', phi''/phi') at x, computed by NumPy, or (-inf, 0) where phi' underflows.
+
+        Both x and y = 1 - x are given, so that each of them is accurate.
+        """
         return _steepness(*evaluated(self, y)[1:])
 
     def rise(self, x: np.ndarray, y: np.ndarray, d: np.ndarray) -> Numbers:
-        """Return `phi(x) - phi(x - d)` by NumPy, as accurate as x, y = 1 - x and d; in this class by quadrature."""
+        """Return `phi(x) - phi(x - d)`, computed by NumPy. The result is as accurate as x, y = 1 - x and d.
+
+        This class integrates phi' by quadrature. Some subclasses have a formula.
+        """
         at = np.asarray(d) * (0.5 - 0.5 * _GAUSS_POINTS.reshape(-1, *(1,) * np.ndim(d)))
         slopes = evaluated(self, np.minimum(y + at, 1.0))[1]
         return 0.5 * np.asarray(d) * np.tensordot(_GAUSS_WEIGHTS, slopes, 1)
@@ -136,7 +148,8 @@ class Law(ABC):
         Parameters
         ----------
         rng : random.Random, optional
-            Give it only to repeat an experiment without private data; the default is the operating system's randomness.
+            The default is the operating system's randomness.  Give `rng` only to repeat an experiment that has no
+            private data.
         """
         if self.shape:
             raise InputError(f"a batch of laws of shape {self.shape} has no single K; sample one law at a time")
@@ -147,7 +160,7 @@ class Law(ABC):
         return type(self)(**{name: value[index] for name, value in self._broadcast(self.shape)})
 
     def flattened(self, shape: tuple[int, ...]) -> Self:
-        """Return the laws broadcast to a batch shape and flattened, for kernels that are mapped over configurations."""
+        """Return the laws broadcast to a batch shape and flattened to one axis, over which kernels are mapped."""
         each = {name: value.astype(np.float64) for name, value in self._broadcast(shape)}
         return type(self)(**{name: value.reshape(-1, *value.shape[len(shape) :]) for name, value in each.items()})
 
@@ -158,14 +171,17 @@ class Law(ABC):
             yield name, np.broadcast_to(value, shape + (value.shape[-1:] if name in self.vectors else ()))
 
     def taken(self, index: Index) -> Self:
-        """Return the laws at a NumPy index of a flattened batch, unchecked. The index `(rows, None)` adds an axis."""
+        """Return the laws at a NumPy index of a flattened batch. The fields of the new laws are not checked.
+
+        An index `(rows, None)` adds an axis to the batch.
+        """
         found = object.__new__(type(self))
         for name in self.constraints:
             object.__setattr__(found, name, getattr(self, name)[index])
         return found
 
     def _first_at_most(self, level: np.ndarray, strict: bool = False) -> np.ndarray:
-        """Return the least k with Pr[K > k] <= level, or if `strict` with Pr[K > k] < level."""
+        """Return the least k with Pr[K > k] <= level. If `strict`, return the least k with Pr[K > k] < level."""
 
         def done(k: np.ndarray) -> np.ndarray:
             tail = self.survival(k)
@@ -185,7 +201,7 @@ class Law(ABC):
         return above
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the other law has the same class, and numbers of the same shapes and values."""
+        """Return whether the other law has the same class, and its fields have the same shapes and values."""
         if type(other) is not type(self):
             return NotImplemented
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in self.constraints)
@@ -195,7 +211,7 @@ class Law(ABC):
 
 
 def require_law(name: str, value: Any) -> None:
-    """Raise InputError, with the argument's name, for anything but a law of K."""
+    """Raise InputError if `value` is not a law of K. The message calls the argument `name`."""
     if not isinstance(value, Law):
         raise InputError(f"{name} = {value!r:.40} must be a law of K; use one such as selection.Geometric(0.1)")
 
@@ -247,7 +263,7 @@ class TruncatedNegativeBinomial(Law):
         return generating.truncated_negative_binomial(self.eta, self.gamma, y)
 
     def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
-        # phi is left out, which on NumPy takes more than half of the time
+        # phi is not computed, since with NumPy it would take more than half of the time
         return generating.grown_base(self.eta, self.gamma, y)[-2:]
 
     def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
@@ -255,7 +271,7 @@ class TruncatedNegativeBinomial(Law):
         return np.log(self.mean) - more * np.log1p(odds * y), more * odds / (1.0 + odds * y)
 
     def rise(self, x: np.ndarray, y: np.ndarray, d: np.ndarray) -> Numbers:
-        # mean/odds b^-eta (1 - (1 + odds d/b)^-eta)/eta with b = 1 + odds y
+        # phi(x) - phi(x - d) = mean/odds b^-eta (1 - (1 + odds d/b)^-eta)/eta, with b = 1 + odds y
         odds, flat = (1.0 - self.gamma) / self.gamma, np.abs(self.eta) < 1e-290
         grown = np.log1p(odds * d / (1.0 + odds * y))
         share = np.where(flat, grown, -np.expm1(-self.eta * grown) / np.where(flat, 1.0, self.eta))
@@ -264,14 +280,17 @@ class TruncatedNegativeBinomial(Law):
     def probability(self, k: ArrayLike) -> np.ndarray:
         k = np.asarray(check("k", k, WHOLE_K))
         at = np.maximum(k, 1.0)
-        # logarithms are added: for large eta the factors overflow or underflow, while their product does neither
+        # logarithms are added, because for large eta the factors overflow or underflow, while their product does not
         grown = np.asarray(self.eta) * np.log(self.gamma) + at * np.log1p(-self.gamma) + self._log_rising(at - 1.0)
         return np.where(k >= 1.0, self._scale() / at * np.exp(grown), 0.0)
 
     def survival(self, k: ArrayLike) -> np.ndarray:
-        """Return Pr[K > k], the remainder of a Taylor series: `_scale (1-gamma)^{k+1} (eta+1)_k/k! e^_log_tail`."""
+        """Return Pr[K > k] as the remainder of a Taylor series, `_scale (1-gamma)^{k+1} (eta+1)_k/k! I`.
+
+        I is the integral whose logarithm `_log_tail` returns, and `(x)_k = x (x + 1) ... (x + k - 1)`.
+        """
         k = np.asarray(check("k", k, WHOLE_K))
-        if np.any(np.asarray(self.eta) > 1e6):  # `_log_tail` has too few terms for so sharp an integrand
+        if np.any(np.asarray(self.eta) > 1e6):  # the integrand's peak is too narrow for the terms of `_log_tail`
             raise InputError(f"eta = {np.max(self.eta)!r} must be at most 1e+06 for tails; use a smaller eta")
         log = (k + 1.0) * np.log1p(-self.gamma) + self._log_rising(k) + _log_tail(k, self.eta, self.gamma)
         return np.where(k >= 1.0, np.minimum(self._scale() * np.exp(np.minimum(log, 700.0)), 1.0), 1.0)
@@ -287,8 +306,8 @@ class TruncatedNegativeBinomial(Law):
         from scipy.special import gammaln  # slow to import, and rarely needed
 
         eta, z = np.asarray(self.eta), np.asarray(k) + 1.0
-        # from z = 30 on, one series gives the difference of the two log-gammas; in a series for each, large terms would
-        # cancel
+        # From z = 30 on, one series gives the difference log-gamma(z + eta) - log-gamma(z). With a series for each of
+        # the two, large terms would cancel.
         far = np.maximum(z, 30.0)
         series = lambda x: (1.0 / 12.0 - (1.0 / 360.0 - (1.0 / 1260.0 - 1.0 / (1680.0 * x**2)) / x**2) / x**2) / x
         grown = (far - 0.5) * np.log1p(eta / far) + eta * (np.log(far + eta) - 1.0) + series(far + eta) - series(far)
@@ -338,11 +357,15 @@ def Logarithmic(gamma: ArrayLike) -> TruncatedNegativeBinomial:
 
 
 def _log_tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
-    """Return `log int_0^1 u^k (1 - (1-gamma) u)^{eta-1} du`, k >= 1, by trapezoids in v; u = e^-t, t = e^v/(k+1)."""
+    """Return `log int_0^1 u^k (1 - (1-gamma) u)^{eta-1} du` for k >= 1.
+
+    The trapezoidal rule is used in the variable v, where u = e^-t and t = e^v/(k+1).
+    """
     shape = np.broadcast_shapes(np.shape(k), np.shape(eta), np.shape(gamma))
     k, eta, gamma = (np.broadcast_to(x, shape)[..., None] for x in (k, eta, gamma))
     most = float(np.max(eta, initial=1.0))
-    step = 0.16 * min(np.sqrt(16.0 / most), 1.0)  # for large eta the integrand has a peak of width eta^-1/2
+    # for large eta the integrand has a peak of width eta^-1/2, so the step of v shrinks like that width
+    step = 0.16 * min(np.sqrt(16.0 / most), 1.0)
     scaled = np.exp(np.arange(np.floor(-67.2 / step), np.log(600.0 + 2.0 * most) / step) * step)
     t = scaled / (k + 1.0)
     kernel = gamma - (1.0 - gamma) * np.expm1(-t)
@@ -432,7 +455,7 @@ class Binomial(_Trials):
 
     References
     ----------
-    jaxacct/selection/README.md, "The worst score", holds for every law of K.
+    jaxacct/selection/README.md, "The worst score": the theorem there holds for every law of K.
 
     >>> float(Binomial(20, 0.5).mean)
     10.0
@@ -477,7 +500,7 @@ class PointMass(_Trials):
 
     References
     ----------
-    jaxacct/selection/README.md, "The worst score", holds for every law of K.
+    jaxacct/selection/README.md, "The worst score": the theorem there holds for every law of K.
 
     >>> int(PointMass(10).quantile(0.5))
     10
@@ -513,7 +536,7 @@ class Categorical(Law):
 
     References
     ----------
-    jaxacct/selection/README.md, "The worst score", holds for every law of K.
+    jaxacct/selection/README.md, "The worst score": the theorem there holds for every law of K.
 
     >>> float(Categorical([0.0, 0.5, 0.5]).mean)
     1.5
@@ -569,7 +592,9 @@ class Categorical(Law):
 
 
 def TwoPoint(few: int, many: int, probability_of_few: ArrayLike) -> Categorical:
-    """Make the law of K = ``few`` with ``probability_of_few``, otherwise ``many``: a Categorical on 0, ..., many.
+    """Make the law under which K is ``few`` with probability ``probability_of_few``, and otherwise ``many``.
+
+    The law is a Categorical on 0, ..., many.
 
     Parameters
     ----------
@@ -597,7 +622,7 @@ def TwoPoint(few: int, many: int, probability_of_few: ArrayLike) -> Categorical:
 
 
 def largest_k(law: Law) -> float:
-    """Return the largest k that has a positive probability under one law, or inf if there is none."""
+    """Return the largest k that has a positive probability under one law. Return inf if K is unbounded."""
     if isinstance(law, PointMass):
         return float(law.repetitions)
     if isinstance(law, Binomial):
@@ -613,7 +638,7 @@ def derivative(law: Law, order: int) -> tuple[float, Law]:
     Here phi is the generating function of `law`, and psi that of the second law.  The scale is 0 if K is always below
     `order`.  A law that is not of this library raises InputError.
 
-    README.md, "The best j", says which law (under "Computing it").
+    README.md of this folder, "The best j", says under "Computing it" which law the second one is.
 
     >>> from jaxacct import selection
     >>> derivative(selection.Binomial(4, 0.5), 3)
@@ -644,7 +669,7 @@ def derivative(law: Law, order: int) -> tuple[float, Law]:
         weight = mass[more:] * np.prod([k - i for i in range(more)], axis=0)
         if not weight[1:].any():
             return none
-        share = weight / np.max(weight)  # scaled, since the sum of the weights may underflow
+        share = weight / np.max(weight)  # divided by the largest weight, since the sum of the weights may underflow
         return max(math.fsum(weight), LEAST), Categorical(share / math.fsum(share))
     raise InputError(
         f"k of type {type(law).__name__} has no higher derivatives; use a law of jaxacct.selection, such as Categorical"
@@ -657,7 +682,10 @@ def _falling(count: float, factors: int) -> float:
 
 
 def probability_of(law: Law, count: int) -> float:
-    """Return an upper bound of Pr[K = count], count >= 1: `phi^(count)(0)/count!`."""
+    """Return an upper bound of Pr[K = count] for count >= 1.
+
+    Pr[K = count] is `phi^(count)(0)/count!`, where phi is the generating function of K.
+    """
     scale, other = derivative(law, count)
     slope = float(evaluated(other, np.ones(()))[1])
     found = (scale * slope * (1.0 + 4e-12) + LEAST) / math.factorial(count)

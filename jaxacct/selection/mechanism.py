@@ -1,4 +1,4 @@
-"""Selections as mechanisms, "run K times, release the best": `selection.select`, and rounds of selections."""
+"""Selections, "run K times, release the best", as mechanisms: `select` makes one, and `rounds` a sequence of them."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ ONE_DELTA = "the cheaper mechanism is chosen for one delta"
 @register
 @dataclass(frozen=True, eq=False)
 class Selection(AnySelection):
-    """Selection that runs ``mechanism`` K times, K from ``law``, and releases the best by any score.
+    """Selection that draws K from ``law``, runs ``mechanism`` K times and releases the output with the highest score.
 
-    The answers hold for every score that is a total preorder of a candidate's own output and does not depend on K.
+    The answers hold for every score that depends only on the candidate's own output, not on K.  Ties are allowed.
     Candidates must be i.i.d. given the data; `AdaptiveSelection` is for other candidates.  The upper end of a bracket
-    is the theorem's bound, the lower end the leak of an actual score.  In a composition with other mechanisms,
-    a pair made from upper bounds of the profile stands for the selection, so that the answer is a bound.
+    is the theorem's bound, and the lower end is what one actual score leaks.  In a composition with other mechanisms,
+    a pair made from upper bounds of the profile takes the selection's place, so the answer there is only a bound.
 
     Parameters
     ----------
@@ -101,12 +101,13 @@ class Selection(AnySelection):
 
     def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
         low, high = certified(quantity, run, self.law, values, relation, rtol if rtol >= OK_WIDTH else 0.0)
-        # a selection uses the whole curve of the base, as a composition does, so its kind is that of a composition
+        # A selection uses the base's whole curve, as a composition of the base does. So its answer is of the kind that
+        # a composition of the base has.
         return as_bounds(low, high, run.kind_under(relation, composed=True), rtol, "worst_score")
 
 
 class OfSelections(MechanismEngine):
-    """The engine of all selections, except adaptive ones with fixed K: other engines answer these as compositions."""
+    """The engine of all selections, except adaptive ones with a fixed K, which other engines answer as compositions."""
 
     name = "selection"
     classes = (Selection, AdaptiveSelection, TopSelection)
@@ -125,20 +126,20 @@ register_engine(OfSelections())
 def select(
     run: Mechanism, k: Law, *, bound: str = WORST_CASE, candidates: str = "iid", top: int = 1
 ) -> Selection | AdaptiveSelection | TopSelection:
-    """Make the mechanism that runs `run` K times, K from the law `k`, and releases the best candidate or candidates.
+    """Make the mechanism that draws K from the law `k`, runs `run` K times and releases the best outputs.
 
-    With candidates="iid" the profile is the worst case over all scores (`Selection`).  Each candidate is then drawn
-    afresh from one law of configurations and run with fresh randomness.  A list tried in order, a shuffled list, a
-    sampler that keeps state, pruning and warm starts are not i.i.d., and leak more. With candidates="adaptive" a
-    candidate may depend on all outputs before it in any way, and all outputs may be released (`AdaptiveSelection`).
-    That costs more privacy, above all if K varies a lot.
+    candidates="iid" assumes that each candidate is drawn afresh from one law of configurations and run with fresh
+    randomness.  The profile is then the worst case over all scores (`Selection`).  A list tried in order, a shuffled
+    list, a sampler that keeps state, pruning and warm starts are not i.i.d., and leak more.  With
+    candidates="adaptive" a candidate may depend on all outputs before it in any way, and all outputs may be released
+    (`AdaptiveSelection`).  Adaptive candidates cost more privacy, above all if K varies a lot.
 
     Parameters
     ----------
     run : Mechanism
         The base, one candidate.
     k : Law
-        The law of K; it broadcasts with the base, one selection per element.
+        The law of K.  It broadcasts with the base, and each element of the batch is one selection.
     bound : str
         "worst_case", or the name of another bound of `selection.bound_epsilon` ("envelope", "privacy_profile", "renyi",
         "monotone_score", "auto").  The other bounds are for i.i.d. candidates.  They answer `ja.epsilon` and `ja.delta`
@@ -146,7 +147,7 @@ def select(
     candidates : {"iid", "adaptive"}
         The assumption about the candidates.
     top : int
-        Number of the best candidates that are released, from 1 to 16; if K is smaller, all K are released.  If top > 1
+        How many of the best candidates are released, from 1 to 16.  If K is smaller, all K are released.  If top > 1
         the answer is a theorem's bound (`TopSelection`).  Adaptive candidates cost the same for every `top`.
 
     Returns
@@ -156,7 +157,7 @@ def select(
     References
     ----------
     README.md of this folder: "The worst score", "The best j", "Candidates that depend on each other", and "Rounds" for
-    rounds that follow each other, `ja.repeat(selection.select(run, k), rounds)`.
+    selections in sequence, `ja.repeat(selection.select(run, k), rounds)`.
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection
@@ -177,16 +178,21 @@ def select(
 def certified(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, width: float = 0.0
 ) -> np.ndarray:
-    """Return lower and upper bounds (2, *shape) for the worst score. Other bounds narrow the brackets that are wide."""
+    """Return lower and upper bounds, (2, *shape), of "epsilon" or "delta" under the worst score.
+
+    Where the bracket of the worst score is wide, other bounds narrow it.
+    """
     most = SAYS_NOTHING[quantity]
-    # below LEAST_DELTA, the lower bound of epsilon at LEAST_DELTA still holds; the upper bound is dropped
+    # A delta below LEAST_DELTA is replaced by LEAST_DELTA. The lower bound of epsilon there also holds at the smaller
+    # delta. The upper bound does not, and is dropped.
     found = bracket(quantity, run, law, np.maximum(values, LEAST_DELTA), relation, width)
     ends = meet(found, found, most)
     known = np.broadcast_to((values >= LEAST_DELTA) | (quantity == "delta"), ends.shape[1:])
     ends[1] = np.where(known, ends[1], most)
     if (wide := _loose(*ends)).any():
         ends = profile_ends.narrowed(quantity, run, law, values, relation, ends, wide)
-    # the envelope helps at deltas too small for the trade-off curve, and the Rényi bound helps with many candidates
+    # The envelope helps at deltas that are too small for the trade-off curve. The Rényi bound helps with many
+    # candidates.
     for name in ("envelope", "renyi"):
         if isinstance(law, BOUNDS[name].laws) and (wide := _loose(*ends) & known).any():
             other = bound_epsilon if quantity == "epsilon" else bound_delta
