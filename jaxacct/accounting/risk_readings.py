@@ -409,19 +409,20 @@ def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str
 def _cells(
     epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, gaussian: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bound `(delta_mu - delta)/(1 + e^eps)` from above, on every cell between two eps and beyond the last eps.
+    """Return upper bounds of `(delta_mu - delta)/(1 + e^eps)`: one for each cell between two eps, one beyond the last.
 
-    On a cell delta_mu is below the chord of delta_mu. delta is above the chords of delta on both neighbouring cells,
-    extended to the cell, and above the value of delta at the cell's right end. Each quotient of two lines is monotone,
-    so that the larger of its values at the cell's ends bounds it.
+    delta_mu and delta are convex and decreasing in e^eps. So on a cell delta_mu is below its chord. delta is above the
+    extended chords of the cells before and after, and above its value at the cell's right end. A line divided by
+    `1 + e^eps` is monotone, so the larger of its values at the two ends of the cell is an upper bound.
     """
     with np.errstate(all="ignore"):
         ratio = np.exp(epsilon)
         # expm1 avoids the difference of two neighbouring e^eps, which would cancel.
         width, share = ratio[:-1] * np.expm1(np.diff(epsilon, axis=0)), 1.0 / (1.0 + ratio)
-        # `before` is at most the slope of delta in e^eps. At eps = 0, by symmetry, -(1 - delta(0))/2 is a subgradient.
+        # `before` is at most the slope of delta, in e^eps, on the cell before. The first cell has no cell before. There
+        # -(1 - delta(0))/2 is taken, which by the symmetry of the relation is a subgradient of delta at eps = 0.
         before = np.concatenate([-0.5 * (1.0 - low[:1]), (low[1:-1] - high[:-2]) / width[:-1]]) * (1.0 + 1e-9)
-        # `after` is at least the slope of delta in e^eps.
+        # `after` is at least the slope of delta, in e^eps, on the cell after. For the last cell 0 is taken.
         after = np.minimum((high[2:] - low[1:-1]) / width[1:], 0.0) * (1.0 - 1e-9)
     after = np.concatenate([after, np.zeros_like(low[:1])])
     bounds = []
@@ -438,7 +439,7 @@ DIRECTION_WIDTH, TOLERANCE = 0.25, 0.01
 
 
 def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-    """Return delta of n DP-SGD runs at (K, n) real epsilons, by one contour for each run, or else by engines."""
+    """Return delta of n DP-SGD runs at (K, n) real epsilons: from one contour for each run, else from `profile_at`."""
     ends = np.zeros((3, *epsilon.shape))
     one_contour = np.all(epsilon >= 0.0, axis=0)
     with np.errstate(all="ignore"):
@@ -451,7 +452,7 @@ def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float
                     parts.take(rows), epsilon[:, rows].T, ends[0][:, rows].T, DIRECTION_WIDTH * rtol, TOLERANCE * rtol
                 )
                 ends[:, :, rows] = np.maximum(ends[:, :, rows], np.stack(found).transpose(0, 2, 1))
-    # An upper end of 0 looks narrow whatever the lower end is, so it is not accepted.
+    # A bracket that ends at 0 would pass the test of the width. The second test leaves its run to `profile_at`.
     one_contour &= np.all((ends[2] - ends[0] <= rtol * ends[2]) & (ends[2] > 0.0), axis=0)
     ends *= 1.0 + 4.0 * ROUNDOFF * np.array([-1.0, 0.0, 1.0])[:, None, None]
     left = np.flatnonzero(~one_contour)
@@ -471,19 +472,19 @@ def deltas_along(
     rtol: float,
     tolerance: float = TOLERANCE,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper ends of delta of n runs at rising epsilons, on one contour for each run and direction.
+    """Return lower and upper bounds of delta of n runs at rising epsilons, from one contour for each run and direction.
 
-    Wide brackets are not refined. Where nothing is known the ends are 0 and 1.
+    Wide bounds are not refined. Where the contour gives no bound, the lower bound is 0 and the upper bound is 1.
 
     run : n runs of DP-SGD.
-    place : (n,), an eps near the epsilons at which rtol is wanted.
+    place : (n,), the eps for which the contour is placed. It should be near the epsilons at which rtol is wanted.
     epsilon : (K, n).
-    both : (K, n), whether both ends are wanted to within rtol; elsewhere a rough upper end is enough.
-    tolerance : a contour may cut off terms of size tolerance * rtol * (first approximation of delta at `place`).
+    both : (K, n), whether both bounds are wanted to within rtol. Where False, a rough upper bound is enough.
+    tolerance : the contour may cut off terms of size tolerance * rtol * (first approximation of delta at `place`).
     """
     low, high = np.zeros(epsilon.shape), np.zeros(epsilon.shape)
     with np.errstate(all="ignore"):
-        # "remove" comes first: its deltas are usually larger, and the upper ends of "add" need only be below them.
+        # "remove" comes first. An upper bound for "add" is narrow enough once it is below the lower bound for "remove".
         for direction in sorted(directions(run, relation), reverse=True):
             parts = components(run, relation, direction)
             plain = _plain(parts) & np.all(epsilon >= 0.0, axis=0)
@@ -491,9 +492,10 @@ def deltas_along(
             rows = np.flatnonzero(plain)
             if rows.size:
                 some, at, cut_off, asked = parts.take(rows), place[rows], tolerance * rtol, both[:, rows].T
-                if direction == "add":  # the loss is bounded, and only its deltas near eps = 0 matter
-                    # The contour for "add" is placed for a lower eps. Several standard deviations above that eps the
-                    # part cut off is a larger share of delta, so `cut_off` is small.
+                if direction == "add":
+                    # For "add" only deltas near eps = 0 matter, so the contour is placed for a lower eps. Several
+                    # standard deviations above this lower eps the terms that are cut off are a larger share of delta.
+                    # So `cut_off` is small.
                     at, cut_off = 0.28 * np.minimum(at, reach(some).largest_loss), 1e-9
                     asked = np.zeros(asked.shape, bool)
                 # Where rtol is not asked for, an upper end that exceeds the estimate by at most 0.3 % is enough.

@@ -33,8 +33,8 @@ class Played(NamedTuple):
     Parameters
     ----------
     scores : numpy.ndarray, shape (runs, canaries).  A score tends to be larger if the canary took part.
-    outcome : pytree of arrays with the runs along the first axis: what the ``outcome`` of `Game.play` returned, by
-        default the parameters.
+    outcome : pytree of arrays with the runs along the first axis.  It holds what the function ``outcome`` of
+        `Game.play` returned, or the last parameters if no function was given.
 
     >>> Played(np.zeros((100, 1)), None).scores.shape
     (100, 1)
@@ -48,8 +48,8 @@ class Game:
     """A trainer's real step on data with canaries, each of which is in or out of a run.
 
     `input_canary` and `gradient_canaries` make games.  The step has the trainer's own sampling, clipping, noise and
-    optimizer.  Two things are added: each example carries a mark, which may say that the example is out and has no
-    gradient; and the optimizer's state also holds the last noisy mean that the optimizer was given.
+    optimizer.  The game adds a mark to each example; an example that is marked as out has no gradient.  The game also
+    adds, to the optimizer's state, the last noisy mean that the optimizer was given.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Game:
     loss_fn : (params, (example, mark)) -> scalar loss.
     data : pytree of arrays; the canaries are the last examples.
     marks : numpy.ndarray of int32, shape (examples,)
-        The marks if all canaries are in: a gradient canary has its number, any other example `REAL_MARK`.
+        The marks if all canaries are in: a gradient canary is marked by its number, all others by `REAL_MARK`.
     observe : (parameters before a step, noisy sum of the step) -> one score for each canary.
     canaries : number of canaries.
 
@@ -87,7 +87,8 @@ class Game:
         if plan.unit != "record":
             raise InputError(f"unit = {plan.unit!r} of the plan is not supported: a canary is one record; use 'record'")
         rule = trainer.rule
-        # a noisy count or loss would hold a canary that is out: its absence would show twice as much as a record's
+        # AdaptiveClip and private_loss would count a canary that is out. The canary's absence would then show twice as
+        # much as a record's absence does.
         beside = rule.adaptive is not None or rule.private_loss is not None
         if rule.rngs or rule.has_aux or beside or trainer.trainable is not None:
             raise InputError(
@@ -130,7 +131,7 @@ class Game:
         present : bool or array_like of bool, shape (canaries,); whether each canary takes part.
         runs : number of runs.
         steps : how many steps of the plan to take, beginning with the first; by default all.
-        seed : seed of 64 bits for all keys.  Keys from a seed are for audits only.
+        seed : whole number from 0 to 2^63; it determines all keys.  Use keys from a seed for audits only.
         hyperparameters : name -> one value for each run, shape (runs,), such as a learning rate.  The optimizer must be
             made by `optax.inject_hyperparams`.
         outcome : a traceable function of a run's last parameters that returns arrays, such as a validation loss.
@@ -225,9 +226,9 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
 
     The coordinates are the parameters, flattened into one vector.
 
-    In every step in which a canary takes part, it moves the clipped sum along its coordinate by C, up to rounding.  Its
-    score is the sum over all steps of the noisy sums at its coordinate, in units of C.  The trainer clips planted
-    gradients one example at a time.  To audit clipping by ghost norms, use `input_canary`.
+    A canary that takes part in a step moves the clipped sum by C along the canary's coordinate, up to rounding.  The
+    score of a canary is the noisy sum's value at the canary's coordinate, summed over all steps, in units of C.  The
+    trainer clips planted gradients one example at a time.  To audit clipping by ghost norms, use `input_canary`.
 
     Parameters
     ----------
@@ -263,7 +264,7 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
         flat = ravel_pytree(params)[0]
         if flat.size < count:
             raise InputError(f"count = {count} must be <= {flat.size}, the number of parameters; plant fewer")
-        # The score reads the noisy sum of gradients, so the loss rises along the coordinate. The planted gradient is so
+        # The gradient of `pull` is 1e4 C along the canary's coordinate: positive, so that it raises the score, and so
         # long that every clipping gives it norm C.
         pull = jnp.where(mark > 0, 1e4 * norm * flat[jnp.maximum(mark - 1, 0)], 0.0)
         return pull if example is None else pull + jnp.where(mark == REAL_MARK, loss_fn(params, example), 0.0)

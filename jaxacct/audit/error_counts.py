@@ -60,12 +60,12 @@ def clopper_pearson(
     Parameters
     ----------
     false_positives : array_like of whole numbers
-        How many of the ``absent`` runs, which lack the canary, the auditor took for runs with it.
+        Number of runs without the canary that the auditor took for runs with the canary.
     absent, present : array_like of whole numbers
-        Numbers of runs without and with the canary.  The rule of guessing must not depend on these runs.
+        Numbers of runs without and with the canary.  The rule of guessing is chosen without looking at these runs.
     false_negatives : array_like of whole numbers
-        How many of the ``present`` runs, which have the canary, the auditor took for runs without it.
-    delta : in [0, 1).  It broadcasts with the counts, and each element of the result is a statement by itself.
+        Number of runs with the canary that the auditor took for runs without the canary.
+    delta : in [0, 1).  It broadcasts with the counts.  Each element of the result holds at ``confidence`` by itself.
     confidence : in (0, 1).  Each limit fails with probability at most (1 - confidence)/2.
     relation : {"add_or_remove_one", "zero_out", "remove_one", "add_one"}
         "remove_one" uses the first inequality alone, and "add_one" uses the second alone.  Under "zero_out" a run
@@ -104,8 +104,8 @@ def gaussian_fit(
 ) -> LowerBound:
     """Bound mu from below by max over thresholds of Phi^-1(1 - FPR) - Phi^-1(FNR); return mu and its epsilon at delta.
 
-    **Conditional**: the epsilon holds only if the mechanism's trade-off curve is a Gaussian's, as it is for a step on
-    all data.  Subsampled training has no such curve, nor has tuned training.
+    FPR and FNR are as for `clopper_pearson`.  **Conditional**: the epsilon holds only if the mechanism's trade-off
+    curve is that of a Gaussian mechanism.  A step on all data has such a curve.  Subsampled or tuned training has not.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def epsilon_of_mu(mu: np.ndarray, delta: np.ndarray) -> np.ndarray:
 def guess_counts(
     correct: Any, guesses: Any, canaries: Any, delta: Any, more: tuple[int, ...] = ()
 ) -> tuple[list[np.ndarray], tuple[int, ...]]:
-    """Return the checked counts and delta of a one-run audit, and the shape to which they and `more` broadcast."""
+    """Return the checked counts and delta of a one-run audit, and the common shape of these and of the shape `more`."""
     given = {"correct": correct, "guesses": guesses, "canaries": canaries, "delta": delta}
     rules = (WHOLE_NUMBERS, COUNT, COUNT, DELTA_OR_ZERO)
     fields = {name: np.asarray(check(name, x, rule)) for (name, x), rule in zip(given.items(), rules, strict=True)}
@@ -253,9 +253,9 @@ def from_scores(
     delta : float
     confidence : float in (0, 1)
     method : {"clopper_pearson", "gaussian_fit"}; "gaussian_fit" holds only for mechanisms that are Gaussian DP.
-    thresholds : numbers that were chosen without looking at these scores.  The error is divided among them.  By default
-        the first part of each sample chooses one threshold, and only the rest counts as trials.
-    held_out : in (0, 1); the share of a sample that is its first part.
+    thresholds : numbers chosen without looking at these scores.  The thresholds share the error 1 - confidence.
+        By default the first part of each sample chooses one threshold, and only the other runs count as trials.
+    held_out : in (0, 1); how large this first part is, as a share of the sample.
 
     Returns
     -------
@@ -312,7 +312,7 @@ def _best(absent: np.ndarray, present: np.ndarray, delta: float, confidence: flo
 
     tails = []
     for values in map(np.sort, (absent, present)):
-        # the ranks, and so the thresholds, are dense in both tails
+        # The thresholds to try are the scores at these ranks. Most of these ranks are in the two tails.
         ranks = np.unique(np.geomspace(1, values.size, 200).astype(int)) - 1
         tails += [values[ranks], values[::-1][ranks]]
     cuts = np.unique(np.concatenate(tails))

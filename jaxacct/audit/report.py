@@ -87,7 +87,7 @@ class Row:
 
     @property
     def refuted(self) -> tuple[Claim, ...]:
-        """Claims below the lower bound, which are wrong with the bound's confidence.
+        """Claims whose epsilon is below the lower bound. With the bound's confidence these claims are wrong.
 
         If the bound or the claim is conditional, the claim is wrong only where the condition holds.
         """
@@ -216,7 +216,7 @@ class Report:
 
 
 def _shown(claim: Claim | None, row: Row) -> str:
-    """Return the cell of a claim in its row, with a flag if the claim is refuted."""
+    """Return the text of a claim's cell in the table, with a mark if the claim is refuted; "-" for no claim."""
     if claim is None:
         return "-"
     return outward(claim.epsilon, ".4f", up=True) + (f" {REFUTED_MARK}" if claim in row.refuted else "")

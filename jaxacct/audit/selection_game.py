@@ -1,7 +1,7 @@
-"""Simulated selections: draw K, then K candidates, and keep the best by a score; or draw only the rank of the winner.
+"""Simulates selections. A selection draws a number K, draws K candidates, and releases the one with the best score.
 
-A batch is drawn in ascending order of K, in blocks whose selections all need about equally many candidates, and is
-shuffled afterwards.
+`winners` draws all candidates; `winning_ranks` draws only the rank of the winner. Selections are simulated in ascending
+order of K, so that all selections of a block need about equally many candidates. The results are shuffled afterwards.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ SEED_RANGE = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
 
 
 def gaussian(mean: float = 0.0) -> Partial:
-    """Return a function that draws outcomes of a Gaussian candidate, N(mean, 1), each a float32 from 32 bits.
+    """Return a function that draws outcomes of a Gaussian candidate, N(mean, 1), each a float32 from 32 random bits.
 
-    The relative error of a tail's mass is at most 1e-5.  No outcome is farther than 6.4 standard deviations from the
-    mean; the tail beyond has a mass of about 1e-10.
+    The probability that an outcome lies in a tail has a relative error of at most 1e-5.  No outcome is farther than 6.4
+    standard deviations from the mean; the Gaussian's own tail beyond has a probability of about 1e-10.
 
     Parameters
     ----------
@@ -141,8 +141,8 @@ def count_winners(
     ----------
     draw, score, law, runs, seed, progress
         As for `winners`.
-    event : outcomes of n winners, shape (n,) -> whether each is in the event, bool of shape (n,), or (events, n) for
-        several events; traceable.  An outcome of NaN stands for a selection with K = 0.
+    event : traceable; outcomes of n winners -> bools that say which winners are in the event.  Their shape is (n,),
+        or (events, n) for several events.  The outcome of a selection with K = 0 is NaN.
 
     Returns
     -------
@@ -167,7 +167,10 @@ def in_chunks(
     seed: int,
     progress: bool | None = False,
 ) -> Iterator[Any]:
-    """Yield `one(key, repetitions, rng, size)` for each chunk; only the last `size` of the `repetitions` are draws."""
+    """Yield `one(key, repetitions, rng, size)` for each chunk.
+
+    The last `size` of the `repetitions` are draws of K. The others are 0, and only fill up the chunk.
+    """
     if not isinstance(law, Law) or law.shape:
         raise InputError(f"law = {law!r:.60} must be one law of K; use one such as selection.Geometric(0.1)")
     runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, SEED_RANGE))
@@ -182,7 +185,7 @@ def in_chunks(
         drawn = np.sort(repetition_counts(law, table, size, rng))
         repetitions = np.concatenate([np.zeros(SELECTIONS_PER_CALL - size, np.int32), drawn])
         key = jax.random.wrap_key_data(jnp.asarray(sequence.generate_state(2)), impl="threefry2x32")
-        # a block of 2^13 selections side by side stays in the processor's cache
+        # The selections are simulated in blocks of 2^13. A block of this size stays in the processor's cache.
         return one(key, repetitions.reshape(-1, 2**13), rng, size)
 
     with contextlib.closing(bar), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -192,7 +195,7 @@ def in_chunks(
 
 
 def repetition_counts(law: Law, table: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Return `size` draws of K as int32, in ascending order; draws beyond the table come last, unsorted."""
+    """Return `size` draws of K as int32: first the draws from `table`, ascending, then the larger draws, unsorted."""
     counts = rng.multinomial(size, table)
     drawn = np.repeat(np.arange(table.size - 1, dtype=np.int32), counts[:-1])
     if not counts[-1]:
@@ -219,7 +222,7 @@ def _law_of(name: str, values: Any) -> np.ndarray:
 
 
 def _gaussian(mean: Any, key: Any, shape: tuple[int, ...]) -> Any:
-    """Return mean +- a size: one bit draws the sign, and 31 bits draw the mass p < 1/2 of the tail beyond the size."""
+    """Draw N(mean, 1). One bit draws the deviation's sign, and 31 bits draw the mass p < 1/2 of the tail beyond it."""
     bits = jax.random.bits(key, shape, jnp.uint32)
     p = ((bits >> np.uint32(1)).astype(jnp.float32) + 0.5) * np.float32(2.0**-32)
     size = -ndtri(p)
@@ -227,7 +230,7 @@ def _gaussian(mean: Any, key: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _finite(ends: Any, key: Any, shape: tuple[int, ...]) -> Any:
-    """Return outcomes, drawn by their cumulative probabilities `ends` in units of 2^-32."""
+    """Draw outcomes 0, 1, ... with the cumulative probabilities `ends`, which are in units of 2^-32."""
     return jnp.searchsorted(ends, jax.random.bits(key, shape, jnp.uint32), side="right").astype(jnp.int32)
 
 
@@ -260,7 +263,7 @@ def _counted(draw: Any, score: Any, event: Any, key: Any, repetitions: Any, skip
 
 
 def _traced(function: Callable[..., Any]) -> Partial:
-    """Return a function as a pytree, so that a Partial with other arrays does not compile a program again."""
+    """Return a function as a Partial, a pytree. Partials that differ only in arrays share one compiled program."""
     return function if isinstance(function, Partial) else Partial(function)
 
 
@@ -270,10 +273,10 @@ class Cells(NamedTuple):
     Parameters
     ----------
     numerator, denominator : numpy.ndarray, shape (cells,)
-        Masses of the cells, which sum to 1.  For the direction "remove" the numerator is the law with the record.
+        Masses of the cells, which sum to 1 under each law.  For "remove" the numerator is the law with the record.
     rank : numpy.ndarray, shape (cells, 2)
-        The ends of each cell's interval of ranks.  The rank of an outcome is the mass, under the denominator law, of
-        all outcomes with larger likelihood ratios.
+        Lowest and highest rank in each cell.  The rank of an outcome is the denominator's mass of all outcomes that
+        have a larger likelihood ratio.
 
     >>> Cells(np.array([0.75, 0.25]), np.array([0.25, 0.75]), np.zeros((2, 2))).numerator.tolist()
     [0.75, 0.25]
@@ -285,13 +288,13 @@ class Cells(NamedTuple):
 
 
 def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Cells:
-    """Return the outcomes as cells: a cell holds the outcomes between two jumps of the score of `selection.attack`.
+    """Divide the outcomes into cells, at the ranks where the score that `selection.attack` found jumps.
 
     Parameters
     ----------
     found : Attack
-    curve : the function T for arrays: T(u) is the largest numerator mass of a set that has denominator mass u, in the
-        attack's direction.
+    curve : the trade-off function T in the attack's direction, for arrays.  T(u) is the largest numerator mass of any
+        set of outcomes whose denominator mass is u.
 
     Returns
     -------
@@ -316,10 +319,10 @@ def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Ce
 
 
 def winning_ranks(law: Law, runs: int, *, seed: int = 0, progress: bool | None = False) -> np.ndarray:
-    """Simulate `runs` selections and return 1 - V for each winner, accurate near 0.
+    """Simulate `runs` selections.  For each winner return the probability that a fresh candidate scores above it.
 
-    1 - V is the probability that a fresh candidate scores above the winner.  So the winner's score is the quantile at V
-    of a candidate's score, whatever the score is.
+    The probability is 1 - V if the winner's score is the V-quantile of a candidate's score.  It is accurate near 0.
+    The law of 1 - V is the same for all score functions without ties.
 
     Parameters
     ----------
@@ -368,13 +371,13 @@ def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progre
     (1000, True)
     """
     masses = _law_of("masses", masses)
-    # ends of the cells from the top down: the cell of highest score wins if `winning_ranks` is below the first end
+    # for each cell but the lowest, from the top cell down: the mass of this cell and of all cells above it
     above = np.cumsum(masses[::-1])[:-1] / masses.sum()
 
     def one(key: Any, repetitions: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:
         with double_precision():
             counts = np.array(_counted_cells(above, key, repetitions), np.int64)
-        counts[-1] -= repetitions.size - size  # the chunk was filled up with selections of K = 0
+        counts[-1] -= repetitions.size - size  # do not count the selections of K = 0 that fill up the chunk
         return counts
 
     return sum(in_chunks(one, law, runs, seed, progress))[::-1]
@@ -440,7 +443,7 @@ def _top(key: Any, repetitions: Any) -> Any:
 
 @jax.jit
 def _counted_cells(above: Any, key: Any, repetitions: Any) -> Any:
-    """Return how many selections each cell wins, from the top cell down, and at the end how many have K = 0."""
+    """Return how many selections each cell wins, from the top cell down. The last entry counts those with K = 0."""
     top = jnp.where(repetitions > 0, _top(key, repetitions), 2.0).reshape(-1)
     cell = jnp.searchsorted(above, top, side="right")
     cell = jnp.where(top > 1.5, above.size + 1, cell)

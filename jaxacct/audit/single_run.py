@@ -1,4 +1,4 @@
-"""Audits by one run with many canaries, put in or left out by coins: right guesses refute an epsilon or a curve."""
+"""Audits in one run: a coin decides for each canary whether it is in. Right guesses refute an epsilon or a curve."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ GUESSED = ("both", "in")
 def one_run_p_value(
     epsilon: ArrayLike, correct: ArrayLike, guesses: ArrayLike, canaries: ArrayLike, delta: ArrayLike
 ) -> Numbers:
-    """Bound the probability that any (epsilon, delta)-DP mechanism lets v or more of r guesses be right.
+    """Bound from above the probability that v or more of r guesses are right, for any (epsilon, delta)-DP mechanism.
 
-    With `q = e^eps/(1 + e^eps)`, m canaries and B = Bin(r, q):
+    For m canaries, `q = e^eps/(1 + e^eps)` and a binomial B = Bin(r, q), the bound is
     `Pr[B >= v] + 2 m delta max_{1<=i<=v} (Pr[B >= v - i] - Pr[B >= v])/i`.
-    Where 2 m delta > 1 this bound need not grow with epsilon; a larger bound that grows with epsilon is then returned.
+    Where 2 m delta > 1 this bound may fall as epsilon grows.  Then a larger bound is returned, which does not fall.
     All sums are taken in logarithms.
 
     Parameters
@@ -114,8 +114,8 @@ def one_run(
 ) -> LowerBound:
     """Bound epsilon from below, from the number of right guesses in one run, or test the curve of a ``claim``.
 
-    Each of m ``canaries`` was put in or left out by a fair coin of its own, and the mechanism ran once.  Looking at the
-    output alone, an auditor guessed some of the coins (`coin_guesses`), ``correct`` of the ``guesses`` rightly.  The
+    Each of m ``canaries`` was put in or left out by a fair coin of its own, and the mechanism ran once.  An auditor saw
+    the output alone and guessed some of the coins (`coin_guesses`).  Of these ``guesses``, ``correct`` were right.  The
     bound is the largest epsilon, for adding or removing one canary, at which so many right guesses have a probability
     below 1 - confidence.  A test of the whole trade-off curve of a ``claim`` refutes more claims: `CurveTest`.
 
@@ -130,8 +130,9 @@ def one_run(
         All arrays broadcast.  If the claim is a Plan, delta may be left out; the plan's delta is then used.
     confidence : float in (0, 1)
     claim : a Plan claims the curve of one run, a mechanism or a Profile claims its own curve, and a number mu > 0
-        claims mu-Gaussian DP.  The claim is about adding or removing one canary; under replace_one or zero_out it is
-        about replacing or zeroing one.  A plan with data_dependent=True claims no curve, and is refused.
+        claims mu-Gaussian DP.  The claim is about adding or removing one canary.  If the claim's relation is
+        replace_one or zero_out, it is about replacing or zeroing one canary.  A plan with data_dependent=True claims no
+        curve, and is refused.
     guessed : {"both", "in"}
         Use "in" if every guess says that a canary was in, and some coins are not guessed.  With a claim, "in"
         refutes more than "both".
@@ -228,11 +229,11 @@ def _log_p(epsilon: Any, v: Any, r: Any, m: Any, delta: Any) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CurveTest(LowerBound):
-    """Test of a claimed trade-off curve, made by `one_run`.  It also has the mu of Gaussian DP that the guesses refute.
+    """Test of a claimed trade-off curve, made by `one_run`.
 
-    If the claim is true, `p_value <= a` has probability at most a.  A small p-value refutes the claimed curve, and so
-    every curve that promises more, but no single (epsilon, delta).  By the same guesses the run is not mu'-Gaussian DP
-    for any mu' < ``mu``; ``epsilon`` is a lower bound only if the run has a Gaussian's curve.
+    If the claim is true, `p_value <= a` has probability at most a.  A small p-value refutes the claimed curve and every
+    curve that promises more.  It refutes no single (epsilon, delta).  The guesses also refute mu'-Gaussian DP for
+    every mu' < ``mu``.  ``epsilon`` is a lower bound only if the run has the trade-off curve of a Gaussian mechanism.
 
     Parameters
     ----------
@@ -288,7 +289,7 @@ def known_curve_test(
         side = by_gaussian(mu) if guessed == "both" else halved(by_gaussian(mu))
         return ~refuted(np.full(mu.shape, error), right, made, coins, side)
 
-    # Every mu below the largest refuted mu is refuted, too. In float64 no guess is wrong at mu = 50.
+    # Every mu below a refuted mu is refuted, too. At mu = 50 the curve allows, in float64, that all guesses are right.
     mu = _sections(held, 0.0, 50.0, right.shape[0])[0].reshape(shape)
     at = np.broadcast_to(d, shape)
     epsilon = np.where(at > 0.0, epsilon_of_mu(mu, np.where(at > 0.0, at, 0.5)), np.where(mu > 0.0, np.inf, 0.0))
@@ -298,7 +299,7 @@ def known_curve_test(
 
 
 def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, inverse: Inverse) -> np.ndarray:
-    """Return whether the curve rules out that c or more of g guesses are right with probability tau.
+    """Return whether the claimed curve rules out that `Pr[c or more of g guesses are right]` is tau, for m canaries.
 
     Proof: README.md of this folder, "A known curve".
     """
@@ -307,7 +308,7 @@ def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, invers
     for i in range(int(c.max()) - 1, -1, -1):
         active = i < c
         more = np.where(active, np.maximum(h, inverse(r)), h)
-        # an infinite `more` refutes tau, whatever r is, so r is kept there
+        # Where `more` is infinite, h becomes infinite, and h alone refutes tau. There r is not changed.
         step = np.subtract(more, h, out=np.zeros_like(r), where=np.isfinite(more))
         r = np.where(active, DOWN * (r + i / np.maximum(g - i, 1.0) * step), r)
         h = more
@@ -315,7 +316,7 @@ def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, invers
 
 
 def _p_value(c: np.ndarray, g: np.ndarray, m: np.ndarray, inverse: Inverse, guessed: str) -> np.ndarray:
-    """Return the least probability tau that is shown to be refuted, or 1; the counts have the shape (batch, 1)."""
+    """Return the p-value: the least tau that `refuted` is seen to refute, or 1. The counts have shape (batch, 1)."""
     side = inverse if guessed == "both" else halved(inverse)
     wrong = lambda log_tau: refuted(np.exp(log_tau), c, g, m, side)
     return np.minimum(np.exp(_sections(wrong, -690.0, 0.0, c.shape[0])[1]) / DOWN, 1.0)
@@ -334,15 +335,18 @@ def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float,
 
 
 class Lines(NamedTuple):
-    """Lines above the claimed curve: y = Pr[S with the record] <= intercept + slope Pr[S without] for all events S."""
+    """Lines above the claimed curve: y <= intercept + slope x.
+
+    x is the probability of any event without the record, and y is the event's probability with the record.
+    """
 
     intercept: np.ndarray
     slope: np.ndarray
-    breaks: np.ndarray  # values of y between which one line is the best
+    breaks: np.ndarray  # values of y at which the best line changes
 
 
 def claimed_lines(claim: Any, guessed: str) -> Lines:
-    """Return lines above the claimed curve. If `guessed` is "in", the curve is that of removing a canary alone."""
+    """Return lines above the claimed curve. If `guessed` is "in", it is the curve of removing, not adding, a canary."""
     relation = "add_or_remove_one" if guessed == "both" else "remove_one"
     if isinstance(claim, Plan):
         if claim.filter is not None:
@@ -375,22 +379,22 @@ def claimed_lines(claim: Any, guessed: str) -> Lines:
 
 def _deltas(side: Profile) -> tuple[np.ndarray, np.ndarray]:
     """Return epsilons, and upper bounds of a profile's delta at these epsilons."""
-    farthest = float(np.asarray(side.epsilon(1e-15).upper))  # in float64 a smaller delta vanishes beside 1
-    # between two epsilons the lines of `claimed_lines` lie above the claimed curve, by an error that is of second order
-    # in the distance between the two
+    farthest = float(np.asarray(side.epsilon(1e-15).upper))  # a delta below 1e-15 vanishes beside 1
+    # Between two of these epsilons the lines of `claimed_lines` are too high, by an error of second order in the
+    # distance of the two epsilons. So 257 epsilons are enough.
     epsilon = np.linspace(0.0, min(farthest, FARTHEST_EPSILON) if np.isfinite(farthest) else FARTHEST_EPSILON, 257)
     return epsilon, np.asarray(side.delta(epsilon).upper)
 
 
 def _lowest(intercept: np.ndarray, slope: np.ndarray) -> Lines:
-    """Return those lines that, for some y, give the largest lower bound (y - intercept)/slope; `Lines` explains y."""
+    """Return the lines that, for some y, give the largest lower bound (y - intercept)/slope of x (see `Lines`)."""
     steep, start = 1.0 / slope, -intercept / slope
     kept = upper_hull(steep, start)
     return Lines(intercept[kept], slope[kept], -np.diff(start[kept]) / np.diff(steep[kept]))
 
 
 def by_lines(lines: Lines) -> Inverse:
-    """Return the inverse of a curve made of lines. Every line gives a lower bound, so any choice of a line is safe."""
+    """Return the function from y to a lower bound of x, by the best line. Any other line gives a lower bound, too."""
 
     def inverse(y: np.ndarray) -> np.ndarray:
         best = np.searchsorted(lines.breaks, y)
@@ -401,7 +405,7 @@ def by_lines(lines: Lines) -> Inverse:
 
 
 def by_gaussian(mu: np.ndarray) -> Inverse:
-    """Return the inverse for mu-Gaussian DP, in closed form and rounded down; mu broadcasts with y."""
+    """Return the inverse of the curve of mu-Gaussian DP, rounded down. mu broadcasts with the inverse's argument y."""
     from scipy.special import ndtr, ndtri
 
     def inverse(y: np.ndarray) -> np.ndarray:

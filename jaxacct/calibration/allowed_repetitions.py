@@ -54,8 +54,8 @@ class AllowedRepetitions:
     parameter : float or numpy.ndarray
         Parameter of the law of K with this mean: gamma, the mean of a Poisson law, or the fixed K of a point mass.
     epsilon : Bounds
-        Epsilon at that law.  `epsilon.upper <= target_epsilon` wherever `ok`; elsewhere the Bounds of the least K
-        searched.
+        Epsilon at that law.  `epsilon.upper <= target_epsilon` wherever `ok`.  Where `ok` is False, it is the epsilon
+        of the law with the least mean that was searched.
     status : str or numpy.ndarray
         "ok" (a larger number misses the target), "not_binding" (the largest number searched meets the target), "loose"
         (no larger number is shown to miss the target) or "infeasible".
@@ -114,7 +114,8 @@ def repetitions_allowed(
     """Return the largest E[K] for which "run K times, release the best" meets a privacy budget.
 
     The noise is fixed, and the laws of K that are tried are of one family.  A law meets the target if the certified
-    upper end of `ja.epsilon(selection.select(run, law), target_delta)` does.  This is the worst case over all scores.
+    upper end of `ja.epsilon(selection.select(run, law), target_delta)` is at most target_epsilon.  This epsilon is the
+    worst case over all scores.
 
     Parameters
     ----------
@@ -137,8 +138,9 @@ def repetitions_allowed(
     Returns
     -------
     AllowedRepetitions
-        E[K] up to 10^6 and gamma down to 10^-9 are searched: where these meet the target, the status is "not_binding".
-        Where E[K] of 1 (for a Poisson law, of 0.001) does not meet the target, the status is "infeasible".
+        The search goes up to E[K] = 10^6, or to gamma = 10^-9 if that is reached first.  Where this end of the search
+        meets the target, the status is "not_binding".  The search begins at E[K] = 1 (for a Poisson law, at 0.001).
+        Where this beginning does not meet the target, the status is "infeasible".
 
     References
     ----------
@@ -169,7 +171,7 @@ def repetitions_allowed(
 
     target, level = np.broadcast_to(target, shape), np.broadcast_to(level, shape)
     least, most = (np.broadcast_to(x, shape) for x in _ends(family, shape_of))
-    with backend.job(int(np.prod(shape))):  # the search's smaller batches use the same backend
+    with backend.job(int(np.prod(shape))):  # the search's smaller batches use the whole batch's backend
         found = search_mechanisms(
             chosen,
             target,
@@ -200,7 +202,7 @@ def _law(family: str, eta: Any, parameter: Any) -> Law:
 
 
 def _parameter(family: str, values: np.ndarray) -> np.ndarray:
-    """Return the parameter of a law from the searched value: the odds 1/gamma - 1, the Poisson mean, or a fixed K."""
+    """Return a law's parameter from the searched value, which is a Poisson mean, a fixed K, or the odds 1/gamma - 1."""
     return values if family in ("poisson", "point_mass") else 1.0 / (1.0 + values)
 
 

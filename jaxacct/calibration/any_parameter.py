@@ -52,11 +52,11 @@ def calibrate(
 ) -> Calibration:
     """Return the value of one parameter, of any mechanism, at which the mechanism meets (target_epsilon, target_delta).
 
-    The search takes `x` in `bracket` with `epsilon(mechanism(x), target_delta) <= target_epsilon`, as near as possible
-    to the end of the bracket that protects less.  The search evaluates both ends to find out which one this is.  The
+    The search looks for an `x` in `bracket` with `epsilon(mechanism(x), target_delta) <= target_epsilon`, as near as
+    possible to the end of the bracket that protects less.  It evaluates both ends to find out which one that is.  The
     returned value was itself evaluated, so it meets the target.  If epsilon is monotone in the parameter, every value
     that protects less misses the target.  The library cannot see from a function whether epsilon is monotone: say so
-    it with `monotone=True`.
+    with `monotone=True`.
 
     Parameters
     ----------
@@ -69,10 +69,11 @@ def calibrate(
         Delta at which epsilon is taken.  At 0 no value of a mechanism with an unbounded loss meets the target; the
         status says so.
     bracket : (lowest, highest), array_likes > 0, optional
-        Ends of the search.  All arguments broadcast, with one search for each element.  By default powers of 10 are
-        tried from 1 outwards, up to 1e9 and down to 1e-9 (whole numbers: 1), as far as the function takes them.  The
-        ends, a little widened, are the first two neighbouring powers of which only one meets the target.  If there are
-        none, they are the outermost powers that were tried.
+        Ends of the search.  All arguments broadcast, with one search for each element.  Without a bracket, powers of 10
+        are tried from 1 outwards, up to 1e9 and down to 1e-9 (for whole numbers, down to 1).  In each direction this
+        stops at the first power that the function refuses.  The bracket lies between the first two neighbouring powers
+        of which only one meets the target, and is widened a little.  If there are no such powers, it lies between the
+        outermost powers that were tried.
     whole : bool
         Whether the parameter is a whole number, such as a number of steps.
     monotone : bool
@@ -197,10 +198,11 @@ def search_mechanisms(
     whole: bool,
     closest: float = 1e-12,
 ) -> BestValues:
-    """Search for each element's least protective value that meets the target. The result is flat.
+    """Return, for each element, the least protective value that meets the target. The arrays returned are flat.
 
-    `make` is called with values for the whole batch, since it may hold arrays of that shape. A rough epsilon suffices
-    at both ends of the bracket: it decides only whether epsilon falls, and which value is tried first.
+    `make` is called with values for the whole batch, since it may hold arrays of the batch's shape. At both ends of the
+    bracket a rough epsilon suffices. It decides only whether epsilon falls as the value grows, and in which rows the
+    search tries the less protective end first.
     """
     low, high = (end.reshape(-1).astype(np.float64) for end in limits)
     values, target = low.copy(), epsilon.reshape(-1)

@@ -1,7 +1,7 @@
 """The search for one parameter of Poisson sampled DP-SGD: the search's goal, and where the search starts.
 
-Fast vectorised solves in x = log(value) give estimates, from which search.py finds certified values.  The plain contour
-solves most rows; the split contour solves the others.
+Fast vectorised solves in x = log(value) give estimates.  From these estimates search.py finds certified values.  A
+solve integrates along a contour: most rows along a plain contour, and the other rows along a split contour.
 """
 
 from __future__ import annotations
@@ -115,13 +115,13 @@ class Calibration:
     value : array of the batch shape
         NaN where `ok` is False.
     epsilon : Bounds
-        Epsilon at that value; `epsilon.upper <= target_epsilon` wherever `ok`.  With a risk as target it is the eps of
-        the privacy profile from which the risk follows: all three ends are that eps, and delta was evaluated there.
+        Epsilon at that value; `epsilon.upper <= target_epsilon` wherever `ok`.  If the target is a risk, all three ends
+        are the one eps at which delta was evaluated; the risk follows from that eps and delta.
     status : str or array of str
-        "ok" (the value meets the target, and either a slightly less private one is shown to miss it, or epsilon is
-        within rtol of the target), "not_binding" (every searched value meets the target; the value is the end of the
-        search range), "loose" (the value meets the target, but neither fact for "ok" is shown), or "infeasible_..."
-        (`jaxacct.explain(status)` says what would help).
+        "ok" (the value meets the target, and either a slightly less private value is shown to miss the target, or
+        epsilon is within rtol of the target), "not_binding" (every searched value meets the target; the value is the
+        end of the search range), "loose" (the value meets the target, but neither of the two facts that make "ok" is
+        shown), or "infeasible_..." (`jaxacct.explain(status)` says what would help).
     ok : bool or array of bool
         Whether a value meets the target.
     best : bool or array of bool
@@ -131,7 +131,7 @@ class Calibration:
         epsilon of kind "bound" the value is the best for that bound.  With a risk as target the risk takes the place of
         epsilon.  False at "not_binding", unless the value is a sampling probability of 1.
     risk : Bounds, or None where epsilon is the target
-        The risk at that value; `risk.upper` is at most the target wherever `ok`, NaN elsewhere.
+        The risk at that value.  `risk.upper` is at most the target wherever `ok`; elsewhere it is NaN.
     relation : str
         The neighbouring relation for which epsilon and the risk hold.
 
@@ -181,7 +181,7 @@ class Goal(NamedTuple):
     limits: tuple[float, float]  # smallest and largest value of the unknown that are searched
     relation: str
     rtol: float  # largest relative distance of epsilon below the target
-    hint: contour.Hint  # where certified evaluations begin; filled in by the fast solves
+    hint: contour.Hint  # first guess and first contour of certified evaluations; the fast solves write it
     near: np.ndarray | None = None  # guess of the unknown
     on_delta: bool = False  # whether delta is the target, instead of epsilon
 
@@ -208,7 +208,7 @@ def checked(
 ) -> tuple[Goal, dict[str, np.ndarray], tuple[int, ...]]:
     """Check the arguments of a public call; return the goal, its target's numbers as flat arrays, and the batch shape.
 
-    Raise InputError where an argument is refused.  For a risk the epsilon and delta of the goal are 0.
+    Raise InputError where an argument is refused.  If the target is a risk, the goal's epsilon and delta are 0.
     """
     refuse_tracers(f"ja.calibrate_{unknown}", "jaxacct.kernels.calibration", **target, **known)
     chosen = options(relation=relation, rtol=rtol, backend=backend, least_rtol=LEAST_RTOL)
@@ -225,7 +225,7 @@ def checked(
 
 
 def search_for(goal: Goal, evaluate: Any) -> Search:
-    """Return the search for a goal; the limit that protects least is tried first where it may meet the target."""
+    """Return the search for a goal. The least protective limit is tried first where the rate is 0 or is the unknown."""
     size = goal.epsilon.size
     first = np.full(size, True) if goal.unknown == "sampling_probability" else goal.known["sampling_probability"] == 0
     return Search(
@@ -268,8 +268,8 @@ def result(
 class _Equation(NamedTuple):
     """The arguments of the kernels, row by row.
 
-    The logarithms of the noise, the rate and the number of steps are `base + x unknown`, (B, 3), where x is the
-    logarithm of the value that is searched.
+    The logarithms of the noise, the rate and the number of steps, (B, 3), are `base + x unknown`. x is the logarithm of
+    the value that is searched. `unknown` is 1 in the column of that value and 0 in the others.
     """
 
     sign: np.ndarray
@@ -280,7 +280,7 @@ class _Equation(NamedTuple):
     log_tol: np.ndarray
 
 
-# Near the ends of float64's range x = log(value) may be wrong, which costs only time.
+# NumPy's warnings are off, since values near the ends of float64's range may overflow. A wrong x then costs only time.
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")
 def started(goal: Goal, rows: np.ndarray) -> Start:
     """Estimate the start of the search of some rows, and write into the goal's hint where certified evaluations begin.
@@ -363,7 +363,7 @@ def by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -
 def _plainly(
     goal: Goal, rows: np.ndarray, equation: _Equation, found: Start, hint: contour.Hint, mu: np.ndarray
 ) -> None:
-    """Solve on plain contours, small ones first; an unsolved row goes on to a size ("rung") with the nodes it needs."""
+    """Solve on plain contours, the smallest size ("rung") first. An unsolved row moves to a rung with enough nodes."""
     rungs, spare = (PLAIN_FOR_DELTA, NEARLY) if goal.on_delta else (PLAIN, 1.0)
     low, high = np.log(goal.limits)
     variance = mu**2
@@ -401,7 +401,7 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
     sign = -1.0 if goal.unknown == "noise_multiplier" else 1.0
     slope = sign * -2.0 * equation.log_delta
     rows = np.flatnonzero(left)
-    # a target delta may belong to an eps near 0, where the deltas of all steps add up to more than the true delta
+    # A target delta may belong to an eps near 0. There the deltas of the steps, which `_one_hit` adds up, exceed delta.
     if not goal.on_delta:
         found.x[rows], slope[rows] = _one_hit(
             jax.tree.map(itemgetter(rows), equation), found.x[rows], slope[rows], sign
@@ -410,7 +410,7 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
         if not rung.split or rung.chunk == 1:
             continue
         active = left.copy()
-        # a row has at most six calls on one rung; each call places the contour's windows anew
+        # Each call places the contour's windows anew. A row gets at most six calls on one rung.
         for _ in range(6):
             todo = np.flatnonzero(active)
             if todo.size == 0:
