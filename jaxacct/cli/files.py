@@ -121,7 +121,7 @@ def ledger(options: argparse.Namespace) -> int:
     runs = [_run(found, name, at) for name in found.runs]
     try:
         together = _answer(found.epsilon(at))
-    except InputError as error:  # such as runs under two relations, which have no epsilon in common
+    except InputError as error:  # the runs have no common epsilon, such as runs under two relations
         if len(runs) == 1:
             raise
         together = {"lower": None, "estimate": None, "upper": None, "kind": None, "status": str(error)}
@@ -130,7 +130,10 @@ def ledger(options: argparse.Namespace) -> int:
 
 
 def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
-    """Return the spending of one run; `upper_if_seen` is the epsilon if the run ended early because of its outputs."""
+    """Return the spending of one run as a dict.
+
+    The field `upper_if_seen` is the upper end of epsilon for the case that outputs were the reason for ending early.
+    """
     spent, headers = ledger.runs[name], ledger.headers[name]
     plan = headers[-1].plan
     noted = all(line.told for line in headers)

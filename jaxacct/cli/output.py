@@ -25,7 +25,7 @@ from jaxacct.sweeps.table import WHOLE
 
 
 def as_json(table: Table, batch: bool, more: dict[str, list[Any]] | None = None) -> str:
-    """Write the columns as one JSON object: lists for a batch, single values otherwise."""
+    """Write the columns of `table` and `more` as one JSON object: lists for a batch, single values otherwise."""
     constant = ("quantity", "relation")
     rows = {name: [plain(name, x) for x in column.tolist()] for name, column in table.columns.items()} | (more or {})
     return dumps({name: row if batch and name not in constant else row[0] for name, row in rows.items()})
@@ -43,12 +43,12 @@ def report(content: dict[str, Any], as_text: Callable[[dict[str, Any]], str], op
 
 
 def failed(table: Table) -> int:
-    """Return exit status 1 if the engines failed on a row, otherwise 0. A warning has named the row."""
+    """Return exit status 1 if a row has the status "failed", otherwise 0. The sweep has already warned of the row."""
     return int((table["status"] == "failed").any())
 
 
 def as_text(table: Table, batch: bool, beside: Mapping[str, str] | None = None) -> str:
-    """Write the answer, rounded to the safe side: a table for a batch, otherwise lines; `beside` holds more lines."""
+    """Write a batch as a table, or one answer as lines, to which `beside` adds lines. Brackets are rounded outward."""
     if batch:
         usual = set(table["relation"].tolist()) == {"add_or_remove_one"}
         shown = [name for name in table.columns if name != "quantity" and not (name == "relation" and usual)]
@@ -74,7 +74,7 @@ def as_text(table: Table, batch: bool, beside: Mapping[str, str] | None = None) 
 
 
 def summary(table: Table, out: str, seconds: float) -> dict[str, Any]:
-    """Summarise a sweep in counts and ranges."""
+    """Return how many rows of a sweep have each quantity, kind, status and engine, and the range of each end."""
     counts = {
         word: dict(Counter(str(value) for value in table[word] if value))
         for word in ("quantity", "kind", "status", "engine")
@@ -87,7 +87,7 @@ def summary(table: Table, out: str, seconds: float) -> dict[str, Any]:
 
 
 def summary_text(report: dict[str, Any]) -> str:
-    """Write the summary as text, with a sentence on each status but ok."""
+    """Write the summary as text, with a sentence that explains each status other than "ok"."""
     lines = {"rows": f"{report['rows']:,}"}
     lines |= {word: _counts(report[word]) for word in ("quantity", "kind", "status", "engine")}
     low, high = report["upper"]["min"], report["upper"]["max"]
@@ -154,7 +154,7 @@ def _claim(row: dict[str, Any]) -> str:
 
 
 def _beside(risk: str, row: dict[str, Any]) -> str:
-    """Return the settings of a risk in words; a claim of mu must state the smallest error rate for which it holds."""
+    """Return the words that state for which settings a risk is claimed. For mu this is the smallest error rate."""
     if risk == "target_mu":
         floor = float(row.get("above_fpr", math.nan))
         return f" where both error rates are at least {USUAL_FLOOR if math.isnan(floor) else floor!r}"
@@ -170,7 +170,7 @@ def _measured(row: dict[str, Any]) -> str:
 
 
 def _parameter(name: str, value: float) -> str:
-    """Write a parameter in ten digits; if these are too few, round to the side on which the target still holds."""
+    """Write a parameter in ten digits. Noise multipliers are rounded up, rates down, so the target still holds."""
     if math.isnan(value):
         return "none"
     text = str(int(value)) if name == "steps" else f"{value:.10g}"

@@ -1,6 +1,6 @@
 """The commands epsilon, delta, calibrate, advise, risk, select and verify.
 
-The second program, which checks answers with --verify and in `jaxacct verify`, is `jaxacct.verification`.
+The option --verify and the command `jaxacct verify` check answers by a second program, `jaxacct.verification`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _batch(fields: dict[str, Any]) -> bool:
 
 
 def _run(inputs: dict[str, np.ndarray]) -> tuple[Mechanism, str]:
-    """Return the runs of all rows and their batch rule. All rows must have the same group size."""
+    """Return one mechanism with the runs of all rows, and the batch rule. Refuse rows that need two mechanisms."""
     kinds = list(alike(inputs))
     if len(kinds) > 1:
         name = "group" if len({kind["group"] for kind, _ in kinds}) > 1 else "dataset_size"
@@ -70,7 +70,7 @@ def _run(inputs: dict[str, np.ndarray]) -> tuple[Mechanism, str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run epsilon, delta or calibrate as one sweep; lists of numbers are zipped into configurations."""
+    """Run epsilon, delta or calibrate as one sweep. The i-th numbers of all given lists form configuration i."""
     if getattr(options, "mechanism", None) is not None:
         return _of_mechanism(options)
     risks = {word.removeprefix("target_"): word for word in TARGETS} if options.command == "calibrate" else {}
@@ -138,7 +138,7 @@ def risk(options: argparse.Namespace) -> int:
     for names in (("noise_multiplier",), RATES, LENGTHS):
         if not set(names) & set(fields):
             raise InputError(f"{names[0]} is missing; give --{names[0].replace('_', '-')}")
-    # `expand` needs a delta, which no risk depends on
+    # `expand` requires a delta. No risk depends on the delta, so any value serves.
     runs, rule = _run(expand(fields | {"delta": 0.5}, mode="zip", quantity="epsilon").inputs)
     given = {name: getattr(options, name) for name in QUESTION["risk"] if getattr(options, name) is not None}
     settings = {"relation": options.relation or usual_relation(rule), "rtol": options.rtol, "backend": options.backend}
@@ -148,7 +148,7 @@ def risk(options: argparse.Namespace) -> int:
 
 
 def advise(options: argparse.Namespace) -> int:
-    """Print the error of each way to correlate noise at the same budget; with --out, write the table or draw it."""
+    """Print the error of each way to correlate noise, all at one privacy budget. --out writes a CSV table or a plot."""
     from jaxacct.plots import style  # slow imports that few commands need
     from jaxacct.training import advise_strategy
 
@@ -200,7 +200,7 @@ def select(options: argparse.Namespace) -> int:
 
 
 def _selected(grid: Grid, bound: str, relation: str, candidates: str, top: int) -> Table:
-    """Return a table of the selections' epsilons. The usual worst case takes one sweep, other bounds a call per law."""
+    """Return a table with the epsilon of each selection in `grid`: by a sweep if possible, else by a call per law."""
     from jaxacct import selection
 
     choice("bound", bound, ("worst_case", "auto", *selection.BOUNDS))
@@ -283,7 +283,7 @@ def _row_checked(row: dict[str, Any], seconds: float, mechanism: Mechanism | Non
 
 
 def _ledger_checked(path: str, delta: float | None, seconds: float) -> dict[str, Any]:
-    """Check the ledger's epsilon against the composition of its entries."""
+    """Let the second program compose the ledger's entries and check the ledger's epsilon. Return the verdict."""
     from jaxacct.training import Ledger  # a slow import that few commands need
     from jaxacct.training.ledger.contents import MANY_RELEASES
 
@@ -304,7 +304,7 @@ def _verified(
         from jaxacct.verification import verify as by_second_program
     except ModuleNotFoundError as error:
         raise InputError(str(error)) from None
-    bracket = SimpleNamespace(lower=lower, upper=upper)  # `Bounds` would refuse some brackets of a file
+    bracket = SimpleNamespace(lower=lower, upper=upper)  # `Bounds` would refuse ends that are out of order in a file
     found = by_second_program(mechanism, bracket, relation=relation, seconds=seconds, **asked)
     return _said(found.status, found.explanation, found.digits, found.seconds)
 

@@ -1,7 +1,7 @@
 """`jaxacct warm`: compile the programs of sweeps and of training ahead, and keep the programs on the disk.
 
 There is no list of programs.  The command asks a few questions through the public functions, which compile the programs
-that they need.  Together the questions need a program of every size.
+that they need.  The questions are chosen so that together they need programs of all array sizes.
 """
 
 from __future__ import annotations

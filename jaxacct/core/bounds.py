@@ -107,8 +107,8 @@ def _sentence(status: Any, kind: Any, place: str = "") -> str:
 class Bounds:
     """Bracket lower <= estimate <= upper of a privacy quantity, one element for each configuration of the batch.
 
-    The attribute ``ok`` is True where the status needs no action. All three ends may be NaN together only where ``ok``
-    is False; the question then has no answer. `jaxacct.explain` says what a kind and a status mean.
+    The attribute ``ok`` is True where the status needs no action. All three ends are NaN only where a question has
+    no answer; ``ok`` is then False. `jaxacct.explain` says what a kind and a status mean.
 
     A bracket is not one number, so ``b <= 3`` raises TypeError. Use ``b.upper <= 3`` in a claim, and ``b.lower > 3`` to
     refute one. ``f"{b:.4g}"`` rounds the lower end down and the upper end up, so a claim copied from the text holds.
@@ -307,19 +307,19 @@ _SAVED = ("lower", "estimate", "upper", "kind", "status", "engine")
 
 
 def by_column(function: Callable[..., Any], *bounds: Bounds) -> Bounds:
-    """Return the Bounds whose every column is `function` applied to that column of all the given Bounds."""
+    """Call `function` on the `lower` of all the Bounds, then on each other field; return the results as Bounds."""
     return Bounds(*(function(*(np.asarray(getattr(one, name)) for one in bounds)) for name in _SAVED))
 
 
 def in_order(parts: Sequence[tuple[Any, Bounds]]) -> Bounds:
-    """Return the Bounds of all rows of a batch, from pairs (numbers of some rows, Bounds of these rows)."""
+    """Return the Bounds of a whole batch in the order of its rows, from pairs (row numbers, Bounds of these rows)."""
     order = np.argsort(np.concatenate([np.ravel(rows) for rows, _ in parts]))
     whole = lambda *pieces: np.concatenate(list(map(np.ravel, pieces)))[order]
     return by_column(whole, *(bounds for _, bounds in parts))
 
 
 def _named(other: Any) -> str:
-    """Return how an error message names a value compared with a bracket: a number or word itself, else "x"."""
+    """Return the text for `other` in the error of a comparison: a number, a text or None as it is, else "x"."""
     known = isinstance(other, str | int | float | np.generic) or other is None
     return shown(other.item() if isinstance(other, np.generic) else other) if known else "x"
 

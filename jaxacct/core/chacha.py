@@ -1,7 +1,7 @@
-"""ChaCha20 [RFC 8439] as a JAX random generator: 256-bit keys, and one keystream for each purpose and key.
+"""ChaCha20 [RFC 8439] as a JAX random generator with keys of 256 bits. Under a key, each purpose has its own keystream.
 
-The keys of Threefry, JAX's default, have 64 bits. An attacker can try all 64-bit keys, and the key reveals the noise.
-The functions `host_...` draw the same words in NumPy, by the same rounds, for data that the host loads.
+The keys of Threefry, JAX's default, have 64 bits. An attacker who tries all 64-bit keys can compute the noise.
+The functions `host_...` compute the same words in NumPy, for draws that are made on the host, such as batches.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HOST_BLOCKS = 8192
 
 @jax.jit
 def block(key: Any, counter: Any, nonce: Any) -> jax.Array:
-    """Compute 16 words of ChaCha20's keystream for each of n counters, uint32 (n, 16) [RFC 8439, section 2.3]."""
+    """Return uint32 of shape (n, 16): 16 words of keystream for each of n counters [RFC 8439, section 2.3]."""
     key, counter, nonce = (jnp.asarray(x, jnp.uint32) for x in (key, counter, nonce))
     return _columns(key, counter, tuple(nonce)).T
 
@@ -65,10 +65,10 @@ def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
 
 
 def _double_round(_: Any, rows: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Apply four quarter rounds to the columns and four to the diagonals. NumPy arrays are changed in place.
+    """Apply four quarter rounds to the columns of the state and four to its diagonals. NumPy arrays change in place.
 
-    The rows are a, b, c and d. Rotating a, b and d turns the diagonals into columns. XLA's program for CPUs is fastest
-    if c is the row that stays.
+    The state has four rows: a, b, c and d. If one row stays and the other three are rotated, the diagonals become
+    columns. Here c stays, because XLA's program for CPUs is then fastest.
     """
     a, b, c, d = _quarter_rounds(*rows)
     a, b, d = (_turned(row, by) for row, by in ((a, 2), (b, 1), (d, -1)))
@@ -96,7 +96,7 @@ def _rotate(x: Any, by: int) -> Any:
 
 
 def _turned(row: Any, by: int) -> Any:
-    """Return `row`, of shape (4, n), with its four lines rotated down by `by` places."""
+    """Return an array of shape (4, n) with its four lines rotated down by `by` places."""
     return row[_TURNS[by]] if isinstance(row, np.ndarray) else jnp.roll(row, by, axis=0)
 
 
@@ -107,7 +107,7 @@ def _nonce(purpose: int, first: Any = 0, second: Any = 0) -> Any:
 
 @jax.jit
 def _seed(seed: Any) -> Any:
-    """Return a key made from an integer of at most 64 bits, for tests only. ``fresh_key`` draws 256 random bits."""
+    """Return a key made from an integer of at most 64 bits, for tests only. ``fresh_key`` draws keys for real runs."""
     low = jax.lax.convert_element_type(seed, jnp.uint32)
     half = jax.lax.shift_right_logical(seed, jax.lax.full_like(seed, 32)) if seed.dtype.itemsize == 8 else 0
     high = jnp.asarray(half).astype(jnp.uint32)
@@ -132,9 +132,9 @@ def _random_bits(key: Any, bit_width: int, shape: tuple[int, ...]) -> Any:
     count = math.prod(shape)
     words = -(-count * bit_width // 32)
     blocks = -(-words // 16)
-    if blocks > 2**32:  # the block counter has 32 bits [RFC 8439]; beyond that the keystream would repeat
+    if blocks > 2**32:  # the block counter has 32 bits [RFC 8439], so more blocks would repeat the keystream
         raise InputError(f"{count} draws from one key must be <= 2**36 words; split the key first")
-    if blocks > 48:  # XLA compiles a multiple of 16 blocks, which fill its vectors, in two thirds of the time
+    if blocks > 48:  # a multiple of 16 blocks fills XLA's vectors and compiles in two thirds of the time
         blocks += -blocks % 16
     stream = block(key, jnp.arange(blocks, dtype=jnp.uint32), _nonce(_BITS)).reshape(-1)
     if bit_width == 32:
@@ -238,7 +238,7 @@ def host_split(key: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def host_bits(key: Any, count: int, first: int = 0) -> np.ndarray:
-    """Return words `first` to `first + count - 1` of ``jax.random.bits(key, (n,), jnp.uint32)``, for large enough n."""
+    """Return words `first` to `first + count - 1` of ``jax.random.bits(key, (n,), jnp.uint32)``; n >= first + count."""
     begin = first // 16
     blocks = np.arange(begin, -(-(first + count) // 16), dtype=np.uint32)
     return host_block(key, blocks, (0, 0, _BITS)).reshape(-1)[first - 16 * begin :][:count]

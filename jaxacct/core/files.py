@@ -65,7 +65,7 @@ def rename_new(old: Path, new: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the creation or renaming of a file survive a power cut, on systems that can."""
+    """Write a file's folder to the disk (on POSIX only), so that the file's new name survives a power cut."""
     if os.name == "posix":
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -75,7 +75,7 @@ def sync_folder(path: Path) -> None:
 
 
 def lock(file: io.FileIO | BinaryIO, shared: bool = False) -> None:
-    """Lock an open file, if the system can; raise BlockingIOError if it is locked. Many may hold a `shared` lock."""
+    """Lock an open file, on POSIX only. Raise BlockingIOError if another lock is in the way; `shared` locks coexist."""
     if os.name != "posix":
         return
     import fcntl
@@ -90,7 +90,7 @@ def regular_file(name: str, path: str | os.PathLike[str]) -> Path:
         raise InputError(f"{name} = {os.fspath(path)!r} names no file; give its path")
     try:
         mode = place.stat().st_mode
-    except (OSError, ValueError):  # opening the file will report the error, such as a zero byte in the name
+    except (OSError, ValueError):  # such as a missing file; opening the file will report the same error
         return place
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}

@@ -1,4 +1,4 @@
-"""Names from other libraries that users may try.  An error says in one line which name to use here."""
+"""Names that users may know from other libraries.  For each name, an error message suggests the name in `jaxacct`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Public names that are imported when first used, and the optional packages that some of them need.
 
 A package that uses `lazy_exports` has its public names in `__all__`, in the table of lazy exports, and in imports under
-`if TYPE_CHECKING`, which type checkers and editors read. `tests/test_front_door.py` compares the three.
+`if TYPE_CHECKING`, which type checkers and editors read. `tests/test_front_door.py` checks that the three agree.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def lazy_exports(
     """Return ``__getattr__`` and ``__dir__`` of a package whose names live in its submodules.
 
     `homes` maps each name to its module, which is relative to the package or begins with "jaxacct.". `others` are names
-    that the package defines itself. A name that needs a package which is not installed gives a stand-in
-    (`Missing`), which raises an error when it is used.
+    that the package defines itself. For a name that needs a package which is not installed, ``__getattr__`` returns a
+    stand-in (`Missing`), which raises an error when it is used. ``from package import name`` raises the error at once.
     """
 
     def __getattr__(name: str) -> Any:
@@ -51,7 +51,8 @@ def lazy_exports(
             module = (error.name or "").partition(".")[0]
             if module not in EXTRAS:
                 raise
-            # Python's `_handle_fromlist` calls this for `from package import name`; `recursive` marks a star import
+            # For `from package import name` the caller is Python's `_handle_fromlist`, and the import fails at once.
+            # For a star import the caller has set `recursive`, and the import gets the stand-in.
             caller = sys._getframe(1)
             if caller.f_code.co_name == "_handle_fromlist" and not caller.f_locals.get("recursive"):
                 raise ModuleNotFoundError(lacking(f"{package}.{name}", module), name=module) from None
@@ -69,11 +70,11 @@ class Missing(type):
     needs: str
 
     def __new__(mcs, name: str, bases: tuple[Any, ...], inside: dict[str, Any]) -> Missing:
-        """Create a stand-in; refuse a class that derives from a stand-in."""
+        """Create a stand-in. For a class that derives from a stand-in, raise ModuleNotFoundError."""
         return bases[0]() if bases else super().__new__(mcs, name, bases, inside)
 
     def __call__(cls, *given: Any, **named: Any) -> NoReturn:
-        """Raise ModuleNotFoundError with the remedy."""
+        """Raise ModuleNotFoundError; the message says how to install the package."""
         raise ModuleNotFoundError(cls.__doc__, name=cls.needs)
 
     def __getattr__(cls, name: str) -> NoReturn:

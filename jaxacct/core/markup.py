@@ -21,7 +21,7 @@ _NOTE = "opacity:.75;font-size:90%"
 
 
 def cut(count: int) -> tuple[range, str]:
-    """Return which rows of a table are shown, and a line that counts the rows left out ("" if there are none)."""
+    """Return which of `count` rows a table shows, and a line that counts the rows left out ("" if it shows all)."""
     if count <= MOST_ROWS:
         return range(count), ""
     return range(MOST_ROWS), f"{count - MOST_ROWS:,} more rows of {count:,} are not shown"

@@ -1,4 +1,4 @@
-"""A progress bar on standard error, or one line of a notebook: work done, rate and time left."""
+"""A line that shows the work done, the rate and the time left, on standard error or in a notebook."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ _waiting = threading.Lock()
 class Progress:
     """A progress line that is redrawn on a terminal or in a notebook; elsewhere each update is a line of its own.
 
-    show : whether to show it; None shows it on a terminal, and in a notebook after `NOTEBOOK_WAIT` seconds.
-    there : number of rows that were done before the start. The rate leaves out them and the seconds `apart()`.
+    show : whether to show the line. None shows it on a terminal, and in a notebook after `NOTEBOOK_WAIT` seconds.
+    there : number of rows that were done before the start. The rate does not count these rows.
     pauses : least seconds between two updates: the first number on a terminal or in a notebook, the second elsewhere.
+    apart : function that returns the seconds spent so far on compiling. The rate does not count these seconds.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Progress:
             _open.append(self)
 
     def _redraw(self, line: str) -> None:
-        """Show the line in a notebook once, and then update that output, so that the notebook keeps the last state."""
+        """Show the line as one output of the notebook. Later calls replace the text of this output."""
         from IPython.display import display
 
         shown = {"text/plain": line}
@@ -124,7 +125,7 @@ class Waiting:
 
 @contextlib.contextmanager
 def waiting(total: int | None, unit: str = "rows", show: bool | None = None) -> Iterator[Waiting]:
-    """If a thread can start, show a line once the `with` block has taken a second, and erase it at the end."""
+    """Show a progress line once the `with` block has taken a second, and erase the line when the block ends."""
     work = Waiting()
     wanted = on_terminal() or in_notebook() if show is None else show
     if not wanted or not _waiting.acquire(blocking=False):
@@ -132,7 +133,7 @@ def waiting(total: int | None, unit: str = "rows", show: bool | None = None) -> 
         return
     try:
         with contextlib.ExitStack() as line:
-            with contextlib.suppress(RuntimeError):  # raised if no thread can be started
+            with contextlib.suppress(RuntimeError):  # no thread can be started: work on without a line
                 line.enter_context(_ticking(work, total, unit))
             yield work
     finally:
@@ -141,7 +142,7 @@ def waiting(total: int | None, unit: str = "rows", show: bool | None = None) -> 
 
 @contextlib.contextmanager
 def _ticking(work: Waiting, total: int | None, unit: str) -> Iterator[None]:
-    """Show on a line how much is done, from a thread of its own, and erase the line at the end."""
+    """Start a thread that shows on a line how much is done. At the end, stop the thread and erase the line."""
     over, began = threading.Event(), time.monotonic()
     bar = Progress(total, True, unit=unit)
 
@@ -150,7 +151,7 @@ def _ticking(work: Waiting, total: int | None, unit: str) -> Iterator[None]:
         with contextlib.suppress(OSError, ValueError):
             while not over.wait(pause):
                 pause = TICK
-                if not (on_terminal() or in_notebook()):  # a line that cannot be redrawn is written once, and stays
+                if not (on_terminal() or in_notebook()):  # the line cannot be redrawn: write it once
                     say(f"{work.done:,} {unit}")
                     return
                 if not _open or bar.stands:
@@ -168,7 +169,7 @@ def _ticking(work: Waiting, total: int | None, unit: str) -> Iterator[None]:
 
 
 def on_terminal() -> bool:
-    """Return whether standard error is a terminal; a process may have no standard error, or a closed one."""
+    """Return whether standard error is a terminal: False if standard error is closed or the process has none."""
     try:
         return sys.stderr is not None and sys.stderr.isatty()
     except (AttributeError, ValueError):
@@ -176,7 +177,7 @@ def on_terminal() -> bool:
 
 
 def in_notebook() -> bool:
-    """Return whether the process is a Jupyter kernel, which can update a line. IPython is not imported here."""
+    """Return whether the process is a Jupyter kernel. A kernel has imported IPython, so this function need not."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return shell is not None and getattr(shell(), "kernel", None) is not None
 

@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
 def outward(value: float | Decimal, spec: str, up: bool) -> str:
     """Write a number in the format `spec`, rounded up if `up`, otherwise down.
 
-    All digits of the value count: the float .1 is more than the text "0.1".
+    The exact value of a float is rounded. So .1 rounded up is more than "0.1", since the float .1 is above 1/10.
 
     >>> outward(4.3749, ".3g", up=True), outward(4.3771, ".3g", up=False), outward(1e-5, ".3g", up=True)
     ('4.38', '4.37', '1.01e-05')
@@ -31,7 +31,7 @@ def outward(value: float | Decimal, spec: str, up: bool) -> str:
     if not math.isfinite(number):
         return text
     exact, there, step = Decimal(value), number, math.ulp(number)
-    unfilled = _FILL.sub("", spec)  # `_on_the_side` would misread a fill that is a digit, or that follows a sign
+    unfilled = _FILL.sub("", spec)  # `_on_the_side` would read digits of the fill as digits of the number
     while not _on_the_side(format(there, unfilled), exact, up):
         there = number + step if up else number - step
         step *= 2.0
@@ -43,9 +43,9 @@ def outward(value: float | Decimal, spec: str, up: bool) -> str:
 def _on_the_side(text: str, exact: Decimal, up: bool) -> bool:
     found = _NUMBER.search(text)
     if found is None:
-        return ("-" not in text) == up  # the text is an infinity: a percentage of a large number overflows
+        return ("-" not in text) == up  # "inf" or "-inf": a large number in per cent overflows
     shown = Decimal(re.sub("[,_%]", "", found[0]))
-    # a precision of 2000 digits keeps every digit of a percentage
+    # 2000 digits are enough to divide any percentage by 100 without rounding
     shown = shown.scaleb(-2, Context(prec=2000)) if found[0].endswith("%") else shown
     return shown >= exact if up else shown <= exact
 
@@ -62,7 +62,7 @@ def percent(value: float) -> str:
 
 
 def plain_percent(value: float, other: bool = False) -> str:
-    """Write a given probability p in per cent with every digit; with `other`, write 1 - p.
+    """Write a given probability p in per cent with every digit; if `other`, write 1 - p instead.
 
     >>> plain_percent(0.01), plain_percent(0.001), plain_percent(0.07, other=True), plain_percent(0.9999999999)
     ('1 %', '0.1 %', '93 %', '99.99999999 %')
@@ -72,13 +72,13 @@ def plain_percent(value: float, other: bool = False) -> str:
         given = Context(prec=400).subtract(Decimal(1), given)
     exact = given.scaleb(2, Context(prec=400))
     text = f"{exact:f}" if exact.adjusted() > -5 else f"{exact:e}"
-    if len(text) > 24:  # 1 - p has many digits where p is near 0
+    if len(text) > 24:  # only 1 - p with p near 0 is so long
         return "almost 100 %"
     return f"{text.rstrip('0').rstrip('.') if '.' in text and 'e' not in text else text} %"
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> list[str]:
-    """Return the rows of a table as lines. Columns whose numbers are in `left` are left-aligned, all others right."""
+    """Return the rows of a table as lines. Columns whose index is in `left` are left-aligned, others right-aligned."""
     forms = [f"{'<' if i in left else '>'}{max(map(len, column))}" for i, column in enumerate(zip(*rows, strict=True))]
     return ["  ".join(map(format, row, forms)) for row in rows]
 
@@ -103,7 +103,7 @@ def plain(value: Any) -> Any:
 
 
 def numbers(node: Any) -> Any:
-    """Convert the output of `plain` back to numbers; a word that is not in `WORDS` stays."""
+    """Convert the output of `plain` back: the texts "nan", "inf" and "-inf" become numbers, all else stays."""
     if isinstance(node, list):
         return [numbers(item) for item in node]
     return WORDS.get(node, node) if isinstance(node, str) else node

@@ -1,6 +1,6 @@
-"""Constraints on inputs, declared as data and checked in one place. A refusal is one line with its remedy.
+"""Constraints on inputs, and functions that check inputs against them. An error says in one line what to do.
 
-The options that public calls share (relation, engine, rtol, memory_bytes, backend) are inputs too.
+The functions also check the options that public calls share: relation, engine, rtol, memory_bytes and backend.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class InputError(ValueError):
 
 
 class TracerError(InputError, TypeError):
-    """Refusal of a JAX tracer by a host call. The message names the traceable kernel to use instead."""
+    """Refusal of a JAX tracer by a function that needs numbers. The message says what to do instead."""
 
 
 class UnboundedLossError(InputError):
-    """Refusal of delta = 0 for a mechanism `what` with an unbounded loss; the mask `bad` marks the refused elements."""
+    """Refusal of delta = 0 where the loss is unbounded: `bad` is True there. In the message `what` is the mechanism."""
 
     def __init__(self, bad: np.ndarray, what: str = "a mechanism") -> None:
         self.bad = bad
@@ -70,7 +70,7 @@ class UnboundedLossError(InputError):
 
 
 class UnknownKeyword(TypeError):
-    """Refusal of a keyword that a function does not have. The message is one line that names the right keyword."""
+    """Refusal of a keyword that a function does not have. The message names a likely keyword, or all keywords."""
 
 
 def with_hints(function: Callable[P, R]) -> Callable[P, R]:
@@ -107,7 +107,7 @@ def _unknown(call: str, ours: tuple[str, ...], given: Iterable[str]) -> UnknownK
 
 @dataclass(frozen=True)
 class Constraint:
-    """Set of finite real numbers that a field may hold, and the remedy, in which ``{name}`` is the field's name."""
+    """Set of finite real numbers that a field may hold. `remedy` ends the message; ``{name}`` in it is the field."""
 
     remedy: str
     lower: float | int
@@ -147,7 +147,7 @@ DELTA_OR_ZERO = Constraint("use 0 or a small positive {name} such as 1e-5", 0, 1
 FLOOR = Constraint("use a floor such as 1e-10, which is part of the claim", 0, 0.5, lower_open=True, upper_open=True)
 COUNT = Constraint("use a whole number, 1 or more", 1, LARGEST_COUNT, integral=True)
 RECORDS = Constraint("use a whole number of records", 1, 1e9, integral=True)
-# no lattice of a large composition fits below 16 MiB
+# a limit below 2**24 bytes (16 MiB) is refused, because no lattice of a large composition would fit
 MEMORY = Constraint("use a whole number of bytes, such as 2**30", 2**24, LARGEST_COUNT, integral=True)
 """Allowed memory limits, in bytes.  Many functions share the constraints above, from `POSITIVE` on."""
 
@@ -161,7 +161,7 @@ def check(name: str, value: Any, constraint: Constraint) -> float | np.ndarray:
     >>> check("steps", [1e4, 2], COUNT).tolist()
     [10000.0, 2.0]
     """
-    # a Python number is checked without an array, which would take ten times as long
+    # a Python number is checked as it is: a check as a NumPy array would take ten times as long
     if (type(value) is float or (type(value) is int and abs(value) <= LARGEST_COUNT)) and constraint.holds(value):
         return float(value)
     if isinstance(value, Tracer):
@@ -176,7 +176,7 @@ def check(name: str, value: Any, constraint: Constraint) -> float | np.ndarray:
         raw = _from_objects(name, raw, constraint)
     if jax.numpy.issubdtype(raw.dtype, np.floating):
         raw = raw.astype(np.float64)
-    elif not jax.numpy.issubdtype(raw.dtype, np.integer):  # integers stay exact, so that limits are tested exactly
+    elif not jax.numpy.issubdtype(raw.dtype, np.integer):  # integers stay as they are: float64 rounds above 2**53
         raise InputError(f"{name} has dtype {raw.dtype} and {_expected(constraint)}; {_remedy(name, constraint)}")
     bad = ~constraint.holds(raw)
     if bad.any():
@@ -193,7 +193,7 @@ def check(name: str, value: Any, constraint: Constraint) -> float | np.ndarray:
 
 
 def check_one(name: str, value: Any, constraint: Constraint, reason: str) -> int | float:
-    """Return one Python number, an int if it must be whole; refuse a batch, and give `reason` in the message."""
+    """Return the value as an int if it must be whole, else as a float. Refuse an array; `reason` ends the message."""
     number = check(name, value, constraint)
     if isinstance(number, np.ndarray):
         raise InputError(f"{name} must be one number, not {number.size}; {reason}")
@@ -215,7 +215,7 @@ def refuse_where(
     rest: str | Callable[[tuple[int, ...]], str],
     written: Callable[[float], str] = repr,
 ) -> None:
-    """Refuse the first value where `bad` is True. `rest`, or what it returns for the index, ends the message."""
+    """Refuse the first value where `bad` is True. `rest` is the end of the message, or maps the index to this end."""
     if np.any(bad):
         index = tuple(np.argwhere(bad)[0].tolist())
         value = float(np.broadcast_to(values, np.shape(bad))[index])
@@ -224,10 +224,10 @@ def refuse_where(
 
 
 def require_at_most(name: str, values: np.ndarray, of: str, limits: np.ndarray, remedy: str) -> None:
-    """Refuse the first value above its limit, in one line; values and limits broadcast."""
+    """Refuse the first value above its limit. Values and limits broadcast; `of` names the limit in the message."""
     shape = broadcast_shape({name: values.shape, of: limits.shape})
     if math.prod(shape) == 1:
-        shape, values, limits = (), values.reshape(()), limits.reshape(())  # a single value needs no index
+        shape, values, limits = (), values.reshape(()), limits.reshape(())  # the message then has no index
     limit = np.broadcast_to(limits, shape)
     rest = lambda index: f"must be <= {of} = {limit[index]:g}; {remedy}"
     refuse_where(np.broadcast_to(values > limits, shape), name, values, rest, "{:g}".format)
@@ -241,7 +241,7 @@ def check_int(name: str, value: Any, least: int, remedy: str) -> int:
 
 
 def check_flag(name: str, value: Any, question: str) -> None:
-    """Refuse any value but a Python bool.  ``question`` is the remedy, at the end of the message."""
+    """Refuse any value but a Python bool.  The message ends with `question`, which says how to choose."""
     if not isinstance(value, bool):
         raise InputError(f"{name} = {shown(value)} must be True or False; {question}")
 
