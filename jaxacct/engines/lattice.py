@@ -377,10 +377,10 @@ def highest_loss(laws: list[LatticePart]) -> float:
 
 
 class LatticePlan(NamedTuple):
-    """The settings of a bracket on the lattice. They affect how narrow the bracket is, never whether it holds."""
+    """The settings for bounding delta on a lattice. They affect how narrow the bounds are, never whether they hold."""
 
-    theta: float  # the tilt: a loss L has its mass multiplied by e^{theta L}
-    centre: float  # expected eps
+    theta: float  # the tilt: the mass at a loss L is multiplied by e^{theta L}
+    centre: float  # the eps that is asked for, or an estimate of it
     cut: float  # log of the mass of high losses that may be left out
     share: float  # log of the tilted mass of low losses that may be left out
     bottom: float  # smallest composed loss that the lattice must hold
@@ -390,7 +390,7 @@ class LatticePlan(NamedTuple):
 
 
 def _cumulants(sketches: list[ApproximateLaw], theta: float) -> tuple[float, float, float]:
-    """Return K(theta) = log E[e^{theta L}] of the composition, and mean and variance of the loss tilted by theta."""
+    """Return K(theta) = log E[e^{theta L}] of the composed loss L, and the mean and variance of L tilted by theta."""
     total, mean, variance = 0.0, 0.0, 0.0
     for loss, log_mass, count in sketches:
         exponent = log_mass + theta * loss
@@ -405,7 +405,7 @@ def _cumulants(sketches: list[ApproximateLaw], theta: float) -> tuple[float, flo
 
 
 def share_of(rtol: float) -> float:
-    """Return the log of the largest truncated mass that is allowed, as a share of delta."""
+    """Return the log of the share of delta that may be left out, for brackets of relative width `rtol`."""
     return float(np.log(rtol)) - 4.0
 
 
@@ -413,9 +413,9 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
     """Return the plan for `eps`; if `eps` is None, for the eps at which delta is e^log_delta.
 
     The tilt theta is the saddle point of K(theta) - theta eps - log theta(theta + 1), where K(theta) is the log of
-    E[e^{theta L}] for the composed loss L. Rare losses are left out first, since a heavy tail would move the saddle
-    point far out. `share` is the log of the share of delta that rare losses may carry. log_delta = 0 means that delta
-    is unknown; then no loss is left out.
+    E[e^{theta L}] for the composed loss L. K is computed without rare high losses, since a heavy tail would move the
+    saddle point far out. `share` is the log of the share of delta that the left-out losses may carry. log_delta = 0
+    means that delta is unknown. In this case no loss is left out.
     """
     untruncated = -1e4 if log_delta == 0.0 else log_delta + share
     sketches = [law.sketch(untruncated) for law in laws]
@@ -439,8 +439,8 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
     centre = max(at, 0.0) if eps is None else max(eps, 0.0)
     if log_delta == 0.0:
         log_delta = min(k - theta * centre + np.log(peak(theta)), 0.0)
-    # delta/e^{K - theta eps} is small if the tilted law has two modes. This happens where a record is rarely sampled.
-    # The mass that may be left out is therefore lowered by the factor `delta/e^{K - theta eps}`.
+    # If a record is rarely sampled, the tilted law may have two modes. Then delta is far below e^{K - theta eps}.
+    # So the mass that may be left out is lowered by the factor delta/e^{K - theta eps}.
     left_out = share - 3.0 + min(log_delta - (k - theta * centre), -3.0)
     grid = np.geomspace(1e-2, 1e3, 41) * max(1.0 / spread, 0.1 * theta)
     up = np.array([(_cumulants(sketches, theta + t)[0] - k - left_out) / t for t in grid])
@@ -459,10 +459,10 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
 
 
 def unresolved(laws: list[LatticePart], plan: LatticePlan, length: int) -> bool:
-    """Return whether a lattice of this length is too coarse.
+    """Return whether a lattice of `length` nodes is too coarse.
 
-    The losses of laws that are narrow compared with the spacing are rounded up. The lattice is too coarse if this adds
-    more to the loss than the larger of the expected eps and the spacing.
+    A law is narrow if its standard deviation is below 1/30 of the spacing. The lattice is too coarse if rounding the
+    narrow laws up raises the mean of the composed loss by more than max(expected eps, spacing).
     """
     step = (plan.top - plan.bottom) / length
     moved = 0.0
@@ -493,7 +493,7 @@ def common_step(step: float, laws: list[LatticePart]) -> float:
 
 
 def peak(theta: float) -> float:
-    """Return the supremum of e^{-theta d}(1 - e^{-d}) over d."""
+    """Return the supremum of e^{-theta d}(1 - e^{-d}) over d >= 0."""
     return float(np.exp(theta * np.log(theta / (1.0 + theta)) - np.log1p(theta)))
 
 
@@ -504,22 +504,22 @@ class Side(NamedTuple):
     """A composition on a lattice, rounded up if `upper`, else down, with all that an evaluation of delta needs."""
 
     composed: Composition
-    theta: float  # the tilt: a loss L has its mass multiplied by e^{theta L}
+    theta: float  # the tilt: the mass at a loss L is multiplied by e^{theta L}
     log_moment: float  # log E[e^{theta L}] of the composed loss L
     log_size: float  # sum of the magnitudes of log_moment's terms, for a bound of the rounding of log_moment
-    start: float  # loss of the first element
+    start: float  # loss of the first node
     step: float  # difference in loss between neighbouring nodes
     span: float  # length of the lattice, in units of loss
     shift: float  # bound of the error of the losses
     above: float  # bound of the tilted mass that wraps around from above the lattice
     below: float  # bound of the tilted mass that wraps around from below the lattice
-    extra: float  # if `upper`, mass at infinity, to be added to delta; else a bound of delta's excess, to be subtracted
+    extra: float  # mass at infinity if `upper`, else a bound of the excess of this side's delta over the true delta
     upper: bool  # whether the composition is rounded up
     run: Runner  # calls the kernels
 
 
 def sides_of(case: Case, plan: LatticePlan, length: int) -> tuple[Side, Side]:
-    """Return two compositions on lattices of this length: the dominated one first, then the dominating one."""
+    """Return two sides of `length` nodes. The true law dominates the first side. The second one dominates that law."""
     extents = [[law.extent(plan.theta, plan.cut, plan.share) for law in laws] for laws in (case.below, case.above)]
     down, up = _steps(case.above, extents, plan, length)
     return _side(case.below, extents[0], plan, length, down, False, case.run), _side(
@@ -528,7 +528,7 @@ def sides_of(case: Case, plan: LatticePlan, length: int) -> tuple[Side, Side]:
 
 
 def _upper_side(case: Case, plan: LatticePlan, length: int) -> Side:
-    """Return the `Side` of the dominating composition alone."""
+    """Return the upper `Side` alone."""
     extents = [law.extent(plan.theta, plan.cut, plan.share) for law in case.above]
     return _side(case.above, extents, plan, length, _steps(case.above, [extents], plan, length)[1], True, case.run)
 
@@ -536,11 +536,11 @@ def _upper_side(case: Case, plan: LatticePlan, length: int) -> Side:
 def _steps(
     laws: list[LatticePart], extents: list[list[tuple[float, float]]], plan: LatticePlan, length: int
 ) -> tuple[float, float]:
-    """Return the spacings of the dominated and the dominating composition's lattice, so wide that every extent fits."""
+    """Return the lattice spacings of the lower and of the upper side. They are so wide that every extent fits."""
     margin = 1.0 + 8.0 / length
     widest = max(1.01 * (high - low) for each in extents for low, high in each)
     span = max(plan.top - plan.bottom, widest) * margin
-    span = max(span, 1e-12 * (abs(plan.top) + abs(plan.bottom)), 1e-290)  # a law of one atom has no extent
+    span = max(span, 1e-12 * (abs(plan.top) + abs(plan.bottom)), 1e-290)  # above 0, even if each law is one atom
     step = common_step(span / (length - 4), laws)
     # One law adjusts the spacing to its own atoms: the Laplace law that is composed most often.
     main = max(laws, key=lambda law: law.count * isinstance(law, Laplace))
@@ -571,7 +571,8 @@ def _side(
     k, k_above, k_below = logs.sum(axis=0)
     sizes = np.abs(coefficient[:, 0] * origin) + np.abs(np.asarray(composed.log_moments)[:, 0])
     start, span = base + roll * step, length * step
-    # A moment is a sum over the nodes in any order. Its rounding error counts n times for a part composed n times.
+    # `growth` covers the rounding errors of the moments. A part's moment is a sum over the nodes, in any order. If the
+    # part is composed n times, the error of this sum counts n times.
     growth = float(
         np.exp(min(1e-9 + ROUNDOFF * (8.0 * np.abs(logs).sum() + 2.0 * length * count.sum()), LARGEST_EXPONENT))
     )
@@ -596,12 +597,12 @@ def _side(
 
 
 def _extra(placed: list[Placed], upper: bool) -> float:
-    """Return what an upper side adds to delta for mass at infinity, or what a lower side subtracts for deficits."""
+    """Return an upper side's mass at infinity, or a bound of the excess of a lower side's delta over the true delta."""
     if upper:
         survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - ROUNDOFF)) for x in placed)
         return float(-np.expm1(survival) * (1.0 + 1e-12) + LOST_MASS * sum(x.repeats for x in placed))
     growth = float(sum(x.repeats * np.log1p(x.deficit + LOST_MASS) for x in placed))
-    # Where the deficits may add up to 1 (growth log 2), the composition gives no lower bound.
+    # At growth = log 2 the deficit of the composition reaches 1, and no lower bound of delta is left.
     return float(np.expm1(growth) * (1.0 + 1e-12)) if growth < 0.69 else float("inf")
 
 
@@ -611,7 +612,7 @@ def evaluate(side: Side, eps: float) -> float:
     eps = eps - outward if side.upper else eps + outward
     mass, start = side.composed.mass, side.start
     if isinstance(mass, np.ndarray):
-        # NumPy takes any shape without compiling. So losses below eps are left out, since they add nothing to delta.
+        # Losses below eps add nothing to delta. NumPy leaves them out, since it need not compile for the shorter array.
         before = (eps - start) / side.step - 2.0
         first = int(min(before, mass.shape[0] - 1)) if before > 0.0 else 0
         mass, start = mass[first:], start + first * side.step
@@ -631,7 +632,7 @@ def evaluate(side: Side, eps: float) -> float:
     else:
         wrong += (side.above + side.below) * peak(theta)
         result = scale * (value - wrong) * (1.0 - 1e-14) - side.extra
-    if not np.isfinite(result):  # nothing is known of delta
+    if not np.isfinite(result):  # use the trivial bound of delta
         result = 1.0 if side.upper else 0.0
     return float(result)
 
@@ -639,11 +640,11 @@ def evaluate(side: Side, eps: float) -> float:
 def crossing(
     side: Side, target: float, guess: float, tolerance: float, low: float = 0.0, high: float = np.inf
 ) -> tuple[float, float]:
-    """Return (a, b): the side's bound of delta is above the target at a, and at most the target at b.
+    """Return (a, b), where the side's bound of delta is above the target at eps = a, and at most the target at eps = b.
 
-    `low` is an a that other lower sides have proved, and `high` a b that other upper sides have proved. At every other
-    a and b the bound is evaluated, except at a = 0, which needs no proof. b is inf if none was found. Where nothing is
-    known of delta, an upper side's bound is 1 and a lower side's bound is 0, so that neither a nor b can be wrong.
+    `low` is an a that another lower side has proved, or 0. `high` is a b that another upper side has proved, or inf.
+    Each returned number is the given one, or an eps at which the search has evaluated the bound. Where nothing is known
+    of delta, an upper side's bound is 1 and a lower side's bound is 0, so that neither a nor b can be wrong.
 
     The search follows secants of log delta. The first secant has the slope of log e^{-theta eps}. Where the moves do
     not shrink, the search halves its bracket.
@@ -652,7 +653,7 @@ def crossing(
         return 0.0, 0.0
     at = min(max(guess, tolerance), high)
     width, slope, last = tolerance, -side.theta, None
-    # `known` tells whether a lower side's bound of delta is positive at `high`. `blind` is a smaller eps where it is 0.
+    # `known`: whether a lower side has a bound above 0 at `high`. `blind`: an eps below `high` where its bound is 0.
     wide, blind, known = 0.0, 0.0, False
     moves = [np.inf, np.inf]  # sizes of the last two moves by secants
     for _ in range(CROSSING_STEPS):
@@ -663,11 +664,11 @@ def crossing(
             blind = at
         else:
             high, known = at, value > 0.0 and not side.upper
-            # where the error of delta exceeds the target just above this end, a relative width of 1e-3 ends the search
+            # A bound below -target has an error above the target. Then a relative width of 1e-3 ends the search.
             wide = 1e-3 * at if value < -target else 2.0 * tolerance
         if value <= 0.0 and low == 0.0 and not known:
             if evaluate(side, tolerance) <= target:
-                return 0.0, tolerance  # this lower bound of delta proves nothing
+                return 0.0, tolerance  # no eps above 0 has been proved
             low = tolerance
         left = max(low, blind)
         if high - left <= max(wide, 2.0 * tolerance):

@@ -50,7 +50,7 @@ class Placed(NamedTuple):
     repeats: float  # how often the part is composed
     shift: float  # bound of the error of the losses
     infinity: float  # upper law: P-mass that was moved to an infinite loss
-    deficit: float  # lower law: its delta exceeds the true delta by at most this, and its P-mass is at most 1 + deficit
+    deficit: float  # lower law: upper bound of (its delta - true delta) and of (its P-mass - 1)
 
 
 class LatticePart(ABC):
@@ -63,14 +63,14 @@ class LatticePart(ABC):
 
     @abstractmethod
     def sketch(self, cut: float) -> ApproximateLaw:
-        """Return an approximate loss law under P, without some high losses of mass e^cut or less over all steps."""
+        """Return an approximate loss law under P. A mass e^cut of high losses, over all steps, may be left out."""
 
     @abstractmethod
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
         """Return the range of the ratio coordinate (see the module's docstring) that the lattice must hold.
 
-        In the composition, losses above it have a P-mass of at most e^cut, and losses below it a tilted mass of at most
-        e^share.
+        Over all `count` steps, the losses above this range have a P-mass of at most e^cut. The losses below this range
+        have a mass of at most e^share under the law tilted by theta.
         """
 
     @abstractmethod
@@ -82,7 +82,7 @@ class LatticePart(ABC):
         return np.inf
 
     def gaps(self) -> list[tuple[float, float]]:
-        """Return pairs (distance, weight). The lattice spacing should divide the distances of large weight."""
+        """Return pairs (distance of two atoms, weight). The lattice spacing should divide distances of large weight."""
         return []
 
     def step(self, step: float, upper: bool) -> float:
@@ -109,9 +109,9 @@ def placed_from(
 ) -> Placed:
     """Return a law on nodes of its ratio coordinate log mix, from the masses of cells and from atoms on nodes.
 
-    For add the loss falls with the coordinate: the masses are computed in ascending order of the loss, and then
-    reversed. The true law has mass 1. An upper law puts the mass missing from 1 at infinity. A lower law whose masses
-    add up to more than 1 is no bound, so its deficit is inf.
+    The masses are computed in ascending order of the loss. For add the loss falls as the coordinate rises, so the
+    cells are reversed first, and the masses are reversed at the end. The true law has mass 1. An upper law puts the
+    mass missing from 1 at infinity. A lower law whose masses add up to more than 1 is no bound, so its deficit is inf.
     """
     atoms = np.zeros(cells.low.shape[0])
     for node, atom in pairs:
@@ -153,7 +153,7 @@ class PlainGaussian(LatticePart):
         moved = log_ndtr(z) + theta * s * z - 0.5 * (theta * s) ** 2
         low = float(z[max(int(np.searchsorted(moved, share)) - 1, 0)])
         high = float(z[min(int(np.searchsorted(-log_ndtr(-z), -cut)) + 1, z.size - 1)])
-        # z is (loss - its mean)/s. The output u is z + s for remove and -z for add.
+        # So far low and high are values of z = (loss - its mean)/s. The output u is z + s for remove, and -z for add.
         low, high = (low + s, high + s) if self.sign > 0 else (-high, -low)
         return s * low - 0.5 * s * s, s * high - 0.5 * s * s
 
@@ -204,7 +204,7 @@ class SampledGaussian(LatticePart):
         top, mode = (self._top(cut), 1.0 / self.sigma) if self.sign > 0 else (38.0, 0.0)
         count = int(min(2e5, max(2000.0, 4 * (min(top, 1e5) + 38.0) / min(1.0, self.sigma))))
         u = np.linspace(-38.0, top, count)
-        if mode > 2.0 * 38.0:  # two modes with nothing between them
+        if mode > 2.0 * 38.0:  # two modes, with almost no mass between them
             u = np.append(np.linspace(-38.0, 38.0, count), np.linspace(mode - 38.0, max(top, mode), count))
         weight = np.log(np.gradient(u) / np.sqrt(2 * np.pi))
         ratio = np.log1p(-self.q) + self._rise(u)
@@ -253,7 +253,7 @@ class SampledGaussian(LatticePart):
         else:
             cells = cells.without_first()
             bottom = 0.0
-            if kept:  # `bottom` is the mass below node 1, `inexact` the error of the mean ratio of that mass
+            if kept:  # `bottom`: N(0, 1)'s mass below node 1. `inexact`: error of node 0's place
                 edge = float(u[1])
                 bottom = float(ndtr(edge)) * (1.0 - ROUNDOFF * (8.0 + 8.0 * min(edge, 0.0) ** 2))
                 inexact = abs(self._mean_rise(edge) - rise)
@@ -262,10 +262,10 @@ class SampledGaussian(LatticePart):
         return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity, run)
 
     def _contracted(self, step: float) -> tuple[float, bool]:
-        """Return (log(mix/(1 - q)) at node 0, whether the mass below node 1 is kept), with mix as in `_rise`.
+        """Return log(mix/(1 - q)) at node 0, with mix as in `_rise`, and whether the mass below node 1 is kept.
 
         Node 1 lies one step above node 0. All outputs below node 1 are merged into one output, which is
-        post-processing. Node 0 lies at their mean ratio, since no mass can be merged onto the infimum of the ratio.
+        post-processing. Node 0 lies at the mean of mix over these outputs, since the merged output has this mix.
         """
         low, high = -37.0, 38.0 + 1.0 / self.sigma
 
@@ -281,7 +281,7 @@ class SampledGaussian(LatticePart):
         return self._mean_rise(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))), True
 
     def _shift(self, rise: float, span: float) -> float:
-        """Bound the error of log mix at every node: the error of y (`_rise`) times the derivative q e^y/mix."""
+        """Bound the error of log mix at every node: the error of y (see `_rise`) times q e^y/mix = d(log mix)/dy."""
         odds = self.q / (1.0 - self.q)
         heavy = -np.expm1(-(rise + span))
         far = abs(np.log(self.q)) + 0.5 / self.sigma**2 + 4.0
@@ -307,7 +307,7 @@ class Laplace(LatticePart):
         return np.where(v < 1.0, small, np.logaddexp(np.log1p(-self.q), np.log(self.q) + v))
 
     def _log_mean(self, v: float) -> float:
-        """Return the log of the ratio of two masses of losses up to v without sampling: the P-mass over the Q-mass.
+        """Return log(P-mass/Q-mass) of all outputs whose loss without sampling is at most v.
 
         The P-mass is e^{(v - 1/b)/2}/2, and the Q-mass is 1 - e^{-(v + 1/b)/2}/2.
         """
@@ -355,7 +355,8 @@ class Laplace(LatticePart):
             nothing = kernel.Cells(zero, zero, zero, zero)
             return placed_from(self, nothing, [(0, 1.0)], 0.0, step, 1, upper, 0.0, 0.0, run)
         remove = self.sign > 0
-        # Base masses times e^lift are P-masses; these are the lifts at the lowest and at the highest ratio.
+        # An output's P-mass is its mass without the record, times e^lift. The lift is lift_low at the lowest ratio, and
+        # lift_high at the highest ratio.
         lift_low, lift_high = (origin, top) if remove else (0.0, 0.0)
         described = self.scale, first, origin, self.q, step, last, remove
         cells = run(kernel.laplace_cells, *described, nodes=nodes)
@@ -457,7 +458,7 @@ class Finite(LatticePart):
         given = np.maximum(self.mass + sign * wrong, 0.0)
         mass = np.zeros(nodes)
         if upper:
-            # A loss inside a cell is split so that e^-loss is kept on average.
+            # An atom inside a cell is split between the cell's two nodes, so that the mean of e^-loss is kept.
             right = np.expm1(-inside) / np.expm1(-step)
             left = np.exp(-inside) * np.expm1(inside - step) / np.expm1(-step)
             np.add.at(mass, cell, given * left)
@@ -473,7 +474,7 @@ class Finite(LatticePart):
 def _contracted(
     cell: np.ndarray, inside: np.ndarray, mass: np.ndarray, step: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return pairs (nodes, masses), which form one law. Atoms of loss -(cell step + inside) dominate this law."""
+    """Return a law, as (nodes, masses) to be added up, that the atoms of loss -(cell step + inside) dominate."""
     order = np.lexsort((inside, cell))
     cell, inside, mass = cell[order], inside[order], mass[order]
     start, stop = _payers(cell, mass, step)
@@ -503,10 +504,10 @@ def _contracted(
 
 
 def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
-    """Return the indices of the first and the last atom that can pay for the rounding of the atoms between.
+    """Return the indices of the first and the last atom whose mass can pay for rounding the atoms between these two.
 
-    The atoms between are put on nodes, which raises their profile. To make up for this, a polygon is subtracted from
-    the profile. Either end of it takes mass from one of the two atoms (engines/README.md).
+    Moving the atoms between onto nodes raises the profile. To make up for the rise, a polygon is subtracted from the
+    profile. Each end of the polygon takes mass from one of the two returned atoms (engines/README.md).
     """
     gap = np.maximum(np.diff(cell), 1) * step
     from_right = step * np.append(mass[1:] / -np.expm1(-gap), 0.0)
@@ -516,15 +517,15 @@ def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
 
 
 def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, step: float) -> np.ndarray:
-    """Return the masses `total` at the nodes, changed so that the atoms' law dominates the result.
+    """Return `total`, the masses at the nodes, changed so that the atoms' law dominates the result.
 
-    A polygon c is subtracted from the profile of `total` (engines/README.md). a[j] and b[j] are the masses that the
-    atoms between the nodes j and j + 1 give to the left and to the right node.
+    A polygon c is subtracted from the profile of `total` (engines/README.md). The atoms between the nodes j and j + 1
+    give the mass a[j] to node j, and the mass b[j] to node j + 1.
     """
     growth = np.expm1(step)
-    # `g` is c/alpha at each node, with alpha = e^-loss. Inside a cell the chord lies above the profile. At both
-    # nodes of the cell c is at least the largest height of the chord above the profile; `excess` is this height divided
-    # by the left node's alpha. At the first and last node of the law c is 0, so c is raised at the next node instead.
+    # `g` is c/alpha at each node, with alpha = e^-loss. Inside a cell the chord of the profile lies above the profile.
+    # `excess` is the largest height of the chord above the profile, divided by the left node's alpha. At both nodes of
+    # the cell c is at least this height. At the law's first and last node c is 0, so c is raised at the next node.
     excess = growth * a * (b / np.where(b > 0.0, a + b, 1.0))
     g = excess.copy()
     g[1:] = np.maximum(g[1:], excess[:-1] * np.exp(-step))
@@ -543,15 +544,15 @@ def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, s
 def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the nodes and masses that remain when the nodes of negative mass (a debt) have been taken out.
 
-    The two neighbours of a node take shares of its debt. The last node, of lowest loss, has one neighbour, which takes
-    the whole debt; that neighbour has a higher loss, so delta does not rise at any eps. If the first node, of highest
-    loss, has a debt, the result is None.
+    The two neighbours of a node share its debt. The last node has the lowest loss, and one neighbour, which takes the
+    whole debt. This neighbour has a higher loss, so delta does not rise at any eps. If the first node, which has the
+    highest loss, has a debt, the result is None.
     """
     nodes: list[int] = []
     masses: list[float] = []
     coming, owed = index.tolist(), jumps.tolist()
     indebted = [*np.flatnonzero(jumps < 0.0).tolist(), len(coming)]
-    place = debtor = 0  # `place`: index in `coming`; `debtor`: index in `indebted` of the next debt
+    place = debtor = 0  # `place` is an index in `coming`, `debtor` an index in `indebted`
     again: list[tuple[int, float]] = []  # a node that is processed once more
     while again or place < len(coming):
         while indebted[debtor] < place:
@@ -580,7 +581,7 @@ def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[n
             whole = -np.expm1(-before - behind)
             to_left, to_right = -np.expm1(-behind) / whole, np.exp(-behind) * -np.expm1(-before) / whole
             owed[place] = owned + debt * to_right - 4.0 * ROUNDOFF * abs(owned)
-        # The node before may now be in debt, so it is processed again.
+        # The node before takes its share of the debt. It may now have a debt itself, so it is processed again.
         again.append((nodes.pop(), masses.pop() * (1.0 - 4.0 * ROUNDOFF) + debt * to_left))
     return np.array(nodes), np.array(masses)
 
@@ -601,12 +602,12 @@ def inexact(mass: np.ndarray) -> np.ndarray:
 
 
 def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Atoms:
-    """Return the law sorted by loss, without its ends, each of mass at most CUT_SHARE e^cut in `count` steps."""
+    """Return the sorted law. Each end that is cut off has a mass of at most CUT_SHARE e^cut in `count` steps."""
     order = np.argsort(loss)
     loss, mass = loss[order], mass[order]
     light = np.exp(cut) * CUT_SHARE / count
     keep = (np.cumsum(mass) > light) & (np.cumsum(mass[::-1])[::-1] > light)
-    keep[np.argmax(mass)] = True  # where nearly all mass is at infinity, all atoms together may be light
+    keep[np.argmax(mass)] = True  # one atom stays, even if the atoms' total mass is below `light`
     away = float(mass[~keep].sum()) * (1.0 + 1e-12)
     loss, mass = loss[keep], mass[keep]
     return Atoms(loss, mass, inexact(mass), away, 0.0)

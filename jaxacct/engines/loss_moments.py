@@ -71,7 +71,7 @@ def log_moments(parts: Components, c: np.ndarray) -> Interval:
         low, high = _add(low, high, whole, _where(whole, _laplace, scale, c))
         low, high = _add(low, high, n - whole, _where(n - whole, _sampled_laplace, scale, q, power))
     for f in range(parts.finite_n.shape[1]):
-        # the last part may represent a zCDP guarantee, whose moments are known
+        # If `known`, the last part stands for a zCDP guarantee: its log moment is at most c (xi + rho (c + 1)).
         known = parts.guaranteed() & (c > 0.0) & (f == parts.finite_n.shape[1] - 1)
         each = Interval(np.zeros(c.shape), c * (parts.xi + parts.rho * (c + 1.0)) * (1.0 + 8.0 * ROUNDOFF))
         if not known.all():
@@ -100,8 +100,8 @@ def _where(n: np.ndarray, moment: Callable[..., Interval], *columns: np.ndarray)
 def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarray) -> Interval:
     """Return the bracket of log sum_atoms mass e^{c loss}, for atoms (B, A).
 
-    A mass may have a relative error of 32 + 8 |log mass| roundoffs. The masses add up to 1, except in the rows
-    `leaking`. In the other rows, where sum_atoms mass e^{c loss} is near 1, it is computed more accurately as
+    A mass may have a relative error of 32 + 8 |log mass| roundoffs. In the rows `leaking` the masses may add up to less
+    than 1. In all other rows, a sum_atoms mass e^{c loss} near 1 is computed more accurately as
     1 + sum_atoms mass (e^{c loss} - 1).
     """
     atoms = mass.shape[1] + 8.0
@@ -111,13 +111,13 @@ def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarr
     raised, inexact = exponent + log_mass, 32.0 - 8.0 * np.where(mass > 0, log_mass, 0.0)
     top = np.max(raised, axis=1, initial=-745.0)
     weight = np.exp(raised - top[:, None])
-    total = np.maximum(np.sum(weight, axis=1), 1e-300)  # the sum is 0 where the part is absent
+    total = np.maximum(np.sum(weight, axis=1), 1e-300)  # above 0, although the masses of an absent part are 0
     value = top + np.log(total)
     error = ROUNDOFF * (
         atoms + np.abs(top) + np.sum(weight * (16.0 + inexact + 8.0 * np.abs(exponent)), axis=1) / total
     )
     low, high = value - error, value + error
-    # The exact masses add up to 1, so only the change by the factor e^{c loss} is rounded.
+    # Outside `leaking`, the exact masses add up to 1. So the moment is 1 plus `shift`, and only `shift` is rounded.
     with np.errstate(over="ignore", invalid="ignore"):
         added = mass * np.expm1(exponent)
         shift = np.sum(added, axis=1)
@@ -142,7 +142,7 @@ def _laplace(scale: np.ndarray, c: np.ndarray) -> Interval:
 
 
 def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
-    """Return the bracket of log E_Q[mix^power] from two atoms, and from panels on which mix^power hardly varies."""
+    """Return the bracket of log E_Q[mix^power] from Q's two atoms and from quadrature on panels between them."""
     low, high = np.empty(scale.size), np.empty(scale.size)
     for row in range(scale.size):
         b, p = scale[row], power[row]
@@ -168,7 +168,7 @@ def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Int
 def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float]:
     """Bound log E_Q[mix^power] by the atom where mix^power is largest.
 
-    The lower bound is this atom's term, and the upper bound is mix^power there.
+    The lower bound is this atom's term of the expectation. The upper bound is the largest value of mix^power.
     """
     at, log_mass = (1.0, -np.log(2.0) - 1.0 / scale) if power > 0 else (-1.0, -np.log(2.0))
     largest = power * float(log_mixture(np.asarray(at / scale), np.asarray(q)))
@@ -198,9 +198,10 @@ def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> In
 
 
 def _plan(sigma: np.ndarray, q: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Plan the trapezoid rule for an error of e^-NATS: return its two ends in u, a height, a growth and the step.
+    """Return a trapezoid rule of error e^-NATS, as (lower end in u, upper end in u, height, growth, step).
 
-    The error is bounded on the line Im u = height. The integrand is larger there by up to e^growth.
+    The error is bounded by the integrand on the line Im u = height. On this line the integrand's modulus is at most
+    e^growth times the integrand on the real line.
     """
     above = np.maximum(p, 1.0)
     excess = above * (above - 1.0) / (2.0 * sigma**2)
@@ -281,7 +282,7 @@ def _difference(
     added = rise - p * line
     wrong = (64.0 + nodes.weight_rounding) * np.abs(added) + 8.0 * (np.abs(rise) + np.abs(p * line))
     wrong += 4.0 * np.abs(exponent) * lifted + np.abs(p) * np.abs(lifted - mixed) * nodes.loss_rounding
-    # Where |exponent| >= 1, the logarithms `raised` and `log_weight` may be large, and their rounding errors count.
+    # Where |exponent| >= 1, `raised` and `log_weight` may be large. So the error that their rounding causes is added.
     steep = np.abs(raised) * lifted + np.abs(nodes.log_weight) * base
     wrong += 8.0 * np.where(gentle, 0.0, steep)
     wrong += 8.0 * np.abs(p) * np.where(np.abs(nodes.loss) < 1.0, 0.0, np.abs(nodes.log_weight + nodes.loss) * mixed)
@@ -290,20 +291,20 @@ def _difference(
 
 
 def least_epsilon(parts: Components, delta: np.ndarray, orders: np.ndarray | None = None) -> np.ndarray:
-    """Return upper bounds of epsilon, (B,), by moments at the best order.
+    """Return upper bounds of epsilon, (B,). Each row uses the moments of the order that gives the least epsilon.
 
     delta : (B,) the target delta minus the mass at infinity, above 0.
     orders : values of alpha - 1 for Rényi orders alpha. None searches for the best order.
     """
     log_delta = np.log(delta)
     best, least = _minimise(parts, lambda c, k: _sum_up(k, log_kappa(c), -log_delta) / c, orders)
-    variation = np.sqrt(_square_of_variation(least))  # 0 if the moments underflow, which proves nothing
+    variation = np.sqrt(_square_of_variation(least))  # 0 comes from underflow, and proves nothing
     near = (parts.log_survival == 0) & (variation > 0.0) & (delta * (1.0 - 1e-14) >= variation)
     return np.where(near, 0.0, np.maximum(best + 1e-13 * np.abs(best), 0.0))
 
 
 def least_delta(parts: Components, epsilon: np.ndarray, orders: np.ndarray | None = None) -> np.ndarray:
-    """Return upper bounds, (B,), of delta without the mass at infinity; `orders` as for `least_epsilon`."""
+    """Return upper bounds, (B,), of delta minus the mass at infinity. For `orders` see `least_epsilon`."""
     best, least = _minimise(parts, lambda c, k: _sum_up(k, -c * epsilon, log_kappa(c)), orders)
     finite = np.exp(np.minimum(best, 0.0)) * (1.0 + 1e-12) + SMALLEST_POSITIVE
     known = (parts.log_survival == 0) & (epsilon >= 0.0)
@@ -312,7 +313,7 @@ def least_delta(parts: Components, epsilon: np.ndarray, orders: np.ndarray | Non
 
 
 def _sum_up(*terms: np.ndarray) -> np.ndarray:
-    """Return an upper bound of a sum, where terms may cancel and roundings count."""
+    """Return an upper bound of the exact sum of the terms: the computed sum plus a bound of its rounding error."""
     total, size = np.zeros(()), np.zeros(())
     for term in terms:
         total, size = total + term, size + np.abs(term)
@@ -330,8 +331,8 @@ def _minimise(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return, for each row, the smallest objective and the smallest Rényi divergence among the orders that are tried.
 
-    The objective is a valid bound at any c = alpha - 1, where alpha is the order. As a function of c it is convex, or
-    convex divided by c. So it has a single minimum.
+    The objective is a valid bound at any c = alpha - 1, where alpha is the order. As a function of c the
+    objective is convex, or a convex function divided by c. So the objective has a single minimum.
     """
     size = parts.mu2.size
     c = np.sort(START if orders is None else orders)[:, None] + np.zeros(size)
@@ -344,6 +345,6 @@ def _minimise(
         best = np.minimum(best, np.take_along_axis(values, at, 0)[0])
         least = np.minimum(least, np.min(k / c, axis=0))
         left, right = (np.take_along_axis(c, np.clip(at + d, 0, c.shape[0] - 1), 0) for d in (-1, 1))
-        # The next orders lie between the neighbours of the best order.
+        # In the next round, the orders lie between the two neighbours of the best order.
         c = left * (right / left) ** np.linspace(0.0, 1.0, 13)[:, None]
     return best, least

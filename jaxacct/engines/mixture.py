@@ -1,11 +1,11 @@
 """Brackets for compositions of Gaussian mixtures, one direction and one row (configuration) at a time.
 
-The two directions are composed separately. A row that the contour cannot answer gets the bracket [-inf, inf]. The
-caller then answers by the finite laws that dominate the mixtures.
+The two directions are composed separately. A row for which the contour integral fails gets the bracket
+[-inf, inf]. The caller then answers by the finite laws that dominate the mixtures.
 
 A single step that draws one of several mixtures (its branches) has a certified closed form. The loss of every branch is
-monotone in the output u. So delta is attained on a half line of u, whose endpoint solves loss = eps. A half line with
-another endpoint gives a lower bound of delta. If the endpoint is off by d, this bound is too low by the order of d^2.
+monotone in the output u. So delta is attained on a half line of u, whose endpoint solves loss = eps. A half line
+with an endpoint off by d gives a lower bound of delta, too low by the order of d^2.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SHARE_LEFT_OUT = 1e-12
 
 
 def attained(mechanism: Mechanism, relation: str) -> bool:
-    """Return whether all mixtures' branches give the mechanism's delta exactly, and not only an upper bound."""
+    """Return whether every mixture's branches give the mechanism's exact delta. Otherwise they give an upper bound."""
     return all(leaf.attained(relation) for _, leaf in flat(mechanism) if isinstance(leaf, OfGaussianMixtures))
 
 
@@ -132,7 +132,7 @@ def one_epsilon(row: Row, sign: float, delta: float, rtol: float = 1e-4) -> Ends
 def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None) -> Ends:
     """Return (lower, estimate, upper) of delta at epsilon >= 0, in one direction.
 
-    known : contours of this row and direction. They are read first, and a new one is added to them.
+    known : contours of this row and direction. They are tried first. A new contour is added to `known`.
     """
     if not row:
         return 0.0, 0.0, 0.0
@@ -155,9 +155,9 @@ def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None)
 
 
 def _by_contour(parts: list[Part], low: float, high: float, narrow: float) -> Ends:
-    """Return the bracket of epsilon, which may be negative. New contours are placed until the bracket is narrow.
+    """Return the bracket of epsilon; its ends may be negative. Contours are placed until the bracket is narrow.
 
-    The first placement is poor where rare large losses give the tilted law a second mode.
+    The first contour is badly placed where rare large losses give the tilted law a second mode.
     """
     log_low, log_high = float(np.log(low)), float(np.log(high))
     best = UNKNOWN
@@ -182,7 +182,7 @@ def _by_contour(parts: list[Part], low: float, high: float, narrow: float) -> En
             return best
         if stalled:
             break
-    try:  # epsilon is 0 where the given delta is above delta(0)
+    try:  # if delta(0) is at most the given delta, epsilon is 0
         if (
             not (best[0] > 0.0 or best[2] <= 0.0)
             and kernel.delta_bracket(kernel.nodes_for_epsilon(parts, 0.0), 0.0)[2] <= log_low
@@ -196,7 +196,7 @@ def _by_contour(parts: list[Part], low: float, high: float, narrow: float) -> En
 
 
 def contours_of(row: Row) -> dict[float, Known]:
-    """Return the contours that earlier questions have placed for a row. The keys are the signs of the directions."""
+    """Return the contours that earlier calls have placed for this row. Each key is the sign of a direction."""
     numbers = [(n, b.share, b.doubt, b.shifts.tobytes(), b.weights.tobytes()) for n, some in row for b in some]
     return _contours_of((tuple(len(some) for _, some in row), *numbers))
 
@@ -207,10 +207,10 @@ def _contours_of(_row: tuple[Any, ...]) -> dict[float, Known]:
 
 
 def _delta_by_contour(parts: list[Part], epsilon: float, known: list[tuple[float, Nodes]]) -> Ends:
-    """Return the bracket of delta: by contours placed for other eps, then by at most two new ones.
+    """Return the bracket of delta. Contours placed for other eps are tried first, then at most two new contours.
 
-    The first new contour may be far from the saddle point. The second one is placed by the first one's estimate of
-    delta.
+    The first new contour may be far from the saddle point. To place the second one, the first one's estimate of delta
+    is used.
     """
     for _, nodes in sorted(known, key=lambda one: abs(one[0] - epsilon))[:CONTOURS_READ]:
         low, mid, high = kernel.delta_bracket(nodes, epsilon)
@@ -236,7 +236,7 @@ def _delta_by_contour(parts: list[Part], epsilon: float, known: list[tuple[float
 
 
 def _delta_by_chernoff(parts: list[Part], epsilon: float) -> Ends:
-    """Return the bracket [0, Chernoff's bound] of delta, which suffices if the other direction's delta is larger."""
+    """Return the bracket [0, Chernoff's bound] of delta. The end 0 does no harm if the other direction is worse."""
     try:
         at, logs = kernel.chernoff(parts, kernel.saddle(parts, lambda eps, _: eps < epsilon)[0])
     except FAILURES:
@@ -256,7 +256,7 @@ def _epsilon_by_chernoff(parts: list[Part], log_delta: float) -> Ends:
 
 
 def _largest_loss(parts: list[Part], sign: float) -> float:
-    """Return the largest loss of all steps together, rounded up; inf for remove, or if a branch has no shift 0."""
+    """Return an upper bound of the composed loss. It is inf for remove, and for add if a branch has no shift 0."""
     if sign > 0 or any(law.shift[0] > 0.0 for part in parts for law in part.branches):
         return np.inf
     each = (part.times * -float(np.log(min(law.weight[0] for law in part.branches))) for part in parts)
@@ -276,7 +276,7 @@ def _negligible(lost: float, sign: float, epsilon: float, delta: float) -> bool:
 
 
 def _moved(lost: float, sign: float, epsilon: float) -> float:
-    """Bound the change of delta if components of probability `lost` are left out: `lost`, times e^eps for add."""
+    """Bound the change of delta if components of probability `lost` are left out: `lost`, or for add `lost` e^eps."""
     if sign > 0 or lost == 0.0:
         return lost
     return lost * float(np.exp(epsilon)) if epsilon < 700.0 else np.inf
@@ -293,12 +293,12 @@ def _moves(branch: Branch) -> bool:
 
 
 def _gaussian(row: Row) -> float | None:
-    """Return the shift of all steps together where they are one Gaussian without sampling, else None."""
+    """Return the shift of the row if the row is one Gaussian without sampling, composed once. Otherwise return None."""
     return _only_shift(row[0][1]) if len(row) == 1 and row[0][0] == 1.0 else None
 
 
 def _by_formula(formula: Callable[..., Answer], mu: float, *given: float) -> Ends:
-    """Return the bracket of a Gaussian whose shift is within 16 ROUNDOFF of `mu`; epsilon and delta grow with mu."""
+    """Return the bracket for a Gaussian whose shift is `mu` up to 16 ROUNDOFF. The answer grows with the shift."""
     near = mu * (1.0 + 16.0 * ROUNDOFF * np.array([-1.0, 0.0, 1.0]))
     found = formula(near, *(np.full(3, each) for each in given))
     return float(found.lower[0]), float(found.estimate[1]), float(found.upper[2])
@@ -319,7 +319,7 @@ def _parts(row: Row, sign: float, left_out: float) -> tuple[list[Part], float]:
     """Return the parts in the form for kernels, and the probability that a left-out component occurs in any step.
 
     The laws change by at most this probability in total variation. So delta changes by at most this probability for
-    remove, and by at most e^eps times it for add.
+    remove, and by at most e^eps times this probability for add.
     """
     steps = sum(count for count, _ in row)
     parts, lost = [], 0.0
@@ -345,7 +345,7 @@ def _law(branch: Branch, sign: float, left_out: float) -> tuple[BranchLaw, float
     mask = np.ones(weight.size, bool)
     mask[gone] = False
     shift, weight = shift[mask], weight[mask]
-    # Equal shifts are merged. So the weight of the shift 0, if there is one, gives the largest loss of add.
+    # Equal shifts are merged, since `_largest_loss` needs the whole weight of the shift 0 (if there is one).
     each = np.unique(shift)
     joint = np.array([math.fsum(weight[shift == one]) for one in each])
     underflow = 0.0 if branch.weights.size <= 2 else 1e-300
@@ -364,7 +364,7 @@ def delta_of_step(step: Part, epsilon: float) -> Ends:
 
 
 def epsilon_of_step(step: Part, low_delta: float, high_delta: float) -> Ends:
-    """Return (lower, estimate, upper) of eps >= 0. The upper bound is for low_delta, the lower bound for high_delta."""
+    """Return (lower, estimate, upper) of eps >= 0, for any delta between low_delta and high_delta."""
     at = functools.partial(delta_of_step, step)
     if at(0.0)[2] <= low_delta:
         return 0.0, 0.0, 0.0
