@@ -278,7 +278,7 @@ def shown(value: Any) -> str:
     """Return the text by which a message shows a value: one line of at most 60 characters."""
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # repr refuses an integer of too many digits, or the object cannot be shown
+    except Exception:  # the integer has too many digits for repr, or the object's own __repr__ fails
         text = f"an object of type {type(value).__name__}"
     return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[: MOST_SHOWN_CHARACTERS - 3]}..."
 
@@ -298,7 +298,7 @@ def broadcast_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def refuse_tracers(call: str, traceable: str, **arguments: Any) -> None:
-    """Refuse tracers in the arguments of the public call `call`, and name the function to use inside jit."""
+    """Refuse tracers in the arguments of the public call `call`. The error proposes `traceable` for use inside jit."""
     for argument, value in arguments.items():
         if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
             continue

@@ -96,9 +96,9 @@ def _flat(*arrays: np.ndarray | float) -> list[np.ndarray]:
 
 
 def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of delta by theorems, which are closed forms and need no contour.
+    """Return the lower and upper bounds of delta that theorems give in closed form, without a contour.
 
-    One of the theorems says that delta is at most that of a Gaussian mechanism which also reveals the slot.
+    One theorem says that delta is at most the delta of a Gaussian mechanism that also reveals the record's slot.
     """
     k = np.exp(sign * eps)
     low, high = allocation_law.bounds(sign, s, t, k)
@@ -108,7 +108,7 @@ def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> t
         low, high = low / k * (1.0 - 8.0 * ROUNDOFF), high / k * (1.0 + 8.0 * ROUNDOFF)
     gaussian = closed_form.delta(s * (1.0 + 2.0 * ROUNDOFF), eps)
     low, high = np.where(low > 0.0, low, 0.0), np.where(high >= 0.0, np.minimum(high, 1.0), 1.0)
-    # The relative rounding error of k is at most (|eps| + 2) * 2 * ROUNDOFF.
+    # The bounds move out by the rounding error of k, which is at most (|eps| + 2) * 2 * ROUNDOFF relative to k.
     wrong = (np.abs(eps) + 4.0) * 2.0 * ROUNDOFF
     low = np.maximum(low - wrong * np.minimum(k, 1.0 / k), 0.0) if sign < 0 else np.maximum(low - wrong * k, 0.0)
     high = np.minimum(high + wrong * np.maximum(k, 1.0 / k), 1.0)
@@ -136,7 +136,7 @@ def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray)
 
 
 def _intersect(low: np.ndarray, high: np.ndarray, rows: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Intersect brackets of `rows` with [least, most] in place, where both overlap; return the mask of these rows."""
+    """Intersect brackets of `rows` in place with [least, most] where the two overlap. Return the mask of these rows."""
     agree = (least <= high[rows]) & (most >= low[rows])
     low[rows] = np.where(agree, np.fmax(low[rows], least), low[rows])
     high[rows] = np.where(agree, np.fmin(high[rows], most), high[rows])
@@ -144,7 +144,7 @@ def _intersect(low: np.ndarray, high: np.ndarray, rows: np.ndarray, least: np.nd
 
 
 def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bound delta = E(S - k)_+ = 1 - k + E(k - S)_+ (remove): a contour bounds E(k - S)_+."""
+    """Return bounds of delta for remove, which is 1 - k + E(k - S)_+ with k = e^eps. A contour bounds E(k - S)_+."""
     k = np.exp(eps)
     low, _, high, _ = brackets_at(-1.0, s, t, k, np.log(k))
     wrong = 16.0 * ROUNDOFF * k
@@ -156,7 +156,7 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
     k = np.exp(sign * eps)
     floor, most = np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295))
     guess = np.clip(allocation_law.guess(sign, s, t, k) - min(sign, 0.0) * eps, floor, most)
-    shift = np.where(sign > 0, 0.0, -eps)  # equals log E(sign (S - k))_+ - log(delta), with S as for `SIGNS`
+    shift = np.where(sign > 0, 0.0, -eps)  # log delta + shift is log E(sign (S - k))_+; `SIGNS` defines S and k
     value = Value(*np.full((4, len(s)), np.nan))
     for _ in range(PLACEMENTS):
         ends = np.empty((4, len(s)))
@@ -236,7 +236,7 @@ def value_of(contour: Contour, eps: np.ndarray) -> Value:
 
 
 def estimate_of(contour: Contour, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the estimate and the slope that `value_of` returns, in a fraction of its time."""
+    """Return only the estimate and the slope of `value_of`. This takes a fraction of the time of `value_of`."""
     k = np.exp(contour.sign * eps)
     mid, slope = estimate_near(contour, k)
     with np.errstate(all="ignore"):
@@ -321,8 +321,8 @@ def _newton(
 ) -> tuple[tuple[np.ndarray, Value], np.ndarray, np.ndarray]:
     """Take Newton steps on log delta from eps. Return ((eps reached, bracket of delta there), low, high).
 
-    `low` and `high` bracket epsilon and confine the steps. The steps use only estimates of delta. Brackets of delta,
-    at the eps where the contour was placed and at the eps where Newton ends, move `low` and `high`.
+    `low` and `high` bracket epsilon and confine the steps. The steps use only estimates of delta. Delta is bracketed at
+    the eps where the contour was placed, and at the eps where Newton ends. Both brackets move `low` and `high`.
     """
 
     def read(value: Value, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -337,7 +337,7 @@ def _newton(
     middle = 0.5 * (low + high)
     middle = np.where(np.abs(middle - eps) > 1e-3 * eps, middle, 0.5 * (eps + high))
     new, mid, slope = np.where(usable, eps, middle), value.estimate, value.slope
-    for _ in range(5):  # Newton steps on one contour
+    for _ in range(5):  # at most 5 Newton steps on one contour
         step = (np.log(mid) - np.log(delta)) * mid / slope
         going = usable & np.isfinite(step) & (slope > 0.0) & ~(high <= floor)
         to = np.clip(new + np.where(going, step, 0.0), 0.5 * (low + new) * (low > 0.0), 0.5 * (high + new))
@@ -347,7 +347,7 @@ def _newton(
             break
         mid, slope = estimate_of(contour, new)
     if np.any(new != eps):
-        for _ in range(4):  # at most 4 brackets of delta where Newton ends
+        for _ in range(4):  # delta is bracketed at most 4 times, first where Newton ended
             reached, value = new, value_of(contour, new)
             good, low, high = read(value, reached)
             back = usable & ~good  # where the bracket is wide, go halfway back to `eps`
@@ -361,7 +361,7 @@ def _newton(
 def _ends(
     contour: Contour, eps: np.ndarray, value: Value, delta: np.ndarray, floor: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of epsilon about eps, each proved by a bracket of delta there. Unproved ones are 0 and inf."""
+    """Return (lower, upper) of epsilon. A bracket of delta at each bound proves it. An unproved bound is 0 or inf."""
     below, above = np.zeros_like(eps), np.where((eps == 0.0) & (value.upper <= delta), 0.0, np.inf)
     for widen in (1.0, 4.0, 64.0, 4096.0):
         margin = widen * (1e-15 * eps + 4.0 * ROUNDOFF * delta / value.slope)

@@ -52,7 +52,8 @@ _path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", def
 def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[None]:
     """Let every batch inside take one backend: the user's choice, else the enclosing job's, else the cheaper one.
 
-    size, backend : number of configurations of the whole job, and the user's choice.
+    size : number of configurations of the whole job.
+    backend : the user's choice, "auto" if there is none.
     apart : whether to ignore the backend of the enclosing job, unless the user chose it.
     """
     around = _path.get()
@@ -73,7 +74,7 @@ def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[No
 
 @contextlib.contextmanager
 def fixed(numpy: bool) -> Iterator[None]:
-    """Let each batch in this context, a piece of a larger job, use NumPy if `numpy` is True, else XLA."""
+    """Let every batch in this context use NumPy if `numpy` is True, else XLA. The batches are pieces of one job."""
     token = _path.set(_Path(numpy, False))
     try:
         yield
@@ -87,7 +88,7 @@ def suiting(size: int, *, selections: bool = False) -> str:
 
 
 def on_numpy(size: int, *, apart: bool = False, selections: bool = False) -> bool:
-    """Return whether NumPy computes a batch. `apart` is as in `job`. `selections` marks a batch of selections."""
+    """Return whether NumPy computes a batch. `apart` is as in `job`. `selections`: the batch has private selections."""
     path = _path.get()
     return _suits(size, selections) if path is None or (apart and not path.asked) else path.numpy
 
@@ -106,7 +107,7 @@ def _suits(size: int, selections: bool = False) -> bool:
 @functools.cache
 def _holds() -> bool:
     """Return whether NumPy's functions are as accurate on this machine as the bounds assume."""
-    np.empty(2**21)  # once some is freed, as here, glibc reuses memory of this size, which saves a tenth of the time
+    np.empty(2**21)  # glibc reuses memory of this size only after one array was freed: reuse saves a tenth of the time
     failure = elementary_check.failure()
     if failure is not None:
         warnings.warn(f"XLA answers instead of NumPy, since on this machine {failure}", RuntimeWarning, stacklevel=2)
@@ -114,26 +115,27 @@ def _holds() -> bool:
 
 
 def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, **static: int) -> list[np.ndarray]:
-    """Return the leaves of a kernel's answer for a batch; `static` are the kernel's keywords, among them its sizes.
+    """Return the arrays that a kernel computes for a batch, as the leaves of the kernel's pytree.
 
     chunk : number of configurations in a call of a compiled program.
+    static : the kernel's keyword arguments, such as the number of quadrature points.
     """
     path = _path.get()
     if not (_suits(size) if path is None else path.numpy):
         return in_chunks(program(kernel, **static), chunk, arguments, size)
-    # only the certificates of split.py rely on SciPy's erfc
+    # SciPy's erfc is checked only for split.py, since no other kernel's certificates rely on erfc.
     if kernel.__module__ == "jaxacct.kernels.contour.split" and elementary_check.failure(special=True) is not None:
         raise ArithmeticError(elementary_check.failure(special=True))
     leaves, tree = jax.tree.flatten(arguments)
-    # A chunk has 2^14 quadrature points. Fewer points mean more calls, and more points do not fit into a cache. A
-    # finite part has one term for each node and atom, and 16 terms take as much memory as a point.
+    # A chunk has 2^14 quadrature points. Fewer points mean more calls, and more points do not fit into a cache. For a
+    # finite part a kernel computes a term for each node and atom. 16 terms count as a point, by the memory they take.
     atoms = max(leaf.size // size for leaf in leaves) if size else 1
     largest = max(static["points"], atoms * static["count"] // 16)
     some = max(1, 2**14 // largest)
 
     def one(start: int) -> list[Any]:
         piece = [np.asarray(leaf[start : start + some]) for leaf in leaves]
-        with np.errstate(all="ignore"):  # callers drop bounds that are NaN
+        with np.errstate(all="ignore"):  # no warning of NaN, since callers drop bounds that are NaN
             return jax.tree.leaves(kernel(*jax.tree.unflatten(tree, piece), **static))
 
     return _joined(one, range(0, size, some), os.cpu_count() or 1)
@@ -163,7 +165,7 @@ def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.n
             piece = jax.tree.unflatten(tree, [leaf[index] for leaf in leaves])
             if len(each) > 1:
                 piece = jax.device_put(piece, each[start // chunk % len(each)])
-            # Results are copied. A view would keep JAX's array alive, which takes more memory than its numbers.
+            # A view of a result would keep JAX's array alive, and this array takes more memory than a copy.
             return [np.array(x) for x in compiled(*piece)]
 
     whole = _joined(one, range(0, size, chunk), max(os.cpu_count() or 1, 2 * len(each) - 1))
@@ -177,9 +179,10 @@ def program(kernel: Callable[..., Any], **static: int) -> Compiled:
 
 
 class Compiled:
-    """A function of pytrees that returns the leaves of its result. It loads or compiles when shapes or devices are new.
+    """A function of pytrees, compiled by XLA. It returns the leaves of its result.
 
-    Several threads may call it at once. The label and the digest of the sources together identify the function.
+    A call with new shapes or on a new device first loads a kept program or compiles one. Several threads may call at
+    once. On the disk a program is identified by the label, and by the digest of jaxacct's source files.
     """
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any] | None, label: str) -> None:
@@ -214,7 +217,7 @@ def runner() -> Runner:
 
 
 def _by_numpy(kernel: Callable[..., Any], *arguments: Any, **static: int) -> Any:
-    with np.errstate(all="ignore"):  # kernels evaluate both branches of every `where`
+    with np.errstate(all="ignore"):  # `where` evaluates its unused branch too, which may overflow
         return kernel(*arguments, **static)
 
 
@@ -227,7 +230,7 @@ def _compiled(kernel: Callable[..., Any], static: tuple[str, ...]) -> Callable[.
     return jax.jit(kernel, static_argnames=static)
 
 
-# For engines that run only on NumPy: blocks of configurations on the cores, with a progress bar
+# Functions for engines that run only on NumPy. They solve blocks of configurations on several cores.
 
 BLOCK = 256
 """Largest number of configurations that are evaluated together."""
@@ -244,7 +247,7 @@ upper bound. `given` is a delta or an epsilon."""
 
 
 def in_blocks(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
-    """Return the array (3, rows) that `solve` finds for the columns (`Solve`). Similar rows are solved together."""
+    """Return the array (3, rows) that `solve` (see `Solve`) finds for the columns. A block has similar rows."""
     sigma, slots, given = columns[:3]
     found = np.empty((3, sigma.size))
     order = np.lexsort((given, sigma, slots))
@@ -253,7 +256,7 @@ def in_blocks(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
     blocks = [order[first : first + size] for first in range(0, sigma.size, size)]
 
     def solved(rows: np.ndarray) -> np.ndarray:
-        with np.errstate(all="ignore"):  # the setting holds in this thread only
+        with np.errstate(all="ignore"):  # set in every thread, since the setting holds in one thread only
             return _solved(solve, [column[rows] for column in columns])
 
     bar = Progress(sigma.size, None if sigma.size >= 300 else False)

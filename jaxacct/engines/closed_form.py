@@ -56,8 +56,8 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
         at = x[:, None] + some[:, None] * _NODES
         k = 1.0 - at * np.sqrt(np.pi / 2) * scipy.special.erfcx(at / np.sqrt(2))
         gap[small] = some * (np.maximum(k, 0.0) @ _WEIGHTS)
-        # The error of K is a few times ROUNDOFF (1 + x^2 K). Since K > 1/(x^2 + 3), the error is at most a few
-        # times ROUNDOFF (3 + 2 x^2) K.
+        # The rounding error of K(x) is a few times ROUNDOFF (1 + x^2 K). Since 1 < (x^2 + 3) K, the error is at most a
+        # few times ROUNDOFF (3 + 2 x^2) K. So the factor on the gap in `rounding` grows as x^2.
         rounding[small] = gap[small] * (8.0 + np.square(np.abs(x) + some))
     gap = np.maximum(gap, LEAST_GAP)
     log_far = -0.5 * far**2 - 0.5 * np.log(2 * np.pi) + np.log(gap)
@@ -66,7 +66,8 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
     by_gap = right | small
     value = np.where(by_gap, log_far, np.log(near_value))
     slope = np.where(by_gap, mills_b / gap, second / near_value)
-    # `a` and `b` have relative errors of a few ROUNDOFF, which move the Mills ratios' difference and the exponent.
+    # `a` and `b` have errors of a few ROUNDOFF (eps/mu + mu). `shift` covers what these errors change: the exponent
+    # -a^2/2 and the difference of the Mills ratios, or (without `by_gap`) the arguments of Phi.
     shift = (np.abs(epsilon / mu) + mu) * np.where(by_gap, np.abs(far) + 1.0, 1.0)
     amplify = np.where(by_gap, rounding / gap, 1.0 / near_value)
     # 64 ROUNDOFF covers the errors of erfcx and log_ndtr, and of the arithmetic around them.
@@ -85,10 +86,10 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
     reach = np.sqrt(np.maximum(-2.0 * target, 0.0))
     eps = mu * (0.5 * mu + reach)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        for _ in range(40):  # the bounds are certified wherever Newton ends
+        for _ in range(40):  # at most 40 Newton steps; the bounds hold wherever the steps end
             value, slope, _ = log_delta(mu, eps)
             lower = np.maximum(eps + (value - target) / np.maximum(slope, LEAST_GAP), 0.0)
-            before, eps = eps, np.minimum(eps, lower)  # only rounding errors would raise eps
+            before, eps = eps, np.minimum(eps, lower)  # Newton's steps go down; a step up is a rounding error
             if np.array_equal(before, eps, equal_nan=True):
                 break  # further steps would change no row
         value, slope, error = log_delta(mu, eps)
@@ -125,7 +126,7 @@ def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
     """Return the bracket of delta at eps."""
     with np.errstate(invalid="ignore", over="ignore"):
         value, _, error = log_delta(mu, epsilon)
-        # delta <= Phi(-a) <= e^{-a^2/2}/2 is useful where rounding makes the bracket useless; `a` is rounded down.
+        # Where rounding makes the bracket useless, delta <= e^{-a^2/2}/2 helps. `a` is rounded down so that this holds.
         a = epsilon / mu - 0.5 * mu - 16.0 * ROUNDOFF * (epsilon / mu + mu)
         most = np.where(a > 0.0, np.maximum(0.5 * np.exp(-0.5 * a * a) * (1.0 + 1e-9), contour.LEAST_DELTA), 1.0)
     low, middle, high = _exponentials(value, error)
@@ -136,15 +137,16 @@ def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
 def log_delta_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray | bool, eps: np.ndarray, off: np.ndarray | float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (log delta, bound on its error) of one Poisson sampled Gaussian, 0 < q < 1; -inf where delta is 0.
+    """Return (log delta, bound on the error of log delta) of one Poisson sampled Gaussian; 0 < q < 1.
 
-    The epsilon of the Gaussian without sampling is `log1p((e^eps - 1)/q)` (remove) or `log1p((e^eps - 1)/k)` (add), and
-    its relative error is small. By `R(b) <= 1/b` and `K(b) > 1/(b^2 + 3)`, the Gaussian's log delta falls
-    by at most (b + 4)/mu per unit of this epsilon. The module's docstring defines k, R, K and b.
+    Where delta is 0, log delta is -inf. Let x be the eps at which the Gaussian without sampling is evaluated:
+    `log1p((e^eps - 1)/q)` for remove, `log1p((e^eps - 1)/k)` for add. The module's docstring defines k, R, K and b. By
+    `R(b) <= 1/b` and `K(b) > 1/(b^2 + 3)`, that Gaussian's log delta falls by at most (b + 4)/mu per unit of x. This
+    rate turns the small relative rounding error of x into an error of log delta.
 
-    off : largest error of eps. It moves the Gaussian's epsilon at the rate e^eps/(q + e^eps - 1) (remove) or 1/k (add),
-        and log k at the rate 1/k. The factor 1.1 covers the change of these rates where `off` is at most 1 % of the
-        divisor. Beyond that the error is inf.
+    off : largest error of eps. For remove, an error of eps moves x at the rate e^eps/(q + e^eps - 1). For add, it moves
+        both x and log k at rates of at most 1/k. The factor 1.1 covers the change of these rates where `off` is at most
+        1 % of their divisor. Where `off` is larger, the returned bound is inf.
     """
     k, wrong = _factor(q, eps)
     alive, known = removing | (k + wrong + 1.1 * off > 0.0), removing | (wrong < 0.01 * k)
@@ -195,8 +197,9 @@ def _most_of_one_step(
 ) -> np.ndarray:
     """Bound delta from above where the error of eps or of k = 1 - (1 - q) e^eps is large.
 
-    The bound is delta at the least possible eps, with the largest possible k there. It holds because delta, which is `k
-    G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+`, rises with k. G is the delta of the pair (P, Q) without sampling.
+    The bound is delta at the least possible eps, with the largest possible k there. For add, delta is
+    `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+`, where G is the delta of the pair (P, Q) without sampling. So
+    delta rises with k, and falls with eps.
     """
     eps = np.maximum(eps - off - 2.0 * ROUNDOFF * eps, 0.0)
     k, mu = np.maximum(np.sum(_factor(q, eps), axis=0), 0.0), 1.0 / sigma
@@ -214,8 +217,8 @@ def profile_of_one_step(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds of `H_{e^eps}(P || Q) = int (dP - e^eps dQ)_+` of one Poisson sampled Gaussian at any real eps.
 
-    For eps < 0 this divergence is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`, where this last H
-    is the other direction's delta at -eps. `off` bounds the error of eps.
+    For eps < 0 this divergence is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`. Here `H_{e^-eps}(Q || P)` is the delta at
+    -eps of the other direction (add for remove, remove for add). `off` bounds the error of eps.
     """
     negative = eps < 0.0
     low, _, high = delta_of_one_step(sigma, q, removing ^ negative, np.abs(eps), off)
@@ -244,7 +247,7 @@ def epsilon_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, delta: np.ndarray, slack: np.ndarray
 ) -> Answer:
     """Return the bracket of epsilon of one Poisson sampled Gaussian."""
-    # the search begins at the epsilon of the Gaussian without sampling, or at the largest loss
+    # Epsilon is at most the epsilon of the Gaussian without sampling and, for add, at most the largest loss.
     largest = simple_epsilon(1.0 / sigma, np.log(delta), slack).upper
     top = np.where(removing, largest, np.minimum(largest, -np.log1p(-q) * (1.0 + 4.0 * ROUNDOFF)))
 
@@ -264,8 +267,9 @@ def _by_bisection(
 ) -> Answer:
     """Return the bracket of the least eps in [0, top] at which log delta is at most the target.
 
-    bounds : maps eps, (2, B), to lower and upper bounds of log delta. The first row of eps searches the upper end,
-        where the target is surely met. The second row searches the lower end, where the target may be met.
+    bounds : maps eps, (2, B), to lower and upper bounds of log delta. The two rows of eps are two searches. The first
+        finds the upper bound of epsilon: the least eps where the upper bound of log delta meets the target. The second
+        finds the lower bound of epsilon: the least eps where the lower bound of log delta meets the target.
     """
     surely = np.array([[True], [False]])
     low, high = np.zeros((2, top.size)), np.stack([top, top])
@@ -290,14 +294,14 @@ def _by_bisection(
 
 
 class Atoms(NamedTuple):
-    """The finite losses of one step in each row, and their masses. Each is a pair (lower, upper) of bounds, (B, A)."""
+    """The A finite losses of one step in each of B rows, and their masses: pairs (lower, upper) of bounds, (B, A)."""
 
     loss: tuple[np.ndarray, np.ndarray]
     mass: tuple[np.ndarray, np.ndarray]
 
     def delta(self, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return lower and upper bounds of `sum mass (1 - e^{eps - loss})_+` at eps, (..., B)."""
-        # Each term is positive, and has a relative error of a few ROUNDOFF.
+        # Every term is positive and has a relative error of a few ROUNDOFF, so `units` covers the sum's error.
         units = ROUNDOFF * (self.mass[0].shape[-1] + 16.0)
         ends = []
         for loss, mass, outward in zip(self.loss, self.mass, (-1.0, 1.0), strict=True):
@@ -308,7 +312,7 @@ class Atoms(NamedTuple):
 
 
 def atoms(loss: np.ndarray, mass: np.ndarray) -> Atoms:
-    """Return `Atoms` with these losses and masses, widened by the errors that a finite law may have."""
+    """Return `Atoms`: bounds of the exact losses and masses, given the losses and masses that were computed."""
     wrong = ROUNDOFF * (LOSS_UNITS + 4.0) * np.abs(loss) + 2.0 * FINITE_LOSS_ERROR
     off = np.where(mass > 0.0, inexact(np.where(mass > 0.0, mass, 1.0)), 0.0)
     return Atoms((loss - wrong, loss + wrong), (np.maximum(mass - off, 0.0), mass + off))

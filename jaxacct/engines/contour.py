@@ -3,8 +3,8 @@
 The resolutions are called rungs, and a list of rungs a ladder. Every configuration starts on the coarsest rung. It
 climbs to finer rungs while its bracket is not narrow enough. The last rungs belong to the split contour, which serves
 compositions that rarely sample a record. The lattice engine answers what no rung certifies. `delta_about` and
-`delta_along` compute several deltas of one composition from one contour. Aliases (periodic images) are errors of the
-trapezoid rule: weighted values of delta at eps + j period, j != 0.
+`delta_along` compute several deltas of one composition from one contour. The trapezoid rule on a contour adds aliases
+(periodic images) to delta. Aliases are weighted values of delta at eps + j period for integers j != 0.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Rung(NamedTuple):
     points: int  # quadrature points in u = output/sigma
     nodes: int  # nodes of the contour
     rounds: int  # how often the contour is placed
-    chunk: int  # configurations per call of an optimised program
+    chunk: int  # configurations per call of the compiled program
     split: bool = False  # whether the rung is for the split contour
-    tolerance: float = 0.0  # smallest size of aliases and cut-off terms, relative to delta, that the nodes can reach
+    tolerance: float = 0.0  # size of aliases and cut-off terms, relative to delta; the nodes cannot make it smaller
 
 
 TOLERANCE = 1e-8
@@ -76,7 +76,7 @@ class Reach(NamedTuple):
 
     answers: np.ndarray  # whether the contour can answer: there is a Gaussian part and no Poisson sampled Laplace part
     splits: np.ndarray  # whether the split contour can answer: all parts are Gaussians, and at least one is sampled
-    certifies_split: np.ndarray  # whether the split contour may certify: below sigma = .06 or q = 1e-13 it never did
+    certifies_split: np.ndarray  # `splits`, except sigma < .06 or q < 1e-13, where the split contour never certified
     largest_loss: np.ndarray  # upper bound: `-sum n log(1 - q)` if all parts are sampled Gaussians under add, else inf
 
 
@@ -95,7 +95,7 @@ def reach(parts: Components) -> Reach:
 
 
 def rung_for(needs: np.ndarray, ladder: tuple[Rung, ...] = PLAIN) -> np.ndarray:
-    """Return (B,) the index of the first rung with enough points and nodes (`needs`, (B, 2)), or of the last rung."""
+    """Return indices of rungs, (B,): the first with as many points and nodes as `needs`, (B, 2), else the last."""
     fits = [np.all(needs <= (rung.points, rung.nodes), axis=1) for rung in ladder]
     return np.where(np.any(fits, axis=0), np.argmax(fits, axis=0), len(ladder) - 1)
 
@@ -130,7 +130,7 @@ class Contour(Engine):
         zero = known.splits & (parts.mu2 == 0) & (variation * BOUND_OUTWARD <= delta * (1.0 - slack))
         ceiling = np.where(zero, 0.0, known.largest_loss)
         found = _climb("epsilon", question, known, values, floor, ceiling, np.maximum(floor, 0.0))
-        return Answer(*(np.maximum(end, 0.0) for end in found))  # the kernels return negative epsilons, too
+        return Answer(*(np.maximum(end, 0.0) for end in found))  # kernels return negative numbers, but epsilon is >= 0
 
     def delta(self, question: Question) -> Answer:
         epsilon, known = question.target, reach(question.parts)
@@ -157,21 +157,21 @@ def _climb(
 
     Return brackets of epsilon (the ends may be negative), or of log delta. Delta is without the mass at infinity.
 
-    values : the given eps or log delta, as arguments of the kernels.
+    values : (eps,) if delta is wanted. If epsilon is wanted, (lower, upper) bounds of the given log delta.
     floor : a known lower bound of the final answer, or -inf. A row with a finite floor tries every rung.
     ceiling : a known upper bound of the answer.
     enough : a row is finished once its upper bound is at most this.
     """
     parts, hint, size = question.parts, question.hint, question.target.size
     rtol = question.effort.rtol
-    # `width` is the relative width at which refining ends, `tolerance` the relative size of the terms that are cut off
+    # `width`: the relative width at which refining ends. `tolerance`: the size of cut-off terms, relative to delta.
     width, tolerance = rtol, 0.04 * rtol
-    if not question.effort.in_search:  # a narrower bracket costs the contour little more
+    if not question.effort.in_search:  # narrower than asked, since this costs the contour little more
         width, tolerance = 0.5 * min(rtol, max(1e-6, 0.01 * rtol)), TOLERANCE
     near, first = np.zeros(size), np.zeros(size, int)
     if hint is not None:
         near, first = hint.near.copy(), np.where(np.isfinite(floor), 0, hint.rung)
-    # the split contour is first placed for the value in `start`, which every rung improves
+    # The split contour is first placed for the value in `start`. Every rung puts its own estimate there.
     start = Start(near, np.where(near > 0.0 if quantity == "epsilon" else near < 0.0, np.inf, 0.0))
     lower, estimate, upper = np.full(size, -np.inf), np.zeros(size), ceiling.copy()
     settled = upper <= enough
@@ -202,7 +202,7 @@ def _climb(
             low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
             better = ok & (high - low < upper[rows] - lower[rows])
             estimate[rows] = np.where(better, mid, estimate[rows])
-            # the estimate of a plain rung may differ from the saddle point approximation by a factor of 5
+            # A start from a plain rung is used only if the saddle point approximation is within a factor of 5 of it.
             trust = np.where(ok, np.inf, split_contour.BELIEVED) if rung.split else np.full(mid.size, 5.0)
             for old, new in ((start.value, mid), (start.trust, trust)):
                 old[rows] = np.where(np.isfinite(mid), new, old[rows])
@@ -210,8 +210,8 @@ def _climb(
             # the difference of the ends of log delta is the relative width of delta's bracket
             narrow = high - low <= (width * np.abs(high) if quantity == "epsilon" else width)
             done = (ok & narrow) | (upper[rows] <= enough[rows])
-            # A plain rung reports how many points and nodes a row needs. The next rung is the first one with so many,
-            # or the first split rung if that comes earlier.
+            # A plain rung reports how many points and nodes a row needs. The row's next rung is the first rung with at
+            # least as many, or the first split rung if the split rung comes earlier.
             wanted = np.maximum(rung_for(needs, ladder), step + 1)
             wanted = np.minimum(wanted, max(first_split, step + 1))
             # Rows with a floor try every rung, since a coarse bracket often shows that the answer is below the floor.
@@ -246,14 +246,14 @@ def delta_along(
     """Return brackets of delta without the mass at infinity at many ascending eps, by one contour for each row.
 
     An eps may be several standard deviations of the loss away from `place`, (B,), the eps for which the contour is
-    placed. Far away, aliases leave no useful lower bound. `floor`, `width` (B, K) and `tolerance` are as for
+    placed. Far from `place`, aliases leave no useful lower bound. `floor`, `width` (B, K) and `tolerance` are as for
     `delta_about`.
 
     both : (B, K), whether the lower bound is wanted. If not, an upper bound near the estimate suffices.
     along : False for `delta_about`, which also climbs to the split rungs and needs every eps near `place`.
     """
 
-    # Finer rungs do not pay: one contour of that size for many eps takes as long as a separate answer for each eps.
+    # Finer rungs are left out for `along`: there one contour for many eps takes as long as an answer for each eps.
     rungs = PLAIN[:5] if along else LADDER
     answers_of = reach(parts)
     answer = Answer(np.zeros(epsilon.shape), np.full(epsilon.shape, np.nan), np.ones(epsilon.shape))
@@ -302,7 +302,7 @@ def delta_along(
 def _agreed(
     parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, each: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of delta, [0, 1] for each bracket (each row, unless `each`) that `quick_bounds` contradicts."""
+    """Return the brackets, but [0, 1] for those that `quick_bounds` contradicts (without `each`, for the whole row)."""
     columns = np.arange(epsilon.shape[1]) if each else np.array([0, epsilon.shape[1] // 2, -1])
     some = parts.take(np.repeat(np.arange(len(epsilon)), columns.size))
     at = epsilon[:, columns]

@@ -30,7 +30,7 @@ WORDS = 120
 def double_precision() -> Iterator[None]:
     """Give JAX float64 inside the block, and make a device that has float64 the default one.
 
-    If there is no such device, JAX takes no data from the host. Then NumPy still works, and functions of JAX raise.
+    If no device has float64, JAX takes no data from the host. Then NumPy still works, and functions of JAX raise.
     """
     device = certifying()
     with contextlib.ExitStack() as settings:
@@ -91,9 +91,9 @@ def _instead(default: jax.Device) -> jax.Device | None:
 def fault(device: jax.Device) -> str | None:
     """Return what a device lacks for certificates, as words that complete "it has ..."; None if it lacks nothing.
 
-    Each device is tried once per process. The trial shows whether the device has float64 and complex128 at all. That
-    its elementary functions are accurate is an assumption of kernels/README.md. CPUs are not tried, since JAX has both
-    types there.
+    Each device except CPUs is tried once per process. The trial shows whether the device has float64 and complex128 at
+    all; JAX has both types on CPUs. The trial does not test elementary functions, which kernels/README.md assumes to be
+    accurate.
     """
     if device.platform == "cpu":
         return None
@@ -108,7 +108,7 @@ def fault(device: jax.Device) -> str | None:
 def lacking(run: Callable[..., list[Any]]) -> str | None:
     """Return, in words, the type that a device lacks, or None. `run(function, *arguments)` evaluates on the device."""
     rng = np.random.default_rng(0)
-    x, y = np.exp(rng.uniform(-400.0, 400.0, (2, 32)))  # beyond float32's range and precision
+    x, y = np.exp(rng.uniform(-400.0, 400.0, (2, 32)))  # values that need more than float32's range and precision
     a, b = rng.normal(size=(2, 32, 2)) @ [1.0, 1.0j]
     for name, function, arguments in (("float64", _real, (x, y)), ("complex128", _complex, (a, b))):
         wanted = function(np, *arguments)

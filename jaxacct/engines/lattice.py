@@ -57,8 +57,8 @@ CROSSING_STEPS = 60
 class LatticeAnswer(NamedTuple):
     """A bracket, lower <= truth <= upper, with a status.
 
-    The status is "ok", "zero" (epsilon is 0), "width" (wider than asked for), or "contradiction". Bounds with lower >
-    upper contradict each other and are not used; the bracket is then (-inf, inf).
+    The status is "ok", "zero" (epsilon is 0), "width" (wider than asked for), or "contradiction" (the computed lower
+    bound exceeded the computed upper bound). After a contradiction the bracket is (-inf, inf).
     """
 
     lower: float
@@ -76,7 +76,7 @@ class Case(NamedTuple):
     above: list[LatticePart]  # the laws of the upper pair, which dominates the mechanism
     below: list[LatticePart]  # the laws of the lower pair, which the mechanism dominates; `above` if there is one pair
     rtol: float
-    enough: float  # relative width, at least rtol; lattices longer than QUICK are made only for wider brackets
+    enough: float  # a bracket with at most this relative width (>= rtol) gets no lattice longer than QUICK
     memory_bytes: int
     run: Runner
 
@@ -89,7 +89,7 @@ class Case(NamedTuple):
 
         A mass of at most e^cut is left out.
         """
-        most = 2**14 if self.two() else lattice_parts.MOST_PAIRS  # the laws of two pairs have only hundreds of atoms
+        most = 2**14 if self.two() else lattice_parts.MOST_PAIRS  # largest number of pairs of atoms in a convolution
 
         def of(laws: list[LatticePart]) -> list[LatticePart]:
             return [piece for law in laws for piece in (law.pieces(cut, most) if isinstance(law, Finite) else [law])]
@@ -112,14 +112,15 @@ def epsilon(
 ) -> LatticeAnswer:
     """Return the bracket of eps = inf {eps >= 0 : delta_fin(eps) <= d} for configuration `index`.
 
-    Call it inside `with devices.double_precision():`.
+    Call it inside `with devices.double_precision():`. `deltas` defines delta_fin.
 
-    delta_lower, delta_upper : a bracket of d > 0, the target delta minus the mass at infinity. The upper bound of the
-        answer holds for delta_lower, the lower bound for delta_upper.
+    delta_lower, delta_upper : a bracket of d > 0, the target delta minus the mass at infinity. The upper bound of
+        epsilon is computed for delta_lower, and the lower bound for delta_upper.
     below : components of the lower pair, if `parts` are those of an upper pair. Then delta_lower is d minus the upper
         pair's mass at infinity, and delta_upper is d minus the lower pair's.
     ceiling : if epsilon is shown to be at most `ceiling`, the answer is [0, ceiling].
-    rtol, enough : wanted (upper - lower)/upper, and `Case.enough`.
+    rtol : the wanted relative width, (upper - lower)/upper.
+    enough : as in `Case`.
     """
     laws = laws_of(parts, index)
     others = laws if below is None else laws_of(below, index)
@@ -134,7 +135,7 @@ def epsilon(
     log_delta, share = float(np.log(delta_lower)), share_of(case.rtol)
     plan = plan_for(case.above, None, log_delta, share)
     pieces = case.pieces(plan.cut)
-    least = LOST_MASS * sum(law.count for law in pieces.above)  # both bounds of delta are off by at least this much
+    least = LOST_MASS * sum(law.count for law in pieces.above)  # least margin for underflow in the bounds of delta
     if delta_upper <= least or unresolved(case.above, plan, fitting(pieces)[-1]):
         return NOTHING if case.two() else _answer(low, high, case.rtol)
     tried: list[tuple[int, float]] = []
@@ -152,9 +153,9 @@ def epsilon(
             high = crossing(up, delta_lower, low if case.two() else guess, tolerance, high=high)[1]
             middle = 0.5 * (low + high)
             near = abs(middle - plan.centre) <= max(2.0 / plan.theta, 1e-3 * middle)
-            # The middle of the bracket is taken as an estimate of epsilon unless the bracket is wide.
+            # If the bracket is not wide, its middle is an estimate of epsilon, for which a new plan may be made.
             known = high - low < SAYS_NOTHING * high
-            # if the middle is so far above the plan's eps, it is no estimate of epsilon
+            # A middle above 1e3 times both the plan's eps and `ceiling` is no estimate of epsilon.
             lost = middle > 1e3 * max(plan.centre, ceiling)
             if near or not known or lost or not np.isfinite(middle) or attempt == ATTEMPTS - 1:
                 break
@@ -206,8 +207,8 @@ def _alike(rows: Sequence[int], epsilon: np.ndarray, *pairs: Components) -> list
 def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
     """Return lower and upper bounds of delta at each of several ascending eps.
 
-    A composition is made for the middle one of the eps that are left. It also brackets delta at smaller and at larger
-    eps, and is used there as long as the brackets stay narrow.
+    The middle element of the remaining eps gets a composition. This composition also brackets delta at smaller and at
+    larger eps. From the middle outwards, each eps gets such a bracket as long as the brackets stay narrow.
     """
     found = [(0.0, 1.0)] * len(epsilon)
     left = [range(len(epsilon))]
@@ -218,8 +219,8 @@ def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
         middle = now[len(now) // 2]
         low, high, sides = _composed_for(case, epsilon[middle])
         found[middle] = low, high
-        # Brackets widen away from this eps. `farther` is the width allowed at larger eps, `nearer` at smaller eps. They
-        # are equal if the bracket is wide even at this eps, or if there are two pairs.
+        # Brackets widen away from epsilon[middle]. `farther` is the relative width allowed at larger eps, `nearer` at
+        # smaller eps. The two are equal if the bracket at epsilon[middle] is wide, or if there are two pairs.
         width = (high - low) / high if high > 0.0 else 0.0
         farther = max(case.enough, 1.5 * width)
         nearer = farther if case.two() or width > case.enough else case.enough
@@ -274,7 +275,7 @@ def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> 
     """
     known = fitting(case)
     if case.two():
-        # each length is 4 times the one before
+        # every second length of PAIR_LENGTHS, so that each is 4 times the one before
         lengths = known[min(first, len(known) - 1) :: 2]
         if not tried:
             return lengths[0]
@@ -296,7 +297,7 @@ def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> 
         return next((n for n in quick if 2.0 * end(n) <= rtol), quick[-1])
     if width <= enough:
         return 0
-    # widths should fall as length^-2; for a bracket this wide, a lattice of QUICK nodes first tests whether they do
+    # For a bracket wider than 1 %, a lattice of QUICK nodes first tests whether the width falls as length^-2.
     if quick and width > 0.01:
         return quick[-1]
     if end(longer[-1]) > max(NARROW, enough):
@@ -314,14 +315,14 @@ def fitting(case: Case) -> list[int]:
 def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
     """Return the index in PAIR_LENGTHS of the first length to try for a mechanism between two pairs.
 
-    For the upper bound each loss L is split between two nodes, which are h apart. With the tilt theta, this multiplies
-    E e^{theta L} in each of n steps by 1 + theta (theta + 1) h^2/12 on average. So epsilon grows by n (theta + 1)
-    h^2/12 in all. The lower bound of epsilon falls by about twice as much.
+    For the upper bound the mass of each loss L is split between the two nearest nodes, which are h apart. The split
+    multiplies E e^{theta L} of one step by 1 + theta (theta + 1) h^2/12 on average, where theta is the plan's tilt. So
+    in n steps the upper bound of epsilon grows by n (theta + 1) h^2/12. The lower bound falls by about twice as much.
     """
     steps = sum(law.count for law in laws)
     for place, length in enumerate(PAIR_LENGTHS):
         step = (plan.top - plan.bottom) / length
-        # Discretisation should widen the bracket of epsilon by at most 1e-4 of epsilon.
+        # This length is taken if discretisation widens the bracket of epsilon by at most 1e-4 of epsilon.
         if 0.25 * steps * (plan.theta + 1.0) * step * step <= 1e-4 * plan.centre:
             return place
     return len(PAIR_LENGTHS) - 1
