@@ -222,9 +222,9 @@ def rounds(
     """Make the mechanism of several selections in sequence: in round r the best of K_r candidates is public.
 
     The candidates of a round are i.i.d. from one law of configurations, which may follow the *public* winners of
-    earlier rounds in any way.  The whole is the composition of the rounds, of kind "bound", and costs at most as much
-    as `sum_r K_r` adaptive candidates.  Of the composition and the adaptive candidates, the one
-    with the smaller epsilon at target_delta is returned; the guarantees of both hold at every delta.
+    earlier rounds in any way.  Two mechanisms bound the whole: the composition of the rounds, of kind "bound", and
+    `sum_r K_r` adaptive candidates (used only if every K_r is fixed or every K_r is Poisson).  The mechanism with the
+    smaller epsilon at target_delta is returned.  Both mechanisms are valid at every delta.
 
     Parameters
     ----------
@@ -285,6 +285,6 @@ def _sum_of(laws: Sequence[Law]) -> Law | None:
     if len(fixed) == len(laws):
         return PointMass(math.fsum(float(law.repetitions) for law in fixed))
     if all(type(law) is Poisson for law in laws):
-        # a mean that is rounded up gives a bound: the profile of adaptive candidates does not fall as the mean grows
+        # Round the mean up. The delta of adaptive candidates does not fall as the mean grows, so this is a bound.
         return Poisson(math.nextafter(math.fsum(float(law.mean) for law in laws), math.inf))
     return None

@@ -1,8 +1,8 @@
-"""Upper bounds of a selection's leak, by name: `selection.bound_epsilon` and `selection.bound_delta`.
+"""Upper bounds of a selection's epsilon and delta: `selection.bound_epsilon` and `selection.bound_delta`.
 
-The published bounds by the base's privacy profile have the form `delta_A(eps) <= m delta(eps - shift)`.  Here delta_A
-is the selection's profile, delta the base's profile, and m = E[K] (README.md of this folder, "Which direction").  The
-Rényi bounds are theorems of Papernot and Steinke (2022).
+The published bounds that use the base's privacy profile have the form `delta_A(eps) <= m delta(eps - shift)`.  Here
+delta_A is the selection's profile, delta the base's profile, and m = E[K].  The shift depends on the law of K
+(README.md of this folder, "Which direction").  The Rényi bounds are theorems of Papernot and Steinke (2022).
 
 The bound "monotone_score" is Algorithm 3 of Xiang, Wang and Wang (2024).  **It does not hold for general scores**
 (README.md of this folder, "The condition of `monotone_score`").
@@ -45,7 +45,7 @@ LARGEST_EPS = 700.0
 
 
 def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return the bounds of Koskela, Redberg, Wang 2024, `eps_base(delta/m) + shift` or `m delta_base(eps - shift)`."""
+    """Return the bounds `eps_base(delta/m) + shift` or `m delta_base(eps - shift)`, with m = E[K]. See `shift`."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     value = np.zeros(shape)
     for side in sides(run, relation):
@@ -62,30 +62,30 @@ def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relat
 
 
 def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
-    """Return the least shift of eps that a theorem allows in one direction, or inf (README.md, "Which direction")."""
+    """Return the least shift that the theorem for the law of K allows; inf if none (README.md, "Which direction")."""
     if isinstance(law, TruncatedNegativeBinomial):
         return (np.asarray(law.eta) + 1.0) * least_growth(run, law, side.reverse) * ROUNDED_UP
     if isinstance(law, Binomial):
         return _binomial(run, law, side.forward)
     if isinstance(law, Poisson):
-        # the theorem holds for every eps_1 >= 0. e^{eps_1} + delta(eps_1) does not decrease, so eps_1 = 0 gives the
-        # least bound; delta(0) is the same in both directions
+        # The theorem allows the shift m (e^{eps_1} - 1 + delta(eps_1)) for every eps_1 >= 0. This shift does not
+        # decrease in eps_1, so it is least at eps_1 = 0. There delta is the same in both directions.
         return np.asarray(law.mean) * upper_delta(run, np.zeros(()), side.forward) * ROUNDED_UP
     names = ", ".join(kind.__name__ for kind in PROFILE_LAWS)
     raise InputError(f"no profile bound is published for k = {type(law).__name__}; use {names}, or bound='envelope'")
 
 
 def least_growth(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> np.ndarray:
-    """Return log of the minimum over eps_1 of `e^{eps_1} + (1-gamma)/gamma delta(eps_1)`, convex in e^{eps_1}."""
+    """Return the log of the minimum over eps_1 >= 0 of `e^{eps_1} + (1-gamma)/gamma delta(eps_1)`."""
     odds = (1.0 - np.asarray(law.gamma)) / law.gamma
-    # an eps_1 at which delta of the base is below 1e-12 gains nothing
+    # The sum is convex in e^{eps_1}. The search ends where delta is 1e-12, since a larger eps_1 gains nothing.
     high = upper_epsilon(run, np.asarray(1e-12), relation)
     high = np.broadcast_to(np.where(np.isfinite(high), high, 50.0), np.broadcast_shapes(batch_shape(run), law.shape))
     return _least(high, lambda at: at + np.log1p(odds * np.exp(-at) * upper_delta(run, at, relation)))
 
 
 def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
-    """Return the smallest shift by the theorem for binomial K; the least eps_1 that the theorem allows gives it."""
+    """Return the smallest shift that the theorem for binomial K allows, by a search over its free parameter eps_1."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     n, p = np.broadcast_to(law.trials, shape), np.broadcast_to(law.probability_of_run, shape)
 
@@ -94,15 +94,15 @@ def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
         meets = np.expm1(at) * (1.0 - p) >= p * base * ROUNDED_UP
         return np.where(meets, np.log1p(p * (np.expm1(at) + base)), np.inf)
 
-    # at the upper end of the search the condition holds even for delta = 1
+    # The search ends at an eps_1 that meets the condition of the theorem (`meets`) even for delta = 1.
     alone = np.where(p == 1.0, np.inf, _least(np.log1p(p / np.maximum(1.0 - p, 1e-300)), value))
     return np.where(n == 1.0, 0.0, np.maximum(n - 1.0, 1.0) * alone) * ROUNDED_UP
 
 
 def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Return the minimum of a function with one valley in [0, high], by ever finer grids."""
+    """Return the minimum over [0, high] of a function that first falls and then rises, by ever finer grids."""
     low, best = np.zeros(high.shape), np.full(high.shape, np.inf)
-    for count in (49, 17, 17, 17, 17):  # any argument gives a true bound
+    for count in (49, 17, 17, 17, 17):  # sizes of the grids; `value` is a true bound at every point
         grid = low + (high - low) * np.linspace(0.0, 1.0, count).reshape(-1, *(1,) * high.ndim)
         values = value(grid)
         at = np.argmin(values, axis=0)[None]
@@ -112,13 +112,13 @@ def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> np.nd
 
 
 def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds from the selection's Rényi divergences at the best order, for the worse direction."""
+    """Return upper bounds of `quantity`, the larger of both directions, from the selection's Rényi divergences."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     convert = epsilon_from_renyi if quantity == "epsilon" else delta_from_renyi
     value = np.zeros(())
     for side in sides(run, relation):
         values = curve(run, law, RENYI_ORDERS, side)
-        # the batch of base and law may have fewer axes than `shape`
+        # The batch of base and law may have fewer axes than `shape`. The missing axes are inserted after the orders.
         values = np.expand_dims(values, tuple(range(1, 2 + len(shape) - values.ndim)))
         values = np.broadcast_to(values, (RENYI_ORDERS.size, *shape))
         value = np.maximum(value, np.asarray(convert(RENYI_ORDERS, values, np.broadcast_to(given, shape)).upper))
@@ -128,8 +128,9 @@ def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relatio
 def curve(run: Mechanism, law: Law, orders: np.ndarray, side: Sides) -> np.ndarray:
     """Return upper bounds (O, *batch) of the selection's Rényi divergences in one direction, at orders (O,) above 1.
 
-    R(a) is the base's divergence at the order a, and m = E[K].  Truncated negative binomial K has the bound
-    `R(a) + (1+eta) min_b ((1 - 1/b) R_reverse(b) + log(1/gamma)/b) + log(m)/(a-1)`.  Poisson K has the bound
+    R(a) is the base's divergence at the order a, and m = E[K].  R_reverse and delta_reverse are those of the base's
+    reverse direction.  For truncated negative binomial K the bound is the minimum over all orders b of
+    `R(a) + (1+eta) ((1 - 1/b) R_reverse(b) + log(1/gamma)/b) + log(m)/(a-1)`.  For Poisson K the bound is
     `log(e^-m + m e^{(a-1)(R(a) + m delta_reverse(eps_1))})/(a-1)`, where `e^{eps_1} = 1 + 1/(a-1)`.
     """
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
@@ -165,7 +166,7 @@ def bound_epsilon(
         "envelope" is for every law of K, and near the exact worst case for random K.  "privacy_profile" and "renyi" are
         published theorems for some laws; they refuse other laws.  "monotone_score" is true only for scores that are
         monotone in the likelihood ratio.  "auto" is the smallest bound that holds for every score and for the law k;
-        `engine` names it.
+        `Bounds.engine` names the bound that was taken.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
@@ -222,7 +223,7 @@ def bound_delta(
 
 
 def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound: str, relation: str) -> Bounds:
-    """Return upper bounds of the `quantity` by a named bound; "auto" takes the least that holds for every score."""
+    """Return upper bounds of `quantity` by the named bound; for "auto", by the least one that holds for all scores."""
     require_mechanism("run", run)
     refuse_tracers(f"selection.bound_{quantity}", "the kernels", run=run, k=k)
     choice("relation", relation, RELATIONS)
@@ -237,7 +238,7 @@ def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound:
     for name in known if bound == "auto" else (bound,):
         with backend.job(best.size):
             found = np.broadcast_to(BOUNDS[name].upper(quantity, run, k, values, relation), shape)
-        found = np.where((found >= 0.0) & (found <= most), found, most)  # NaN bounds nothing
+        found = np.where((found >= 0.0) & (found <= most), found, most)  # NaN becomes the trivial bound
         engine = np.where(found < best, name, engine)
         best = np.minimum(best, found)
     kind, open_ = "bound" if bound == "auto" else BOUNDS[bound].kind, np.where(np.isinf(best), "width", "ok")
@@ -246,7 +247,7 @@ def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound:
 
 
 def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return eps or delta for a monotone score over unsampled Gaussians; the error of eps is about 1e-9."""
+    """Return eps or delta of selection by a monotone score, for unsampled Gaussians. The error of eps is about 1e-9."""
     if (mu := gaussian_mu(run)) is None:
         raise InputError("bound = 'monotone_score' needs a base of unsampled Gaussians; use bound='worst_case'")
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
@@ -254,10 +255,10 @@ def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray
     mu, given = (np.broadcast_to(x, shape).reshape(-1) for x in (mu.reshape(batch_shape(run)), given))
     mean = np.broadcast_to(law.mean, shape).reshape(-1)
     if quantity == "epsilon":
-        # at most 1e-9 of delta lies beyond the nodes; there the log-ratio of the winner's laws is taken to be monotone
+        # At most 1e-9 of delta lies beyond `far` from the means. Beyond the nodes the log ratio counts as monotone.
         far = np.sqrt(2.0 * np.maximum(np.log(mean / 1e-9) - np.log(given), 0.0))
     else:
-        # the nodes go somewhat beyond the outcome at which the base's loss is eps
+        # The base's loss is eps at the outcome given/mu + mu/2. `far` goes 2 standard deviations beyond this outcome.
         far = np.maximum(given / mu + 0.5 * mu + 2.0, REACHES[1])
     reach = np.asarray(np.searchsorted(REACHES[:-1], far))
     solve = crossing if quantity == "epsilon" else divergence
@@ -271,12 +272,12 @@ def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray
 
 # The largest of K draws wins. Its law for draws from N(0, 1) is compared with its law for draws from N(mu, 1)
 
-# Let F, G be the distribution functions of the two normal laws, f, g their densities, and phi the generating function
-# of K.  The winner has the density phi'(F) f or phi'(G) g.  An interval (a, b] has the mass phi(F(b)) - phi(F(a)) or
-# phi(G(b)) - phi(G(a)).  The mass phi(0) of K = 0 is common to both.  With P and Q the winner's two laws, the
-# divergence at ratio E = e^eps is P(A) - E Q(A).  Here A is the set on which l, the log ratio of the densities, is
-# above eps.  A is a union of few intervals, whose ends are solved for (README.md of this folder, "Computing
-# monotone_score", has the errors).
+# Let N(0, 1) have the distribution function F and the density f, N(mu, 1) the distribution function G and the density
+# g, and K the generating function phi.  The winner has the density phi'(F) f for draws from N(0, 1), and phi'(G) g for
+# draws from N(mu, 1).  Its masses of an interval (a, b] are phi(F(b)) - phi(F(a)) and phi(G(b)) - phi(G(a)).  Both laws
+# have the mass phi(0) of K = 0.  With P and Q the winner's two laws, the divergence at ratio E = e^eps is
+# P(A) - E Q(A).  Here A is the set on which l, the log ratio of the densities, is above eps.  A is a union of few
+# intervals.  Their ends are solved for (README.md of this folder, "Computing monotone_score", has the errors).
 
 
 class Line(NamedTuple):
@@ -292,7 +293,7 @@ class Line(NamedTuple):
 
 def line(laws: Law, mu: np.ndarray, reach: float) -> Line:
     """Return the `Line` of the laws. If the log ratio has an extremum between two nodes, one node is moved to it."""
-    steps = int(np.ceil(2.0 * reach / 0.32))  # the nodes around a mean are 0.32 apart
+    steps = int(np.ceil(2.0 * reach / 0.32))  # the nodes around each mean are at most 0.32 apart
     own = np.linspace(-reach, reach, steps + 1)
     x = np.sort(np.concatenate([own + 0.0 * mu[:, None], own[:-1] + reach / steps + mu[:, None]], axis=1), axis=1)
     edge = np.full((mu.size, 1), np.inf)
@@ -328,7 +329,7 @@ def _log_ratio(laws: Law, mu: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np
 
 def _masses(laws: Law, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Return the probabilities that the largest of K draws from N(0, 1) lies in the intervals (low, high]."""
-    upper = low > 0.0  # differences are taken in the nearer tail
+    upper = low > 0.0  # where low > 0, a difference of upper tails loses fewer digits
     x, y = ndtr(high), ndtr(-high)
     return laws.rise(x, y, np.maximum(np.where(upper, ndtr(-low) - y, x - ndtr(low)), 0.0))
 
@@ -343,7 +344,7 @@ def _zero(function: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: n
     """Return the x between `low` and `high` at which the function changes its sign, by the Illinois rule."""
     at_low, at_high = function(low), function(high)
     at, before = low, np.zeros(low.shape)
-    for _ in range(12):  # if an end of an interval is off by e, the divergence is off by about e^2
+    for _ in range(12):  # few steps suffice: an end that is off by e moves the divergence by about e^2
         with np.errstate(divide="ignore", invalid="ignore"):
             share = at_low / (at_low - at_high)
         at = low + np.where(np.isfinite(share), np.clip(share, 0.0, 1.0), 0.5) * (high - low)
@@ -357,9 +358,9 @@ def _zero(function: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: n
 
 
 def _best_set(rows: Line, side: float, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (P(A), Q(A)) for `A = {side * l > eps}`.
+    """Return (P(A), Q(A)), (R,) each, for the set A on which `side` times the log ratio l exceeds eps.
 
-    For side 1, P is the winner's law for mean mu, and Q is that for mean 0; for side -1 they change places.
+    P is the winner's law for N(mu, 1) if side is 1, or for N(0, 1) if side is -1.  Q is the other of these two laws.
     """
     active = side * rows.log_ratio > eps[:, None]
     full = active[:, 1:] & active[:, :-1]
@@ -368,7 +369,7 @@ def _best_set(rows: Line, side: float, eps: np.ndarray) -> tuple[np.ndarray, np.
     row, cell = np.nonzero(active[:, 1:] != active[:, :-1])
     laws, mu, rising = rows.laws.taken(row), rows.mu[row], active[row, cell + 1]
     ends = np.stack([rows.x[row, cell], rows.x[row, cell + 1]])
-    # where l is not finite at one end, the other end is taken
+    # The search is between the ends of the cell. An end at which l is not finite is replaced by the other end.
     seen = np.isfinite([rows.log_ratio[row, cell], rows.log_ratio[row, cell + 1]])
     inner = np.where(seen, ends, ends[::-1])
     at = np.where(np.isinf(ends[0]), *ends)
@@ -383,7 +384,7 @@ def _best_set(rows: Line, side: float, eps: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def divergence(rows: Line, eps: np.ndarray) -> np.ndarray:
-    """Return the larger of the two hockey-stick divergences at ratio e^eps, eps >= 0, (R,)."""
+    """Return the winner's hockey-stick divergence, (R,), at ratio e^eps, eps >= 0, in the worse direction."""
     found = np.zeros(rows.mu.size)
     for side in (1.0, -1.0):
         first, second = _best_set(rows, side, eps)
@@ -394,7 +395,7 @@ def divergence(rows: Line, eps: np.ndarray) -> np.ndarray:
 
 
 def crossing(rows: Line, delta: np.ndarray) -> np.ndarray:
-    """Return the least eps >= 0 at which both divergences are at most delta, (R,); inf beyond LARGEST_EPS."""
+    """Return the least eps >= 0, (R,), at which `divergence` is at most delta; inf if this eps is above LARGEST_EPS."""
     largest, found = np.exp(LARGEST_EPS), np.ones(rows.mu.size)
 
     def grown(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -405,7 +406,7 @@ def crossing(rows: Line, delta: np.ndarray) -> np.ndarray:
 
     for side in (1.0, -1.0):
         cells = (rows.present, rows.without)[:: int(side)]
-        for share, cheap in ((1e-3, True), (1e-13, False)):  # at first A is a union of whole cells
+        for share, cheap in ((1e-3, True), (1e-13, False)):  # while `cheap`, A is a union of whole cells
             for _ in range(60):  # a few passes usually suffice, since the error falls faster than geometrically
                 if cheap:
                     active = cells[0] > found[:, None] * cells[1]
@@ -419,10 +420,10 @@ def crossing(rows: Line, delta: np.ndarray) -> np.ndarray:
 
 
 class Bound(NamedTuple):
-    """An upper bound on a selection's leak, by name."""
+    """An upper bound of a selection's epsilon or delta."""
 
     upper: Callable[[str, Mechanism, Law, np.ndarray, str], np.ndarray]  # takes (quantity, base, law, values, relation)
-    kind: str = "bound"  # the kind of its answers
+    kind: str = "bound"  # the `Bounds.kind` of the bound
     laws: tuple[type[Law], ...] = (Law,)  # the laws of K for which it holds
 
 

@@ -1,8 +1,8 @@
-"""The mass at infinity of a selection, its largest loss if losses are bounded, and bounds from the base alone.
+"""A selection's mass at infinity, its largest loss (if bounded), and bounds from the base's own epsilon and delta.
 
-In this file phi is the generating function of K, T the trade-off curve of the base, p its mass at infinity, and v a
-rank: the Q-mass of the outcomes with a larger likelihood ratio.  README.md of this folder has the proofs and the
-rounding, "The ends of the profile" and "Bounds from the base alone".
+In this file phi is the generating function of K, T the trade-off curve of the base, and p the base's mass at infinity.
+A rank v is the Q-mass of the outcomes with a larger likelihood ratio.  The proofs and the rounding are in README.md of
+this folder, under "The ends of the profile" and "Bounds from the base alone".
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Limits(NamedTuple):
 
     leak: tuple[float, float]  # lower and upper bounds of the mass at infinity
     largest: float  # upper bound of the finite losses; inf if unknown
-    gain: np.ndarray  # (M,) for each i some order of scores leaks at least gain[i] - e^eps cost[i]
+    gain: np.ndarray  # (M,); for each i, some order of scores has delta(eps) >= leak[0] + gain[i] - e^eps cost[i]
     cost: np.ndarray  # (M,) see `gain`
-    reached: float  # some order of scores reaches a loss of this size
+    reached: float  # some order of scores has a loss at least this large; 0 if none is known
 
     def epsilon(self, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return lower and upper bounds of epsilon at delta >= 0."""
@@ -89,9 +89,9 @@ class Limits(NamedTuple):
 def narrowed(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, ends: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Narrow the brackets `ends`, (2, *shape), by `Limits`, where `rows` is true.
+    """Intersect the brackets `ends`, (2, *shape), with the bounds that `Limits` gives, where `rows` is true.
 
-    A bracket that lies outside its limits becomes trivial.
+    A bracket that does not meet these bounds becomes (0, inf) for "epsilon", or (0, 1) for "delta".
     """
     shape = ends.shape[1:]
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
@@ -105,7 +105,7 @@ def narrowed(
 
 
 def last(run: Mechanism, law: Law, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return upper bounds of the largest finite loss (inf if unbounded) and of the mass at infinity."""
+    """Return upper bounds of the selection's largest finite loss (inf if unbounded) and of its mass at infinity."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     found = np.zeros((2, int(np.prod(shape))))
     for here, base, one in each_pair(run, law, shape):
@@ -116,7 +116,7 @@ def last(run: Mechanism, law: Law, relation: str) -> tuple[np.ndarray, np.ndarra
 
 
 class Direction(NamedTuple):
-    """Properties of one direction of a base."""
+    """The losses of a base in one direction and in the reverse direction, and the base's delta at eps = 0."""
 
     ahead: Components  # losses in the direction itself
     back: Components  # losses in the reverse direction
@@ -144,7 +144,7 @@ def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
         return Limits(lost, np.inf, np.zeros(0), np.ones(0), 0.0)
 
     def most(s: np.ndarray) -> np.ndarray:
-        """Return a lower bound of 1 - (T(v) - p), for v of log-odds s, from the least of three upper bounds of T."""
+        """Return a lower bound of 1 - (T(v) - p) at v = 1/(1 + e^-s), from the least of three upper bounds of T(v)."""
         v = expit(s)
         by_curve = 1.0 - (np.interp(v, curve.above.q, curve.above.p) - apart * (1.0 - RELATIVE_ERROR)) - MASS_ERROR
         by_loss = 1.0 - np.exp(base.loss) * v * (1.0 + RELATIVE_ERROR) - MASS_ERROR
@@ -175,9 +175,9 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Return the gains and the costs of several orders of scores.
+    """Return `Limits.gain` and `Limits.cost` for several orders of scores.
 
-    In each order, part of the most revealing outcome scores above all other ranks up to some v.
+    In each order, a share of the outcome with the largest finite loss scores just above the ranks up to some v.
     """
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:
@@ -193,7 +193,7 @@ def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.nd
 
 
 def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Return the largest loss that one of the orders of scores in `orders` reaches, if its v is a knot of the curve."""
+    """Return a lower bound of the largest loss that the orders of `orders` reach if their v is a knot of the curve."""
     top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0
@@ -220,7 +220,7 @@ def _most_revealing(parts: Components) -> tuple[float, float]:
 
 
 def _ranks_tried(curve: Curve, law: Law, apart: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return several v, and T(v) - p there, rounded down. One v is the knot where phi'(T(v) - p)/phi'(v) is largest."""
+    """Return several ranks v, also the knot of largest phi'(T(v) - p)/phi'(v), and a lower bound of each T(v) - p."""
     q, p = curve.below.q[1:], np.maximum(curve.below.p[1:] - apart, 0.0)
     steep = slopes(law, 1.0 - np.stack([p, q]))
     best = int(np.argmax(steep[0] / np.maximum(steep[1], 1e-300)))
@@ -240,9 +240,12 @@ def log_ratio_at_knots(above: Outer, law: Law, apart: float) -> float:
 
 
 def log_slopes(law: Law, y: np.ndarray, side: float) -> np.ndarray:
-    """Return log phi'(1 - y) plus a constant, rounded up for side 1 and down for side -1; NaN or -inf if unknown."""
+    """Return log phi'(1 - y) plus a constant of the law: an upper bound for side 1, a lower bound for side -1.
+
+    An element is NaN or -inf if no bound is known.
+    """
     y = np.clip(y, 0.0, 1.0)
-    known = type(law) in KNOTS_DECIDE  # a subclass may have another formula
+    known = type(law) in KNOTS_DECIDE  # not isinstance, since a subclass may have another phi
     with np.errstate(divide="ignore", invalid="ignore"):
         if isinstance(law, TruncatedNegativeBinomial) and known:
             value = -(law.eta + 1.0) * np.log(law.gamma + (1.0 - law.gamma) * y)
@@ -266,10 +269,13 @@ def slopes(law: Law, y: np.ndarray) -> np.ndarray:
 
 
 def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: float) -> float:
-    """Return an upper bound, at least 1, of `phi'(T(v) - p)/phi'(v)` for all v in (0, 1]; inf if it overflows."""
+    """Return an upper bound, at least 1, of `phi'(T(v) - p)/phi'(v)` for all v in (0, 1]; inf if it overflows.
+
+    `most` maps the log-odds of v to a lower bound of 1 - (T(v) - p).  `slope` bounds the slope of T.
+    """
 
     def bounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return upper bounds of the ratio on cells with `ends` (2, C), and estimates of it at the cells' left ends."""
+        """Return upper bounds of the ratio on C cells, and estimates at the left ends. `ends`, (2, C), are log-odds."""
         gain = np.maximum(slopes(law, most(ends)) * (1.0 + 2.0 * RELATIVE_ERROR), LEAST_SLOPE)
         cost = slopes(law, expit(-ends) * (1.0 + 4.0 * ROUNDOFF)) * (1.0 - 2.0 * RELATIVE_ERROR)
         with np.errstate(divide="ignore", over="ignore"):
@@ -281,10 +287,11 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
     start = np.maximum(slopes(law, 1.0 - slope * reach - MASS_ERROR) * (1.0 + 2.0 * RELATIVE_ERROR), LEAST_SLOPE)
     with np.errstate(divide="ignore", over="ignore"):
         before = start / (slopes(law, 1.0 - reach + MASS_ERROR) * (1.0 - 2.0 * RELATIVE_ERROR))
-    # For each cell, `before` bounds the ratio for all v before the cell, `after` for all v in the cell or later, and
-    # `least` for all v.  In the cell or later the ratio reaches about `reached`.  The search leaves out the cells
-    # before `first`, for which `before` serves.  `first` is the last cell at which `before` is at most `reached` and
-    # `least` is within 10 % of its minimum, or else the cell of the minimum.
+    # For each cell, `before` is an upper bound of the ratio at all v before the cell, `after` at all v in the cell or
+    # later, and `least` at all v.  Somewhere in the cell or later the ratio is about `reached`.  The search begins at
+    # the cell `first`.  The bound for all v before that cell is `before[first]`.  `first` is the last cell whose
+    # `before` is at most `reached` and whose `least` is within 10 % of the minimum of `least`.  If there is no such
+    # cell, `first` is the cell with the minimum.
     after, reached = (np.maximum.accumulate(x[::-1])[::-1] for x in (high, low))
     least = np.maximum(before, after)
     first = int(np.argmin(least))
@@ -301,7 +308,7 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
         left, right = ends[:, open_]
         width = np.minimum(right, LOG_ODDS_LAST) - left
         cuts = left + width * np.arange(PIECES_PER_CUT + 1)[:, None] / PIECES_PER_CUT
-        cuts[-1] = right  # the last cell ends at inf
+        cuts[-1] = right  # `right` itself, since the last cell ends at inf and not at LOG_ODDS_LAST
         if np.any(np.diff(cuts, axis=0) <= 0.0):
             break
         ends = np.stack([cuts[:-1], cuts[1:]]).reshape(2, -1)
@@ -312,7 +319,7 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
 
 def growth(law: Law, base: Direction) -> float:
     """Return an upper bound of `log phi'(T(v) - p) - log phi'(v)` for all v, by a formula for the law; inf if none."""
-    # outcomes with dP = 0 have an infinite reverse loss; if there are any, the largest finite reverse loss is no bound
+    # Outcomes with dP = 0 have an infinite reverse loss. If there are any, the finite `reverse_loss` is no bound.
     back = base.reverse_loss if float(base.back.delta_infinity[0]) == 0.0 else np.inf
     with np.errstate(divide="ignore", over="ignore"):
         if isinstance(law, TruncatedNegativeBinomial):
@@ -326,7 +333,9 @@ def growth(law: Law, base: Direction) -> float:
             value = (law.trials - 1.0) * min(by_loss, by_distance)
         elif (most := largest_k(law)) <= 1.0:
             value = 0.0
-        else:  # phi' is a polynomial of degree n - 1 with coefficients >= 0: phi'(e^L v) is at most e^{(n-1) L} phi'(v)
+        else:
+            # With n = `most`, phi' is a polynomial of degree n - 1 with coefficients >= 0. With L = `base.loss`,
+            # T(v) - p is at most e^L v. So phi'(T(v) - p) is at most e^{(n-1) L} phi'(v).
             value = (most - 1.0) * base.loss
             _, first, _ = evaluated(law, np.array([0.0, 1.0]))
             value = min(value, float(np.log(first[0] / first[1]))) if first[1] > 0.0 else value
@@ -337,9 +346,9 @@ def growth(law: Law, base: Direction) -> float:
 def by_base(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, asked: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return brackets (2, *shape) of "epsilon" at delta in [0, 1), or of "delta" at eps >= 0, from the base alone.
+    """Return brackets (2, *shape) of "epsilon" at delta in [0, 1), or of "delta" at eps >= 0.
 
-    Where `asked` is False a bracket is (0, inf).
+    They are made from the base's own epsilon and delta.  Where `asked` is False a bracket is (0, inf).
     """
     shape = np.broadcast_shapes(batch_shape(run), law.shape, np.shape(values))
     flat = np.broadcast_to(values, shape).reshape(-1)
@@ -351,7 +360,7 @@ def by_base(
 
 
 def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, side: Sides) -> np.ndarray:
-    """Return lower and upper bounds for one configuration and one direction, from the base alone."""
+    """Return the brackets of `by_base`, (2, n), for one configuration and one direction."""
     most = SAYS_NOTHING[quantity]
     if not law.mean > 0.0:  # nothing is ever released
         return np.zeros((2, *values.shape))
@@ -359,13 +368,14 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
     mean, tried = float(law.mean) * ROUNDED_UP, max(1.0 - none * ROUNDED_UP - 4.0 * ROUNDOFF, once / ROUNDED_UP)
     base = _direction(run, side)
     grown = growth(law, base)
-    # runs on two neighbouring data sets can be coupled so that all their candidates agree with probability
-    # a = phi(1 - delta(0)). So delta is at most 1 - a
+    # The selections on two neighbouring data sets can be coupled so that all candidates agree with probability
+    # phi(1 - delta(0)). So the selection's delta is at most `moved`, an upper bound of 1 - phi(1 - delta(0)).
     moved = mass_on_top(law, min(base.distance, 1.0))[1]
     if quantity == "delta":
         low = tried * delta_ends(run, values, side.forward, PROFILE_RTOL)[0]
         shifted = values - grown
-        below = np.maximum(-shifted, 0.0)  # delta(-x) = 1 - e^-x + e^-x reverse(x) is at most 1 - e^-x + reverse(0)
+        # At eps = -x < 0, the base's delta is 1 - e^-x + e^-x delta_reverse(x), at most 1 - e^-x + delta_reverse(0).
+        below = np.maximum(-shifted, 0.0)
         known = np.where(
             shifted >= 0.0,
             upper_delta(run, np.maximum(shifted, 0.0), side.forward, PROFILE_RTOL),
@@ -379,7 +389,8 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
         high = np.where(moved <= values, 0.0, high)
     copies = largest_k(law)
     if 1.0 < copies < np.inf and (
-        # the engines are asked for up to 16 copies; Gaussians have a closed form for any number of copies
+        # The delta of K <= n candidates is at most that of n runs. It has a closed form for any n Gaussian runs. Other
+        # runs are composed only if n is at most 16.
         gaussian_mu(run) is not None or (copies <= 16 and not 600.0 < base.loss < np.inf)
     ):
         many = repeat(run, copies)

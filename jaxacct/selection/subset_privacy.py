@@ -1,7 +1,7 @@
 """Privacy of tuning on X_1, a Poisson sample of rate q from the data X, followed by one training run.
 
-In variant "rest" the run trains on X without X_1; in variant "all" it trains on X [Koskela and Kulkarni 2023].  Here
-privacy profiles take the place of Rényi divergences (README.md of this folder, "Tuning on a random subset").
+The training run uses X without X_1 (variant "rest") or all of X (variant "all").  Koskela and Kulkarni (2023) account
+for both by Rényi divergences.  This file uses privacy profiles (README.md, "Tuning on a random subset").
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def subset_epsilon(
 ) -> Bounds:
     """Compute eps of "tune on a Poisson sample, then train once": the tuning's winner and the final run are released.
 
-    Let (P_1, Q_1) be a pair of the tuning, from the envelope, and (P_2, Q_2) a pair of the run.  "rest" gives the eps
-    of `q P_1 x Q_2 + (1-q) Q_1 x P_2` against `Q_1 x Q_2`, and "all" gives the eps of the sampled tuning composed with
-    the run.  Neighbours differ by adding or removing one record.
+    Let (P_1, Q_1) be a dominating pair of the tuning, made from the envelope, and (P_2, Q_2) one of the final run.
+    "rest" gives the eps of `q P_1 x Q_2 + (1-q) Q_1 x P_2` against `Q_1 x Q_2`.  "all" gives the eps of the sampled
+    tuning composed with the run.  Neighbours differ by adding or removing one record.
 
     Parameters
     ----------
@@ -98,9 +98,9 @@ def subset_epsilon(
 def _through_points(
     epsilon: Callable[[float], Any], delta: Callable[[np.ndarray, str], np.ndarray], target: float
 ) -> PrivacyProfile:
-    """Return a mechanism made from upper bounds of delta in both directions, down to a delta of 1e-4 times `target`."""
+    """Return the `PrivacyProfile` through upper bounds of delta at 400 eps. At the last eps, delta is 1e-4 `target`."""
     top = float(epsilon(max(target * 1e-4, 1e-300)))
-    # with 400 points, the product of two such pairs has 160,000 atoms
+    # 400 points for each of two pairs give their product 160,000 atoms, within the 10^6 that SUM_ERROR covers.
     grid = np.linspace(0.0, max(top, 1e-6) if np.isfinite(top) else 50.0, 400)
     return PrivacyProfile(grid, *(delta(grid, name) for name in RELATIONS))
 
@@ -148,7 +148,7 @@ class Product(NamedTuple):
         return high
 
     def profile(self, *points: float) -> PrivacyProfile:
-        """Return tuning plus final run as one mechanism, by its profile at `points` and 160 evenly spaced eps."""
+        """Return tuning plus final run as one mechanism, from its delta at `points` and at 160 evenly spaced eps."""
         top = self.epsilon(max(1e-12, 2.0 * self.infinite))
         grid = np.linspace(0.0, top if math.isfinite(top) else 50.0, 160)
         for point in points:
@@ -158,7 +158,7 @@ class Product(NamedTuple):
 
 
 def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, variant: str) -> Product:
-    """Return the pair for tuning plus final run, from their profiles; `share` is a record's chance to be sampled."""
+    """Return the `Product` of the tuning and the final run. `share` is the chance that a record is in the sample."""
     (p1, q1, more1), (p2, q2, more2) = (atoms(one.pair()) for one in (tuning, trained))
     base = np.outer(q1, q2).ravel()
     if variant == "rest":

@@ -1,7 +1,7 @@
 """Selections that release the best j of K candidates together: `selection.select(run, k, top=j)`.
 
-The bound is an envelope of lines in the product of the likelihood ratios of j candidates, which has the law of j runs.
-So the bound needs only profiles of up to j runs (README.md of this folder, "The best j").
+Let R be the product of the likelihood ratios of j independent runs.  The main term of the bound is the mean of the
+largest of several lines in R.  So the bound needs only profiles of up to j runs (README.md, "The best j").
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ MOST_ATOMS = 1500
 class TopSelection(AnySelection):
     """Selection that runs ``mechanism`` K times, K from ``law``, and releases the best ``top`` by any score.
 
-    All candidates are released if K is less than ``top``.  The answers are upper bounds, of kind "bound": the
-    smaller of an envelope for the best j and the bound for a release of all candidates.  The selection composes.
+    All candidates are released if K is less than ``top``.  The answers are upper bounds, of kind "bound".
+    Each is the smaller of an envelope for the best j and a bound for releasing all candidates.  The selection composes.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class TopSelection(AnySelection):
         shape = np.broadcast_shapes(batch_shape(run), self.law.shape, np.shape(values))
         wanted, found = np.broadcast_to(values, shape).reshape(-1), np.empty(int(np.prod(shape)))
         for here, base, one in each_pair(run, self.law, shape):
-            # NumPy or XLA is chosen as for one selection, whatever the batch; `_of_one` makes NaN a trivial bound
+            # NumPy or XLA is chosen as for one selection. Warnings are off, since `_of_one` handles overflow and NaN.
             with backend.job(1, apart=True), np.errstate(all="ignore"):
                 found[here] = _of_one(quantity, base, one, self.top, wanted[here], relation, rtol)
         return found.reshape(shape)
@@ -118,7 +118,7 @@ class TopSelection(AnySelection):
 def _of_one(
     quantity: str, run: Mechanism, law: Law, top: int, values: np.ndarray, relation: str, rtol: float
 ) -> np.ndarray:
-    """Return the least of three upper bounds: by the envelope, by the selection's `ends`, and by an average over K."""
+    """Return the least of three upper bounds: by `by_envelope`, by `ends`, and by the average over K (`upper_ends`)."""
     most = SAYS_NOTHING[quantity]
     largest, mass = ends(run, law, top, relation)
     if quantity == "epsilon":
@@ -128,7 +128,7 @@ def _of_one(
     else:
         found = by_envelope(quantity, run, law, top, values, relation)
         found = np.where(values >= largest, np.fmin(found, mass), found)
-    found = np.where((found >= 0.0) & (found <= most), found, most)  # NaN bounds nothing
+    found = np.where((found >= 0.0) & (found <= most), found, most)  # NaN becomes the trivial bound
     due = ~_above(quantity, run, law, values, found, relation)
     if due.any():
         other = upper_ends(quantity, run, law, values[due], relation, max(rtol, 1e-3))
@@ -137,7 +137,7 @@ def _of_one(
 
 
 def _above(quantity: str, run: Mechanism, law: Law, values: np.ndarray, found: np.ndarray, relation: str) -> np.ndarray:
-    """Return whether the average over K surely exceeds the bound `found`, so that it need not be computed."""
+    """Return whether the average over K surely exceeds the bound `found`. If so, the average need not be computed."""
     at, target = (found, values) if quantity == "epsilon" else (values, found)
     above = np.zeros(values.shape, bool)
     for share in (0.7, 2.0, 4.0, 8.0):
@@ -181,14 +181,14 @@ def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, floa
 
 
 def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> tuple[envelope.Envelope, float]:
-    """Return one direction's envelope for deltas of at least `level`, and the last eps of the profile of `top` runs."""
+    """Return one direction's envelope for deltas of at least `level`, and the last eps of `_profile` for `top` runs."""
     parts = components(run, "add_or_remove_one", side.direction)
-    # `apart`: the base's mass at infinity, which is taken out of the profiles and the curve, and added as
-    # `Envelope.start`. This is sound only where the mass is known exactly: a pair that merely dominates the base may
-    # have more mass at infinity than the base
+    # `apart`, the base's mass at infinity, is subtracted from the profiles and the curve. `Envelope.start` accounts for
+    # it. That is sound only if the mass is known exactly. A pair that merely dominates the base may have more mass at
+    # infinity than the base, so then `apart` is 0.
     certain = run.kind_under("add_or_remove_one", composed=True) == "certified"
     apart = float(np.abs(parts.delta_infinity[0])) * (1.0 - RELATIVE_ERROR) if certain else 0.0
-    apart = apart if apart >= LEAST_DELTA else 0.0  # so small a mass may be the cut-off tail of a table
+    apart = apart if apart >= LEAST_DELTA else 0.0  # a smaller mass may be only the cut-off tail of a table
     scale, other = derivative(law, top)
     most = scale * float(evaluated(other, np.zeros(()))[1]) if scale > 0.0 else 1.0
     share = envelope.TAIL_SHARE / max(most, 1.0) if np.isfinite(most) else 0.0
@@ -215,7 +215,7 @@ def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: 
     seen = parts.finite_mass[0, 0] > 0.0 if finite_once(parts) else np.zeros(0, bool)
     if not (seen.any() and np.count_nonzero(seen) ** count <= MOST_ATOMS):
         return envelope.profile_points(repeat(run, count), level, side)
-    # the law of the runs is computed outcome by outcome; the profile bends at the law's losses, and is evaluated there
+    # The joint law of the runs is computed outcome by outcome. Its profile is evaluated at its losses, where it bends.
     loss, mass = parts.finite_loss[0, 0][seen], parts.finite_mass[0, 0][seen]
     total, product = np.zeros(1), np.ones(1)
     for _ in range(count):

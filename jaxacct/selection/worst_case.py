@@ -39,12 +39,12 @@ WIDTH = 1e-4
 
 def known_bases(run: Mechanism, coarse: bool = False) -> list[Base]:
     """Return the Base of each configuration, from the cache if it is there; `coarse` halves the curves' points."""
-    with backend.job(1, apart=True):  # NumPy or XLA is chosen as for one base, whatever the batch
+    with backend.job(1, apart=True):  # NumPy or XLA is chosen as for one base, even for a large batch
         shape, way = batch_shape(run), (coarse, backend.on_numpy(1))
         each = [element(run, index) if shape else run for index in np.ndindex(shape)]
         keys = [(one, *way) for one in each]
         if any(key in _kept for key in keys):
-            kept = [_kept.get(key) for key in keys]  # read once: another thread may drop a base
+            kept = [_kept.get(key) for key in keys]  # copied, since another thread may drop a base from `_kept`
             found = [bases(one, coarse)[0] if base is None else base for one, base in zip(each, kept, strict=True)]
         else:
             found = bases(run, coarse)
@@ -61,8 +61,8 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
     """Return brackets (2, *shape) of "epsilon" at deltas in (0, 1), or of "delta" at eps >= 0; arguments broadcast.
 
     A bracket is computed again, at a finer resolution, if it is wider than WIDTH (times delta, for deltas) and also
-    wider than `width` times the value.  With `width` inf nothing is computed again, and
-    deltas are within some 1e-3 of the truth.
+    wider than `width` times the value.  With `width` inf nothing is computed again.  Then the width
+    of most brackets of delta is some 1e-3 of delta.
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
     # curves through half as many points are narrow enough for a `width` of 1e-3 or more
@@ -80,8 +80,8 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
         due = np.flatnonzero(np.asarray(open_, bool)[base])
         before.append(direction)
         if quantity == "epsilon" and ends.any():
-            # `ends` brackets the first direction's epsilon. If this direction leaks at most delta at the upper end of
-            # that bracket, which coarse bounds may show, the bracket is the answer for both directions.
+            # `ends` brackets the first direction's epsilon. `leak` is a coarse upper bound of this direction's delta at
+            # the upper end of the bracket. If `leak` is at most the given delta, the bracket holds for both directions.
             at_end = np.minimum(ends[1, due], LARGEST_EPS)
             leak = _run("delta", GLANCE, stacked, base[due], laws.taken(due), at_end, plain)[1]
             due = due[~(leak <= flat[due]) & (ends[0, due] < np.inf)]
@@ -96,7 +96,7 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
 def _solved(
     quantity: str, stacked: Any, rows: tuple[np.ndarray, Law, np.ndarray], width: float, plain: bool, other: np.ndarray
 ) -> np.ndarray:
-    """Bracket this direction, refine wide brackets, and return (2, B): each end, or the end in `other` if larger."""
+    """Return brackets (2, B) of the larger of two numbers: this direction's `quantity`, and what `other` brackets."""
     (base, laws, values), once = rows, width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _run(quantity, first, stacked, base, laws, values, plain)
@@ -113,8 +113,7 @@ def _solved(
             ends = _run(quantity, effort, stacked, base[wide], laws.taken(wide), values[wide], plain)
             low[wide], high[wide] = meet((low[wide], high[wide]), ends, SAYS_NOTHING[quantity])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
-            # a rather narrow bracket that this effort hardly narrowed is not refined again, since its width comes from
-            # the base's curve
+            # A narrow bracket that `effort` hardly narrowed is not refined again. Its width comes from the curve.
             due[wide] = ~((after > 0.8 * before) & (after <= 1e-3 * scale))
     return np.maximum(np.stack([low, high]), other)
 
@@ -130,7 +129,7 @@ def _run(
             curve = jax.device_put(stacked)
 
     def one(start: int) -> np.ndarray:
-        with double_precision(), np.errstate(all="ignore"):  # a user's law may call JAX, which must keep float64
+        with double_precision(), np.errstate(all="ignore"):  # float64, since a user's law may call JAX
             if plain:
                 curve_of_one = _taken(stacked, base[start])
                 return np.stack(_of_one(quantity, effort, curve_of_one, laws.taken(start), values[start]))[:, None]
@@ -175,8 +174,9 @@ def _of_one(quantity: str, effort: Resolution, curve: Curve, law: Law, value: An
 class Attack(float):
     """The epsilon that an order of scores reaches, together with the order. No valid claim is below this epsilon.
 
-    The rank u of an outcome of the base is the Q-mass of the outcomes with a larger likelihood ratio.  An outcome
-    is active if its rank u is below ``rank[-1]``; it then scores above the ranks in (u, served], and below all others.
+    The rank u of an outcome of the base is the Q-mass of the outcomes with a larger likelihood ratio.  An outcome whose
+    rank is below ``rank[-1]`` is active.  An active outcome scores above the outcomes of the ranks in (u, served], and
+    below all others.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ class Attack(float):
     rank : numpy.ndarray, shape (R + 1,)
         Ends of the active intervals of ranks, ascending from 0.
     served : numpy.ndarray, shape (R,)
-        For each interval, the largest rank that its outcomes outscore; not increasing from interval to interval.
+        For each interval, the largest rank that its outcomes outscore.  The array does not increase.
 
     References
     ----------
@@ -211,7 +211,7 @@ class Attack(float):
         return float(self)
 
     def score(self, rank: ArrayLike) -> np.ndarray:
-        """Return scores in [0, 1] of outcomes of rank u in [0, 1]; of two candidates the larger score wins.
+        """Return the scores, in [0, 1], of outcomes with the ranks `rank` in [0, 1]. The largest score wins.
 
         Outcomes with dQ = 0 have rank 0 and the largest score.
         """
@@ -221,7 +221,7 @@ class Attack(float):
         # of the ranks in (u, served]
         row = np.clip(np.searchsorted(self.rank, u, side="right") - 1, 0, self.served.size - 1)
         below = self.served[row] - u
-        # an inactive outcome of rank u scores above the active outcomes whose `served` is below u
+        # an inactive outcome of rank u scores above the active outcomes whose `served` is below u, of Q-mass `before`
         rows = np.searchsorted(-self.served, -u, side="right")
         before = self.rank[-1] - self.rank[np.minimum(rows, self.served.size)]
         first = self.served[-1]
@@ -234,8 +234,8 @@ def attack(
 ) -> Attack:
     """Return the epsilon that the worst score reaches at `delta`, with the score. No valid claim is below this epsilon.
 
-    The score is the worst one for a base whose trade-off curve is just below that of `run`.  Every base whose curve is
-    nowhere below that of `run` reaches this epsilon.
+    The trade-off curve of a base maps u to the largest P-mass of a set of Q-mass u.  The score is the worst one for a
+    curve just below that of `run`.  Every base whose curve is nowhere below that of `run` reaches this epsilon.
 
     Parameters
     ----------
@@ -291,7 +291,7 @@ def attack(
 
 
 def _order(law: Law, below: Inner, ratio: Any) -> Any:
-    """Return the order of scores that leaks most at e^eps = `ratio`, and its (gain, cost)."""
+    """Return the order of scores that leaks most at e^eps = `ratio`, with (gain, cost): delta >= gain - e^eps cost."""
     order = worst_score.best_order(law, below, ratio, FINE)
     return order, worst_score.attained(law, below, order)
 

@@ -17,7 +17,7 @@ from jaxacct.strategies.strategy import Strategy, Taps, ring, store_whole
 
 
 class ToeplitzStrategy(Strategy):
-    """A strategy whose matrix C has the entries C[i + l, i] = column[l]."""
+    """A strategy whose lower triangular matrix C has the entry column[l] in row i + l of each column i, l >= 0."""
 
     coefficients: tuple[float, ...]
 
@@ -62,7 +62,8 @@ class ToeplitzStrategy(Strategy):
         falls = bool(np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0))
         if not falls and column.size > separation:
             return super()._square(separation, most, periodic)
-        # with b the separation, the worst pattern is 0, b, 2b, ...; signs do not matter (README.md, "Sensitivity")
+        # A record's worst steps are 0, b, 2b, ..., with b the separation (README.md, "Sensitivity"). Signs do not
+        # matter: either the entries are >= 0, or the columns at these steps do not overlap.
         starts = range(0, self.steps, separation)[:most]
         total = np.zeros(self.steps + column.size)
         for start in starts:
@@ -81,7 +82,7 @@ class Toeplitz(ToeplitzStrategy):
     coefficients : sequence of float
         c_0 > 0, c_1, ..., c_{p-1}; later entries of the first column are 0.
     steps, epochs : int
-        n, the size of the matrix, at least p; the number of fixed epochs for which errors are stated, a divisor of n.
+        `steps` is n >= p, the size of the matrix.  `epochs` divides n.  The errors assume this many fixed epochs.
 
     References
     ----------
@@ -108,7 +109,7 @@ class Identity(ToeplitzStrategy):
     Parameters
     ----------
     steps, epochs : int
-        n, the size of the matrix; the number of fixed epochs for which errors are stated, a divisor of n.
+        `steps` is n, the size of the matrix.  `epochs` divides n.  The errors assume this many fixed epochs.
 
     References
     ----------
@@ -121,7 +122,7 @@ class Identity(ToeplitzStrategy):
     steps: int = 0
     epochs: int = 1
     bands: ClassVar = 1
-    coefficients: ClassVar = (1.0,)  # type: ignore[misc]  # the same for all
+    coefficients: ClassVar = (1.0,)  # type: ignore[misc]  # the same for every Identity
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class Banded(ToeplitzStrategy):
     bands : int
         p, the number of steps that share noise.
     steps, epochs : int
-        n, the size of the matrix; the number of fixed epochs, a divisor of n with n/epochs >= p.
+        `steps` is n, the size of the matrix.  `epochs`, the number of fixed epochs, divides n, and n/epochs >= p.
     coefficients : tuple of float, optional
         The first column, if it is known; otherwise it is searched for.
 
@@ -166,9 +167,9 @@ class BLT(ToeplitzStrategy):
     Parameters
     ----------
     buffers : int
-        d, the number of terms, and of buffers of noise.
+        d, the number of terms of the sum over k, and the number of noise buffers that a run keeps.
     steps, epochs : int
-        n, the size of the matrix; the number of fixed epochs, a divisor of n, for which the error is least.
+        `steps` is n, the size of the matrix.  `epochs` divides n.  The error is least for this many fixed epochs.
     scales, decays : tuple of float, optional
         d numbers each, scales > 0 and 0 <= decays < 1, if they are known; otherwise they are searched for.
 
@@ -208,7 +209,7 @@ class BLT(ToeplitzStrategy):
         return optimise.buffered_inverse(np.array(self.scales), np.array(self.decays), self.steps)
 
     def taps(self, step: int) -> Taps:
-        # before step i buffer k holds sum_{j < i} decays_k^(i-1-j) w_j, with w_j the noise of step j
+        # Before step i, buffer k holds sum_{j < i} decays_k^(i-1-j) w_j, with w_j the noise that step j has added.
         return Taps(1.0, -np.array(self.scales), np.array(self.decays), np.ones(self.buffers), np.zeros(self.buffers))
 
     @property
@@ -228,7 +229,7 @@ class BandedInverse(ToeplitzStrategy):
     inverse_bands : int
         p, the number of bands of C^-1.
     steps, epochs : int
-        n, the size of the matrix; the number of fixed epochs, a divisor of n, for which the error is least.
+        `steps` is n, the size of the matrix.  `epochs` divides n.  The error is least for this many fixed epochs.
     inverse : tuple of float, optional
         The first column 1, d_1, ..., d_{p-1} of C^-1, if it is known; otherwise it is searched for.
 
@@ -265,7 +266,8 @@ class BandedInverse(ToeplitzStrategy):
 
     @property
     def entry_error(self) -> float:
-        # with c the column, the recursion leaves a residual r of C^-1 c; the error of c is the convolution c * r
+        # The recursion leaves a residual r of C^-1 c, with c the column. So the error of c is the convolution c * r.
+        # The product below bounds each entry of this convolution.
         size, taps = np.abs(self.column), np.abs(self.inverse)
         return float(8.0 * (taps.size + 2) * ROUNDOFF * taps.sum() * size.max() * size.sum())
 
