@@ -373,14 +373,14 @@ def epsilon_of_step(step: Part, low_delta: float, high_delta: float) -> Ends:
         low, high = high, 2.0 * high
         if high > LARGEST_EPSILON:
             return (low if at(low)[0] >= high_delta else 0.0), low, np.inf
-    # afterwards the interval's ends are neighbouring float64 numbers
+    # bisect until the interval's ends are neighbouring float64 numbers, but at most 60 times
     for _ in range(60):
         middle = 0.5 * (low + high)
         if not low < middle < high:
             break
         low, high = (middle, high) if at(middle)[1] > low_delta else (low, middle)
     upper, lower = np.inf, 0.0
-    # each bound of eps moves outward until the bound of delta there proves it
+    # Each end of the interval moves outward until a bound of delta at this end proves that the end bounds epsilon.
     for move in (1e-15, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1):
         if upper == np.inf and at(high * (1.0 + move))[2] <= low_delta:
             upper = high * (1.0 + move)
@@ -390,15 +390,16 @@ def epsilon_of_step(step: Part, low_delta: float, high_delta: float) -> Ends:
 
 
 def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
-    """Return (delta of one branch, its error). The outputs above (remove) or below (add) an endpoint attain delta."""
+    """Return (delta of one branch, its error). The event "output > u" (remove) or "output < u" (add) attains delta."""
     shift, log_weight = law.shift, np.log(law.weight)
     goal = law.sign * epsilon
 
     if law.sign < 0.0 and shift[0] == 0.0 and goal <= log_weight[0]:
-        return 0.0, 0.0  # the loss never exceeds eps
-    # log mix is convex and increasing in u, and above the goal at the first u. So Newton's method descends to the goal.
+        return 0.0, 0.0  # the loss never exceeds eps, so delta is 0
+    # u solves log mix(u) = goal, where mix is the mixture's density divided by the density of N(0, 1). log mix is
+    # convex and increasing. Newton's method starts at a u where log mix is at least the goal, and descends from there.
     u = float((goal + 0.5 * shift[-1] ** 2 - log_weight[-1]) / shift[-1])
-    # few steps are needed, since the logarithm of a mixture is nearly piecewise linear
+    # log mix is nearly piecewise linear, so Newton's method needs only few of the 200 steps
     for _ in range(200):
         terms = log_weight + shift * u - 0.5 * shift**2
         top = float(np.max(terms))
@@ -419,7 +420,7 @@ def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
 
 
 def flat(mechanism: Any, count: np.ndarray | float = 1.0) -> list[tuple[np.ndarray, Any]]:
-    """Return the single steps that are composed, each with its count."""
+    """Return (count, step) for each single step of a composition. The count says how often the step is composed."""
     if isinstance(mechanism, Repeated):
         return flat(mechanism.mechanism, exact_product(np.asarray(mechanism.steps), np.asarray(count)))
     if isinstance(mechanism, Composed):

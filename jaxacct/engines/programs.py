@@ -1,4 +1,4 @@
-"""Compiles programs by XLA, keeps them on the disk, loads them from there, and tells users about them.
+"""This module compiles programs with XLA, keeps them on the disk, loads them from there, and announces compilations.
 
 A kept program is native code that this process will run. So the folder and each file must belong to this user, and
 nobody else may write to them. A file's name is a hash of everything that its program depends on, so that programs of
@@ -50,11 +50,11 @@ TEMPORARY = ".unfinished-"
 
 
 class Unusable(Exception):
-    """Raised where programs are not kept. Its message says why, in one line."""
+    """Raised if the folder of kept programs cannot be used. The message says why, in one line."""
 
 
 class Missing(Unusable):
-    """Raised where the folder does not exist yet."""
+    """Raised if the folder of kept programs does not exist yet."""
 
 
 def directory() -> Path | None:
@@ -70,7 +70,7 @@ def directory() -> Path | None:
 
 
 def safe_folder(create: bool) -> Path:
-    """Return the folder of kept programs, or raise Unusable if it is not safe. `create` makes it, with mode 0700."""
+    """Return the folder of kept programs. Raise Unusable if it is not safe. If `create`, first make it (mode 0700)."""
     path = directory()
     if path is None:
         raise Unusable(f"{VARIABLE} is empty")
@@ -104,7 +104,7 @@ def read(path: Path) -> bytes | None:
         return None
     if _digest(path.name, payload) != digest:
         return None
-    with contextlib.suppress(OSError):  # the folder may be read-only
+    with contextlib.suppress(OSError):  # marking fails in a read-only folder
         os.utime(path)
     return payload
 
@@ -113,7 +113,7 @@ def write(path: Path, payload: bytes) -> bool:
     """Write a temporary file and rename it to `path`, so that nobody reads half a file. Return whether this worked."""
     temporary = None
     try:
-        handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)  # with mode 0600
+        handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)  # makes the file with mode 0600
         with os.fdopen(handle, "wb") as file:
             file.write(_digest(path.name, payload))
             file.write(payload)
@@ -138,7 +138,7 @@ def kept(folder: Path) -> list[tuple[Path, os.stat_result]]:
 
 
 def trim(folder: Path, limit: int | None = None) -> None:
-    """Remove the programs unused for longest until the others fit. Also remove files that processes left unfinished."""
+    """Remove the programs unused for longest until the rest fit into `limit` bytes. Remove old unfinished files too."""
     files = kept(folder)
     excess = sum(status.st_size for _, status in files) - (LIMIT_BYTES if limit is None else limit)
     for path, status in files:
@@ -224,12 +224,12 @@ def _machine() -> tuple[str, ...]:
     """Return the processor and the number of threads that a program may use."""
     try:
         with open("/proc/cpuinfo") as file:
-            # the first processor's entry is shorter than this
+            # the first processor's entry is shorter than 16,384 characters
             first = file.read(16384).split("\n\n")[0].splitlines()
         lines = [line for line in first if line.startswith(CPU_FIELDS)]
     except OSError:
         lines = []
-    if not lines:  # the instruction sets are unknown, so programs stay on this host
+    if not lines:  # the instruction sets are unknown, so the host's name limits programs to this host
         lines = [platform.processor(), platform.node()]
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (platform.machine(), platform.system(), str(threads), *lines)
@@ -260,9 +260,9 @@ def load(folder: Path, label: str, device: Any) -> Run | None:
 def prepare(
     function: Callable[..., Any], options: dict[str, Any] | None, label: str, leaves: list[Any], tree: Any, device: Any
 ) -> Run:
-    """Load or compile a function of pytrees, for arguments with the shapes of `leaves`.
+    """Return the program of a function of pytrees, loaded or compiled, for arguments with the shapes of `leaves`.
 
-    label : text that names everything on which the program depends besides sources, versions and the machine.
+    label : text that names everything on which the program depends, except sources, versions and the machine.
     device : None for the default device.
     """
     if device is None:
@@ -281,7 +281,7 @@ def prepare(
 
     with announced():
         compiled = _compile(jax.jit(flat, keep_unused=True).lower(*leaves), options)
-    # glibc keeps memory that compiling has freed, some 100 MiB for each optimised program.
+    # glibc keeps the memory that compiling has freed, some 100 MiB for each optimised program. malloc_trim returns it.
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if give_back is not None:
         give_back(0)
@@ -328,7 +328,10 @@ def kept_step(
 
 
 def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, leaves: list[Any]) -> bool:
-    """Keep a program on the disk; return whether this worked. If JAX's own cache is on, test the kept program."""
+    """Write a program to the disk. Return whether it is kept.
+
+    If JAX's own cache is on, the written program is loaded and run once. If this fails, its file is removed.
+    """
     try:
         executable: Any = compiled.runtime_executable()
         payload = executable.client.serialize_executable(executable)
@@ -348,7 +351,7 @@ def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, 
 
 def _folder(create: bool) -> Path | None:
     """Return the folder of kept programs; None if it is unsafe, keeping is turned off, or JAX has several processes."""
-    if jax.process_count() > 1:  # all processes would write to one folder
+    if jax.process_count() > 1:  # otherwise all processes would write to the same folder
         return None
     try:
         return safe_folder(create)
@@ -357,12 +360,12 @@ def _folder(create: bool) -> Path | None:
 
 
 def _warm_mark(folder: Path) -> Path:
-    """Return the file that exists if the programs of sweeps are kept for these versions and this machine."""
+    """Return the path of the file that exists once `jaxacct warm` has kept the programs of sweeps for this machine."""
     return path_of(folder, "jaxacct warm", devices.local()[0]).with_suffix(WARM_ENDING)
 
 
 def note_warm() -> None:
-    """Remember that the programs of sweeps are kept for this process's first device."""
+    """Write the file that says that the programs of sweeps are kept for this process's first device."""
     folder = _folder(create=True)
     if folder is not None:
         write(_warm_mark(folder), b"")
@@ -375,7 +378,7 @@ def are_kept() -> bool:
 
 
 def _own(tree: Any) -> bool:
-    """Return whether a tree has only built-in containers and jaxacct's classes, the only code that file names cover."""
+    """Return whether all containers of a tree are built-in or jaxacct's. Otherwise file names would miss some code."""
     node = tree.node_data()
     kind = type(None) if node is None else node[0]
     ours = kind.__module__.partition(".")[0] in ("builtins", "jaxacct")
@@ -386,14 +389,14 @@ def _works(program: Run, leaves: list[Any]) -> bool:
     """Return whether a kept program runs. Some programs load, but fail when they are called."""
     try:
         jax.block_until_ready(program(*leaves))
-    except Exception:  # whatever the runtime raises, compiling anew is the remedy
+    except Exception:  # after any error of the runtime the program is compiled anew
         return False
     return True
 
 
 @functools.cache
 def known(**options: Any) -> dict[str, Any]:
-    """Return the compile options that this XLA knows."""
+    """Return those of the given compile options that this version of XLA knows."""
     lowered = jax.jit(lambda x: x).lower(0)
 
     def has(name: str) -> bool:
@@ -414,7 +417,7 @@ def _compile(lowered: jax.stages.Lowered, options: dict[str, Any] | None) -> jax
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" not in str(error):
             raise
-        return lowered.compile(compiler_options=known(**options or {}))  # this XLA lacks some of the options
+        return lowered.compile(compiler_options=known(**options or {}))  # without the options that this XLA lacks
 
 
 # The time that preparing programs takes, and the line on standard error that announces it
@@ -424,7 +427,7 @@ NOTICE_SECONDS = 1.0
 
 
 class Clock:
-    """A clock of the `seconds` during which any thread was inside `running`, and a counter of the calls of `add`."""
+    """Measures the `seconds` in which at least one thread is inside `running`, and counts the calls of `add`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -461,13 +464,13 @@ _once = threading.Lock()
 
 
 def seconds() -> float:
-    """Return the seconds that this process has spent preparing programs. Reported speeds leave them out."""
+    """Return the seconds that this process has spent preparing programs. Reported speeds do not include this time."""
     return preparing.seconds
 
 
 @contextlib.contextmanager
 def announced() -> Iterator[None]:
-    """Count a compilation. Announce it once this process has compiled for NOTICE_SECONDS seconds in all."""
+    """Time and count the compilation inside. Print a line once this process has compiled for NOTICE_SECONDS in all."""
     timer = None
     if not _once.locked() and _shown():
         timer = threading.Timer(max(NOTICE_SECONDS - compiling.seconds, 0.0), _say)
@@ -502,7 +505,7 @@ def _shown() -> bool:
     return not devices.quiet() and (progress.on_terminal() or progress.in_notebook())
 
 
-# What users see
+# The class and the functions for users
 
 
 @dataclass(frozen=True)
@@ -512,13 +515,13 @@ class CacheInfo:
     Parameters
     ----------
     folder : Path or None
-        Where programs are kept; None if keeping is turned off, or if there is no such place.
+        Where programs are kept; None if keeping is turned off, or if the home folder is unknown.
     used : bool
         Whether programs are loaded from the folder.
     reason : str
         Why the folder is not used, or why no programs are written there, in one line; else empty.
     programs, bytes : int
-        How many programs the folder holds, of all versions of jaxacct, and their size together.
+        How many programs the folder holds, from all versions of jaxacct, and their total size in bytes.
     limit_bytes : int
         The size beyond which the programs unused for longest are removed.
     loaded, compiled, saved : int

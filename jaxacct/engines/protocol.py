@@ -30,7 +30,7 @@ class Effort(NamedTuple):
 
     rtol: float  # relative width at which a bracket is narrow enough
     memory_bytes: int = GIBIBYTE  # limit on an engine's memory, in bytes
-    in_search: bool = False  # whether a search only compares the answer with a target, so that refining ends at rtol
+    in_search: bool = False  # whether a search asks. If so, engines stop refining at the width rtol.
 
 
 class MechanismQuestion(NamedTuple):
@@ -51,9 +51,9 @@ class Kinds(NamedTuple):
 
     empty: np.ndarray  # (B,) whether nothing is released: every part is sampled at rate 0
     gaussian: np.ndarray  # (B,) whether all parts are Gaussians without sampling
-    beyond_kernels: np.ndarray  # (B,) whether mu^2 is out of the kernels' range and there are other parts as well
-    nearly_always_sampled: np.ndarray  # (B,) whether a rate is above 0.9, so that bounds without sampling may be best
-    answered_by: dict[str, np.ndarray]  # (B,) whether each of the package's own engines can answer, by its name
+    beyond_kernels: np.ndarray  # (B,) whether the row is not `gaussian`, and its mu^2 is out of the kernels' range
+    nearly_always_sampled: np.ndarray  # (B,) whether a sampling rate is above 0.9. Theorems then check the answer.
+    answered_by: dict[str, np.ndarray]  # for each of the package's own engines, by name: (B,) whether it can answer
 
 
 class Question(NamedTuple):
@@ -63,7 +63,7 @@ class Question(NamedTuple):
     kinds: Kinds
     target: np.ndarray  # (B,) the given delta minus the mass at infinity, or the given epsilon
     slack: np.ndarray  # (B,) relative error of `target` if it is a delta; 0 if it is an epsilon
-    floor: np.ndarray  # (B,) lower bound from the other direction; a row with a smaller upper bound is not refined
+    floor: np.ndarray  # (B,) lower bound that the other direction gave. An upper bound below it needs no refining.
     effort: Effort
     hint: Any = None  # what a search knows about each row (`MechanismQuestion.hint`)
 
@@ -78,7 +78,7 @@ class Engine(ABC):
     """The message to a user who names this engine for a configuration that it cannot answer."""
 
     def supports(self, question: Question) -> np.ndarray:
-        """Return (B,) whether the engine can answer each row; the package's own engines take it from `kinds`."""
+        """Return (B,) whether the engine can answer each row. The package's own engines look it up in `kinds`."""
         return question.kinds.answered_by[self.name]
 
     @abstractmethod

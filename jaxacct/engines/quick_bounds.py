@@ -1,4 +1,4 @@
-"""The cheapest bounds that check answers, computed without SciPy, and bounds of tails of binomial laws (README.md)."""
+"""Cheap bounds by which answers are checked, and bounds of tails of binomial laws (README.md). SciPy is not used."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - LOG_ERROR)
 class LargestLoss(NamedTuple):
     """The supremum of the loss of all Laplace and finite parts together, raised to 0 where it is negative."""
 
-    near: np.ndarray  # a sum over the parts; each term has a relative error of at most LARGEST_LOSS_UNITS * ROUNDOFF
+    near: np.ndarray  # the supremum as a sum. Each term has a relative error of at most LARGEST_LOSS_UNITS * ROUNDOFF
     above: np.ndarray  # the supremum, rounded up
 
 
 def largest_loss(parts: Components) -> LargestLoss:
-    """Return the largest loss of all Laplace and finite parts together: the sum of n times each part's largest loss."""
+    """Return the largest loss of all Laplace and finite parts. A part of n steps adds n times a step's largest loss."""
     if parts.laplace_n.shape[1] + parts.finite_n.shape[1] == 0:
         return LargestLoss(np.zeros(parts.sign.shape), np.zeros(parts.sign.shape))
     rate = parts.laplace_q
@@ -43,16 +43,16 @@ def largest_loss(parts: Components) -> LargestLoss:
         top = np.max(finite, axis=2, initial=-np.inf)
         finite = parts.finite_n * np.where((parts.finite_n > 0) & (top > -np.inf), top, 0.0)
         terms = [*laplace.T, *finite.T]
-        units = [32.0] * laplace.shape[1] + [LARGEST_LOSS_UNITS] * finite.shape[1]  # errors in units of ROUNDOFF
+        units = [32.0] * laplace.shape[1] + [LARGEST_LOSS_UNITS] * finite.shape[1]  # relative errors / ROUNDOFF
         total = sum(terms)
         above = total + ROUNDOFF * sum(unit * np.abs(x) for unit, x in zip(units, terms, strict=True))
     return LargestLoss(np.maximum(total, 0.0), np.where(np.isnan(above), np.inf, np.maximum(above, 0.0)))
 
 
 def limits(quantity: str, parts: Components, target: np.ndarray, slack: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of "epsilon" at delta = `target`, or of "delta" at epsilon = `target`, for finite losses.
+    """Return (lower, upper) bounds of "epsilon" at delta = `target`, or of "delta" at epsilon = `target`.
 
-    slack : relative error of a given delta.
+    slack : relative error of a given delta. Each delta leaves out the mass at infinity.
     """
     log_p, log_q = _tests(parts)
     with np.errstate(all="ignore"):
@@ -112,7 +112,7 @@ def _sampled(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     s, root = 1.0 / sigma, np.sqrt(n)
     # Tests on the sum of the outputs, in units of the standard deviation that this sum has if no step samples the
-    # record. Chernoff bounds the mixture's lower tail.
+    # record. `low` is Chernoff's upper bound of log Pr[sum <= x] under the mixture.
     spread = np.sqrt(1.0 + q * (1.0 - q) * s * s)
     x = np.where(removing, root * q * s - DEVIATIONS * spread, DEVIATIONS)
     v = np.maximum(root * q * s - x, 0.0) / root
@@ -157,7 +157,7 @@ def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarra
 
 
 def _finite(loss: np.ndarray, mass: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of `_tests` for a step's largest finite loss. P is conditioned on a finite loss."""
+    """Return the bounds of `_tests` for a step's largest finite loss. P is conditioned on finite losses."""
     top = np.argmax(np.where(mass > 0.0, loss, -np.inf), axis=1)[:, None]
     loss, atom = np.take_along_axis(loss, top, 1), np.take_along_axis(mass, top, 1)
     log_p = np.log(atom) - np.log(np.sum(mass, axis=1, keepdims=True))
@@ -177,7 +177,7 @@ class Chance(NamedTuple):
 
 
 def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_rest: np.ndarray) -> Chance:
-    """Return the `Chance`. The larger of p and 1 - p is computed from the smaller one where that reduces the error."""
+    """Return a `Chance`. The larger of p and 1 - p is computed from the smaller one where that reduces its error."""
     log_p, log_rest, error_p, error_rest = np.broadcast_arrays(log_p, log_rest, error_p, error_rest)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         likely = log_p > -np.log(2.0)
@@ -194,7 +194,7 @@ def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_r
 def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return D = n kl(k/n, p), `log sqrt(n/(2 pi k (n-k))) - D`, and a bound on the error of each of the two.
 
-    kl is the Kullback-Leibler divergence of two Bernoulli laws with these probabilities; `hit` has the probability p.
+    kl(x, p) is the Kullback-Leibler divergence between Bernoulli laws with probabilities x and p. `hit` holds p.
     """
     x = k / n
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -52,7 +52,7 @@ def tests_of(parts: Components) -> Tests:
 
 
 def best_epsilon(tests: Tests, delta: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest of the tests' lower bounds of epsilon, >= 0; `delta` leaves out the mass at infinity."""
+    """Return (B,) the largest of the tests' lower bounds of epsilon, >= 0. `delta` leaves out the mass at infinity."""
     left = np.exp(tests.log_p) * (1.0 - EXP_ERROR) - delta[:, None] * (1.0 + 4.0 * ROUNDOFF) - SUBNORMAL
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         gain = np.log(left) - tests.log_q
@@ -72,7 +72,7 @@ def best_delta(tests: Tests, epsilon: np.ndarray) -> np.ndarray:
 
 
 def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest lower bound of epsilon by tests on one sampled Gaussian step or all n (`_any_step`)."""
+    """Return (B,) the largest lower bound of epsilon by tests on one step or on all n steps of a sampled Gaussian."""
     best, removing = np.zeros(delta.size), parts.sign > 0
     delta = delta * np.exp(-_log_survival(parts)) * (1.0 + EXP_ERROR)
     known = delta < 1.0
@@ -80,11 +80,11 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
     for sigma, q, n in _gaussians(parts):
         present = known & (n > 0)
         several = present & removing & (n > 1)
-        # Delta itself and several shares of it are searched together, since a search takes many short calls. A share is
-        # (1 + m) delta/n, the delta of one step with a margin m, which makes up for what `_any_step` subtracts.
+        # One call searches the epsilon of one step at delta, and at (1 + m) delta/n for several margins m. The margin
+        # makes up for what `_any_step` subtracts. One call for all is faster than one call for each.
         margins = np.array([1.0 + m for m in (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)] if several.any() else [])[:, None]
         share = delta / np.maximum(n, 1.0) * margins
-        # Below 1e-306, near the end of float64's range, a step's delta has no relative accuracy.
+        # A delta below 1e-306 is near the end of float64's range and has no relative accuracy, so it is not used.
         usable = several & (share > 1e-306) & (share < 1.0)
         targets = np.concatenate([delta[None], np.where(usable, share, 0.5)])
         sigmas, rates, directions = (np.tile(x, len(targets)) for x in (sigma, q, removing))
@@ -99,7 +99,7 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
 
 
 def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest lower bound of delta by tests on one sampled Gaussian step or all n (`_any_step`)."""
+    """Return (B,) the largest lower bound of delta by tests on one step or on all n steps of a sampled Gaussian."""
     best, removing = np.zeros(epsilon.size), parts.sign > 0
     for sigma, q, n in _gaussians(parts):
         found = closed_form.delta_of_one_step(sigma, q, removing, epsilon).lower
@@ -109,17 +109,17 @@ def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """Return the lower bound `n (delta_1(eps) - (n - 1) p d)` of delta for remove, at least 0; 0 for add.
+    """Return a lower bound of delta: for remove `n (delta_1(eps) - (n - 1) p d)`, raised to 0 if negative; for add 0.
 
-    The test on all n steps accepts if the best test of some step does (README.md). The best test of one step attains
-    delta_1, the delta of one step. It accepts with probability p under P, and with probability p - d under Q.
+    The test on all n steps accepts if the best test of some step accepts (README.md). delta_1 is the delta of one step.
+    The best test of one step attains delta_1. It accepts with probability p under P, and p - d under Q.
     """
     single = closed_form.delta_of_one_step(sigma, q, removing, eps).lower
     with np.errstate(all="ignore"):
         s = 1.0 / sigma
         odds = np.where(eps > 1.0, eps - np.log(q), np.log1p(np.expm1(np.minimum(eps, 1.0)) / q))
         u = (odds * sigma + 0.5 * s) * (1.0 - 64.0 * ROUNDOFF)
-        # u is rounded down and the tails are rounded up, so that p and d are at least the p and d of the best test.
+        # u is rounded down and the tails are rounded up, so that `p` and `d` bound the best test's p and d from above.
         (far, wrong), (near, off) = log_tail(u, 0.0 * s), log_tail(u, s)
         d = np.exp(np.log(q) + near + off) * (1.0 + EXP_ERROR)
         p = (np.exp(far + wrong) + d) * (1.0 + EXP_ERROR)
@@ -131,8 +131,8 @@ def _log_survival(parts: Components) -> np.ndarray:
     """Return (B,) the log of the probability that every loss is finite, rounded down; 0 where all losses are finite."""
     atoms = parts.finite_mass.shape[2]
     left = np.sum(parts.finite_mass, axis=2)
-    # The relative error of the mass at infinity is `infinity_units` * ROUNDOFF. The sum `left` is off by at most
-    # 2 * `atoms` * ROUNDOFF.
+    # `wrong` bounds the error of the mass at infinity: `infinity_units` * ROUNDOFF times this mass. The mass is at most
+    # 1 - `left` plus the rounding error of the sum `left`, which is at most 2 * `atoms` * ROUNDOFF.
     wrong = parts.infinity_units[:, None] * ROUNDOFF * (np.maximum(1.0 - left, 0.0) + 2.0 * atoms * ROUNDOFF)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         each = np.where(parts.finite_n > 0, parts.finite_n * wrong / left, 0.0)
@@ -170,13 +170,13 @@ def plain(parts: Components) -> Tests:
 
 
 def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
-    """Return tests "an event occurs in at least k of n steps" for several k. Each row has C events, (B, C)."""
+    """Return tests "an event occurs in at least k of n steps" for several k. Chances are (B, C), for C events."""
     n = n[:, None, None]
     under_p, under_q = (Chance(*(x[:, :, None] for x in hit)) for hit in (under_p, under_q))
     expected = n * np.exp(under_p.log_p)
     k = np.ceil(expected - DEVIATIONS * np.sqrt(expected * np.exp(under_p.log_rest)))
-    # If the event is expected in few steps, these k do not reach into the tail of the count. So k from a rough
-    # formula for the tail of a Poisson law are added.
+    # If the event is expected in few steps, the k above do not reach into the tail of the count. So the thresholds
+    # `few` are added, by a rough formula for the tail of a Poisson law.
     few = np.ceil(TAIL_NATS / np.maximum(1.0 - np.log(expected), 1.0))
     k = np.concatenate([k, few, np.ones_like(expected), np.broadcast_to(n, expected.shape)], axis=2)
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
@@ -256,7 +256,7 @@ def laplace_counts(parts: Components, column: int) -> Tests:
     scale, q, n = (x[:, column] for x in (parts.laplace_scale, parts.laplace_q, parts.laplace_n))
     edge, rate = 1.0 / scale[:, None], q[:, None]
     removing = parts.sign[:, None] > 0
-    # Base losses v are counted if v >= edge - drop (remove), or if v <= -(edge - drop) (add), for drop < 2 edge.
+    # A step is counted if its loss without sampling is at least v = edge - drop, where 0 <= drop < 2 edge.
     drop = np.minimum([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], 1.999 * edge)
     # One of the two Laplace laws has its mode among the counted losses. `near` is the log mass of the counted losses
     # under this law, and `far` under the other law. `near_rest` and `far_rest` are the log masses of all other losses.
@@ -279,7 +279,7 @@ def laplace_counts(parts: Components, column: int) -> Tests:
 
 
 def finite_counts(parts: Components, column: int) -> Tests:
-    """Return tests on the number of steps whose loss is at least an atom's loss, given that all losses are finite."""
+    """Return tests on the number of steps whose loss is at least an atom's loss. P is conditioned on finite losses."""
     loss, mass, n = parts.finite_loss[:, column], parts.finite_mass[:, column], parts.finite_n[:, column]
     order = np.argsort(np.where(mass > 0.0, -loss, np.inf), axis=1)
     loss, mass = np.take_along_axis(loss, order, 1), np.take_along_axis(mass, order, 1)
@@ -294,8 +294,8 @@ def finite_counts(parts: Components, column: int) -> Tests:
     error_q = error + 8.0 * ROUNDOFF * (loss + np.where(np.isfinite(other), np.abs(other), 0.0))
     p, other = np.minimum(p, 0.0), np.minimum(other, 0.0)
     p_rest, other_rest = (np.log1p(-np.exp(np.minimum(x, -1e-18))) for x in (p, other))
-    # The mass below a threshold and the mass at or above it have the same absolute error. `spread` is this error
-    # relative to the mass below.
+    # The mass below a threshold is 1 minus the mass from the threshold on, so both have the same absolute error.
+    # `spread` and `spread_q` bound the error of the logarithm of the mass below, under P and under Q.
     spread, spread_q = (
         _grown(x * (1.0 + np.exp(-rest))) for x, rest in ((error, p_rest), (error_q * np.exp(other), other_rest))
     )
@@ -303,12 +303,12 @@ def finite_counts(parts: Components, column: int) -> Tests:
 
 
 def _grown(x: np.ndarray) -> np.ndarray:
-    """Bound -log(1 - x), the error of a logarithm whose argument has relative error x; inf above 1/4."""
+    """Return an upper bound of -log(1 - x), the error of log y if y has the relative error x; inf if x >= 1/4."""
     return np.where(x < 0.25, 1.2 * x, np.inf)
 
 
 def _bounded(parts: Components) -> np.ndarray:
-    """Bound the composition's loss from above; inf if it is unbounded, as a sampled Gaussian's is for remove."""
+    """Return an upper bound of the composition's loss, or inf if the loss is unbounded."""
     gauss = parts.gauss_n > 0
     with np.errstate(divide="ignore"):
         sampled = -np.sum(np.where(gauss, parts.gauss_n * np.log1p(-parts.gauss_q), 0.0), axis=1)
@@ -317,7 +317,7 @@ def _bounded(parts: Components) -> np.ndarray:
 
 
 def total_variation(parts: Components) -> np.ndarray:
-    """Return an upper bound of delta(0) without mass at infinity: the sum over parts of n times the total variation."""
+    """Return an upper bound of delta(0) without the mass at infinity: the sum of the steps' total variations."""
     mu, s = parts.mu / np.sqrt(8.0), 1.0 / parts.gauss_sigma / np.sqrt(8.0)
     total = erf(mu) + np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * erf(s), 0.0), axis=1)
     laplace = parts.laplace_q * -np.expm1(-0.5 / parts.laplace_scale)
@@ -352,8 +352,8 @@ def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
         n = np.where(present_here, n, 1.0)
         error = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(q)))
         hit = chance(np.log(q), np.log1p(-q), error, error)
-        low, high = np.zeros_like(n), n.copy()  # Pr[N > `high`] is always small enough, since Pr[N > n] = 0
-        for _ in range(60):  # n has fewer binary digits than that
+        low, high = np.zeros_like(n), n.copy()  # N is at most n, so `high` = n is a valid k to begin with
+        for _ in range(60):  # 60 halvings suffice, since n has fewer than 60 binary digits
             middle = np.floor(0.5 * (low + high))
             enough = (middle < high) & (log_tail_above(n, middle + 1.0, hit) <= each)
             before = low, high
@@ -374,7 +374,7 @@ def _basic_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
     """Return the epsilon of basic composition, rounded up; inf where basic composition does not apply."""
     total, most = np.zeros(delta.size), np.sum(parts.gauss_n, axis=1)
     each = delta / most * (1.0 - (8.0 + parts.gauss_n.shape[1]) * ROUNDOFF)
-    # Below 1e-306, near the end of float64's range, a step's delta has no relative accuracy.
+    # A delta below 1e-306 is near the end of float64's range and has no relative accuracy, so it is not used.
     usable = _only_sampled(parts) & (each > 1e-306) & (each < 1.0)
     each = np.where(usable, each, 0.5)
     for sigma, q, n in _gaussians(parts):
@@ -406,7 +406,7 @@ def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np
         best = np.fmin(_bounded(parts), _with(bounded, _upper_epsilon(_all_gaussians(parts), safe)))
         if np.any(parts.gauss_n > 0):
             best = np.fmin(best, _basic_epsilon(parts, safe))
-            for share in (0.5, 0.9, 0.999, 1e-3):  # share of delta kept for the case of more hits than `_hits` allows
+            for share in (0.5, 0.9, 0.999, 1e-3):  # share of delta for the event of more than k hits (see `_hits`)
                 mu = _hits(parts, np.log(safe) + np.log(share) - 1e-12)
                 best = np.fmin(best, _with(bounded, _upper_epsilon(mu, safe * (1.0 - share) * (1.0 - 4.0 * ROUNDOFF))))
         return np.where(total_variation(parts) <= safe, 0.0, np.where(np.isnan(best), np.inf, best))
@@ -424,7 +424,7 @@ def _with(bounded: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
 
 
 def least_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
-    """Return (B,) the smallest of several upper bounds of delta, without the mass at infinity, at eps."""
+    """Return (B,) the smallest of several upper bounds of delta at eps. Delta leaves out the mass at infinity."""
     left = epsilon - largest_loss(parts).above
     left = left - 4.0 * ROUNDOFF * np.abs(epsilon)
     best = np.fmin(total_variation(parts), 1.0)
@@ -438,7 +438,7 @@ def least_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _upper_delta(mu: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """Bound the Gaussian's delta from above; 1 where eps is negative."""
+    """Return an upper bound of the delta at eps of mu-Gaussian DP; 1 where eps is negative."""
     present = (mu > 0) & np.isfinite(mu)
     at = np.maximum(epsilon, 0.0)
     upper = closed_form.delta(np.where(present, mu, 1.0), at).upper

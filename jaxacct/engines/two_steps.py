@@ -1,10 +1,10 @@
 """Epsilon and delta of two steps of the Poisson sampled Gaussian mechanism.
 
-delta is the second step's profile h, which has a closed form, averaged over the first step's output u, cell by cell.
-README.md ("Two steps") has the proof and defines G, h, C and mix. The step with the smaller total variation is taken
-first, which makes the integrand G smoother. Apart from 0 and the largest loss, a number becomes an upper bound of
-epsilon only if the upper bound of delta there is at most the target. It becomes a lower bound only if the lower bound
-of delta there is at least the target.
+delta is the mean of the second step's profile h over the first step's output u. h has a closed form, and the mean is
+computed cell by cell. README.md ("Two steps") has the proof and defines G, h, C and mix. The step with the smaller
+total variation is taken first, which makes the integrand G smoother. The bracket of epsilon starts as [0, largest
+loss]. The upper end moves to a number eps only if the upper bound of delta at eps is at most the target delta. The
+lower end moves to eps only if the lower bound of delta at eps is at least the target delta.
 """
 
 from __future__ import annotations
