@@ -276,7 +276,7 @@ class BandedInverse(ToeplitzStrategy):
 
 
 def _check_bands(strategy: Banded | ColumnNormalised) -> None:
-    """Refuse bands that make the columns of one record overlap."""
+    """Refuse more bands than an epoch has steps: columns of C for two steps of one record would then overlap."""
     store_whole(strategy, "bands")
     if strategy.bands * strategy.epochs > strategy.steps:
         raise InputError(
@@ -286,7 +286,7 @@ def _check_bands(strategy: Banded | ColumnNormalised) -> None:
 
 
 def _store_column(strategy: Strategy, name: str, column: tuple[float, ...], size: int | None = None) -> None:
-    """Check and store a first column as a tuple. It needs `size` entries; if `size` is None, 1 to `strategy.steps`."""
+    """Check a first column and store it as a tuple. `size`: its number of entries; if None, 1 to `strategy.steps`."""
     values = np.atleast_1d(check(name, column, REAL))
     if values.ndim != 1 or not 1 <= values.size <= strategy.steps or size not in (None, values.size):
         wanted = f"1 to steps = {strategy.steps}" if size is None else str(size)
@@ -307,17 +307,17 @@ def require_range(name: str, values: np.ndarray) -> None:
 class ColumnNormalised(Strategy):
     """The banded matrix with columns of norm 1 whose prefix sums have the least mean squared error.
 
-    Its error is some 2 to 5 % below the error of ``Banded``, since its last columns have norm 1 too, although the end
-    of the matrix shortens them (README.md, "Error").
+    The end of the matrix cuts off the last columns. Their norm is below 1 in ``Banded``, and 1 in this matrix. So the
+    error of this matrix is some 2 to 5 % below the error of ``Banded`` (README.md, "Error").
 
     Parameters
     ----------
     bands : int
-        p, the number of steps that share noise.
+        p, the number of non-zero diagonals of C.
     steps, epochs : int
         n, the size of the matrix; the number of fixed epochs, a divisor of n with n/epochs >= p.
     diagonals : array of shape (bands, steps), optional
-        C[i + l, i] in row l, if the matrix is known; otherwise it is searched for.
+        Row l, column i has the entry C[i + l, i]. If `diagonals` is missing, the matrix is searched for.
 
     References
     ----------
@@ -353,7 +353,7 @@ class ColumnNormalised(Strategy):
 
     @property
     def entries(self) -> np.ndarray:
-        """C[i + l, i] in row l and column i, (bands, n); 0 where i + l >= n."""
+        """The entries of C, (bands, n): row l, column i has C[i + l, i], or 0 if i + l >= n."""
         inside = np.arange(self.bands)[:, None] < self.steps - np.arange(self.steps)
         return np.where(inside, np.asarray(self.diagonals), 0.0)
 
@@ -373,15 +373,15 @@ class ColumnNormalised(Strategy):
 class PrefixSum(Strategy):
     """Tree aggregation: C has one row for each node of a binary tree over the steps of a block.
 
-    A node is the sum of the steps below it. A prefix sum adds up the nodes that make up the earlier blocks and, in its
-    own block, one node for each 1 among the binary digits of its place in the block.
+    A node is the sum of the steps below it. A prefix sum adds up nodes: for each complete block one node per binary
+    digit 1 of the block's length, and for the first r steps of the next block one node per binary digit 1 of r.
 
     Parameters
     ----------
     steps, epochs : int
         n, the number of leaves; the number of fixed epochs for which errors are stated, a divisor of n.
     restarts : int
-        The number of blocks, a divisor of n. Each block has its own trees. With one block per epoch, a pass is a block.
+        The number of blocks, a divisor of n. Each block has its own trees. One block per epoch: ``restarts = epochs``.
 
     References
     ----------
@@ -395,7 +395,7 @@ class PrefixSum(Strategy):
     steps: int = 0
     epochs: int = 1
     restarts: int = 1
-    rounding: ClassVar = 0.0  # type: ignore[misc]  # the entries of C are 0 and 1
+    rounding: ClassVar = 0.0  # type: ignore[misc]  # C has entries 0 and 1: C^T C is exact
 
     def _settle(self) -> None:
         store_whole(self, "restarts")
@@ -403,14 +403,15 @@ class PrefixSum(Strategy):
             raise InputError(f"restarts = {self.restarts} must divide steps = {self.steps}; use blocks of one length")
 
     def taps(self, step: int) -> Taps:
-        # buffer k has the last node of level k; step t, counted from 1, adds a node at the level of the last 1 bit of t
+        # Buffer k holds the noise of the last node of 2^k steps.  At step t of a block (t >= 1) the prefix sum gets a
+        # new node in place of the smaller ones.  The level of the new node is the place of the last 1 bit of t.
         count = step % self.block + 1
         levels, level = np.arange(self.overlap.bit_length()), (count & -count).bit_length() - 1
         below, now = (levels < level).astype(float), (levels == level).astype(float)
         return Taps(1.0, -below, 1.0 - now, np.zeros(levels.size), now)
 
     def for_steps(self, steps: int) -> Self:
-        if not self.steps or self.restarts == 1:  # a single tree grows
+        if not self.steps or self.restarts == 1:  # a single tree may have any number of steps
             return replace(self, steps=steps)
         if steps % self.block:
             raise InputError(f"steps = {steps} must be a multiple of {self.block}, the steps of a tree; use a multiple")
@@ -422,14 +423,14 @@ class PrefixSum(Strategy):
 
     @property
     def overlap(self) -> int:
-        return 1 << (self.block.bit_length() - 1)  # leaves of the largest node
+        return 1 << (self.block.bit_length() - 1)  # leaves of the largest node; steps so far apart share no node
 
     def lags(self, count: int) -> np.ndarray:
         leaf = np.arange(self.steps) % self.block
         shared = np.zeros((count, self.steps))
         for level in range(self.block.bit_length()):
             node = leaf >> level
-            whole = (node + 1) << level <= self.block  # the tree has no node that ends after the block
+            whole = (node + 1) << level <= self.block  # the tree has only nodes that end in the block
             for lag in range(min(1 << level, count)):
                 shared[lag] += whole & (node == (leaf + lag) >> level)
         return shared

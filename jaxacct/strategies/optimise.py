@@ -23,17 +23,17 @@ def banded(bands: int, steps: int) -> tuple[float, ...]:
 
 @functools.lru_cache(maxsize=256)
 def banded_inverse(bands: int, steps: int, epochs: int) -> tuple[float, ...]:
-    """Return the first column 1, ... of C^-1, where C is the Toeplitz matrix of least error.
+    """Return the `bands` non-zero entries of the first column of C^-1. The first of them is 1.
 
-    C is the best among the matrices whose inverse has `bands` bands.
+    C is the matrix of least error among the Toeplitz matrices whose inverse has `bands` bands.
     """
-    # the first `bands` entries of the inverse of the square root of the prefix-sum matrix
+    # begin at the first `bands` entries of the first column of A^(-1/2), where A is the prefix-sum matrix
     start = np.diff(_square_root(bands), prepend=0.0)
     return tuple(_toeplitz(start, steps, steps // epochs, inverse=True).tolist())
 
 
 def _toeplitz(start: np.ndarray, steps: int, period: int, inverse: bool) -> np.ndarray:
-    """Search for the best first column of a banded C, or of C^-1 if `inverse`. Like `start`, it begins with 1."""
+    """Search from `start` for the best banded C, or C^-1 if `inverse`. Return the first column of that matrix."""
 
     def loss(rest: np.ndarray) -> tuple[float, np.ndarray]:
         given = np.append(1.0, rest)
@@ -52,7 +52,7 @@ def buffered(buffers: int, steps: int, epochs: int) -> tuple[tuple[float, ...], 
     """Return scales and decays of the buffered linear Toeplitz matrix of least mean squared error."""
 
     def parts(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        # these scales sum to less than 1, and these decays are below 1, so the column falls
+        # map any real numbers to scales of sum below 1 and to decays below 1, so that the first column of C falls
         logits, places = np.split(values, 2)
         weights = np.exp(np.append(logits, 0.0) - max(logits.max(), 0.0))
         return weights[:-1] / weights.sum(), 1.0 / (1.0 + np.exp(-places))
@@ -78,7 +78,7 @@ def buffered(buffers: int, steps: int, epochs: int) -> tuple[tuple[float, ...], 
 
 @functools.lru_cache(maxsize=64)
 def column_normalised(bands: int, steps: int) -> np.ndarray:
-    """Return the diagonals, (bands, n), of the banded matrix of least mean squared error whose columns have norm 1."""
+    """Return the diagonals, (bands, n), of the matrix of least error among the banded ones with columns of norm 1."""
     lengths = np.minimum(bands, steps - np.arange(steps))
     inside = np.arange(bands)[:, None] < lengths
 
@@ -94,13 +94,13 @@ def column_normalised(bands: int, steps: int) -> np.ndarray:
 
 @jax.jit
 def banded_errors(diagonals: Any) -> Any:
-    """Return the variance of each noisy prefix sum, (n,), for C[i + l, i] = diagonals[l, i]."""
+    """Return the variance of each noisy prefix sum, (n,), for the banded C with C[i + l, i] = diagonals[l, i]."""
     bands, steps = diagonals.shape
     # row i of C has the entries diagonals[l, i - l]
     row = jnp.stack([jnp.pad(diagonals[lag, : steps - lag], (lag, 0)) for lag in range(bands)], 1)
 
     def step(covariance: Any, entries: Any) -> tuple[Any, Any]:
-        # the rows of `covariance` are the last bands - 1 noises, the latest first, and the sum of all noises
+        # the covariance of the last bands - 1 noises, the latest first, and of the sum of all noises, which comes last
         noise = jnp.append(-entries[1:], 0.0) / entries[0]
         total = noise.at[-1].add(1.0)
         move = jnp.concatenate([noise[None], jnp.eye(bands)])[: bands - 1]
@@ -118,7 +118,7 @@ def _square_root(count: int) -> np.ndarray:
 
 
 def reciprocal(column: Sequence[float] | np.ndarray, steps: int) -> np.ndarray:
-    """Return the first column of the inverse of a lower triangular Toeplitz matrix, (n,)."""
+    """Return the first column, (n,), of the inverse of the lower triangular Toeplitz matrix with this first column."""
     from scipy.linalg import blas  # slow to import
 
     column = np.asarray(column, np.float64)[:steps]
@@ -127,21 +127,21 @@ def reciprocal(column: Sequence[float] | np.ndarray, steps: int) -> np.ndarray:
 
 
 def buffered_column(scales: np.ndarray, decays: np.ndarray, steps: int) -> np.ndarray:
-    """Return 1, followed by `sum_k scales_k decays_k^j` for j < n - 1, (n,)."""
+    """Return the first column of a buffered C, (n,): 1, then `sum_k scales_k decays_k^j` for j = 0, ..., n - 2."""
     return np.append(1.0, scales @ decays[:, None] ** np.arange(steps - 1))
 
 
 def buffered_inverse(scales: np.ndarray, decays: np.ndarray, steps: int) -> np.ndarray:
-    """Return the first column of the inverse matrix, (n,). The inverse is buffered, too (README.md, "Error")."""
+    """Return the first column of C^-1, (n,), for a buffered C. Then C^-1 is buffered, too (README.md, "Error")."""
     root = np.sqrt(scales)
     decays, vectors = np.linalg.eigh(np.diag(decays) - np.outer(root, root))
     return buffered_column(-np.square(root @ vectors), decays, steps)
 
 
 def _log_error(column: np.ndarray, inverse: np.ndarray, period: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """Return (log error, its gradient in `column`, its gradient in `inverse`).
+    """Return the log error and its gradients, first in `column`, then in `inverse`.
 
-    Here error is the mean variance of the prefix sums times the squared sensitivity of |C|.
+    Here error is the sum of the variances of the prefix sums times the squared sensitivity of |C|.
     """
     steps = max(column.size, inverse.size)
     column, inverse = (np.pad(each, (0, steps - each.size)) for each in (column, inverse))
@@ -154,8 +154,8 @@ def _log_error(column: np.ndarray, inverse: np.ndarray, period: int) -> tuple[fl
 
 
 def _through(inverse: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """Turn `slope`, the gradient in the inverse's first column, into the gradient in the Toeplitz matrix's own one."""
-    # d inverse_j / d column_k = -(inverse * inverse)_(j - k), where * is a convolution
+    """For a Toeplitz matrix T, turn `slope`, a gradient in the first column of T^-1, into one in that of T."""
+    # d inverse_j / d column_k = -(inverse * inverse)_(j - k), a convolution: correlate `slope` twice with `inverse`
     size = inverse.size
     reflected = np.conj(np.fft.rfft(inverse, 2 * size))
     for _ in range(2):

@@ -33,7 +33,7 @@ class SingleParticipation:
 
 
 class _Counted:
-    """A way in which records take part; its numbers are whole, except a sampling probability."""
+    """Base of the ways of taking part. All fields must be whole numbers, except a sampling probability."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -92,9 +92,9 @@ class MinSeparation(_Counted):
 class CyclicPoisson(_Counted):
     """Records are split into groups once; step i draws each record of group i mod ``groups`` independently.
 
-    Draw the group of a record from a hash of its own identifier: the group must not depend on other records. An equal
-    split of a shuffled list moves other records when one is added, so the accounting then holds for ``zero_out`` and
-    ``replace_one`` only.
+    The group of a record must not depend on other records: draw it from a hash of the record's identifier, for example.
+    If a shuffled list is split equally, adding one record moves others to other groups. For such a split the accounting
+    holds under ``zero_out`` and ``replace_one`` only.
 
     Parameters
     ----------
@@ -117,15 +117,15 @@ class CyclicPoisson(_Counted):
 
 @dataclass(frozen=True)
 class BallsInBins(_Counted):
-    """Each record is put into one of ``bins`` bins once, uniformly; step i uses bin i mod ``bins``, in every epoch.
+    """Each record is put into one of ``bins`` bins once, uniformly. Step i uses all records of bin i mod ``bins``.
 
-    The bin of a record must not depend on other records. A shuffled list that is cut into equal bins moves other
-    records when one is added, and is not covered. jax_privacy calls this BallsInBinsSampling.
+    The bin of a record must not depend on other records. Bins that are cut from a shuffled list are not covered, since
+    adding one record moves others to other bins. In jax_privacy this sampling is called BallsInBinsSampling.
 
     Parameters
     ----------
     bins : int
-        b, the number of steps of an epoch; at least the number of bands of the strategy, which is 1 or 2.
+        b, the number of steps of an epoch. The strategy must have 1 or 2 bands, and no more than b bands.
 
     References
     ----------
@@ -157,7 +157,7 @@ def require_divisor(epochs: int, steps: int) -> int:
 
 
 def require_groups(strategy: Strategy, groups: int) -> None:
-    """Refuse fewer groups than bands, for which no bound is known."""
+    """Refuse fewer groups of records than the strategy has bands: no bound is known for that case."""
     if strategy.overlap > groups:
         raise InputError(
             f"groups = {groups} must be >= {strategy.overlap}, the number of bands of the strategy: blocks of one "
@@ -168,7 +168,7 @@ def require_groups(strategy: Strategy, groups: int) -> None:
 class Strategy(ABC):
     """A matrix C of n columns, one for each step, whose noisy product C X + Z determines noisy prefix sums of X.
 
-    The rows of X are the gradient sums of the steps. A record moves the rows of its own steps, each by at most 1.
+    Row i of X is the gradient sum of step i. A record changes the rows of its own steps, each by at most 1.
 
     >>> from jaxacct.strategies import Banded
     >>> isinstance(Banded(2, steps=8), Strategy)
@@ -179,7 +179,7 @@ class Strategy(ABC):
     epochs: int
 
     def __post_init__(self) -> None:
-        """Check the fields; if `steps` is 0, leave the matrix open until `for_steps` is called, as a `Plan` does."""
+        """Check the fields. With `steps` = 0 there is no matrix yet; a `Plan` later calls `for_steps` to make one."""
         if type(self.steps) is int and self.steps == 0:
             return
         object.__setattr__(self, "steps", int(check_one("steps", self.steps, STEPS, "a strategy is for one run")))
@@ -189,10 +189,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def _settle(self) -> None:
-        """Check and store the fields beside steps and epochs; search for a matrix that is not given."""
+        """Check and store the fields other than `steps` and `epochs`. If the matrix is not given, search for it."""
 
     def for_steps(self, steps: int) -> Self:
-        """Return the strategy for a run of `steps` steps; coefficients that are known are kept.
+        """Return this strategy for a run of `steps` steps. Coefficients that it already has are not searched for again.
 
         >>> from jaxacct.strategies import Banded
         >>> Banded(2).for_steps(64) == Banded(2, steps=64)
@@ -202,23 +202,24 @@ class Strategy(ABC):
 
     @abstractmethod
     def taps(self, step: int) -> Taps:
-        """Return the weights that make the noise of a step, a row of C^-1 Z (README.md, "Streaming")."""
+        """Return the weights that give the noise of a step, which is row `step` of C^-1 Z (README.md, "Streaming")."""
 
     @property
     @abstractmethod
     def overlap(self) -> int:
-        """Columns i and j of C are orthogonal if ``|i - j| >= overlap``."""
+        """A number of steps: columns i and j of C are orthogonal if ``|i - j| >= overlap``."""
 
     @property
     def entry_error(self) -> float:
-        """Bound of the rounding error of each entry of C; 0 if the fields hold the entries."""
+        """Upper bound of the rounding error of each entry of C. It is 0 if the entries are fields and not computed."""
         return 0.0
 
     @abstractmethod
     def lags(self, count: int) -> np.ndarray:
-        """Return (C^T C)[i, i + d] in row d and column i, (count, n), 0 where i + d >= n; `count` is at most `overlap`.
+        """Return the first `count` diagonals of G = C^T C. Row d, column i has G[i, i + d], or 0 if i + d >= n.
 
-        The error of an entry is at most `rounding` times the entry of |C|^T |C|.
+        The shape is (count, n), and `count` is at most `overlap`. The error of an entry is at most `rounding` times the
+        same entry of |C|^T |C|.
         """
 
     @property
@@ -227,7 +228,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def squared_errors(self) -> np.ndarray:
-        """Return the variance of each noisy prefix sum where every entry of Z has variance 1, (n,)."""
+        """Return the variance of each noisy prefix sum, (n,), if every entry of Z has variance 1."""
 
     def squared_norms(self) -> tuple[np.ndarray, np.ndarray]:
         """Return lower and upper bounds of the squared norm of each column, (n,) each."""
@@ -237,8 +238,8 @@ class Strategy(ABC):
     def sensitivity(self, participation: Participation | None = None) -> Bounds:
         """Bound the sensitivity of C X under add or remove of one record, in clip norms; ``replace_one`` doubles it.
 
-        This is ``max_pi max_x ||sum_{i in pi} C e_i x_i^T||`` over the patterns pi of one record and the contributions
-        x_i of norm at most 1, which may depend on earlier outputs.
+        The sensitivity is ``max_pi max_x ||sum_{i in pi} C e_i x_i^T||``. Here pi is a pattern, the set of steps of one
+        record, and x_i is the record's contribution to step i. It has norm at most 1 and may depend on earlier outputs.
 
         Parameters
         ----------
@@ -248,8 +249,8 @@ class Strategy(ABC):
         Returns
         -------
         Bounds
-            ``kind`` is "certified". The ends differ by rounding alone if the entries of C^T C on the worst pattern are
-            all >= 0.
+            ``kind`` is "certified". The lower and the upper bound differ by rounding alone if all entries of C^T C on
+            the worst pattern are >= 0.
 
         References
         ----------
@@ -263,7 +264,7 @@ class Strategy(ABC):
         if not self.steps:
             raise InputError("steps is missing; give the number of steps of the run")
         least, most = self._square(*self._apart(participation or FixedEpochs(self.epochs)))
-        # the error of a column has a norm of at most entry_error sqrt(n), and a pattern has at most n columns
+        # at most n columns of a pattern are each wrong by a norm of at most entry_error sqrt(n), in all by `spread`
         spread = self.entry_error * self.steps**1.5
         lower, upper = max(np.sqrt(max(least, 0.0)) - spread, 0.0), np.sqrt(most) + spread
         lower, upper = lower * (1.0 - 2.0 * ROUNDOFF), upper * (1.0 + 2.0 * ROUNDOFF)
@@ -271,7 +272,7 @@ class Strategy(ABC):
         return Bounds(lower, 0.5 * (lower + upper), upper, "certified", status)
 
     def _apart(self, participation: Participation) -> tuple[int, int, bool]:
-        """Return the least gap between steps of one record, their largest number, and whether all gaps are equal."""
+        """Return the least gap between steps of a record, the largest number of steps, and if all gaps are equal."""
         match participation:
             case SingleParticipation():
                 return self.steps, 1, True
@@ -318,9 +319,9 @@ class Strategy(ABC):
 
 
 class Taps(NamedTuple):
-    """Weights of step i, whose noise is ``w_i = own z_i + sum_k past_k B_k``, with z_i fresh and m buffers B_k.
+    """Weights of step i. Its noise is ``w_i = own z_i + sum_k past_k B_k``: z_i is fresh noise, the B_k are m buffers.
 
-    Afterwards ``B_k <- keep_k B_k + of_sum_k w_i + of_fresh_k z_i``. The buffers begin at 0.
+    After the step, buffer B_k becomes ``keep_k B_k + of_sum_k w_i + of_fresh_k z_i``. All buffers begin at 0.
     """
 
     own: float
@@ -331,7 +332,7 @@ class Taps(NamedTuple):
 
 
 def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
-    """Return the weights of a step whose buffers hold the last m sums w (`of_sum`) or fresh noises z."""
+    """Return the weights of a step. Its m buffers hold the last m noises w if `of_sum`, else fresh noises z."""
     # even without past weights there is one buffer, since no buffers at all would mean a strategy of independent noise
     past = np.pad(past, (0, int(not past.size)))
     count = past.size
@@ -345,7 +346,7 @@ def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
 def of_patterns(lags: np.ndarray, separation: int, most: int) -> tuple[float, float]:
     """Bound the squared sensitivity over patterns of at most `most` steps that are at least `separation` apart.
 
-    The bounds leave out the rounding of the sums.
+    The bounds do not allow for the rounding of the sums.
     """
     weights = _weights(lags, separation, most)
     upper, pattern = _heaviest(weights, separation, most)
@@ -359,9 +360,10 @@ def of_patterns(lags: np.ndarray, separation: int, most: int) -> tuple[float, fl
 
 
 def of_all(lags: np.ndarray, patterns: np.ndarray) -> tuple[float, float]:
-    """Bound the largest squared sensitivity over patterns: each column of `patterns` lists steps, with -1 for no step.
+    """Bound the largest squared sensitivity over patterns. Each column of `patterns` lists steps, then -1s.
 
-    Gradients s_i e_1, with signs chosen one by one, reach the lower end. The bounds leave out the rounding of the sums.
+    The lower bound is reached by the contributions e_1 or -e_1, with the sign chosen step by step. The bounds do not
+    allow for the rounding of the sums.
     """
     signs = np.ones(patterns.shape)
     lower, upper = np.zeros((2, patterns.shape[1]))
@@ -378,28 +380,31 @@ def of_all(lags: np.ndarray, patterns: np.ndarray) -> tuple[float, float]:
 
 
 def _longest(begun: tuple[int, ...], steps: int, separation: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yield the patterns that begin with `begun` and end where no later step can follow.
+    """Yield patterns that begin with the steps `begun`, each continued until no later step can follow.
 
-    Shorter ones need no check, since a further step never lowers a sum of |(C^T C)_ij|.
+    Patterns that could be continued need no check: one more step never lowers the sum of |(C^T C)_ij| over a pattern.
     """
     later = range(begun[-1] + separation if begun else 0, steps)
     if not later or len(begun) == most:
         yield begun
         return
-    # where `most` does not limit the steps, a gap of 2 * separation or more has room for one more step
+    # if `most` is no limit, skip gaps of 2 * separation or more: a pattern with such a gap has room for a step
     for step in later[:separation] if most * separation >= steps else later:
         yield from _longest((*begun, step), steps, separation, most)
 
 
 def _weights(lags: np.ndarray, separation: int, most: int) -> np.ndarray:
-    """Bound |G_ii| + 2 sum_j |G_ij| for each step i, (n,), where j are the later steps of any pattern, G = C^T C."""
+    """Return for each step i, (n,), the largest |G_ii| + 2 sum_j |G_ij| over the patterns that contain i.
+
+    Here G = C^T C, and j are the steps of the pattern after i.
+    """
     magnitude = np.abs(lags)
     last = deque(_sums(magnitude[separation:], separation, most - 1), 1)
     return np.asarray(magnitude[0] + 2.0 * last.pop()[-1]) if last else magnitude[0]
 
 
 def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, list[int]]:
-    """Return the largest sum of weights over at most `most` steps, at least `separation` apart, and these steps."""
+    """Return the largest sum of the weights of at most `most` steps, and the steps. All gaps are >= `separation`."""
     sums = [*_sums(weights, separation, most)][::-1]
     pattern, step, layer = list[int](), 0, sums[0].size - 1
     free = layer < most
@@ -414,10 +419,10 @@ def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, l
 
 
 def _sums(rows: np.ndarray, separation: int, most: int) -> Iterator[np.ndarray]:
-    """Yield for each row, from the last to the first, the largest sums of rows from that row on.
+    """For each row r, from the last to the first, yield the largest elementwise sums of some of the rows r, r + 1, ...
 
-    The rows of one sum lie at least `separation` apart. Layer m has the sums of at most m rows. If the gaps
-    alone limit the number of rows, layer 1 has all sums.
+    The rows of a sum lie at least `separation` apart. Layer m of the yielded array has the largest sum of at most m
+    rows. If `most` is no limit, there are only layers 0 and 1, and layer 1 has the largest sum of any number of rows.
     """
     free = most * separation >= len(rows)
     later = deque([np.zeros(((1 if free else most) + 1, *rows.shape[1:]))] * separation, separation)

@@ -1,4 +1,4 @@
-"""Sweeps: a grid of DP-SGD configurations, solved in blocks on all devices and processes, as a table.
+"""Sweeps: solve a grid of DP-SGD configurations in blocks, on all devices and processes, and return a table.
 
 `jaxacct.sweep` is the function `sweep` of this package.
 """

@@ -1,4 +1,4 @@
-"""A grid of DP-SGD configurations: turns named fields into one checked row for each configuration.
+"""Makes a grid from named fields: one checked row for each DP-SGD configuration.
 
 Exactly one of noise_multiplier, sampling_probability, steps, epsilon and delta is left out: the sweep solves for it.
 A risk, such as target_advantage, or target_tpr with at_fpr, may be the target instead of epsilon and delta.
@@ -123,10 +123,10 @@ class Grid:
 
 
 def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | None = None, name: str = "") -> Grid:
-    """Return the configurations of named fields: every combination, or with mode "zip" the fields side by side.
+    """Return the grid of all combinations of the fields' values. Mode "zip" broadcasts the fields together instead.
 
     A field is a number, an array, or a range `{"start": 0.5, "stop": 8, "num": 5, "scale": "log"}` with both ends
-    included; a range of a count is rounded to whole numbers. In the product the last field varies fastest.
+    included. A range of counts is rounded to integers. In the product the last field varies fastest.
     `read_grid` says which fields there are.
 
     >>> fields = {"noise_multiplier": [1.0, 2.0], "sampling_probability": 0.01, "steps": [10, 20]}
@@ -155,7 +155,7 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
         shape = broadcast_shape({field: np.shape(axis) for field, axis in axes.items()})
         meshed = [np.broadcast_to(axis, shape) for axis in axes.values()]
     columns = {field: np.array(axis).ravel() for field, axis in zip(axes, meshed, strict=True)}
-    prefix = "" if solved in ("epsilon", "delta") else "target_"  # calibrations say target_epsilon, target_delta
+    prefix = "" if solved in ("epsilon", "delta") else "target_"  # calibrations call them target_epsilon, target_delta
     words = {f"{p}{word}": f"{prefix}{word}" for word in ("epsilon", "delta") for p in ("", "target_")}
     columns = {words.get(field, field): column for field, column in _derived(columns, solved).items()}
     rows = next(iter(columns.values())).size
@@ -244,7 +244,7 @@ def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
 
 
 def _require_law(given: Mapping[str, Any], solved: str) -> None:
-    """Refuse a law of K without its numbers, numbers without their law, and a law if epsilon is not solved for."""
+    """Refuse missing or superfluous parameters of a law of K (see `LAWS`), and a law if epsilon is not solved for."""
     numbers = [field for field in LAW_NUMBERS if field in given]
     if "repetitions" not in given:
         if numbers:
@@ -260,7 +260,7 @@ def _require_law(given: Mapping[str, Any], solved: str) -> None:
 
 
 def _require_rule(given: Mapping[str, Any]) -> None:
-    """Refuse a number without its batch rule, and a batch rule without its numbers."""
+    """Refuse a parameter (such as `cap`) that no batch rule of the grid takes, and a rule that lacks a parameter."""
     rules = sorted(set(np.ravel(given["sampling"]))) if "sampling" in given else ["poisson"]
     for name in OF_RULES[1:]:  # `described` checks the first, slots
         if name in given and not any(RULES[rule_name(rule)].knows(name) for rule in rules):
@@ -273,7 +273,7 @@ def _require_rule(given: Mapping[str, Any]) -> None:
 
 
 def _derived(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray]:
-    """Add the rate, steps and groups that follow from other columns; numbers that a row does not take are NaN."""
+    """Add the rate, steps and groups that other columns give. What a row's batch rule does not take becomes NaN."""
     own = [name for name in OF_RULES if name in columns]
     if not own and not any(name in columns for name in (*RATES[1:], *LENGTHS[1:])):
         return columns
@@ -310,8 +310,8 @@ SETTLED_BY = {
 def read_grid(path: str | os.PathLike[str]) -> Grid:
     r"""Read a grid file and check it; an error is one line that names the place.
 
-    A TOML grid is a list of blocks.  A block is the product of its lists and ranges (the last one written varies
-    fastest), or with `zip = true` its lists side by side::
+    A TOML grid is a list of blocks.  A block stands for all combinations of the values of its lists and ranges (the
+    last one written varies fastest).  With `zip = true` its lists are broadcast together instead::
 
         [defaults]                      # optional, shared by all blocks; a block may override
         target_delta = [1e-5, 1e-6]
@@ -327,8 +327,8 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
     delta (or target_delta): the sweep solves for it, and `quantity = "..."` may state it.  With
     `repetitions = "geometric"` and `gamma = [0.1, 0.01]` (or another law of K, `jaxacct.sweeps.grid.LAWS`) epsilon is
     the epsilon of running the configuration K times and releasing the best output.  A file without `[[block]]` is one
-    block.  A CSV has the same names as columns, among them `name` and `quantity`; an empty cell is a value left out.
-    Other columns are kept beside the answers.  A column whose name is close to that of an absent input is refused.
+    block.  The columns of a CSV have the same names, also `name` and `quantity`; an empty cell is a value left out.
+    Other columns are kept beside the answers.  A column is refused if its name resembles the name of an absent input.
 
     Parameters
     ----------
@@ -457,7 +457,7 @@ def as_grid(grid: Any, quantity: str | None = None) -> Grid:
 def grid_of_records(
     names: Sequence[str], cells: Mapping[str, Any], places: Sequence[str], quantity: str | None = None
 ) -> Grid:
-    """Make a grid from columns of cells, None for a value left out; an error names a row by its text in `places`."""
+    """Make a grid from columns of cells, where None is a value left out. Error messages call row i `places[i]`."""
     for number, name in enumerate(names):
         if name in names[:number]:
             raise InputError(f"column {name!r} appears twice; leave one out")
@@ -489,7 +489,7 @@ def grid_of_records(
 
 
 def _refuse_misspelt(names: Sequence[str]) -> None:
-    """Refuse a column with the name of an answer's column, or with a name close to that of an absent input."""
+    """Refuse a column that is named like a column of the answer, or almost like an input that the grid lacks."""
     given = {name for one in names for name in (one, *SETTLED_BY.get(one, ()))}
     given |= set() if "repetitions" in given else set(LAW_NUMBERS)
     absent = [name for name in COLUMNS if name not in given]
@@ -530,7 +530,7 @@ def _with_none(cells: Any) -> list[Any]:
 
 
 def _kept(cells: Any) -> np.ndarray:
-    """Return a column of the user as an array: numbers, with NaN for None, or any other cells, with "" for None."""
+    """Return a column of the user as an array. None becomes NaN among numbers, and "" among other cells."""
     if hasattr(cells, "to_numpy"):
         return np.asarray(cells.to_numpy())
     kinds = {type(cell) for cell in cells}

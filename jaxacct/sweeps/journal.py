@@ -70,7 +70,7 @@ class Header:
 
 
 def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, shard: tuple[int, int]) -> Header:
-    """Return the header of a sweep that would run now, on this platform."""
+    """Return the header of a sweep of `grid` with these settings, versions of jaxacct and JAX, and platform."""
     digest = hashlib.sha256()
     for words in (grid.name, grid.quantity):
         digest.update("\x1f".join(words).encode() + b"\x1e")
@@ -105,7 +105,7 @@ class Journal:
             except BaseException:
                 file.close()
                 raise
-            file.close()  # another run has just removed the file that was opened
+            file.close()  # another run removed this file before it was locked: open the path again
 
     @property
     def fresh(self) -> bool:
@@ -124,7 +124,7 @@ class Journal:
         files.sync_folder(self.path)
 
     def catch_up(self, head: Header, keep: Callable[[np.ndarray, Table], None]) -> None:
-        """Refuse another sweep's journal. Pass the rows of every whole record to `keep`, and cut off the rest."""
+        """Refuse a journal of another sweep. Pass the rows of every whole record to `keep`; cut off what follows."""
         with self.path.open("rb") as file:
             records = _records(file)
             first = next(records, None)
@@ -153,7 +153,7 @@ class Journal:
         self.path.unlink(missing_ok=True)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Rename the journal's file, or rename another file to the journal's name, in one step."""
+        """Rename `source` to `target` atomically. One of the two is the path of this journal."""
         self._let_go_to_rename()
         with files.writing(target):
             os.replace(source, target)
@@ -185,7 +185,7 @@ class Journal:
 
 
 def _lock(file: io.FileIO, path: Path) -> None:
-    """Lock a journal until its file is closed, where the system and the file system have locks."""
+    """Lock a journal until its file is closed. Do nothing if the system or the file system has no locks."""
     try:
         files.lock(file)
     except BlockingIOError:
@@ -197,7 +197,7 @@ def _lock(file: io.FileIO, path: Path) -> None:
 
 
 def kept_block(out: Path, shard: tuple[int, int]) -> int | None:
-    """Return the block size in this slice's journal or part, else in another slice's; None if none is readable."""
+    """Return the block size of the first readable file: this slice's journal or part, then those of other slices."""
     number, count = shard
     for i in (number, *range(1, count + 1)):
         for path in (journal_path(out, (i, count)), part_path(out, (i, count))):
@@ -387,10 +387,10 @@ def merge_all(out: Path, head: Header) -> Table | None:
     """Merge and remove the parts of all slices. Return the table, or None while a part of this sweep is missing."""
     count = head.shard[1]
     paths = [part_path(out, (number, count)) for number in range(1, count + 1)]
-    # a part of an earlier sweep may exist until the process of its slice replaces it
+    # wait, too, while a part is from an earlier sweep: the process of that slice will replace the part
     if not all(path.exists() and not head.differs(peek(path), but=("shard",)) for path in paths):
         return None
-    table = merge(paths, out, overwrite=True)  # a sweep that may not replace `out` was refused at its start
+    table = merge(paths, out, overwrite=True)  # a sweep that must not replace `out` has stopped at its start
     for path in paths:
         path.unlink()
     return table

@@ -89,15 +89,15 @@ def sweep(
     mode : {"product", "zip"}
         For a dict: "product" makes every combination (the last field varies fastest), "zip" broadcasts the arrays
         together.
-    quantity : the quantity to solve for, as a check on the field that is left out.  A grid file states it itself.
+    quantity : the quantity to solve for.  It must be the field that is left out.  A grid file has its own `quantity`.
     out : the file of the result, a path ending in .csv or .parquet.  The file must not exist yet (see overwrite).
     relation, engine, rtol, backend
-        As in `jaxacct.epsilon` and `jaxacct.calibrate_noise_multiplier` (calibrations choose the engine).
+        As in `jaxacct.epsilon` and `jaxacct.calibrate_noise_multiplier`.  Calibrations need `engine="auto"`.
     progress : whether to show a progress bar on standard error; by default it is shown only on a terminal.
     block : number of rows that are solved between two writes.  By default it is a sixteenth of the grid, rounded up to
         a power of 2, at least 512 and at most 4096.
-    resume : whether to continue from the journal of an interrupted run, if there is one.  The journal then gives the
-        block size.
+    resume : whether to continue from the journal of an interrupted run, if there is one.  Unless `block` is given, the
+        block size is then read from the journal.
     overwrite : whether to discard the journal of an interrupted run, and to replace an earlier result when the new
         result is complete.
     shard : "i/n" solves the i-th of n slices into the part file OUT.i-of-n.part, for `jaxacct.sweeps.merge`.
@@ -109,9 +109,10 @@ def sweep(
     Table, or a pandas.DataFrame if a DataFrame was swept in a single slice
         Columns: name (if any), columns of the grid that are no inputs, quantity, the inputs, relation, lower, estimate,
         upper, kind, status, engine.  A noise multiplier, sampling probability or number of steps that was solved for
-        has its own column.  The bracket then encloses the epsilon, or the risk that was the target, at this value.
-        Rows are in the order of the grid, or of this slice if the slices are not merged.  A DataFrame keeps the index
-        and the types of the swept DataFrame.  Its columns with values to solve for are float64.
+        has its own column.  The bracket from lower to upper then encloses the epsilon at the solved value, or the risk
+        if the target was a risk.  Rows are in the order of the grid, or of this slice if the slices are not merged.  A
+        returned DataFrame has the index and the types of the swept DataFrame. Only an input column of numbers in
+        which values were left out is float64.
 
     Raises
     ------
@@ -159,14 +160,14 @@ def sweep(
         while (whole := merge_all(path, work.head)) is None:  # wait until every process has written its part
             time.sleep(POLL_SECONDS)
         return whole
-    while distributed and part_path(path, work.shard).exists():  # wait until the first process has merged them
+    while distributed and part_path(path, work.shard).exists():  # until the first process has merged the parts
         time.sleep(POLL_SECONDS)
     return table
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A sweep's configurations and settings, and the blocks of rows that this run solves, each for one quantity."""
+    """The grid and the settings of a sweep, and the blocks of this slice. All rows of a block ask for one quantity."""
 
     grid: Grid
     settings: Settings
@@ -228,7 +229,7 @@ class Work:
         return self.table
 
     def whole(self, out: Path, show: bool | None, resume: bool, overwrite: bool) -> Table:
-        """Solve all blocks by way of the journal, write the result, and remove the journal."""
+        """Solve all blocks into the journal, write the result, and remove the journal."""
         with self._journal(out, {out: tables.REPLACE}, resume, overwrite) as journal:
             table = self.solve(show, journal).beside(self.grid.beside)
             tables.write(table, out)
@@ -236,7 +237,7 @@ class Work:
         return table
 
     def part(self, out: Path, show: bool | None, resume: bool, overwrite: bool, *, merged: bool) -> Table:
-        """Solve the blocks of a slice into its journal, or resume its part, and rename the journal to the part file."""
+        """Solve a slice into its journal, and rename the journal to the part file. `resume`: continue an old part."""
         part = part_path(out, self.shard)
         if part.exists() and resume:
             with contextlib.closing(Journal.hold(journal_path(out, self.shard))) as journal:
@@ -246,14 +247,14 @@ class Work:
             {out: tables.REPLACE} if merged else {}
         )
         with self._journal(out, taken, resume, overwrite) as journal:
-            part.unlink(missing_ok=True)  # `merge_all` would take an earlier part for this one
+            part.unlink(missing_ok=True)  # else `merge_all` could merge an old part while this one is solved
             table = self.solve(show, journal)
             journal.rename(journal.path, part)
         return table
 
     @contextlib.contextmanager
     def _journal(self, out: Path, taken: dict[Path, str], resume: bool, overwrite: bool) -> Iterator[Journal]:
-        """Lock the slice's journal and read an interrupted run's rows; a new run stops if a file in `taken` exists."""
+        """Lock the journal. Resume an interrupted run, or begin a new one unless a file in `taken` exists."""
         path = journal_path(out, self.shard)
         journal = Journal.hold(path)
         try:
@@ -305,9 +306,9 @@ class Plan:
     devices : number and platform of the devices.
     sample : number of configurations, spread over the slice, that were solved to measure the speed.
     seconds : estimated time for the rows of this slice.
-    first_seconds : time that compiling the programs took for the sample.
+    first_seconds : time for compiling the programs, measured on the sample.
     memory_bytes : int
-        Sum of the most memory that the process has used, the size of the slice's table, and the lattice engine's limit.
+        Estimate: the largest use of the process so far, plus the slice's table, plus the limit of the lattice engine.
 
     >>> from jaxacct.sweeps import plan
     >>> p = plan({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
@@ -367,7 +368,7 @@ def plan(
     block: int | None = None,
     shard: str | None = None,
 ) -> Plan:
-    """Preview `jaxacct.sweep` with these arguments and estimate its time; solve a small sample twice.
+    """Preview `jaxacct.sweep` with these arguments. The time is estimated from a small sample, which is solved twice.
 
     The sample has up to 256 configurations of each quantity, evenly spread over the slice.  Its first solution compiles
     the programs, and the second solution is timed.

@@ -1,4 +1,4 @@
-"""Solves one block of a sweep: adds the answers to rows that ask for one quantity."""
+"""Solves one block of a sweep: rows that all ask for the same quantity get their answers."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class Settings(NamedTuple):
     relation: str
     engine: str
     rtol: float
-    backend: str  # never "auto": one choice for the whole grid, so that slices and resumed runs agree
+    backend: str  # "auto" is already resolved, so that slices and resumed runs use one backend
 
     def relation_of(self, sampling: str) -> str:
-        """Return the relation of the rows with this batch rule."""
+        """Return the neighbouring relation of the rows whose batch rule is `sampling`."""
         return usual_relation(sampling) if self.relation == USUAL else self.relation
 
 
@@ -82,7 +82,7 @@ def settings(grid: Grid, relation: str | None, engine: str, rtol: float, backend
 
 
 def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = False) -> Table:
-    """Return a grid's rows, which ask for one quantity, with answers; `alone` says that the sweep is a single row."""
+    """Return the rows of a grid, which ask for one quantity, with answers. `alone`: the whole sweep is one row."""
     size = len(grid)
     rules = grid.inputs.get("sampling", np.full(size, "", object))
     relations = np.array([chosen.relation_of(rule or "poisson") for rule in rules.tolist()], object)
@@ -95,9 +95,12 @@ def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = Fa
 def _answer_or_failed(
     quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings, size: int, alone: bool
 ) -> dict[str, Any]:
-    """Return the answers. A row whose solution raises is marked "failed"; input that is bad in every row is refused."""
+    """Return the answers. A row whose solution raises an error is marked "failed".
+
+    If all rows raise InputError, raise the first error. But a single row raises only if it is the sweep (`alone`).
+    """
     failures: list[tuple[int, Exception]] = []
-    # a failed row has the trivial bracket of its epsilon or delta; a failed calibration has NaN
+    # a failed row gets the trivial bracket of epsilon or delta, which always holds; a failed calibration gets NaN
     ends = {"epsilon": (0.0, np.inf, np.inf), "delta": (0.0, 1.0, 1.0)}.get(quantity, (np.nan,) * 3)
     failed: dict[str, Any] = {name: np.array([end]) for name, end in zip(ANSWER, ends, strict=True)}
     failed |= {name: np.array([word], object) for name, word in zip(WORDS, ("certified", "failed", ""), strict=True)}
@@ -128,7 +131,7 @@ def _answer_or_failed(
 
 
 def _answer(quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings) -> dict[str, Any]:
-    """Return the table's columns of answers for rows that ask for one quantity; rows of one batch rule share a call."""
+    """Return columns of answers for rows that ask for one quantity. Rows that are `alike` are solved in one call."""
     pieces = []
     for rule, rows in alike(inputs):
         some, relation = _rows(inputs, rows), chosen.relation_of(rule["sampling"])
@@ -167,13 +170,13 @@ def _shared(words: Any) -> np.ndarray:
 
 
 def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield (batch rule and group size, rows) for rows that one mechanism can hold: all give steps, or none does."""
+    """Split rows into sets that one mechanism can hold. Yield (batch rule and group size, row numbers) for each set."""
     size = next(iter(inputs.values())).size
     rules = inputs.get("sampling", np.full(size, "", object))
     group = np.nan_to_num(inputs.get("group", np.ones(size)), nan=1.0)
-    in_epochs = np.isnan(inputs.get("steps", np.ones(size)))
+    in_epochs = np.isnan(inputs.get("steps", np.ones(size)))  # a mechanism takes steps or epochs, not both
     for word in dict.fromkeys(rules.tolist()):
-        # a mechanism that protects groups takes a single value for each of these numbers, not an array
+        # a mechanism that protects groups of records takes one value of each number in `single`: split by value
         single = RULES[rule_name(word or "poisson")].taken_for_groups
         apart = [np.where(group == 1.0, 0.0, np.nan_to_num(inputs[name])) for name in single if name in inputs]
         numbers = np.stack([group, in_epochs, *apart])
@@ -183,18 +186,18 @@ def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np
 
 
 def _numbers(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers that `dp_sgd` takes for these rows, besides their batch rule and group size."""
+    """Return the arguments of `dp_sgd` for these rows, other than the batch rule and the group size."""
     given = {name: inputs[name] for name in NUMBERS if name in inputs and not np.isnan(inputs[name]).all()}
     return numbers_of_rule(rule["sampling"], given, rule["group"])
 
 
 def run_of(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> Mechanism:
-    """Return the DP-SGD runs of some rows, which share a batch rule and a group size."""
+    """Return the DP-SGD runs of some rows as one mechanism. The rows share a batch rule and a group size."""
     return dp_sgd(**_numbers(inputs, rule), **rule)
 
 
 def run_of_row(row: Mapping[str, Any]) -> Mechanism:
-    """Return the run of one row of a result; refuse numbers that contradict each other.  Cells may be text."""
+    """Return the run that a row of a result describes. Refuse numbers that contradict each other. Cells may be text."""
     _refuse_other_batches(row)
     word = str(row.get("sampling", "") or "poisson")
     rule_name(word, "sampling")
