@@ -75,12 +75,12 @@ def _steps(parts: Components) -> Steps:
 
 
 def _in_blocks(solve: Callable[..., Answer], parts: Components, enough: np.ndarray, *values: np.ndarray) -> Answer:
-    """Solve the rows in blocks. Solve the rows whose bracket is wide once more, with more cells."""
+    """Solve all rows, in blocks that fit into memory. Then solve the rows with wide brackets again, with more cells."""
     size = parts.mu2.size
     answer = Answer(np.zeros(size), np.zeros(size), np.full(size, np.inf))
     steps = _steps(parts)
     with np.errstate(all="ignore"):
-        # the first number of cells is for all rows, the second for rows whose bracket is wide
+        # the numbers of cells of the first and of the second round
         for count in (800, 5000):
             wide = np.flatnonzero(~((answer.upper * (1.0 - WIDE) <= answer.lower) | (answer.upper <= enough)))
             for start in range(0, wide.size, CELLS_AT_A_TIME // count):
@@ -92,13 +92,14 @@ def _in_blocks(solve: Callable[..., Answer], parts: Components, enough: np.ndarr
 
 
 def delta(parts: Components, eps: np.ndarray) -> Answer:
-    return _in_blocks(_delta, parts, np.full_like(eps, 1e-300), eps)  # a delta below 1e-300 needs no narrow bracket
+    # A row whose upper bound of delta is at most 1e-300 is not solved again with more cells.
+    return _in_blocks(_delta, parts, np.full_like(eps, 1e-300), eps)
 
 
 def epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray, floor: np.ndarray) -> Answer:
-    """Return the bracket of epsilon. A row whose upper end is at most `floor` is not refined.
+    """Return bounds of epsilon. A row whose upper bound is at most `floor` is not solved again with more cells.
 
-    slack : the relative error of delta.
+    slack : the largest relative error of the given `delta`.
     """
     return _in_blocks(_epsilon, parts, np.maximum(floor, 0.0), delta, slack, floor)
 
@@ -108,7 +109,7 @@ def _made(steps: Steps, eps: np.ndarray, count: int) -> Cells:
 
 
 def _largest(steps: Steps) -> np.ndarray:
-    """Return (B,) the largest loss, rounded up; inf in the remove direction."""
+    """Return (B,) the largest privacy loss of both steps together, rounded up. In the remove direction it is inf."""
     most = -(np.log1p(-steps.q) + np.log1p(-steps.second_q)) * (1.0 + 16.0 * ROUNDOFF)
     return np.where(steps.removing, np.inf, most)[:, 0]
 
@@ -121,7 +122,7 @@ def _delta(steps: Steps, count: int, eps: np.ndarray) -> Answer:
 
 
 class _Found:
-    """The bracket of epsilon so far, at first [0, largest loss]. A bound of delta proves each move of an end."""
+    """The bracket of epsilon so far, at first [0, largest loss]. A bound of delta proves each new value of an end."""
 
     def __init__(self, steps: Steps, delta: np.ndarray, slack: np.ndarray) -> None:
         self.steps = steps
@@ -130,9 +131,10 @@ class _Found:
         self.lower, self.upper = np.zeros_like(delta), _largest(steps)
 
     def look(self, made: Cells, eps: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Bound delta at eps for `rows` with the cells `made`, and return log(bound/target) of both bounds.
+        """Bound delta at eps for `rows` by the cells `made`. Return log(bound/target) of the lower and upper bound.
 
-        Where a bound shows that the answer lies above (below) eps, the lower (upper) end of its bracket moves to eps.
+        Where a bound of delta shows that epsilon is at least (at most) eps, move the lower (upper) end of the bracket
+        of epsilon to eps.
         """
         low, high = bounds(self.steps.take(rows), made, eps)
         large, small = self.large[rows], self.small[rows]
@@ -145,8 +147,8 @@ def _epsilon(steps: Steps, count: int, delta: np.ndarray, slack: np.ndarray, flo
     found = _Found(steps, delta, slack)
     zero = np.zeros_like(delta)
     least = surveyed(steps, zero).delta
-    excess = np.full_like(delta, np.nan)  # log(delta(0)/target), where the two are near
-    # Evaluate delta at 0 if 0 may be the answer, and at the floor: below the floor no answer is needed.
+    excess = np.full_like(delta, np.nan)  # log(delta(0)/target), or NaN in rows where delta(0) is not evaluated
+    # Evaluate delta at 0 where epsilon may be 0, and at `floor`. A row whose epsilon is below `floor` needs no search.
     for eps, some in ((zero, least < 1.2 * delta), (floor, (floor > 0.0) & np.isfinite(floor))):
         rows = np.flatnonzero(some & (found.upper > eps))
         if rows.size:
@@ -170,13 +172,14 @@ def _search(
     least: np.ndarray,
     excess: np.ndarray,
 ) -> np.ndarray:
-    """Return the estimate of epsilon by a search. Then search for both bounds, which are stored in `found`.
+    """Search for epsilon, and return the estimate. Then search for bounds of epsilon, and store them in `found`.
 
     Newton's method solves for `v = log(eps/(top - eps))`, where `top` is an upper bound of epsilon. Each row takes its
     own steps, so that its answer does not depend on the other rows.
 
-    asked : indices, in `found`, of the rows that the other arguments describe.
-    least, excess : estimate of delta(0), and log(delta(0)/target) where it was evaluated, otherwise NaN.
+    asked : the indices, in `found`, of the rows to search. The arguments after `count` hold these rows only.
+    least : estimate of delta(0).
+    excess : log(delta(0)/target) in rows where `_epsilon` bounded delta(0) by cells, NaN in the other rows.
     """
     steps = found.steps.take(asked)
     mu = np.hypot(1.0 / steps.sigma, 1.0 / steps.second_sigma)[:, 0]
@@ -203,7 +206,7 @@ def _search(
             break
     left, right, margin, units = v + gap / slope, v - gap / slope, 0.05 * gap + 2.0**-45, 4.0 * ROUNDOFF
     rows = np.arange(asked.size)
-    for _ in range(6):  # at most 6 steps towards either bound
+    for _ in range(6):  # at most 6 steps towards each of the two bounds
         part, most, rise, near = made.take(rows), top[rows], slope[rows], margin[rows]
         low, _ = found.look(part, most * special.expit(left[rows]) * (1.0 - units), asked[rows])
         _, high = found.look(part, most * special.expit(right[rows]) * (1.0 + units), asked[rows])
@@ -222,18 +225,18 @@ def _moved(v: np.ndarray, step: np.ndarray) -> np.ndarray:
 
 
 def _secant(v: np.ndarray, value: np.ndarray, before: np.ndarray, old: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """Return the slope at v by a secant (for v < 0 a secant in eps), or `slope` if the two points are too close."""
+    """Return the slope of `value` at v by a secant (in eps where v < 0), or `slope` where the secant is of no use."""
     apart = v - before
     secant = (value - old) / np.where(v < 0.0, -np.expm1(-apart), apart)
     return np.where((np.abs(apart) > 1e-6) & (secant < 0.0) & np.isfinite(secant), secant, slope)
 
 
 def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the v (`_search`) at which an estimate of delta is near the target, and the slope of log delta there.
+    """Return a v at which an estimate of delta is near the target, and the slope of log delta there.
 
-    The search begins at the eps where delta would reach the target if it fell as steeply as possible, by 1 per unit of
-    e^eps. A bisection replaces a secant step that leaves the interval, or that follows a step which did not halve the
-    distance to the target.
+    `_search` defines v. The left end of the searched interval is about the eps at which delta would reach the target if
+    delta fell as steeply as possible, by 1 per unit of e^eps. A bisection replaces a secant step that leaves the
+    interval. It also replaces the secant step after a step that did not halve |log(delta/target)|.
     """
 
     def value(v: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -246,7 +249,7 @@ def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarr
     b, slope = np.full_like(a, 37.0), np.full_like(a, -1.0)  # at v = 37, eps equals `top` in float64
     v, at = np.full_like(a, -np.inf), np.log(least) - log_delta  # v and log(delta/target) at eps = 0
     rows, new = np.arange(a.size), a + 1.0
-    for turn in range(30):  # at most 30 estimates of delta before cells are placed
+    for turn in range(30):  # at most 30 estimates of delta in each row
         risen = value(new[rows], rows)
         slope[rows] = _secant(new[rows], risen, v[rows], at[rows], slope[rows])
         nearer = np.abs(risen) < 0.5 * np.abs(at[rows])
@@ -262,7 +265,7 @@ def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarr
 
 
 class Survey(NamedTuple):
-    """A rough grid of the first step's outputs, and what is known of the integrand at its points."""
+    """A rough grid of outputs of the first step, and what is known of the integrand of delta at these outputs."""
 
     u: np.ndarray  # (B, S) the outputs, ascending
     loss: np.ndarray  # (B, S) log of the first step's likelihood ratio
@@ -272,13 +275,13 @@ class Survey(NamedTuple):
 
 
 def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
-    """Survey the integrand at eps (B,): near both modes of the first step's output, and where it may have a kink."""
+    """Survey the integrand of delta at eps (B,), near both modes of the first step's output and near possible kinks."""
     eps = eps[:, None]
     s = 1.0 / steps.sigma
     signed = np.where(steps.removing, eps, -eps)
     knee = np.log1p(-steps.q) - np.log(steps.q)
-    # Kinks may lie where the first step's loss is eps, and where eps minus this loss is the finite end of the second
-    # step's losses.
+    # L is the first step's loss. A kink may lie where L = eps, and where eps - L is the finite end of the range of the
+    # second step's loss.
     places = [_exponent(steps, loss) for loss in (signed, signed - np.log1p(-steps.second_q))]
     centres = [(np.where(np.isfinite(y), y, knee) / s + 0.5 * s) + _ABOUT / s for y in (knee, *places)]
     u = np.concatenate([_WIDE + 0.0 * s, _WIDE + s, *centres], axis=1)
@@ -300,7 +303,7 @@ def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
 
 
 def _exponent(steps: Steps, loss: np.ndarray) -> np.ndarray:
-    """Return y with log(1 - q + q e^y) = loss; -inf where there is no such y."""
+    """Solve log(1 - q + q e^y) = loss, and return y; -inf where there is no solution."""
     with np.errstate(divide="ignore", invalid="ignore"):
         rest = np.log(np.maximum(1.0 + np.expm1(np.minimum(loss, 1.0)) / steps.q, 0.0))
         return np.where(
@@ -309,7 +312,7 @@ def _exponent(steps: Steps, loss: np.ndarray) -> np.ndarray:
 
 
 def _log_linear(logs: np.ndarray, width: np.ndarray) -> np.ndarray:
-    """Return the integral over each interval of a function whose logarithm is linear there."""
+    """Return the integral over each interval of a function whose logarithm is linear from `logs` to the next `logs`."""
     rise = np.diff(logs, axis=1)
     mean = np.where(np.abs(rise) < 1e-6, 1.0, np.expm1(-np.abs(rise)) / np.where(rise == 0.0, 1.0, -np.abs(rise)))
     return np.exp(np.maximum(logs[:, :-1], logs[:, 1:])) * mean * width
@@ -324,7 +327,8 @@ def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndar
     density = _density(steps, eps[:, None], survey)
     density = np.maximum(density[:, :-1], density[:, 1:])
     far = np.maximum(np.abs(u[:, :-1]), np.abs(u[:, 1:]))
-    # cells are 2 % shorter than needed, since a cell in two intervals of the survey gets the mean of their widths
+    # A cell that lies in two intervals of the survey gets the mean of the widths that they allow. The factor 1.02 makes
+    # the mean short enough for both.
     least = 1.02 * np.maximum((far + 2.0 * s) / LARGEST_TURN, 1.0 / LONGEST_CELL)
     used = np.sum(least * width, axis=1, keepdims=True)
     # 70 % of the cells are distributed by the density. The other cells make the widths change gradually.
@@ -339,7 +343,7 @@ def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndar
             some = np.arange(some[0], some[-1] + 2)
             ends = np.linspace(total[row, some[0]], total[row, some[-1]], count + 1)
             nodes[row] = np.interp(ends, total[row, some], u[row, some])
-        else:  # no cell is needed: all nodes lie where the right tail may begin
+        else:  # no cell is needed: put all nodes at the first point that needs no cells to its right
             nodes[row] = u[row, np.argmax(~right[row])]
     return nodes
 
@@ -350,7 +354,7 @@ def _share(left: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _graded(u: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return the largest widths up to `w`, one per interval of `u`, that change by at most GROWTH per unit of u."""
+    """Lower the widths `w` as little as possible, so that they change by at most GROWTH per unit of u. Return them."""
     left, right = GROWTH * u[:, :-1], GROWTH * u[:, 1:]
     graded = w.copy()
     rising = np.minimum.accumulate((w - right)[:, :-1], axis=1) + left[:, 1:]
@@ -361,7 +365,7 @@ def _graded(u: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
-    """Return (B, S) the wanted density of cells at the survey's points, as a share of its largest value."""
+    """Return (B, S) the wanted density of cells at the survey's points, divided by its largest value."""
     s, mu2 = 1.0 / steps.sigma, np.square(1.0 / steps.second_sigma)
     t = np.where(steps.removing, eps, -eps) - survey.loss
     value = shifted(steps, t)
@@ -375,7 +379,7 @@ def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
     logs = -0.5 * survey.u**2 + 2.0 * y + bend + np.log(np.maximum(rate, 1e-300))
     logs = 0.25 * np.where(np.isnan(logs), -np.inf, logs)
     top = np.max(logs, axis=1, keepdims=True)
-    # The share is at least e^-20, so that cells are placed everywhere.
+    # The quotient is at least e^-20, so that cells are placed everywhere.
     return np.exp(np.maximum(logs - np.where(np.isfinite(top), top, 0.0), -20.0))
 
 
@@ -391,14 +395,14 @@ def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
     # Where the rounding error of the second step's profile is large, both arrays may fail to be monotone along the
     # points. They are made monotone.
     left, right = np.maximum.accumulate(left, axis=1), np.maximum.accumulate(right[:, ::-1], axis=1)[:, ::-1]
-    # In the add direction the profile may be 0 beyond a point that moves with eps, so the cells reach farther, by
-    # POINTS_BEYOND points.
+    # In the add direction the profile may be 0 beyond some output. This output moves with eps, so POINTS_BEYOND more
+    # points on the right need cells.
     right[:, POINTS_BEYOND:] |= right[:, :-POINTS_BEYOND]
     return left, right
 
 
 class Steps(NamedTuple):
-    """Two sampled Gaussians in one direction. Every array is (B, 1). Delta integrates over the first step's output."""
+    """Two steps of the sampled Gaussian in one direction. Arrays are (B, 1). Delta averages over the first output."""
 
     sigma: np.ndarray  # noise of the first step
     q: np.ndarray  # sampling rate of the first step
@@ -411,14 +415,14 @@ class Steps(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Cells of the first step's output, and the parts of the bounds that do not depend on eps."""
+    """Cells of the first step's output u, whose law is P, and the parts of the bounds that do not depend on eps."""
 
     nodes: np.ndarray  # (B, N + 1) outputs u at the ends of the cells
     loss: np.ndarray  # (B, N + 1) log of the first step's likelihood ratio at the nodes
     off: np.ndarray  # (B, N + 1) bound of the error of these losses
-    first: np.ndarray  # (B, N) weight, a mass under P, of the second step's profile at a cell's left end
-    last: np.ndarray  # (B, N) weight, a mass under P, of the second step's profile at a cell's right end
-    wrong: np.ndarray  # (B, N) bound of the relative error of the weights `first` and `last`
+    first: np.ndarray  # (B, N) factor, in the bounds, of the second step's profile at a cell's left end
+    last: np.ndarray  # (B, N) factor of the profile at the right end; `first + last` is the cell's mass under P
+    wrong: np.ndarray  # (B, N) bound of the relative error of `first` and of `last`
     log_bend: np.ndarray  # (B, N) log of C/2 (README.md defines C under "A cell.")
     bend_wrong: np.ndarray  # (B, N) bound of the error of `log_bend`
     below: np.ndarray  # (B, 2) bounds of P(u < first node)
@@ -430,12 +434,12 @@ class Cells(NamedTuple):
 
 
 def first_loss(steps: Steps, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (log mix, the first step's log likelihood ratio at the output u, bound on its error).
+    """Return log mix, the first step's log likelihood ratio at the output u, and a bound on the error of log mix.
 
-    The error has two parts. First, `y = s u - s^2/2` has an error of at most 4 ROUNDOFF (|s u| + s^2). This moves log
-    mix by q z/mix times as much, where z = e^y. Second, computing log mix from y adds 16 ROUNDOFF times a size. This is
-    |log mix| where log mix is log1p(q (z - 1)). Elsewhere it is 1 plus the absolute values of the logarithms in
-    log((1 - q) + q z).
+    The error has two parts. First, `y = s u - s^2/2` has an error of at most 4 ROUNDOFF (|s u| + s^2). An error of y
+    moves log mix by q z/mix times this error, where z = e^y. Second, computing log mix from y adds an error of 16
+    ROUNDOFF times `rounding`. Where log mix is computed as log1p(q (z - 1)), `rounding` is |log mix|. Elsewhere
+    `rounding` is 1 + |log mix| + |log q| + |y| q z/mix.
     """
     s, q = 1.0 / steps.sigma, steps.q
     y = s * (u - 0.5 * s)
@@ -493,7 +497,7 @@ def cells(steps: Steps, nodes: np.ndarray) -> Cells:
 
 
 def _tail(steps: Steps, at: np.ndarray, side: float) -> np.ndarray:
-    """Return (B, 2) bounds of the first step's P-mass beyond a point, below it (side -1) or above it (side 1)."""
+    """Return (B, 2) bounds of the probability, under P, of outputs u below `at` (side -1) or above `at` (side 1)."""
     s, q = 1.0 / steps.sigma, np.where(steps.removing, steps.q, 0.0)
     mass, wrong = np.zeros_like(at), np.zeros_like(at)
     for share, x in ((1.0 - q, -side * at), (q, -side * (at - s))):
@@ -512,7 +516,7 @@ def shifted(steps: Steps, t: np.ndarray) -> np.ndarray:
 
 
 def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the log of the lambda-free factors of `G'' mix^3` (README.md, "Two steps"), and its error, (B, 1) each."""
+    """Return (B, 1) the log of the part of `G'' mix^3` (README.md) that is free of lambda, and a bound of its error."""
     mu = 1.0 / steps.second_sigma
     grown = np.where(steps.removing, 2.0, -1.0) * eps
     terms = (2.0 * np.log(steps.q), -np.log(steps.second_q), -np.log(mu), grown, -0.125 * mu * mu, LOG_NORMAL_TOP)
@@ -521,7 +525,7 @@ def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of the integral of (chord - G) over each cell: m C/2 and M C/2 in README.md."""
+    """Return bounds of the integral, over each cell, of the chord of G minus G: m C/2 and M C/2 in README.md."""
     t = np.where(steps.removing, eps, -eps) - made.loss
     value, mu2 = shifted(steps, t), np.square(1.0 / steps.second_sigma)
     off = made.off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(made.loss))
@@ -564,7 +568,7 @@ def bounds(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.n
     off = off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(loss))
     low, high = closed_form.profile_of_one_step(steps.second_sigma, steps.second_q, steps.removing, at, off)
     least, most = _bends(steps, made, eps)
-    # The second step's profile rises with the first step's output for remove, and falls with it for add.
+    # As the first output u grows, the second step's profile rises to 1 in the remove direction, and falls to 0 in add.
     limit = np.where(steps.removing[:, 0], 1.0, 0.0)
     (lowest, low), (highest, high) = ((x[:, 0], x[:, 1:]) for x in (low, high))
     less, more = 1.0 - made.wrong, 1.0 + made.wrong

@@ -36,5 +36,5 @@ _HOMES = {
     **dict.fromkeys(("from_jax_privacy", "to_jax_privacy"), "jax_privacy_plans"),
     **dict.fromkeys(("OpacusAccountant", "register_opacus"), "opacus_accountant"),
 }
-if not TYPE_CHECKING:  # a type checker that sees `__getattr__` would accept every misspelt name
+if not TYPE_CHECKING:  # type checkers must not see `__getattr__`: they would accept every misspelt name
     __getattr__, __dir__ = lazy_exports(__name__, _HOMES, "from_json", "to_json")

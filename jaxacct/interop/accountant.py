@@ -43,12 +43,12 @@ class _RefusedEvent(privacy_accountant.UnsupportedEventError, InputError):
 
 
 class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
-    """A replacement for dp_accounting's PLDAccountant and RdpAccountant, which answers with certified upper ends.
+    """A replacement for dp_accounting's PLDAccountant and RdpAccountant. Its answers are certified upper bounds.
 
     It takes the events of `interop.from_dp_event`, and events without noise, whose epsilon is infinite.
 
     * REPLACE_ONE: Gaussian and Laplace events are read with sensitivity 2C, where C is the clip norm, since replacing a
-      record's value of norm up to C moves a sum by up to 2C. For Poisson samples the answer is a bound.
+      record's value of norm up to C moves a sum by up to 2C. For Poisson samples the upper bound need not be tight.
     * REPLACE_SPECIAL is `zero_out`: the special record contributes 0 and keeps its place. This relation is the default
       of jax_privacy's execution plans, which take this accountant (jaxacct/interop/README.md has an example).
     * Randomized response is refused under ADD_OR_REMOVE_ONE, for which it has no definition. Under
@@ -97,7 +97,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return compose(*parts) if parts else PureDP(0.0)
 
     def get_epsilon(self, target_delta: float) -> float:
-        """Return the certified upper end of epsilon at a `target_delta` in [0, 1]; it may be infinite."""
+        """Return a certified upper bound of epsilon at a `target_delta` in [0, 1]. The bound may be infinite."""
         target = float(check("target_delta", target_delta, PROBABILITY))
         if not self._private:
             return math.inf
@@ -114,7 +114,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return high
 
     def get_delta(self, target_epsilon: float) -> float:
-        """Return the certified upper end of delta at `target_epsilon`, which may be negative or infinite."""
+        """Return a certified upper bound of delta at `target_epsilon`, which may be negative or infinite."""
         if not self._private or target_epsilon == -math.inf:
             return 1.0
         if target_epsilon == math.inf:
@@ -125,7 +125,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return float(certified_delta(self._asked(), target, relation=self._relation).upper)
 
     def get_true_positive_rates(self, false_positive_rates: ArrayLike, deltas: ArrayLike | None = None) -> Numbers:
-        """Return certified upper ends of any attack's true-positive rate at false-positive rates in [0, 1].
+        """Return certified upper bounds of the true-positive rate of every attack at false-positive rates in [0, 1].
 
         A number gives a float, an array gives an array.  `deltas` is accepted and ignored: no grid of deltas is needed.
 
@@ -143,7 +143,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     def get_gdp_parameter_estimate(
         self, false_positive_rates: ArrayLike | None = None, deltas: ArrayLike | None = None
     ) -> float:
-        """Return the least mu of Gaussian differential privacy that bounds the true-positive rates, rounded up.
+        """Return the least mu, rounded up, for which mu-Gaussian differential privacy bounds the true-positive rates.
 
         Without `false_positive_rates`, mu is certified for all error rates of at least 1e-10 (`Profile.gdp_mu`). With
         the argument, mu is certified for these rates alone.  The answer is infinite if no mu is enough.  `deltas` is
@@ -174,7 +174,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return self
 
     def _maybe_compose(self, event: dp_event.DpEvent, count: int, do_compose: bool) -> Any:
-        """Check the event on a copy of the counts; keep the copy only if `do_compose`."""
+        """Add the event to a copy of the counts. Keep the copy only if `do_compose`. Return an error, or None."""
         try:
             mechanism = convert(event)
             counts = dict(self._counts)
@@ -193,7 +193,8 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return None
 
     def _check(self, step: Mechanism, count: int) -> None:
-        # the pair of a selection is slow to compute; the mechanism that it repeats is refused in the same cases
+        # A selection is refused exactly if the mechanism that it repeats is refused. Check that mechanism, since the
+        # pair of the selection itself is slow to compute.
         if isinstance(step, Selection):
             repeat(step, count)
             self._check(step.mechanism, 1)
@@ -211,7 +212,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return parts[0] if isinstance(mechanism, Composed) and len(parts) == 1 else mechanism
 
     def _refuse_by_relation(self, event: Any) -> None:
-        """Refuse tree aggregation for adding or removing a record, and discrete Gaussian vectors for replacing one."""
+        """Refuse tree aggregation under "add_or_remove_one", and discrete Gaussian vectors under "replace_one"."""
         for each in events_inside(event):
             name = type(each).__name__
             if name == "SingleEpochTreeAggregationDpEvent" and self._relation == "add_or_remove_one":
@@ -237,7 +238,7 @@ def _answers_at_random(step: Mechanism) -> bool:
 
 
 def _under(mechanism: Mechanism, relation: str) -> Mechanism:
-    """Return the mechanism. Under "zero_out" a randomized response becomes a pair with uniform answers (README.md)."""
+    """Return the mechanism. Under "zero_out" replace randomized response by the pair of its law and the uniform law."""
     if relation != "zero_out" or not _answers_at_random(mechanism):
         return mechanism
 

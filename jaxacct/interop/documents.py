@@ -69,7 +69,7 @@ class _Object(NamedTuple):
 
 
 class _Refused(NamedTuple):
-    """A number that this format does not hold, with the reason."""
+    """Takes the place of a JSON number that this format does not hold. `reason` says why."""
 
     reason: str
 
@@ -106,7 +106,7 @@ def to_json(mechanism: Mechanism) -> str:
 
 
 def to_whole_json(mechanism: Mechanism) -> str:
-    """Return a mechanism as JSON with every field, including defaults that older documents lack."""
+    """Return a mechanism as JSON with every field. `to_json` leaves out optional fields that have their defaults."""
     return _text(mechanism, every=True)
 
 
@@ -141,10 +141,10 @@ def from_json(text: str) -> Mechanism:
     Raises
     ------
     InputError
-        In one line that names the place: for NaN and Infinity; for numbers that float64 cannot hold (overflow,
-        nonzero values that would become 0, integers beyond 2**53); for duplicate, missing and unknown keys; for other
-        versions; and for more than 2**23 characters, 64 levels, 2**15 mechanisms, 16 axes or 2**20 elements in the
-        batch.
+        For NaN and Infinity; for numbers that float64 cannot hold (overflow, nonzero values that would become 0,
+        integers beyond 2**53); for duplicate, missing and unknown keys; for other versions; and for more than 2**23
+        characters, 64 levels, 2**15 mechanisms, 16 axes or 2**20 elements in the batch. The message is one line. It
+        names the place in the document.
 
     >>> from_json('{"format": "jaxacct.mechanism", "version": 1, "mechanism": {"type": "PureDP", "epsilon": -1}}')
     Traceback (most recent call last):
@@ -212,7 +212,7 @@ def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int], e
         value = getattr(mechanism, field.name)
         here = f"{path}.{field.name}"
         if not every and field.metadata.get("optional") and value == field.default:
-            continue  # left out, as in older documents, which lack the field
+            continue  # so that the text is the same as before the class had this field
         if isinstance(value, Mechanism):
             out[field.name] = _encode(value, here, depth + 1, count, every)
         elif field.name in cls.constraints:
@@ -274,7 +274,7 @@ def _decode_law(node: Any, path: str) -> Any:
 
 
 def _decode_strategy(node: Any, path: str) -> Any:
-    """Return a strategy or participation; refuse empty coefficients, for which the class would compute its own."""
+    """Return a strategy or participation. Refuse empty coefficients, since the class would choose its own."""
     cls = _class_of(node, path, strategies())
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     keys = _keys(node, path, {"type", *defaults})
@@ -431,9 +431,9 @@ def _operand(node: ast.expr) -> Any:
 
 
 def _called(function: ast.expr, args: list[Any], given: dict[str, Any]) -> Any:
-    """Call the class or function of a name such as Gaussian, ja.Gaussian or selection.select.
+    """Call the class or function that `function` names, such as Gaussian, ja.Gaussian or selection.select.
 
-    A mechanism and a way to participate are both called BallsInBins: the one that takes these arguments is meant.
+    BallsInBins is the name of a mechanism and of a participation. The one whose signature fits the arguments is called.
     """
     makers = ((name, importlib.import_module(home)) for home, names in _MAKERS.items() for name in names)
     known = classes() | laws() | {name: getattr(module, name) for name, module in makers}

@@ -29,11 +29,11 @@ def to_dp_accounting_pld(
 ) -> PrivacyLossDistribution:
     """Return a mechanism's privacy loss distribution as dp_accounting's object, which can compose it further.
 
-    Each part of the mechanism becomes one distribution: Gaussian and Laplace noise by dp_accounting's own constructors,
-    a finite law by rounding its losses to whole intervals. dp_accounting composes the parts. In both directions the
-    pessimistic distribution dominates the mechanism, and the mechanism dominates the optimistic one. Both statements
-    hold up to dp_accounting's own arithmetic, whose rounding is not bounded. Therefore the distribution is no
-    certificate; `jaxacct.epsilon` gives one.
+    Each part of the mechanism becomes one distribution. Gaussian and Laplace noise go through dp_accounting's own
+    constructors. The losses of a part with finitely many outputs are rounded to whole intervals. dp_accounting composes
+    the parts. In both directions the pessimistic distribution dominates the mechanism, and the mechanism dominates the
+    optimistic distribution. Both statements hold up to dp_accounting's own arithmetic, whose rounding is not bounded.
+    Therefore the distribution is no certificate. `jaxacct.epsilon` gives certified bounds.
 
     Parameters
     ----------
@@ -42,10 +42,10 @@ def to_dp_accounting_pld(
     relation : {"add_or_remove_one", "replace_one", "zero_out"}
         The distribution holds both directions.
     value_discretization_interval : float > 0
-        The length h of an interval of losses. Rounding n steps adds about n h to epsilon at most.
+        The length h of an interval of losses. Rounding adds at most about n h to the epsilon of n steps.
     pessimistic : bool
-        Whether to round losses up, so that deltas are upper bounds; otherwise losses are rounded down, and deltas are
-        lower bounds.
+        True rounds losses up, so that deltas are upper bounds. False rounds losses down, so that deltas are lower
+        bounds.
 
     Returns
     -------
@@ -55,8 +55,8 @@ def to_dp_accounting_pld(
     ------
     InputError
         If the mechanism is a batch; if the relation has one direction, or the mechanism refuses it; if the interval is
-        so short that there are too many losses; or if an optimistic distribution is asked for, and the mechanism is
-        only bounded from above.
+        so short that there are too many losses; or if `pessimistic` is False, but the library has only an upper bound
+        of the mechanism.
 
     References
     ----------
@@ -90,7 +90,7 @@ def to_dp_accounting_pld(
 
 
 def _has_lower_pair(mechanism: Mechanism, relation: str) -> bool:
-    """Return whether `expand_below` gives a pair that the mechanism dominates."""
+    """Return whether the mechanism is known to dominate the parts from `expand_below`, which then give lower bounds."""
     if mechanism.has_bracket():
         return mechanism.kind_of_bracket(relation) == "certified"
     return mechanism.kind_under(relation) == "certified" and answered_by_parts(mechanism, relation)

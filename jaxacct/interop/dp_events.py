@@ -1,7 +1,7 @@
 """dp_accounting's DpEvent trees as mechanisms, and mechanisms as events (needs the dp_accounting package).
 
-An event without noise has no mechanism: its reader returns None.  Events may come from a stranger: only plain numbers
-are read, and a refusal names the place of the event.
+No mechanism describes an event without noise, so `convert` returns None for it. Events may come from a stranger, so
+only plain numbers are read. The error for a refused event names its place in the tree.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _discrete_laplace(event: Any, path: str) -> Mechanism | None:
 
 
 def _discrete_gaussian(event: Any, path: str) -> Mechanism | None:
-    """Return the discrete Gaussian in one dimension, otherwise a zCDP mechanism, whose sensitivity is Euclidean."""
+    """Return `DiscreteGaussian` if the dimension is 1. Otherwise return `ZCDP`, given the Euclidean sensitivity."""
     sigma, moved, dimension = number(event, "sigma", path), number(event, "sensitivity", path), event.dimension
     if dimension is not None and (type(dimension) is not int or dimension < 1):
         refuse(event, path, f"dimension = {dimension!r:.30} must be a whole number or None; use that of the vector")
@@ -130,7 +130,7 @@ def _zcdp(event: Any, path: str) -> Mechanism | None:
 
 
 def _tree(event: Any, path: str) -> Mechanism | None:
-    """Read a tree: a record changes the nodes above its leaf, at most one for each binary digit of the step count."""
+    """Read tree aggregation. A record changes nodes above its leaf, at most one per binary digit of the step count."""
     counts = event.step_counts
     counts = list(counts) if type(counts) in (list, tuple) else [counts]
     if not counts or any(type(n) is not int or not 0 <= n <= 2**53 for n in counts):
@@ -171,24 +171,24 @@ LEAVES: dict[str, Leaf] = {
 
 
 def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
-    """Return the mechanism that a DpEvent describes. Each question about the mechanism names a neighbouring relation.
+    """Return the mechanism that a DpEvent describes. The neighbouring relation is an argument of `jaxacct.epsilon`.
 
     All classes of dp_accounting 0.6.0 are known except UnsupportedDpEvent. Of later versions EpsilonDelta,
     DiscreteGaussian, ExponentialMechanism, PermuteAndFlip and RandomAllocation are known. Classes are matched exactly.
 
     * NoOp and an empty composition become PureDP(0).
-    * A composition inside a sample runs on one sample.
+    * The parts of a composition inside a sample all run on the same sample.
     * DiscreteGaussian in one dimension becomes `DiscreteGaussian`. Otherwise it becomes zCDP with
-      rho = sensitivity^2/(2 sigma^2). The event's sensitivity is then Euclidean, and that of the relation in use.
+      rho = sensitivity^2/(2 sigma^2). The event must then give the Euclidean sensitivity under the relation in use.
     * Discrete Laplace's parameter a becomes the scale 1/a, rounded down.
     * RandomizedResponse answers at random with a probability p, its noise parameter. The true answer then has the
       probability 1 - p + p/k, rounded up, so that the loss is never understated. The guarantee is for replacing a
       record.
-    * RepeatAndSelect becomes `selection.select`, whose answer is the exact worst case over scores. The parameter of the
-      law of K (the number of runs) is solved for, so that the mean of K equals the event's mean to the last digits.
-    * ZCDp becomes `ZCDP`; in a composition the rho of all ZCDp events add up, and so do their xi.
-    * SingleEpochTreeAggregation is one Gaussian for each node above a leaf. The guarantee holds where no record moves
-      to another leaf: for zero-out, not for add/remove.
+    * RepeatAndSelect becomes `selection.select`, whose epsilon is the exact worst case over scores. The parameter of
+      the law of K (the number of runs) is solved for, so that the mean of K equals the event's mean to the last digits.
+    * ZCDp becomes `ZCDP`. In a composition the rho of all ZCDp events add up, and so do their xi.
+    * SingleEpochTreeAggregation becomes one Gaussian for each node above a leaf. The guarantee holds for zero-out,
+      which moves no record to another leaf, but not for add/remove.
     * For batches of a fixed size the event's data-set size is the size of the larger of two neighbouring data sets.
 
     Parameters
@@ -259,7 +259,8 @@ def _convert(event: Any, path: str, depth: int, count: Iterator[int]) -> Mechani
     if next(count, None) is None:
         raise EventError("", event, f"more than {MAX_EVENTS} events; use SelfComposedDpEvent for equal ones")
     kind = type(event)
-    name = kind.__name__ if getattr(dp_event, kind.__name__, None) is kind else ""  # a subclass may mean something else
+    # A user's subclass gets the name "", so that it is refused: it may mean something else than its base class.
+    name = kind.__name__ if getattr(dp_event, kind.__name__, None) is kind else ""
     if name in LEAVES:
         return LEAVES[name](event, path)
     if name == "ComposedDpEvent":
@@ -360,7 +361,7 @@ _AROUND = {
 
 
 class EventError(InputError):
-    """Raised for a refused event, which it keeps as `event`; its message is one line that names the event's place."""
+    """Raised for a refused event, which is kept as `event`. The message is one line that names its place."""
 
     def __init__(self, path: str, event: object, reason: str) -> None:
         super().__init__(f"{path or 'event'}: {reason}")
@@ -373,7 +374,7 @@ def refuse(event: Any, path: str, reason: str) -> NoReturn:
 
 
 def checked(event: Any, path: str, build: Callable[[], Any]) -> Any:
-    """Call `build` and return its result; turn an InputError into an EventError that names the event."""
+    """Call `build` and return its result. An InputError of `build` becomes an EventError that names the event."""
     try:
         return build()
     except InputError as error:
@@ -386,7 +387,7 @@ def number(event: Any, name: str, path: str) -> int | float:
 
 
 def finite(event: Any, name: str, path: str) -> int | float:
-    """Return a field that is a finite number >= 0."""
+    """Return a field, which must be a finite number >= 0."""
     value = number(event, name, path)
     if not 0 <= value < math.inf:
         refuse(event, path, f"{name} = {value!r:.30} must be >= 0 and finite; give the mechanism its number")
@@ -394,7 +395,7 @@ def finite(event: Any, name: str, path: str) -> int | float:
 
 
 def numbers(event: Any, name: str, path: str) -> list[float]:
-    """Return a field that is a list of numbers."""
+    """Return a field, which must be a list of numbers."""
     values = getattr(event, name)
     flat = type(values) in (list, tuple) or (type(values) is np.ndarray and values.ndim == 1)
     if not flat or not 0 < len(values) <= MAX_SENSITIVITIES:
@@ -403,7 +404,7 @@ def numbers(event: Any, name: str, path: str) -> list[float]:
 
 
 def whole(event: Any, name: str, path: str, least: int, most: int = LARGEST_WHOLE) -> int:
-    """Return a field that is a whole number from `least` to `most`."""
+    """Return a field, which must be a whole number from `least` to `most`."""
     value = number(event, name, path)
     if not least <= value <= most or value != int(value):
         largest = "2**53" if most == LARGEST_WHOLE else str(most)
@@ -429,11 +430,12 @@ def _plain(event: Any, name: str, value: Any, path: str) -> int | float:
 def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
     """Return the DpEvent of a single mechanism (no batch); this is the inverse of `from_dp_event`.
 
-    Randomized response needs a probability of at least 1/k. Its noise parameter is rounded down, so that the event
-    never promises more privacy than the mechanism has. A sampling ratio becomes the smallest sample and data set with
-    this ratio. A matrix mechanism becomes the sampled or unsampled Gaussians that it equals. dp_accounting 0.6.0 has no
-    event for PureDP(epsilon > 0), ApproximateDP, DiscreteGaussian, ExponentialMechanism, ReportNoisyMax and
-    RandomAllocation; later versions have such events.
+    Randomized response among k answers needs a probability of the true answer of at least 1/k. The noise parameter of
+    its event is rounded down, so that the event never promises more privacy than the mechanism has. A sampling ratio
+    becomes a sample size and a data-set size whose ratio, rounded up, is the sampling ratio. A matrix mechanism becomes
+    the sampled or unsampled Gaussians that it equals. dp_accounting 0.6.0 has no event for PureDP(epsilon > 0),
+    ApproximateDP, DiscreteGaussian, ExponentialMechanism, ReportNoisyMax and RandomAllocation. Later versions have such
+    events.
 
     Parameters
     ----------

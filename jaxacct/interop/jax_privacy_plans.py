@@ -21,17 +21,17 @@ def from_jax_privacy(thing: Foreign, steps: int = 0, relation: str = RELATIONS[0
     ----------
     thing : array of coefficients, BufferedToeplitz, ColumnNormalizedBanded or BandMFExecutionPlanConfig
     steps : int
-        The number of steps n, which coefficients and a `BufferedToeplitz` lack; with 0, a `Plan` sets n later.
+        The number of steps n. Coefficients and a `BufferedToeplitz` do not state n. With 0, a training `Plan` sets n.
     relation : str
-        The relation that will be asked about. A plan that splits records equally is refused for all relations but
-        "zero_out" and "replace_one".
+        The relation under which epsilon will be computed. A plan that splits records equally is refused for all
+        relations but "zero_out" and "replace_one".
 
     Returns
     -------
     Toeplitz, BLT, ColumnNormalised or MatrixMechanism
-        A plan becomes the MatrixMechanism that it runs, with as many groups as there are coefficients. The plan's noise
-        multiplier is relative to the norm of the coefficients. This holds also with ``column_normalize``, although the
-        columns then have norm 1.
+        A plan becomes the MatrixMechanism that it runs. The plan splits the records into as many groups as it has
+        coefficients. Its noise multiplier is in units of the norm of the coefficients, even with ``column_normalize``,
+        where the columns of the matrix have norm 1.
 
     >>> from_jax_privacy([1.0, 0.5], steps=4)
     Toeplitz(coefficients=(1.0, 0.5), steps=4, epochs=1)
@@ -53,7 +53,7 @@ def _mechanism(plan: Any, relation: str) -> MatrixMechanism:
         raise InputError("noise_multiplier of the plan is None; read plan.calibrate(epsilon=..., delta=...)")
     if plan.truncated_batch_size is not None:
         raise InputError(f"truncated_batch_size = {plan.truncated_batch_size} is not accounted for; train without it")
-    earlier = hasattr(plan, "partition_type")  # plans have this field up to release 2.0
+    earlier = hasattr(plan, "partition_type")  # a plan of release 2.0 or earlier has this field
     equal = plan.partition_type.name == "EQUAL_SPLIT" if earlier else plan.num_examples is not None
     if equal and relation not in ("zero_out", "replace_one"):
         raise InputError(f"relation = {relation!r} moves records of an equal split; read and ask for 'zero_out'")
@@ -69,7 +69,7 @@ def _mechanism(plan: Any, relation: str) -> MatrixMechanism:
 def to_jax_privacy(thing: Strategy | MatrixMechanism) -> Foreign:
     """Convert a strategy or mechanism to an object that `from_jax_privacy` reads.
 
-    Banded and Toeplitz become arrays of coefficients, without jax_privacy. All other conversions need jax_privacy.
+    Banded and Toeplitz become arrays of coefficients. Only the other conversions need jax_privacy to be installed.
 
     Parameters
     ----------

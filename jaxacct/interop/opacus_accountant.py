@@ -16,11 +16,12 @@ MECHANISM = "jaxacct"
 
 
 class OpacusAccountant(IAccountant):
-    """An accountant for Opacus's DP-SGD (Poisson sampling, add or remove one record); answers are certified upper ends.
+    """An accountant for DP-SGD in Opacus. It certifies upper bounds of epsilon for adding or removing one record.
 
-    `history` is Opacus's list of (noise_multiplier, sample_rate, steps), in which equal consecutive entries are
-    joined. Users may assign `history`, as Opacus's own `get_noise_multiplier` does; every read checks the values. `len`
-    is the number of steps. Steps without noise make epsilon infinite.
+    `history` is Opacus's list of (noise_multiplier, sample_rate, steps). `step` joins equal consecutive steps into one
+    entry. Users may assign `history`, as Opacus's own `get_noise_multiplier` does. The accountant checks the values
+    whenever it reads them. `len` returns the number of steps. Steps without noise make epsilon infinite. Every batch
+    must be a Poisson sample.
 
     After `register_opacus()` Opacus finds the accountant by name: `PrivacyEngine(accountant="jaxacct")`,
     `get_noise_multiplier(accountant="jaxacct", ...)`.
@@ -34,7 +35,7 @@ class OpacusAccountant(IAccountant):
 
     history: list[Any]
 
-    def __init__(self) -> None:  # abstract in Opacus's class
+    def __init__(self) -> None:  # required, since Opacus's class declares it abstract
         super().__init__()
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
@@ -49,7 +50,7 @@ class OpacusAccountant(IAccountant):
     def get_epsilon(
         self, delta: float, alphas: Any = None, *, poisson: bool = True, eps_error: Any = None, delta_error: Any = None
     ) -> float:
-        """Return the certified upper end of epsilon at `delta`, which is strictly between 0 and 1.
+        """Return a certified upper bound of epsilon at `delta`, which must be strictly between 0 and 1.
 
         alphas, eps_error, delta_error : accepted, since Opacus's accountants have them, and ignored.
         poisson : False is refused.
@@ -76,7 +77,7 @@ class OpacusAccountant(IAccountant):
         return MECHANISM
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load a saved state of this accountant; keep the old state if the saved history is invalid."""
+        """Load a saved state of this accountant. If its history is invalid, keep the old state and raise an error."""
         before = self.history
         super().load_state_dict(state_dict)
         try:
@@ -86,7 +87,7 @@ class OpacusAccountant(IAccountant):
             raise
 
     def _entries(self) -> list[tuple[float, float, int]]:
-        """Return the history with every value checked."""
+        """Check every value of the history, and return the entries."""
         if not isinstance(self.history, list | tuple):
             raise InputError(f"history must be a list, not {type(self.history).__name__}; use [(1.0, 0.01, 100)]")
         entries = []

@@ -1,1 +1,1 @@
-"""Pure functions of arrays: nothing here knows what a mechanism is."""
+"""Pure functions of arrays. They know nothing of mechanisms."""

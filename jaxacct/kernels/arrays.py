@@ -16,11 +16,11 @@ none. The batch axes of all arguments broadcast against each other. Docstrings a
 * A sum, difference, product, quotient or square root is off by at most one unit of its value. XLA may contract a
   product with a sum into one rounding. No bound needs a product to be rounded by itself, so bounds hold either way.
 * exp, log and arctan2 are off by at most SIMPLE_UNITS of their value, at any argument. So are sin(x) and cos(x) where
-  |x| <= LARGEST_ANGLE; beyond it they are off by SIMPLE_UNITS of 1. (There glibc's sine and cosine may be off by more
-  units of their value: by 10^5 at 10^200, near multiples of pi/2. No bound needs more than the model: bounds relate
-  the error of a sine to its angle, and 4 units of 1 are less than 4 units of such an angle.)
-* expm1, hypot, logistic and this module's log1p are off by at most COMPOUND_UNITS of their value, erfc(x) by
-  SIMPLE_UNITS times (4 + x^2).
+  |x| <= LARGEST_ANGLE. For larger angles sin(x) and cos(x) are off by at most SIMPLE_UNITS of 1. That is enough, since
+  at such angles every bound allows an error of SIMPLE_UNITS of the angle. (Near multiples of pi/2 at 10^200, glibc's
+  sine and cosine may be off by 10^5 units of their value.)
+* expm1, hypot, logistic and this module's log1p are off by at most COMPOUND_UNITS of their value. erfc(x) is off by at
+  most SIMPLE_UNITS times (4 + x^2) units of its value.
 * Results below SMALLEST_NORMAL may be replaced by 0.
 * A sum of n terms, in any order, is off by at most n - 1 units of the sum of their magnitudes.
 
@@ -136,12 +136,12 @@ def horner(xp: Namespace, coefficients: tuple[Array, Array], x: tuple[Array, Arr
 
 
 def keep_apart(xp: Namespace, values: Carry) -> Carry:
-    """Return the values unchanged; keep XLA from merging operations before this call with operations after it."""
+    """Return the values unchanged. XLA does not merge operations before this call with operations after it."""
     return lax.optimization_barrier(values) if xp is jnp else values
 
 
 def constant(xp: Namespace, values: Carry) -> Carry:
-    """Return the values unchanged; make JAX take their derivatives to be 0."""
+    """Return the values unchanged. JAX takes their derivatives to be 0."""
     return lax.stop_gradient(values) if xp is jnp else values
 
 
@@ -166,7 +166,7 @@ def stack(xp: Namespace, arrays: Sequence[Array]) -> Array:
 
 
 def interp(xp: Namespace, x: Array, places: Array, values: Array) -> Array:
-    """Return, at every x, (X,), the piecewise linear function with `values` at increasing `places`, (N,) each."""
+    """Interpolate linearly, at every x, (X,), between `values`, (N,), which are given at increasing `places`, (N,)."""
     if xp is jnp:
         return jnp.vectorize(jnp.interp, signature="(x),(n),(n)->(x)")(x, places, values)
     shape = np.broadcast_shapes(x.shape[:-1], places.shape[:-1], values.shape[:-1])
@@ -181,15 +181,14 @@ def logistic(xp: Namespace, x: Array) -> Array:
 def erfc(xp: Namespace, x: Array) -> Array:
     """Return the complementary error function.
 
-    For x just below 1, SciPy computes erfc as 1 - erf(x), with a relative error of 18 * 2^-53. The relative error of
-    SciPy's erfcx is 2 * 2^-53.
+    For x just below 1, SciPy's erfc computes 1 - erf(x), with a relative error of 18 * 2^-53. For x from .7 to 1, this
+    function returns e^(-x^2) erfcx(x) instead. The relative error of SciPy's erfcx is 2 * 2^-53.
     """
     if xp is jnp:
         return lax.erfc(x)
     from scipy import special  # SciPy imports slowly, and few questions need it
 
     x = np.asarray(x, np.float64)
-    # From .7 to 1 an exponential times erfcx is more accurate than SciPy's erfc.
     cancels = (x > 0.7) & (x < 1.0)
     if not np.any(cancels):
         return special.erfc(x)
@@ -207,14 +206,14 @@ def log1p(x: Array) -> Array:
 def log1p_inline(x: Array) -> Array:
     """Return `log(1 + x)` for x >= -1, off by at most one unit in the last place.
 
-    Under XLA it takes half the time of `log1p`, but longer to compile. Kernels that compute little else use it. The
-    engines' kernels use `log1p`: with this function they would run no faster, and take a fifth longer to compile.
+    Under XLA this function runs in half the time of `log1p`, but takes longer to compile. Kernels that compute little
+    else use it. With it the engines' kernels would run no faster, and take a fifth longer to compile. They use `log1p`.
     """
     return np.log1p(x) if namespace(x) is np else _log1p_by_bits(x)
 
 
 def log1p_complex(a: Array, b: Array) -> Array:
-    """Return log(1 + a + ib) for NumPy arrays; where |a + ib| is small, the error is a few roundoffs of |a + ib|.
+    """Return log(1 + a + ib) for NumPy arrays. Where |a + ib| is small, the error is a few roundoffs of |a + ib|.
 
     NumPy's complex log1p is off by a few roundoffs of 1 even if its argument is small.
     """
@@ -231,13 +230,13 @@ def _log1p_by_bits(x: Array) -> Array:
 
     Let 1 + x = 2^k m with m in (sqrt(1/2), sqrt 2). Then `log m = 2 artanh s` with s = (m - 1)/(m + 1). The
     artanh is computed by the polynomial in s^2 of fdlibm's e_log.c (Sun Microsystems 1993). The rounding error of
-    1 + x, divided by 1 + x, is added.
+    1 + x, divided by 1 + x, is added to the logarithm.
     """
     one = jnp.where(jnp.isnan(x), 2.0, 1.0)  # XLA would rewrite (1 + x) - 1 to x if it knew that `one` is 1
     whole = one + x
     rest = jnp.where(jnp.abs(x) >= 1.0, one - (whole - x), x - (whole - one)) / jnp.where(whole > 0.0, whole, 1.0)
     bits = lax.bitcast_convert_type(whole, jnp.int64)
-    k = lax.shift_right_arithmetic(bits - 0x3FE6A09E667F3BCD, jnp.int64(52))  # subtracts the bits of sqrt(1/2)
+    k = lax.shift_right_arithmetic(bits - 0x3FE6A09E667F3BCD, jnp.int64(52))  # the hex number is the bits of sqrt(1/2)
     f = lax.bitcast_convert_type(bits - lax.shift_left(k, jnp.int64(52)), jnp.float64) - 1.0
     k, s = k.astype(jnp.float64), f / (2.0 + f)
     z, half = s * s, 0.5 * f * f
