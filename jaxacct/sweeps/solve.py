@@ -208,7 +208,7 @@ def run_of_row(row: Mapping[str, Any]) -> Mechanism:
 
 
 def _refuse_other_batches(cells: Mapping[str, Any]) -> None:
-    """Refuse a row whose batch size, slots or epochs do not give its sampling probability or steps."""
+    """Refuse a row that states another sampling rate or fewer steps than its batch size, slots or epochs give."""
     stated = {name: float(cells[name]) for name in NUMBERS if not math.isnan(float(cells.get(name, math.nan)))}
     sources = {name: other for name, *others in (RATES, LENGTHS) for other in others if {name, other} <= stated.keys()}
     given = {name: number for name, number in stated.items() if name not in sources}
@@ -220,7 +220,7 @@ def _refuse_other_batches(cells: Mapping[str, Any]) -> None:
 
 
 def target_of(row: Mapping[str, Any]) -> str | None:
-    """Return the name of the risk that is a row's target; None if the row has no such target."""
+    """Return the name of a row's target if the target is a risk other than epsilon; else return None."""
     return next((name for name in TARGETS if name in row and not np.isnan(float(row[name]))), None)
 
 
@@ -232,7 +232,7 @@ def missed_target(row: Mapping[str, Any]) -> str:
 
 
 def _calibrated(inputs: Mapping[str, np.ndarray], quantity: str, rule: Mapping[str, Any], **settings: Any) -> Any:
-    """Return, as columns, the solved values and the brackets of the targets, which are epsilons or risks."""
+    """Solve rows for `quantity`.  Return columns: the solved values, and the bracket of each row's epsilon or risk."""
     known = {name: column for name, column in _numbers(inputs, rule).items() if name != quantity}
     names = [name for name in ("target_epsilon", "target_delta", *RISK_RULES) if name in inputs]
     given = ~np.isnan(np.stack([inputs[name] for name in names]))
@@ -248,7 +248,7 @@ def _calibrated(inputs: Mapping[str, np.ndarray], quantity: str, rule: Mapping[s
 
 
 def law_of_k(word: str, numbers: Mapping[str, Any]) -> Law:
-    """Return the law of K that a grid calls `word`, with its parameters from `numbers`."""
+    """Return the law of K (the random number of repetitions) that a grid calls `word`; `numbers` has its parameters."""
     from jaxacct import selection  # a slow import that rows without repetitions do not need
 
     given = [numbers[field] for field in LAWS[word]]
@@ -257,7 +257,7 @@ def law_of_k(word: str, numbers: Mapping[str, Any]) -> Law:
 
 
 def expected_repetitions(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return E[K] of every row. Every row must have repetitions."""
+    """Return E[K], the expected number of repetitions, of every row.  Every row must have repetitions."""
     found = np.zeros(inputs["repetitions"].size)
     for word in dict.fromkeys(inputs["repetitions"].tolist()):
         rows = inputs["repetitions"] == word
@@ -266,7 +266,7 @@ def expected_repetitions(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _of_selections(inputs: Mapping[str, np.ndarray], rule: Mapping[str, Any], **accuracy: Any) -> dict[str, Any]:
-    """Return epsilon as columns: of a row's selection at the worst score or, without repetitions, of the row's run."""
+    """Return epsilon as columns.  A row with repetitions gets its selection's epsilon, any other row its run's."""
     numbers, pieces = tuple(_numbers(inputs, rule)), []
     for word in dict.fromkeys(inputs["repetitions"].tolist()):
         of_word = np.flatnonzero(inputs["repetitions"] == word)
@@ -278,7 +278,7 @@ def _of_selections(inputs: Mapping[str, np.ndarray], rule: Mapping[str, Any], **
 def _solved(
     word: str, some: Mapping[str, np.ndarray], numbers: Sequence[str], rule: Mapping[str, Any], **accuracy: Any
 ) -> Bounds:
-    """Return epsilon of rows with one law of K; `numbers` are the columns from which a run is made."""
+    """Return epsilon of rows with the same law of K (`word`).  `numbers` names the columns that `dp_sgd` takes."""
     given: dict[str, Any] = {name: some[name][:, :1] if word else some[name] for name in numbers}
     mechanism: Mechanism = dp_sgd(**given, **rule)
     if word:
@@ -289,7 +289,7 @@ def _solved(
 
 
 def _by_base(inputs: Mapping[str, np.ndarray], rows: np.ndarray, numbers: tuple[str, ...]) -> Iterator[np.ndarray]:
-    """Yield row numbers in arrays of shape (base runs, rows per base run), so that each base run is evaluated once."""
+    """Group rows by base run, the run that a selection repeats.  Yield row numbers, shape (base runs, rows of each)."""
     parameters = np.stack([inputs[name][rows] for name in numbers], axis=1)
     _, which, count = np.unique(parameters, axis=0, return_inverse=True, return_counts=True)
     sorted_rows = rows[np.argsort(which.ravel(), kind="stable")]

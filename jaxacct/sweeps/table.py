@@ -39,9 +39,9 @@ class Table:
     """The result of a sweep: columns of equal length, one row per configuration in the order of the grid.
 
     Columns of numbers are float64, all others hold text.  `lower`, `estimate` and `upper` bracket the epsilon or delta
-    of the row.  In a calibration they bracket the epsilon, or the risk that was the target, at the solved value.  An
-    input that does not apply is NaN.  The answer of an infeasible configuration is NaN, too; its `status` gives the
-    reason.
+    of the row.  In a calibrated row they bracket what the target limits (epsilon or another risk) at the solved value.
+    An input that does not apply is NaN.  The answer of an infeasible configuration is NaN, too, and the column `status`
+    gives the reason.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Table:
         return f"Table({len(self)} rows: {', '.join(self.columns)})"
 
     def _repr_html_(self) -> str:
-        """Return the first rows as HTML: the bracket rounded outward, solved values in full."""
+        """Return the first rows as HTML: bracket ends rounded outward to 6 digits, solved values with all digits."""
         rows, rest = markup.cut(len(self))
         title = f"Sweep, {len(self):,} {'row' if len(self) == 1 else 'rows'}"
         head = self.take(slice(0, len(rows)))
@@ -96,12 +96,12 @@ class Table:
             yield from map(list, zip(*lists.values(), strict=True))
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write a CSV with a header line; a reader gets the same numbers back."""
+        """Write a CSV with a header line.  The cells have so many digits that `read_table` returns the same numbers."""
         write_csv(Path(path), tuple(self.columns), self.rows())
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write a Parquet file (needs pyarrow)."""
-        # `numbers` are the columns whose cells float64 holds exactly; all other columns are written as text
+        # A column is in `numbers` if float64 holds its cells exactly.  All other columns are written as text.
         exact = lambda c: c.dtype.kind == "f" or (c.dtype.kind in "iu" and np.abs(c).max(initial=0) <= LARGEST_COUNT)
         numbers = {name for name, column in self.columns.items() if exact(column)}
         cells = lambda name, column: column if name in TEXT else np.array(list(map(str, _as_list(column))), object)
@@ -125,17 +125,17 @@ class Table:
         found.index = frame.index
         for place, name in enumerate(map(str, frame.columns)):
             given = frame.iloc[:, place]
-            asked = name in ("name", "quantity", *INPUTS)  # values of an input column may have been left out
+            asked = name in ("name", "quantity", *INPUTS)  # the sweep may have filled empty cells of such a column
             if name in found and not (asked and given.isna().any()):
                 found[name] = given.array
-        found.to_pandas = found.copy  # older code calls it: a sweep of a DataFrame used to return a Table
+        found.to_pandas = found.copy  # for older code, for which a sweep of a DataFrame returned a Table
         return found
 
     def to_xarray(self) -> Foreign:
         """Return the table as an xarray.Dataset with a labelled axis for every input that varies (needs xarray).
 
         Inputs that do not vary are scalar coordinates.  Inputs that follow from other inputs (steps from epochs) are
-        coordinates along all axes.  Raises InputError if the table is no product of its inputs.
+        coordinates along all axes.  Raises InputError unless the rows are all combinations of input values, each once.
 
         >>> from jaxacct.sweeps import sweep
         >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": [1, 4], "delta": 1e-5})
@@ -203,12 +203,12 @@ def fill(table: Table, rows: np.ndarray, piece: Table) -> None:
 
 
 def write(table: Table, path: Path) -> None:
-    """Write a table to a file in the format of its ending."""
+    """Write a table to a file: as Parquet if the file's name ends in .parquet, else as CSV."""
     (table.to_parquet if path.suffix.lower() == ".parquet" else table.to_csv)(path)
 
 
 def _as_list(column: np.ndarray) -> list[Any]:
-    """Return the cells of a column; NumPy dates and strings as text."""
+    """Return the cells of a column as a list.  NumPy dates and strings become text."""
     return column.tolist() if column.dtype.kind in "fiubO" else [str(cell) for cell in column]
 
 
@@ -229,7 +229,7 @@ def layout(grid: Grid) -> tuple[str, ...]:
 
 
 def varying(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the inputs that differ between rows and follow from no other input. Values are in order of appearance."""
+    """Return {input: its values in order of appearance} for the inputs that vary and follow from no other input."""
     solved = set(columns.get("quantity", ()))
     found = {}
     for name in ("name", "quantity", *INPUTS):
@@ -242,7 +242,7 @@ def varying(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def product_axes(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the varying inputs of a table that holds each of their combinations once; refuse any other table."""
+    """Return the varying inputs.  Refuse a table that does not hold each combination of their values exactly once."""
     axes = varying(columns)
     rows = len(columns["quantity"])
     cells = int(np.prod([len(values) for values in axes.values()], dtype=np.int64))
@@ -272,7 +272,7 @@ def solved_for(columns: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def out_path(out: object, named: str = "the result, such as 'result.csv'") -> Path:
-    """Return the path of a file to write; refuse an object that is no path, and ask for `named` instead."""
+    """Return `out` as the path of a file to write.  If `out` is no path, raise InputError, which asks for `named`."""
     if not isinstance(out, str | os.PathLike) or not os.fspath(out):
         raise InputError(f"out = {shown(out)} must be the path of a file; name {named}")
     return Path(os.fsdecode(out))
@@ -285,7 +285,7 @@ def refuse_existing(path: Path, remedy: str = REPLACE) -> None:
 
 
 def check_result(path: Path) -> None:
-    """Refuse a result that could not be written, before any work is done for it."""
+    """Refuse a path to which no result can be written, so that the user learns this before the sweep has run."""
     if path.suffix.lower() not in ENDINGS:
         raise InputError(f"{path}: the result must end in .csv or .parquet")
     if path.suffix.lower() == ".parquet":
@@ -295,7 +295,7 @@ def check_result(path: Path) -> None:
 
 
 def _read_columns(path: Path) -> dict[str, np.ndarray]:
-    """Return the columns of a result file; refuse an invalid file in one line."""
+    """Return the columns of a result file.  Raise InputError, with a message of one line, if the file is invalid."""
     if path.suffix.lower() not in ENDINGS:
         raise InputError(f"{path}: a result must end in .csv or .parquet")
     with reading(path):
@@ -310,7 +310,7 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
         reader = csv.reader(file, strict=True)
         names = next(reader, [])
         for place, name in enumerate(names):
-            if name in names[:place]:  # one of the two columns would silently be lost
+            if name in names[:place]:  # the dict of columns would keep only one of the two
                 raise ValueError(f"column {shown(name)} appears twice")
         columns: list[list[Any]] = [[] for _ in names]
         known: dict[str, str] = {}
@@ -336,7 +336,7 @@ def _read_frame(frame: Foreign) -> dict[str, np.ndarray]:
 
 
 def _column(name: str, cells: list[Any]) -> np.ndarray:
-    """Return one column: text, or numbers; a column of the user holds numbers if all its cells are numbers."""
+    """Return text if `TEXT` names the column, else float64.  A user's own column is text if any cell is no number."""
     if name in TEXT:
         return np.array(cells, object)
     try:

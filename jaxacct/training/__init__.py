@@ -1,7 +1,7 @@
 """Private training: plans of the privacy to spend, ledgers of the privacy spent, and the training steps.
 
-The subpackages and their imports are described in jaxacct/training/README.md.  Names are imported when first used, and
-flax, optax or orbax only by the code that needs them.
+The subpackages and their imports are described in jaxacct/training/README.md.  A name is imported when it is first
+used.  Only code that needs flax, optax or orbax imports them.
 """
 
 from typing import TYPE_CHECKING
@@ -86,5 +86,5 @@ _HOMES = {
     **dict.fromkeys(("Averaged", "averaged"), "step.step_function"),
     "Trainer": "trainer",
 }
-if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name
+if not TYPE_CHECKING:  # a type checker that sees `__getattr__` would accept every misspelt name
     __getattr__, __dir__ = lazy_exports(__name__, _HOMES, "strategies")

@@ -35,7 +35,7 @@ class Clipped(NamedTuple):
     clipped : number of examples whose gradient was longer than the clip norm.  With several clip norms: number of
         examples with a part of the gradient longer than that part's clip norm.
     not_finite : number of examples that contribute nothing.  The gradient of each has a NaN, an infinity or an overflow
-        in the parameter's dtype, or is more than 2^126 clip norms long.  If the clip norm is NaN, all are counted.
+        in the parameter's dtype, or is more than 2^126 clip norms long.  With a NaN clip norm all examples are counted.
 
     >>> import jax.numpy as jnp
     >>> done = clipped_sum(jnp.dot, jnp.zeros(1), jnp.array([[2.0], [jnp.inf]]))
@@ -70,14 +70,14 @@ def clipped_sum(
     loss_fn : (params, example) -> scalar loss of one example.
     params : pytree of floating-point arrays.
     batch : pytree of arrays with the examples along the first axis.
-    mask : bool, shape (examples,); False leaves an example out (padding).  By default all take part.
+    mask : bool, shape (examples,); False leaves an example out (padding).  By default all examples take part.
     clip_norm : C > 0, a number, or a pytree of numbers that is a prefix of the parameters.  Each part is then clipped
-        by itself, and the sensitivity is the root of the sum of the squared norms.
+        by itself, and the sensitivity is the root of the sum of the squared clip norms.
     method : {"auto", "vmap", "ghost"}
         "vmap" keeps the gradient of each example in memory.  "ghost" computes norms from the inputs and cotangents of
-        products, convolutions and embeddings.  It works for parameters that have only such uses, also through casts,
-        transpositions, reshapes, loops and checkpoints; any other parameter gets "vmap".  "auto" takes the cheaper way
-        for each parameter.  ``norm_methods`` returns the way of each parameter.  All ways agree up to rounding.
+        products, convolutions and embeddings.  A parameter with any other use gets "vmap".  A parameter may
+        pass through casts, transpositions, reshapes, loops and checkpoints first.  "auto" takes the cheaper way of the
+        two for each parameter.  ``norm_methods`` returns this way.  All ways agree up to rounding.
     has_aux : whether loss_fn returns (loss, aux), aux a pytree of numbers and arrays.
 
     Returns
@@ -128,7 +128,7 @@ def _clipped_sum(
     written, found = find_ways(pair, params, one_of(batch), method)
     sites = [site for site in found if isinstance(site, ghost.Site)]
     direct = [i for i, way in enumerate(found) if way == "vmap"]
-    together: dict[Any, list[int]] = {}  # small leaves with one clip norm share a bundle
+    together: dict[Any, list[int]] = {}  # bundles: one for all small leaves of a clip norm, one for each large leaf
     for i in direct:
         together.setdefault((groups[i], None if leaves[i].size <= 2**14 else i), []).append(i)
     bundles = list(together.values())
@@ -147,15 +147,15 @@ def _clipped_sum(
         (dys, grads), (met, aux) = jax.grad(loss, (0, 1), has_aux=True)(taps, [leaves[i] for i in direct])
         return grads, [site.operands(met, dys, dtype) for site in sites], aux
 
-    # A gradient's norm is taken from the copy that enters the sum: another copy may be rounded to a larger norm.
+    # Each gradient is computed once, for its norm and for the sum: a second computation could round to a larger norm.
     true = unfolded_true([*norms, min(leaves, key=np.size), mask, *jax.tree_util.tree_leaves(batch)])
     grads, rows, aux = computed_once(true, lambda: for_each("loss_fn", gradients, batch))
     grads = dict(zip(direct, (g.astype(dtype) for g in grads), strict=True))
     rows_of = lambda bundle: [grads[i].reshape(examples, -1) for i in bundle]
     joined = [flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=1) for flat in map(rows_of, bundles)]
 
-    # Each part of a gradient is 2^exponent times an array with an ordinary norm.  The first part is zeros, so that a
-    # part exists even if no parameter has a gradient.
+    # For each part g of a gradient, `parts` holds (exponent E, a bound on (|g|/2^E)^2, whether g is surely finite).
+    # The first part is zeros, so that a part exists even if no parameter has a gradient.
     parts = [(jnp.full((1, examples), ghost.NOTHING), jnp.zeros((1, examples), dtype), jnp.ones((1, examples), bool))]
     parts += [tuple(a[None] for a in jax.vmap(_norm_squared)(g)) for g in joined]
     parts += [site.measured(each, dtype) for site, each in zip(sites, rows, strict=True)]
@@ -184,12 +184,12 @@ def _clipped_sum(
             jnp.stack([jnp.sum(keep & ~fits), jnp.sum(mask & ~finite)]).astype(jnp.int32),
         )
 
-    # where each member begins in the total of its bundle, and where each site begins in `parts`
+    # `places`: where each leaf begins in the total of its bundle, then where each site begins in `parts`
     starts = [at for bundle in bundles for at in np.cumsum([0, *(leaves[i].size for i in bundle)])[:-1].tolist()]
     places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
 
-    # The weights are used often below, and outside of a branch the compiler would compute them again for each use.  The
-    # places must be data, as in `as_data`.  On a GPU the host waits for each branch: weights and places share a branch.
+    # Outside of a branch the compiler would compute the weights again for each use below, and would compile a slice for
+    # each place (see `as_data`).  Weights and places share a branch, since on a GPU the host waits for each branch.
     both = computed_once(true, lambda: (weights_of(), [np.int32(place) for place in places]))
     (weights, of_parts, keep, (clipped, not_finite)), data = both
     numbers = iter(data)
@@ -211,7 +211,7 @@ def _clipped_sum(
 
 def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
     """Return (E, (|g|/2^E)^2, whether g is finite) for a gradient g, with E the exponent of its largest entry."""
-    # In float32 E is at most 126: 2^-127 would be subnormal.
+    # In float32 E is at most 126, since `power` returns 0 for the subnormal number 2^-127.
     top = jnp.minimum(ghost.exponent(jnp.max(jnp.abs(g), initial=0)), jnp.finfo(g.dtype).maxexp - 2)
     square = ghost.sum_squares(g * ghost.power(-top, g.dtype))
     return top, square, jnp.isfinite(square)
@@ -222,12 +222,12 @@ class _Scales(NamedTuple):
 
     fits: Any  # (examples,): whether g stays unclipped; False if g contains a NaN
     weight: Any  # (examples,): min(1, C/|g|)
-    parts: Any  # (parts, examples): 2^E min(1, C/|g|) with the exponent E of each part of g
+    parts: Any  # (parts, examples): 2^E min(1, C/|g|), the factor of part/2^E, where E is the part's exponent
     usable: Any  # (examples,): whether `weight` and `parts` are normal numbers; False if g contains a NaN
 
 
 def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
-    """Compute the factors from the exponents E and the squares (|g|/2^E)^2, both of shape (parts, examples)."""
+    """Compute the `_Scales` for the norm `limit`.  The arrays of E and (|part|/2^E)^2 have shape (parts, examples)."""
     top = jnp.max(exponents, axis=0, initial=ghost.NOTHING)
     apart = exponents - top[None]
     length = jnp.sqrt(jnp.sum(squares * ghost.power(2 * apart, squares.dtype), axis=0))
@@ -312,14 +312,14 @@ class Way(str):
 
 
 def find_ways(loss_fn: Any, params: Any, example: Any, method: str) -> tuple[Written, list[Any]]:
-    """Return the trace of a loss, and for each parameter its `Site`, or a `Way` if ghost norms cannot be used."""
+    """Return the trace of a loss, and for each parameter a `Site` if ghost norms are used for it, else a `Way`."""
     leaves = jax.tree_util.tree_leaves(params)
     written, uses = uses_of(trace(loss_fn, params, example), len(leaves))
     return written, [_way(i, leaf, each, method) for i, (leaf, each) in enumerate(zip(leaves, uses, strict=True))]
 
 
 def _way(leaf: int, value: Any, uses: Uses, method: str) -> Any:
-    """Return the `Site` of a parameter, or a `Way` with the reason why ghost norms are not used for it."""
+    """Return a parameter's `Site` if ghost norms are used for it; else return a `Way` with the reason why not."""
     if not uses.known and not uses.others:
         return Way("none", "the loss has no gradient with respect to it")
     if method == "vmap":
@@ -380,7 +380,7 @@ def limit_of(clip_norm: Any, sizes: Sequence[int], rows: int, dtype: Any) -> Any
     """Return the clip norm minus a margin for rounding (README.md); 0 if the clip norm is NaN or out of range."""
     below_normal = 16 * rows * math.sqrt(sum(sizes)) * float(jnp.finfo(dtype).tiny)
     c = jnp.asarray(clip_norm, dtype)
-    held = (c >= 2.0**-100) & (c <= 2.0**100)  # False for NaN; a compiled program can raise no error
+    held = (c >= 2.0**-100) & (c <= 2.0**100)  # False for NaN.  Compiled code cannot raise: the limit becomes 0.
     return jnp.where(held, c * (1 - allowance(sizes, dtype)) - below_normal, 0)
 
 

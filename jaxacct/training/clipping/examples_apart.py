@@ -25,16 +25,15 @@ from jaxacct.core.chacha import CHACHA20
 from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.traces import bind, contents, evaluate, inner_traces, is_key, words_of
 
-_LEAST_RUN = 16  # a constant and the data must share at least this many consecutive rows to count as evidence
-_ALL_BYTES = (
-    2**28
-)  # largest array of data that is compared whole; of a larger array, or a Source, some blocks of rows are compared
-_BLOCKS, _BLOCK_ROWS = 32, 64  # number of these blocks, and number of rows in each
+_LEAST_RUN = 16  # fewer consecutive simple rows, shared with the data, do not show that a constant holds data
+# An array of at most `_ALL_BYTES` is compared whole, but of a larger array, or a Source, only `_BLOCKS` blocks of rows.
+_ALL_BYTES = 2**28
+_BLOCKS, _BLOCK_ROWS = 32, 64  # number of blocks, and number of rows in each block
 _OWN_BYTES = 12
 """A row that a constant shares with the data is evidence only if it is not simple: simple rows agree by chance.
 Compressed, it must be at least this many bytes longer than a compressed row of zeros.
 """
-_MOST_COLUMNS = 64  # if the data or a constant have at most this many columns, the columns are also compared singly
+_MOST_COLUMNS = 64  # data or a constant with at most this many columns are also compared column by column
 _GROUPS = {
     "elementwise": """
         abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil
@@ -142,7 +141,7 @@ def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
     if digest in _looked_at:
         return
     x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-    with ThreadPoolExecutor(1) as alone:  # another thread runs the function, since this one may be inside a trace
+    with ThreadPoolExecutor(1) as alone:  # a new thread, since the current thread may be tracing a program
         if not alone.submit(_rows_stay, traced, examples, x64).result():
             raise InputError(
                 f"{name} moves the result of one example when another changes, but must keep examples apart; call no "
@@ -152,7 +151,7 @@ def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
 
 
 def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
-    """Return whether other rows keep their bits if the first or last is replaced; bits that vary by run are ignored."""
+    """Return whether all other rows' results keep their bits if the first or last row of a random batch is replaced."""
     with jax.enable_x64(x64):
         rng = np.random.default_rng(0)
         consts = [const if _is_known(const) else _drawn(rng, const.aval, True) for const in traced.consts]
@@ -171,7 +170,7 @@ def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
             after = _bits(run(consts, *changed))
             moved = [np.delete(a != b, place, axis=0) for a, b in zip(before, after, strict=True)]
             if any(map(np.any, moved)):
-                again = _bits(run(consts, *rows))  # some devices add in a different order each time
+                again = _bits(run(consts, *rows))  # on some devices equal runs differ in some bits: ignore these bits
                 repeats = [np.delete(a == b, place, axis=0) for a, b in zip(before, again, strict=True)]
                 if any(np.any(a & b) for a, b in zip(moved, repeats, strict=True)):
                     return False
@@ -179,7 +178,7 @@ def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
 
 
 def _quickly_compiled(lowered: Any) -> Any:
-    """Compile a program; on CPUs with few optimizations, if this version of XLA has the options for that."""
+    """Compile a program.  On CPUs compile it with few optimizations, unless this version of XLA lacks the options."""
     if jax.default_backend() == "cpu":
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             options = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
@@ -198,7 +197,7 @@ def _is_known(const: Any) -> bool:
 
 
 def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> np.ndarray:
-    """Draw an array: words for keys; normal for weight matrices; else floats in [0.25, 1] or integers in {0, 1}."""
+    """Draw key data for keys, normal numbers for weight matrices, and else floats in [0.25, 1] or integers 0 and 1."""
     shape, dtype = aval.shape, aval.dtype
     if is_key(aval):
         return rng.integers(0, 2**32, (*shape, *_known_keys()[dtype][1]), np.uint32)
@@ -212,18 +211,18 @@ def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> np.ndarray:
 
 
 def _as_keys(values: Any, aval: Any) -> Any:
-    """Return the keys that have the words `values`; return values that are no words of keys unchanged."""
+    """Turn `values` into random keys if `aval` is an array of keys and `values` is their data; else return `values`."""
     if not is_key(aval) or is_key(values):
         return values
     return jax.random.wrap_key_data(values, impl=_known_keys()[aval.dtype][0])
 
 
 def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
-    """Raise InputError for operations outside `LANE_BY_LANE`, and for keys, axes or arrays that link examples."""
+    """Raise InputError if an operation outside `LANE_BY_LANE`, a key, a device axis or an array could link examples."""
     _refuse_keys(f"{name} is given", closed.jaxpr.invars)
     for eqn, bound in _operations(closed.jaxpr, frozenset()):
         operation = eqn.primitive.name
-        # another library's operation may have the same name as one of JAX; then `own` is false
+        # `own` is false for another library's operation that has the name of a JAX operation
         own = getattr(public, f"{operation.replace('-', '_')}_p", eqn.primitive) is eqn.primitive
         if operation not in LANE_BY_LANE or not own:
             call, why, remedy = _KNOWN_TO_MIX.get(operation, (operation, *_UNKNOWN))
@@ -252,7 +251,7 @@ def _refuse_keys(who: str, variables: Sequence[Any]) -> None:
 
 @functools.cache
 def _known_keys() -> dict[Any, tuple[Any, tuple[int, ...]]]:
-    """Return, for each type of random key that keeps examples apart, its implementation and the shape of its words."""
+    """Return {dtype: (implementation, shape of the key data)} for the types of random keys that keep examples apart."""
 
     def of(impl: Any) -> tuple[Any, tuple[Any, tuple[int, ...]]]:
         key = jax.eval_shape(lambda: jax.random.key(0, impl=impl))
@@ -262,7 +261,7 @@ def _known_keys() -> dict[Any, tuple[Any, tuple[int, ...]]]:
 
 
 def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:
-    """Return the device axes along which an operation moves data and which no mesh inside the trace defines."""
+    """Return the device axes along which an operation moves data, except `bound`, the axes of meshes in the trace."""
     if eqn.primitive.name in ("pvary", "pcast"):  # these two name an axis but move no data along it
         return ()
     named = [eqn.params.get(key) for key in ("axes", "axis_name")]
@@ -280,7 +279,7 @@ def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[Any, froz
 
 
 def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of equal values that, on CPUs, runs every convolution with channels last."""
+    """Return a function with the same values as `function`.  On CPUs it runs every convolution with channels last."""
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
@@ -332,7 +331,7 @@ def refuse_closed_over(name: str, closed: ClosedJaxpr, data: Any, more: Any = ()
             try:
                 rows = _some_rows(leaf, size, data.layout if source else None, place) if rows is None else rows
             except InputError:
-                break  # an example that cannot be loaded is refused by the run that draws it
+                break  # the rows cannot be loaded and compared; the run that draws them will raise the error
             with np.errstate(all="ignore"):
                 cast = rows.reshape(-1, width).astype(each.dtype)
             groups = [(views, [cast])]
@@ -359,7 +358,7 @@ def _has_numbers(array: Any) -> bool:
 
 
 def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
-    """Return all rows of one array of the data, or the rows of some blocks, in the dtype that a device would use."""
+    """Return the rows of an array of the data in JAX's dtype; of a large array or a Source, return blocks of rows."""
     if layout is None and math.prod(leaf.shape) * leaf.dtype.itemsize <= _ALL_BYTES:
         rows = np.asarray(leaf)
     else:
@@ -380,7 +379,7 @@ def _says_enough(view: np.ndarray) -> bool:
 
 
 def _views(constant: np.ndarray, width: int) -> Iterator[np.ndarray]:
-    """Yield a constant as rows of `width` numbers: in memory order, and along each axis."""
+    """Yield the arrays of shape (rows, width) into which a constant can be cut, in memory order or along an axis."""
     if not constant.ndim or constant.size < width:
         return
     if constant.size % width == 0:
@@ -395,7 +394,7 @@ def _views(constant: np.ndarray, width: int) -> Iterator[np.ndarray]:
 
 
 class _Hashed:
-    """Rows, their hashes, and the sorted distinct hashes with the number of rows of each."""
+    """Rows, the hash of each row, the sorted distinct hashes, and the number of rows with each distinct hash."""
 
     def __init__(self, rows: np.ndarray) -> None:
         self.rows, self.hashes = rows, _hashed(rows)
@@ -403,7 +402,7 @@ class _Hashed:
 
     @functools.cached_property
     def length(self) -> int:
-        """Length of a run that has 96 bits of entropy.  It exceeds the number of rows if these vary too little."""
+        """Number of rows in a run, which has 96 bits of entropy.  It exceeds len(rows) if the rows vary too little."""
         share = self.counts / len(self.rows)
         entropy = -float(np.sum(share * np.log2(share)))
         return max(math.ceil(96.0 / entropy), _LEAST_RUN) if entropy > 0.01 else len(self.rows) + 1
@@ -421,7 +420,7 @@ def _meet(ours: _Hashed, theirs: _Hashed) -> bool:
         row, often = ours.rows[np.argmax(ours.hashes == one)], theirs.counts[np.searchsorted(theirs.once, one)]
         if 2 * often <= max(len(theirs.rows), 2) and not _is_progression(row) and _own_bytes(row) >= _OWN_BYTES:
             return True
-    # A run of consecutive rows that the constant and the data have in common shows that the constant holds data.
+    # No single row shows that the constant holds data.  A shared run of consecutive rows can still show it.
     length, size = theirs.length, len(ours.rows)
     if not shared.size or length > min(len(theirs.rows), size):
         return False
@@ -431,7 +430,7 @@ def _meet(ours: _Hashed, theirs: _Hashed) -> bool:
 
 
 def _among(values: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Return which values are among the known ones, which are sorted."""
+    """Return for each value whether the sorted array `known` contains the value."""
     return known[np.searchsorted(known, values).clip(max=len(known) - 1)] == values
 
 
@@ -449,7 +448,7 @@ def _hashed(rows: np.ndarray) -> np.ndarray:
 
 
 def _runs(hashes: np.ndarray, length: int) -> np.ndarray:
-    """Return a hash of each run of `length` rows, from differences of prefix sums; equal runs have equal hashes."""
+    """Return a hash of each run of `length` consecutive rows.  Equal runs have equal hashes."""
     factor = 0x9E3779B97F4A7C15
     powers = np.cumprod(np.full(len(hashes), factor, np.uint64))
     back = np.cumprod(np.full(len(hashes), pow(factor, -1, 2**64), np.uint64))
@@ -458,7 +457,7 @@ def _runs(hashes: np.ndarray, length: int) -> np.ndarray:
 
 
 def _numbered(run: np.ndarray) -> np.ndarray:
-    """Replace each row by its rank among the distinct rows; return differences of consecutive ranks."""
+    """Return the differences of consecutive rows' ranks.  A row's rank is its place among the sorted distinct rows."""
     as_bytes = np.ascontiguousarray(run)
     if run.shape[1] > 1 or run.dtype.kind not in "biuf":
         as_bytes = as_bytes.view(np.uint8).reshape(len(run), -1)

@@ -18,17 +18,17 @@ import numpy as np
 
 from jaxacct.training.clipping.parameter_uses import Step, Use, Uses, largest, merged
 
-BLOCK = 64  # terms of a sum that are added one by one; the sums of blocks are added in blocks again (README.md)
-NOTHING = -(2**20)  # exponent of an array without normal numbers; plus any other exponent, it is still below all others
-HIGHEST = jax.lax.Precision.HIGHEST  # the error bounds need full float32; some devices would round the factors first
+BLOCK = 64  # number of terms in a block: a sum adds each block, then adds the blocks' sums in blocks again (README.md)
+NOTHING = -(2**20)  # exponent of an array without normal numbers; NOTHING plus an exponent is below every exponent
+HIGHEST = jax.lax.Precision.HIGHEST  # with less, some devices round the factors, and the error bounds do not hold
 inlined = functools.partial(jax.jit, inline=True)  # traces a function once for all arguments of the same shapes
 
 
 class Rows(NamedTuple):
     """Rows x_t and dy_t of a gradient, which is the sum over t of x_t dy_t^T.
 
-    If x_t is one-hot, `number` holds the place of its 1, and `beside` holds dy_t.  All other pairs are in `x` and `dy`.
-    Fields without rows are None.
+    For a unit vector x_t, `number` holds the position of its 1, and `beside` holds dy_t.  The fields `x` and `dy` hold
+    all other x_t and their dy_t.  A field without rows is None.
     """
 
     number: Any  # the position of the 1 in each unit vector x_t, of shape (groups, rows)
@@ -39,17 +39,17 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """Parameter whose uses are all products.  All uses write its gradient in one shape (groups, K, M)."""
+    """Parameter whose gradient is, for each use, a sum of products x_t dy_t^T of the same shape (groups, K, M)."""
 
     leaf: int  # the number of the parameter among the leaves
     shape: tuple[int, ...]
-    uses: tuple[tuple[Use, bool], ...]  # with each use, whether x and dy change places
-    steps: tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]  # steps of its entries along groups, K and M
+    uses: tuple[tuple[Use, bool], ...]  # (use, whether x and dy swap roles, as for a transposed parameter)
+    steps: tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]  # (size, stride) of the axes groups, K, M
     narrow: Any  # the dtype with the smallest range among those that the parameter is cast to
 
     @property
     def groups(self) -> int:
-        """Number of groups, the parts of a parameter whose norms are found one by one: slices, or batch indices."""
+        """Number of groups.  A group is a slice of the parameter, by a loop or a batch axis, with its own norm."""
         return _size(self.steps[0])
 
     @property
@@ -64,7 +64,7 @@ class Site:
         return sum(_rows(use) * (outer + inner * (not use.product.indexed)) for use, _ in self.uses) <= inner * outer
 
     def operands(self, met: Mapping[Any, Any], dys: Mapping[Any, Any], dtype: Any) -> Rows:
-        """Return the rows of one example, from the operations' operands and the cotangents of their outputs."""
+        """Return the rows of one example from `met`, the operations' operands, and `dys`, their outputs' cotangents."""
         columns: list[list[Any]] = [[], [], [], []]
         for use, turned in self.uses:
             x, dy = _arranged(use, met[use.place, use.product.other], dys[use.place])
@@ -72,18 +72,18 @@ class Site:
             for column, values in zip(columns[:2] if use.product.indexed else columns[2:], (x, dy), strict=True):
                 column.append(values)
         together = [jnp.concatenate(column, axis=1) if column else None for column in columns]
-        # Rows of a narrower dtype are widened only after `computed_once` has computed them: wide rows take more memory.
+        # Rows of a narrower dtype stay narrow here to save memory.  `measured` and `total` widen them to `dtype`.
         return Rows(
             together[0],
             *(a if a is None or a.dtype.itemsize <= dtype.itemsize else a.astype(dtype) for a in together[1:]),
         )
 
     def measured(self, rows: Rows, dtype: Any) -> tuple[Any, Any, Any]:
-        """Return for each group and example an exponent E, a bound on (|g|/2^E)^2, and whether g is surely finite."""
+        """Return E, a bound on (|g|/2^E)^2, and whether the gradient g is surely finite, for each group and example."""
         return self._each_group(jax.vmap(lambda one: self._norm_squared(*_normalised(_wide(one, dtype)))), rows)
 
     def total(self, rows: Rows, keep: Any, weights: Any, dtype: Any) -> Any:
-        """Return the sum of weight * g/2^E over the examples in ``keep``, with weights (groups, examples)."""
+        """Sum weight * g/2^E (see `measured`) over the examples in ``keep``.  Weights have shape (groups, examples)."""
 
         def one(rows: Rows, weights: Any) -> Any:
             rows = jax.vmap(lambda one: _normalised(_wide(one, dtype))[0])(rows)
@@ -104,7 +104,7 @@ class Site:
         return sums.reshape([size for size, _ in steps]).transpose(order).reshape(self.shape)
 
     def _each_group(self, function: Callable[..., Any], rows: Rows, *more: Any) -> Any:
-        """Apply a function to each group in turn: to the rows of all examples in this group."""
+        """Call a function once for each group, with the rows of all examples in that group.  Stack the results."""
 
         def one(group: Any) -> Any:
             pick = lambda axis: lambda a: jax.lax.dynamic_index_in_dim(a, group, axis, keepdims=False)
@@ -122,7 +122,7 @@ class Site:
         added = BLOCK * 2 * block_levels(max(math.prod(self.shape) // self.groups, self.rows**2)) + 16
         if x is None:
             lengths = jnp.sqrt(jax.vmap(sum_squares)(right))
-            # gradients of the same row of the table are added before they are squared
+            # Several look-ups of one table row add to the same gradient row: sum their dy_t, then square the sums.
             first = jnp.argmax(number[:, None] == number[None, :], axis=1)
             square = sum_squares(jax.ops.segment_sum(right, first, self.rows))
             slack = added * square
@@ -142,7 +142,8 @@ class Site:
         additions = self.rows * (2 if x is None else 1) + 8
         length = jnp.sqrt(square + 2 * unit * slack) + 2 * additions * unit * jnp.sum(lengths)
         square = length**2
-        # No entry of g/2^E exceeds `length` or `most`.  A NaN or an infinity in any entry reaches `square`.
+        # No entry of g/2^E exceeds `length` or `most`: if one of them is in range, no entry overflows.  A NaN or an
+        # infinity in any entry makes `square` NaN or infinite.
         largest = scaled(right.dtype.type(jnp.finfo(self.narrow).max), -top)
         return top, square, jnp.isfinite(square) & ((most <= largest) | (length <= largest))
 
@@ -165,12 +166,12 @@ def site_of(leaf: int, aval: Any, uses: Uses) -> Site | str:
     narrow = min((use.view.narrow for use in uses.known), key=largest)
     site = Site(leaf, aval.shape, tuple(zip(uses.known, turned, strict=True)), (groups, left, right), narrow)
     longest = max(site.rows, _size(right), 0 if len(indexed) == len(forms) else _size(left))
-    # the relative error of a float32 sum of up to 2^20 terms is at most 2^20 u = 1/16, with u = 2^-24
+    # The error bounds hold for sums of up to 2^20 float32 terms: the relative error is then at most 2^20 2^-24 = 1/16.
     return site if longest <= 2**20 else f"it meets {longest} rows or columns, too many to bound their rounding"
 
 
 def _form(use: Use) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]:
-    """Return the (size, stride) pairs that place the groups, rows and columns of a use's gradient in the parameter."""
+    """Return (size, stride) pairs, in the flat parameter, of the axes groups, K and M of a use's gradient."""
     view, product = use.view, use.product
     along = lambda axes: [step for axis in axes for step in view.axes[axis]]
     cut = [step for _, steps in view.loops for step in steps or ()]
@@ -178,7 +179,7 @@ def _form(use: Use) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...
 
 
 def _arranged(use: Use, x: Any, dy: Any) -> tuple[Any, Any]:
-    """Return x and dy as (groups, rows, ...): iterations of loops over slices become groups, other iterations rows."""
+    """Return x and dy as (groups, rows, ...).  Loops over slices of the parameter add groups, other loops add rows."""
     loops = use.view.loops
     matrix = use.product.matrix
     for _ in loops:
@@ -187,14 +188,17 @@ def _arranged(use: Use, x: Any, dy: Any) -> tuple[Any, Any]:
     cut = [i for i, (_, steps) in enumerate(loops) if steps is not None]
     order = [*cut, depth, *(i for i in range(depth) if i not in cut), depth + 1]
     groups = _size(_form(use)[0])
-    return tuple(  # type: ignore[return-value]  # two arrays
+    return tuple(  # type: ignore[return-value]  # the tuple has two arrays
         a.transpose(*order, *range(depth + 2, a.ndim)).reshape(groups, -1, *a.shape[depth + 2 :]) for a in matrix(x, dy)
     )
 
 
 @inlined
 def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
-    """Return scaled rows x', dy', E and m: the gradient is 2^E sum_t x'_t dy'_t^T; m = sum_t max|x'_t| max|dy'_t|."""
+    """Scale rows by powers of two.  Return the scaled rows x' and dy', E, and m = sum_t max|x'_t| max|dy'_t|.
+
+    The gradient is 2^E sum_t x'_t dy'_t^T.
+    """
     number, beside, x, dy = rows
     peak_of = lambda a: jnp.max(jnp.abs(a), axis=1)
     tops, parts = [], []
@@ -203,7 +207,7 @@ def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
         tops.append(jnp.max(exponent(peak)))
     if x is not None:
         peak_x, peak_dy = peak_of(x), peak_of(dy)
-        # In float32 the exponent is at most 126: 2^-127 would be subnormal.
+        # In float32 the exponent is at most 126, since `power` returns 0 for the subnormal number 2^-127.
         along_x = jnp.minimum(exponent(peak_x), jnp.finfo(x.dtype).maxexp - 2)
         tops.append(jnp.max(along_x + exponent(peak_dy)))
     top = jnp.max(jnp.stack(tops))
@@ -218,7 +222,7 @@ def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
 
 
 def _gram(number: Any, x: Any) -> Any:
-    """Return the inner products of all pairs of rows; the rows are the unit vectors `number`, if any, then `x`."""
+    """Return the inner products of all pairs of rows: unit vectors with a 1 at `number`, if any, and then `x`."""
     gram = jnp.matmul(x, x.T, precision=HIGHEST)
     if number is None:
         return gram
@@ -231,7 +235,7 @@ def _wide(rows: Rows, dtype: Any) -> Rows:
 
 
 def _rows(use: Use) -> int:
-    """Count the products x_t dy_t^T that a use, over all iterations of its loops, adds to one group's gradient."""
+    """Count the products x_t dy_t^T that all runs of a use add to one group's gradient."""
     repeated = math.prod(length for length, steps in use.view.loops if steps is None)
     product = use.product
     columns = _size([step for axis in (*product.groups, *product.right) for step in use.view.axes[axis]])
@@ -267,7 +271,7 @@ def power(exponents: Any, dtype: Any) -> Any:
 
 @inlined
 def scaled(values: Any, exponents: Any) -> Any:
-    """Return values * 2^e, for e up to twice the dtype's largest exponent; 0 where e is below twice the smallest."""
+    """Return values * 2^e; 0 where e is below twice the dtype's least exponent.  e may be up to twice the largest."""
     half = exponents >> 1
     return values * power(half, values.dtype) * power(exponents - half, values.dtype)
 
@@ -289,7 +293,7 @@ def sum_squares(values: Any) -> Any:
 
 @inlined
 def blocked_sum(values: Any) -> Any:
-    """Sum non-negative terms; each level of blocks adds at most the relative error of 63 rounded additions."""
+    """Sum non-negative terms in levels of blocks.  The relative error of a level is at most that of 63 additions."""
     flat = values.reshape(-1)
     while flat.size > BLOCK:
         flat = jnp.pad(flat, (0, -flat.size % BLOCK)).reshape(-1, BLOCK).sum(1)
@@ -297,7 +301,7 @@ def blocked_sum(values: Any) -> Any:
 
 
 def allowance(sizes: Sequence[int], dtype: Any) -> float:
-    """Return the share to take off a clip norm to cover the rounding of scaling and of norms of arrays of `sizes`."""
+    """Return the fraction taken off a clip norm for rounding errors, in norms of arrays of `sizes` and in scaling."""
     levels = max(map(block_levels, sizes), default=1)
     return (BLOCK * levels + len(sizes) + 16) * float(jnp.finfo(dtype).eps) / 2
 
