@@ -454,3 +454,17 @@ def test_far_losses_hold_against_the_usual_ones(monkeypatch, sigma, slots, round
             usual = ja.epsilon(mechanism, delta)
             random_allocation._LOSSES.reset(token)
             assert far.lower <= usual.upper < np.inf and usual.lower <= far.upper < np.inf
+
+
+def test_a_replaced_record_where_one_part_of_eps_is_negative():
+    """The bound at eps = 0 was twice the total variation of a removal."""
+    step, sigma, eps = 0.05, 0.8, np.array([0.0, 0.3])
+    x = np.arange(-7.0, 7.0, step)
+    near, far = (np.exp(-0.5 * ((x - shift) / sigma) ** 2) for shift in (1.0, -1.0))
+    none = np.exp(-0.5 * (x / sigma) ** 2)
+    p, q = (np.outer(each, none) + np.outer(none, each) for each in (near, far))
+    truth = [np.sum(np.maximum(p - np.exp(e) * q, 0.0)) * step**2 / (4.0 * np.pi * sigma**2) for e in eps]
+    run = ja.RandomAllocation(ja.Gaussian(sigma), 2)
+    found = ja.delta(run, eps, relation="replace_one").upper
+    apart = ja.delta(run, 0.0).lower
+    assert np.all(found >= truth) and found[1] < found[0] < 1.9 * apart

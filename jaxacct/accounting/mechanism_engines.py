@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxacct.accounting.account import answer, by_parts, flat
+from jaxacct.accounting.account import REVERSED, answer, by_parts, flat
 from jaxacct.accounting.dispatch import is_open, single_steps
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
@@ -231,8 +231,10 @@ def _after_sampling(eps: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 WALK = 4
 """The given eps or delta is split between the removal and the addition. The search for the best split begins at equal
-shares, and moves the removal's share at most this many steps up or down. All steps are equal: in the share of eps, or
-in the log odds of the share of delta."""
+shares, and moves the removal's share at most this many steps up or down. All steps are equal: in eps, or in the log
+odds of the share of delta."""
+LEAST_REACH = 1.0
+"""The removal's part of eps is searched at least this far from eps/2, so that either part may be negative."""
 WIDEST_LOG_ODDS = 12.0
 """Largest log odds of a share of delta that is given to the removal: shares range from e^-12 to 1 - e^-12."""
 
@@ -242,7 +244,7 @@ class RemovedAndAdded(MechanismEngine):
 
     To replace a record is to remove the old record and then to add the new one. Therefore
 
-    | delta_replace(eps) <= min_x delta_remove(x) + e^x delta_add(eps - x).
+    | delta_replace(eps) <= min_x delta_remove(x) + e^x delta_add(eps - x) over all real x.
 
     delta_remove and delta_add are profiles of the whole composition. A mechanism with groups also has a dominating pair
     for the replacement. The pair gives a second bound, and the smaller bound is used.
@@ -267,15 +269,29 @@ class RemovedAndAdded(MechanismEngine):
         return Bounds(np.zeros_like(upper), upper, upper, "bound", status, engine)
 
 
-def _upper(question: MechanismQuestion, quantity: str, values: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of `quantity`.
+def _upper_epsilon(question: MechanismQuestion, delta: np.ndarray, relation: str) -> np.ndarray:
+    """Return upper bounds of epsilon at each delta."""
+    asked = question._replace(quantity="epsilon", relation=relation, hint=None, given=delta)
+    return np.asarray(answer(asked).upper)
 
-    For delta each eps is a question of its own. Several eps in one question share a lattice, which widens the brackets.
+
+def _upper_delta(question: MechanismQuestion, epsilon: np.ndarray, relation: str) -> np.ndarray:
+    """Return upper bounds of delta at real eps. At a negative eps delta follows from the reverse relation.
+
+    Each eps is a question of its own. Several eps in one question share a lattice, which widens the brackets.
     """
-    asked = question._replace(quantity=quantity, relation=relation, hint=None)
-    given = [values] if quantity == "epsilon" else values
-    found = [np.asarray(answer(asked._replace(given=each)).upper) for each in given]
-    return found[0] if quantity == "epsilon" else np.stack(found)
+
+    def at(eps: np.ndarray, relation: str) -> np.ndarray:
+        return np.asarray(answer(question._replace(quantity="delta", relation=relation, hint=None, given=eps)).upper)
+
+    found = []
+    for eps in epsilon:
+        below = np.minimum(eps, 0.0)
+        ahead = 1.0 if np.all(eps < 0.0) else at(np.maximum(eps, 0.0), relation)
+        back = at(-below, REVERSED[relation]) if np.any(eps < 0.0) else 1.0
+        back = (np.exp(below) * back - np.expm1(below)) * (1.0 + 8.0 * ROUNDOFF)
+        found.append(np.where(eps < 0.0, back, ahead))
+    return np.stack(found)
 
 
 def _delta_replaced(question: MechanismQuestion) -> Bounds:
@@ -283,17 +299,15 @@ def _delta_replaced(question: MechanismQuestion) -> Bounds:
     shape, _, given = flat(question)
     eps = given.reshape(shape)
 
-    def both(share: np.ndarray) -> np.ndarray:
-        first = np.minimum(share * eps, eps)
-        rest = np.maximum(eps - first, 0.0) * (1.0 - 2.0 * ROUNDOFF)
-        removed, added = (
-            _upper(question, "delta", at, relation) for at, relation in ((first, "remove_one"), (rest, "add_one"))
-        )
+    def both(first: np.ndarray) -> np.ndarray:
+        rest = (eps - first) - 2.0 * ROUNDOFF * np.abs(eps - first)
+        removed, added = _upper_delta(question, first, "remove_one"), _upper_delta(question, rest, "add_one")
+        size = np.abs(first)
         with np.errstate(over="ignore"):
-            total = removed + np.exp(first * (1.0 + 4.0 * ROUNDOFF)) * added * (1.0 + 16.0 * ROUNDOFF * (1.0 + first))
+            total = removed + np.exp(first + 4.0 * ROUNDOFF * size) * added * (1.0 + 16.0 * ROUNDOFF * (1.0 + size))
         return np.where(np.isnan(total), np.inf, total * (1.0 + 4.0 * ROUNDOFF))
 
-    return _bound(np.minimum(_least(both, np.full(shape, 0.5), 0.5), 1.0))
+    return _bound(np.minimum(_least(both, 0.5 * eps, np.maximum(0.5 * eps, LEAST_REACH)), 1.0))
 
 
 def epsilon_replaced(question: MechanismQuestion) -> Bounds:
@@ -301,22 +315,22 @@ def epsilon_replaced(question: MechanismQuestion) -> Bounds:
     shape, _, given = flat(question)
     target = given.reshape(shape)
     if not target.all():
-        _upper(question, "epsilon", target, "remove_one")  # raises an error if the loss is unbounded
+        _upper_epsilon(question, target, "remove_one")  # raises an error if the loss is unbounded
 
     def both(log_odds: np.ndarray) -> np.ndarray:
         share = 1.0 / (1.0 + np.exp(-log_odds))
         first = np.maximum(target * share, SMALLEST_POSITIVE)
-        x = _upper(question, "epsilon", first, "remove_one")
+        x = _upper_epsilon(question, first, "remove_one")
         with np.errstate(over="ignore", invalid="ignore"):
             left = (target - first) * (1.0 - 8.0 * ROUNDOFF) * np.exp(-x * (1.0 + 4.0 * ROUNDOFF))
         usable = (left > 1e-300) & np.isfinite(x)
-        rest = _upper(question, "epsilon", np.where(usable, left, 0.5), "add_one")
+        rest = _upper_epsilon(question, np.where(usable, left, 0.5), "add_one")
         return np.where(usable & ~np.isnan(rest), (x + rest) * (1.0 + 4.0 * ROUNDOFF), np.inf)
 
     return _bound(_least(both, np.zeros(shape), WIDEST_LOG_ODDS))
 
 
-def _least(values: Callable[[np.ndarray], np.ndarray], middle: np.ndarray, reach: float) -> np.ndarray:
+def _least(values: Callable[[np.ndarray], np.ndarray], middle: np.ndarray, reach: float | np.ndarray) -> np.ndarray:
     """Return the least value that is found at points up to `reach` from `middle`.
 
     Three points are tried first. If the values at all three are infinite for some element, all points that a walk can
