@@ -547,7 +547,9 @@ def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, floa
     return lower, upper, word
 
 
-def _larger(quantity: str, row: Row, value: float, relation: str, rtol: float, most: float) -> tuple[Ends, float]:
+def _larger(
+    quantity: str, row: Row | None, value: float, relation: str, rtol: float, most: float
+) -> tuple[Ends, float]:
     """Return the larger of the directions' brackets, end by end, and an upper bound of the second direction's delta.
 
     The upper end is inf if a direction has no bracket.
@@ -557,7 +559,7 @@ def _larger(quantity: str, row: Row, value: float, relation: str, rtol: float, m
     """
     from jaxacct.engines import mixture
 
-    if quantity == "epsilon" and value == 0.0:
+    if row is None or (quantity == "epsilon" and value == 0.0):
         return mixture.UNKNOWN, most  # for delta = 0 `by_parts` raises an error, or answers by the largest loss
     signs = {"add_one": (-1.0,), "remove_one": (1.0,)}.get(relation, (1.0, -1.0))  # 1 is remove, -1 is add
     known, found = mixture.contours_of(row), list[mixture.Ends]()

@@ -146,10 +146,11 @@ def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Int
     low, high = np.empty(scale.size), np.empty(scale.size)
     for row in range(scale.size):
         b, p = scale[row], power[row]
-        panels = int(np.ceil(1.0 / (b * min(0.25, 1.0 / (abs(p) + 1.0)))))
-        if panels * _ABSCISSAE.size > MOST_NODES:
+        needed = np.ceil(1.0 / (b * min(0.25, 1.0 / (abs(p) + 1.0))))
+        if needed * _ABSCISSAE.size > MOST_NODES:
             low[row], high[row] = _by_the_top_atom(b, q[row], p)
             continue
+        panels = int(needed)
         half = 1.0 / (b * panels)
         centre = -1.0 / b + half * (2.0 * np.arange(panels) + 1.0)
         v = (centre[:, None] + half * _ABSCISSAE).ravel()

@@ -61,11 +61,15 @@ def attained(mechanism: Mechanism, relation: str) -> bool:
     return all(leaf.attained(relation) for _, leaf in flat(mechanism) if isinstance(leaf, OfGaussianMixtures))
 
 
-def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
-    """Return a `Row` for every configuration of the flat batch; None if a step has no branches under `relation`."""
+def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row | None] | None:
+    """Return a `Row` for every configuration of the flat batch; None if a step has no branches under `relation`.
+
+    Where the numbers are beyond float64 the row is None.
+    """
     shape = batch_shape(mechanism)
     size = int(np.prod(shape))
     rows: list[Row] = [[] for _ in range(size)]
+    beyond = np.zeros(size, bool)
     plain: list[list[float]] = [[] for _ in range(size)]  # mu of each Gaussian without sampling
     for count, leaf in flat(mechanism.validated()):
         counts = np.broadcast_to(count, shape).reshape(-1)
@@ -73,10 +77,9 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
             found = leaf.branches(relation)
             if found is None:
                 return None
-            if not all(_is_law(branch) for row in found for branch in row):
-                raise ArithmeticError(f"{type(leaf).__name__} has no law in float64 under {relation}")
             own = batch_shape(leaf)
             places = np.broadcast_to(np.arange(len(found)).reshape(own), shape).reshape(-1)
+            beyond |= ~np.array([all(map(_is_law, row)) for row in found], bool)[places]
             for row, place in enumerate(places.tolist()):
                 shift = _only_shift(found[place])
                 if shift is None:
@@ -103,7 +106,8 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
     for steps, each in zip(rows, plain, strict=True):
         if each:  # Gaussians without sampling are merged into one, so that their mu is rounded once
             steps.append((1.0, [Branch(1.0, np.array([math.hypot(*each)]), np.ones(1))]))
-    return [[(n, branches) for n, branches in row if any(_moves(b) for b in branches)] for row in rows]
+    moving = [[(n, branches) for n, branches in row if any(_moves(b) for b in branches)] for row in rows]
+    return [None if lost else row for row, lost in zip(moving, beyond.tolist(), strict=True)]
 
 
 @np.errstate(all="ignore")
