@@ -19,29 +19,29 @@ from jaxacct.core.validation import COUNT, Constraint, InputError, check
 
 
 class Stopped(Exception):
-    """Ends the loading of batches that are no longer wanted."""
+    """Raised to end the loading of batches that are no longer wanted."""
 
 
 @dataclass(frozen=True)
 class Source:
     """Examples for `Trainer.fit` that need not fit in memory: each step loads the examples of its own batch.
 
-    The host draws the records that the device would draw from the same key.  Threads load these records' examples
-    during the previous step, and the step gets them in micro-batches of one shape.  So a run compiles once.  At most
-    ``prefetch + 2`` batches are in memory.
+    The host draws the records of a step, the same that the device would draw from the same key.  Threads load these
+    records' examples during the previous step.  All micro-batches of a run have one shape, so a run compiles once.  At
+    most ``prefetch + 2`` batches are in memory.
 
     Parameters
     ----------
     dataset : anything with ``__len__`` and ``__getitem__``: a NumPy array or memmap, grain's ``MapDataset``, a Hugging
         Face ``Dataset`` (with its format "numpy"), a list of examples; or a tuple or dict of these, one for each part
-        of an example.  Arrays are gathered a batch at a time, all other data item by item; an item is a pytree of
-        numbers and arrays.  Item i always belongs to record i, and all items have the structure, shapes and dtypes of
-        item 0.
+        of an example.  The rows of an array are gathered a batch at a time.  All other data are read item by item.
+        Such an item is a pytree of numbers and arrays.  Item i always belongs to record i, and all items have the
+        structure, shapes and dtypes of item 0.
     workers : the number of threads that load, >= 1; use 1 if several threads must not read the dataset at once.
     prefetch : the number of batches that are loaded ahead of the step, >= 0; with 0 the step waits for its batch.
-    repeats : whether a record has the same bits whenever it is loaded.  If True, a run that was cut off and has a
-        ledger repeats its last steps exactly, and these steps count once.  If False, as for random augmentation, the
-        steps after a cut have new randomness, and count again.
+    repeats : whether a record has the same bits whenever it is loaded.  If True, a cut-off run that has a ledger
+        repeats the steps after its last checkpoint exactly, and each of these steps costs privacy once.  If False, as
+        for random augmentation, these steps are taken with new randomness, and cost privacy a second time.
 
     References
     ----------
@@ -62,11 +62,11 @@ class Source:
         check("workers", self.workers, COUNT)
         batches = Constraint("use a number of batches from 0, such as 1", 0, 2**20, integral=True)
         check("prefetch", self.prefetch, batches)
-        self.layout  # noqa: B018 - refuses a bad dataset here, and not at its first use
+        self.layout  # noqa: B018 - computing the layout refuses a bad dataset before its first use
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """Layout of the examples, as the dataset's arrays, or its item 0, show it."""
+        """Layout of the examples, found from the arrays of the dataset and, for other data, from item 0."""
         return Layout(self.dataset)
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ def require_rows(data: Any, size: int) -> None:
 
 
 def source_of_mapped(data: Any) -> Any:
-    """Wrap data that contain a memory map in a Source, so that no file is copied into memory; keep other data."""
+    """Return data with a memory map as a Source, so that no file is copied into memory.  Return other data as given."""
     structure: Any = jax.tree_util.tree_structure(data)
     if not any(_is_mapped(leaf) for leaf in jax.tree_util.tree_leaves(data)):
         return data
@@ -107,7 +107,7 @@ def _is_mapped(array: Any) -> bool:
 
 
 class Layout:
-    """Layout of the examples of a dataset; its methods load examples."""
+    """Shapes and dtypes of a dataset's examples, and methods that load the examples."""
 
     size: int  # the number of examples
     example: Any  # a pytree with the shapes and dtypes that one example has on the device
@@ -128,7 +128,7 @@ class Layout:
         return [np.zeros((*shape, *leaf.shape), leaf.dtype) for leaf in jax.tree_util.tree_leaves(self.example)]
 
     def load(self, numbers: np.ndarray, into: Sequence[np.ndarray], stopped: Callable[[], bool]) -> None:
-        """Load the examples with these numbers into the rows of buffers; raise Stopped once `stopped()` is true."""
+        """Load the examples `numbers` into the rows of the buffers `into`.  Raise Stopped once `stopped()` is true."""
         self._check_length()
         rest = list(into)
         for column in self._columns:
@@ -146,7 +146,7 @@ class Layout:
 
 
 class _Arrays:
-    """Part of a dataset that is one array: its rows are gathered at once."""
+    """Part of a dataset that is one array.  One call gathers the rows of a batch."""
 
     leaves = 1
 
@@ -158,7 +158,7 @@ class _Arrays:
         if stopped():
             raise Stopped
         if self.rows.dtype == into[0].dtype:
-            np.take(self.rows, numbers, axis=0, out=into[0], mode="clip")  # the default mode copies twice
+            np.take(self.rows, numbers, axis=0, out=into[0], mode="clip")  # the default mode would copy the rows twice
         else:
             _store(f"dataset{self.name}", self.rows[numbers], into[0])
 
@@ -215,7 +215,7 @@ class _Items:
 
 
 def _is_column(part: Any) -> bool:
-    """Return whether a part of a dataset is itself a sequence of examples; a tuple or dict has further parts."""
+    """Return whether a part of a dataset is a sequence of examples.  A tuple or dict is none: its entries are parts."""
     return not isinstance(part, tuple | dict) and (hasattr(part, "__getitem__") or hasattr(part, "__iter__"))
 
 

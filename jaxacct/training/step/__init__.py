@@ -1,1 +1,1 @@
-"""One private step: it draws a batch, clips and sums gradients, and adds noise; a mechanism accounts for it."""
+"""A private step draws a batch, sums clipped gradients and adds noise.  `step_mechanisms` accounts for its cost."""

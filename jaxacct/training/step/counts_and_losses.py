@@ -1,4 +1,4 @@
-"""Releases of a step besides the gradients: a count, to which the clip norm adapts, and the mean loss."""
+"""What a step releases besides the gradients: the mean loss, and a count that adapts the clip norm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxacct.training.clipping.clipped_sum import CLIP_NORM, DEVIATION
 from jaxacct.training.step import noise
 
 _UNITS = 2**10  # losses are rounded to units of bound/_UNITS, so that their sum is exact
-_MOST_MEMBERS = 2**20  # largest expected batch: the noisy centred losses of twice as many members add up within 32 bits
+_MOST_MEMBERS = 2**20  # largest expected batch size.  The noisy sum of twice as many centred losses fits into int32.
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,15 @@ class PrivateLoss:
     """Request to release a noisy mean loss of every step, which is as private as the gradient.
 
     Let v_i be the loss of member i, clipped to [0, bound] and rounded to multiples of bound/1024.  A step also releases
-    sum_i (v_i - bound/2) plus Gaussian noise, which has standard deviation ``noise * bound`` and is rounded likewise.
-    The sum has sensitivity bound/2.  Replacing an example moves this sum by up to bound, twice its sensitivity, and the
-    sum of gradients by up to twice its own sensitivity.  Let z be the plan's noise multiplier.
-    The gradients get noise multiplier (z^-2 - (2 noise)^-2)^(-1/2).  Gradients and loss then cost one Gaussian of noise
-    multiplier z together.  This needs noise > z/2.
+    sum_i (v_i - bound/2) plus Gaussian noise.  The noise has standard deviation ``noise * bound`` and is rounded to
+    multiples of bound/1024.
 
-    The optimizer gets, as ``value``, the noisy sum divided by the expected batch size, plus bound/2, and clipped to
+    Adding or removing an example moves this sum by at most bound/2, its sensitivity.  Replacing an example moves the
+    sums of losses and of gradients each by at most twice their sensitivity.  Let z be the plan's noise multiplier.  The
+    gradients get noise multiplier (z^-2 - (2 noise)^-2)^(-1/2), which needs noise > z/2.  Gradients and loss together
+    then cost as much as one Gaussian mechanism of noise multiplier z.
+
+    The optimizer gets the noisy mean loss as ``value``: (noisy sum)/(expected batch size) + bound/2, clipped to
     [0, bound].
 
     Parameters
@@ -63,7 +65,7 @@ class PrivateLoss:
         return 0.1 * expected_batch_size if self.noise is None else self.noise
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:
-        """Draw the noise on the sum of losses, in units of bound/1024, from the key of a step."""
+        """Draw the noise on the sum of losses, in units of bound/1024, from the words of a step's key."""
         return noise.rounded(words, noise.LOSS, _UNITS * Fraction(self.deviation(expected_batch_size)))
 
     def clipped(self, loss: jax.Array) -> jax.Array:
@@ -84,7 +86,7 @@ class PrivateLoss:
 def gradient_noise(
     noise_multiplier: float, expected_batch_size: float, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> float:
-    """Return the noise multiplier, rounded up, of the gradients in a step that costs `noise_multiplier` in all."""
+    """Return the noise multiplier of the gradients, rounded up, that makes a whole step cost `noise_multiplier`."""
     check("noise_multiplier", noise_multiplier, DEVIATION)
     if private_loss is not None and not expected_batch_size <= _MOST_MEMBERS:
         raise InputError(
@@ -105,19 +107,19 @@ def gradient_noise(
             f"{told} must be > {math.sqrt(len(deviations)) * noise_multiplier / 2.0:.6g}, which leaves room for the "
             "gradients; use more noise on them, or larger batches"
         )
-    return noise_multiplier / math.sqrt(1.0 - share) * (1.0 + 2e-15)  # raised by more than the formula's rounding
+    return noise_multiplier / math.sqrt(1.0 - share) * (1.0 + 2e-15)  # the factor 1 + 2e-15 covers rounding
 
 
 @dataclass(frozen=True)
 class AdaptiveClip:
     """Clip norm that tracks a quantile of the norms of the gradients [Andrew et al. 2021].
 
-    Every step also releases a count: each unclipped example adds 1/2 to it and each clipped one -1/2.  Its Gaussian
-    noise has standard deviation ``count_noise`` and is rounded to halves.  Then the clip norm C is multiplied by
-    exp(-learning_rate (share - quantile)), where share is the share of unclipped examples, computed from the noisy
-    count.  The count has sensitivity 1/2.  Let z be the plan's noise multiplier.  The gradients get noise
-    multiplier (z^-2 - (2 count_noise)^-2)^(-1/2).  Gradients and count then cost one Gaussian of noise multiplier z
-    together, as for `PrivateLoss`.  This needs count_noise > z/2.
+    Every step also releases a count: each unclipped example adds 1/2 to it and each clipped one -1/2.  The
+    count's Gaussian noise has standard deviation ``count_noise`` and is rounded to multiples of 1/2.  Then the clip
+    norm C is multiplied by exp(-learning_rate (share - quantile)), where share is the share of unclipped examples,
+    computed from the noisy count.  The count has sensitivity 1/2.  Let z be the plan's noise multiplier.  The gradients
+    get noise multiplier (z^-2 - (2 count_noise)^-2)^(-1/2), which needs count_noise > z/2.  Gradients and count
+    together then cost as much as one Gaussian mechanism of noise multiplier z.
 
     Parameters
     ----------
@@ -153,11 +155,11 @@ class AdaptiveClip:
         return 0.1 * expected_batch_size if self.count_noise is None else self.count_noise
 
     def gradient_noise(self, noise_multiplier: float, expected_batch_size: float) -> float:
-        """Return the gradients' noise multiplier, rounded up; gradients and count together cost `noise_multiplier`."""
+        """Return the result of the function `gradient_noise` for a step that releases this count and no loss."""
         return gradient_noise(noise_multiplier, expected_batch_size, self, None)
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:
-        """Draw integer noise, to be added to twice the count, from the key of a step."""
+        """Draw the noise on twice the count, an integer, from the words of a step's key."""
         return noise.rounded(words, noise.QUANTILE, 2 * Fraction(self.count_deviation(expected_batch_size)))
 
     def update(
@@ -167,4 +169,4 @@ class AdaptiveClip:
         halves = 2 * unclipped - examples + drawn
         share = 0.5 * halves.astype(jnp.float32) / expected + 0.5
         moved = clip_norm * jnp.exp(-self.learning_rate * (share - self.quantile))
-        return jnp.clip(moved, 1e-9, 1e9)  # narrower than `CLIP_NORM`, the range of clip norms
+        return jnp.clip(moved, 1e-9, 1e9)  # keeps C well inside `CLIP_NORM`, the range of allowed clip norms

@@ -84,11 +84,11 @@ class Lineage(NamedTuple):
     """Origin of a run's randomness: the secret root, and digests of all that led to the present step."""
 
     root: Root
-    chain: bytes  # a digest of everything so far
-    seal: bytes  # a digest of the state that the chain has led to; b"" if it is not known
+    chain: bytes  # a digest of the root and of all states, programs, data and settings of the run so far
+    seal: bytes  # a digest of the state to which `chain` has led; b"" if nobody has computed this digest
     pass_first: int  # the first step of the current pass over the data
     pass_chain: bytes  # the chain before step `pass_first`
-    pass_cut: bytes = b""  # a digest of the pass's other settings
+    pass_cut: bytes = b""  # the argument `cut` that `advance` got in the current pass
 
     def __repr__(self) -> str:
         return f"Lineage(root={self.root}, chain={self.chain.hex()[:8]}...)"
@@ -125,12 +125,14 @@ def advance(
     cut: bytes = b"",
     groups: int | None = None,
 ) -> tuple[Lineage, StepKey]:
-    """Return the lineage after one more step, and the step's keys.  Both depend on all programs, data and settings.
+    """Return the lineage after one more step, and the step's keys.
+
+    The lineage and the key `words` depend on the programs, data and settings of this step and of all earlier ones.
 
     first : the first step of the pass that this step is in; -1 if the batch rule has no passes.
-    cut : a digest that is the same within a pass; a step with another digest begins a new pass.
+    cut : bytes that are the same within a pass.  A step with other bytes begins a new pass.
     groups : the number of groups, or of batches in a fixed order.  If given, the whole run has one pass key, which
-        depends on the root and on this number alone, since no record may change its group or batch.
+        depends on the root and on `groups` alone.  So each record keeps its group or batch.
     """
     if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
         lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)
@@ -186,14 +188,14 @@ def form_of(structure: Any) -> bytes:
 
 
 def digest_program(traced: Any) -> bytes:
-    """Return the SHA-256 digest of a traced function and of the machine; equal digests mean equal output bits."""
+    """Return the SHA-256 digest of a traced function and the machine.  Equal digests mean equal output bits."""
     constants, primitives = contents(traced.jaxpr)
     own = b"" if repeats(primitives) else secrets.token_bytes(16)
     return digest(traced.lower().as_text().encode(), digest_tree(constants), machine().encode(), own)
 
 
 def _words(secret: bytes) -> np.ndarray:
-    """Return the words of a ChaCha20 key, little-endian."""
+    """Return the eight uint32 words of a ChaCha20 key, read from its 32 bytes as little-endian."""
     return np.frombuffer(secret, "<u4").astype(np.uint32)
 
 
@@ -203,7 +205,7 @@ def _fingerprint(secret: bytes) -> str:
 
 
 def machine() -> str:
-    """Return a text that describes this machine; machines with equal texts run a program to equal bits."""
+    """Return a text that describes this machine.  Machines with equal texts compute equal bits from one program."""
     settings = {name: repr(value) for name, value in jax.config.values.items() if not _HARMLESS.match(name)}
     flags = {name: value for name, value in os.environ.items() if _VARIABLES.match(name)}
     devices = jax.devices()
@@ -221,7 +223,7 @@ def machine() -> str:
 
 def repeats(primitives: set[str]) -> bool:
     """Return whether a program of these operations gives the same bits each time it runs on this machine."""
-    # the results of these operations may depend on more than their arguments
+    # these operations may give different results for the same arguments
     if primitives & {"pure_callback", "io_callback", "ffi_call", "infeed", "rng_uniform"}:
         return False
     if jax.devices()[0].platform in ("cpu", "tpu"):
@@ -250,9 +252,9 @@ def _libraries() -> dict[str, str]:
 
 @functools.cache
 def _processor() -> list[Any]:
-    """Return the processors' kind, instruction sets and caches, on which libraries base the order of sums."""
+    """Return the kind, instruction sets and caches of the processors.  Libraries choose the order of sums by them."""
     cores = set()
-    # fields that differ from one reading to the next, or between the cores of one machine
+    # leave out the fields that differ from one reading to the next, or between the cores of one machine
     varying = {"processor", "cpu mhz", "bogomips", "apicid", "initial apicid", "core id", "physical id", "bugs"}
     try:
         for block in Path("/proc/cpuinfo").read_text().strip().split("\n\n"):

@@ -33,8 +33,8 @@ class Outer:
 
     graph: Any  # the graph that `nnx.split` returns
     structure: Any  # the structure of the state that `nnx.split` returns
-    order: tuple[int, ...]  # for each leaf of the plain pytree, its position in that state
-    kinds: tuple[type, ...]  # for each leaf of the plain pytree, its type of variable
+    order: tuple[int, ...]  # for each leaf of `model_as_pytree`'s pytree, its index among the state's leaves
+    kinds: tuple[type, ...]  # for each leaf of `model_as_pytree`'s pytree, the type of its nnx variable
 
     def of_kind(self, kind: str) -> list[bool]:
         """Return for each leaf whether it is an nnx variable of the named type, or of a type derived from it."""
@@ -59,7 +59,7 @@ def has_equinox(tree: Any) -> bool:
 
 
 def model_as_pytree(model: Any) -> tuple[Any, Outer | None]:
-    """Return a model as a pytree, and the form of an nnx module (else None); refuse Equinox modules with state."""
+    """Return a model's pytree, and the `Outer` of an nnx module (None for other models).  Refuse Equinox state."""
     if is_nnx(model):
         nnx = _nnx()
         graph, state = nnx.split(model)
@@ -79,10 +79,10 @@ def model_as_pytree(model: Any) -> tuple[Any, Outer | None]:
 
 
 def pytree_as_model(tree: Any, outer: Outer | None) -> Any:
-    """Return the model that `model_as_pytree` made into a pytree."""
+    """Invert `model_as_pytree`: return the model, given its pytree and its `Outer`."""
     if outer is None:
         return tree
-    # the graph fixes the structure of the dicts, so their leaves are still in the order of `model_as_pytree`
+    # the graph fixes the keys of the dicts in `tree`, so leaf i of `tree` has index `outer.order[i]` in the state
     values: list[Any] = [None] * len(outer.order)
     for place, value in zip(outer.order, jax.tree_util.tree_leaves(tree), strict=True):
         values[place] = value
@@ -90,7 +90,7 @@ def pytree_as_model(tree: Any, outer: Outer | None) -> Any:
 
 
 def arrays_of(tree: Any) -> list[Any]:
-    """Return each leaf as a JAX array, or None if it is no array.  Numbers are arrays, except in Equinox models."""
+    """Return each leaf as a JAX array, or None if it is no array.  Numbers are arrays, except in an Equinox model."""
     kinds = (jax.Array, np.ndarray) if has_equinox(tree) else (jax.Array, np.ndarray, np.generic, bool, int, float)
     return [jnp.asarray(leaf) if isinstance(leaf, kinds) else None for leaf in jax.tree_util.tree_leaves(tree)]
 
@@ -112,8 +112,8 @@ def _nnx() -> Any:
 class LoRA:
     """Parameters with low-rank adapters, made by `lora`.
 
-    A Trainer takes the object in place of the parameters.  It trains the adapters, and those parameters of the base
-    that ``trainable`` selects.  The loss is called with parameters in the form of the base.
+    A Trainer takes the object in place of the parameters.  The Trainer trains the adapters, and those parameters of the
+    base that its ``trainable`` selects.  The loss function gets a model of the form that `lora` was given.
 
     Parameters
     ----------
@@ -159,14 +159,14 @@ def lora(
     rank : int, at least 1; the rank of each product a b.
     where : a function path -> bool, of paths such as "params/Dense_0/kernel", that chooses one or more arrays of two or
         more axes.  By default: arrays of two or three axes named "kernel", and arrays of two axes named "weight".
-        ``where`` may also choose the arrays of convolutions and look-ups; each example then has a gradient as large as
-        W.
+        ``where`` may also choose the array W of a convolution or look-up.  The gradient of each example is then as
+        large as W.
     alpha : > 0, by default the rank, which makes the scale 1.
     key : a JAX key, from which the factor ``a`` is drawn as N(0, 1/fan-in); by default a key from the operating system.
 
     Returns
     -------
-    LoRA : for ``trainer.init``; its ``merge()`` gives parameters without adapters.
+    LoRA : the parameters to give to ``trainer.init``.  Its method ``merge()`` returns parameters without adapters.
 
     An array of more than two axes is cut into leading and trailing axes of nearly equal total size.  A projection
     (features, heads, width) is cut after the first axis; a projection (heads, width, features) before the last axis.
@@ -195,7 +195,7 @@ def lora(
                 f"where selects {path}, {array.dtype} of {array.ndim} axes, must be floating and of two or more; "
                 "train it by trainable="
             )
-        # cut the shape before this axis, so that both parts have nearly the same size
+        # cut the shape before axis `split`, so that both parts have nearly the same size
         split = min(range(1, array.ndim), key=lambda at: max(map(math.prod, (array.shape[:at], array.shape[at:]))))
         lead, trail = array.shape[:split], array.shape[split:]
         dtype = jnp.promote_types(array.dtype, jnp.float32)
@@ -207,7 +207,7 @@ def lora(
 
 
 def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that its model may be a `LoRA`; products with an adapted W do not form W + scale a b."""
+    """Wrap a function so that its model may be a `LoRA`.  Products with an adapted W use W, a and b without merging."""
 
     @functools.wraps(function)
     def run(model: Any, *others: Any) -> Any:
@@ -237,7 +237,7 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class _Adapted:
-    """An adapted parameter W with its factors a and b, as an operand in a trace."""
+    """Adapted parameter W with its factors a and b.  It stands for W when `adapted` runs a traced function."""
 
     w: Any
     a: Any
@@ -255,11 +255,11 @@ def _merged(value: Any) -> Any:
 
 
 def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
-    """Run an operation of a trace; an adapted W is multiplied or cast without forming W + scale a b."""
+    """Run one operation of a traced function.  Products and casts of an adapted W avoid merging W, a and b."""
     adapted = [side for side, value in enumerate(operands) if isinstance(value, _Adapted)]
     if len(adapted) == 1:
         value = operands[adapted[0]]
-        floating = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)  # integers are cast from the merged W
+        floating = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)  # a cast to integers needs the merged W
         if eqn.primitive.name == "convert_element_type" and floating:
             cast = bind(place, eqn, [value.w])[0]
             return [_Adapted(cast, value.a.astype(cast.dtype), value.b.astype(cast.dtype), value.scale)]
@@ -272,7 +272,7 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
-    """Return what an adapter adds to x W, scale (x a) b, or to x W^T, scale (x b^T) a^T; None for other products."""
+    """Return the adapter's term in a product: scale (x a) b in x W, scale (x b^T) a^T in x W^T, None in others."""
     contracted, batch = params["dimension_numbers"]
     w, x = operands[side], operands[1 - side]
     lead = w.a.ndim - 1
@@ -287,20 +287,20 @@ def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
         jax.lax.dot_general, precision=params["precision"], preferred_element_type=params["preferred_element_type"]
     )
     rank_axis = 0 if forward else far.ndim - 1
-    if side == 1:  # in x W, the rank is the last axis of x a
+    if side == 1:  # W on the right: the rank is the last axis of `inner`
         inner = product(x, near, ((contracted[0], along), ((), ())))
         return product(inner * w.scale, far.astype(inner.dtype), (((inner.ndim - 1,), (rank_axis,)), ((), ())))
-    inner = product(near, x, ((along, contracted[1]), ((), ())))  # in W x, the rank is the first axis
+    inner = product(near, x, ((along, contracted[1]), ((), ())))  # W on the left: the rank is axis 0 of `inner`
     return product(far.astype(inner.dtype), inner * w.scale, (((rank_axis,), (0,)), ((), ())))
 
 
 class _Array:
-    """Stands for an array among the leaves in a model's form, which itself holds no arrays."""
+    """Placeholder for an array in `Untrained.form`, which holds no arrays."""
 
 
 @dataclass(frozen=True)
 class _Stream:
-    """Stands for the key or count of a stream of random numbers in the form of an nnx module."""
+    """Placeholder in `Untrained.form` for the key, or the count, of an nnx module's stream of random numbers."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -366,7 +366,7 @@ def join_model(trained: Any, rest: Untrained | None) -> Any:
     for mark, other in zip(chosen, others, strict=True):
         leaf = next(values if mark else frozen) if other is _Array else other
         leaves.append(leaf.empty() if isinstance(leaf, _Stream) else leaf)
-    return pytree_as_model(jax.tree_util.tree_unflatten(structure, leaves), outer)  # type: ignore[arg-type]  # the form of a model
+    return pytree_as_model(jax.tree_util.tree_unflatten(structure, leaves), outer)  # type: ignore[arg-type]  # a PyTreeDef is annotated as Hashable
 
 
 def _marks(tree: Any, outer: Outer | None, trainable: Any) -> list[bool]:
@@ -377,7 +377,7 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any) -> list[bool]:
         if isinstance(trainable, type):
             return [issubclass(kind, trainable) for kind in outer.kinds]
     else:
-        # Every leaf of a plain pytree may be trained: an integer array is a mistake, which `clipped_sum` refuses.
+        # In a plain pytree every leaf counts as trainable.  `clipped_sum` refuses an integer array among the leaves.
         wanted = floating if has_equinox(tree) else [True] * len(floating)
     if trainable is None:
         return wanted
@@ -390,7 +390,7 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any) -> list[bool]:
         marks = [bool(trainable(path)) for path in paths(tree)]
     else:
         for mark in jax.tree_util.tree_leaves(trainable):
-            if np.ndim(mark) or np.asarray(mark).dtype != bool:  # a name is no bool, but would count as True
+            if np.ndim(mark) or np.asarray(mark).dtype != bool:  # refuse a string: bool() would take it for True
                 raise InputError(
                     f"trainable has {mark!r:.40}, must have bools; give them, or a function of paths, such as "
                     "lambda path: 'head' in path"
@@ -404,7 +404,7 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any) -> list[bool]:
 
 
 def streams(rngs: bool | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of a linen module's streams of random numbers: True stands for "dropout", False for none."""
+    """Return the names of a linen module's random streams.  If `rngs` is True, the only name is "dropout"."""
     if isinstance(rngs, bool):
         return ("dropout",) if rngs else ()
     return (rngs,) if isinstance(rngs, str) else tuple(rngs)
@@ -416,7 +416,7 @@ def loss_of(
     rngs: bool | Sequence[str],
     apply_kwargs: Mapping[str, Any] | None,
 ) -> Callable[..., Any]:
-    """Make a function (model, example[, key]) -> loss from a loss function of this form, or a module and a loss."""
+    """Return the loss as a function (model, example[, key]), given such a function alone, or a module and `loss`."""
     named = dict(apply_kwargs or {})
     if isinstance(loss_fn, type):
         raise InputError(
@@ -500,7 +500,7 @@ def _plain_errors() -> Iterator[None]:
         yield
     except Exception as error:
         told = _ERRORS_OF_FLAX.get(type(error).__name__) if type(error).__module__.startswith("flax") else None
-        if type(error) is RuntimeError and "requires a key" in str(error):  # from Equinox's dropout
+        if type(error) is RuntimeError and "requires a key" in str(error):  # Equinox's dropout raises this
             told = _NO_KEY
         if isinstance(error, NameError) and "unbound axis name" in str(error):
             axis = str(error).partition("axis name: ")[2].partition(".")[0]
@@ -538,7 +538,7 @@ def _require_call(loss_fn: Callable[..., Any], keys: bool) -> None:
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of an nnx module: it starts the random streams from a key, and refuses changes of other state."""
+    """Wrap a loss function: a key restarts an nnx module's random streams.  The loss may change no other state."""
 
     @functools.wraps(function)
     def run(model: Any, example: Any, *key: Any) -> Any:

@@ -30,10 +30,10 @@ INITIALISATION = 1  # the initial parameters
 SAMPLING = 2  # the batches
 NOISE = 3  # the gradient noise
 QUANTILE = 4  # the noise on the count for the adaptive clip norm
-EXAMPLES = 7  # the choice of a user's examples
-MODEL = 8  # the model's own numbers for each example, such as dropout
+EXAMPLES = 7  # which examples of a user enter a step
+MODEL = 8  # the random numbers of the model for each example, such as dropout masks
 LOSS = 9  # the noise on the private loss
-UNIT = 32  # number of normal draws in a unit of noise: three ChaCha20 blocks of 16 words make 16 pairs
+UNIT = 32  # normal draws in a unit of noise: three ChaCha20 blocks have 48 words, and three words make two draws
 _PIECE, _PIECE_ON_CPU = 16_368, 1_056
 """Largest numbers of units drawn at a time: 16368 on GPUs and TPUs (about 12 MB), 1056 on a CPU (fits a core's cache).
 
@@ -45,21 +45,21 @@ rows of the array of draws could compete for the same cache lines.
 @jax.jit
 def stream(key: Any, purpose: Any, step: Any = 0) -> Any:
     """Return the key for one purpose at one step; different purposes and steps have independent keys."""
-    # in a loop the two calls of `fold_in` are compiled only once
+    # the loop makes XLA compile `fold_in` once, and not once for each of the two calls
     numbers = jnp.stack([jnp.asarray(number, jnp.uint32) for number in (purpose, step)])
     return jax.lax.fori_loop(0, 2, lambda i, key: jax.random.fold_in(key, numbers[i]), key)
 
 
 def host_stream(words: Any, purpose: int) -> np.ndarray:
-    """Return the words of ``stream(key, purpose)``, from the words of the key, in NumPy."""
+    """Return the words of the key ``stream(key, purpose)``, given the words of `key`.  NumPy computes them."""
     return host_fold_in(host_fold_in(words, purpose), 0)
 
 
 def add(key: Any, tree: Any, std: Any) -> Any:
-    """Add independent N(0, std^2) to every entry of a pytree: once per step, to the sum over the whole batch.
+    """Add independent N(0, std^2) to every entry of a pytree.  Call this once per step, on the sum of the whole batch.
 
-    `std` is the noise multiplier times the clip norm, whatever the neighbouring relation.  Divide by the *expected*
-    batch size afterwards, never by the size that was drawn.
+    `std` is the noise multiplier times the clip norm, whatever the neighbouring relation.  Divide the noisy sum by the
+    *expected* batch size, never by the size that was drawn.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
     words, dtypes, noisy = key_words(key), [wide(leaf.dtype) for leaf in leaves], list(leaves)
@@ -72,12 +72,12 @@ def add(key: Any, tree: Any, std: Any) -> Any:
 
 
 def normal(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-    """Draw standard normals as `add` draws them for a single leaf: by Box and Muller, each two from 96 bits."""
+    """Draw standard normals as `add` does for a single leaf.  Box and Muller's method makes two from 96 bits."""
     return _drawn(key_words(key), {0: shape}, 1, jnp.dtype(dtype))[0]
 
 
 def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
-    """Draw N(0, std^2) exactly, rounded to whole numbers modulo 2^32.  The host draws, from a step's key."""
+    """On the host, draw N(0, std^2) exactly from a step's key.  Return it rounded to a whole number, modulo 2^32."""
     key = hmac.digest(np.asarray(words, "<u4").tobytes(), b"rounded" + bytes([purpose]), "sha256")
     drawn = rounded_gaussian(std * std, KeyedBits(key))
     return np.int32((drawn + 2**31) % 2**32 - 2**31)
@@ -95,8 +95,8 @@ def draws_of_units(
 ) -> Iterator[tuple[int, Any]]:
     """Draw standard normals; yield the index of each leaf and its draws, an array (32, units).
 
-    `units` maps the index of a leaf, in a pytree of `leaves` leaves, to its count of units.  Units are numbered from 0
-    on, or from the leaf's entry in `first` on.
+    `units` maps the index of a leaf, in a pytree of `leaves` leaves, to its count of units.  The units of a
+    leaf are numbered from 0, or from the leaf's entry in `first`.
     """
     begins = np.cumsum([0, *units.values()])
     total = int(begins[-1])
@@ -110,7 +110,7 @@ def draws_of_units(
     def piece(number: Any) -> Any:
         at = number * each + jnp.arange(each, dtype=jnp.int32)
         leaf = jnp.searchsorted(jnp.asarray(begins[1:], jnp.int32), at, side="right")
-        zero = jnp.asarray(begins, jnp.int32)  # where unit 0 of each leaf is, or would be if `first` did not skip it
+        zero = jnp.asarray(begins, jnp.int32)  # for each leaf, the value of `at` that gives counter 0
         if first is not None:
             zero -= jnp.append(first, 0)
         counter = (at - zero[leaf]).astype(jnp.uint32)
@@ -125,20 +125,20 @@ def draws_of_units(
         put = lambda i, flat: jax.lax.dynamic_update_slice_in_dim(flat, piece(i), i * each, axis=1)
         flat = jax.lax.fori_loop(0, pieces, put, jnp.zeros((UNIT, pieces * each), dtype))
     starts = begins[:-1].tolist()
-    if pieces > 1 and len(starts) > 1:  # one piece, or one leaf, compiles fast anyway
+    if pieces > 1 and len(starts) > 1:  # with one piece or one leaf, constant starts compile fast
         starts = as_data(unfolded_true([words]), starts)
     own = lambda at, count: jax.lax.dynamic_slice_in_dim(flat, at, count, 1, allow_negative_indices=False)
     yield from ((place, own(at, count)) for at, (place, count) in zip(starts, units.items(), strict=True))
 
 
 def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
-    """Return two normals from 64 bits (high, low) and an angle `turn`; relative error 2e-6 (float64: 1e-13)."""
+    """Return two normals, given 64 bits (high, low) and an angle `turn`.  Relative error: 2e-6, in float64 1e-13."""
     dtype = jnp.dtype(dtype)
     near_zero = high < np.uint32(2**31)
     v = _unit(jnp.where(near_zero, high, ~high), 32, dtype) + (
         _unit(jnp.where(near_zero, low, ~low), 64, dtype) + dtype.type(2.0**-65)
     )
-    # with so many terms the next term would be below the rounding of float32, or of float64
+    # numbers of terms of the power series: the next term is below the rounding error of float32, or of float64
     log_terms, sine_terms = (9, 7) if dtype.itemsize == 4 else (17, 11)
     s = v / (2 - v)  # at most 1/3
     complement = 2 * s * _horner([1.0 / (2 * k + 1) for k in range(log_terms)], s * s)
@@ -177,8 +177,8 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
     """Return an Optax transformation that turns a clipped sum into (clipped sum + noise) / expected batch size.
 
     Its input must be the *sum over the whole drawn batch of gradients clipped to clip_norm*, as ``clipped_sum`` returns
-    it. Sums over several micro-batches must be added first.  The transformation cannot check its input: for a mean
-    gradient, the usual input of optimizers, the noise protects nothing.
+    it. Sums over several micro-batches must be added first.  The transformation cannot check its input: if
+    it gets an unclipped mean gradient, the usual input of optimizers, the noise protects nothing.
 
     Parameters
     ----------
@@ -192,8 +192,8 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
     -------
     optax.GradientTransformation
 
-    The privacy cost of one call depends on how the caller draws the batch.  With Poisson sampling a call costs as
-    much as PoissonSampled(Gaussian(noise_multiplier), q).
+    The privacy cost of one call depends on how the caller draws the batch.  With Poisson sampling at rate q a call
+    costs as much as PoissonSampled(Gaussian(noise_multiplier), q).
 
     References
     ----------
@@ -218,7 +218,7 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
     optax = optional_package("optax", "noisy_mean")
     secret(key)
     expected = check("expected_batch_size", expected_batch_size, POSITIVE)
-    # The sum may be float32.  The last factor exceeds the rounding of the standard deviation to float32.
+    # `add` rounds `std` to float32 if the sum is float32.  The last factor raises `std` by more than this rounding.
     std = check("noise_multiplier", noise_multiplier, DEVIATION) * sensitivity(clip_norm) * (1.0 + 2.0**-20)
 
     def init(params: Any) -> NoiseState:

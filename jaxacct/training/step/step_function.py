@@ -57,7 +57,7 @@ class Carried(NamedTuple):  # digests of states contain this name, so saved runs
 class Correlated(NamedTuple):
     """Optimizer state of a step with correlated noise.  The buffers `past` are as secret as the key of the run."""
 
-    past: Any  # a pytree like the parameters, whose arrays have one more axis in front
+    past: Any  # a pytree like the parameters, whose arrays have a first axis that counts the buffers
     own: Any  # the optimizer's own state
 
 
@@ -66,16 +66,16 @@ def own_state(opt_state: Any) -> Any:
 
 
 class Numbers(NamedTuple):
-    """Numbers that may differ between steps of one compiled program; the plan and the step's key determine them."""
+    """Arguments of a compiled step that may differ between steps.  The plan and the step's key determine them."""
 
-    threshold: Any  # result of `sampler.threshold`: (3,) for all records, or (3, records)
-    size: Any  # number of records in a batch of fixed size, of slots in a round, or of groups in a run
-    position: Any  # which batch of its pass, slot of its round, or group the step uses, from 0
+    threshold: Any  # from `sampler.threshold`, of shape (3,) if all records have one rate, else (3, records)
+    size: Any  # by batch rule: the records of a batch of fixed size, the slots of a round, or the groups of a run
+    position: Any  # the number, from 0, of the step's batch in its pass, of its slot in its round, or of its group
     expected_batch_size: Any
     gradient_noise: Any  # noise multiplier on the gradients
     count_draw: Any = None  # noise on the count of the adaptive clip norm, which the host draws; None without a count
-    loss_draw: Any = None  # noise on the private loss, which the host draws; None without one
-    taps: Any = None  # weights that make the step's noise from independent noise; None for independent noise
+    loss_draw: Any = None  # noise on the private loss, which the host draws; None without a private loss
+    taps: Any = None  # the strategy's `Taps` for correlated noise; None if the noise of all steps is independent
 
 
 def numbers(
@@ -97,7 +97,8 @@ def numbers(
         size = nearest_slots(segment.sampling_probability)
     elif sampling == CYCLIC:
         size = groups
-    else:  # fixed batches may be rounded up at no cost; 1e-12 exceeds the rounding errors of a sample's size
+    else:
+        # Where a record has one batch a pass, rounding up costs no privacy.  1e-12 covers the rounding of `expected`.
         size = np.ceil(expected) if sampling in UNSAMPLED else np.floor(expected * (1.0 + 1e-12))
     return Numbers(
         sampler.threshold(segment.sampling_probability),
@@ -111,7 +112,7 @@ def numbers(
 
 
 def _toward_zero(weights: Any) -> Any:
-    """Round weights to float32 toward zero, since decays rounded up would make the strategy's matrix C larger."""
+    """Round weights to float32 toward zero.  A decay that is rounded up would enlarge the strategy's matrix C."""
     exact, near = np.asarray(weights, np.float64), np.asarray(weights, np.float32)
     return np.where(np.abs(near) > np.abs(exact), np.nextafter(near, np.float32(0.0)), near)
 
@@ -126,7 +127,7 @@ def numbers_at(
     found = numbers(*settings, plan.groups, plan.taps(step))
     if plan.rates_digest is None:
         return found
-    plan.require_rates()  # a plan from a document lacks its rates, but equals the same plan with rates in the cache
+    plan.require_rates()  # refuse a plan without rates: `_thresholds` may have cached an equal plan with rates
     return found._replace(threshold=_thresholds(plan))
 
 
