@@ -1,14 +1,14 @@
 """Finds the uses of each parameter in a loss, and runs the loss so that it also returns the operands of these uses.
 
-The parameters are followed through the trace of one example's loss: through casts, transpositions and reshapes, into
-loops and checkpoints.  An operation with a known gradient is kept as a `Use`; of any other, only the name is kept.
-The trace holds operations, not layers, so no use is missed.  Uses behind `stop_gradient`, or in comparisons, do not
-count.
+The search follows each parameter through the trace of one example's loss: through casts, transpositions and reshapes,
+and into loops and checkpoints.  For an operation with a known gradient the search keeps a `Use`.  For any other
+operation it keeps only the name.  The trace holds every operation of the loss, so no use is missed.  Uses behind
+`stop_gradient` and uses in comparisons are left out, because no gradient passes through them.
 
-The gradient with respect to w of an operation y = op(x, w) may be a sum of products of rows, sum_t x_t dy_t^T.  The x_t
-are rows of x (patches, for a convolution); the dy_t are rows of the cotangent of y.  A product with batch axes has one
-such sum for each index along these axes.  A tap is an array of zeros that is added to y: the gradient of the loss with
-respect to the tap is the cotangent of y.
+Let y = op(x, w) be an operation on a parameter w.  For some operations the gradient with respect to w is a sum of
+products of rows, sum_t x_t dy_t^T.  Each x_t is a row of x, or for a convolution a patch of x.  Each dy_t is a row of
+the cotangent of y.  A product with batch axes has one such sum for each index along these axes.  A tap is an array of
+zeros that is added to y.  So the gradient of the loss with respect to the tap is the cotangent of y.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxacct.training.clipping.traces import bind, evaluate, written_out
 
-Place = tuple[int, ...]  # an operation in a trace: the numbers of the loops and checkpoints around it, then its own
-Operand = tuple[Place, int]  # (the operation's place, the operand's number)
-Met = dict[Operand, Any]  # the values of operands; each loop around the operation adds a leading axis to the value
+Place = tuple[int, ...]  # where an operation is: the indices of the loops and checkpoints around it, then its index
+Operand = tuple[Place, int]  # (place of an operation, index of one of its operands)
+Met = dict[Operand, Any]  # {operand: its value, with a leading axis for each loop around the operation}
 Step = tuple[int, int]  # (size, stride) of an axis, or of a part of an axis
 
 
 @dataclass(frozen=True)
 class Product:
-    """Rule that writes the gradient of y = op(x, w) with respect to w as a sum of products x_t dy_t^T of rows.
+    """Rule that writes the gradient of y = op(x, w) with respect to w as sums of products x_t dy_t^T, one sum a group.
 
-    matrix : a function of (x, dy) that returns the x_t, of shape (groups, rows, K), and the dy_t, (groups, rows, M).
-    indexed : whether the x_t are unit vectors.  ``matrix`` then returns the position of the 1 in each x_t, of shape
-        (groups, rows); a position outside of 0 to K - 1 stands for a vector of zeros.
+    matrix : a function of (x, dy), where dy is the cotangent of y.  It returns an array of all x_t, of shape
+        (groups, rows, K), and an array of all dy_t, of shape (groups, rows, M).
+    indexed : whether the x_t are unit vectors.  If so, ``matrix`` returns the index of the 1 in each x_t instead of the
+        x_t, as an array of shape (groups, rows).  An index outside of 0 to K - 1 stands for a vector of zeros.
     """
 
-    other: int  # the number of the operand x
+    other: int  # index of x among the operands of op
     output: Any  # the shape and dtype of y
-    groups: tuple[int, ...]  # the axes of w that are merged, in this order, into the axis of the gradient's groups
-    left: tuple[int, ...]  # the axes of w that are merged into K
-    right: tuple[int, ...]  # the axes of w that are merged into M
+    groups: tuple[int, ...]  # the axes of w that are merged, in this order, into the axis of the groups
+    left: tuple[int, ...]  # the axes of w that are merged into the axis of length K
+    right: tuple[int, ...]  # the axes of w that are merged into the axis of length M
     matrix: Callable[[Any, Any], tuple[Any, Any]]
     indexed: bool = False
 
@@ -71,12 +72,12 @@ def _dense(eqn: Any, operand: int) -> Product | None:
 
 
 def _conv(eqn: Any, operand: int) -> Product | None:
-    """Return the `Product` of a convolution with the parameter as kernel: the x_t are the patches of the input."""
+    """Return the `Product` of a convolution whose kernel is the parameter.  Its x_t are the patches of the input."""
     p = eqn.params
     if operand != 1 or p["feature_group_count"] != 1 or p["batch_group_count"] != 1:
         return None
     spec = p["dimension_numbers"]
-    kernel = [eqn.invars[1].aval.shape[i] for i in spec.rhs_spec]  # sizes: output features, input features, space
+    kernel = [eqn.invars[1].aval.shape[i] for i in spec.rhs_spec]  # sizes: output features, input features, each width
     y = eqn.outvars[0].aval
     first, last = ([x_spec[0], *x_spec[2:], x_spec[1]] for x_spec in (spec.lhs_spec, spec.out_spec))
     if y.size == 0 or 0 in kernel:
@@ -91,7 +92,7 @@ def _conv(eqn: Any, operand: int) -> Product | None:
         spread = [(*pad, apart - 1) for _, _, _, pad, apart, _ in space]
         x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *spread, (0, 0, 0)])
         # Each spatial axis becomes two axes: the position of the kernel's window, and the position in that window.
-        # This is several times faster than jax.lax.conv_general_dilated_patches, since jnp.take copies whole rows.
+        # jnp.take copies whole rows, so it is several times faster than jax.lax.conv_general_dilated_patches.
         for axis, (width, places, stride, _, _, apart) in enumerate(space):
             index = np.arange(places)[:, None] * stride + np.arange(width) * apart
             x = jnp.take(x, index, 1 + 2 * axis, mode="clip")
@@ -127,7 +128,7 @@ def _embedding(eqn: Any, operand: int) -> Product | None:
         inside = rows >= 0
         if shape[0] <= jnp.iinfo(rows.dtype).max:
             inside &= rows < shape[0]
-        # A row number out of range read nothing.  It becomes `shape[0]`, so that its contribution is dropped.
+        # A row number out of range reads no row of the parameter.  It becomes `shape[0]`, which adds no gradient.
         rows = jnp.where(inside, jnp.where(inside, rows, 0).astype(jnp.int32), shape[0])
         return rows[None], jnp.where(inside[:, None], dy, 0)[None]
 
@@ -149,10 +150,10 @@ class Use:
 
 @dataclass(frozen=True)
 class Written:
-    """Trace without calls of jit."""
+    """Trace in which calls of jit are replaced by the called operations."""
 
     closed: ClosedJaxpr
-    inner: dict[int, Written]  # the traced body of each loop or checkpoint that a parameter enters, by its number
+    inner: dict[int, Written]  # {index of a loop or checkpoint that a parameter enters: its body}
 
 
 @dataclass
@@ -164,7 +165,7 @@ class Uses:
 
 
 def uses_of(closed: ClosedJaxpr, leaves: int) -> tuple[Written, list[Uses]]:
-    """Return the trace of a loss as `Written`, and the uses of its first ``leaves`` inputs; output 0 is the loss."""
+    """Return a trace as `Written`, and the `Uses` of each of its first ``leaves`` inputs.  Output 0 is the loss."""
     found = [Uses() for _ in range(leaves)]
     views = {var: (leaf, View.of(var.aval)) for leaf, var in enumerate(closed.jaxpr.invars[:leaves])}
     return _follow(closed, views, closed.jaxpr.outvars[:1], (), found), found
@@ -173,7 +174,7 @@ def uses_of(closed: ClosedJaxpr, leaves: int) -> tuple[Written, list[Uses]]:
 def _follow(
     closed: ClosedJaxpr, views: dict[Any, tuple[int, View]], outputs: Any, place: tuple[int, ...], found: list[Uses]
 ) -> Written:
-    """Add the uses in a trace to ``found``; ``views`` maps each input that is a view to (parameter's number, view)."""
+    """Add the uses in a trace to ``found``.  ``views`` maps inputs of the trace to (index of parameter, view)."""
     live, inner = _live(closed.jaxpr, outputs), {}
     for number, eqn in enumerate(closed.jaxpr.eqns):
         if eqn.primitive.name == "stop_gradient" or not any(var in live for var in eqn.outvars):
@@ -212,7 +213,7 @@ def _follow(
 
 
 def _viewed(eqn: Any, view: View) -> View | None:
-    """Return the view of an operation's result; None if the result is not the same entries at constant strides."""
+    """Return the view that an operation makes of a view, for example by a reshape; None if the result is no `View`."""
     name, params, shape = eqn.primitive.name, eqn.params, eqn.outvars[0].aval.shape
     if name == "convert_element_type":
         if not jnp.issubdtype(params["new_dtype"], jnp.floating):
@@ -233,7 +234,7 @@ def largest(dtype: Any) -> float:
 
 
 def _inside(eqn: Any, operand: int, view: View) -> View | None:
-    """Return the view inside the body of a loop or checkpoint; None for a loop's carry, which may change."""
+    """Return the view that the body of a loop or checkpoint gets as this operand; None for a carry: it may change."""
     if eqn.primitive.name != "scan":
         return view
     length, constants = eqn.params["length"], eqn.params["num_consts"]
@@ -262,8 +263,8 @@ def _smooth(var: Any) -> bool:
 class View:
     """All entries of a parameter or, inside loops over its slices, the entries of one slice.
 
-    loops : the loops around the view, outermost first.  Each is a pair: the number of iterations, and the steps along
-        which the loop cuts the parameter.  The steps are None if all iterations see the same entries.
+    loops : the loops around the view, outermost first.  Each is a pair: the number of iterations, and the steps of the
+        axis that the loop iterates over.  The steps are None if all iterations get the same entries.
     """
 
     axes: tuple[tuple[Step, ...], ...]  # for each axis, its steps (size, stride)
@@ -272,13 +273,13 @@ class View:
 
     @classmethod
     def of(cls, aval: Any) -> View:
-        """Return the view of a whole array, with its entries in memory row by row."""
+        """Return the view of a whole array, whose entries lie in memory row by row."""
         strides = [math.prod(aval.shape[i + 1 :]) for i in range(aval.ndim)]
         steps = zip(aval.shape, strides, strict=True)
         return cls(tuple((step,) if step[0] != 1 else () for step in steps), aval.dtype)
 
     def reshaped(self, sizes: Sequence[int]) -> View | None:
-        """Return the view reshaped to axes of these sizes; None if the strides of an axis would vary."""
+        """Return the view reshaped to axes of these sizes; None if constant strides cannot describe the result."""
         rest = list(merged(step for axis in self.axes for step in axis))
         axes = []
         for size in sizes:
@@ -310,7 +311,7 @@ def merged(steps: Any) -> tuple[Step, ...]:
 
 
 def zero_tap(use: Use) -> Any:
-    """Return the tap of a use: zeros for the operation's output in all iterations of loops."""
+    """Return the tap of a use: zeros in the shape of the operation's output, with a leading axis for each loop."""
     lengths, output = [length for length, _ in use.view.loops], use.product.output
     return jnp.zeros((*lengths, *output.shape), output.dtype)
 
@@ -318,7 +319,7 @@ def zero_tap(use: Use) -> Any:
 def tapped(
     written: Written, values: Sequence[Any], taps: Mapping[Place, Any], wanted: Sequence[Operand], place: Place = ()
 ) -> tuple[list[Any], Met]:
-    """Run a trace, or the body of the loop at ``place``, with taps; return the outputs and the ``wanted`` operands."""
+    """Run a trace, adding each tap to the output of its operation.  Return the outputs and the ``wanted`` operands."""
     met: Met = {}
 
     def operation(number: int, eqn: Any, operands: list[Any]) -> list[Any]:
@@ -340,7 +341,7 @@ def tapped(
 
 
 def _scan(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -> tuple[list[Any], Met]:
-    """Run a loop whose body has taps of its own in each iteration."""
+    """Run a loop.  Each iteration gets its own slice of the taps."""
     p = eqn.params
     constants, carried = p["num_consts"], p["num_carry"]
     first, start, along = operands[:constants], operands[constants:][:carried], operands[constants + carried :]
@@ -355,6 +356,6 @@ def _scan(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -
 
 
 def _checkpoint(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -> tuple[list[Any], Met]:
-    """Run a body that also returns operands of uses under `jax.checkpoint`, so that the backward pass repeats it."""
+    """Run a body under `jax.checkpoint`, so the backward pass repeats it.  Return its outputs and operands of uses."""
     settings = {"prevent_cse": eqn.params["prevent_cse"], "policy": eqn.params["policy"]}
     return jax.checkpoint(body, **settings)(operands, dict(taps))

@@ -1,9 +1,9 @@
-"""Traces, functions written out as operations (jaxprs): runs them unchanged, with changed operations, or only once.
+"""Runs traces (jaxprs: functions written out as operations).  Operations may be changed, or computed only once.
 
 XLA merges a cheap operation into each operation that uses its result.  The merged operation then runs several times,
-and two of its copies may round differently.  XLA for CPUs merges across `jax.lax.optimization_barrier` as well: jaxlib
-0.10.2 removes the barriers first.  XLA never merges an operation of a branch with an operation that uses the branch's
-result.
+and two of its copies may round differently.  On CPUs `jax.lax.optimization_barrier` does not prevent the merge, since
+XLA in jaxlib 0.10.2 removes the barriers first.  But XLA never merges an operation inside a branch with an operation
+that uses the branch's result.  So `computed_once` puts operations into a branch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}  # {oper
 
 
 def trace(loss_fn: Callable[..., Any], params: Any, example: Any) -> ClosedJaxpr:
-    """Trace the loss of one example on the flattened parameters and example, with calls of jit written out."""
+    """Return the trace of ``loss_fn(params, example)``.  Calls of jit are replaced by the called operations."""
     shape_of = lambda value: jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
     return written_out(jax.make_jaxpr(loss_fn)(*jax.tree.map(shape_of, (params, example))))
 
@@ -34,7 +34,7 @@ def written_out(closed: ClosedJaxpr) -> ClosedJaxpr:
 def evaluate(
     closed: ClosedJaxpr, values: Sequence[Any], operation: Callable[..., list[Any]] | None = None
 ) -> list[Any]:
-    """Run a trace with calls of jit written out; each operation runs as ``operation(place, equation, operands)``."""
+    """Run a trace.  Each operation, also inside calls of jit, runs as ``operation(index, equation, operands)``."""
     operation = operation or bind
     env = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     env.update(zip(closed.jaxpr.invars, values, strict=True))
@@ -57,7 +57,7 @@ def bind(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def computed_once(true: Any, function: Callable[[], Any]) -> Any:
-    """Compute each array of the pytree ``function()`` once, in a branch on ``true``, the result of `unfolded_true`."""
+    """Return ``function()``, a pytree.  A branch on ``true`` (see `unfolded_true`) computes each of its arrays once."""
     traced, shapes = jax.make_jaxpr(function, return_shape=True)()
     outputs = jax.lax.cond(
         true,
@@ -68,7 +68,7 @@ def computed_once(true: Any, function: Callable[[], Any]) -> Any:
 
 
 def as_data(true: Any, places: Sequence[int]) -> list[Any]:
-    """Return the places as numbers that the compiler does not know, so that slices at all of them share their code."""
+    """Return offsets as arrays whose values the compiler does not know.  So slices at these offsets share code."""
     return computed_once(true, lambda: [np.int32(place) for place in places])
 
 
@@ -88,7 +88,7 @@ def _true(*bits: Any) -> Any:
 
 @_true.def_vmap
 def _true_for_all(axis_size: int, batched: Sequence[bool], *bits: Any) -> tuple[Any, bool]:
-    """Return one value for the whole batch. If each member had a value, vmap would run both sides of a branch."""
+    """Return one unbatched True.  With a True for each member, vmap would run both sides of a branch on it."""
     return _true(*(value[0] if many else value for value, many in zip(bits, batched, strict=True))), False
 
 
@@ -98,12 +98,12 @@ def is_key(leaf: Any) -> bool:
 
 
 def words_of(leaf: Any) -> Any:
-    """Return the array itself, or for random keys the array of their words."""
+    """Return the array itself.  For random keys of JAX, return their uint32 words."""
     return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
 def contents(closed: ClosedJaxpr) -> tuple[list[Any], set[str]]:
-    """Return the constants of a trace and of the traces inside it, and the names of their operations."""
+    """Return (constants, names of operations) of a trace, including those of the traces inside it."""
     constants: list[Any] = []
     primitives: set[str] = set()
 

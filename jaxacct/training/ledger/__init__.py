@@ -1,6 +1,7 @@
 """Ledgers record what runs release.
 
-`format` reads and writes their lines, `contents` adds them up and makes claims, and `ledger` keeps the file.
+`format` reads and writes the lines of a ledger.  `contents` adds up the releases in the lines and bounds their epsilon.
+`ledger` keeps the file.
 """
 
 from jaxacct.training.ledger.ledger import Ledger, Mark

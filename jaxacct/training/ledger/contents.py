@@ -1,7 +1,7 @@
-"""Adds up a ledger's entries, makes claims from the total, and decides whether another step fits the target.
+"""Adds up a ledger's entries, bounds the epsilon of the total, and decides whether another step fits the target.
 
 The steps of one pass over the data, or of one round of random allocation, have disjoint batches.  Such steps form a
-partition, which a fingerprint names.  The stop rule: README.md of this folder.
+partition: their entries hold the same fingerprint.  README.md of this folder describes the stop rule.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ STOPPED_EARLY = "stopped early by the plan, after step "
 
 @dataclass
 class _Partition:
-    """Steps of one pass or round, whose batches are disjoint.
+    """Step entries of one pass or round.  The batches of the steps are disjoint.
 
-    A pass costs as much as its costliest step.  The steps of a round of random allocation cost one round together.
+    A pass costs as much as its costliest step.  All steps of a round of random allocation together cost one round.
     """
 
-    first: Step  # the first entry
+    first: Step  # the first entry of the partition
     steps: dict[int, list[float]] = field(default_factory=dict)  # {step number: the noise multipliers of its entries}
     dearest: list[float] = field(default_factory=list)  # the noise multipliers that set the cost
 
     def has_room_for(self, entry: Step) -> bool:
-        """Return whether a step can join this partition: it is of the same pass or round, and a place is left."""
+        """Return whether a step can join: its batch rule, rate and groups fit, and a round has a free slot."""
         first, share, groups = self.first, self.first.sampling_probability, self.first.groups
         if first.sampling != entry.sampling or first.sampling == rules.FIXED:
             return first.sampling == entry.sampling
@@ -61,19 +61,19 @@ class _Partition:
         return share == entry.sampling_probability and not full
 
     def goes_on(self, plan: Plan, step: int) -> bool:
-        """Return whether a plan's step can join this partition, whose steps must all be of that step's pass."""
+        """Return whether a plan's step can join.  If passes draw new batches, the entries must be of this pass."""
         if plan.sampling == rules.ORDER and step in self.steps:
             return self.first.sampling == rules.ORDER
         _, first, last = plan.pass_of(step)
-        anew = plan.sampling in rules.WITH_PASS_KEYS  # other rules have the same passes in all plans of a run
+        anew = plan.sampling in rules.WITH_PASS_KEYS  # whether each pass draws new batches
         return self.has_room_for(_entry(plan, step)) and not (anew and any(not first <= n < last for n in self.steps))
 
     def dearest_with(self, entries: Iterable[tuple[int, float]]) -> list[float]:
-        """Return the new `dearest` after more entries (step number, noise multiplier), at most one of each step.
+        """Return what `dearest` is after more entries (step number, noise multiplier), at most one for each step.
 
-        The cost of several Gaussians grows with their sum of 1/sigma^2, so the step with the largest sum counts.
-        Several sampled Gaussians have no such order.  So each step's entries are sorted by noise; then the
-        least noise among all first entries counts, and the least among all second entries, and so on.
+        The cost of several Gaussians grows with the sum of their 1/sigma^2.  So the step with the largest sum counts.
+        No such sum orders the sampled Gaussians of cyclic Poisson sampling.  There the noise multipliers of each step
+        are sorted, and item i of `dearest` is the smallest item i of all steps.
         """
         dearest = self.dearest
         for step, noise in entries:
@@ -85,21 +85,21 @@ class _Partition:
         return dearest
 
     def change(self, dearest: list[float]) -> Counter[Release]:
-        """Count the releases that a new `dearest` adds; those that it takes away have negative counts."""
+        """Return how a new `dearest` changes the counts of releases.  Releases that it removes have negative counts."""
         change = Counter(self._releases(dearest))
         change.subtract(self._releases(self.dearest))
         return change
 
     def _releases(self, noise: list[float]) -> list[Release]:
-        """Return the releases that count if `dearest` is `noise`: one for a round, one for each entry for a pass."""
+        """Return the releases that count if `dearest` is `noise`: one for a round, else one per noise multiplier."""
         if self.first.sampling == rules.ALLOCATION and len(noise) > 1:
-            # the relative rounding error of 1000 terms is below 2^-40, so this never exceeds the exact noise
+            # for 1000 terms `cost` has a relative error below 2^-40, so the result is at most the exact joint noise
             noise = [(1.0 - 2.0**-40) / cost(noise)]
         return [release_of_pass(self.first.sampling, sigma, self.first.sampling_probability) for sigma in noise]
 
 
 def _entry(plan: Plan, step: int) -> Step:
-    """Return a step of a plan as an entry, without its run and its fingerprints."""
+    """Return a step of a plan as an entry whose run and fingerprints are empty."""
     return Step("", step, "", "", *plan.at(step)[2:4], plan.sampling, None, groups=plan.groups or 0)
 
 
@@ -109,23 +109,23 @@ class Spent:
 
     releases: Counter[Release] = field(default_factory=Counter)  # how often each release of a training step counts
     others: Counter[Mechanism] = field(default_factory=Counter)  # how often each other mechanism was released
-    noted: list[Spend] = field(default_factory=list)  # the entries of these other mechanisms
-    steps: int = 0  # the number of step entries; exact replays of an entry are not among them
-    again: int = 0  # how many of these entries repeat the step number of an earlier entry
+    noted: list[Spend] = field(default_factory=list)  # the entries of the mechanisms in `others`
+    steps: int = 0  # the number of step entries, without exact replays of an entry
+    again: int = 0  # how many step entries repeat the step number of an earlier step entry
     same: int = 0  # the number of exact replays, which cost nothing
     torn: int = 0  # the number of lines that were cut off; each counts as one more release, but not in `steps`
     seen: set[Step] = field(default_factory=set)  # the step entries
     numbers: set[int] = field(default_factory=set)  # the step numbers of `seen`
     partitions: dict[str, _Partition] = field(default_factory=dict)  # {fingerprint: the pass or round}
     last: Step | None = None  # the last step entry
-    next: int = 0  # the step number that follows the last entry
+    next: int = 0  # the number of the step that follows the last entry
     looks: Seen | None = None  # the `Seen` entry of the current plan, or None
-    owed: Counter[Release] = field(default_factory=Counter)  # the steps left in plans that were replaced after a look
-    shared: int | None = 0  # the step from which cyclic Poisson sampling shares noise; None if noise is independent
+    owed: Counter[Release] = field(default_factory=Counter)  # the rest of replaced plans whose outputs were seen
+    shared: int | None = 0  # the first step with correlated noise (cyclic Poisson sampling); None: there is none yet
 
     @property
     def of_tunings(self) -> bool:
-        """Whether the run has notes of tunings, and no other entries."""
+        """Whether all entries of the run are notes of tunings, and there is at least one."""
         tuned = [entry.note.startswith("tuning") for entry in self.noted]
         return all(tuned) and bool(tuned) and not (self.numbers or self.torn)
 
@@ -136,7 +136,7 @@ class Spent:
         return next((int(step) for step in steps if step.isdecimal()), None)
 
     def has_early_stop(self, plan: Plan) -> bool:
-        """Return whether the early stop of a plan is noted."""
+        """Return whether the run has the entry that counts the answers of the plan's early stop."""
         noted = (entry.mechanism for entry in self.noted if entry.note == EARLY_STOP)
         return plan.early_stop is not None and plan.early_stop.mechanism in noted
 
@@ -151,7 +151,7 @@ class Spent:
             return
         if isinstance(entry, Torn):
             self.torn += 1
-            self.next += 1  # the torn line was the next step or a replay; it counts at least as much as that step
+            self.next += 1  # a torn line costs at least as much as the next step, so it stands for that step
             self._release(entry)
             return
         if entry in self.seen:
@@ -174,16 +174,16 @@ class Spent:
         self._release(entry)
 
     def leads_to(self, now: Turn) -> bool:
-        """Return whether the step `now` is the first to share noise, or is noted already, or follows the last entry."""
+        """Return whether step `now` needs no extra release for the noise that it shares with earlier steps."""
         return now.step == self.shared or now.step in self.numbers or now.follows(self.last and self.last.turn)
 
     def _release(self, entry: Step | Torn) -> None:
-        """Count an entry outside of partitions as one release.  The rate is 1 if the batch rule has passes."""
+        """Count an entry outside of partitions as one release, whose rate is 1 if the batch rule has passes."""
         share = 1.0 if entry.sampling in rules.BY_PASS else entry.sampling_probability
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
     def _within(self, partition: _Partition, entry: Step) -> None:
-        """Count one more entry in a partition.  Entries of one step have the same records; steps share no record."""
+        """Add an entry to a partition.  Change the counts of releases if the costliest step changes."""
         dearest = partition.dearest_with([(entry.step, entry.noise_multiplier)])
         partition.steps.setdefault(entry.step, []).append(entry.noise_multiplier)
         if dearest != partition.dearest:
@@ -192,7 +192,7 @@ class Spent:
             partition.dearest = dearest
 
     def of_pass(self, plan: Plan, step: int) -> _Partition | None:
-        """Return the pass through the groups that a plan's step belongs to; None if this pass has no entries."""
+        """Return the partition of the pass through the groups with a plan's step; None if this pass has no entries."""
         if not _inside(self.numbers, *plan.pass_of(step)[1:]):
             return None
         turns = (each for each in self.partitions.values() if each.first.sampling == rules.CYCLIC)
@@ -205,12 +205,12 @@ def cost(noise: list[float]) -> float:
 
 
 def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Join similar releases; the result costs at least as much as they do (README.md, "Many releases that differ")."""
+    """Replace similar releases by stand-ins that cost at least as much (README.md, "Many releases that differ")."""
     return gathered(counts, stand_ins(counts, MANY_RELEASES))
 
 
 def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Join similar releases, with the most noise and the lowest rate among them; the result costs no more than they."""
+    """Replace similar releases by stand-ins that cost at most as much: of the most noise and lowest rate among them."""
     return gathered(counts, stand_ins(counts, MANY_RELEASES, dearer=False))
 
 
@@ -233,7 +233,7 @@ def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counte
 
 
 def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str | None) -> Bounds:
-    """Return epsilon of some runs, given as pairs (spending, `run` lines) (README.md, "What may be claimed")."""
+    """Return epsilon of some runs, each given as (spending, `Run` entries), by README.md, "What may be claimed"."""
     relations = {line.plan.relation for _, headers in runs for line in headers}
     if relation is None:
         if len(relations) > 1:
@@ -272,40 +272,40 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
-    """Return epsilon of the composition.  More than MANY_RELEASES kinds are joined, which widens the bounds."""
+    """Return epsilon of all runs together.  If more than MANY_RELEASES releases differ, stand-ins widen the bounds."""
     if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
         return account.epsilon(total(several), delta, relation=relation)
     most = account.epsilon(total(several, at_most), delta, relation=relation)
     least = account.epsilon(total(several, at_least), delta, relation=relation)
     lower, upper = float(least.lower), float(most.upper)
-    narrow = upper - lower <= 1e-4 * upper  # `jaxacct.epsilon`, too, says "ok" up to this width
+    narrow = upper - lower <= 1e-4 * upper  # up to the same width `jaxacct.epsilon` returns the status "ok"
     status = most.status if not most.ok else least.status if not least.ok else "ok" if narrow else "width"
     kind = weakest([str(most.kind), str(least.kind)])
     return Bounds(lower if kind == "certified" else 0.0, float(most.estimate), upper, kind, status, most.engine)
 
 
 class Contents:
-    """Contents of a ledger: `runs` maps a run's name to its spending, `headers` to its `run` lines with plans."""
+    """Contents of a ledger.  `runs` maps a run's name to its spending; `headers` maps the name to its `Run` entries."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.runs: dict[str, Spent] = {}
         self.headers: dict[str, list[Run]] = {}
         self.run = ""
-        # what `leaves_room` certified last: (the plan as JSON, the releases, the other mechanisms)
+        # the last spending that `leaves_room` found within the target: (plan as JSON, releases, other mechanisms)
         self._certified: tuple[str, Counter[Release], Counter[Mechanism]] | None = None
 
     @property
     def plan(self) -> Plan:
-        """Plan that the current run follows now."""
+        """Last plan of the current run."""
         return self.headers[self.run][-1].plan
 
     def releases(self, run: str | None = None) -> Counter[Release]:
-        """Count the releases of the noted training steps, of one run or of all runs."""
+        """Return the counts of the releases of all training steps in the ledger, of one run or of all runs."""
         return added(self._known(name) for name in self._names(run))[0]
 
     def spent(self, run: str | None = None) -> Mechanism:
-        """Return all releases that count, also those of `promised`, of one run or of all runs, as one mechanism."""
+        """Return all releases that count, with those of `promised`, of one run or of all runs, as one mechanism."""
         return total([self.counting(name) for name in self._names(run)])
 
     def epsilon(
@@ -315,19 +315,19 @@ class Contents:
 
         If outputs of a run were seen before it ended, the rest of its plan counts as well (see `promised`).
 
-        relation : None means the relation of the plans.
-        whole : whether to count every run to the end of its plan.  This is needed if a run was ended because of outputs
-            seen outside of its callbacks, such as a process killed because of its checkpoints: no ledger can know this.
+        relation : the neighbouring relation.  None means the relation of the plans.
+        whole : whether to count every run to the end of its plan.  Set `whole` if somebody ended a run because of
+            outputs seen outside of its callbacks, for example in its checkpoints.  A ledger cannot know such a reason.
 
-        For a run whose plan has a filter, the filter's whole allowance counts.  The allowance is composed with other
-        releases at the filter's order, and the kind is "bound".  If the run has spent more than its filter allows,
-        epsilon is inf.
+        For a run whose plan has a filter, the whole budget of the filter counts.  The budget is composed with other
+        releases at the filter's order, and the result has the kind "bound".  If the run has spent more than its filter
+        allows, epsilon is inf.
         """
         names = self._names(run)
         return claim([(self.counting(name, whole), self.headers[name]) for name in names], delta, relation)
 
     def epsilon_of_entries(self, delta: float, relation: str | None = None, run: str | None = None) -> Bounds:
-        """Return epsilon of the entries alone.  For a run that its outputs may have ended, this is no valid claim."""
+        """Return epsilon of the entries alone: no valid claim if outputs of a run may have decided where it ended."""
         return claim([(self._known(name), self.headers[name]) for name in self._names(run)], delta, relation)
 
     def counting(self, run: str, whole: bool = False) -> Spent:
@@ -336,9 +336,10 @@ class Contents:
         return replace(spent, releases=spent.releases + more) if more else spent
 
     def promised(self, run: str, whole: bool = False) -> Counter[Release]:
-        """Return the remaining steps of a run whose outputs were seen.
+        """If outputs of a run were seen, return the counts of releases that the run's remaining steps would add.
 
-        A release that a dearer one of its pass will replace has a negative count.  `whole` is as in `epsilon`.
+        If a remaining step replaces a cheaper release of its pass, the cheaper release has a negative count.
+        `whole` is as in `epsilon`.
         README.md of this folder, "Outputs that were seen", says which steps remain, and why they count.
         """
         spent, plan = self._known(run), self.headers[run][-1].plan
@@ -349,20 +350,20 @@ class Contents:
         return promised
 
     def taken_and_ahead(self, run: str) -> tuple[Counter[Release], Counter[Release]]:
-        """Return the releases of a run that count: those so far that nothing ahead replaces, and those ahead."""
+        """Return, for a run, (releases so far that `promised` does not take away, releases that `promised` adds)."""
         change = self.promised(run)
         return self.runs[run].releases - -change, +change
 
     def unfinished(self, run: str | None = None) -> list[str]:
         """Return the names of runs (`run`, or all) that stopped before the end of their plan without a `seen` entry.
 
-        Runs that hold tunings alone are left out: such a run takes no steps of its plan.
+        Runs whose entries are all tunings are left out, because they take no steps of their plans.
         """
         ended = [name for name in self._names(run) if self.runs[name].looks is None and not self.runs[name].of_tunings]
         return [name for name in ended if self.promised(name, whole=True)]
 
     def choice(self, run: str) -> Plan | None:
-        """Return a run's last plan with repetitions, if the run has steps: their cost omits the choice among K runs."""
+        """Return the last plan with repetitions of a run with steps.  The steps' cost omits the choice among K runs."""
         spent, plans = self._known(run), [line.plan for line in self.headers[run] if line.plan.repetitions is not None]
         return plans[-1] if plans and (spent.numbers or spent.torn) else None
 
@@ -384,15 +385,16 @@ class Contents:
             if spent.looks is not None and spent.looks.looked:
                 spent.owed = +self.promised(entry.run)  # `+` drops negative counts
             spent.looks = None if entry.told else Seen(entry.run, spent.next, entry.plan.steps, False)
-        if spent.shared is None or not (spent.numbers or spent.torn):  # no step has shared noise yet
+        if spent.shared is None or not (spent.numbers or spent.torn):  # no step so far has correlated noise
             spent.shared = spent.next if entry.plan.shared else None
         headers.append(entry)
 
     def torn(self, fragment: bytes) -> Torn:
-        """Return the costliest step that a cut-off line can have held: at its run's least noise and highest rate.
+        """Return the costliest step that a cut-off line can have held: with its run's least noise and highest rate.
 
-        With caps a higher rate may leak less.  So if the run has several rates or caps, the step counts as a Gaussian
-        of half the noise.  This covers the worst case, in which one record displaces another in the step's sum.
+        Under truncated Poisson sampling, which caps batches, a higher rate may leak less.  So if the run has several
+        rates or caps, the step counts as a Gaussian with half the noise.  Half the noise covers the worst case: one
+        record displaces another in the step's sum.
         """
         name = run_of(fragment)
         name = name if name in self.runs else self.run
@@ -409,7 +411,7 @@ class Contents:
         return Torn(name, noise, 1.0 if sampling == rules.ALLOCATION else rate, sampling)
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
-        """Return whether the counted releases and a plan's next `steps` steps meet the plan's target and filter."""
+        """Return whether a plan's target and filter allow its next `steps` steps on top of the counted ones."""
         held, others = _held(plan, self, self.run)
         if not _filter_leaves_room(plan, self, self.run):
             return False
@@ -440,11 +442,12 @@ class Contents:
 def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, begins: bool = False) -> Counter[Release]:
     """Count the releases that steps `step` to `step + steps - 1` of a plan would add to a run's spending.
 
-    A release that a dearer one would replace has a negative count.  Counts must be exact (README.md, "The stop rule").
+    If a step would replace a cheaper release of its pass, the cheaper release has a negative count.  The counts must be
+    exact (README.md, "The stop rule").
 
-    label : the fingerprint of the first step's pass or round; by default the fingerprint in the last step entry.  If
-        that entry has none, the steps are assumed to have none either, and each counts alone.
-    begins : whether a run without a step entry is treated like one whose last entry has no fingerprint.
+    label : the fingerprint of the first step's pass or round.  None means the fingerprint in the last step entry.  If
+        the last step entry has no fingerprint, each of the new steps counts alone.
+    begins : whether each new step also counts alone if `label` is None and the run has no step entry.
     """
     if steps < 1:
         return Counter()
@@ -454,7 +457,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
     stop = min(plan.pass_of(step)[2], end)
     partition = spent.partitions.get((last and last.partition) or "" if label is None else label)
     fits = partition is not None and partition.goes_on(plan, step)
-    first = step  # the first step that joins a pass; each step before it counts alone, as a Gaussian
+    first = step  # steps before `first` count alone, each as a Gaussian; `first` and later steps join passes
     if label is None and (begins if last is None else last.partition is None and last.sampling == plan.sampling):
         first = end
     elif partition is not None and label is not None and not fits:
@@ -466,7 +469,8 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
         found[alone(plan.at(step).noise_multiplier)] += 1
     for segment, low, high in _pieces(plan, step, first):
         found[alone(segment.noise_multiplier)] += high - low
-    anew = label is not None or plan.sampling != rules.CYCLIC  # cyclic groups stay the same, so a noted pass goes on
+    # the groups of cyclic Poisson sampling stay the same, so without a label a step joins the entries of its pass
+    anew = label is not None or plan.sampling != rules.CYCLIC
     passes = [(step, stop, partition if fits else None if anew else spent.of_pass(plan, step))] if first == step else []
     if plan.sampling == rules.CYCLIC and first < end and _inside(spent.numbers, stop, plan.pass_of(end - 1)[2]):
         starts = range(stop, end, plan.pass_of(step)[2] - plan.pass_of(step)[1])
@@ -478,7 +482,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
         apart = spent.numbers if shares else own.steps if plan.sampling == rules.ORDER else ()
         joining = []
         for segment, low, high in _pieces(plan, begin, until):
-            again = _inside(apart, low, high)  # steps that would be noted again, and so count outside of their pass
+            again = _inside(apart, low, high)  # steps with an entry; a second entry counts outside of the pass
             inside = [number for number in _inside(own.steps, low, high) if number not in apart]
             joining += [(number, segment.noise_multiplier) for number in inside]
             joining += [(-1, segment.noise_multiplier)] if high - low > len(again) + len(inside) else []
@@ -488,13 +492,13 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
 
 
 def _inside(numbers: Collection[int], low: int, high: int) -> list[int]:
-    """Return the numbers from `low` to `high` - 1 in a set or dict; search the smaller of the range and the set."""
+    """Return the numbers from `low` to `high` - 1 that are in a set or dict."""
     few = high - low < len(numbers)
     return [n for n in range(low, high) if n in numbers] if few else [n for n in numbers if low <= n < high]
 
 
 def _pieces(plan: Plan, step: int, end: int) -> list[tuple[Segment, int, int]]:
-    """Divide the steps `step` to `end - 1` by segments; return (segment, first step, last step + 1) of each part."""
+    """Cut the steps `step` to `end - 1` at segment ends; return each part as (segment, first step, last step + 1)."""
     pieces = []
     while step < end:
         segment = plan.at(step)
@@ -511,9 +515,9 @@ def room(
     run: str | None = None,
     begins: bool = False,
 ) -> int:
-    """Count the next steps, beginning with `step`, that target and filter allow.
+    """Return how many of a plan's steps, beginning with `step`, the plan's target and filter allow.
 
-    `ahead` says what `begins` means, and what `partition` means, which is its `label`.
+    `partition` is the argument `label` of `ahead`, and `begins` is its argument `begins`.
     """
     name = ledger.run if run is None else run
     own, left = ledger.runs.get(name, Spent()), plan.steps - step
@@ -533,7 +537,7 @@ def room(
 
 
 def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], Counter[Mechanism]]:
-    """Return the spending that counts before a run's next steps: counts of training releases and other mechanisms."""
+    """Return what counts before a run's next steps: (counts of training releases, counts of other mechanisms)."""
     names = counted(plan, ledger, run)
     plans = [line.plan for name in names for line in ledger.headers[name]]
     one_filter(plan, plans)
@@ -546,12 +550,12 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], Cou
         held += spent.releases + (spent.owed if name == run else ledger.promised(name))
         others += spent.others
     if plan.early_stop is not None and ledger.runs.get(run, Spent()).has_early_stop(plan):
-        others -= Counter([plan.early_stop.mechanism])  # the plan's cost includes this mechanism
+        others -= Counter([plan.early_stop.mechanism])  # the plan's own cost includes this mechanism already
     return held, others
 
 
 def _filter_leaves_room(plan: Plan, ledger: Contents, run: str) -> bool:
-    """Return whether a plan meets its target if the run's largest filter budget counts in full, as in `claim`."""
+    """Return whether a plan with a filter meets its target if `claim` counts the largest filter budget of the run."""
     if plan.filter is None or plan.target_epsilon is None:
         return True
     beside = [(ledger.counting(name), ledger.headers[name]) for name in counted(plan, ledger, run) if name != run]
@@ -563,13 +567,13 @@ def _filter_leaves_room(plan: Plan, ledger: Contents, run: str) -> bool:
 
 
 def counted(plan: Plan, ledger: Contents, run: str | None = None) -> list[str]:
-    """Return the names of the runs that count against a plan: all, or only `run` if the plan has repetitions."""
+    """Return the names of the runs that count against a plan: all runs, or only `run` if the plan has repetitions."""
     name = ledger.run if run is None else run
     return [each for each in ledger.runs if plan.repetitions is None or each == name]
 
 
 def one_filter(plan: Plan, others: Iterable[Plan]) -> None:
-    """Raise InputError if another plan has a Rényi filter, and this plan has no filter or one of another order."""
+    """Raise InputError if another plan has a Rényi filter, unless this plan has a filter of the same order."""
     orders = {other.filter.order for other in others if other.filter}
     if orders - {plan.filter.order if plan.filter else None}:
         raise InputError("the ledger has a Renyi filter of another order; nothing can be certified on top of it")
@@ -593,7 +597,7 @@ def one_unit(plan: Plan, others: Iterable[Plan]) -> None:
 
 
 def furthest(holds: Callable[[int], bool], most: int) -> int:
-    """Return the largest number of steps, up to `most`, for which `holds` is true; 0 if it is true for none."""
+    """Return the largest number of steps, from 1 to `most`, for which `holds` is true; 0 if there is none."""
     if most < 1 or not holds(1):
         return 0
     if holds(most):

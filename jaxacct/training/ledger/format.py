@@ -36,16 +36,16 @@ class Run(NamedTuple):
     run: str
     by: str
     plan: Plan
-    told: bool = True  # whether the ledger notes when outputs of the run are seen; version 1 does not
+    told: bool = True  # whether the ledger notes when outputs of the run are seen; False for format version 1
 
 
 class Seen(NamedTuple):
-    """Entry that is written before outputs of a run are seen, after `step` steps of its plan."""
+    """Entry that is written before outputs of a run are seen.  The run has taken `step` steps of its plan."""
 
     run: str
     step: int
-    until: int  # the step before which the run would have ended by itself
-    looked: bool  # True if a callback looks at outputs or raises; False if something else ends the run
+    until: int  # the number of steps after which the run would have ended by itself
+    looked: bool  # whether a callback asks for outputs or raises; False if something else ends the run
 
 
 class Step(NamedTuple):
@@ -65,7 +65,7 @@ class Step(NamedTuple):
 
     @property
     def turn(self) -> Turn:
-        """The step as a `Turn`. The number of groups is 0 if the batch rule has no groups."""
+        """The step as a `Turn`."""
         return Turn(self.step, self.groups, self.noise_multiplier)
 
 
@@ -92,13 +92,13 @@ Line = Run | Step | Spend | Torn | Seen
 
 
 class Chain(NamedTuple):
-    """Checksums of all lines so far: the CRC-32 `check` is in the file, the SHA-256 `head` is not."""
+    """Checksums of all lines so far: `check`, a CRC-32 that the file holds, and `head`, a SHA-256 that it does not."""
 
     check: int
     head: bytes
 
     def then(self, body: bytes) -> Chain:
-        """Return the checksums after one more line, which is given without its own checksum."""
+        """Return the checksums after one more line.  `body` is that line without its own checksum."""
         return Chain(zlib.crc32(body, self.check), hashlib.sha256(self.head + body).digest())
 
 
@@ -107,7 +107,7 @@ BEGINNING = Chain(0, b"")
 
 def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
     """Return a line as bytes that end in its checksum, and the `Chain` of all lines up to this one."""
-    # these three numbers belong to truncated or cyclic Poisson sampling; where one is 0, it is left out
+    # only truncated batches have `cap` and `dataset_size`, only cyclic ones have `groups`; a 0 is not written
     fields = {name: x for name, x in line._asdict().items() if x or name not in ("cap", "dataset_size", "groups")}
     if isinstance(line, Run):
         head = {"format": _FORMAT, "version": _VERSION, "run": line.run, "by": line.by}
@@ -120,9 +120,9 @@ def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
 
 
 def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]]:
-    """Yield (line, checksums so far, the byte at which the line ends) for every line.
+    """Yield (entry, checksums up to its line, the byte at which its line ends) for every line.
 
-    For a last line that was cut off, yield its bytes, and the byte at which it begins.
+    If the last line was cut off, yield (its bytes, checksums of the lines before it, the byte at which it begins).
     """
     chain, number = BEGINNING, 0
     told: dict[str, bool] = {}
@@ -152,12 +152,12 @@ def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]
 
 
 def looks_like_a_step(fragment: bytes) -> bool:
-    """Return whether a line begins like a `step` or a `torn` entry."""
+    """Return whether a cut-off line may be the beginning of a `step` or a `torn` entry."""
     return any(fragment.startswith(one) or one.startswith(fragment) for one in (_STEP, _TORN))
 
 
 def run_of(fragment: bytes) -> str | None:
-    """Return the run's name in the beginning of a line; None if the name is not there, or not whole."""
+    """Return the run's name from the beginning of a `step` or `torn` line; None if the name is missing or cut off."""
     found = re.match(rb'\{"kind": "(?:step|torn)", "run": ("(?:[^"\\]|\\.)*")', fragment)
     try:
         return json.loads(found[1]) if found else None
@@ -166,7 +166,7 @@ def run_of(fragment: bytes) -> str | None:
 
 
 def words(name: str, value: Any, longest: int = 256) -> str:
-    """Return the value; raise InputError if it is no text, or is too long."""
+    """Return the value; raise InputError unless it is a str of at most `longest` characters."""
     if not isinstance(value, str) or len(value) > longest:
         raise InputError(f"{name} = {value!r:.40} must be text of at most {longest} characters; shorten it")
     return value

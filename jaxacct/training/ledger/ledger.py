@@ -35,8 +35,8 @@ class Mark(NamedTuple):
 
 
 def _new_beside(place: Path, path: Path) -> tuple[Path, BinaryIO]:
-    """Make a file in the folder of `place`, readable by its owner alone; an error names `path`."""
-    name = place.name.encode(errors="ignore")[:242].decode(errors="ignore")  # with the ending, at most 255 bytes
+    """Return (path, open file) of a new file beside `place`.  Only its owner can read it.  Errors name `path`."""
+    name = place.name.encode(errors="ignore")[:242].decode(errors="ignore")  # at most 255 bytes with the ending below
     temporary = place.with_name(f"{name}.{secrets.token_hex(4)}.tmp")
     with writing(path):
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
@@ -44,7 +44,7 @@ def _new_beside(place: Path, path: Path) -> tuple[Path, BinaryIO]:
 
 
 class LedgerFile:
-    """File of an open ledger. Other writers are locked out, and an entry is on the disk before it counts."""
+    """File of an open ledger.  Other writers are locked out.  An entry is on the disk when `append` returns."""
 
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
         self.path, self._file = path, file
@@ -62,13 +62,13 @@ class LedgerFile:
         return self._file is not None
 
     def hold(self) -> None:
-        """Lock the file, if the system has file locks; refuse a file that another process is writing."""
+        """Lock the file, if the system has file locks.  If another process is writing it, raise InputError."""
         try:
             lock(self.file)
         except BlockingIOError:
             self.close()
             raise InputError(f"{self.path}: another process is writing it; wait for it, or stop it first") from None
-        if not self._is_there(self.file):  # the process that held the lock has replaced the file
+        if not self._is_there(self.file):  # the process that had the lock before has replaced the file
             self.close()
             raise InputError(f"{self.path}: was replaced while it was being opened; open it again")
 
@@ -89,12 +89,12 @@ class LedgerFile:
         self.size += len(content)
 
     def replace_end(self, end: int, content: bytes) -> None:
-        """Replace everything after byte `end` by `content`: a new file, locked from the start, replaces the old one."""
+        """Replace everything after byte `end` by `content`.  A new file, locked before, takes the old one's place."""
         place, old = Path(os.path.realpath(self.path)), self.file
         temporary, new = _new_beside(place, self.path)
         try:
             with writing(self.path):
-                with contextlib.suppress(OSError):  # some file systems keep no permissions
+                with contextlib.suppress(OSError):  # chmod may fail on file systems without permissions
                     temporary.chmod(stat.S_IMODE(os.fstat(old.fileno()).st_mode))
                 lock(new)
                 old.seek(0)
@@ -104,7 +104,7 @@ class LedgerFile:
                 new.write(content)
                 new.flush()
                 os.fsync(new.fileno())
-                if os.name != "posix":  # other systems cannot rename an open file
+                if os.name != "posix":  # outside of POSIX an open file cannot be renamed, so both are closed
                     new.close()
                     old.close()
                 os.replace(temporary, place)
