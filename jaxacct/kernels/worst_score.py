@@ -263,34 +263,34 @@ class Order(NamedTuple):
 
     row_q: Array  # (R + 1,) Q-masses at the ends of the rows
     row_p: Array  # (R + 1,) P-masses at the ends of the rows
-    served_q: Array  # (R,) w_k, a Q-mass: it does not rise with k, and is at least row_q[-1]
+    served_q: Array  # (R,) w_k, the Q-mass at which row k is served: non-increasing in k, and at least row_q[-1]
     served_p: Array  # (R,) the P-mass that the curve has at the Q-mass w_k
-    active: Array  # (R,) whether a row is active
-    places: Array  # (G + 1,) for the end of each group of rows, the w at which the rows next to this end leak most
+    active: Array  # (R,) True for the active rows
+    places: Array  # (G + 1,) for each end of the G groups of rows, the w at which the rows beside this end leak most
 
 
 def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution: Resolution) -> Order:
-    """Return the order of scores that leaks most at e^eps = `ratio` among those on the rows and columns of the mesh."""
+    """Among the orders of scores on the rows of a mesh, return one that leaks nearly most at e^eps = `ratio`."""
     xp = namespace(curve.q)
     groups, each = resolution.groups, resolution.lines
     row_q, row_p = curve.q[where.rows], curve.p[where.rows]
     size_q, size_p = xp.diff(row_q), xp.diff(row_p)
 
     def value(at: Array, size_q: Array, size_p: Array, u_q: Array, u_p: Array) -> tuple[Array, Array]:
-        """Return (gain - cost, cost) of rows at u that have these sizes and are served at the cells `at`."""
+        """Return (gain - cost, cost) of rows of size (size_q, size_p) near (u_q, u_p), served at the cells `at`."""
         cost = xp.where(size_q > 0.0, ratio * size_q * steep(law, curve.q[at] - u_q), 0.0)
         return size_p * steep(law, curve.p[at] - u_p) - cost, cost
 
     def best_of(at: Array) -> Array:
         """Return, for each end of a group, the index in `at` of the best cell.
 
-        The best cell has the largest gain - cost, or if none of these is positive, the largest gain/cost.
+        The best cell has the largest gain - cost. If no cell has a positive gain - cost, it has the largest gain/cost.
         """
         win, cost = value(at, around_q, around_p, row_q[::each], row_p[::each])
         win = xp.where(xp.max(win, axis=0) > 0.0, win, win / xp.maximum(cost, 1e-300))
         return xp.argmax(win, axis=0)
 
-    # For the end of each group find the best column, then the best cell near it.
+    # For each end of a group find the best column, and then the best of 33 cells around this column.
     node = xp.arange(groups + 1)
     left, right = xp.maximum(node - 1, 0) * each, xp.minimum(node + 1, groups) * each
     around_q, around_p = row_q[right] - row_q[left], row_p[right] - row_p[left]
@@ -299,8 +299,8 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
     first, last = columns[xp.maximum(best - 1, 0)], columns[xp.minimum(best + 1, columns.size - 1)]
     near = first + (last - first) * xp.arange(33)[:, None] // 32
     best = xp.take_along_axis(near, best_of(near)[None], axis=0)[0]
-    # A group of rows has a best cell at its first row, and one at its last row. Each row of the group is served at the
-    # best of these two cells and one between them.
+    # a and b are the best cells for the two ends of a group. Each row of the group is served at the best of three
+    # cells: a, b, and a cell between them.
     a, b = best[:-1, None], best[1:, None]
     between = a + (b - a) * (2 * xp.arange(each) + 1) // (2 * each)
     tried = xp.stack([x.reshape(-1) for x in xp.broadcast_arrays(a, b, between)])
@@ -314,7 +314,7 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
 
 
 def _latest(served: Array) -> Array:
-    """Return the running maximum from the last entry backwards, in row-major order: within rows, then across rows."""
+    """Return for each entry of a matrix the largest of this entry and all later entries, in row-major order."""
     xp = namespace(served)
     later = lambda n: xp.arange(n)[:, None] <= xp.arange(n)
     within = xp.max(xp.where(later(served.shape[1]), served[:, None, :], 0), axis=2)
@@ -325,8 +325,8 @@ def _latest(served: Array) -> Array:
 def attained(law: Repetitions, curve: Inner, found: Order) -> tuple[Array, Array]:
     """Return (gain, cost) such that the order of scores `found` leaks at least gain - E cost at every E = e^eps.
 
-    phi' is convex. So phi(x + h) - phi(x) is at least h times phi' in the middle, and at most h times the mean of phi'
-    at the two ends.
+    phi' is convex. So phi(x + h) - phi(x) is at least h times phi' in the middle, which gives the gain. It is at most
+    h times the mean of phi' at the two ends, which gives the cost.
     """
     xp = namespace(curve.q)
     row_q, row_p, served_q, served_p, active, _ = found
@@ -336,12 +336,12 @@ def attained(law: Repetitions, curve: Inner, found: Order) -> tuple[Array, Array
     infinite = at_infinity(law, curve.p[0], -1.0)
     gain = (xp.sum(xp.where(active, gain, 0.0)) + infinite) * (1.0 - SUM_ROUNDING)
     genuine = xp.all(size_q >= 0.0) & xp.all(xp.diff(served_q) <= 0.0) & (served_q[-1] >= row_q[-1])
-    # A gain cannot exceed the whole mass, which is 1. A larger sum is wrong and not used.
+    # A gain cannot exceed the whole mass, which is 1. So a larger sum is wrong, and 0 is returned in its place.
     return xp.where(genuine & (gain <= 1.0), gain, 0.0), xp.sum(xp.where(active, cost, 0.0)) * (1.0 + SUM_ROUNDING)
 
 
 def delta(law: Repetitions, above: Outer, below: Inner, ratio: Array, resolution: Resolution) -> tuple[Array, Array]:
-    """Return bounds of the worst leak at e^eps = `ratio` >= 1; (0, 1) if they contradict each other."""
+    """Return (lower, upper) for the worst leak at e^eps = `ratio` >= 1. If the bounds contradict, return (0, 1)."""
     xp = namespace(above.q)
     where = mesh(sketch(law, above.q, above.p, xp.sum(above.ratio > 1.0), resolution), ratio, resolution)
     found = order(law, below, _moved(where, above), ratio, resolution)
@@ -370,7 +370,7 @@ def _moved(where: Mesh, above: Outer) -> Mesh:
 def epsilon(
     law: Repetitions, above: Outer, below: Inner, log_delta: Array, highest: Array, resolution: Resolution
 ) -> tuple[Array, Array]:
-    """Return bounds of the eps in [0, highest] at which the worst leak is e^log_delta.
+    """Return (lower, upper) for the eps in [0, highest] at which the worst leak is e^log_delta.
 
     Bounds that contradict each other become (0, inf). If the leak at `highest` is above e^log_delta, `upper` is inf.
     """
@@ -394,8 +394,8 @@ def epsilon(
 
     def unsettled(carry: tuple[Array, ...]) -> Array:
         i, start, low, _ = carry
-        # If two epsilons differ by at most 1e-3, the best order for the first is nearly the best for the second.
-        # At most five orders are tried.
+        # The search ends when eps moves by at most 1e-3: the best order for the old eps is then nearly the best for the
+        # new one. At most five orders are tried.
         return (i < 1) | ((i < 5) & (xp.abs(low - start) > 1e-3) & (low > 0.0))
 
     start = sketched_epsilon(seen, log_delta, highest)
@@ -406,14 +406,14 @@ def epsilon(
         i, _, here, best = carry
         known = lines(law, above, mesh(seen, xp.exp(here), resolution), places, resolution)
         upper = _crossing(lambda e: bound(known, xp.exp(e)), lower, xp.exp(log_delta), highest)
-        # If `lower` is above 0, it is proved that the leak there exceeds delta. A smaller upper bound contradicts the
-        # proof.
+        # If `lower` is above 0, the leak at `lower` is proved to exceed delta. If `upper` is not larger, it contradicts
+        # this proof. It becomes -inf, so that `epsilon` returns (0, inf).
         upper = xp.where((upper > lower) | (lower == 0.0) & (upper >= 0.0), upper, -xp.inf)
         return i + 1, here, xp.minimum(upper, highest), xp.minimum(best, upper)
 
     def again(carry: tuple[Array, ...]) -> Array:
         i, before, here, _ = carry
-        # If eps has moved by more than .02, new lines are chosen, since lines serve near one eps; at most three times.
+        # Lines are tight near one eps. After a move of more than .02 new lines are chosen, at most three times in all.
         return (i < 3) & (xp.abs(here - before) > 0.02)
 
     first = xp.where(lower > 0.0, lower, start)
@@ -442,7 +442,7 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
         return (at_right > delta) & (right < highest)
 
     at_start = leak(start)
-    carry = (start, at_start, start, at_start, 4e-4 * xp.ones_like(highest))  # the first step to the right
+    carry = (start, at_start, start, at_start, 4e-4 * xp.ones_like(highest))  # 4e-4 is the first step to the right
     left, at_left, right, at_right, _ = iterate(xp, short, outwards, carry)
     # 1e-320 keeps the logarithm finite; no bound depends on it.
     excess = lambda value: xp.log(xp.maximum(value, 1e-320)) - xp.log(delta)
@@ -458,12 +458,12 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
 
     def wide(carry: tuple[Array, ...]) -> Array:
         i, left, at_left, right, at_right = carry
-        # On an interval of length 2e-3, the chord of a convex function is near the function. The upper end is certified
-        # wherever these steps of regula falsi stop.
+        # The steps of regula falsi stop at a length of 2e-3, where the chord of the leak is near the leak. The result
+        # is an upper bound wherever the steps stop.
         return (i < 30) & (right - left > 2e-3) & (at_left > delta) & (at_right <= delta)
 
     _, left, at_left, right, at_right = iterate(xp, wide, step, (0, left, at_left, right, at_right))
-    # A convex function lies below its chord.
+    # The leak is convex in e^eps and lies below its chord. Where the chord is delta, the leak is at most delta.
     share = (at_left - delta) / xp.where(at_left > at_right, at_left - at_right, 1.0)
     crossed = left + xp.log1p(xp.clip(share, 0.0, 1.0) * xp.expm1(right - left)) + OUTWARD
     crossed = xp.minimum(xp.where(at_left > at_right, crossed, right), right)
@@ -471,31 +471,32 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
 
 
 class Lines(NamedTuple):
-    """Upper bounds, linear in E, of the leak of one polygon: the value of a cell is `slope gain - E cost`.
+    """Numbers from which `bound` computes, for any E, an upper bound of the leak of one polygon.
 
-    There are G groups with S lines each, and C cells of w for each group.
+    There are G groups with S lines (tangents of the curve T) each, and C cells of w for each group. Where u is an end
+    of a group and w is an end of a cell, the integrand is at most `slope gain - E cost`. Unused cells have cost inf.
     """
 
     infinite: Array  # leak of the outcomes with dQ = 0
-    slope: Array  # (2, G) largest and smallest slope of a group
-    gain: Array  # (2, 2, C, G) gain for each end of a group, and for each end of a cell of w
-    cost: Array  # (2, 2, C, G) cost for the same ends
-    height: Array  # (S, G) Q-mass of the line's row, on which the polygon follows the line's tangent
-    share: Array  # (2, S, G) where this row begins and ends, as shares of the Q-mass of its group
+    slope: Array  # (2, G) largest and smallest slope of the lines of a group
+    gain: Array  # (2, 2, C, G) gain at the ends of a group (first axis) and at the ends of a cell of w (second axis)
+    cost: Array  # (2, 2, C, G) cost at the same ends
+    height: Array  # (S, G) Q-mass of each line's row, the interval of u on which the polygon coincides with the line
+    share: Array  # (2, S, G) where each line's row begins and ends, as shares of the Q-mass of the group
     weight: Array  # (2, S, G) the line's slope is weight[0] slope[0] + weight[1] slope[1]
-    own_gain: Array  # (S, G) gain that `_own` finds for w between the row's beginning and the group's first cell of w
-    own_cost: Array  # (S, G) cost that `_own` finds there
-    after: Array  # Q-mass from the last group to the point where the curve's slope is one
+    own_gain: Array  # (S, G) gain that `_own` finds for w from the line's row to the group's first cell of w
+    own_cost: Array  # (S, G) cost that `_own` finds for the same w
+    after: Array  # Q-mass from the end of the last group to the point after which the curve's slope is at most 1
 
 
 def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
-    """Return the points (q, p) where neighbouring lines meet. `index` holds the lines, ascending along axis 0."""
+    """Return the points (q, p) where neighbouring lines meet. `index` holds the lines' cells, ascending on axis 0."""
     xp = namespace(curve.q)
     a, b = index[:-1], index[1:]
     ratio, q, p, _ = curve
     fall = ratio[a] - ratio[b]
-    # Line a leaves the polygon at the end of cell a, and line b reaches it at the start of cell b. The lines meet
-    # between these two points, where both lie above the polygon.
+    # Line a leaves the polygon at the end of cell a, and line b reaches it at the start of cell b. Between
+    # these two points both lines lie above the polygon, and there they meet.
     gap = p[b] - p[a + 1] - ratio[b] * (q[b] - q[a + 1])
     ahead = xp.where(fall > 0.0, gap / xp.where(fall > 0.0, fall, 1.0), xp.inf)
     ahead = xp.clip(ahead, 0.0, xp.maximum(q[b] - q[a + 1], 0.0))
@@ -505,20 +506,20 @@ def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
 
 
 def _own(law: Repetitions, slope: Array, reach: Array) -> tuple[Array, Array]:
-    """Return (gain, cost) at the w with w - u <= reach that maximises gain - E cost, if T(w) - T(u) <= slope (w - u).
+    """Return (gain, cost) such that the integrand is at most max(gain - E cost, 0) for every w with w - u <= reach.
 
-    `phi'(slope x)/phi'(x)` is non-decreasing, since phi is a power series with terms >= 0. So a positive gain - E cost
-    is largest where w - u is the smaller of `reach` and 1/slope.
+    For x = w - u, T(w) - T(u) is at most slope x. `phi'(slope x)/phi'(x)` is non-decreasing, since phi is a power
+    series with terms >= 0. So a positive gain - E cost is largest where x is the smaller of `reach` and 1/slope.
     """
     reach = namespace(reach).clip(reach, 0.0, 1.0 / slope)
     return slope * steep(law, slope * reach, 1.0), steep(law, reach, -1.0)
 
 
 def _costs(law: Repetitions, u: Array, w: Array) -> Array:
-    """Return values at the corners of cells, (2, 2, C, G). Interpolated, they are a lower bound of phi'(w - u).
+    """Return values at the corners of cells, (2, 2, C, G). Interpolated, the values are a lower bound of phi'(w - u).
 
-    They are values of the tangent of phi' in the middle of the cell. Where the tangent falls far below the least phi'
-    of the cell, this least phi' replaces it. The groups end at u, (2, G), and the cells at w, (2, C, G).
+    A cell has its ends in u at `u`, (2, G), and its ends in w at `w`, (2, C, G). The values are those of the tangent of
+    phi' in the middle of the cell, or the least phi' of the cell if the tangent falls far below this least phi'.
     """
     xp = namespace(w)
     first, second = map(xp.asarray, law.slopes(1.0 - xp.clip(0.5 * (w[0] + w[1] - u[0] - u[1]), 0.0, 1.0)))
@@ -533,7 +534,7 @@ def _costs(law: Repetitions, u: Array, w: Array) -> Array:
 
 
 def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution: Resolution) -> Lines:
-    """Return the lines of a mesh; `served` is `Order.places`, (G + 1,)."""
+    """Compute the `Lines` of a mesh on the outer polygon. `served` is `Order.places`. It places the windows."""
     xp = namespace(curve.q)
     groups, each = resolution.groups, resolution.lines
     index, end = where.rows[:-1], where.rows[-1:]
@@ -544,13 +545,13 @@ def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution
     slope, height = grouped(curve.ratio[index]), grouped(xp.diff(ends_q))
     fraction = lambda part, whole: xp.clip(part / xp.where(whole > 0.0, whole, 1.0), 0.0, 1.0)
     share = xp.stack([fraction(grouped(x) - q[:-1], xp.diff(q)) for x in (ends_q[:-1], ends_q[1:])])
-    # Both weights are computed, since slopes may differ by a factor of 1e23, and 1 - weight would have no digits.
+    # Slopes of a group may differ by a factor of 1e23. Then 1 - weight has no digits, so both weights are computed.
     weight = xp.stack(
         [fraction(slope - slope[-1], slope[0] - slope[-1]), fraction(slope[0] - slope, slope[0] - slope[-1])]
     )
     weight = xp.where(slope[0] > slope[-1], weight, xp.array([0.0, 1.0])[:, None, None])
 
-    few = index[:: 4 * each]  # the first line of every fourth group also begins a shared column
+    few = index[:: 4 * each]  # shared columns also begin at the first line of every fourth group
     shared = xp.concatenate([few, index[-1:], end, where.columns, xp.array([curve.ratio.size - 1])])
     w_q, w_p = _meet(curve, shared)
     w_q = xp.concatenate([xp.zeros(1), w_q, xp.ones(1)])
@@ -558,7 +559,7 @@ def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution
     start = w_q[before(xp, w_q, q[1:])]
     own_gain, own_cost = _own(law, slope, start - grouped(ends_q[:-1]))
 
-    # A window replaces the shared cells from `first` to `last`.
+    # For each group a window of finer cells of w replaces the shared cells from `first` to `last`.
     cell = before(xp, w_q, xp.concatenate([xp.ones(1), served[1:]]), "right") - 1
     first = xp.clip(xp.minimum(cell[1:], cell[:-1]) - WINDOW_MARGIN, few.size + 1, shared.size - 1)
     last = xp.clip(xp.maximum(cell[1:], cell[:-1]) + WINDOW_MARGIN, first, shared.size - 1)
@@ -578,7 +579,7 @@ def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution
     cost = xp.where((size >= first) & (size <= last), xp.inf, _costs(law, u, ends(w_q)[:, :, None]))
     near = xp.stack([ends(steep(law, v_p - p[s : groups + s], 1.0)) for s in (0, 1)])
     both = lambda a, b: xp.concatenate([a, b], axis=2)
-    # If the sketch has NaN, its mesh is not ascending, and no bound is claimed.
+    # If the sketch has NaN, its mesh is not ascending. Then `infinite` makes the bound infinite.
     placed = xp.all(xp.diff(shared) >= 0) & xp.all(height >= 0.0) & xp.all(xp.diff(where.rows) >= 0)
     placed = placed & xp.all(xp.diff(w_q) >= 0.0)  # `before` needs ascending numbers
     return Lines(
@@ -608,7 +609,7 @@ def bound(known: Lines, ratio: Array) -> Array:
     xp = namespace(known.height)
     ends = []
     for s in (0, 1):
-        # -1e300 replaces -inf, the value of a line of infinite cost, since -inf times a weight of 0 is NaN
+        # If all costs are infinite, the maximum is -inf. -1e300 replaces it, since -inf times a weight of 0 is NaN.
         first, last = (
             xp.maximum(xp.max(slope * known.gain[s] - ratio * known.cost[s], axis=(0, 1)), -1e300)
             for slope in known.slope
@@ -616,6 +617,6 @@ def bound(known: Lines, ratio: Array) -> Array:
         ends.append(known.weight[0] * first + known.weight[1] * last)
     own = xp.maximum(known.own_gain - ratio * known.own_cost, 0.0)
     best = _mean_above(own, *((1.0 - share) * ends[0] + share * ends[1] for share in known.share))
-    # After the last group, the value per Q-mass is at most the value at the end of this group.
+    # After the last group the integrand is nowhere above its bound at the end of this group.
     after = known.after * xp.maximum(own[-1, -1], ends[1][-1, -1])
     return (known.infinite + xp.sum(known.height * best) + after) * (1.0 + SUM_ROUNDING)

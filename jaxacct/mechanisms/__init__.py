@@ -1,4 +1,4 @@
-"""Mechanisms: frozen pytrees that describe what is run, and the components that the engines consume."""
+"""Mechanisms (frozen pytrees that describe what is run), and the loss components from which engines compute answers."""
 
 from jaxacct.core.validation import RELATIONS
 from jaxacct.mechanisms.additive_noise import (

@@ -1,4 +1,4 @@
-"""Mechanisms that add Gaussian, Laplace or discrete noise to a statistic, or noise scaled to its smooth sensitivity."""
+"""Mechanisms that add noise to a statistic: Gaussian, Laplace, discrete, or scaled to a smooth sensitivity."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _points_of_gaussian(mu: float) -> np.ndarray:
 
 
 def profile_of_gaussian(mu: float, epsilon: np.ndarray) -> np.ndarray:
-    """Bound delta of a Gaussian of sensitivity mu, with sigma 1, from above (README.md, "A Gaussian's profile")."""
+    """Return upper bounds of delta for a Gaussian of sensitivity mu and sigma 1 (README.md, "A Gaussian's profile")."""
     from scipy import special  # slow to import
 
     place = epsilon / mu
@@ -123,7 +123,7 @@ def profile_of_gaussian(mu: float, epsilon: np.ndarray) -> np.ndarray:
     tail = density * (mills_a - mills_b + 1e-13 * mills_a + moved) * (1.0 + ROUNDOFF * (64.0 + 2.0 * a**2))
     near = special.ndtr(-a) - density * (mills_b - moved) + 1e-13
     delta = np.where(a > 0.0, tail + 4.0 * SMALLEST_POSITIVE, near)
-    # if the rounding is large, delta is bounded by its first term, Phi(-a)
+    # delta is Phi(-a) less a positive term, so Phi(-a) bounds delta where the rounding error `slack` is large
     return np.where(slack <= 1e-3, delta, special.ndtr(slack - a) + 1e-13)
 
 
@@ -159,9 +159,9 @@ class Laplace(AdditiveNoise):
 
 
 def laplace_pair(largest: np.ndarray) -> FinitePair:
-    """Return a pair that dominates Laplace noise.
+    """Return a pair that dominates Laplace noise whose losses are at most `largest` (one number per configuration).
 
-    Its losses x are d apart and have the P-masses e^{(x - largest)/2} tanh(d/4), except at both ends.
+    The pair has losses x at distances d. Except at both ends, the P-mass of x is e^{(x - largest)/2} tanh(d/4).
     """
     top = largest[..., None]
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
@@ -296,8 +296,8 @@ def _gaussian_pair(sigma: float, shift: int, grouped: bool) -> FinitePair:
 
     q = mass(at)
     p, q = mass(at - shift) / q.sum(), q / q.sum()
-    # each tail has Pr[X >= m] <= e^{-m^2/(2 sigma^2)} (Canonne, Kamath, Steinke 2020, Proposition 25);
-    # the mass at infinity is never 0, since the loss is unbounded
+    # A tail has Pr[X >= m] <= e^{-m^2/(2 sigma^2)} (Canonne, Kamath, Steinke 2020, Proposition 25). Both tails count as
+    # mass at infinity. 1e-320 keeps this mass above 0, since the loss is unbounded.
     beyond = np.asarray(max(2.0 * np.exp(-0.5 * np.square(reach / sigma)), 1e-320))
     if grouped:
         at, p, q = _grouped(at, p, q, shift / sigma / sigma, sigma, shift)
@@ -307,7 +307,7 @@ def _gaussian_pair(sigma: float, shift: int, grouped: bool) -> FinitePair:
 def _grouped(
     at: np.ndarray, p: np.ndarray, q: np.ndarray, slope: float, sigma: float, shift: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Split each outcome's mass between the two nodes around it, which replaces the profile by chords (README.md)."""
+    """Split each outcome's mass between the two nodes around the outcome. Chords replace the profile (README.md)."""
     low, high = -9.0 * sigma, shift + 9.0 * sigma
     # grouping with this number of nodes adds about 1e-5 to epsilon
     ends = (np.linspace(at[0], low, 250), np.linspace(low, high, 3400), np.linspace(high, at[-1], 250))
@@ -373,10 +373,11 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
 
 def _pair(m: float, smoothness: float) -> FinitePair:
-    """Return a pair whose profile is nowhere below those of the three pairs; at many losses it is the largest."""
+    """Return a pair whose profile is nowhere below the profiles of the three pairs of `SmoothSensitivityGaussian`."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
-    # the tail is 6e-300 at 37 standard deviations; with this number of quantiles the chords add about 1e-5 to epsilon
+    # The quantiles end at 37 standard deviations, where the tail is 6e-300. With these 2899 quantiles the chords of the
+    # profile add about 1e-5 to epsilon.
     z = np.append(np.linspace(first, 9.0, 2500), np.linspace(9.0, 37.0, 400)[1:])
     loss = 0.5 * (m * m + 2.0 * m * ratio * z + more * z * z) - smoothness
     epsilon = np.append(0.0, loss[loss > 1e-9 * loss[-1]])
@@ -386,9 +387,9 @@ def _pair(m: float, smoothness: float) -> FinitePair:
 
 
 def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return (x - m)/R for the two x at which log N(m, R^2)/N(0, 1) is epsilon, and then the two x.
+    """Return (high - m)/R, (low - m)/R, high, low, where R = e^smoothness.
 
-    Each time the larger x comes first. Here R = e^smoothness.
+    log N(m, R^2)/N(0, 1), the logarithm of the ratio of the densities, is epsilon at the two points high > low.
     """
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     rise = 2.0 * smoothness + 2.0 * epsilon
@@ -401,7 +402,7 @@ def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray
 
 
 def _wider(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
-    """Bound H_{e^eps}(N(m, R^2) || N(0, 1)) from above, with R = e^smoothness."""
+    """Bound the hockey-stick divergence H_{e^eps}(N(m, R^2) || N(0, 1)) from above, with R = e^smoothness."""
     from scipy import special  # slow to import
 
     high, low, high_q, low_q = _above(m, smoothness, epsilon)
@@ -411,7 +412,7 @@ def _wider(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _narrower(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
-    """Bound H_{e^eps}(N(m, 1) || N(0, R^2)) from above, with R = e^smoothness; 0 where no loss exceeds eps."""
+    """Bound H_{e^eps}(N(m, 1) || N(0, R^2)) from above, with R = e^smoothness. It is 0 where no loss exceeds eps."""
     from scipy import special
 
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
@@ -433,5 +434,5 @@ def _narrower(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _rounding(epsilon: np.ndarray) -> np.ndarray:
-    """Return the relative error allowed for each of the two terms whose difference is a delta of the profile."""
+    """Return the relative rounding error allowed for each of the two terms (gain and cost) of which delta is made."""
     return 1e-12 + 32.0 * ROUNDOFF * epsilon

@@ -1,4 +1,4 @@
-"""Base classes of mechanisms, the parts that they expand into, and the expression that a user would type.
+"""Base classes of mechanisms, the parts into which mechanisms expand, and the Python expression of a mechanism.
 
 A mechanism is a frozen pytree. Its numeric fields are scalars or arrays that broadcast.
 """
@@ -47,7 +47,7 @@ class FinitePart(NamedTuple):
     """Finite law of the loss of a mechanism in one direction, after sampling; `mass` and `infinity` sum to 1."""
 
     loss: np.ndarray  # the losses, of the batch shape and one trailing axis
-    mass: np.ndarray  # their P-masses, of the same shape
+    mass: np.ndarray  # P-masses of the losses, of the same shape
     infinity: np.ndarray  # P-mass at infinite loss, of the batch shape
 
 
@@ -59,11 +59,11 @@ class ConcentratedPart(NamedTuple):
 
 
 class FinitePair(NamedTuple):
-    """Dominating pair (P, Q) with finitely many likelihood ratios (atoms), which lie along the axis after the batch."""
+    """Dominating pair (P, Q) with finitely many likelihood ratios (atoms), on the last axis of loss, p and q."""
 
     loss: np.ndarray  # log p/q of the atoms
-    p: np.ndarray  # their P-masses
-    q: np.ndarray  # their Q-masses
+    p: np.ndarray  # P-masses of the atoms
+    q: np.ndarray  # Q-masses of the atoms
     p_infinity: np.ndarray  # the P-mass where dQ = 0
     q_infinity: np.ndarray  # the Q-mass where dP = 0
     excess: np.ndarray | None = None  # p/q - 1, if it is known more accurately than e^loss - 1
@@ -77,8 +77,8 @@ class Mechanism(ABC):
 
     Subclasses are frozen dataclasses that ``register`` makes pytrees. A field named in ``constraints`` is numeric: the
     constructor checks it and stores it as float64 (a float or a read-only array). A field named ``mechanism`` holds
-    another mechanism. Tracers pass unchecked, and a pytree transformation may put any object in a field; ``validated``
-    checks such fields. Mechanisms are equal if they have the same class, structure and numbers.
+    another mechanism. The constructor does not check tracers. A pytree transformation may put any object in a field:
+    ``validated`` checks all fields. Mechanisms are equal if they have the same class, structure and numbers.
 
     >>> from jaxacct.mechanisms import Gaussian
     >>> isinstance(Gaussian(1.0), Mechanism), Gaussian(1.0) == Gaussian(1), Gaussian(1.0).kind
@@ -106,10 +106,10 @@ class Mechanism(ABC):
 
     @abstractmethod
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        """Return the independent parts in one direction, each with its count (a whole number in float64)."""
+        """Return the independent parts in one direction, each with the number of its repetitions (a whole float64)."""
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        """Return parts that the mechanism dominates, which give lower ends; by default the parts of `expand`."""
+        """Return the parts for the lower ends of answers. An override returns parts that the mechanism dominates."""
         return self.expand(relation, direction)
 
     def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
@@ -117,7 +117,7 @@ class Mechanism(ABC):
         return None
 
     def has_bracket(self) -> bool:
-        """Return whether `expand_below` differs from `expand`, so that each end of an answer has its own parts."""
+        """Return whether lower ends come from other parts than upper ends: from `expand_below`, not from `expand`."""
         return False
 
     def inside(self) -> list[Mechanism]:
@@ -126,15 +126,15 @@ class Mechanism(ABC):
         return [item for items in values for item in items if isinstance(item, Mechanism)]
 
     def ordinary(self) -> bool:
-        """Return whether the parts of this step suffice, so that no engine for whole mechanisms needs to be asked."""
+        """Return True if the parts of this step suffice, so that the step needs no engine for whole mechanisms."""
         return False
 
     def symmetric(self) -> bool:
-        """Return whether the loss surely has the same law for remove and for add, in every configuration."""
+        """Return whether the loss is known to have the same law for remove and for add, in every configuration."""
         return False
 
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
-        """Return each Gaussian's (noise multiplier, factors of its count); None if some release is not Gaussian."""
+        """Return (noise multiplier, factors of the number of runs) of each release; None if one is no Gaussian."""
         return None
 
     def of_every_relation(self) -> bool:
@@ -143,7 +143,7 @@ class Mechanism(ABC):
         return all(one.of_every_relation() for one in inside) if inside else self.follows_relation
 
     def displaces(self) -> bool:
-        """Return whether an added record displaces others, so that zero_out differs from add/remove (README.md)."""
+        """Return whether an added record may push another one out of a batch. Then zero_out differs from add/remove."""
         return any(mechanism.displaces() for mechanism in self.inside())
 
     def validated(self) -> Self:
@@ -159,11 +159,11 @@ class Mechanism(ABC):
         return type(self)(**values)
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        """Return the kind of an answer from `expand`: "certified" if its pair is attained, "bound" if not.
+        """Return the kind of an answer from `expand`: "certified" if neighbours attain its pair, else "bound".
 
         The kind of a mechanism made of others is the weakest of their kinds. `composed` says whether the mechanism runs
-        more than once or beside others. This matters for a pair that joins several pairs of neighbours, each of which
-        is the worst at some eps: one step attains the joined pair, but for a composition it is only a bound.
+        more than once or beside others. This matters if the pair joins several pairs of neighbours, each of which is
+        the worst at some eps. One step attains the joined pair. For a composition the joined pair is only a bound.
         """
         own = "certified" if self.exact_pair else "bound"
         return weakest([own, *(mechanism.kind_under(relation, composed) for mechanism in self.inside())])
@@ -202,7 +202,7 @@ class Mechanism(ABC):
 
 
 class BaseMechanism(Mechanism):
-    """Mechanism that expands into one part. The part can be sampled; without sampling the mechanism is symmetric.
+    """Mechanism that expands into one part, which can be Poisson sampled. The unsampled mechanism is symmetric.
 
     Subclasses define ``part``. Subclasses that can be sampled without replacement under ``replace_one`` also define
     ``finite_pair``.
@@ -217,7 +217,7 @@ class BaseMechanism(Mechanism):
 
     @abstractmethod
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
-        """Return the law in one direction when each record takes part independently with probability ``rate``."""
+        """Return the part in one direction, if each record takes part independently with probability ``rate``."""
 
     def finite_pair(self, relation: str) -> FinitePair:
         """Return a pair with finitely many losses that dominates the unsampled mechanism under a relation."""
@@ -234,18 +234,18 @@ class BaseMechanism(Mechanism):
 
 
 class Combinator(Mechanism):
-    """Mechanism made of other mechanisms, symmetric if all of these are symmetric."""
+    """Mechanism made of other mechanisms. It is symmetric if each of the others is symmetric."""
 
     def symmetric(self) -> bool:
         return all(mechanism.symmetric() for mechanism in self.inside())
 
 
 class EqualToAnother(Mechanism):
-    """Mechanism that equals another one, whose noise is rounded down for upper ends and up for lower ends."""
+    """Mechanism that leaks as much as another mechanism, which `equivalent` returns with rounded noise."""
 
     @abstractmethod
     def equivalent(self, below: bool = False) -> Mechanism:
-        """Return the other mechanism; its noise is rounded up for lower ends (`below`), else down."""
+        """Return the equal mechanism, with noise that is rounded up for lower ends (`below`), else rounded down."""
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         return self.equivalent().expand(relation, direction)
@@ -267,7 +267,7 @@ class EqualToAnother(Mechanism):
 
 
 class AdditiveNoise(BaseMechanism):
-    """Noise added to a statistic. The only field is the noise's deviation or scale, over the add/remove sensitivity."""
+    """Additive noise. The only field is the deviation or scale of the noise divided by the add/remove sensitivity."""
 
     finite: ClassVar[bool] = False
     follows_relation: ClassVar = True
@@ -283,7 +283,7 @@ class AdditiveNoise(BaseMechanism):
 
 
 def weakest(kinds: Iterable[str]) -> str:
-    """Return the weakest of some kinds; a kind that is conditional on an assumption is weaker than "bound"."""
+    """Return the weakest kind. "certified" is the strongest, then "bound", then kinds that rest on an assumption."""
     found = set(kinds) - {"certified"}
     conditional = sorted(found - {"bound"})
     return conditional[0] if conditional else "bound" if found else "certified"
@@ -324,10 +324,10 @@ def register(cls: type[M]) -> type[M]:
             usual = [f", {name}={getattr(self, name)!r}" for name in optional if getattr(self, name) == optional[name]]
             return functools.reduce(lambda text, part: "".join(text.rsplit(part, 1)), usual, whole(self))
 
-    cls.__repr__ = shown  # type: ignore[assignment]  # a method of a class that is being made
+    cls.__repr__ = shown  # type: ignore[assignment]  # mypy refuses to replace a method
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     if issubclass(cls, Mechanism):
-        cls.__init__ = with_hints(cls.__init__)  # type: ignore[method-assign]  # the class is still being made
+        cls.__init__ = with_hints(cls.__init__)  # type: ignore[method-assign]  # mypy refuses to replace a method
     return cls
 
 
@@ -352,9 +352,9 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
 
 
 def on_batch(mechanism: Mechanism, name: str, values: Any) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
-    """Broadcast values against a batch of mechanisms; return the common shape, and rows and values of shape (B,).
+    """Broadcast values against a batch of mechanisms. Return (shape, rows, values) for the B elements of this shape.
 
-    The row of an element is the flat index of the element's mechanism in the batch.
+    `rows`, (B,), has for each element the flat index of its mechanism in the batch. `values`, (B,), has its value.
 
     >>> from jaxacct.mechanisms import Gaussian
     >>> shape, rows, deltas = on_batch(Gaussian([1.0, 2.0]), "delta", [[1e-5], [1e-6]])
@@ -366,7 +366,7 @@ def on_batch(mechanism: Mechanism, name: str, values: Any) -> tuple[tuple[int, .
 
 
 def rows_in(mechanism: Mechanism, shape: tuple[int, ...]) -> np.ndarray:
-    """Broadcast the flat indices of the mechanism's configurations to a batch of this shape, and flatten the result."""
+    """Broadcast the flat indices of the mechanism's configurations to `shape`, and flatten the result."""
     mine = batch_shape(mechanism)
     return np.broadcast_to(np.arange(math.prod(mine)).reshape(mine), shape).reshape(-1)
 
@@ -404,7 +404,7 @@ def _shapes(mechanism: Mechanism, prefix: str = "") -> Iterator[tuple[str, tuple
             place = f"{name}[{index}]" if isinstance(value, tuple) else name
             if isinstance(item, Mechanism):
                 yield from _shapes(item, place + ".")
-            elif dataclasses.is_dataclass(item):  # a law of the number of runs
+            elif dataclasses.is_dataclass(item):  # the distribution of a selection's number of runs
                 yield place, cast(Any, item).shape
             else:
                 shape = np.shape(item)
@@ -431,7 +431,7 @@ def take_rows(mechanism: M, rows: np.ndarray) -> M:
 
 
 def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Callable[[Any], Any]) -> Any:
-    """Return the configurations at `index` of a mechanism or tuple. `law` picks from a law of the number of runs."""
+    """Return the configurations at `index` of a mechanism or tuple. `law` does so for a law of the number of runs."""
     if isinstance(owner, tuple):
         return tuple(_picked(item, shape, index, law) for item in owner)
     taken = {}

@@ -65,7 +65,7 @@ class Repeated(Combinator):
         super().__post_init__()
         inner = self.mechanism
         if type(inner) is Repeated and all(isinstance(n, float | np.ndarray) for n in (self.steps, inner.steps)):
-            with contextlib.suppress(InputError):  # beyond 2**53 repetitions stay nested; questions refuse them
+            with contextlib.suppress(InputError):  # if the product exceeds 2**53, the repetitions stay nested
                 product = exact_product(np.asarray(inner.steps), np.asarray(self.steps))
                 vars(self).update(mechanism=inner.mechanism, steps=check("steps", product, COUNT))
 
@@ -180,7 +180,7 @@ class Composed(Combinator):
         return f"ja.compose({', '.join(mechanism.expression() for mechanism in self.mechanisms)})"
 
     def _mixes_orders(self, relation: str) -> bool:
-        """Return whether the order of a replaced record's two laws matters in two or more of the mechanisms."""
+        """Return whether under ``replace_one`` the two directions may differ in two or more of the mechanisms."""
         return relation == "replace_one" and sum(not m.symmetric() for m in self.mechanisms) > 1
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
@@ -194,14 +194,14 @@ class Composed(Combinator):
 
 
 def _without_one(mechanism: Mechanism) -> Mechanism:
-    """Return the mechanism, or the composition inside if the mechanism is a composition repeated once."""
+    """Return the mechanism itself. From a composition that is repeated once, return the composition."""
     if type(mechanism) is Repeated and isinstance(mechanism.steps, float) and mechanism.steps == 1.0:
         return mechanism.mechanism if type(mechanism.mechanism) is Composed else mechanism
     return mechanism
 
 
 def _in_either_order(mechanism: Mechanism, relation: str) -> list[tuple[Part, np.ndarray]]:
-    """Return the parts for a replaced record; each finite part is replaced by a part that bounds both directions."""
+    """Return the parts under `relation`, with each finite part replaced by a part that bounds both directions."""
     parts: list[tuple[Part, np.ndarray]] = []
     forward, reverse = (mechanism.expand(relation, direction) for direction in DIRECTIONS)
     for (one, count), (two, _) in zip(forward, reverse, strict=True):

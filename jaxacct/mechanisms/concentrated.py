@@ -1,4 +1,4 @@
-"""Zero-concentrated differential privacy as a mechanism: points on the privacy profile that the guarantee implies."""
+"""Mechanisms of which only zero-concentrated differential privacy (zCDP) is known, and points of their profiles."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ZCDP(BaseMechanism):
 
 
 def concentrated_pair(rho: np.ndarray, xi: np.ndarray) -> FinitePair:
-    """Return the pair whose profile passes through the points of (xi, rho)-zCDP, for every configuration."""
+    """Return for every configuration the pair made of `_points`, which dominates every (xi, rho)-zCDP mechanism."""
     rho, xi = np.broadcast_arrays(rho, xi)
     points = [_points(float(r), float(x)) for r, x in zip(rho.ravel(), xi.ravel(), strict=True)]
     return stacked([pair_of_profile(epsilon, delta, delta) for epsilon, delta in points], rho.shape)
@@ -71,14 +71,14 @@ def concentrated_pair(rho: np.ndarray, xi: np.ndarray) -> FinitePair:
 @functools.lru_cache(maxsize=64)  # an accountant's checks ask for the same points again
 @np.errstate(all="ignore")
 def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return points (epsilon, delta) that every (xi, rho)-zCDP mechanism satisfies, with epsilon ascending from 0."""
-    if rho == 0.0:  # pure differential privacy
+    """Return points (epsilon, delta), ascending from 0, at which (xi, rho)-zCDP implies (epsilon, delta)-DP."""
+    if rho == 0.0:  # the guarantee is xi-DP
         top = np.array([np.tanh(0.5 * xi) * (1.0 + 8.0 * ROUNDOFF), 0.0])
         return (np.array([0.0, xi]), top) if xi > LEAST_ORDER**2 else (np.zeros(1), top[:1])
     corner = _corner(rho, xi)
     far = max(xi + rho + np.sqrt(2.0 * rho) * 37.5, 1.1 * corner)  # delta is about 1e-307 at 37.5 deviations
-    # s is the log-ratio of the best test's output that is likelier under P; it is smallest for the test at epsilon 0.
-    # With these 1019 values of s, the chords between the points add about 1e-4 to epsilon.
+    # For each epsilon the best test has two outputs; s is log(p/q) of the output with p > q. At epsilon 0, s is least:
+    # `corner`. With these 1019 values of s, the chords between the points add about 1e-4 to epsilon.
     s = np.concatenate([corner * np.linspace(1.0, 1.02, 20), np.linspace(1.02 * corner, far, 1000)[1:]])
     t, c = _boundary(s, rho, xi)
     epsilon, delta = _tangent(s, t, c, rho, xi)
@@ -92,9 +92,9 @@ def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _corner(rho: float, xi: float) -> float:
-    """Return the least s that proves delta(0) <= tanh(s/2).
+    """Return the least s for which the guarantee proves that delta at epsilon 0 is at most tanh(s/2).
 
-    The best test at epsilon 0 has two outputs, of log-ratios s and -s.
+    The best test at epsilon 0 has two outputs. Their log(p/q) are s and -s.
     """
     c = _orders(rho, 4 * ORDERS)
     for _ in range(2):
@@ -114,12 +114,12 @@ def _corner(rho: float, xi: float) -> float:
 
 
 def _orders(rho: float, count: int) -> np.ndarray:
-    """Return a grid of alpha - 1; for an output of probability p the best alpha - 1 is at most sqrt(-log(p)/rho)."""
+    """Return a grid of alpha - 1 up to 30/sqrt(rho) + 1: an output of probability p needs at most sqrt(-log(p)/rho)."""
     return np.geomspace(LEAST_ORDER, 30.0 / np.sqrt(rho) + 1.0, count)
 
 
 def _boundary(s: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return t and c for each s: the outputs of the best test have log-ratios s and -t, and 1 + c is the best order."""
+    """Return (t, c) for each s. The best test has outputs with log(p/q) = s and -t. Order 1 + c limits it most."""
     c = np.broadcast_to(_orders(rho, ORDERS), (s.size, ORDERS))
     log_q, best = _rarest_of_orders(s, c, rho, xi)
     for _ in range(2):
@@ -163,7 +163,7 @@ def _rarest(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> np.ndarray:
 
 
 def _tangent(s: np.ndarray, t: np.ndarray, c: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return (epsilon, delta) from the tangents of x^(1 + c) at e^s and e^-t, rounded up; valid for any s > -t."""
+    """Return (epsilon, delta), rounded up, from the tangents of x^(1 + c) at e^s and e^-t. They hold for any s > -t."""
     alpha, x = 1.0 + c, s + t
     grown, shrunk = _log_mean(c * x), _log_mean(alpha * x)
     epsilon = s + shrunk - grown

@@ -93,10 +93,10 @@ def dp_sgd(
     length of the run by one of `steps` and `epochs`: `q = batch_size / dataset_size`, and `steps = ceil(epochs / q)`.
     With "cyclic_poisson" q is larger by the factor ``groups``, since a batch is drawn from one group.
 
-    "cyclic_poisson" covers every banded strategy whose columns have norm at most 1, such as
-    ``strategies.Banded(bands, steps)``, by ``ceil(steps / groups)`` Poisson sampled Gaussians. If `groups` does not
-    divide `steps`, `MatrixMechanism` gives a smaller epsilon for ``Banded``. The group of a record must not depend on
-    other records.
+    For "cyclic_poisson" the answer is that of ``ceil(steps / groups)`` Poisson sampled Gaussians. It is a bound for
+    every banded strategy whose columns have norm at most 1, such as ``strategies.Banded(bands, steps)``. If `groups`
+    does not divide `steps`, `MatrixMechanism` gives a smaller epsilon for ``Banded``. The group of a record must not
+    depend on other records.
 
     Parameters
     ----------
@@ -161,10 +161,10 @@ def dp_sgd(
 
 
 def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: str = "") -> dict[str, Any]:
-    """Add the `sampling_probability` and the `steps` to the numbers of a run; refuse contradictions.
+    """Return the numbers of a run with `sampling_probability` and `steps` added. Refuse numbers that contradict others.
 
-    `unknown` names the number that is solved for, which is not in `given`. No steps are added if `unknown` is the
-    sampling probability and `epochs` are given.
+    `unknown` names the number for which a calibration solves. It is not in `given`. If it is the sampling probability
+    and `epochs` are given, no steps are added.
 
     >>> found = described({"batch_size": 30, "dataset_size": 100, "epochs": 2}, "shuffled", unknown="noise_multiplier")
     >>> found["slots"], found["sampling_probability"], found["steps"]
@@ -185,7 +185,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
     if rule.in_turns:
         reason = "or blocks of one record overlap, for which no bound is known; train with more groups or fewer bands"
         require_at_most("bands", np.asarray(checked["bands"]), "groups", groups, reason)
-        fields["groups"] = _plain(np.maximum(groups, checked["bands"]))  # `groups` in the common shape
+        fields["groups"] = _plain(np.maximum(groups, checked["bands"]))  # equals `groups`, broadcast against `bands`
     if "batch_size" in fields:
         batch = np.asarray(check("batch_size", fields["batch_size"], COUNT if rule.of_one_size else POSITIVE))
         size = np.asarray(checked["dataset_size"])
@@ -195,7 +195,8 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
             require_at_most("batch_size", batch, "dataset_size / groups", size / groups, remedy)
         fields["sampling_probability"] = _plain(np.minimum(groups * batch / size, 1.0))
         if rule.in_passes:
-            # a loader may drop a smaller last batch: an epoch then has one step less, and `steps` make more epochs
+            # A loader may drop a smaller last batch. An epoch then has one step less, and the given `steps` are more
+            # epochs. So the quotient is rounded down if no epochs are given.
             dropped = rule.of_one_size and "epochs" not in fields
             whole = np.floor(size / batch * (1.0 + ROUNDING)) if dropped else np.ceil(size / batch * (1.0 - ROUNDING))
             fields["slots"] = _plain(np.maximum(whole, 1.0))
@@ -220,7 +221,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
 
 
 def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) -> dict[str, Any]:
-    """Select from `fields` the arguments of `dp_sgd` for a batch rule; leave out numbers that `dp_sgd` computes."""
+    """Return those of `fields` that `dp_sgd` needs as arguments for a batch rule, without numbers that it computes."""
     rule = RULES[rule_name(sampling)]
     needs = (*rule.needs(group), *(["groups"] if rule.in_turns else []))
     rate = () if "batch_size" in needs else ("sampling_probability",)
