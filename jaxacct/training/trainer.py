@@ -75,7 +75,7 @@ class Trainer:
     method : {"auto", "vmap", "ghost"}, as for ``clipped_sum``.
     micro_batch : the number of examples (or users) processed at a time.  It limits the memory and changes nothing but
         rounding.  By default at most 64.
-    examples_per_user : if the plan's unit is "user", and only then: the largest number of a user's examples that a step
+    examples_per_user : only for a plan whose unit is "user": the largest number of a user's examples that a step
         uses.  If a user has more, each step uses a fresh random subset.  The mean of their gradients is clipped to
         norm C.
     rngs : whether the loss is called as (params, example, key), for dropout and augmentation.  The key depends on the
@@ -87,13 +87,13 @@ class Trainer:
         prefix of the parameters; or a type of nnx variables.  All else is frozen: it is not clipped, gets no noise, is
         unknown to the optimizer, and must not come from the private data.  By default everything is trained, with two
         exceptions: of an nnx module only the nnx.Param are trained, and of parameters with `lora` only the adapters.
-    private_loss : a PrivateLoss: the mean loss of every step is released too, and handed to the optimizer as ``value``.
+    private_loss : a PrivateLoss.  Each step then also releases a noisy mean loss, given to the optimizer as ``value``.
     mesh : a jax.sharding.Mesh whose devices share each step: devices of one process, or of all processes under
-        `jax.distributed`.  Examples, or users, are divided among its devices.  One key draws one batch on meshes of all
-        sizes.
+        `jax.distributed`.  Examples, or users, are divided among its devices.  The batch that a key draws does not
+        depend on the size of the mesh.
     shard : with a mesh, the layout of the parameters and the optimizer's state.  "data", the default: every device
-        has all of them.  "fsdp": each device has a part, and parts are gathered during a step.  Or a PartitionSpec for
-        each parameter, or for groups of parameters, as a prefix of the parameters.
+        has all of them.  "fsdp": each device has a part, and parts are gathered during a step.  Or a pytree of
+        PartitionSpecs, one for each parameter or for each group of parameters: a prefix of the parameters.
 
     Raises
     ------
@@ -139,7 +139,7 @@ class Trainer:
         self.optimizer, self.plan, self.method = optimizer, plan, method
         self.adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
         self.clip_norm = clip_norm.initial if isinstance(clip_norm, AdaptiveClip) else clip_norm
-        sensitivity(self.clip_norm)  # refuses a bad clip norm
+        sensitivity(self.clip_norm)  # raises InputError for a bad clip norm
         if (plan.unit == "user") != (examples_per_user is not None):
             raise InputError(
                 f"examples_per_user = {examples_per_user!r:.40} does not go with unit = {plan.unit!r} of the plan; "
@@ -150,7 +150,7 @@ class Trainer:
         largest = plan.cap or max(segment.expected_batch_size for segment in plan.segments)
         default = max(min(64 // (most or 1), int(np.ceil(largest))), 1)
         self.micro_batch = default if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
-        for segment in plan.segments:  # refuses releases that leave no room for the gradients
+        for segment in plan.segments:  # raises InputError if count and loss alone would cost what a step may cost
             numbers_at(plan, segment.start, self.adaptive, private_loss)
         taps = plan.taps(0)
         if taps is not None and (self.adaptive is not None or private_loss is not None):
@@ -205,9 +205,9 @@ class Trainer:
         return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""), rest)
 
     def norm_methods(self, params: PyTree, data: PyTree) -> dict[str, str]:
-        """Return how each parameter's norms are found: {path: "ghost", "vmap" or "none"}.
+        """Return how the norm of each parameter's gradient is found: {parameter's path: "ghost", "vmap" or "none"}.
 
-        The attribute ``reason`` of "vmap" or "none" says why it is not "ghost".
+        Each word has an attribute ``reason``, which says why the word is not "ghost".
         """
         most = self.examples_per_user
         if isinstance(data, Source):
@@ -246,9 +246,9 @@ class Trainer:
         ----------
         state : the result of `init` or of an earlier `fit`.
         data : pytree of arrays with the plan's dataset_size examples along the first axis; they are kept on the device.
-            Or a Source, which loads each batch during the previous step.  A NumPy memory map is read as a Source,
-            except on a mesh: there every process gives all rows, and reads the rows of its own devices.  From a Source
-            each process loads whole batches.
+            Or a Source, which loads each batch during the previous step.  Without a mesh a NumPy memory map is read as
+            a Source.  On a mesh every process must be given the map of all rows, and reads the rows of its own devices;
+            from a Source every process loads whole batches.
         users : if the plan's unit is "user", the user of each example: an integer from 0 to dataset_size - 1.  The data
             are then any number of examples.
         ledger : an open Ledger, or the path of a new or existing one.  Every step is in the ledger, on the disk, before
@@ -263,25 +263,25 @@ class Trainer:
         progress : whether to show a line with rate, time left and an upper bound of epsilon; None shows it only on a
             terminal.
         by : the name of whoever runs the training, for the ledger.
-        log : the receiver of a record of every step: a function, which is called with the record, a dict; or the path
-            of a file of JSON lines.  A resumed run appends to this file.  A record holds an upper bound of epsilon so
-            far.  Most of a record is *not* private, and says so.  Once a second the new records are put out together;
-            the last ones come before the fit ends.  The function's result is ignored, and a function that raises is not
-            called again: values that are not private must not end a run (jaxacct/training/run/README.md, "The log").
+        log : where the records of steps go: a function, which is called with each record (a dict); or the path of a
+            file of JSON lines.  A resumed run appends to this file.  A record holds an upper bound of epsilon so far.
+            Its values that are *not* private are under "not_private".  New records are put out once a second, and at
+            the end of the fit.  The function's result is ignored, and a function that raises is not called again, since
+            values that are not private must not end a run (jaxacct/training/run/README.md, "The log").
         log_every : number of steps from one record to the next.
-        note_ahead : the largest number of steps that are noted in the ledger at once; with 1 each step is noted by
-            itself.  By default a hundredth of the plan's steps.  Fewer are noted at once if that keeps notes
-            below 5 % of the time.  Until a run that was cut off is resumed, steps that were noted but not taken count.
-            Steps from a Source, and steps of passes, are noted one by one.
+        note_ahead : the largest number of steps that one write enters into the ledger, by default (and at most) a
+            hundredth of the plan's steps.  A write enters fewer steps if writing then takes below 5 % of the time.  If
+            a run is cut off, steps that were entered but not taken count as spent until the run is resumed.  Steps from
+            a Source, and steps of passes, are entered one by one.
         evaluate : (params, public_data) -> a number, or a dict of numbers, such as a validation loss.  It is called
             after every `eval_every` steps and after the plan's last step.  The values are in ``state.evaluations`` and
             in the log.  They may be published, and cost nothing if the run goes to its end.  Each call counts as a look
-            at outputs: if the run ends early, its whole plan counts (jaxacct/training/README.md, "Evaluations").
+            at outputs: if the run ends early, its whole plan is spent (jaxacct/training/README.md, "Evaluations").
         public_data : the data of ``evaluate``.  Giving them here declares them public: they hold no record that the
             guarantee protects, and nothing that was computed from one.
         eval_every : number of steps from one evaluation to the next.
-        score : with an early stop in the plan, (params, example) -> a number that is clipped to [0, 1] (NaN counts as
-            0), such as whether the prediction is right.  The sum over ``validation`` decides when the run ends.  No
+        score : only for a plan with an early stop: (params, example) -> a number, such as whether the prediction is
+            right, clipped to [0, 1] (NaN counts as 0).  The sum over ``validation`` decides when the run ends.  No
             callback and no evaluation is called after the step at which the early stop ends the run.
         validation : private examples along the first axis, at most 2^20; they may be training data or others.
 
@@ -302,9 +302,9 @@ class Trainer:
         if state.step:
             self.plan.require_noise_of(state.plan)
         elif state.past is not None:
-            state = replace(state, past=None)  # another trainer made these noise buffers, which are still 0
+            state = replace(state, past=None)  # the noise buffers are still 0, so this trainer makes its own
         where, private = self.placement, data
-        if where.mesh is None:  # on a mesh each device reads its own rows
+        if where.mesh is None:  # on a mesh a memory map stays a map, since each process reads its own rows only
             data = source_of_mapped(data)
         self._check_data(data, users)
         callbacks, evaluations = list(callbacks), None
@@ -331,7 +331,7 @@ class Trainer:
             if store is not None and (found := last_checkpoint(store, state, carried, where.digest)) is not None:
                 state = self._state(found, rest)
                 carried = where.carried(state, found.carried.params)
-            state.lineage.root.key  # noqa: B018 - refuses a state without one
+            state.lineage.root.key  # noqa: B018 - raises InputError if the state has no key
             where.processes.decide(functools.partial(require_ledger, state.history, ledger))
             start = (self.rule, self.plan, carried, state.lineage, state.step, data, rest)
             with waiting(None, "steps: tracing the step", progress if where.processes.first else False):
@@ -347,7 +347,7 @@ class Trainer:
             if judge is not None:
                 judge.begin(carried.params, rest, given)
             if found is not None and found.session not in (b"", program.session):
-                # unknown steps may have followed the checkpoint, so its whole plan counts
+                # unknown steps may have followed the checkpoint, so the whole plan of the checkpoint counts as spent
                 state = replace(state, history=state.history.whole())
             with run_log(*looks, state) as told:
                 noted = open_run_ledger(where.processes, ledger, state, self.plan, by, ahead)
@@ -375,7 +375,7 @@ class Trainer:
         told: RunLog,
     ) -> State:
         plan, step, scores = self.plan, state.step, state.scores.values
-        # the reason to stop, unless another comes first; a run that an early stop has ended takes no further step
+        # why the run ends, unless the loop finds another reason; a run that an early stop has ended takes no more steps
         stopped = state.stopped if state.stopped == "early_stop" and judge is not None else "finished"
         carried, line, stretches = program.carried, program.line, state.history.stretches
         partition = program.advance(line, step)[2] if step < plan.steps else ""
@@ -391,8 +391,8 @@ class Trainer:
             if ledger is not None:
                 ledger.seen(plan, step, looked)
 
-        # One of several processes may look at outputs that the others do not look at. It cannot write the entry alone,
-        # so all processes write the entry before any of them looks.
+        # One of several processes may look at outputs that the others do not look at.  A process cannot write into the
+        # ledger alone, so all processes together write that outputs were seen, before any of them looks.
         alone = processes.count == 1
         looks, noted, noted_until = Looks(state.seen, see if alone else lambda: None), alone, step
 
@@ -405,7 +405,7 @@ class Trainer:
         begins, ended = step < plan.steps and stopped != "early_stop", None if ledger is None else ledger.ended
         if store is not None and begins and not program.goes_on(found, ledger is not None):
             saved = now(session=program.session)
-            store.save(saved)  # this precedes the first release, so that a run can be replayed after a crash
+            store.save(saved)  # saved before the first release, so that a run can be repeated after a crash
         if begins and step < until:
             with waiting(None, "steps: compiling the step", progress if processes.first else False):
                 program.begin(line, step, until)
@@ -434,7 +434,7 @@ class Trainer:
                 rule = plan.early_stop
                 if judge is not None and rule is not None and step % rule.numbers[1] == 0 and step < plan.steps:
                     scores = (*scores, judge(carried.params))
-                    # a second answer "end" would cost again, so a repeated run ends at the step where it ended before
+                    # a second answer "end" would cost again, so a repeated run ends at the step in the ledger, `ended`
                     if rule.ends(scores, line.root.key, line.chain) if ended is None else step == ended:
                         if ledger is not None:
                             ledger.stopped_early(plan, step)
@@ -468,10 +468,10 @@ class Trainer:
             refused = isinstance(error, InputError) and step == state.step
             if ledger is not None and step and not refused:
                 _whatever_fails(functools.partial(ledger.cut_off, plan, step))
-            # of several processes perhaps only one has the error, and none can write a checkpoint by itself
+            # With several processes no checkpoint is written: perhaps only one has the error, and none can write alone.
             if store is not None and alone and program.keeps_after(error):
                 line = line._replace(seal=digest_of(carried))
-                with contextlib.suppress(InputError):  # the original error says more
+                with contextlib.suppress(InputError):  # drop an error of the save: the original error says more
                     store.save(now(session=program.goes_on_as))
                     say(f"cut off after step {step}; its checkpoint is written")
             raise
@@ -481,9 +481,9 @@ class Trainer:
         line = line._replace(seal=digest_of(carried))
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
-            store.save(last)  # without a session, since no step was released after this checkpoint
+            store.save(last)  # `session` is left out, since no step was released after this checkpoint
         if ledger is not None and stopped == "early_stop":
-            ledger.stopped_early(plan, step)  # the run may have ended before it had a ledger
+            ledger.stopped_early(plan, step)  # perhaps the run had no ledger yet when the early stop ended it
         return self._state(last, program.frozen, tuple(evaluations))
 
     def _called(self, callbacks: list[Callable[[State], Any]], view: State, looks: Looks) -> bool:
@@ -497,7 +497,7 @@ class Trainer:
             looks.now = None
 
     def _state(self, found: Checkpoint, frozen: Untrained | None, evaluations: Sequence[Evaluation] = ()) -> State:
-        """Return the `State` of a checkpoint, with the whole model."""
+        """Return the `State` of a checkpoint, whose params are the trained and the frozen parameters together."""
         trained, opt_state, clip_norm, not_finite = found.carried
         past = Past(opt_state.past, clip_norm) if isinstance(opt_state, Correlated) else None
         rest = (found.lineage, found.history, self.plan, found.stopped, found.seen, past, evaluations)
@@ -515,7 +515,7 @@ class Trainer:
 
 
 def _whatever_fails(note: Callable[[], Any]) -> None:
-    """Note a look at outputs while another error propagates; if the look cannot be noted, print a line that says so."""
+    """Call `note`, which writes that outputs were seen, after another error.  If `note` fails, print how it failed."""
     try:
         note()
     except InputError as error:

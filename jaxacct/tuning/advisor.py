@@ -103,8 +103,8 @@ class Advice:
     def best(self, noise: float | None = None) -> Option:
         """Return the option with the most candidates; among equals, the option with the least noise.
 
-        `noise` is the largest `released_noise` allowed; leave it out for advice at a given noise multiplier.  If no
-        option is left, this raises InputError.
+        `noise` is the largest `released_noise` allowed, by default infinity.  If every option is infeasible or has more
+        noise, this raises InputError.
         """
         limit = math.inf if noise is None else float(check("noise", noise, POSITIVE))
         left = [one for one in self.options if one.status != "infeasible" and one.released_noise <= limit]
@@ -125,16 +125,16 @@ class Advice:
         return optional_package("pandas", "a DataFrame").DataFrame([dataclasses.asdict(one) for one in self.options])
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        """Draw the options as a picture (.png, .svg, .pdf): their released noise, or their E[K] if it was solved for.
+        """Draw a picture (.png, .svg, .pdf) of the options' released noise, or of E[K] if E[K] was solved for.
 
-        It needs matplotlib.
+        This needs matplotlib.
         """
         from jaxacct.plots import style
 
         place = Path(path)
         style.check_picture(place)
         of_noise = self.solved == "noise_multiplier"
-        named: dict[str, list[tuple[float, float]]] = {}  # for every split, search and law, the points of a line
+        named: dict[str, list[tuple[float, float]]] = {}  # {label of a line (split, search, law): points of the line}
         for one in self.options:
             if one.status != "infeasible":
                 split = one.split if not of_noise or one.split == "everything" else f"{one.split} of {one.share:g}"
@@ -203,7 +203,7 @@ def advise(
 
     Options are the product of `shares`, `variants` (for shares below 1), `families` and `candidates`.  All runs have
     the same rate and number of steps.  So a run on a share q of the data has q times the expected batch size of a run
-    on all data.  Candidates on all data may come in rounds, where each round's winner is public, or be adaptive.  The
+    on all data.  With share 1 the search may also have rounds, each with a public winner, or be adaptive.  The
     computation takes some seconds for each option.
 
     Parameters
@@ -218,7 +218,7 @@ def advise(
         run.  With a smaller share they are trained on a Poisson sample, and a final run follows.
     variants : "rest" or "all": the final run trains on the data outside the sample, or on all data.
     families : families of laws of K: "geometric", "poisson", "logarithmic", "truncated_negative_binomial".
-    eta : > -1.  The family "truncated_negative_binomial" needs it; without this family it is refused.
+    eta : > -1, the eta of the family "truncated_negative_binomial".  Give eta if, and only if, this family is compared.
     rounds : numbers of rounds to compare (`tune_in_rounds`); 1 means i.i.d. candidates without rounds. `candidates` and
         the answers count the candidates of all rounds together.
     adaptive : whether to include the search `Adaptive`: a fixed number of candidates, each of which may depend on the
@@ -228,8 +228,8 @@ def advise(
     Returns
     -------
     Advice
-        All epsilons are certified upper bounds (exact worst case over scores), for adding or removing one record, and
-        none exceeds the target.  The status is "infeasible" if no noise, or no E[K], meets the target.
+        Every epsilon is a certified upper bound for adding or removing one record, whatever the scores are, and is at
+        most the target.  The status is "infeasible" if no noise, or no E[K], meets the target.
 
     References
     ----------
@@ -264,7 +264,7 @@ def advise(
         solve, known = task.noise, np.atleast_1d(check("candidates", candidates, MEAN)).tolist()
     else:
         solve, known = task.candidates, [check_one("noise_multiplier", noise_multiplier, POSITIVE, ONE_TARGET)]
-    # only candidates on all data come in rounds: candidates on a sample are followed by a final run
+    # a final run follows candidates on a sample, so only candidates on all data may come in rounds
     ways = [
         Way(split, share, family, eta, number)
         for split, share in splits
@@ -293,7 +293,7 @@ def law_of_mean(family: str, mean: float, eta: float | None = None) -> Law:
     from scipy.optimize import brentq
 
     law = lambda x: TruncatedNegativeBinomial(shape, 1.0 / (1.0 + math.exp(x)))
-    # at gamma near 1 the mean is near 1; the mean grows without limit as gamma falls
+    # the bracket holds every mean > 1: at x = -30 gamma and mean are near 1, and the mean grows without limit with x
     return law(brentq(lambda x: math.log(float(law(x).mean) / mean), -30.0, 80.0, xtol=1e-13))
 
 
@@ -335,7 +335,7 @@ class Task:
     steps: int
 
     def epsilon(self, way: Way, mean: float, sigma: float) -> float:
-        """Return the certified upper bound of epsilon of the whole tuning."""
+        """Return the certified upper bound of the whole tuning's epsilon at E[K] = `mean`, noise multiplier `sigma`."""
         run, law = dp_sgd(sigma, self.rate, self.steps), way.law(mean)
         if way.split != "everything":
             tuning, final = plans.profile_of_tuning(run, law, self.delta), plans.profile_of_run(run, self.delta)
@@ -345,7 +345,7 @@ class Task:
         return float(found.epsilon.upper)
 
     def noise(self, way: Way, mean: float) -> Option:
-        """Return the option with the least noise for an E[K]."""
+        """Return the option with E[K] = `mean` and the least noise that meets the target."""
         mean = float(math.ceil(mean)) if way.family == FIXED else mean
         upper = functools.cache(lambda sigma: self.epsilon(way, mean, sigma))
         try:
@@ -359,7 +359,7 @@ class Task:
         upper = functools.cache(lambda mean: self.epsilon(way, mean, sigma))
         several = lambda means: np.array([upper(mean) for mean in means.tolist()])
         limits, start = (way.least, LARGEST_MEAN), max(4.0, 2.0 * way.least)
-        # the search ends if at most 5e-5 of the target is unspent, or if 1 % more candidates miss the target
+        # the search ends if at most 5e-5 (rtol / 2) of the target is unspent or 1 % (closest) more candidates miss it
         mean = least_private(several, self.target, start, limits, falls=False, rtol=1e-4, closest=0.01)
         if math.isnan(mean):
             return self._option(way, way.least, sigma, None, False)
@@ -380,12 +380,12 @@ class Task:
 
 
 def _sum(law: Law, count: int) -> Law:
-    """Return the law of the sum of `count` draws of K, without negligible tails; only costs are estimated from it."""
+    """Return the law of the sum of `count` draws of K.  It lacks far tails, so use it only to estimate costs."""
     if count == 1:
         return law
     if isinstance(law, Poisson):
         return Poisson(count * law.mean)
-    most = int(min(float(law.quantile(1.0 - 1e-9)), 2**20))  # a round hardly ever has more candidates
+    most = int(min(float(law.quantile(1.0 - 1e-9)), 2**20))  # a larger K is rare and is left out
     mass = np.asarray(law.probability(np.arange(most + 1.0)))
     size = count * most + 1
     total = np.maximum(np.fft.irfft(np.fft.rfft(mass / mass.sum(), 2 * size) ** count, 2 * size)[:size], 0.0)

@@ -1,4 +1,4 @@
-"""Training of K candidates, and the choice of the best by a ranking that is the same for every K.
+"""Training of K candidates, and the choice of the best by a ranking that does not depend on K.
 
 Candidates of a space are trained side by side, in chunks whose shapes do not depend on K.  A chunk runs the trainer's
 step under vmap, and each candidate has a key of its own.  Candidates of an adaptive search are trained one after the
@@ -88,7 +88,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Search in place of a space: a function proposes each candidate from all candidates that were tried before.
+    """Search without a space of configurations: a function proposes each candidate, given all candidates tried before.
 
     Bayesian optimisation, successive halving, hill climbing and warm starts are adaptive searches.  Candidates are
     trained one after the other and always count as adaptive, ``candidates="adaptive"``.  The guarantee covers the whole
@@ -98,7 +98,7 @@ class Adaptive:
     Parameters
     ----------
     propose : (history, key) -> config.  The history is a tuple of `Tried`, in order; the key is a JAX key for random
-        choices.  The function must not look at the data in any other way.  A config maps names to numbers and words.
+        choices.  The function must not look at the data in any other way.  A config maps names to numbers and strings.
 
     References
     ----------
@@ -135,7 +135,7 @@ class Secret:
         return hmac.digest(self._root, purpose + number.to_bytes(8, "little"), "sha256")
 
     def choice(self, purpose: bytes, number: int, size: int) -> int:
-        """Return a whole number below `size`, all equally likely."""
+        """Return a random integer from 0 to size - 1, each equally likely, for one purpose and candidate."""
         return int.from_bytes(self.root(purpose, number)[:16], "little") * size >> 128
 
     def key(self, purpose: bytes, number: int = 0) -> Any:
@@ -144,7 +144,7 @@ class Secret:
 
 
 def truncated(law: Law, most: int) -> Categorical:
-    """Return the law of K, conditioned on K <= most, with exact probabilities.  `tune` needs such a law with `pad`.
+    """Return the law of K, conditioned on K <= most.  With a `pad`, `tune` needs such a law: K must not exceed the pad.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def truncated(law: Law, most: int) -> Categorical:
 
 
 def require_pad(law: Law, space: Any, pad: int | None) -> None:
-    """Raise InputError if a `pad` is given, and K can exceed the pad or is public."""
+    """Raise InputError if K can exceed `pad`, the number of candidates that are always trained, or if K is public."""
     if pad is None:
         return
     if isinstance(space, Adaptive):
@@ -217,9 +217,9 @@ def selected(
     value: Callable[[Any, int], float],
     together: int = CANDIDATES_PER_CALL,
 ) -> tuple[list[Found], list[dict[str, Any]]]:
-    """Draw K, train K candidates, and return the best `top` of them, best first, and all configurations.
+    """Draw K and train K candidates.  Return (the best `top` of them, best first; the configurations).
 
-    The first configuration depends on no data.
+    The configurations have a first element even if K is 0, and this first configuration depends on no data.
 
     kind_of : (config, number) -> a kind, any hashable value.  Candidates of equal kinds are trained together.
     group : (kind, configs) -> a `Group`, the function that trains some candidates of this kind.
@@ -262,7 +262,7 @@ def best_few(
     """Train and score all candidates, and return the best `top` of the first `count`.
 
     ``group(kind)`` trains the candidates of a kind, in chunks of `together` candidates.  Copies of the last candidate
-    fill up a chunk, so that all programs have equal shapes.  If one of the best candidates raised an exception, it is
+    fill up a chunk, so that all programs have equal shapes.  A candidate among the best that raised an exception is
     left out, and no other candidate takes its place.
     """
     members: dict[Hashable, list[int]] = {}
@@ -277,7 +277,7 @@ def best_few(
                 some = numbers[start : start + together]
                 filled = some + [some[-1]] * (together - len(some))
                 for number, result in zip(some, _results(run, some, filled), strict=True):
-                    # candidates beyond K are scored, so that the time does not reveal K, and are then dropped
+                    # candidates beyond K are dropped, but only after scoring, so that the time does not reveal K
                     one = _scored(number, result, value)
                     best = _best([*best, one] if number < count else best, top)
                 done += len(some)
@@ -296,7 +296,7 @@ def several(
     def run(numbers: Sequence[int]) -> list[Any]:
         firsts = [init(secret.key(b"init", number)) for number in numbers]
         params = jax.tree.map(lambda *x: np.stack([np.asarray(a) for a in x]), *firsts)
-        # words and None are equal in all configs of the call, and `train` has them already
+        # `train` was made for the strings and None that all these configs share, so it gets only their numbers
         names = [name for name, x in configs[numbers[0]].items() if not (x is None or isinstance(x, str))]
         columns = {name: np.array([configs[number][name] for number in numbers]) for name in names}
         done = jax.device_get(train(params, columns, key_words([secret.root(b"train", n) for n in numbers])))
@@ -343,10 +343,10 @@ def require_side_by_side(
     private_loss: PrivateLoss | None = None,
     **_: Any,
 ) -> None:
-    """Raise InputError for a plan or setting that `side_by_side` refuses; tunings call this before they spend."""
+    """Raise InputError for arguments that `side_by_side` refuses.  Tunings call this before they spend privacy."""
     choice("method", method, METHODS)
     adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
-    sensitivity(adaptive.initial if adaptive else clip_norm)  # refuses anything but a clip norm
+    sensitivity(adaptive.initial if adaptive else clip_norm)  # raises InputError for a bad clip norm
     if plan.sampling in WITH_NOISE:
         raise InputError(f"sampling = {plan.sampling!r} is not supported side by side; train by a Trainer each")
     for name, usual in UNUSUAL.items():
@@ -355,7 +355,7 @@ def require_side_by_side(
             raise InputError(f"{word} is not supported side by side; train each candidate by a Trainer")
     if micro_batch is not None:
         check("micro_batch", micro_batch, COUNT)
-    for segment in plan.segments:  # refuses releases that leave no room for the gradients
+    for segment in plan.segments:  # raises InputError if count and loss alone would cost what a step may cost
         gradient_noise(segment.noise_multiplier, segment.expected_batch_size, adaptive, private_loss)
 
 
@@ -373,11 +373,11 @@ def side_by_side(
 ) -> Callable[[Any, Mapping[str, Any], Any, Any], Any]:
     """Make a function (params, configs, keys, data) -> params that trains n candidates of one plan at once.
 
-    Each candidate runs the trainer's DP-SGD over all steps of the plan, with batches and noise from its own key.  A
-    single candidate costs ``plan.mechanism``.  Candidates may differ in numbers that change neither shapes nor privacy:
-    the numbers that ``make_optimizer`` reads, and the clip norm.
+    Each candidate runs the trainer's DP-SGD over all steps of the plan, with batches and noise from its own key.  One
+    candidate costs as much privacy as ``plan.mechanism``.  Candidates may differ in numbers that change neither shapes
+    nor privacy: the numbers that ``make_optimizer`` reads, and the clip norm.
 
-    The function makes no selection private: the parameters of all candidates are n releases.  `tune` keeps one.
+    The parameters of all n candidates are n private releases.  `tune` instead releases only the best candidate.
 
     Parameters
     ----------
@@ -425,7 +425,7 @@ def side_by_side(
         rest: Untrained | None,
         drawn: tuple[Any, Any],
     ) -> Carried:
-        """Return a candidate's state after steps `start` to `stop - 1`, given the noise on counts and losses."""
+        """Return a candidate's state after steps `start` to `stop - 1`.  `drawn` is the noise on counts and losses."""
         rule = StepRule(loss_fn, make_optimizer(config), plan.sampling, size, method, adaptive, plan.cap)
         step = private_step(replace(rule, rngs=bool(rngs), private_loss=private_loss))
         root = jax.random.wrap_key_data(words, impl=CHACHA20)
@@ -454,7 +454,7 @@ def side_by_side(
     steps = jax.jit(jax.vmap(one, (None, None, 0, 0, 0, None, 0, 0)))
 
     def drawn(roots: np.ndarray, start: int, stop: int) -> tuple[Any, Any]:
-        """Return all candidates' noise on counts and on losses in some steps; None for either that is not released."""
+        """Return all candidates' noise on counts and on losses in the steps; None for each that is not released."""
         found: list[Any] = []
         for root in roots:
             keys = host_fold_in(host_fold_in(root, STEP_STREAM), np.arange(start, stop)).T
@@ -504,7 +504,7 @@ def key_words(roots: Sequence[bytes]) -> np.ndarray:
 
 
 def _room(plan: Plan) -> int:
-    """Return the size of a micro-batch, at most 96 examples; equal ones make up a batch of nearly the largest size."""
+    """Split a batch that is rarely exceeded into equal micro-batches of at most 96 examples.  Return their size."""
     largest = max(plan.segments, key=lambda segment: segment.expected_batch_size)
     expected, q = largest.expected_batch_size, largest.sampling_probability
     spread = 0.0 if plan.sampling in OF_ONE_SIZE else 3.0 * np.sqrt(expected * (1.0 - q))

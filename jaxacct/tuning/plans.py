@@ -1,7 +1,7 @@
-"""Plans of whole tunings: each solves for the noise with which the whole search for the winner meets one target.
+"""Plans of whole tunings: each plan finds the noise at which the whole search for the winner meets its target.
 
-Every plan checks a request, searches for one number (`least_noise`), and keeps the guarantee that holds at that number.
-A `SubsetPlan` represents the tuning and the final run by pairs of finite distributions that dominate them
+Every plan checks its arguments, searches for one number (`least_noise`), and has the guarantee at the number found.
+A `SubsetPlan` represents the tuning and the final run by one dominating pair of finite distributions each
 (`selection.subset_privacy.product`).
 """
 
@@ -271,7 +271,7 @@ class Setting:
 
     @property
     def epochs(self) -> float:
-        """Passes over the records of the run."""
+        """Number of passes that a run makes over its records."""
         return self.sampling_probability * self.steps
 
 
@@ -327,7 +327,7 @@ class SubsetPlan:
 
     def __post_init__(self) -> None:
         choice("variant", self.variant, VARIANTS)
-        # the sampler realises shares in this range exactly
+        # floats from 2^-11 to 1 are multiples of 2^-64, so the sampler draws with exactly the given share
         drawn = Constraint("use a share of the records such as 0.1", 2.0**-11, 1, upper_open=True)
         rate, steps = _checked(self, share=drawn, noise_ratio=POSITIVE)
         target, delta, law = self.target_epsilon, self.target_delta, self.repetitions
@@ -411,7 +411,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float) -
         (LEAST_NOISE, LARGEST_NOISE),
         falls=True,
         rtol=2e-3,
-        margin=1e-5,  # relative difference between two evaluations of `epsilon` at the same noise
+        margin=1e-5,  # relative difference that two evaluations of `epsilon` at the same noise may have
     )
     if math.isnan(found):
         raise InputError(f"target_epsilon = {target!r} is met by no noise up to {LARGEST_NOISE:g}; raise the target")

@@ -133,14 +133,14 @@ def numbers_at(
 
 @functools.lru_cache(maxsize=1)
 def _thresholds(plan: Any) -> np.ndarray:
-    """Return the thresholds of a plan's records, of shape (3, dataset_size)."""
+    """Return the `sampler.threshold` of every record of a plan, as an array of shape (3, dataset_size)."""
     found = sampler.threshold(plan.require_rates())
-    found.setflags(write=False)  # one step may still read this array when the next step is sent
+    found.setflags(write=False)  # the array is cached, and a write would change steps that still read it
     return found
 
 
 def draws(segment: Any, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None, words: Any) -> tuple[Any, Any]:
-    """Return (noise on a step's count, noise on its loss), drawn from `words`, with None for what is not released."""
+    """Return a step's noise on the count of unclipped members and on the private loss; None for each not released."""
     expected = segment.expected_batch_size
     own = lambda release: None if release is None or words is None else release.draw(words, expected)
     return own(adaptive), own(private_loss)
@@ -161,10 +161,10 @@ class StepRule:
     rngs: bool = False
     has_aux: bool = False
     private_loss: PrivateLoss | None = None
-    buffers: int = 0  # the number of buffers of the correlated noise
+    buffers: int = 0  # the number of buffers of the correlated noise; 0 for independent noise
 
     def begin(self, params: Any) -> Any:
-        """Return the optimizer's state before the first step; with correlated noise, the noise's zero buffers, too."""
+        """Return the optimizer's state before the first step, with zero buffers if the noise is correlated."""
         own = self.optimizer.init(params)
         if not self.buffers:
             return own
@@ -176,7 +176,7 @@ class StepRule:
         return jax.tree.map(lambda p: jnp.zeros((self.buffers, *jnp.shape(p)), dtype), params)
 
     def member_loss(self, frozen: Untrained | None) -> Callable[[Any, tuple[Any, ...]], Any]:
-        """Return a function (trained, member) -> (loss, Seen); a member is (data[, key]) of one example or user."""
+        """Return a function (trained, member) -> (loss, Seen).  A member (example, user) is (data,) or (data, key)."""
         arrays = lambda *given: jax.tree.map(jnp.asarray, self.loss_fn(*given))
         single = lambda *given: split_loss(arrays(*given), self.has_aux)
         each = single if self.examples_per_user is None else mean_over_examples(single)
@@ -190,7 +190,7 @@ class StepRule:
 
 
 class Sums(NamedTuple):
-    """Sums over the members of a batch so far: the clipped gradients, the number of members, losses and aux."""
+    """Sums over the members added so far: their clipped gradients, their number, and their losses and aux (`Seen`)."""
 
     clipped: Clipped
     members: Any
@@ -198,18 +198,18 @@ class Sums(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """Observations of a step's batch, for a log.  All but ``value`` are *not* private, and must decide nothing."""
+    """Values of a step's batch, for a log.  Only `value` is private.  No decision may depend on the other fields."""
 
-    loss: Any  # sum of the losses of the members that contribute, of which there are `members - not_finite`
-    aux: Any  # sum of aux over the same members
+    loss: Any  # sum of the losses of the contributing members, whose number is `members - not_finite`
+    aux: Any  # sum of aux over the contributing members
     members: Any  # number of members
     clipped: Any  # number of members whose gradient was clipped
     not_finite: Any  # number of members whose gradient is not finite and contributes nothing
-    value: Any  # the private loss, as the optimizer got it; None if none is released
+    value: Any  # the private loss that the optimizer got; None if no private loss is released
 
 
 def keys(words: Any, pass_words: Any) -> tuple[Any, Any]:
-    """Return the keys of a step and of its pass, from their words."""
+    """Return (key of a step, key of the step's pass), given the uint32 words of both keys."""
     key, pass_key = (jax.random.wrap_key_data(w, impl=CHACHA20) for w in (words, pass_words))
     return key, pass_key
 
@@ -234,7 +234,7 @@ def draw(rule: StepRule, key: Any, pass_key: Any, size: int, now: Numbers) -> sa
 
 
 def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Numbers) -> np.ndarray:
-    """Compute in NumPy, from the words of the keys, the members that `draw` selects, in the same order."""
+    """Return the indices that `draw` selects, in the same order, computed in NumPy from the words of both keys."""
     key, pass_key = (noise.host_stream(each, noise.SAMPLING) for each in (words, pass_words))
     if rule.sampling == POISSON:
         return sampler.host_poisson(key, size, now.threshold)
@@ -258,7 +258,7 @@ def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Nu
 
 
 def no_sums(rule: StepRule, carried: Carried, batch: Any, frozen: Untrained | None = None) -> Sums:
-    """Return zero sums, for a batch without members.  ``batch`` is as for `add`, or only its shapes and dtypes."""
+    """Return the `Sums` before any member is added.  Of `batch` (see `add`) only the shapes and dtypes are used."""
     params = carried.params
     dtype = _dtype_of_sums(params)
     nothing = Clipped(jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params), jnp.int32(0), jnp.int32(0))
@@ -281,7 +281,7 @@ def add(
     mask: Any,
     frozen: Untrained | None = None,
 ) -> Sums:
-    """Add one micro-batch to the sums: row i of `batch` is member `indices[i]` of all data, and counts if `mask[i]`."""
+    """Add a micro-batch to the sums.  Row i is member `indices[i]` of the data; it counts only if `mask[i]` is True."""
     members: tuple[Any, ...] = (batch,)
     if rule.rngs:  # a member's key depends on its number in the data, so every device computes the same key
         members += (jax.vmap(jax.random.fold_in, (None, 0))(noise.stream(key, noise.MODEL), indices),)
@@ -298,12 +298,12 @@ def release(
     now: Numbers,
     add_noise: Callable[[Any, Any, Any], Any] | None = None,
 ) -> tuple[Carried, Observed]:
-    """Hand the noisy mean of a whole batch to the optimizer.  Call this once for a step, with the step's own key."""
+    """Make a noisy mean of a batch's sums, and update the parameters with it.  Each step must have a key of its own."""
     optax = optional_package("optax", "training")
     params, opt_state, clip_norm, not_finite = carried
     summed, members, seen = sums
     found, groups = grouped(clip_norm, params)
-    norms = [found[group] for group in sorted(set(groups))]  # clip norms of frozen parts are left out
+    norms = [found[group] for group in sorted(set(groups))]  # parts without trained parameters get no noise
     std = deviation(now.gradient_noise, norms)
     with_noise = lambda tree: (add_noise or noise.add)(noise.stream(key, noise.NOISE), tree, std)
     if now.taps is None:
@@ -329,7 +329,7 @@ def release(
 
 
 def filtered(taps: Taps, fresh: Any, past: Any) -> tuple[Any, Any]:
-    """Return a step's noise and the next step's buffers, given independent noise and the present buffers."""
+    """Return a step's correlated noise and the next step's buffers, given independent noise and this step's buffers."""
 
     def one(z: Any, buffers: Any) -> tuple[Any, Any]:
         own, past, keep, of_sum, of_fresh = (jnp.asarray(each, z.dtype) for each in taps)
@@ -352,7 +352,7 @@ def sums_over(
     frozen: Untrained | None = None,
     first: Any = None,
 ) -> Sums:
-    """Return the sums over the drawn members; if `data` are a part of all data, its first record has number `first`."""
+    """Return the sums over the drawn members.  If `data` has a part of all members, `first` counts those before it."""
     most = rule.examples_per_user
 
     def rows(places: Any) -> tuple[Any, Any]:
@@ -373,9 +373,10 @@ def sums_over(
 
 
 def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
-    """Return the step as a pure function; a step's key must be used for this step alone.
+    """Return the step as a pure function, which gets the words of a step key and of a pass key.
 
-    All steps of a pass or round have the same pass key; with groups or a fixed order, all steps of the run have it.
+    Each step must have its own step key.  All steps of a pass or round must have the same pass key.  If the batch rule
+    has groups or a fixed order, all steps of the run must have the same pass key.
     """
 
     def step(
@@ -390,15 +391,15 @@ def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
 
 
 class Seen(NamedTuple):
-    """A member's values besides its gradient, or their sums over contributing members.  They are *not* private."""
+    """Loss and aux of one member, or their sums over all members that contribute.  Both are *not* private."""
 
     loss: Any
-    bounded: Any  # the loss in units of `PrivateLoss`; 0 if no private loss is released
+    bounded: Any  # the clipped loss in units of bound/1024 (`PrivateLoss`); 0 if no private loss is released
     aux: Any  # what the loss function returns besides the loss, or an empty tuple
 
 
 def mean_over_examples(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return (params, (examples, weights)[, key of the user]) -> weighted mean of loss_fn over the examples."""
+    """Return (params, (examples, weights)[, key]) -> weighted mean of loss_fn over the examples of one user."""
 
     def loss(params: Any, user: tuple[Any, Any], *key: Any) -> Any:
         examples, weights = user
@@ -494,7 +495,7 @@ class Averaged(NamedTuple):
 
 
 def averaged(optimizer: Foreign, decay: float = 0.9999) -> Foreign:
-    """Return the optimizer, with a moving average of the parameters in its state; its updates do not change.
+    """Return an optimizer that makes the same updates and also keeps a moving average of the parameters in its state.
 
     After step t the average is d a + (1 - d) p, with a the previous average, p the new parameters, and
     d = min(decay, (1 + t)/(10 + t)).  With this d the initial parameters soon lose their weight.  The average depends

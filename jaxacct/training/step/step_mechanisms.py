@@ -1,4 +1,4 @@
-"""Releases of training steps as mechanisms.  Equal releases are counted: a run is a few releases and their counts."""
+"""Releases of training steps as mechanisms.  A run is a table of its distinct releases and how often each is made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
 """Batch rules whose release is a pass or round, in which a record has at most one batch; under ORDER, the whole run."""
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
 """Batch rules that draw the batch of each record anew for every pass.  Groups, in contrast, are drawn once a run."""
-WITH_NOISE = (CYCLIC, ORDER)  # rules whose steps may share noise, since a record's steps lie far enough apart
+WITH_NOISE = (CYCLIC, ORDER)  # rules that keep two steps of a record far apart, so that steps may share noise
 UNSAMPLED = (FIXED, ORDER)  # rules that put each record into exactly one batch of every pass
 OF_ONE_SIZE = (WITHOUT_REPLACEMENT, *UNSAMPLED)  # rules whose batches all have the same number of records
 INSTEAD = {
@@ -54,7 +54,7 @@ STAYS = {
 
 
 def require_kept(fact: str, kept: bool) -> None:
-    """Refuse to go on with a run unless a fact of `STAYS` is the same as in the steps so far."""
+    """Raise InputError unless `kept`, which says whether a `fact` of `STAYS` is the same as in the steps so far."""
     if not kept:
         raise InputError(f"{fact} must be the same as in the steps so far: {STAYS[fact]}")
 
@@ -67,12 +67,12 @@ class Turn(NamedTuple):
     noise_multiplier: float
 
     def follows(self, last: Turn | None) -> bool:
-        """Return whether `last` is the step just before this one, with as many groups and no more noise."""
+        """Return whether `last` is the step before this one, with equally many groups and at most this step's noise."""
         before = (self.step - 1, self.groups)
         return last is not None and last[:2] == before and last.noise_multiplier <= self.noise_multiplier
 
     def alone(self) -> Release:
-        """Return a release in which all records take part; it covers a step whose shared noise has an unknown past."""
+        """Return one more release, at rate 1, to count for this step if it does not follow (`follows`) the last one."""
         return Release(CYCLIC, self.noise_multiplier, 1.0)
 
 
@@ -81,7 +81,8 @@ class Release(NamedTuple):
 
     The sampling_probability is the rate of a step.  For a pass over fixed batches it is 1.  For a round of random
     allocation it is 1 divided by the number of slots.  For a pass of cyclic Poisson sampling it is the rate within a
-    group, or 1 if the pass of a step is not known.  Such a release also covers the noise that later steps share.
+    group, or 1 if the pass of a step is not known.  The release of a step or pass also covers the effect of its records
+    on later steps that share its noise.
     """
 
     sampling: str
@@ -94,31 +95,31 @@ class Release(NamedTuple):
 def single(
     sampling: str, noise_multiplier: Any, sampling_probability: Any, cap: Any = 0, dataset_size: Any = 0
 ) -> Mechanism:
-    """Return one release as a mechanism; the numbers may be arrays."""
+    """Return the mechanism of one release.  The numbers may be arrays; the mechanism is then a batch."""
     base = Gaussian(noise_multiplier)
     if sampling == WITHOUT_REPLACEMENT:
         return SampledWithoutReplacement(base, sampling_probability)
     if sampling == TRUNCATED:
-        # the sampler's exact rate, a multiple of 2^-64: with a cap a lower rate may leak more
+        # the sampler rounds the rate down to a multiple of 2^-64; with a cap this lower rate may leak more, so use it
         rate = np.floor(np.ldexp(np.asarray(sampling_probability, np.float64), 64)) * 2.0**-64
         return TruncatedPoissonSampled(base, rate, dataset_size=dataset_size, cap=cap)
     if sampling == ALLOCATION:
         return RandomAllocation(base, nearest_slots(sampling_probability))
     if sampling in UNSAMPLED and np.ndim(sampling_probability) == 0:
-        return ShuffledBatches(base, 1)  # the upper bounds are the same for every number of batches
-    # the rates may be an array, in which a rate of 0 stands for no release
+        return ShuffledBatches(base, 1)  # the upper bounds do not depend on the number of batches, so 1 serves for all
+    # rules in UNSAMPLED come here only with an array of rates, in which 0 stands for "no release"
     if sampling in (POISSON, *UNSAMPLED, CYCLIC):
         return PoissonSampled(base, sampling_probability)
     raise InputError(f"sampling = {sampling!r:.40} has no accounting; use one of {', '.join(SAMPLING)}")
 
 
 def release_of_pass(sampling: str, noise_multiplier: float, sampling_probability: float) -> Release:
-    """Return the release of a pass, from its least noise multiplier and the share of the data in a batch."""
+    """Return the release of a pass, given the least noise multiplier of its steps and their sampling probability."""
     return Release(sampling, noise_multiplier, 1.0 if sampling in UNSAMPLED else sampling_probability)
 
 
 def composed(counts: Mapping[Release, int], rates: Any = None) -> Mechanism:
-    """Compose all releases.  With `rates`, one for each record, return a batch: one mechanism for each rate."""
+    """Compose each release as often as `counts` says.  With `rates`, return a batch, one mechanism for each rate."""
     own = lambda release: release if rates is None else (*release[:2], rates)
     parts = [repeat(single(*own(release)), count) for release, count in counts.items() if count]
     if not parts:
@@ -134,7 +135,7 @@ def prefixes(counts: Sequence[Mapping[Release, int]]) -> Mechanism:
         number = np.array([each.get(release, 0) for each in counts], np.float64)
         rate: Any = release.sampling_probability
         if not number.all():
-            rate = np.where(number > 0, rate, 0.0)  # a release sampled at rate 0 leaks nothing
+            rate = np.where(number > 0, rate, 0.0)  # a count of 0 becomes rate 0, at which a release leaks nothing
         mechanism = single(release.sampling, release.noise_multiplier, rate, *release[3:])
         parts.append(repeat(mechanism, np.maximum(number, 1.0)))
     if not parts:
