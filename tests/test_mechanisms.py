@@ -464,3 +464,15 @@ def test_a_mechanism_that_says_nothing_of_its_pair_is_only_bounded():
 
     one = Newcomer()
     assert one.kind_under("add_or_remove_one") == ja.PoissonSampled(one, 0.1).kind == ja.repeat(one, 3).kind == "bound"
+
+
+@pytest.mark.filterwarnings("ignore:the lattice engine failed")
+def test_noise_beyond_float64_is_no_privacy():
+    """1/scale is infinite. The finite pair lost all its masses and released nothing: epsilon was 0."""
+    laplace, gauss = ja.Laplace(5e-324), ja.Gaussian([5e-324, 1.0])
+    left_out = ja.SampledWithoutReplacement(laplace, 0.3)
+    assert ja.epsilon(left_out, 1e-5, relation="replace_one").upper == np.inf
+    assert ja.delta(left_out, 1.0, relation="replace_one").upper >= 0.3
+    assert ja.delta(ja.PoissonSampled(laplace, 0.3), 1.0).upper >= 0.3
+    found = ja.delta(ja.SampledWithReplacement(gauss, 4, 100), 1.0)
+    assert found.upper[0] == 1.0 and 0.0043 < found.lower[1] <= found.upper[1] < 0.0044

@@ -338,3 +338,13 @@ def test_above_threshold_stops_and_refuses():
     assert "sensitivity = 0 must be >= 1" in refusal(samplers.SparseVector, 1, 0, sensitivity=0)
     assert "alpha = -1 must be >= 0" in refusal(above.failure, -1, 10)
     assert above.privacy == ja.PureDP(5.0)
+
+
+def test_choices_whose_noise_is_beyond_float64_are_refused():
+    """A scale of 0 made probabilities NaN."""
+    for make, given in (
+        (samplers.ExponentialChoice, (1e300, 1e-300)),
+        (samplers.GaussianNoisyMaxChoice, (1e-300, 1e-300)),
+    ):
+        assert "= 0.0 must be >= 1e-290" in refusal(make, *given)
+    assert "finite" in refusal(samplers.NoisyMaxChoice, 1e-300, sensitivity=1e300)

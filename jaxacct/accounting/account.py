@@ -410,7 +410,7 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
     # "add", whose losses are bounded.
     rising = (parts.mu > 0) | (np.any(parts.gauss_n > 0, axis=1) & (parts.sign > 0))
     of_gaussians = np.where(rising & (left is not None), np.inf, 0.0)
-    at_largest = np.where(unbounded, of_gaussians, np.maximum(2.0 * largest - above, 0.0))
+    at_largest = np.where(unbounded, of_gaussians, np.fmax(2.0 * largest - above, 0.0))
     low = np.where(edge, np.where(exactly, at_largest, 0.0), low)
     sure = finite >= wrong  # whether delta is surely at least the mass at infinity; if not, epsilon may be infinite
     mid, high = np.where(edge, np.where(unbounded | ~sure, np.inf, [largest, above]), [mid, high])

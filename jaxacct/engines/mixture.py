@@ -74,7 +74,8 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row | None] | 
     for count, leaf in flat(mechanism.validated()):
         counts = np.broadcast_to(count, shape).reshape(-1)
         if isinstance(leaf, OfGaussianMixtures) and not leaf.ordinary():
-            found = leaf.branches(relation)
+            with np.errstate(over="ignore", invalid="ignore"):
+                found = leaf.branches(relation)
             if found is None:
                 return None
             own = batch_shape(leaf)

@@ -35,7 +35,7 @@ def largest_loss(parts: Components) -> LargestLoss:
     if parts.laplace_n.shape[1] + parts.finite_n.shape[1] == 0:
         return LargestLoss(np.zeros(parts.sign.shape), np.zeros(parts.sign.shape))
     rate = parts.laplace_q
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         up = log_mixture(1.0 / parts.laplace_scale, rate)
         down = -log_mixture(-1.0 / parts.laplace_scale, rate)
         laplace = parts.laplace_n * np.where(parts.sign[:, None] > 0, up, down)
@@ -46,7 +46,7 @@ def largest_loss(parts: Components) -> LargestLoss:
         units = [32.0] * laplace.shape[1] + [LARGEST_LOSS_UNITS] * finite.shape[1]  # relative errors / ROUNDOFF
         total = sum(terms)
         above = total + ROUNDOFF * sum(unit * np.abs(x) for unit, x in zip(units, terms, strict=True))
-    return LargestLoss(np.maximum(total, 0.0), np.where(np.isnan(above), np.inf, np.maximum(above, 0.0)))
+    return LargestLoss(np.fmax(total, 0.0), np.where(np.isnan(above), np.inf, np.maximum(above, 0.0)))
 
 
 def limits(quantity: str, parts: Components, target: np.ndarray, slack: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -27,6 +27,9 @@ LEAST_SQUARE = 1e-280
 """Smallest sum of squares that is used. A smaller sum may have lost digits to underflow, and its inverse may be inf."""
 TOO_MANY = "must be <= 2**53; so many are not accounted for", "{:.6g}".format
 """Message that refuses a number of steps, and the function that writes this number."""
+LARGEST_GAP = 1e-3
+"""If the masses of a finite law add up to less than 1 by this much, the part may reveal everything. If those of a law
+for lower ends add up to more than 1 by this much, the part releases nothing."""
 
 
 class Components(NamedTuple):
@@ -142,7 +145,8 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
     shape = batch_shape(mechanism)
     refuse_tracers("components", "jaxacct.kernels.contour", mechanism=mechanism)
     checked = mechanism.validated()
-    counted = checked.expand_below(relation, direction) if below else checked.expand(relation, direction)
+    with np.errstate(over="ignore", invalid="ignore"):  # numbers beyond float64 make no law, which is seen below
+        counted = checked.expand_below(relation, direction) if below else checked.expand(relation, direction)
     size = int(np.prod(shape, dtype=np.int64))
 
     mu2, mu = np.zeros(size), np.zeros(size)
@@ -162,6 +166,12 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
     gauss, laplace = noise
 
     (loss, mass, infinity), n = _columns(counted, FinitePart, shape)
+    total = mass.sum(axis=2) + infinity
+    with np.errstate(invalid="ignore"):
+        law = np.isfinite(loss).all(axis=2) & (total <= 1.0 + LARGEST_GAP if below else total >= 1.0 - LARGEST_GAP)
+    if not law.all():  # numbers beyond float64, such as 1/scale
+        loss, mass = (np.where(law[:, :, None], each, 0.0) for each in (loss, mass))
+        infinity = np.where(law, infinity, 0.0 if below else 1.0)
     rho, xi = _concentrated(counted, shape)
     if rho.any() or xi.any():
         together = sample_pair(concentrated_pair(rho, xi), np.asarray(1.0), direction)

@@ -25,6 +25,7 @@ from jaxacct.core.validation import (
     COUNT,
     DELTA,
     POSITIVE,
+    Constraint,
     InputError,
     broadcast_shape,
     check,
@@ -35,6 +36,9 @@ from jaxacct.core.validation import (
 from jaxacct.engines import devices
 from jaxacct.mechanisms import ApproximateDP, GaussianNoisyMax, PartitionSelection, PureDP
 from jaxacct.samplers.exact_draws import bernoulli_exp, discrete_laplace, generator, rational, round_up, whole
+
+SCALE = Constraint("give utilities and sensitivity in other units", 1e-290, 1e290)
+"""Scales of noise that neither vanish beside utilities of that size nor overflow."""
 
 
 class _PureChoice:
@@ -50,6 +54,7 @@ class _PureChoice:
 
     def __post_init__(self) -> None:
         _check_fields(self, "epsilon", "sensitivity")
+        check("sensitivity / epsilon", self.scale, SCALE)
 
     @property
     def privacy(self) -> PureDP:
@@ -197,6 +202,7 @@ class GaussianNoisyMaxChoice:
 
     def __post_init__(self) -> None:
         _check_fields(self, "noise_multiplier", "sensitivity")
+        check("noise_multiplier * sensitivity", self.noise_multiplier * self.sensitivity, SCALE)
 
     def privacy(self, delta: float, candidates: int) -> ApproximateDP:
         """Return an (epsilon, delta)-DP guarantee of one choice among `candidates`, from `ja.GaussianNoisyMax`."""
