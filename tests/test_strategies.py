@@ -243,3 +243,13 @@ def test_column_normalised_is_the_best_banded_matrix(n, bands):
     gap = np.abs(gradient)[(lag > 0) & (lag < bands)] @ (1.0 + np.abs(x))[(lag > 0) & (lag < bands)]
     assert strategy.error == pytest.approx(np.trace(sums @ inverse @ sums.T) / n, rel=1e-9)
     assert 0.0 <= gap < 1e-5 * strategy.error
+
+
+def test_the_repr_of_a_strategy_shows_the_numbers_that_it_was_given():
+    """Two matrices of one size looked alike. Numbers that are searched for follow from the other fields."""
+    searched = strategies.Banded(2, steps=16)
+    given = strategies.Banded(2, steps=16, coefficients=(1.0, 0.3))
+    assert repr(searched) == "Banded(bands=2, steps=16, epochs=1)"
+    for each in (searched, given, searched.for_steps(8), strategies.BLT(1, steps=8, scales=(0.5,), decays=(0.5,))):
+        assert eval(repr(each), vars(strategies)) == each
+    assert len(repr(strategies.ColumnNormalised(2, steps=64, diagonals=np.ones((2, 64)).tolist()))) < 1000

@@ -125,7 +125,7 @@ class Identity(ToeplitzStrategy):
     coefficients: ClassVar = (1.0,)  # type: ignore[misc]  # the same for every Identity
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Banded(ToeplitzStrategy):
     """The banded Toeplitz matrix of least mean squared error of the prefix sums; its first column has norm 1.
 
@@ -160,7 +160,7 @@ class Banded(ToeplitzStrategy):
         _store_column(self, "coefficients", found, self.bands)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BLT(ToeplitzStrategy):
     """A buffered linear Toeplitz matrix. Its first column is c_0 = 1, c_j = sum_k scales_k decays_k^(j-1).
 
@@ -217,7 +217,7 @@ class BLT(ToeplitzStrategy):
         return 2.0 * (self.buffers + 8) * ROUNDOFF * (1.0 + sum(self.scales))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BandedInverse(ToeplitzStrategy):
     """The Toeplitz matrix C whose inverse has p bands.
 
@@ -303,7 +303,7 @@ def require_range(name: str, values: np.ndarray) -> None:
     refuse_where(bad, name, values, "must be 0 or of size 1e-100 to 1e100; scale the matrix and the noise alike")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ColumnNormalised(Strategy):
     """The banded matrix with columns of norm 1 whose prefix sums have the least mean squared error.
 

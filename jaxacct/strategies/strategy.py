@@ -6,8 +6,8 @@ import itertools
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -19,6 +19,8 @@ MOST_PATTERNS = 4000
 """All participation patterns are compared if there are at most this many, as in runs of a dozen steps."""
 MOST_ENTRIES = 2**25
 """The worst pattern is searched for only if C^T C has at most this many entries, which take some 1 GB of memory."""
+MOST_SHOWN = 800
+"""`repr` cuts a field's text that is longer than this, some 40 numbers."""
 STEPS = Constraint("use a number of steps that a run can take", 1, 10**6, integral=True)
 
 
@@ -177,15 +179,25 @@ class Strategy(ABC):
 
     steps: int
     epochs: int
+    _given: tuple[str, ...] = ()  # the optional numbers of the matrix that were not searched for
 
     def __post_init__(self) -> None:
         """Check the fields. With `steps` = 0 there is no matrix yet; a `Plan` later calls `for_steps` to make one."""
+        given = tuple(one.name for one in fields(cast(Any, self)) if not one.repr and np.size(getattr(self, one.name)))
+        object.__setattr__(self, "_given", given)
         if type(self.steps) is int and self.steps == 0:
             return
         object.__setattr__(self, "steps", int(check_one("steps", self.steps, STEPS, "a strategy is for one run")))
         store_whole(self, "epochs")
         require_divisor(self.epochs, self.steps)
         self._settle()
+
+    def __repr__(self) -> str:
+        """Return the call that makes the strategy, without the numbers that it searches for; long ones are cut."""
+        shown = [one.name for one in fields(cast(Any, self)) if one.repr or one.name in self._given]
+        texts = [f"{name}={getattr(self, name)!r}" for name in shown]
+        cut = [text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..." for text in texts]
+        return f"{type(self).__name__}({', '.join(cut)})"
 
     @abstractmethod
     def _settle(self) -> None:
