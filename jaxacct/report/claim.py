@@ -31,7 +31,7 @@ CLAIMABLE = ("certified", "bound")
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """An answer, the mechanism that the answer is about, and the reason against claiming it, if there is one.
+    """An answer, the mechanism that the answer is about, and the reason against claiming the answer, if there is one.
 
     The claim states the upper end of the answer:
 
@@ -45,10 +45,10 @@ class Claim:
     relation : the neighbouring relation.
     bounds : the bracket of one configuration; None where there is no answer.
     mechanism : the mechanism of the claim; None where no single mechanism describes it.
-    happened : whether something was released; False for a plan or a configuration, which only say what would be.
-    trouble : a reason against the claim, besides what `bounds` shows; empty if there is none.
+    happened : whether a run took place; False for a plan, a mechanism or a row of a sweep, which only describe a run.
+    trouble : a reason against the claim that `bounds` does not show; empty if there is none.
     profile : tuple of (epsilon, delta), or None
-        Points of the privacy profile.  The risks are read from them if the mechanism itself does not give the risks.
+        Points of the privacy profile.  If they are given, the risks follow from these points, not from `mechanism`.
 
     Raises
     ------
@@ -81,17 +81,17 @@ class Claim:
 
     @property
     def upper(self) -> float:
-        """The upper end of the bracket, which a claim may use; NaN where there is no bracket."""
+        """The upper end of `bounds`; NaN if `bounds` is None."""
         return math.nan if self.bounds is None else float(self.bounds.upper)
 
     @property
     def kind(self) -> str:
-        """The kind of statement of the bounds; empty where there are no bounds."""
+        """The `kind` of `bounds`, such as "certified"; empty if `bounds` is None."""
         return "" if self.bounds is None else str(self.bounds.kind)
 
     @property
     def status(self) -> str:
-        """The status of the bounds; empty where there are no bounds."""
+        """The `status` of `bounds`, such as "ok"; empty if `bounds` is None."""
         return "" if self.bounds is None else str(self.bounds.status)
 
     @property
@@ -106,5 +106,5 @@ class Claim:
 
     @property
     def may_be_claimed(self) -> bool:
-        """Whether there is no `trouble`, and the answer is ok, has a finite `upper`, and needs no assumption."""
+        """Whether `trouble` is empty, the status is ok, `upper` is finite, and the kind is one of `CLAIMABLE`."""
         return self.obstacle == ""

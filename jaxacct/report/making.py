@@ -1,4 +1,4 @@
-"""Makes the page on a claim. The page's parts are in the order in which the person who signs it reads them."""
+"""Make the page that states a privacy claim. The page's parts stand in the order in which the signer reads them."""
 
 from __future__ import annotations
 
@@ -61,13 +61,14 @@ def report(
     ----------
     subject : path, Ledger, Plan, Table, Mechanism, or the DataFrame that a sweep returned
         A path leads to a ledger, to the result of a sweep (.csv or .parquet), or to a plan or a mechanism as JSON.
-        The epsilon of a ledger is derived again from its entries, and the epsilon of a row from its parameters.
+        For a ledger, epsilon is derived again from the ledger's entries.  For a sweep, the answer of each row is
+        derived again from the row's parameters.
     out : the file to write the page to, a path ending in .html or .md.  An existing file is replaced.
     delta : float in (0, 1), optional
-        The delta of the claim.  A mechanism needs it.  For a ledger the default is the delta of its last plan.  Other
-        subjects have their own delta.
-    rows : the numbers, from 0, of up to 20 rows of a sweep's result that the page describes in detail.  By default the
-        page describes the first 3 rows, and has the first 50 in a table.
+        The delta of the claim.  It is required for a mechanism.  For a ledger the default is the delta of its last
+        plan.  It is refused for a plan and for the result of a sweep, which state their own delta.
+    rows : the numbers, counted from 0, of the rows of a sweep's result that the page describes in detail, at most 20.
+        By default the page describes the first 3 rows in detail, and lists the first 50 rows in a table.
     prior : in (0, 1); the probability, before the output is seen, that the record was used.
     relation : the neighbouring relation of a mechanism, by default "add_or_remove_one".  Every other subject has its
         own relation.
@@ -127,7 +128,7 @@ class Report:
     claims : the claims that the page states in detail.
     readings : the risks of each claim; None for a claim whose risks were not derived.
     blocks : the pieces of the page, in order.
-    rows_not_claimed : number of rows of the table that no claim may use.
+    rows_not_claimed : number of rows of the page's table that must not be claimed.
 
     References
     ----------
@@ -160,7 +161,7 @@ class Report:
         return page.markdown(self.blocks)
 
     def write(self, out: str | os.PathLike[str]) -> None:
-        """Write the page to a file, as Markdown or HTML by its ending; raise InputError if that fails."""
+        """Write the page to the file `out`: Markdown if `out` ends in .md, else HTML.  Raise InputError on failure."""
         path = _page_path(out)
         text = self.to_markdown() if path.suffix.lower() == ".md" else self.to_html()
         with replacing(path) as temporary:
@@ -168,7 +169,7 @@ class Report:
 
 
 def _page_path(out: object) -> Path:
-    """Return the path of a page; refuse an object that is no path, an ending other than `ENDINGS`, and a folder."""
+    """Return `out` as a path. Refuse an object that is no path, an ending that is not in `ENDINGS`, and a folder."""
     path = out_path(out, "the page, such as 'report.html'")
     if path.suffix.lower() not in ENDINGS:
         raise InputError(f"{path}: a report must end in {', '.join(ENDINGS)}")
@@ -178,7 +179,7 @@ def _page_path(out: object) -> Path:
 
 
 def _refuse_same(subject: Any, out: Path) -> None:
-    """Refuse a page that would replace its own subject, such as a ledger whose name ends in .html."""
+    """Refuse to write the page over the file of its subject, such as a ledger whose name ends in .html."""
     path = getattr(subject, "path", None) if isinstance(subject, Ledger) else subject
     if not isinstance(path, str | bytes | os.PathLike):
         return
@@ -193,7 +194,7 @@ def _refuse_same(subject: Any, out: Path) -> None:
 def _blocks(
     subject: Subject, readings: Sequence[Readings | None], when: datetime, named: Sequence[tuple[str, str]]
 ) -> Iterator[page.Block]:
-    """Yield the pieces of the page.  `named` has the caller's words on model, organisation and contact."""
+    """Yield the pieces of the page.  `named` holds the model, organisation and contact, as pairs (name, text)."""
     path = safe(subject.path)
     yield page.Heading("Privacy report", 1)
     of = f"{subject.what}, {path}" if path else subject.what

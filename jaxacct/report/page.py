@@ -1,4 +1,4 @@
-"""The pieces of a page, each as HTML and as Markdown.  A piece holds plain text, and escapes it in its output."""
+"""The pieces of a page.  A piece holds plain text, and writes this text, escaped, as HTML or as Markdown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def markdown(blocks: Sequence[Block]) -> str:
 
 
 class Heading(NamedTuple):
-    """A title: of the page (level 1), of a section (level 2) or of a part of a section (level 3)."""
+    """The title of the page (level 1), of a section (level 2) or of a part of a section (level 3)."""
 
     text: str
     level: int = 2
@@ -51,7 +51,7 @@ class Paragraph(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """A claim, or the reason why there is none; `may` says whether the claim may be made."""
+    """A claim (`may` is True), or the reason why nothing may be claimed (`may` is False)."""
 
     label: str
     figure: str
@@ -167,6 +167,6 @@ def _plain(text: str) -> str:
 
 
 def _marked(text: str) -> str:
-    """Write plain text as Markdown; escape special characters of Markdown and HTML, and what would become a link."""
+    """Write plain text as Markdown. Escape special characters of Markdown and HTML, and what would start a link."""
     marked = re.sub(r"([\\`*_\[\]|~#]|:(?=//)|(?<=www)\.)", r"\\\1", text.replace("<=", "≤"))
     return escape(marked, quote=False)

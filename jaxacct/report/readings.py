@@ -31,18 +31,18 @@ class Readings(NamedTuple):
     """The largest success of any attacker.  The `upper` of each `Bounds` is a certified upper bound."""
 
     fpr: np.ndarray  # false-positive rates
-    tpr: Bounds  # the largest true-positive rate at each of them
+    tpr: Bounds  # the largest true-positive rate at each rate of `fpr`
     advantage: Bounds  # the largest difference between the true-positive rate and the false-positive rate
-    prior: float  # the probability, stated beforehand, that the record was used
-    posterior: Bounds  # the largest probability, given the prior, that an accusation at `FALSE_POSITIVE_RATES` is right
+    prior: float  # the probability, before the output is seen, that the record was used
+    posterior: Bounds  # at each of `FALSE_POSITIVE_RATES`, the largest probability that an accusation is right
     bayes_success: Bounds  # the largest probability, given the prior, that the attacker's guess is right
 
     def rate(self, fpr: float) -> float:
-        """Return the upper end of the true-positive rate at one of `FALSE_POSITIVE_RATES`."""
+        """Return the upper end of the true-positive rate at `fpr`, which is one of `FALSE_POSITIVE_RATES`."""
         return float(self.tpr.upper[np.flatnonzero(self.fpr == fpr)[0]])
 
     def as_bounds(self) -> Readings:
-        """Return the readings with lower ends 0: they then hold for every mechanism that leaks no more than this."""
+        """Return the readings with lower ends 0. They then hold for every mechanism that leaks at most as much."""
         tpr, advantage, posterior, success = (
             Bounds(np.zeros_like(b.upper), b.upper, b.upper, "bound", "ok", b.engine)
             for b in (self.tpr, self.advantage, self.posterior, self.bayes_success)
@@ -53,8 +53,8 @@ class Readings(NamedTuple):
 def readings_of(claim: Claim, prior: float) -> Readings | None:
     """Return the risks of a claim; None if nothing may be claimed, or if no finite risks follow from the claim.
 
-    If the claim states points of the privacy profile, the risks follow from these points.  For a selection they follow
-    from a few points of its profile, which is slow to compute.
+    If the claim states points of the privacy profile, the risks follow from these points.  If not, and the mechanism
+    is a selection, a few points of its profile are computed, because the whole profile would take too long.
     """
     if not claim.may_be_claimed:
         return None
@@ -64,7 +64,7 @@ def readings_of(claim: Claim, prior: float) -> Readings | None:
         at = np.array([0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0]) * epsilon if epsilon > 0.0 else np.zeros(1)
         points = tuple(zip(at.tolist(), np.asarray(profile(mechanism, relation).delta(at).upper).tolist(), strict=True))
     if points is not None:
-        both = relation not in ("add_one", "remove_one")  # whether the profile holds in both directions
+        both = relation not in ("add_one", "remove_one")  # `by_points` needs points that hold in both directions
         stand_in = by_points([*points, (epsilon, delta)]) if both else None
         found = None if stand_in is None else _read(stand_in, "add_or_remove_one", prior).as_bounds()
     else:
@@ -86,7 +86,8 @@ def _read(mechanism: Mechanism, relation: str, prior: float) -> Readings:
 def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
     """Return a mechanism that leaks at least as much, in both directions, as every mechanism with these profile points.
 
-    Points that bound nothing are left out; if none is left, return None.
+    Points that bound nothing are left out: those with infinite epsilon, with delta >= 1, or with a delta that is
+    not below the delta of a point at a smaller epsilon. Return None if no point is left.
     """
     kept: list[tuple[float, float]] = []
     for epsilon, delta in sorted(points):
@@ -95,7 +96,7 @@ def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
         if kept and delta >= kept[-1][1]:
             continue
         least = kept[-1][0] + 1e-4 if kept else 1e-4 if epsilon else 0.0
-        epsilon = max(epsilon, least)  # safe: a profile falls, so its delta at a smaller epsilon bounds delta here
+        epsilon = max(epsilon, least)  # may be raised, since delta of a profile never grows with epsilon
         kept.append((epsilon, delta))
     return PrivacyProfile([e for e, _ in kept], [d for _, d in kept]) if kept else None
 
@@ -147,8 +148,9 @@ def attacker_curve(readings: Readings) -> str:
 def _above(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the corners of a line that is nowhere below the rates of the best attacker.
 
-    The `points` are some of these rates.  The true-positive rate TPR only grows with the false-positive rate FPR, and
-    the quotient TPR/FPR only falls.
+    The `points` are pairs (FPR, TPR) of this attacker: false-positive rate and largest true-positive rate.  As FPR
+    grows, TPR never falls and TPR/FPR never grows.  So between two points, TPR is at most the TPR of the right point,
+    and at most FPR times the TPR/FPR of the left point.
     """
     found = [*points[:1]]
     for (fpr, tpr), (after, higher) in itertools.pairwise(points):

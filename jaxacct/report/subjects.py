@@ -69,19 +69,19 @@ class Subject:
     what: str  # the kind of subject, in words
     summary: str  # a sentence on what happened, or would happen
     claims: Sequence[Claim]  # the claims that the page states in detail
-    spent: Rows  # a table of all releases, or of a result's rows
+    spent: Rows  # a table of all releases, or of the rows of a sweep's result
     details: Sequence[Sequence[tuple[str, str]]]  # for each claim, (name, value) pairs of its settings
-    mechanisms: Sequence[Mechanism]  # all mechanisms of the subject, from which assumptions follow
-    assumed: Sequence[str]  # further assumptions
+    mechanisms: Sequence[Mechanism]  # all mechanisms of the subject; the page states their assumptions
+    assumed: Sequence[str]  # assumptions of the subject besides those of `mechanisms`
     verify: Sequence[str]  # command lines, or lines of Python, that check the claims
-    note: str = ""  # a limit of these checks
+    note: str = ""  # a text on what the checks in `verify` do not cover, or an empty text
     unit: str = "record"  # the unit in which neighbouring data sets differ, "record" or "user"
-    path: str = ""  # the file of the subject
-    sha256: str = ""  # the digest of this file
+    path: str = ""  # the file from which the subject was read; empty for an object
+    sha256: str = ""  # the SHA-256 digest of the file `path`
 
 
 def subject_of(source: Any, delta: float | None, rows: Sequence[int] | None, relation: str | None) -> Subject:
-    """Return the subject of an object or a file; refuse other arguments, and a file that changes while it is read."""
+    """Return the subject of an object or a file. Refuse options of another kind of subject, and a file that changes."""
     if is_frame(source):
         source = read_table(source)
     kind = _kind(source)
@@ -116,7 +116,7 @@ def subject_of(source: Any, delta: float | None, rows: Sequence[int] | None, rel
 
 
 def _kind(source: Any) -> str:
-    """Return a source's kind, "ledger", "result", "plan" or "mechanism"; a file of no other kind counts as a ledger."""
+    """Return the kind of a source: "ledger", "result", "plan" or "mechanism". A file of no other kind is a ledger."""
     for kind, word in ((Ledger, "ledger"), (Plan, "plan"), (Table, "result"), (Mechanism, "mechanism")):
         if isinstance(source, kind):
             return word
@@ -145,19 +145,19 @@ def _digest(path: str) -> str:
 
 
 def _quoted(path: str) -> str:
-    """Return a path quoted for a command line, with "./" before a leading "-", so that it is not read as an option."""
+    """Return a path quoted for a command line. A path "-x" becomes "./-x", since "-x" would be read as an option."""
     return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 def counted(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Rows:
-    """Return a table of at most `_MOST_RELEASES` releases; if some are cut, the caption says so."""
+    """Return a table of the first `_MOST_RELEASES` rows. If `rows` has more, the caption says so."""
     if len(rows) > _MOST_RELEASES:
         caption += f" The first {_MOST_RELEASES:,} of {len(rows):,} kinds are shown; epsilon counts all."
     return Rows(caption, header, rows[:_MOST_RELEASES])
 
 
 def _of_mechanism(mechanism: Mechanism, delta: float | None, relation: str, path: str) -> Subject:
-    """Return the subject of one configuration, at a delta."""
+    """Return the subject for one mechanism, whose epsilon at `delta` is claimed."""
     if delta is None:
         raise InputError("delta is missing; a mechanism has none of its own, give one such as 1e-5")
     at = check_one("delta", delta, DELTA, "a report has one")
@@ -168,7 +168,7 @@ def _of_mechanism(mechanism: Mechanism, delta: float | None, relation: str, path
         )
     bounds = account.epsilon(mechanism, at, relation=relation)
     claim = Claim("One release of the mechanism", "epsilon", at, relation, bounds, mechanism)
-    with np.printoptions(floatmode="unique"):  # show every digit
+    with np.printoptions(floatmode="unique"):  # print numbers with every digit
         texts = [safe(repr(m)) for m in (mechanism.inside() if isinstance(mechanism, Composed) else [mechanism])]
     parts = [[text if len(text) <= 600 else f"{text[:600]} ... (cut)"] for text in texts]
     ask = f'b = ja.epsilon(m, {at!r}, relation="{relation}")'
@@ -191,7 +191,7 @@ def _of_mechanism(mechanism: Mechanism, delta: float | None, relation: str, path
 
 
 def _made(mechanism: Mechanism) -> list[str]:
-    """Return lines of Python that make the mechanism again, to the last digit."""
+    """Return lines of Python that make the same mechanism, with every digit of its parameters."""
     text = mechanism.expression()
     if "..." not in text and len(text) <= _LONGEST_CODE:
         used = [f"from jaxacct import {room}" for room in ("selection", "strategies") if f"{room}." in text]
@@ -206,7 +206,7 @@ def _made(mechanism: Mechanism) -> list[str]:
 
 
 def _of_plan(plan: Plan, path: str) -> Subject:
-    """Return the subject of a plan that was not run, at the plan's delta."""
+    """Return the subject for a plan that was not run. The plan states the delta of the claim."""
     bounds, mechanism, profile = plan.epsilon, plan.mechanism, None
     if plan.repetitions is not None:
         mechanism = select(mechanism, plan.repetitions, candidates=plan.candidates)
@@ -226,7 +226,7 @@ def _of_plan(plan: Plan, path: str) -> Subject:
     if plan.early_stop is not None:
         releases.append([f"{safe(repr(plan.early_stop.mechanism))} all answers of the early stop", "", "", "1"])
     code = f"p = Plan.from_json(open({path or 'plan.json'!r}).read()); print(p.epsilon)"
-    if plan.filter is None and plan.repetitions is None:  # `ja.verify` covers no other plans
+    if plan.filter is None and plan.repetitions is None:  # `ja.verify` covers only such plans
         code += f'; print(ja.verify(p.mechanism, p.epsilon, delta=p.target_delta, relation="{plan.relation}"))'
     python = f"python -c {shlex.quote(f'import jaxacct as ja; from jaxacct.training import Plan; {code}')}"
     return Subject(
@@ -245,7 +245,7 @@ def _of_plan(plan: Plan, path: str) -> Subject:
 
 
 def _numbers_of_plan(plan: Plan) -> list[tuple[str, str]]:
-    """Return the plan's numbers; for several segments, batch size and noise multiplier are averages."""
+    """Return the plan's settings as (name, value) pairs. For several segments, batch size and noise are averages."""
     average = " (average)" if len(plan.segments) > 1 else ""
     facts = [
         (f"{plan.unit.capitalize()}s in the data", f"{plan.dataset_size:,}"),
@@ -266,7 +266,7 @@ def _numbers_of_plan(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _release(plan: Plan, what: str, release: Any, count: int) -> list[str]:
-    """Return the cells of a table's row for one kind of release and its count."""
+    """Return one row of a table: the kind of release, its noise multiplier, its sampling probability, and `count`."""
     numbers = repr(release.noise_multiplier), repr(release.sampling_probability), f"{count:,}"
     return [wording.about(plan.unit, f"{what}{SAMPLING[release.sampling]}"), *numbers]
 
@@ -293,7 +293,7 @@ def _assumed_of_plan(plan: Plan) -> list[str]:
 
 
 def _of_steps(plan: Plan) -> list[str]:
-    """Return the assumptions about a record's steps, about noise that steps share, and about an early stop."""
+    """Return the assumptions about which steps use a record, about noise that steps share, and about an early stop."""
     found = []
     if plan.groups is not None:
         found.append(wording.about(plan.unit, wording.TURNS).format(groups=plan.groups))
@@ -307,7 +307,7 @@ def _of_steps(plan: Plan) -> list[str]:
 
 
 def _of_ledger(ledger: Ledger, delta: float | None, path: str) -> Subject:
-    """Return the subject of a ledger at a delta; epsilon is derived again from the ledger's entries."""
+    """Return the subject for a ledger. Epsilon at `delta` is derived again from the ledger's entries."""
     at = ledger.plan.target_delta if delta is None else check_one("delta", delta, DELTA, "a report has one")
     names = list(ledger.runs)
     several = len(names) > 1
@@ -316,7 +316,7 @@ def _of_ledger(ledger: Ledger, delta: float | None, path: str) -> Subject:
     lines = [line for headers in ledger.headers.values() for line in headers]
     filtered = any(line.plan.filter for line in lines)
     profile = None
-    if filtered:  # a Renyi filter promises an epsilon at every delta
+    if filtered:  # a Renyi filter promises an epsilon at every delta: take points at several deltas
         promised = ((float(ledger.epsilon(float(d)).upper), float(d)) for d in _DELTAS)
         profile = tuple((e, d) for e, d in promised if np.isfinite(e))
     title = "All runs of the ledger together" if several else f"The run “{safe(names[0])}”"
@@ -345,7 +345,7 @@ def _of_ledger(ledger: Ledger, delta: float | None, path: str) -> Subject:
 
 
 def _target_kept(ledger: Ledger) -> list[tuple[str, str]]:
-    """Return the target of the last plan, and whether the ledger's epsilon is within it."""
+    """Return a pair (name, text) on the target of the last plan. The text says whether the ledger kept the target."""
     plan = ledger.plan
     if plan.target_epsilon is None:
         return [("Target of the plan", "none")]
@@ -363,11 +363,11 @@ def _refuse_open(path: str) -> None:
     except BlockingIOError:
         raise InputError(f"{path}: another process is writing it; make the report when the run has ended") from None
     except OSError:
-        return  # a file system without locks
+        return  # the file system has no locks, so that an open file cannot be noticed
 
 
 def _candidate(ledger: Ledger) -> str:
-    """Return the reason against a claim if the ledger has steps of a candidate of a private choice; else ""."""
+    """Return why nothing may be claimed if a run trained one candidate of a private choice. Otherwise return ""."""
     for name in ledger.runs:
         if (plan := ledger.choice(name)) is not None:
             return (
@@ -379,7 +379,7 @@ def _candidate(ledger: Ledger) -> str:
 
 
 def _spent(ledger: Ledger, delta: float) -> Rows:
-    """Return the table of all releases that count; for several runs, it also has each run's own epsilon."""
+    """Return the table of all releases that count. For several runs, a column shows the epsilon of each run."""
     several, plan, rows = len(ledger.runs) > 1, ledger.plan, []
     for name, spent in ledger.runs.items():
         taken, ahead = ledger.taken_and_ahead(name)
@@ -400,7 +400,7 @@ def _epsilon(bounds: Bounds) -> str:
 
 
 def _assumed_of_ledger(ledger: Ledger, delta: float) -> list[str]:
-    unit = ledger.plan.unit  # all runs of a ledger have one unit
+    unit = ledger.plan.unit  # the unit of every run, since all runs of a ledger have the same unit
     sizes = sorted({f"{line.plan.dataset_size:,}" for headers in ledger.headers.values() for line in headers})
     found = [
         *(wording.about(unit, text) for text in wording.TRAINING),
@@ -440,7 +440,7 @@ def _assumed_of_ledger(ledger: Ledger, delta: float) -> list[str]:
 
 
 def _seen(ledger: Ledger, name: str) -> str:
-    """Return a text that says why the ledger counts more steps of a run than were taken."""
+    """Return a text that says why the ledger counts more steps of a run than the run took."""
     looks, spent, plan = ledger.runs[name].looks, ledger.runs[name], ledger.headers[name][-1].plan
     text = f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. "
     if not ledger.headers[name][-1].told:
@@ -466,7 +466,7 @@ def _early(ledger: Ledger, name: str, delta: float) -> str:
 
 
 def _of_table(table: Table, rows: Sequence[int] | None, path: str) -> Subject:
-    """Return the subject of a sweep's result, whose rows are computed again; `rows`, from 0, are shown in detail."""
+    """Return the subject for a sweep's result. `rows` holds the numbers, from 0, of the rows to show in detail."""
     listed, detailed = _chosen(len(table), rows)
     claims = [_claim(table, row) for row in listed]
     stated = [claim for row, claim in zip(listed, claims, strict=True) if row in detailed]
@@ -490,7 +490,7 @@ def _of_table(table: Table, rows: Sequence[int] | None, path: str) -> Subject:
 
 
 def _chosen(size: int, rows: Sequence[int] | None) -> tuple[list[int], list[int]]:
-    """Return (numbers of the rows in the table, numbers of the rows that are shown in detail)."""
+    """Return (numbers of the rows that the page lists in a table, numbers of the rows that it shows in detail)."""
     if size == 0:
         raise InputError("the result has no rows; there is nothing to report")
     if rows is None:
@@ -510,7 +510,7 @@ def _chosen(size: int, rows: Sequence[int] | None) -> tuple[list[int], list[int]
 
 
 def _claim(table: Table, row: int) -> Claim:
-    """Return the claim of a row, computed again and compared with the file."""
+    """Return the claim of a row. The answer is computed again and compared with the answer in the file."""
     cells = {name: column[row] for name, column in table.columns.items()}
     quantity = "delta" if str(cells["quantity"]) == "delta" else "epsilon"
     asked = "epsilon" if quantity == "delta" else "delta" if str(cells["quantity"]) == "epsilon" else "target_delta"
@@ -541,10 +541,10 @@ def _claim(table: Table, row: int) -> Claim:
 
 
 def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
-    """Return (the file's bracket, ""), or (None, the objection) if the bracket is not valid."""
+    """Return (the bracket that the row states, ""), or (None, the reason) if this bracket is not valid."""
     low, middle, high = (float(cells[name]) for name in ("lower", "estimate", "upper"))
     kind, status = safe(str(cells.get("kind", ""))), str(cells.get("status", ""))
-    without = math.isnan(high) and not kind  # only a row without an answer has no kind
+    without = math.isnan(high) and not kind  # a row without an answer has no `upper` and no `kind`
     try:
         return Bounds(
             low, middle, high, "certified" if without else kind, status, safe(str(cells.get("engine", "")))
@@ -554,7 +554,7 @@ def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
 
 
 def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
-    """Compute a claim again; keep the larger of the file's and the new upper end.  Disjoint brackets allow no claim."""
+    """Compute a claim again, and claim the larger of both upper ends.  Set `trouble` if the brackets are disjoint."""
     assert claim.bounds is not None
     ask = account.delta if claim.quantity == "delta" else account.epsilon
     try:
@@ -594,7 +594,7 @@ def _overview(table: Table, listed: list[int], claims: list[Claim], stop: frozen
 
 
 def _cell(name: str, value: Any) -> str:
-    """Write a cell in full: a run with a rounded noise multiplier could cost more than the page says."""
+    """Write a cell with every digit: with a rounded noise multiplier, a run could cost more than the page says."""
     if isinstance(value, str):
         return safe(value) or "none"
     number = float(value)

@@ -137,12 +137,12 @@ CHOICE_NOTE = "The second program does not cover private choices. It leaves them
 
 
 def about(unit: str, text: str) -> str:
-    """Replace "record" by the unit in one of the package's own sentences; never pass text from a file."""
+    """Replace the word "record" by the unit. `text` must be a sentence of this package, not a text from a file."""
     return text.replace("record", unit)
 
 
 def mechanisms_in(mechanism: Mechanism) -> Iterable[Mechanism]:
-    """Yield a mechanism and all mechanisms inside it, but none inside a matrix mechanism, which has its own text."""
+    """Yield a mechanism and the mechanisms inside it. A matrix mechanism is not opened: its own assumption suffices."""
     yield mechanism
     for one in () if isinstance(mechanism, MatrixMechanism) else mechanism.inside():
         yield from mechanisms_in(one)
@@ -151,7 +151,7 @@ def mechanisms_in(mechanism: Mechanism) -> Iterable[Mechanism]:
 def assumptions(
     mechanisms: Iterable[Mechanism], kinds: Iterable[str], own: Iterable[str], unit: str = "record"
 ) -> list[str]:
-    """Return the subject's `own` assumptions, then those of its mechanisms and of the kinds of its answers."""
+    """Return the `own` assumptions of a subject, those of its `mechanisms`, and those of the `kinds` of its answers."""
     parts: list[Any] = [one for mechanism in mechanisms for one in mechanisms_in(mechanism)]
     parts += [one.participation for one in parts if isinstance(one, MatrixMechanism)]
     names = {type(one).__name__ for one in parts}
@@ -192,7 +192,7 @@ def in_words(claim: Claim) -> str:
     epsilon = claim.given if claim.quantity == "delta" else claim.upper
     given = repr(claim.given).removesuffix(".0")
     shown = {"epsilon": given, "delta": given, claim.quantity: up(claim.upper, 6)}
-    # the relative error of exp is below 1e-15, and exp overflows beyond 709
+    # 1e-15 covers the relative error of exp. From 700 on, e^epsilon stays a formula, because exp overflows at 709.
     times = up(math.exp(epsilon) * (1.0 + 1e-15), 4) if epsilon < 700.0 else f"e^{up(epsilon, 6)}"
     change = _CHANGE.get(claim.relation, _CHANGE["add_or_remove_one"]).format(times=times if epsilon else "1")
     would = "is" if claim.happened else "would be"

@@ -65,16 +65,16 @@ NARROW_ABSOLUTE = 1e-7
 
 
 class LogCharacteristic(NamedTuple):
-    """Logarithm of a characteristic function: `value` is complex, and `kind` is "estimate"."""
+    """Logarithm of the characteristic function of a privacy loss: `value` is complex, and `kind` is "estimate"."""
 
     value: np.ndarray
     kind: str
 
 
 class LossDistribution(NamedTuple):
-    """Distribution functions Pr[loss <= l] under P and under Q, each a certified Bounds.
+    """Brackets of the distribution functions Pr[loss <= l], in `p` under P and in `q` under Q.
 
-    For the direction "remove", P is the law with the record.
+    For the direction "remove", P is the law of the output with the record, and Q is the law without the record.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class Profile:
     """All representations of one mechanism (or batch) under one neighbouring relation, made by `ja.profile`.
 
     Arguments of the methods broadcast with the batch. Under `add_or_remove_one` each answer is the worse of the two
-    directions; `relation="remove_one"` or `"add_one"` gives one direction.
+    directions. Under `remove_one` or `add_one` an answer is about that direction only.
 
     Parameters
     ----------
@@ -119,25 +119,26 @@ class Profile:
     def delta(self, epsilon: ArrayLike) -> Bounds:
         """Compute the privacy profile: delta at any real eps, certified.
 
-        At eps = -x < 0 delta follows from the reverse direction: `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)`.
-        Source: Zhu, Dong and Wang (2022), Lemma 45.
+        At a negative eps = -x, delta is computed from delta of the reverse direction at x. With the hockey-stick
+        divergence H, `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)` [Zhu, Dong and Wang 2022, Lemma 45].
         """
         refuse_tracers("Profile.delta", "jaxacct.kernels.contour", epsilon=epsilon)
         return account.profile_at(self.mechanism, epsilon, relation=self.relation, **self._settings())
 
     def epsilon(self, delta: ArrayLike) -> Bounds:
-        """Compute the smallest eps >= 0 with delta(eps) <= `delta`, certified: the answer of `ja.epsilon`."""
+        """Compute the smallest eps >= 0 with delta(eps) <= `delta`, certified. `ja.epsilon` gives the same answer."""
         return account.epsilon(self.mechanism, delta, relation=self.relation, **self._settings())
 
     def tradeoff(self, fpr: ArrayLike) -> Bounds:
         """Compute the trade-off function f: the least false negative rate of a test with false positive rate `fpr`.
 
-        `f(a) = sup_eps {1 - delta(eps) - e^eps a}` over all real eps, with delta of this relation [Dong, Roth and Su
-        2022, Proposition 2.12]. Under add_or_remove_one f is the convex envelope of the minimum of the two
-        directions' trade-off functions. Both ends are certified: each slope gives a lower bound, and the convexity of
-        delta in e^eps gives an upper bound (jaxacct/representations/README.md). The status is
-        "width" if after up to four refinements the bracket is wider than 1e-7, and also wider than `rtol` times its
-        upper end. Of a guarantee only the lower end is known, and the status says how closely it was computed.
+        `f(a) = sup_eps {1 - delta(eps) - e^eps a}` over all real eps, where delta is this relation's profile [Dong,
+        Roth and Su 2022, Proposition 2.12]. Under add_or_remove_one f is the convex envelope of the minimum of the two
+        directions' trade-off functions. Both ends are certified: each eps gives a lower bound of f, and the convexity
+        of delta in e^eps gives an upper bound (jaxacct/representations/README.md). The status is "width" if after up
+        to four refinements of the grid of eps the bracket is wider than 1e-7, and wider than `rtol` times its upper
+        end. If the kind is not "certified", only an upper bound of delta is known. Then `lower` follows from this
+        bound, `upper` is 1 - fpr, and the status says whether `lower` was computed this closely.
         """
         fpr = check("fpr", fpr, PROBABILITY)
         f = _tradeoff(self, fpr)
@@ -157,9 +158,9 @@ class Profile:
     def cdf(self, loss: PyTree, direction: str = "remove") -> LossDistribution:
         """Compute distribution functions of the privacy loss log dP/dQ under P and Q, in one direction, certified.
 
-        Let E = e^loss and H(E) = delta(loss). `Q(L > loss) = -dH/dE` lies between difference quotients of the convex H,
-        and `P(L > loss) = H(E) + E Q(L > loss)`. The narrower the brackets of delta, the narrower are these; at an atom
-        of the loss they stay as wide as the atom.
+        Let L be the privacy loss, E = e^loss and H(E) = delta(loss). H is convex, so `Q(L > loss) = -dH/dE` lies
+        between two difference quotients of H. From it follows `P(L > loss) = H(E) + E Q(L > loss)`. Narrower brackets
+        of delta give narrower brackets here, but at an atom of the loss a bracket stays as wide as the atom's mass.
         """
         choice("direction", direction, DIRECTIONS)
         given = np.asarray(check("loss", loss, REAL))
@@ -168,7 +169,7 @@ class Profile:
         at = side.delta(loss)
         ratio = np.exp(loss)
         least, most = np.zeros(at.shape), np.full(at.shape, np.inf)
-        # short distances bring a difference quotient nearer to the derivative, long ones reduce its rounding
+        # Keep the best bound of four distances. A short one is near the derivative, a long one has less rounding error.
         for distance in (3e-2, 3e-3, 3e-4, 3e-5):
             right, left = side.delta(loss + distance), side.delta(loss - distance)
             rise, fall = np.exp(loss + distance) - ratio, ratio - np.exp(loss - distance)
@@ -177,18 +178,19 @@ class Profile:
         most = np.minimum(most, np.minimum(1.0, (1.0 - at.lower) / ratio))
         least = np.minimum(least, most)
         base = (1.0 - most, 1.0 - least)
-        # 1e-15 is more than the rounding of the two terms
+        # each end is moved outward by 1e-15, which is more than the rounding error of its two terms
         with_record = (1.0 - at.upper - ratio * most - 1e-15, 1.0 - at.lower - ratio * least + 1e-15)
-        # a distribution function does not fall, and is between 0 and 1
+        # Where `loss` was clipped, one end is 0 or 1: a distribution function does not fall, and lies in [0, 1].
         ends = (
             (np.where(given < loss, 0.0, low), np.where(given > loss, 1.0, high)) for low, high in (with_record, base)
         )
         return LossDistribution(*(self._certified(low, high, at) for low, high in ends))
 
     def log_characteristic(self, t: ArrayLike, direction: str = "remove") -> LogCharacteristic:
-        """Estimate `log E_P[e^{itL} ; L < inf]` of one direction at real frequencies t, kind "estimate".
+        """Estimate `log E_P[e^{itL} ; L < inf]` of the privacy loss L of one direction at real frequencies t.
 
-        The frequencies broadcast with the batch. At t = 0 the value is log(1 - mass at infinity).
+        Outcomes with an infinite loss add 0 to the expectation, so at t = 0 the value is log(1 - mass at infinity).
+        The frequencies broadcast with the batch. The kind is "estimate".
         """
         choice("direction", direction, DIRECTIONS)
         shape, rows, flat = on_batch(self.mechanism, "t", check("t", t, REAL))
@@ -201,12 +203,12 @@ class Profile:
     def gdp_mu(self, above_fpr: ArrayLike = 1e-10) -> Bounds:
         """Compute the smallest mu of Gaussian differential privacy above a floor of the error rates, certified.
 
-        The claim is `f(a) >= f_mu(a)`, `f_mu(a) = Phi(Phi^-1(1 - a) - mu)`, wherever a >= above_fpr and f(a) >=
-        above_fpr, with f the trade-off function of both directions [Dong, Roth and Su 2022, Definition 2.6]. The floor
-        `above_fpr` in (0, 1/2) broadcasts with the batch and belongs to every statement about mu. Without the floor the
-        claim would be false: over all of [0, 1] a Poisson sampled Gaussian has no better mu than an unsampled one. The
-        mu of composed Gaussians without sampling does not depend on the floor. Proof:
-        jaxacct/representations/README.md, "Gaussian differential privacy".
+        The claim is `f(a) >= f_mu(a)` wherever a >= above_fpr and f(a) >= above_fpr. Here f is the trade-off function
+        of both directions, and `f_mu(a) = Phi(Phi^-1(1 - a) - mu)` [Dong, Roth and Su 2022, Definition 2.6]. The floor
+        `above_fpr` is in (0, 1/2) and broadcasts with the batch. A mu holds only together with its floor: over all of
+        [0, 1] a Poisson sampled Gaussian has no smaller mu than an unsampled Gaussian. The mu of composed Gaussians
+        without sampling does not depend on the floor. Proof: jaxacct/representations/README.md, "Gaussian differential
+        privacy".
 
         >>> import jaxacct as ja
         >>> round(float(ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 0.1)).gdp_mu(1e-10).upper), 5)
@@ -229,7 +231,7 @@ class Profile:
 
     def gaussian_readings(self, above_fpr: ArrayLike, regret: bool = True) -> tuple[Bounds, Bounds]:
         """Return (`gdp_mu`, `gdp_regret`), or (`gdp_mu`, `gdp_mu`) if `regret` is False."""
-        # mu is the same under add_one, remove_one and add_or_remove_one; under the last one f is its own inverse
+        # Under add_or_remove_one f is its own inverse, which the fit needs. add_one and remove_one have the same mu.
         one_sided = self.relation in ("add_one", "remove_one")
         both = replace(self, relation="add_or_remove_one") if one_sided else self
         shape, rows, floor = on_batch(self.mechanism, "above_fpr", check("above_fpr", above_fpr, FLOOR))
@@ -268,40 +270,42 @@ class Profile:
     def posterior(self, prior: ArrayLike, fpr: ArrayLike) -> Bounds:
         """Compute the largest probability that a record was used, after a membership test says that it was.
 
-        Let `prior` be the probability before the output is seen, 0 < prior < 1, and `fpr` the test's false positive
-        rate. The answer is `prior tpr / (prior tpr + (1 - prior) fpr)` with the largest true positive rate tpr at this
-        `fpr`. If fpr is 0, the answer is 1 where tpr > 0, and `prior` where tpr is 0.
+        Let `prior` be the probability, before the output is seen, that the record was used, 0 < prior < 1. Let `fpr`
+        be the test's false positive rate, and tpr the largest true positive rate at this `fpr`. The answer is
+        `prior tpr / (prior tpr + (1 - prior) fpr)`. If fpr is 0, it is 1 where tpr > 0, and `prior` where tpr is 0.
         """
         prior = np.asarray(check("prior", prior, OPEN_PROBABILITY))
         fpr = np.asarray(check("fpr", fpr, PROBABILITY))
         return self.posterior_at(prior, fpr, self.true_positive_rate(fpr))
 
     def posterior_at(self, prior: ArrayLike, fpr: ArrayLike, rate: Bounds) -> Bounds:
-        """Return `posterior` for a known true-positive rate at `fpr`."""
+        """Return `posterior(prior, fpr)`, given the bracket `rate` of the largest true-positive rate at `fpr`."""
         ends = (rate.lower, rate.estimate, rate.upper)
         low, middle, high = (posterior_of(end, prior, fpr, turn) for end, turn in zip(ends, (-1, 0, 1), strict=True))
-        low = np.maximum(low, prior * (rate.lower >= fpr))  # a test with tpr >= fpr does not lower the prior
-        # a narrow bracket of a small true-positive rate may give a wide bracket here
+        low = np.maximum(low, prior * (rate.lower >= fpr))  # if tpr >= fpr, the posterior is at least the prior
+        # the bracket of the posterior may be wide although the bracket of a small true-positive rate is narrow
         close = is_narrow(low, high, self.rtol) if _is_exact(self) else self.rtol * rate.upper >= NARROW_ABSOLUTE
         status = np.where((rate.status == "ok") & ~close, "width", rate.status)
         return Bounds(low, np.clip(middle, low, high), high, rate.kind, status, rate.engine)
 
     def bayes_success(self, prior: ArrayLike) -> Bounds:
-        """Compute the largest probability that an attack is right about the record's presence, given a prior.
+        """Compute the largest probability that an attack is right when it says whether the record was used.
 
-        Let `prior` be the probability p of the record's presence before the output is seen, 0 < p < 1. The best rule is
-        right with probability `1 - p + p delta_remove(log((1 - p)/p)) = p + (1 - p) delta_add(log(p/(1 - p)))`. Of the
-        two forms, the one whose epsilon is at least 0 is evaluated. Without output the best guess is right with
-        probability `max(prior, 1 - prior)`. add_one, remove_one and add_or_remove_one have the same answer, since the
-        attack is the same. Under replace_one, and under zero_out if a record displaces others, `prior` is the
-        probability of either one of the two data sets. Proof: jaxacct/representations/README.md, "Bayes success".
+        Let `prior` be the probability p, before the output is seen, that the record was used, 0 < p < 1. The best
+        attack is right with probability `1 - p + p delta_remove(log((1 - p)/p))`, which equals
+        `p + (1 - p) delta_add(log(p/(1 - p)))`, with the profiles delta_remove and delta_add of the two directions. The
+        form whose logarithm is at least 0 is evaluated. Without the output the best guess is right with probability
+        `max(prior, 1 - prior)`. add_one, remove_one and add_or_remove_one have the same answer, since the attack is
+        the same. Under replace_one the attack says which of two data sets was used, and `prior` is the probability of
+        either one. The same holds under zero_out if an added record may push another out of a batch. Proof:
+        jaxacct/representations/README.md, "Bayes success".
 
         >>> import jaxacct as ja
         >>> round(float(ja.profile(ja.Gaussian(0.5)).bayes_success(0.1).upper), 8)
         0.92993931
         """
         rare, odds, found = self._rare_member(prior)
-        wrong = 8.0 * ROUNDOFF * (2.0 + odds)  # bounds the errors of the sums and of the odds
+        wrong = 8.0 * ROUNDOFF * (2.0 + odds)  # upper bound of the rounding errors of `odds` and of the sums below
         low, middle, high = (
             np.clip(1.0 - rare + rare * end + turn * wrong, 1.0 - rare, 1.0)
             for end, turn in ((found.lower, -1.0), (found.estimate, 0.0), (found.upper, 1.0))
@@ -311,8 +315,8 @@ class Profile:
     def bayes_excess(self, prior: ArrayLike) -> Bounds:
         """Compute `bayes_success(prior) - max(prior, 1 - prior)`, the gain of an attack over the best guess.
 
-        The excess is `r delta(log((1 - r)/r))` with r = min(prior, 1 - prior). It has all of its digits even if the
-        success differs from the best guess only in the eighth digit.
+        The excess is `r delta(log((1 - r)/r))` with r = min(prior, 1 - prior). It is computed without the
+        subtraction, so that a small excess keeps all of its digits.
 
         >>> import jaxacct as ja
         >>> round(float(ja.profile(ja.Gaussian(2.0)).bayes_excess(0.1).upper), 9)
@@ -341,11 +345,11 @@ class Profile:
         return rare, odds, Bounds(low, middle, high, kind, choose("status"), choose("engine"))
 
     def reconstruction(self, baseline: ArrayLike) -> Bounds:
-        """Compute the largest success probability of a reconstruction, given its probability `baseline` without output.
+        """Compute the largest probability that an attack reconstructs a record, 1 - f(baseline).
 
-        Success is an event whose probability is at most `baseline` when the output does not depend on the record. Its
-        probability is at most 1 - f(baseline) when the output does [Hayes, Mahloujifar and Balle 2023; Kaissis et al.
-        2023]. Use the relation that replaces the record by one that has no information about it.
+        `baseline` is the largest probability that an attack succeeds when the output does not depend on the record.
+        When the output depends on the record, success has probability at most 1 - f(baseline) [Hayes, Mahloujifar and
+        Balle 2023; Kaissis et al. 2023]. Use a relation whose neighbouring data set does not hold the record.
         """
         check("baseline", baseline, PROBABILITY)
         return self.true_positive_rate(baseline)
@@ -391,7 +395,7 @@ class Profile:
         return Bounds(low, 0.5 * (low + high), high, like.kind, status, like.engine)
 
     def deltas_of(self, rows: np.ndarray) -> Deltas:
-        """Return a function (epsilon, some) that computes `_curve` for `rows[some]` of the flat batch."""
+        """Return a function of (epsilon, some): delta at epsilon, by `_curve`, of the configurations `rows[some]`."""
         single = batch_shape(self.mechanism) == ()
 
         def deltas(epsilon: np.ndarray, some: np.ndarray) -> Bounds:
@@ -414,7 +418,7 @@ def profile(
     memory_bytes: int = GIBIBYTE,
     backend: str = "auto",
 ) -> Profile:
-    """Return the privacy of a mechanism in every representation; each is computed when it is asked for.
+    """Return an object whose methods compute the privacy of a mechanism, one method for each representation.
 
     Parameters
     ----------
@@ -437,7 +441,7 @@ def profile(
     """
     chosen = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes, backend=backend)
     mechanism = require_mechanism("mechanism", mechanism)
-    # this call refuses an engine that cannot answer
+    # called only to refuse an engine that cannot answer for this mechanism
     engine_of_mechanism(MechanismQuestion("delta", mechanism, relation=chosen.relation, engine=chosen.engine))
     return Profile(mechanism, *chosen)
 
@@ -448,7 +452,7 @@ def _is_exact(profile: Profile) -> bool:
 
 
 def _curve(profile: Profile, epsilon: np.ndarray) -> Bounds:
-    """Return delta; of a guarantee, the delta that it states: the upper ends twice, unless these are not ok."""
+    """Return delta. If only an upper bound of delta is known and it is ok, return this bound as both ends."""
     found = profile.delta(epsilon)
     if _is_exact(profile):
         return found
@@ -471,17 +475,17 @@ def _mu_of_gaussians(profile: Profile) -> np.ndarray:
 
 
 def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
-    """Bracket f(fpr) by three values of `_curve`, or by a grid of slopes where those three leave a wide bracket.
+    """Bracket f(fpr) by three values of `_curve`. Where the bracket is wide, narrow it by a grid of slopes.
 
-    Of a guarantee the lower end alone is claimed.
+    If the kind is not "certified", the upper end is no bound of the true f.
     """
     mine, rtol = batch_shape(profile.mechanism), profile.rtol
     shape, rows, wanted = on_batch(profile.mechanism, "fpr", fpr)
-    low, high = np.zeros(rows.size), 1.0 - wanted + 1e-16  # f <= 1 - fpr, by a guess without the output
+    low, high = np.zeros(rows.size), 1.0 - wanted + 1e-16  # f <= 1 - fpr, which a guess without the output reaches
     quick = np.flatnonzero(_smooth(profile)[rows] & (wanted >= 1e-14) & (wanted <= 1.0 - 1e-9))
     by_lattice = np.zeros(rows.size, bool)
     if quick.size:
-        # if nearly all mass is at one loss, as with little noise, contours are slow and secants find no slope
+        # Find the rows that skip the secants, which find no slope if nearly all mass is at one loss (little noise).
         at_zero = profile.deltas_of(rows[quick])(np.zeros((1, quick.size)), np.arange(quick.size))
         advantage, width = at_zero.estimate[0], at_zero.upper[0] - at_zero.lower[0]
         # 1 - fpr - delta(0) <= f(fpr) <= 1 - fpr, a narrow bracket where next to nothing leaks
@@ -533,15 +537,14 @@ def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
 def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
     """Bracket the trade-off function at the rates `fpr`, from delta at a grid of eps.
 
-    Each eps gives the line 1 - delta(eps) - e^eps a, which is nowhere above the trade-off function of the rate a.  The
-    slope of the line is taken without its sign, as e^eps.  The slope of a rate a is the slope of the line that is
-    highest at a.  The grid reaches from the least to the largest slope that one of the rates may have.  Cells that
-    leave a wide bracket are divided.
+    Each eps gives the line 1 - delta(eps) - e^eps a over the rates a.  The trade-off function is nowhere below this
+    line.  The best eps of a rate is the eps whose line is highest at that rate.  The grid reaches from the least to the
+    largest eps that can be best for one of the rates.  Cells of the grid that leave a wide bracket are divided.
     """
     floor = _mass_at_infinity(profile)
 
     def ends(epsilon: np.ndarray) -> list[np.ndarray]:
-        """Return e^eps, and both ends of `_curve` there."""
+        """Return e^eps, the lower end of delta(eps), and the upper end of delta(eps), by `_curve`."""
         values = _curve(profile, epsilon)
         return [np.exp(epsilon), values.lower, values.upper]
 
@@ -553,32 +556,33 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
         eps = float(some.epsilon(min(1.000001 * floor + tail, 0.5)).upper)
         return min(eps, 700.0) if np.isfinite(eps) else FARTHEST_EPSILON
 
-    inner = fpr[(fpr > 0.0) & (fpr < 1.0)]  # f(0) needs one large eps, and f(1) = 0
+    # Only these rates need a grid of eps: f(1) is 0, and for f(0) the one eps `farthest` is added below.
+    inner = fpr[(fpr > 0.0) & (fpr < 1.0)]
     least, most = (float(inner.min()), float(inner.max())) if inner.size else (0.5, 0.5)
-    # If the slope of a rate a is e^x, then e^x a <= 1. If the slope is e^-x, x <= log 2 + (the eps at which the reverse
-    # direction's delta is (1 - a)/2). Below, 1.7 stands for log 2 and 1 more.
+    # The best eps of a rate a is bounded. If it is x > 0, e^x a <= 1. If it is -x < 0, x <= log 2 + y, where y is the
+    # eps at which delta of the reverse direction is (1 - a)/2. Below, 1.7 stands for log 2 and 1 more.
     farthest = reached(profile.relation, 1e-10)
     highest, lowest = min(farthest, -np.log(least)), min(farthest, 20.0 - np.log1p(-most))
-    if inner.size > 1:  # for one rate, finding the reverse direction's eps costs more than it saves
+    if inner.size > 1:  # for a single rate, the search for `back` takes longer than the shorter grid saves
         back = reached(REVERSED.get(profile.relation, profile.relation), 0.45 * (1.0 - most)) + 1.7
         lowest = min(lowest, back)
     # the slope e^eps = 0, at which delta is 1, is added to this grid below
     epsilon = np.linspace(-max(lowest, 1e-6), max(highest, 1e-6), 65)
     if inner.size < fpr.size:
         epsilon = np.union1d(epsilon, farthest)
-    if profile.engine == "lattice":  # the two directions meet at 0, where delta has a kink
+    if profile.engine == "lattice":  # add eps = 0, where the two directions meet and delta has a kink
         epsilon = np.union1d(epsilon, 0.0)
     x, below, above = (np.append(first, each) for first, each in zip((0.0, 1.0, 1.0), ends(epsilon), strict=True))
     low, high = np.zeros(fpr.shape), np.ones(fpr.shape)
     width = np.inf
     for turn in range(TRADEOFF_ROUNDS + 1):
-        # Every grid gives valid brackets. A finer grid may give wider ones, since small cells magnify errors of delta.
+        # Keep the best ends of all grids. A finer grid may give a wider bracket: small cells magnify errors of delta.
         found = conjugate(x, below, above, fpr, steepest=1.0, beyond=floor)
         low, high = np.maximum(low, found.low), np.minimum(high, found.high)
         wide = high - low > np.maximum(rtol * np.minimum(high, 1.0 - low), 1e-12)  # 1e-12 allows for errors of delta
         wide &= (fpr > 0.0) & (fpr < 1.0)
         before, width = width, float(np.max(high - low))
-        # where a finer grid no longer halves the width, the rest of the width comes from errors of delta
+        # stop when a finer grid no longer halves the width: the width that is left comes from errors of delta
         if turn == TRADEOFF_ROUNDS or not wide.any() or (turn > 1 and width > 0.5 * before):
             break
         cells = np.unique(best_cells(x, below, above, fpr[wide], 1.0))
@@ -595,14 +599,14 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
 
 
 def _agreed(profile: Profile, low: np.ndarray, high: np.ndarray) -> Interval:
-    """Return the ends, or [0, 1] where these contradict each other; of a guarantee the lower end holds in any case."""
+    """Return [low, high], or [0, 1] where low > high. If the kind is not "certified", raise `high` to `low` instead."""
     return consistent(Interval(low, high)) if _is_exact(profile) else Interval(low, np.maximum(low, high))
 
 
 def _mass_at_infinity(profile: Profile) -> float:
-    """Return the mass at infinity, below which delta(eps) never falls, rounded down."""
+    """Return the mass at infinity, rounded down. delta(eps) is nowhere below this mass."""
     if profile.relation == "replace_one" and replaced_in_two_steps(profile.mechanism):
-        return 0.0  # no pair of laws is known for a replaced record
+        return 0.0  # no dominating pair of laws is known for a replaced record, and 0 is a lower bound
     sides = directions(profile.mechanism, profile.relation)
     parts = [components(profile.mechanism, profile.relation, side, below=True) for side in sides]
     rounded = (part.delta_infinity[0] * (1.0 - (4.0 + part.infinity_units[0]) * ROUNDOFF) for part in parts)
@@ -616,7 +620,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
 def log_characteristic(parts: Components, row: int, t: np.ndarray) -> np.ndarray:
-    """Compute `log E_P[e^{itL} ; L < inf]` of one configuration at frequencies t (T,), up to multiples of 2 pi i."""
+    """Compute `log E_P[e^{itL} ; L < inf]` of configuration `row` at frequencies t (T,), up to multiples of 2 pi i."""
     z = 1j * np.asarray(t, np.float64)
     value = parts.mu2[row] * z * (z + 1.0) / 2.0
     removing = parts.sign[row] > 0
@@ -639,7 +643,7 @@ def _laplace(b: float, z: np.ndarray) -> np.ndarray:
 
 
 def _sampled_gaussian(sigma: float, q: float, power: np.ndarray) -> np.ndarray:
-    """Integrate `e^{power * loss}` over u = output / sigma ~ N(0, 1). High frequencies need small steps."""
+    """Return, for each power, E[e^{power * loss}] over u = output / sigma ~ N(0, 1), as a sum over a grid of u."""
     fastest = np.max(np.abs(power.imag)) / sigma
     height = min(6.0, 0.9 * np.pi * sigma)
     step = 2.0 * np.pi / (fastest + 40.0 / height + 0.5 * height)
@@ -660,7 +664,7 @@ def _sampled_laplace(b: float, q: float, power: np.ndarray) -> np.ndarray:
 
 
 def integrate(power: np.ndarray, loss: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return the sum of `weight * e^{power * loss}` over the nodes, a block of frequencies at a time."""
+    """Return, for each power, the sum of `weight * e^{power * loss}` over the nodes, in blocks to limit memory."""
     block = max(1, 2**20 // loss.size)  # 2**20 exponentials take 16 MiB
     pieces = [np.exp(np.multiply.outer(power[i : i + block], loss)) @ weight for i in range(0, power.size, block)]
     return np.concatenate(pieces)

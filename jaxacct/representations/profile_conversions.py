@@ -1,8 +1,8 @@
-"""Conversions between profile, trade-off function and Gaussian DP. Each result has a kind.
+"""Conversions between privacy profile, trade-off function and Gaussian DP.
 
-A profile or trade-off function given as an array is taken as a guarantee: an upper bound of delta, or a lower bound of
-the trade-off function f. The answer is then a guarantee of kind "bound". If Bounds are given, the answer has a
-lower and an upper end, and the kind of the Bounds.
+If the argument is an array, its values are taken as a guarantee: as upper bounds of delta, or as lower bounds of the
+trade-off function f. The answer then is a guarantee too, of kind "bound". If the argument is a Bounds, the answer has
+the kind of this Bounds. If this kind is not "bound", both ends of the answer are computed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def tradeoff_from_profile(epsilon: ArrayLike, delta: ArrayLike, fpr: ArrayLike, 
     Returns
     -------
     Bounds
-        f in the shape of fpr. For an array delta the kind is "bound", `lower` is the guarantee, and `upper` is 1 - fpr.
+        f in the shape of fpr. If delta is an array, the kind is "bound", `lower` is the guarantee, `upper` is 1 - fpr.
 
     References
     ----------
