@@ -230,7 +230,7 @@ def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) ->
 
 
 def usual_relation(sampling: str) -> str:
-    """Return the relation that a batch rule uses when the caller gives none."""
+    """Return the neighbouring relation under which a run with this batch rule is accounted if the caller gives none."""
     return RULES[rule_name(sampling)].relation
 
 
@@ -264,40 +264,40 @@ def rounds_of(steps: Any, size: Any) -> float | np.ndarray:
 
 
 def _only(values: Any) -> Any:
-    """Return the number that all elements of a batch share; return unequal numbers as they are."""
+    """Return the one number that all elements of `values` equal. If they are unequal, return `values` unchanged."""
     distinct: Any = [] if isinstance(values, Tracer) else np.unique(values)
     return distinct[0] if len(distinct) == 1 else values
 
 
 class Rule(NamedTuple):
-    """A batch rule, by which batches are drawn."""
+    """A way to draw the batches of a run, with the mechanism that accounts for it and the numbers that it needs."""
 
-    step: Callable[..., Mechanism]  # makes the mechanism of a step or a pass
+    step: Callable[..., Mechanism]  # builds the mechanism of one step, or of one round or epoch if `in_passes`
     takes: tuple[str, ...]  # numbers of a run that `step` takes
     taken_for_groups: tuple[str, ...] = ()  # further numbers that `step` takes if a group of records is protected
-    in_passes: bool = False  # steps form rounds or epochs of `slots` batches, and a record is in one batch of each
-    in_turns: bool = False  # `groups` groups of records take turns, and `bands` steps share noise
+    in_passes: bool = False  # a record is in one batch of each round or epoch, which has `slots` batches
+    in_turns: bool = False  # step i draws from record group i mod `groups`, and `bands` steps share noise
     of_one_size: bool = False  # every batch has the same whole number of records
-    relation: str = "add_or_remove_one"  # used when the caller gives none
-    instead_of_groups: str = ""  # mechanism to use for groups of records if the rule does not account for them
+    relation: str = "add_or_remove_one"  # neighbouring relation if the caller gives none
+    instead_of_groups: str = ""  # "" if groups of records are supported, else the call that the error suggests
 
     def needs(self, group: int = 1) -> tuple[str, ...]:
-        """Return the numbers that the batch rule needs besides the noise, the sampling rate and the number of steps."""
+        """Return the names of the numbers that a run needs besides noise, sampling rate and number of steps."""
         own = tuple(name for name in self.takes if name not in ("sampling_probability", "slots"))
         return own + ("bands",) * self.in_turns + self.taken_for_groups * (group != 1)
 
     @property
     def period(self) -> str:
-        """Return the name of the number of steps after which a record is used again; "" if any step may use it."""
+        """Return the name of the number of steps in one round, epoch or turn of all groups; "" if the rule has none."""
         return "slots" if self.in_passes else "groups" if self.in_turns else ""
 
     def knows(self, name: str) -> bool:
-        """Return whether the rule takes a number; most numbers belong to every rule."""
+        """Return whether a run with this rule may give the number `name`. Names outside `OF_RULES` fit every rule."""
         return name not in OF_RULES or name in (*self.needs(), self.period)
 
 
 def rule_name(sampling: Any, name: str = "sampling") -> str:
-    """Return the usual name of a batch rule; refuse an unknown one in an error that calls the argument `name`."""
+    """Return the name that a batch rule has in `RULES`. The error for an unknown rule calls the argument `name`."""
     word = sampling if isinstance(sampling, str) else ""
     if word in OTHER_RULES:
         raise InputError(f"{name} = {word!r} is not a rule of dp_sgd; build {OTHER_RULES[word]}")
@@ -305,7 +305,7 @@ def rule_name(sampling: Any, name: str = "sampling") -> str:
 
 
 def _require_numbers(rule: Rule, sampling: str, fields: Mapping[str, Any], group: int, unknown: str) -> None:
-    """Refuse a run if numbers are missing, given twice in different words, or belong to another batch rule."""
+    """Refuse `fields` if a number is missing, says the same as another one, or belongs to another batch rule."""
     for names, name in ((RATES, "sampling_probability"), (LENGTHS, "steps")):
         said = [word for word in names if word in fields]
         if name == unknown and said:

@@ -29,14 +29,14 @@ SUM_LIMIT = 1e-12
 
 
 class OfFinitePair(BaseMechanism):
-    """Base mechanism whose part is the law of its finite pair, Poisson sampled."""
+    """Base mechanism whose privacy loss, also after Poisson sampling, has a law computed from its finite pair."""
 
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
         return sample_pair(self.finite_pair(relation), rate, direction)
 
 
 class FiniteMechanism(OfFinitePair):
-    """Base mechanism given by one finite pair for all neighbouring relations; remove and add coincide by default."""
+    """Base mechanism with one finite pair for all relations. By default remove and add have the same loss law."""
 
     @abstractmethod
     def pair(self) -> FinitePair:
@@ -113,7 +113,7 @@ RandomisedResponse = RandomizedResponse
 class PureDP(FiniteMechanism):
     """Any ``epsilon``-DP mechanism, through the pair that dominates them all: randomised response.
 
-    The guarantee is taken as stated for the neighbouring relation of the question.
+    The guarantee must hold under the neighbouring relation for which the caller asks epsilon or delta.
 
     Parameters
     ----------
@@ -147,7 +147,8 @@ class ApproximateDP(FiniteMechanism):
     """Any (``epsilon``, ``delta``)-DP mechanism, through the pair that dominates them all.
 
     The pair has P-mass delta where dQ = 0 and Q-mass delta where dP = 0. The rest is (1 - delta) times the pair of
-    `PureDP(epsilon)`. The guarantee is taken as stated for the neighbouring relation of the question.
+    `PureDP(epsilon)`. The guarantee must hold under the neighbouring relation for which the caller asks epsilon or
+    delta.
 
     Parameters
     ----------
@@ -180,7 +181,7 @@ class ApproximateDP(FiniteMechanism):
 
 
 def sample_pair(pair: FinitePair, rate: np.ndarray, direction: str) -> FinitePart:
-    """Return the loss law of a pair Poisson sampled at ``rate`` (README.md, "Finite pairs and sampling")."""
+    """Return the law of the loss after Poisson sampling a pair at ``rate`` (README.md, "Finite pairs and sampling")."""
     q = np.asarray(rate, np.float64)
     atoms = log_mixture(pair.loss, q[..., None], pair.excess)
     certain = q == 1.0
@@ -201,17 +202,18 @@ def sample_pair(pair: FinitePair, rate: np.ndarray, direction: str) -> FinitePar
 
 
 def once(pair: FinitePair, direction: str) -> list[tuple[Part, np.ndarray]]:
-    """Return one step of a pair, in the form that `Mechanism.expand` returns."""
+    """Return one unsampled release with this pair, in the form that `Mechanism.expand` returns."""
     return [(sample_pair(pair, np.asarray(1.0), direction), np.asarray(1.0))]
 
 
 def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = None) -> np.ndarray:
-    """Compute log(1 - q + q e^loss) for every finite loss and rates q, 0 <= q <= 1.
+    """Compute log(1 - q + q e^loss) for finite losses and rates q in [0, 1].
 
-    The error is at most 16 roundoffs of the value plus 1e-323. With x = q (e^loss - 1) the value is log1p(x), or
-    log((1-q) + q e^loss) where x < -1/2, since 1 + x would cancel. Beyond a loss of 700, e^loss is computed as the
-    square of e^(loss/2). Where x overflows, loss + log(q) is at least 700 and does not cancel. A finite `excess`
-    replaces e^loss - 1: it is the ratio of the outcome's two masses, minus 1, known more accurately than the loss.
+    The error is at most 16 roundoffs of the value plus 1e-323. Let x = q (e^loss - 1). The value is log1p(x). Where
+    x < -1/2, digits of 1 + x would cancel, and the value is log((1-q) + q e^loss). Beyond a loss of 700, e^loss is
+    computed as the square of e^(loss/2). Where x overflows, the value is loss + log(q). This sum is at least 700, so
+    its digits do not cancel. Where `excess` is finite, it replaces e^loss - 1: `excess` is p/q - 1 for the masses p and
+    q of an outcome, known more accurately than the loss.
     """
     given = np.nan if excess is None else excess
     loss, q, given = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (loss, rate, given)))
@@ -234,9 +236,10 @@ def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = 
 def log_of_ratio(difference: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Compute log(p/q) of positive masses, with an error of at most 8 roundoffs of the value.
 
-    Exchanging p and q only changes the sign of the answer. `difference` is p - q, known to a few roundoffs, and is used
-    where p and q are near. Otherwise the ratio is known to a few roundoffs, and its logarithm is at least .4 in size.
-    The difference of logarithms is used only where it exceeds 690 in size, since it does not cancel there.
+    Exchanging p and q only changes the sign of the answer. `difference` is p - q, known to a few roundoffs. Where p and
+    q are near, the answer is computed from `difference`. Elsewhere it is the logarithm of p/q, at least .4 in size.
+    Where the larger mass is over 1e300 times the smaller one, it is log(p) - log(q). There this difference exceeds 690
+    in size, so its digits do not cancel.
     """
     large, small = np.maximum(p, q), np.minimum(p, q)
     near = np.abs(difference) <= 0.5 * small
@@ -264,9 +267,9 @@ class FiniteOutput(FiniteMechanism):
     """Mechanism with finitely many outputs: probabilities ``p`` with the record and ``q`` without it.
 
     delta(eps) = sum_i (p_i - e^eps q_i)_+ for remove, and with p and q exchanged for add. An output with q_i = 0 < p_i
-    has infinite loss. Under ``replace_one`` p and q are the two laws of the replaced record, in either order
-    (README.md, "Two orders of a replaced record"). The two laws must be those of the worst neighbours: no other pair
-    of neighbours may have a larger delta at any eps.
+    has infinite loss. Under ``replace_one`` p and q are the laws of the output for the two values of the replaced
+    record. Either law may be the one before the replacement (README.md, "Two orders of a replaced record"). The two
+    laws must be those of the worst neighbours: no other pair of neighbours may have a larger delta at any eps.
 
     Parameters
     ----------
@@ -312,9 +315,9 @@ class FiniteOutput(FiniteMechanism):
         above_p, above_q = (sums(np.concatenate([x, -np.ones_like(x[..., :1])], -1))[..., None] for x in given)
         p, q = (x / (1.0 + above) for x, above in zip(given, (above_p, above_q), strict=True))
         common = (p > 0.0) & (q > 0.0)
-        # p/q - 1 and log p/q are computed from `one` and `two`, which are not divided by their sums yet: the difference
-        # of two close numbers is exact. The sums then enter through `above_p` and `above_q`. These two numbers, by
-        # which the sums exceed 1, have all their digits.
+        # `one` and `two` are p and q before the division by their sums: where they are close, `one - two` is exact. So
+        # p/q - 1 and log p/q are first computed from `one` and `two`. `above_p` and `above_q`, by which the sums exceed
+        # 1, then correct for the division. Both are correctly rounded.
         one, two = (np.where(common, x, 1.0) for x in given)
         with np.errstate(over="ignore"):
             excess = (one - two) / two

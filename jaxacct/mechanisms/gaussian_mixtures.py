@@ -1,4 +1,4 @@
-"""Mechanisms whose outputs are mixtures of Gaussians: their pairs (README.md, "Pairs of mixtures") and weights."""
+"""Mechanisms whose outputs are Gaussian mixtures: dominating pairs (README.md, "Pairs of mixtures") and weights."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ Points = tuple[np.ndarray, np.ndarray]
 
 
 class Mixture(NamedTuple):
-    """Law sum_j weight_j N(mean_j, 1), with means in standard deviations, shape (A,), and weights > 0."""
+    """Law sum_j weight_j N(mean_j, 1): means in standard deviations of the noise, and weights > 0, (A,) each."""
 
     mean: np.ndarray
     weight: np.ndarray
 
 
 def quantiles(low: float, high: float, fineness: int = 1) -> np.ndarray:
-    """Return ends of half lines for laws whose means lie from low to high; `fineness` multiplies the number of ends."""
+    """Return half-line ends in [low - 37, high + 37] for means in [low, high]; their number grows with `fineness`."""
     far = QUANTILES_PER_TAIL * fineness
     below, above = np.linspace(-37.0, -9.0, far)[:-1] + low, np.linspace(9.0, 37.0, far)[1:] + high
     return np.concatenate([below, np.linspace(low - 9.0, high + 9.0, CENTRAL_QUANTILES * fineness), above])
 
 
 def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -> Points:
-    """Return points (eps, delta), where delta is P - e^eps Q of a half line and eps is log p/q at its end u.
+    """Return points (eps, delta) of half lines: eps is log p/q at a half line's end u, delta is its P - e^eps Q.
 
     The half lines are above u for `sign` 1, and below u for `sign` -1. The ratio p/q must exceed 1 and be monotone on
     each half line.
@@ -59,7 +59,7 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
     def log_density(law: Mixture) -> np.ndarray:
         return special.logsumexp(np.log(law.weight) + law.mean * u[:, None] - 0.5 * law.mean**2, axis=1)
 
-    with np.errstate(over="ignore", invalid="ignore"):  # if squares of means overflow, no point remains
+    with np.errstate(over="ignore", invalid="ignore"):  # points that are not finite are left out below
         loss = log_density(p) - log_density(q)
         gain = np.exp(log_tail(p))
         cost = np.exp(log_tail(q) + loss)
@@ -73,12 +73,12 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
 
 
 def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
-    """Return a pair that dominates every pair with at most these deltas in its two directions.
+    """Return a pair that dominates every pair whose deltas in the two directions are at most those of the points.
 
     `forward` and `reverse` are points (eps, delta). `scale` is the largest shift of a mean, in standard deviations.
     """
     least = LEAST_RELATIVE_GAP * scale
-    # a profile falls, so delta at an eps also bounds delta at any larger eps
+    # raise small eps to `least`: a profile falls, so the delta of a point also bounds delta at any larger eps
     epsilon = np.maximum(np.concatenate([forward[0], reverse[0]]), least)
     if not epsilon.size:
         return pair_of_profile(np.zeros(1), np.ones(1), np.ones(1))
@@ -102,7 +102,7 @@ def mixture_pair(shift: np.ndarray, weight: np.ndarray) -> FinitePair:
     u = quantiles(0.0, widest)
     forward, reverse = half_line_points(p, q, u), half_line_points(q, p, u, -1.0)
     nothing = float(weight[shift == 0.0].sum())
-    if nothing > 0.0:  # in the add direction the loss is at most -log(chance of no contribution)
+    if nothing > 0.0:  # add: no loss exceeds -log(chance of no contribution), so delta is 0 there
         largest = -np.log(nothing) * (1.0 + 1e-15) + 1e-15
         keep = reverse[0] < largest
         reverse = (np.append(reverse[0][keep], largest), np.append(reverse[1][keep], 0.0))
@@ -114,7 +114,7 @@ def mixed_pair(shares: list[float], pairs: list[FinitePair]) -> FinitePair:
     atoms = [np.concatenate([pair.loss for pair in pairs])]
     for law in ("p", "q"):
         atoms.append(np.concatenate([share * getattr(pair, law) for share, pair in zip(shares, pairs, strict=True)]))
-    ends = [  # a mass is at most 1, although shares that are rounded up may sum to more
+    ends = [  # cut at 1, since shares that are rounded up may sum to more
         np.minimum(sum(share * getattr(pair, end) for share, pair in zip(shares, pairs, strict=True)), 1.0)
         for end in ("p_infinity", "q_infinity")
     ]
@@ -124,9 +124,10 @@ def mixed_pair(shares: list[float], pairs: list[FinitePair]) -> FinitePair:
 def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | None = None) -> FinitePair:
     """Return a pair with delta(log a) >= sum_{j > 0} weight_j delta_j(log a'), where a' = 1 + (a - 1)/Pr[j > 0].
 
-    Here delta_j is the delta of the Gaussian of sensitivity shift_j. The sum belongs to a mechanism that also reveals
-    j, and so leaks more (README.md, "Groups of records"). The shifts `always` give a second bound, with a in place of
-    a'. The smaller bound is taken.
+    Here weight_j is the chance of j contributions, and delta_j is the delta of the Gaussian of sensitivity shift_j. The
+    sum bounds the delta of a mechanism that also reveals j, and so leaks more (README.md, "Groups of records"). If the
+    sensitivities `always` are given, the sum with these sensitivities, at a instead of a', is a second bound. At each
+    eps the pair takes the smaller bound.
     """
     reach = min(float(weight[1:].sum()) * (1.0 + 1e-12), 1.0)  # chance of j > 0, rounded up, which raises delta
     ways = [(shift, weight, reach)] if always is None else [(shift, weight, reach), (always, weight, 1.0)]
@@ -139,7 +140,7 @@ def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | No
         order = np.argsort(shift[some])
         shift, weight = shift[some][order], weight[some][order]
         laws.append((shift, weight, reach))
-        # for each bound, the grids of at most 12 of its Gaussians are joined
+        # `grids` gets epsilons that suit at most 12 Gaussians of each bound
         for one in shift[np.unique(np.linspace(0, shift.size - 1, 12).astype(int))]:
             inner = np.concatenate([np.linspace(0.0, one, 100), one * (0.5 * one + z)])
             inner = inner[inner > 0.0]
@@ -151,7 +152,7 @@ def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | No
     for shift, weight, reach in laws:
         with np.errstate(over="ignore"):
             inner = np.where(epsilon < 600.0, np.log1p(np.expm1(epsilon) / reach), epsilon - np.log(reach))
-        inner = inner * (1.0 - 1e-13)  # delta falls: its value at a slightly smaller eps is an upper bound
+        inner = inner * (1.0 - 1e-13)  # delta falls with eps, so rounding eps down gives an upper bound
         found = np.zeros(epsilon.size)
         for one, chance in zip(shift, weight, strict=True):
             found += chance * profile_of_gaussian(one * (1.0 + 4.0 * ROUNDOFF), inner)
@@ -166,7 +167,7 @@ def two_points(first: float, second: float, q: float) -> Mixture:
 
 
 def zero_out_points(rate: float, s: float) -> tuple[Points, Points]:
-    """Return points of both directions if a contribution is set to 0 (README.md, "Zero-out where the slot is kept")."""
+    """Return (forward, reverse) points of a step under zero_out (README.md, "Zero-out where the slot is kept")."""
     u = quantiles(-s, s)
     with_it, without = two_points(-s, s, rate), two_points(-s, 0.0, rate)
     forward = half_line_points(with_it, without, np.append(0.5 * s, u[u > 0.5 * s]))
@@ -174,7 +175,7 @@ def zero_out_points(rate: float, s: float) -> tuple[Points, Points]:
 
 
 def sampled_points(q: float, shift: float) -> Points:
-    """Return points of H_a((1-q) N(0) + q N(shift) || N(0)) for a >= 1."""
+    """Return points (log a, H_a((1-q) N(0, 1) + q N(shift, 1) || N(0, 1))) for a >= 1."""
     nothing = Mixture(np.zeros(1), np.ones(1))
     return half_line_points(two_points(0.0, shift, q), nothing, quantiles(0.0, shift))
 
@@ -186,7 +187,7 @@ def replaced_gaussian(q: float, s: float) -> FinitePair:
 
 
 def binomial(trials: int, chance: Decimal) -> np.ndarray:
-    """Return Pr[Bin(trials, chance) = j] for j = 0, 1, ..., until less than 1e-300 is left.
+    """Return Pr[Bin(trials, chance) = j] for j = 0, 1, ..., until less than 1e-300 of the mass is left.
 
     >>> binomial(2, Decimal("0.5")).tolist()
     [0.25, 0.5, 0.25]
@@ -211,7 +212,7 @@ def binomial(trials: int, chance: Decimal) -> np.ndarray:
 
 
 def hypergeometric(size: int, group: int, batch: int) -> np.ndarray:
-    """Return the law of the number of group records (0..group) among `batch` of `size` records, without replacement.
+    """Return the chances that a batch, drawn without replacement from `size` records, holds 0..group group records.
 
     >>> hypergeometric(4, 2, 2).round(12).tolist()
     [0.166666666667, 0.666666666667, 0.166666666667]
@@ -229,7 +230,7 @@ def hypergeometric(size: int, group: int, batch: int) -> np.ndarray:
 
 
 def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> FinitePart:
-    """Return the law of the loss, rounded down, for an observer who sees only in which cell of a grid the output is."""
+    """Return the law, rounded down, of the loss for an observer who sees only which grid cell contains the output."""
     kept = weight > 0.0
     shift, weight = shift[kept], weight[kept]
     edges = np.concatenate([[-np.inf], quantiles(0.0, float(shift.max())), [np.inf]])
@@ -246,7 +247,7 @@ def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> Finite
 
 
 def _cell_masses(edges: np.ndarray, moved: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return masses of N(0, 1) between `edges`, and error bounds; the edges were rounded after a shift by `moved`."""
+    """Return N(0, 1) masses between `edges`, and error bounds, which cover edges rounded after a shift by `moved`."""
     from scipy import special  # slow to import
 
     low, high = edges[:-1], edges[1:]
@@ -268,11 +269,11 @@ class Branch(NamedTuple):
 
 
 class OfGaussianMixtures(Mechanism):
-    """Mechanism made of mixtures of Gaussians, called branches; engines/mixture.py answers for it."""
+    """Mechanism made of mixtures of Gaussians, called branches. engines/mixture.py computes its deltas and epsilons."""
 
     @abstractmethod
     def branches(self, relation: str) -> list[list[Branch]] | None:
-        """Return each configuration's branches for "remove", or None; "add" exchanges the two laws of each branch."""
+        """Return each configuration's branches for "remove", or None if unknown. "add" swaps a branch's two laws."""
 
     def of_gaussians(self) -> bool:
         """Return whether the mechanism has branches under some relation."""

@@ -68,7 +68,7 @@ class Components(NamedTuple):
     infinity_units : (B,)
         Bound of the relative error of delta_infinity, in units of 2^-53 (README.md, "Rounding of finite laws").
     rho, xi : (B,)
-        The zCDP guarantee that the last finite part represents, for one run; 0 without a guarantee.
+        The zCDP guarantee of all zCDP parts together, which the last finite part represents; 0 without a guarantee.
 
     References
     ----------
@@ -103,7 +103,7 @@ class Components(NamedTuple):
         return Components(*(field[index] for field in self))
 
     def guaranteed(self) -> np.ndarray:
-        """Return whether a finite part represents a zCDP guarantee, (B,)."""
+        """Return for each batch element whether its last finite part represents a zCDP guarantee, (B,)."""
         return (self.rho > 0.0) | (self.xi > 0.0)
 
 
@@ -160,7 +160,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
     (scale, rate), n = _columns(counted, LaplacePart, shape)
     sampled.append((scale, rate, np.where(rate > 0.0, n, 0.0)))
     noise = []
-    for scale, rate, n in sampled:  # keep a part if any row has it; rows without it get dummies and the count 0
+    for scale, rate, n in sampled:  # drop parts that no row has; a row without a part gets dummies and the count 0
         scale, rate, n = (np.compress(n.any(axis=0), x, axis=1) for x in (scale, rate, n))
         noise.append((np.where(n > 0.0, scale, 1.0), np.where(n > 0.0, rate, 0.5), n))
     gauss, laplace = noise
@@ -181,7 +181,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
         )
         infinity = np.concatenate([infinity, together.infinity[:, None]], axis=1)
         n = np.concatenate([n, np.where((rho > 0.0) | (xi > 0.0), 1.0, 0.0)[:, None]], axis=1)
-    active = (loss != 0.0).any(axis=2) | (infinity > 0.0)  # a part whose losses are all 0 releases nothing
+    active = (loss != 0.0).any(axis=2) | (infinity > 0.0)  # parts whose losses are all 0 leak nothing and are dropped
     n = np.where(active, n, 0.0)
     with np.errstate(divide="ignore"):  # log 0 = -inf if all mass is at infinity
         survival = np.where(active, n * np.log1p(-np.where(active, infinity, 0.0)), 0.0)
@@ -196,7 +196,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
 
 
 def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
-    """Return the directions that a relation needs; its answer is the largest of the answers in these directions.
+    """Return the directions of a relation. The answer under the relation is the largest answer in these directions.
 
     remove_one and add_one have one direction each. The other relations have both directions, or only ``("remove",)``
     where the two coincide, as they do for additive noise without sampling.
@@ -259,7 +259,7 @@ def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def _columns(
     counted: list[tuple[Part, np.ndarray]], kind: type[Part], shape: tuple[int, ...]
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return the fields and the counts, (B, J), of the parts of one kind; each distinct part has a column."""
+    """Return (fields, counts) of the parts of type `kind`, with axes B and J: each of J distinct parts has a column."""
     joined: dict[tuple[bytes, ...], tuple[list[np.ndarray], np.ndarray]] = {}
     for part, count in counted:
         if not isinstance(part, kind):
@@ -290,7 +290,7 @@ def _columns(
 
 
 def _concentrated(counted: list[tuple[Part, np.ndarray]], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return rho and xi of all zero-concentrated guarantees together, rounded up."""
+    """Return the sum of rho and the sum of xi over all zero-concentrated guarantees, rounded up, (B,) each."""
     total = np.zeros((2, int(np.prod(shape, dtype=np.int64))))
     for part, count in counted:
         if isinstance(part, ConcentratedPart):

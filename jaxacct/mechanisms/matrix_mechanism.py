@@ -1,4 +1,4 @@
-"""Matrix mechanisms, whose Gaussian noise is correlated over a run's steps, and balls in bins that share noise."""
+"""Matrix mechanisms, whose Gaussian noise is correlated over steps, and balls in bins whose neighbours share noise."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ KEPT = 64
 class MatrixMechanism(EqualToAnother):
     """The release of C X + Z: row i of X is the sum of step i's clipped gradients, Z has N(0, s^2 R^2) entries.
 
-    C is the ``strategy`` of n steps, s is ``noise_multiplier``, and R is the clip norm. Every model of a run with the
-    correlated noise C^-1 Z follows from the release. Gradients may depend on all earlier outputs.
+    C is the ``strategy`` of n steps, s is ``noise_multiplier``, and R is the clip norm. A run that adds noise C^-1 Z
+    leaks no more: its models follow from the release. Gradients may depend on all earlier outputs.
 
-    Adding or removing a record must not move other records to other steps. In a list that is shuffled and cut into
-    batches it does move them: ask for ``relation="zero_out"`` or ``"replace_one"`` there.
+    Adding or removing a record must not move other records to other steps. If a list is shuffled and cut into batches,
+    the other records do move. Then ask for ``relation="zero_out"`` or ``"replace_one"``.
 
     * Without sampling the release is one Gaussian of noise multiplier s / sens(C): exact.
     * With ``CyclicPoisson(b, q)`` and at least as many groups b as bands the release is ceil(n/b) Poisson sampled
@@ -55,7 +55,7 @@ class MatrixMechanism(EqualToAnother):
     strategy : Strategy
         One strategy for the whole batch, such as ``strategies.Banded(bands=8, steps=512)``.
     noise_multiplier : array_like > 0
-        s: the noise's standard deviation divided by R, before C^-1.
+        s: the standard deviation of an entry of Z, divided by R.
     participation : Participation, optional
         ``FixedEpochs`` with the strategy's epochs by default.
 
@@ -119,7 +119,7 @@ class MatrixMechanism(EqualToAnother):
                 self.participation.sampling_probability,
                 _norms(self.strategy, self.participation.groups, below),
             )
-            # a block is left out if the lower bound of its norm is 0
+            # columns are left out if the lower bound of their norm is 0
             blocks = [repeat(PoissonSampled(Gaussian(noise / norm), rate), n) for norm, n in norms if norm > 0.0]
             return blocks[0] if len(blocks) == 1 else compose(*blocks)
         moves = self.strategy.sensitivity(self.participation)
@@ -127,10 +127,11 @@ class MatrixMechanism(EqualToAnother):
 
 
 def _norms(strategy: Strategy, groups: int, below: bool) -> list[tuple[float, int]]:
-    """Return (bound of a norm, number of columns), largest norm first.
+    """Return (bound, count) for the norms of the columns that one group of records uses, largest bound first.
 
-    The bounds are lower bounds for one group if `below`, else upper bounds for every group. Nearly equal bounds are
-    merged into the least of them if `below`, else into the largest.
+    If `below`, the bounds are lower bounds for one group. Otherwise the k-th bound is an upper bound of the k-th
+    largest norm in every group. Nearly equal bounds are merged into the least of them if `below`, else into the
+    largest.
     """
     squares, blocks, side = strategy.squared_norms()[0 if below else 1], -(-strategy.steps // groups), 1.0 - 2.0 * below
     by_group = np.pad(squares, (0, blocks * groups - squares.size)).reshape(blocks, groups).T
@@ -172,7 +173,7 @@ def bands_of(strategy: Strategy, bins: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def normals_of(strategy: Strategy, bins: int, noise: float) -> Bins:
-    """Return the normal variables of a run, one for each bin (`Bins`)."""
+    """Return the `Bins` of a run: a normal variable for each bin, from which the likelihood ratio is made."""
     diagonal, beside = bands_of(strategy, bins)
     rows = -(-strategy.steps // bins)
     by_bin = lambda values: np.pad(values / noise, (0, rows * bins - values.size)).reshape(rows, bins).T
@@ -199,9 +200,10 @@ def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[flo
     profile, found = contours_of(strategy, bins, noise), np.zeros(3)
     mu = _largest(profile)
     eps = np.linspace(0.0, mu * (0.5 * mu + 40.0), 4001)
-    most = float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])  # 0 at the last eps
+    # `most` is an upper bound of eps, from the Gaussian that reveals the bin. At the last eps its delta counts as 0.
+    most = float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])
     for sign in signs:
-        if not found[0] or profile.known(sign, found[:1])[2, 0] > delta:  # else this eps is no larger
+        if not found[0] or profile.known(sign, found[:1])[2, 0] > delta:  # else this direction's eps is <= found
             found = np.maximum(found, profile.epsilon(sign, delta, most))
     return found
 
@@ -229,10 +231,10 @@ def _largest(profile: Profile) -> float:
 
 @functools.lru_cache(maxsize=KEPT)
 def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedProfile, ...]:
-    """Bracket delta of a run at some hundred losses, in both directions."""
+    """Return the profile of a run in each direction: brackets of delta at some hundred values of eps."""
     profile = contours_of(strategy, bins, noise)
     mu, found = _largest(profile), []
-    # with this many slots, random allocation's likelihood ratio has the same standard deviation as the bins' ratio
+    # the number of slots for which random allocation's likelihood ratio has the standard deviation of the bins' ratio
     slots = max(np.expm1(min(mu * mu, 600.0)) / profile.bins.deviation**2, 1.0)
     with waiting(2, "directions of a round") as work:
         for sign, least in ((1.0, 3e-10), (-1.0, 1e-16)):
@@ -246,7 +248,7 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
 @register
 @dataclass(frozen=True, eq=False)
 class SharedBins(Mechanism):
-    """Balls in bins whose neighbouring bins share noise. Compositions use a pair above its profile and one below it."""
+    """Balls in bins whose neighbours share noise. Compositions are bracketed by a dominating and a dominated pair."""
 
     strategy: Strategy = field(metadata={"static": True})
     noise_multiplier: Leaf
@@ -278,10 +280,7 @@ class SharedBins(Mechanism):
 
 
 def in_bins(strategy: Strategy, noise: np.ndarray, bins: int, below: bool) -> Mechanism:
-    """Return a round of random allocation, or else `SharedBins`.
-
-    The round stands for a single bin, or for equal bins that share no noise.
-    """
+    """Return `RandomAllocation` for equal bins, or a single bin, without shared noise; otherwise `SharedBins`."""
     diagonal, beside = bands_of(strategy, bins)
     equal = strategy.steps % bins == 0 and np.all(diagonal == diagonal[0])
     if not beside.any() and (equal or bins == 1):

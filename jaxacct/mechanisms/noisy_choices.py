@@ -178,9 +178,9 @@ class GaussianNoisyMax(BaseMechanism):
 
 
 def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
-    """Return the pair whose losses l are d apart, from -epsilon to epsilon.
+    """Return the pair of `ExponentialMechanism`, with losses l from -epsilon to epsilon at equal distances d.
 
-    The masses e^{l/2} tanh(d/4)/sinh(epsilon/2) are halved at both ends.
+    A loss l has the P-mass e^{l/2} tanh(d/4)/sinh(epsilon/2). The first and the last loss have half of that.
     """
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     step = 2.0 * epsilon / LOSS_CELLS
@@ -196,7 +196,7 @@ def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
 @register
 @dataclass(frozen=True, eq=False)
 class AboveThreshold(OfFinitePair):
-    """Say of each query in a stream whether it is above a noisy threshold, until ``answers`` of them were above it.
+    """Say of each query in a stream whether it is above a noisy threshold. Stop after ``answers`` queries above it.
 
     Laplace noise of scale ``threshold_scale`` is added to the threshold once, and Laplace noise of scale
     ``query_scale`` to each query. The answers are epsilon-DP with
@@ -299,12 +299,12 @@ class NumericSparse(Mechanism):
 @register
 @dataclass(frozen=True, eq=False)
 class PartitionSelection(Mechanism):
-    """Release the keys of a table of counts (partitions), or noisy counts above a threshold, without knowing the keys.
+    """Release keys (partitions) of a table of counts, or noisy counts above a threshold. The keys need not be public.
 
-    A record adds at most 1 to the count of a key, and does so for at most ``contributions`` keys. Whether a key is
-    released, and with which noisy count, is decided for each key by itself and is (epsilon, delta)-DP for one record
-    more or less; a key with count 0 is never released. The optimal rule and thresholded Laplace noise, both in
-    `jaxacct.samplers`, are of this kind. The release of all keys counts as a composition of ``contributions``
+    A record adds at most 1 to the count of a key, and does so for at most ``contributions`` keys. For each key by
+    itself it is decided whether to release the key, and with which noisy count. This decision is (epsilon, delta)-DP
+    for one record more or less. A key with count 0 is never released. The optimal rule and thresholded Laplace noise,
+    both in `jaxacct.samplers`, are of this kind. The release of all keys counts as a composition of ``contributions``
     mechanisms, each (epsilon, delta)-DP. Under ``replace_one`` it counts as twice as many mechanisms, since the record
     leaves some keys and enters others. ``kind`` is "bound". With k composed mechanisms, epsilon is infinite at deltas
     below 1 - (1 - delta)^k.

@@ -1,4 +1,4 @@
-"""Pairs of laws made from exact or bracketed points of a privacy profile, and the mechanism that points describe."""
+"""Pairs of laws made from exact or bracketed points of a privacy profile, and a mechanism given by such points."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
 def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray) -> FinitePair:
     """Return the pair that dominates any mechanism whose profile has these points, (K,) each; `epsilon` ascends.
 
-    Let f_k be the vertices of the lower hull of the points (e^eps, delta). An atom of loss eps_k > 0 has the P-mass
+    Let (e^{eps_k}, f_k) be the vertices of the lower convex hull of the points (e^eps, delta). The atom of loss
+    eps_k > 0 has the P-mass
 
         p_k = (f_{k-1} - f_k)/(1 - e^{-(eps_k - eps_{k-1})}) - (f_k - f_{k+1})/(e^{eps_{k+1} - eps_k} - 1),
 
@@ -133,7 +134,7 @@ def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray)
     delta that is NaN is unknown, and counts as 1.
     """
     delta, reverse = (np.where(np.isnan(x), 1.0, x) for x in (delta, reverse))
-    # H_a(P || Q) falls as `a` grows: its value 1 - a + a * reverse at a = e^-eps <= 1 bounds f at every a >= 1
+    # H_a(P || Q) falls as `a` grows. At a = e^-eps <= 1 it is 1 - a + a * reverse, which bounds f at every a >= 1.
     fall = np.minimum.accumulate
     across_f, across_r = (np.min(-np.expm1(-epsilon) + x * np.exp(-epsilon)) for x in (reverse, delta))
     f, r = fall(np.minimum(delta, across_f)), fall(np.minimum(reverse, across_r))
@@ -164,19 +165,19 @@ def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray)
 
 
 def stacked(pairs: list[FinitePair], shape: tuple[int, ...]) -> FinitePair:
-    """Join the pairs of all configurations of a batch into one, padded with atoms without mass."""
+    """Join the pairs of all configurations into one batched pair. Shorter pairs are padded with atoms of mass 0."""
     return FinitePair(*_as_one(pairs, 3, 5, shape))
 
 
 def stacked_parts(parts: list[FinitePart], shape: tuple[int, ...]) -> FinitePart:
-    """Join the laws of all configurations of a batch into one, padded with atoms without mass."""
+    """Join the laws of all configurations into one batched law. Shorter laws are padded with atoms of mass 0."""
     return FinitePart(*_as_one(parts, 2, 3, shape))
 
 
 def _as_one(
     laws: Sequence[FinitePair | FinitePart], atoms: int, fields: int, shape: tuple[int, ...]
 ) -> list[np.ndarray]:
-    """Join the first `fields` fields of laws into fields of a batch; pad the first `atoms` of them with zeros."""
+    """Stack the first `fields` fields of all laws. Of these the first `atoms` have an atom axis, padded with zeros."""
     most = max((law.loss.size for law in laws), default=1)
     padded = np.zeros((atoms, len(laws), most))
     for row, law in enumerate(laws):
@@ -187,7 +188,7 @@ def _as_one(
 
 
 def _masses(epsilon: np.ndarray, f: np.ndarray, centre: float, doubt: float) -> np.ndarray:
-    """Return the masses p_k (`pair_of_profile`), rounded up; `centre`, the value at eps 0, is known up to `doubt`."""
+    """Return the masses p_k of `pair_of_profile`, rounded up. `centre` is delta at eps 0, with an error of `doubt`."""
     if not epsilon.size:
         return epsilon
     rise = -np.diff(f, prepend=centre) / -np.expm1(-np.diff(epsilon, prepend=0.0))
@@ -198,7 +199,7 @@ def _masses(epsilon: np.ndarray, f: np.ndarray, centre: float, doubt: float) -> 
 
 
 def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
-    """Return the points on the lower convex hull, beginning with the first point."""
+    """Return those of the indices `points` that lie on the lower convex hull of (e^eps, f). The first always does."""
     fallen = np.diff(f[points], prepend=np.inf) < 0.0
     fallen[-1:] = True
     points = points[fallen]
@@ -208,11 +209,11 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
         above = slope[:-1] / -np.expm1(-gap[:-1]) - slope[1:] / np.expm1(gap[1:]) <= 0.0
         if not above.any():
             return [int(k) for k in points]
-        # where several points in a row seem to lie above chords, every other one stays, since rounding may hide a bend
+        # Of several points in a row that seem to lie above chords, every other one stays: rounding may hide a bend.
         place = np.arange(above.size)
         odd = (place - np.maximum.accumulate(np.where(above, -1, place))) % 2 == 1
         points = np.delete(points, 1 + np.flatnonzero(above & odd))
-    # the remaining points are taken one by one, since beside a low last point each pass drops only one point
+    # Next to a low last point each pass above drops only one point. So this loop goes through the points one by one.
     chain: list[int] = []
     for k in map(int, points):
         while len(chain) > 1:
@@ -243,7 +244,7 @@ def _fall(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -
 def _bridge(
     epsilon: np.ndarray, f: np.ndarray, r: np.ndarray, right: list[int], left: list[int]
 ) -> tuple[float, list[int], list[int]]:
-    """Join the hulls of both directions by a common tangent; return its value at eps 0, and the points that stay."""
+    """Join both directions' hulls by a common tangent. Return (tangent at eps 0, remaining points of each hull)."""
     right, left = list(right), list(left)
     while True:
         a, b = epsilon[left[0]], epsilon[right[0]]
@@ -283,10 +284,11 @@ def pair_above(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePa
 
 def pair_below(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePair:
     """Return a pair that the two profiles dominate, up to rounding errors, which `direction_of` allows for."""
+    # a delta that is NaN is unknown: its bracket is 0 to 1
     known = (
         BracketedProfile(eps, np.nan_to_num(low), np.nan_to_num(high, nan=1.0)) for eps, low, high in (forward, reverse)
     )
-    corners = tuple(_corners(*profile) for profile in known)  # a delta that is NaN is unknown: its bracket is 0 to 1
+    corners = tuple(_corners(*profile) for profile in known)
     centre = min(values[0] for _, values in corners)
     for _, values in corners:
         values[0] = centre
@@ -294,12 +296,13 @@ def pair_below(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePa
 
 
 def direction_of(pair: FinitePair, direction: str) -> FinitePart:
-    """Return the law of the loss in a direction, from a pair that `pair_below` made; the masses sum to 1."""
+    """Return the law, rounded down, of the loss in a direction of a pair from `pair_below`. The masses sum to 1."""
     order = np.argsort(pair.loss, kind="stable")
     loss, p, q = (x[order] for x in pair[:3])
     keep = (p > 0.0) & (q > 0.0)
     loss, p, q = loss[keep], p[keep], q[keep]
-    # the smaller mass at a loss is a difference of two sums in `beyond`; the larger mass is e^|loss| times the smaller
+    # The smaller of an atom's two masses is a difference of two sums in `beyond`, and has their rounding errors. The
+    # larger mass is e^|loss| times the smaller one, and so is its error.
     beyond = np.where(loss >= 0.0, np.cumsum(q[::-1])[::-1], np.cumsum(p))
     with np.errstate(over="ignore"):
         # 128 roundoffs: 16 that `pair_of_profile` added, 16 for its error, 96 for the sums and the exponential here
@@ -325,7 +328,7 @@ def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
         loss = np.log(p) - np.log(q)
         lowest = int(np.argmin(loss))
         p[lowest] += rest
-        # the atom of lowest loss keeps its Q-mass, or gets more of it so that its loss stays the lowest
+        # The atom of lowest loss keeps its Q-mass. If its loss would exceed another one, it gets more Q-mass.
         others = np.delete(loss, lowest)
         most = float(others.min()) if others.size else 0.0
         loss[lowest] = min(np.log(p[lowest]) - np.log(q[lowest]), most)
@@ -336,7 +339,7 @@ def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
 
 
 def _lowest_as_one(p: np.ndarray, q: np.ndarray, loss: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray]:
-    """Join the lowest losses, of total mass at most `mass`, into one atom; a lattice of the losses is then shorter."""
+    """Return p and q with the lowest losses (P-mass at most `mass`) joined to one atom. Then a lattice is shorter."""
     order = np.argsort(loss, kind="stable")
     many = max(int(np.searchsorted(np.cumsum(p[order]), mass, side="right")), 1)
     first, others = order[:many], order[many:]
@@ -346,7 +349,7 @@ def _lowest_as_one(p: np.ndarray, q: np.ndarray, loss: np.ndarray, mass: float) 
 def _joined(
     epsilon: np.ndarray, delta: np.ndarray, back: np.ndarray, reverse: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return points of the two directions on one axis; delta is 1, a trivial bound, where a direction has no point."""
+    """Return (eps, delta, reverse) at the eps of both directions. Where a direction has no point, its delta is 1."""
     both = np.union1d(epsilon, back)
     f, r = np.ones(both.size), np.ones(both.size)
     f[np.searchsorted(both, epsilon)], r[np.searchsorted(both, back)] = delta, reverse
@@ -354,13 +357,13 @@ def _joined(
 
 
 def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (eps, value) of the corners of a convex function below the profile. At the last one the value is 0."""
+    """Return (eps, value) of the corners of a convex function below the profile. At the last corner the value is 0."""
     if epsilon.size < 3:  # a corner takes a chord on each side, so 3 points are needed
         return np.zeros(1), np.zeros(1)
     a = np.exp(epsilon)
     gap = a[:-1] * np.expm1(np.diff(epsilon))
-    # Slopes of chords, per unit of `a`, bound the profile's slope: right of a chord it is at least `steep`, left of a
-    # chord at most `flat`. `steep` is kept below 0, since a line that does not fall would never reach 0.
+    # Slopes of chords, per unit of `a`, bound the slope of the profile: the profile's slope is at least `steep` right
+    # of a chord, and at most `flat` left of a chord. `steep` is below 0, so that a line with this slope reaches 0.
     steep = np.minimum((lower[1:] - upper[:-1]) / gap, -1e-20 * lower[1:] / a[1:])
     flat = np.minimum((upper[1:] - lower[:-1]) / gap, 0.0)
     first = lower[1] - flat[1] * gap[0] - _off(lower[1], flat[1], a[1])
@@ -372,7 +375,7 @@ def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple
         if heights[k] <= 0.0 or values[-1] <= 0.0:
             break
         slope = steep[k - 1]
-        zero = heights[k] / -slope if slope < 0.0 else math.inf  # e^eps at which a line of this slope is 0, minus a[k]
+        zero = heights[k] / -slope if slope < 0.0 else math.inf  # the line reaches 0 at e^eps = a[k] + zero
         end = points[k] + math.log1p(zero / a[k])
         reach = zero
         if k + 2 < size:
@@ -415,7 +418,7 @@ def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> Fin
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         share = gap[:-1] / (gap[:-1] - gap[1:])
         crossing = knots[:-1] + np.log1p(np.expm1(step) * share)
-    # e^step overflows for large steps; leaving a crossing out only raises the profile between the knots
+    # Crossings in large steps, where e^step overflows, are left out. That only raises the profile between the knots.
     inside = (gap[:-1] * gap[1:] < 0.0) & (step < 600.0) & np.isfinite(crossing)
     knots = spaced(np.unique(np.concatenate([knots, crossing[inside]])))
     # the last knot must not be below the largest loss, beyond which only the mass at infinity remains
@@ -426,13 +429,13 @@ def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> Fin
 
 
 def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.ndarray) -> np.ndarray:
-    """Compute delta of a finite law of the loss at ascending eps >= 0, rounded up; sum from the largest loss down."""
+    """Return delta, rounded up, at ascending eps >= 0 for a finite law of the loss. Sums begin at the largest loss."""
     near = (loss > 0.0) & (loss < FAR_LOSS)
     infinite = infinite + float(np.sum(mass[~(loss < FAR_LOSS)]))  # a loss that is NaN counts as infinite
     order = np.flatnonzero(near)[np.argsort(loss[near], kind="stable")]
     atoms = [*zip((loss[order] * (1.0 + 8.0 * ROUNDOFF)).tolist(), mass[order].tolist(), strict=True)]
     units = 16.0 + 8.0 * (len(atoms) + eps.size) + 4.0 * (atoms[-1][0] if atoms else 0.0)
-    delta, cost, here, found = 0.0, 0.0, math.inf, []  # cost is e^eps Q(loss > eps), so that no digits cancel
+    delta, cost, here, found = 0.0, 0.0, math.inf, []  # cost = e^eps Q(loss > eps), so delta sums positive terms
     for at in eps.tolist()[::-1]:
         while atoms and atoms[-1][0] > at:
             there, more = atoms.pop()
@@ -447,7 +450,7 @@ def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.
 
 
 def spaced(points: np.ndarray) -> np.ndarray:
-    """Return ascending points without those too near the point before; leaving points out only raises a profile."""
+    """Return ascending points, without points too near the one before. Leaving points out only raises a profile."""
     kept = [points[0]]
     for point in points[1:]:
         if point - kept[-1] >= max(LEAST_GAP, 64.0 * ROUNDOFF * point):

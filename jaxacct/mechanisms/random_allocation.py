@@ -1,4 +1,4 @@
-"""Random allocation: in a round of t releases each record takes part in some slots, which are drawn at random.
+"""Random allocation: in a round of t releases ("slots") each record takes part in some, which are drawn at random.
 
 A round whose pairs cannot be computed is bounded from above by the Gaussian mechanism that also reveals the slot;
 nothing is claimed from below.
@@ -79,10 +79,10 @@ class RandomAllocation(Mechanism):
     With one participation the pair is P = (1/t) sum_i N(e_i, sigma^2 I), Q = N(0, sigma^2 I) in t dimensions: exact for
     add, remove and zero-out, also for adaptive releases. Several rounds, as in
     ``ja.repeat(RandomAllocation(Gaussian(1.0), 100), epochs)``, draw a fresh allocation in every round; the answer is a
-    certified bracket. With k participations, 1 < k < t, the answer is for slots that are split at random into k
-    blocks, which are revealed, and one participation in each block; ``kind`` is "bound". With k = t a round is t plain
-    releases. Under ``replace_one`` a record is removed and another added, and the answer is a bound. Rényi divergences
-    and selections use only a dominating pair, and are bounds too.
+    certified bracket. With k participations, 1 < k < t, the answer is that of a mechanism that leaks no less: it
+    splits the slots at random into k blocks, reveals the blocks, and draws one slot in each. ``kind`` is "bound". With
+    k = t a round is t plain releases. Under ``replace_one`` a record is removed and another added, and the answer is a
+    bound. Rényi divergences and selections use only a dominating pair, and are bounds too.
 
     The slots of different records must be independent. Slots of equal size, as a shuffle makes them, are not covered,
     because the slots of the other records then depend on the record's own slot: for t = 2 and sigma = 1 the
