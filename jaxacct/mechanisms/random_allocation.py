@@ -202,7 +202,7 @@ class RandomAllocation(Mechanism):
             raise InputError(
                 "relation = 'replace_one' gives no pair for random allocation; ask ja.epsilon or ja.delta for a bound"
             )
-        if not below:  # a pair has no loss above LARGEST_LOSS; where larger losses matter, the slots are revealed
+        if not below:  # A pair has no loss above LARGEST_LOSS. A bound that needs larger ones takes the slots as known.
             mu = group / sigma
             bound = (group > 1.0) | (taken > 1.0) | (_LOSSES.get() == "far")
             revealed = bound & ~(mu * (0.5 * mu + FAR) <= LARGEST_LOSS)
@@ -222,12 +222,12 @@ class RandomAllocation(Mechanism):
 def _of_rows(
     sigma: np.ndarray, slots: np.ndarray, group: np.ndarray, present: np.ndarray, direction: str, below: bool
 ) -> FinitePart:
-    """Return the finite law of each configuration; where the part is not `present`, the law is a single loss 0."""
+    """Return the loss law of one block of `slots` slots per configuration. If `present` is False, the loss is 0."""
     rows = list(zip(*(x.ravel().tolist() for x in (sigma, slots, group, present)), strict=True))
     zero, one, nowhere = np.zeros(1), np.ones(1), np.asarray(0.0)
     if below:
         nothing = FinitePart(zero, one, nowhere)
-        laws = [  # no lower bound is known for groups
+        laws = [  # no lower bound is known for groups: their loss 0 claims only delta >= 0
             law_below_round(noise, t, direction) if here and g == 1.0 else nothing for noise, t, g, here in rows
         ]
         return stacked_parts(laws, sigma.shape)
@@ -250,12 +250,12 @@ def require_gaussian_slots(owner: str, mechanism: Any) -> None:
 @register
 @dataclass(frozen=True, eq=False)
 class BallsInBins(EqualToAnother):
-    """Several epochs of t releases, each record in one of the t slots, the same in every epoch.
+    """Several epochs of t releases (slots). A record takes part in one random slot, the same in every epoch.
 
     The mechanism is exactly one round of ``RandomAllocation`` with noise multiplier sigma/sqrt(epochs). jax_privacy's
     BallsInBinsSampling draws such batches. A fresh slot in every epoch, ``ja.repeat(RandomAllocation(Gaussian(sigma),
     slots), epochs)``, costs up to five times less epsilon: .603 instead of 2.96 at sigma = 2, 100 slots, 10 epochs and
-    delta = 1e-5. A warning says so.
+    delta = 1e-5. If slots and epochs are both above 1, a warning recommends the fresh slots.
 
     Parameters
     ----------
@@ -304,14 +304,14 @@ class BallsInBins(EqualToAnother):
             return super().validated()
 
     def equivalent(self, below: bool = False) -> RandomAllocation:
-        """Return the round that the mechanism equals."""
+        """Return the round of RandomAllocation that equals the mechanism, with noise rounded down, or up if `below`."""
         sigma, epochs = (np.asarray(x, np.float64) for x in (self.mechanism.noise_multiplier, self.epochs))
         rounding = 4.0 * ROUNDOFF if below else -4.0 * ROUNDOFF
         return RandomAllocation(Gaussian(sigma / np.sqrt(epochs) * (1.0 + rounding)), self.slots)
 
 
 def rounds_inside(mechanism: Mechanism) -> list[tuple[float, float]]:
-    """Return (noise multiplier, slots) of every round of random allocation in a mechanism, each once."""
+    """Return the distinct (noise multiplier, slots) of all Gaussian rounds in a mechanism. Each block counts as one."""
     if isinstance(mechanism, BallsInBins):
         both = (rounds_inside(mechanism.equivalent(below)) for below in (False, True))
         return list(dict.fromkeys(one for each in both for one in each))
@@ -338,7 +338,7 @@ def replaced_in_two_steps(mechanism: Mechanism) -> bool:
 
 @contextlib.contextmanager
 def with_losses(which: Losses) -> Iterator[None]:
-    """Use the set of losses `which` for all rounds within the `with` block."""
+    """Within the `with` block, compute the profiles of all rounds at the set of losses that `which` names."""
     token = _LOSSES.set(which)
     try:
         yield
@@ -347,13 +347,13 @@ def with_losses(which: Losses) -> Iterator[None]:
 
 
 def _profiles(sigma: float, slots: float, losses: Losses) -> Profiles:
-    """Return the profiles of a round, from the cache if they are there."""
+    """Return the profiles of a round in both directions, from the cache if possible."""
     kept = _KEPT.get((sigma, slots, losses))
     return kept if kept is not None else _profiles_of([(sigma, slots)], losses)[0]
 
 
 def _profiles_of(rounds: Sequence[tuple[float, float]], losses: Losses) -> list[Profiles]:
-    """Compute the profiles of rounds in both directions, each capped by that of the Gaussian that reveals the slot."""
+    """Compute the profiles of rounds in both directions. Cap them by the profile of a Gaussian whose slot is known."""
     sigma, slots = np.array(rounds, np.float64).T
     mus = 1.0 / sigma * (1.0 + 4.0 * ROUNDOFF)
     made: list[Profiles]
@@ -378,7 +378,7 @@ def _profiles_of(rounds: Sequence[tuple[float, float]], losses: Losses) -> list[
 
 
 def _with_one_start(*pair: BracketedProfile) -> Profiles:
-    """Narrow two profiles by each other: at eps = 0 each is TV(P, Q), and delta(eps) >= 1 - (1 - TV(P, Q)) e^eps."""
+    """Narrow two brackets: both deltas are TV(P, Q) at eps = 0, and at least 1 - (1 - TV(P, Q)) e^eps at other eps."""
     least, most = max(one.lower[0] for one in pair), min(one.upper[0] for one in pair)
     if not least <= most:
         return pair[0], pair[1]
@@ -391,7 +391,7 @@ def _with_one_start(*pair: BracketedProfile) -> Profiles:
 
 
 def prepare(rounds: Sequence[tuple[float, float]]) -> None:
-    """Compute and cache the pairs of several rounds together; a round is given as (noise multiplier, slots)."""
+    """Compute several rounds together and cache their pairs. A round is given as (noise multiplier, slots)."""
     losses = _LOSSES.get()
     missing = [one for one in rounds if (*one, losses) not in _KEPT]
     if len(missing) > 1:
@@ -408,7 +408,7 @@ def pair_above_round(sigma: float, slots: float, group: float) -> FinitePair:
 
 
 def law_below_round(sigma: float, slots: float, direction: str) -> FinitePart:
-    """Return the law of the loss of a pair that a round dominates."""
+    """Return a loss law whose delta is at most that of the round, for use in lower bounds."""
     nothing = FinitePart(np.zeros(1), np.ones(1), np.asarray(0.0))
     return _or_else(_parts_below, lambda: (nothing, nothing), sigma, slots)[DIRECTIONS.index(direction)]
 
@@ -427,7 +427,7 @@ def _parts_below(sigma: float, slots: float, losses: Losses) -> tuple[FinitePart
 def _or_else(
     make: Callable[..., Made], otherwise: Callable[[], Made], sigma: float, slots: float, *more: float
 ) -> Made:
-    """Return the result of `make`; if `make` fails, the result of `otherwise`, which claims less and is not cached."""
+    """Return the result of `make`. If `make` fails, warn and return the result of `otherwise`, a weaker bound."""
     try:
         return make(sigma, slots, _LOSSES.get(), *more)
     except FAILURES as error:
@@ -440,7 +440,7 @@ def _or_else(
 
 
 def _pair_of_revealed(sigma: float, group: float) -> FinitePair:
-    """Return the pair of the Gaussian that reveals the slot; if that fails, a pair that bounds nothing."""
+    """Return the pair of a Gaussian whose slot is known. If this fails, return a pair with delta = 1 at every eps."""
     try:
         mu = 1.0 / sigma * (1.0 + 4.0 * ROUNDOFF)
         eps = np.linspace(0.0, min(mu * (0.5 * mu + 12.0), LARGEST_LOSS), 300)
@@ -453,11 +453,11 @@ def _pair_of_revealed(sigma: float, group: float) -> FinitePair:
 
 
 def _of_group(profile: BracketedProfile, group: float, mu: float) -> BracketedProfile:
-    """Bound the profile of `group` records that are added in turn (README.md, "Random allocation", Groups)."""
+    """Given the profile of one record, bound that of `group` records (README.md, "Random allocation", Groups)."""
     if group == 1.0:
         return profile
     eps, together = profile.epsilon, group * mu * (1.0 + 8.0 * ROUNDOFF)
-    # the sum of e^{j eps} over j < group is a quotient of expm1 for eps > 0, and at most group * e^{(group - 1) eps}
+    # `sums` is the sum of e^{j eps} over j < group, or the bound group * e^{(group - 1) eps} if the quotient overflows.
     with np.errstate(over="ignore", invalid="ignore"):
         sums = np.where(eps > 0.0, np.expm1(group * eps) / np.expm1(np.where(eps > 0.0, eps, 1.0)), group)
         sums = np.minimum(np.where(np.isnan(sums), np.inf, sums), group * np.exp((group - 1.0) * eps))
@@ -471,7 +471,7 @@ def _of_group(profile: BracketedProfile, group: float, mu: float) -> BracketedPr
 
 
 def _with_far_losses(profile: BracketedProfile, mu: float) -> BracketedProfile:
-    """Extend the profile to larger losses, by the Gaussian that reveals the slot, so that less mass is at infinity."""
+    """Extend the profile to larger losses by a Gaussian whose slot is known. Then less mass counts as infinite loss."""
     last, end = profile.epsilon[-1], min(mu * (0.5 * mu + FAR), LARGEST_LOSS)
     if not (last < end and profile.upper[-1] > 0.0):
         return profile
@@ -502,7 +502,7 @@ class AllocatedLaw(NamedTuple):
     q_infinity: float  # Q-mass of the outputs that have P-mass 0
 
     def part(self, direction: str, below: bool) -> FinitePart:
-        """Return the law in a direction; for lower ends (`below`) the smallest masses move to the smallest loss."""
+        """Return the law in a direction. If `below`, the masses under LEAST_MASS move to the smallest loss."""
         loss, mass, infinity = self.loss, self.p, self.p_infinity
         if direction == "add":
             loss, mass, infinity = -loss, self.q, self.q_infinity
@@ -512,7 +512,7 @@ class AllocatedLaw(NamedTuple):
         least = int(np.argmin(loss))
         small[least] = False
         kept = np.where(small, 0.0, mass)
-        # moving a mass to the smallest loss makes every delta smaller
+        # The move makes every delta smaller, so the law stays a lower bound.
         kept[least] += mass[small].sum() + (infinity if infinity < LEAST_MASS else 0.0)
         return FinitePart(np.where(small, 0.0, loss), kept, np.asarray(infinity if infinity >= LEAST_MASS else 0.0))
 
@@ -523,10 +523,10 @@ class AllocatedLaw(NamedTuple):
 
 
 def refuse_counts(base: FiniteMechanism, slots: float, taken: float, index: str) -> None:
-    """Refuse a base of too large an epsilon, and too many possible counts of outputs; errors name the `index`."""
+    """Refuse a base whose epsilon is too large, and too many vectors of counts. Errors name the element `index`."""
     if getattr(base, "epsilon", 0.0) > MOST_EPSILON:
         raise InputError(
-            f"epsilon{index} = {base.epsilon:g} of the base must be at most {MOST_EPSILON:g} in RandomAllocation; "  # type: ignore[attr-defined]  # of PureDP and ApproximateDP
+            f"epsilon{index} = {base.epsilon:g} of the base must be at most {MOST_EPSILON:g} in RandomAllocation; "  # type: ignore[attr-defined]  # only PureDP and ApproximateDP have an epsilon
             "nothing is private beyond it"
         )
     with decimal.localcontext(_context(base)):
@@ -554,7 +554,7 @@ def allocated_law(base: FiniteMechanism, slots: int, taken: int) -> AllocatedLaw
                 found.append((float(ratio.ln()), _up(weight * ratio), _up(weight)))
             else:
                 never += weight
-        # `1 - (1 - alone)^taken`, written as a sum, which does not cancel if `alone` is near 0
+        # The P-mass of infinite loss is 1 - (1 - alone)^taken. Written as a sum it loses no digits for a small `alone`.
         infinite = alone * sum(_powers(1 - alone, taken - 1), Decimal(0))
     loss, p, q = np.array(found or [(0.0, 0.0, 0.0)]).T
     return AllocatedLaw(loss, p, q, _up(infinite), _up(never))
@@ -569,7 +569,7 @@ def _context(base: FiniteMechanism) -> decimal.Context:
 
 
 def _up(value: Decimal) -> float:
-    """Return the nearest float64; underflow rounds up to the smallest float."""
+    """Return the nearest float64, or the smallest positive float64 if a positive value would become 0."""
     return max(float(value), SMALLEST_POSITIVE) if value > 0 else 0.0
 
 
@@ -578,7 +578,7 @@ def _counts(outputs: list[tuple[Decimal, Decimal]], slots: int, taken: int) -> I
     factorial = [Decimal(1)]
     for n in range(1, slots + 1):
         factorial.append(factorial[-1] * n)
-    # `powers` has q^n/n! and `ratios` has x^j/j!, since multinomial coefficients are quotients of factorials
+    # `powers` has q^n/n! and `ratios` has x^j/j! with x = p/q, because multinomial probabilities contain them
     powers = [[a / f for a, f in zip(_powers(q, slots), factorial, strict=True)] for _, q in outputs]
     ratios = [[a / f for a, f in zip(_powers(x, taken), factorial[: taken + 1], strict=True)] for x, _ in outputs]
     last, all_ways = len(outputs) - 1, factorial[slots] / (factorial[taken] * factorial[slots - taken])
@@ -611,7 +611,7 @@ def _powers(value: Decimal, most: int) -> list[Decimal]:
 
 
 def _outputs(base: FiniteMechanism) -> list[tuple[Decimal, Decimal]]:
-    """Return (p, q) of every output; outputs of equal ratio are merged, since distinguishing them reveals nothing."""
+    """Return each output's probabilities (p, q) under P and Q. Outputs with the same ratio p/q count as one output."""
     if isinstance(base, RandomizedResponse):
         true = Fraction(float(base.probability))
         other = (1 - true) / (base.categories - 1)
@@ -622,7 +622,7 @@ def _outputs(base: FiniteMechanism) -> list[tuple[Decimal, Decimal]]:
         pairs = [(p / totals[0], q / totals[1]) for p, q in zip(*given, strict=True)]
     else:
         delta = Decimal(float(getattr(base, "delta", 0.0)))
-        odds = (-Decimal(float(base.epsilon))).exp()  # type: ignore[attr-defined]  # of PureDP and ApproximateDP
+        odds = (-Decimal(float(base.epsilon))).exp()  # type: ignore[attr-defined]  # PureDP or ApproximateDP
         likely = (1 - delta) / (1 + odds)
         if odds == 1:
             return [(2 * likely, 2 * likely), (delta, Decimal(0)), (Decimal(0), delta)]

@@ -76,16 +76,16 @@ class PoissonSampled(OfGaussianMixtures):
     """A base mechanism run on a Poisson sample: each record is in it with ``sampling_probability`` q.
 
     Let (P, Q) be the base's pair. The pair of the sampled step is ((1-q) Q + q P, Q) for remove, and (Q, (1-q) Q + q P)
-    for add. Sampling a sample multiplies the rates. Under ``replace_one`` the answer is a bound for 0 < q < 1.
+    for add. The rates of nested samplings multiply. Under ``replace_one`` the answer is a bound for 0 < q < 1.
 
     A composition inside runs all its mechanisms on one sample, as in ``PoissonSampled(compose(Gaussian(1.0),
     Laplace(5.0)), 0.01)`` (README.md, "Several releases from one sample"). A composition of sampled mechanisms draws a
     new sample for each of them.
 
-    ``group`` = k > 1 protects any k records together, such as those of one person. The pair of a Gaussian is then
-    (sum_j Bin_j N(j, s^2), N(0, s^2)) with Binomial(k, q) probabilities: exact for add, remove and zero-out of up to k
-    records, whatever they are. Under ``replace_one`` k records are replaced, and the answer is a bound (README.md,
-    "Groups of records").
+    ``group`` = k > 1 protects any k records together, such as those of one person. For a Gaussian of noise multiplier s
+    the pair is then (sum_j Bin_j N(j, s^2), N(0, s^2)), where Bin_j is the Binomial(k, q) probability of j. It is exact
+    for add, remove and zero-out of any k records or fewer. Under ``replace_one`` k records are replaced, and the answer
+    is a bound (README.md, "Groups of records").
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ class PoissonSampled(OfGaussianMixtures):
         return "bound" if bound else base.kind_of_bracket(relation, composed)
 
     def several(self, relation: str) -> Several | None:
-        """Return the releases from one sample; None if their profile does not determine the answer."""
+        """Return the releases if the sample has several and their profile determines the answer; else return None."""
         base, rate = self._flat()
         if isinstance(base, BaseMechanism) or (relation == "replace_one" and self._draws()):
             return None
@@ -224,7 +224,7 @@ class PoissonSampled(OfGaussianMixtures):
         return base.attained(relation) if isinstance(base, OfGaussianMixtures) else True
 
     def _contributions(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return, per configuration, the shifts of the sum that a group causes, in sigmas, and their probabilities."""
+        """Return (shifts, probabilities) per configuration: how far a group may shift the sum, in units of sigma."""
         base, rate = self._flat()
         found = []
         for sigma, q in rows_of(self, cast(Gaussian, base).noise_multiplier, rate):
@@ -233,7 +233,7 @@ class PoissonSampled(OfGaussianMixtures):
         return found
 
     def _flat(self, up: bool = False) -> tuple[Mechanism, np.ndarray]:
-        """Return (base inside all nested sampling, product of the rates); `up` rounds noise up, not down."""
+        """Return the base inside nested samplings, with noise rounded down (up if `up`), and the product of rates."""
         rate = np.asarray(self.sampling_probability, np.float64)
         if not isinstance(self.mechanism, PoissonSampled):
             base: Mechanism = self.mechanism
@@ -243,7 +243,7 @@ class PoissonSampled(OfGaussianMixtures):
         product = rate * inner
         if np.any((product == 0.0) & (rate > 0.0) & (inner > 0.0)):
             raise InputError("nested sampling_probability multiply to less than float64 can hold; use larger rates")
-        # a rate near 1 must be exact, since its distance from 1 decides the loss of a record that is left out
+        # A product near 1 must be exact, since losses depend on 1 - product, the chance that a record is left out.
         for index in np.argwhere(product > 0.999):
             factors = (float(np.broadcast_to(part, product.shape)[tuple(index)]) for part in (rate, inner))
             exact = math.prod(Fraction(factor) for factor in factors)
@@ -263,7 +263,7 @@ def _branch_sampled(branch: Branch, rate: float) -> Branch:
 
 
 def _under(relation: str) -> str:
-    """Return the relation for the releases inside a sample, given the `relation` for the sample itself."""
+    """Return the relation under which the releases in a sample are bounded, given the sample's own `relation`."""
     return relation if relation == "replace_one" else "add_or_remove_one"
 
 
@@ -301,15 +301,16 @@ def _protects_groups(mechanism: Mechanism) -> bool:
 class TruncatedPoissonSampled(OfGaussianMixtures):
     """A Gaussian on a Poisson sample, which is cut to a uniform subset of ``cap`` records if it is larger.
 
-    Let n = ``dataset_size``, tau = Pr[Bin(n-1, q) >= cap] and q' = (cap/n) Pr[Bin(n, q) > cap]/tau. With probability 1
-    - tau a step is the Gaussian sampled at q, of sensitivity 1. With probability tau it is the Gaussian sampled at q',
-    of sensitivity 2, since the record displaces another one. This is an upper bound for add and remove, and for any
-    number of adaptive steps; ``kind`` is "bound". README.md, "A cap on a Poisson sample", has the other relations.
+    With n = ``dataset_size``, tau = Pr[Bin(n-1, q) >= cap] is the chance that the n - 1 other records fill the batch.
+    Given a filled batch, a record is in it with the chance q' = (cap/n) Pr[Bin(n, q) > cap]/tau, and has then displaced
+    another record. So a step counts, with probability tau, as a Gaussian of sensitivity 2 sampled at q', and else as a
+    Gaussian of sensitivity 1 sampled at q. This is an upper bound for add and remove, and for any number of adaptive
+    steps; ``kind`` is "bound". README.md, "A cap on a Poisson sample", has the other relations.
 
-    The bound holds if n, the size of the larger data set, is public, q and the cap do not depend on the data, the
-    subset is uniform (not the first ``cap`` records), and the sum is divided by a constant, never by the number drawn.
-    A cap costs much privacy unless steps * tau is well below delta; `jaxacct.cap_for` finds a cap that costs little. A
-    cap of n or more is plain Poisson sampling.
+    The bound has four conditions. n, the size of the larger data set, is public. q and the cap do not depend on the
+    data. The subset is uniform (not the first ``cap`` records). The sum is divided by a constant, never by the number
+    drawn. A cap costs much privacy unless steps * tau is well below delta. `jaxacct.cap_for` finds a cap that costs
+    little. A cap of n or more is plain Poisson sampling.
 
     Parameters
     ----------
@@ -346,7 +347,7 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
         require_gaussian("TruncatedPoissonSampled", self.mechanism)
 
     def chance_of_cap(self) -> Numbers:
-        """Return tau, the chance that the other records alone fill the batch, rounded up, for each configuration.
+        """Return tau, the chance that the other n - 1 records fill the batch, rounded up, for each configuration.
 
         >>> import jaxacct as ja
         >>> float(ja.TruncatedPoissonSampled(ja.Gaussian(1.0), 0.4, dataset_size=5, cap=5).chance_of_cap())
@@ -394,9 +395,9 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
 
 
 def cap_for(sampling_probability: float, dataset_size: int, steps: int, delta: float, share: float = 1e-3) -> int:
-    """Return the smallest cap that costs little: steps * Pr[Bin(n - 1, q) >= cap] is at most `share` of delta.
+    """Return the smallest cap for which steps * Pr[Bin(n - 1, q) >= cap] is at most share * delta.
 
-    The chance that a record may displace another one (`TruncatedPoissonSampled`) in any step is at most this share.
+    So a record displaces another one (`TruncatedPoissonSampled`) in any step with at most the chance share * delta.
 
     Parameters
     ----------
@@ -428,7 +429,7 @@ def cap_for(sampling_probability: float, dataset_size: int, steps: int, delta: f
     n = float(check_one("dataset_size", dataset_size, RECORDS, one))
     count = float(check_one("steps", steps, COUNT, one))
     goal = check_one("delta", delta, DELTA, one) * check_one("share", share, OPEN_PROBABILITY, one)
-    low, high = max(np.floor(n * q) - 1.0, 0.0), n  # the cap `low` is 0 or does not suffice; the cap n does
+    low, high = max(np.floor(n * q) - 1.0, 0.0), n  # the cap `high` suffices; the cap `low` does not, or is 0
     while high - low > 1.0:
         middle = float(np.floor(0.5 * (low + high)))
         low, high = (low, middle) if count * cap_of(n, q, middle).chance[1] <= goal else (middle, high)
@@ -464,18 +465,18 @@ class Cap(NamedTuple):
     """Effect of a cap on a Poisson sample for one record; each field is a lower and an upper bound of a number."""
 
     chance: tuple[float, float]  # tau = Pr[Bin(n-1, q) >= cap], the chance that the other records fill the batch
-    rate: tuple[float, float]  # q' = (cap/n) Pr[Bin(n, q) > cap]/tau, the chance that such a batch has the record
+    rate: tuple[float, float]  # q' = (cap/n) Pr[Bin(n, q) > cap]/tau, the chance that a batch filled so has the record
 
 
 def cap_of(size: float, q: float, cap: float) -> Cap:
-    """Return bounds of tau and q' (README.md), computed from the ratios p_k/p_cap with p_k = Pr[Bin(n-1, q) = k]."""
+    """Return bounds of tau and q' (see `Cap`), from sums of p_k/p_cap over k, where p_k = Pr[Bin(size - 1, q) = k]."""
     n = size - 1.0
     if cap >= size or q == 0.0:
         return Cap((0.0, 0.0), (0.0, 0.0))
     if q == 1.0:
         return Cap((1.0, 1.0), (cap / size * (1.0 - 2.0 * ROUNDOFF), min(cap / size * (1.0 + 2.0 * ROUNDOFF), 1.0)))
     beyond, wrong = _series(n, q, cap, 1)  # sum_{k > cap} p_k/p_cap
-    if not np.isfinite(beyond):  # the terms up to the cap, at most p_cap each, are negligible beside later terms
+    if not np.isfinite(beyond):  # the sum overflows, so the terms up to the cap are negligible: tau is 1
         rate = cap / size
         return Cap((1.0 - 2.0 * ROUNDOFF, 1.0), (rate * (1.0 - 4.0 * ROUNDOFF), rate * (1.0 + 2.0 * ROUNDOFF)))
     around, doubt = _series(n, q, cap, -1)  # sum_{k < cap} p_k/p_cap
@@ -516,7 +517,7 @@ def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
             if rest <= NEGLIGIBLE * max(total, 1e-300):
                 break
             length *= 2
-    # 16 roundoffs for each factor cover its difference, two quotients and three products, and the rounding of the odds
+    # Each of the `terms` factors errs by at most 16 roundoffs: a difference, two quotients, three products, the odds.
     return total, 16.0 * ROUNDOFF * (terms + 4.0) + 4.0 * NEGLIGIBLE
 
 
@@ -529,19 +530,20 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     under ``replace_one``, which has twice the sensitivity of add/remove. The pair of the sampled step is
     ((1-g) Q + g P, Q) for remove, and (Q, (1-g) Q + g P) for add. The pair of ``replace_one`` has the profile
     H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. If the base's pair is not symmetric,
-    (P, Q) has the larger profile of both orders (README.md, "Two orders of a replaced record"). A pair that joins
-    several pairs is a bound when it is repeated or composed, and so are its Rényi divergences. For Gaussian and Laplace
-    bases epsilon under ``replace_one`` is a bound, about 1e-5 above the exact value. A composition inside runs on one
-    sample, as in `PoissonSampled`.
+    the larger of the profiles of (P, Q) and (Q, P) replaces both (README.md, "Two orders of a replaced record"). Such a
+    pair, like that of ``replace_one``, stands for several pairs of data sets. So its repetitions, compositions and
+    Rényi divergences are bounds. For Gaussian and Laplace bases epsilon under ``replace_one`` is a bound, about 1e-5
+    above the exact value. A composition inside runs on one sample, as in `PoissonSampled`.
 
     ``zero_out`` replaces a record by one that contributes 0, in the same slot. For a Gaussian base it has a dominating
     pair of its own (README.md, "Zero-out where the slot is kept"). For other bases the pair of ``replace_one`` is a
     bound.
 
     ``group`` = k > 1 protects k records of n = ``dataset_size`` together. Each of them in the batch displaces another
-    record, so the pair of a Gaussian is (sum_j Hyp_j N(2j, s^2), N(0, s^2)), with the hypergeometric law of how many of
-    them a batch of n * ``sampling_ratio`` records holds: exact for add and remove of k records. Under ``replace_one``
-    and ``zero_out`` the answer is a bound (README.md, "Groups of records").
+    record, so the pair of a Gaussian of noise multiplier s is (sum_j Hyp_j N(2j, s^2), N(0, s^2)). Here Hyp_j is the
+    hypergeometric probability that a batch of n * ``sampling_ratio`` records holds j of the k records. The pair is
+    exact for add and remove of k records. Under ``replace_one`` and ``zero_out`` the answer is a bound (README.md,
+    "Groups of records").
 
     Parameters
     ----------
@@ -606,7 +608,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         if self.group > 1 or relation == "zero_out":
             return "bound"
         replaced = relation == "replace_one" and not self._trivial()
-        # a joined pair covers several pairs of data sets; a rough pair has finitely many losses, unlike the base's pair
+        # `joined`: the pair stands for several pairs of data sets. `rough`: the pair only dominates the base's pair.
         joined = replaced or not base.symmetric()
         rough = replaced and isinstance(base, BaseMechanism) and not base.finite
         return "bound" if rough or (joined and composed) else kind
@@ -634,7 +636,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         base, ratio = self._base(up=True), np.asarray(self.sampling_ratio, np.float64)
         if self.group > 1:
             return super().expand_below(relation, direction)
-        # the pair of `_replaced` gives upper bounds of delta only; this part gives the lower bound 0
+        # `_replaced` bounds delta only from above. The lower bound is 0, the delta of a law with the single loss 0.
         if relation in ("replace_one", "zero_out") and not self._trivial():
             nothing = np.zeros((*batch_shape(self), 1))
             return [(FinitePart(nothing, nothing + 1.0, nothing[..., 0]), np.asarray(1.0))]
@@ -646,7 +648,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return not self.ordinary() or self._base() != self._base(up=True)
 
     def several(self, relation: str) -> Several | None:
-        """Return the releases from one sample; None if their profile does not determine the answer."""
+        """Return the releases if the sample has several and their profile determines the answer; else return None."""
         base = self._base()
         if isinstance(base, BaseMechanism) or relation == "zero_out":
             return None
@@ -715,16 +717,16 @@ class SampledWithoutReplacement(OfGaussianMixtures):
 
 
 def _replaced(pair: FinitePair, ratio: np.ndarray) -> FinitePair:
-    """Return the pair of Zhu, Dong, Wang 2022, Corollary 31, for the sampling ratio g."""
+    """Given the base's pair, return the sample's pair under `replace_one` (Zhu, Dong, Wang 2022, Corollary 31)."""
     g = ratio[..., None]
-    # P is mixed with Q where the loss is positive, Q with P where it is negative; the mass that is left has loss 0
+    # P becomes (1 - g) Q + g P where the loss is positive. Q becomes (1 - g) P + g Q where the loss is negative.
     above, below = pair.loss > 0.0, pair.loss < 0.0
     mixed_p, mixed_q = (1.0 - g) * pair.q + g * pair.p, (1.0 - g) * pair.p + g * pair.q
     loss = np.where(above, log_mixture(pair.loss, g), -log_mixture(-pair.loss, g))
     p = np.where(above, mixed_p, np.where(below, pair.p, 0.0))
     q = np.where(above, pair.q, np.where(below, mixed_q, 0.0))
     p_infinity, q_infinity = ratio * pair.p_infinity, ratio * pair.q_infinity
-    # the mass left for loss 0 is P's mass at loss 0 plus (1 - g) times the total variation of P and Q
+    # The rest of the mass has loss 0. It is P's mass at loss 0 plus (1 - g) times the total variation of P and Q.
     apart = np.where(above, pair.p - pair.q, 0.0).sum(-1) + pair.p_infinity
     centre = np.where(above | below, 0.0, pair.p).sum(-1) + (1.0 - ratio) * np.maximum(apart, 0.0)
     shape = np.broadcast_shapes(loss.shape[:-1], centre.shape)
@@ -742,13 +744,13 @@ def _replaced(pair: FinitePair, ratio: np.ndarray) -> FinitePair:
 class SampledWithReplacement(OfGaussianMixtures):
     """A Gaussian on ``batch_size`` B draws from n = ``dataset_size`` records, each draw independent of the others.
 
-    A record is drawn Binomial(B, 1/n) times, and each time it takes the place of another record. The pair is (sum_m
-    Bin_m N(2m, s^2), N(0, s^2)), exact for add and remove. ``group`` = k > 1 protects any k records together, with
-    Binomial(B, k/n) draws. Under ``replace_one`` and ``zero_out`` the answer is a bound (README.md, "Draws with
-    replacement").
+    A record is drawn Binomial(B, 1/n) times, and each time it takes the place of another record. If Bin_m is the
+    probability of m draws and s the noise multiplier, the pair is (sum_m Bin_m N(2m, s^2), N(0, s^2)), exact for add
+    and remove. ``group`` = k > 1 protects any k records together, which are drawn Binomial(B, k/n) times. Under
+    ``replace_one`` and ``zero_out`` the answer is a bound (README.md, "Draws with replacement").
 
-    A record that is drawn m times counts m times: clip every draw, not the sum of a record's draws. n and B are public,
-    and the sum is divided by a constant.
+    The pair has three conditions. A record that is drawn m times counts m times, and every draw is clipped, not the sum
+    of a record's draws. n and B are public. The sum is divided by a constant.
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
 """Several releases from one sample: sampling acts on the dominating pair of their composition.
 
-A composition of Gaussians is exactly one Gaussian. For any other composition the profile is bracketed at points, and
-the pairs above and below it are sampled like any other pair (README.md, "Several releases from one sample").
+A composition of Gaussians is exactly one Gaussian. For any other composition the profile is bracketed at some values of
+epsilon. The two ends of the bracket give a pair that dominates the composition, and a pair that the composition
+dominates. The sampling acts on these two pairs (README.md, "Several releases from one sample").
 """
 
 from __future__ import annotations
@@ -50,16 +51,16 @@ KEPT = 256
 
 
 class Several(NamedTuple):
-    """Several releases from one sample."""
+    """Several releases from one sample: their composition without the sampling, and the sampling rate."""
 
     base: Mechanism  # the composition of the releases, without the sampling
     rate: np.ndarray  # the sampling rate of each configuration
-    relations: dict[str, str]  # for each direction of the sample, the relation of the releases
+    relations: dict[str, str]  # relation of the releases for each direction, "remove" and "add", of the sample
 
 
 @functools.lru_cache(maxsize=KEPT)
 def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
-    """Return the Gaussian that equals a composition of Gaussians, once with noise rounded down, once up; else None."""
+    """Return the one Gaussian that a composition of Gaussians equals, as (noise rounded down, up). Else return None."""
     parts = mechanism.gaussians()
     if parts is None:
         return None
@@ -72,7 +73,7 @@ def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
 
 
 def _noise_of_all(parts: list[tuple[float, int]]) -> tuple[float, float]:
-    """Return the nearest floats below and above (sum n/z^2)^{-1/2}; integer arithmetic brackets the sum."""
+    """Given (z, n), n releases at noise multiplier z each, return (sum n/z^2)^{-1/2} rounded down and rounded up."""
     least = min(z for z, _ in parts)
     bits = 200 + 2 * math.frexp(least)[1]
     unit, low, high = Fraction(2) ** bits, 0, 0
@@ -119,7 +120,7 @@ def replaced_pair(base: Mechanism, rate: np.ndarray, shape: tuple[int, ...]) -> 
 
 @functools.lru_cache(maxsize=KEPT)
 def _replaced(base: Mechanism, q: float) -> FinitePair:
-    """Return a pair from the smaller of two bounds of delta: for one replacement, and for a removal and an addition."""
+    """Return a pair for a replaced record. Its delta is the smaller of a direct bound and of `_one_after_the_other`."""
     if q == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
     if isinstance(base, Gaussian):
@@ -140,9 +141,10 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
 def _one_after_the_other(
     loss: np.ndarray, removed: np.ndarray, added: np.ndarray, eps: np.ndarray, q: float
 ) -> np.ndarray:
-    """Bound delta of a removal followed by an addition: q min_x {delta_remove(x) + f delta_add(eps - log f)}.
+    """Bound delta of a removal and then an addition by q min_x {delta_remove(x) + f delta_add(eps - log f)}.
 
-    Here f = e^x - (e^eps - 1)(1 - q)/q (README.md, "Several releases from one sample").
+    The two deltas are those of the base without sampling, and f = e^x - (e^eps - 1)(1 - q)/q (README.md, "Several
+    releases from one sample").
     """
     decay = np.exp(-loss[:0:-1])
     at = np.concatenate([decay, np.exp(loss)])
@@ -163,7 +165,7 @@ def _one_after_the_other(
 
 
 def _elements(base: Mechanism, shape: tuple[int, ...]) -> list[Mechanism]:
-    """Return the base's configuration for each row of a batch of this shape."""
+    """Broadcast the base to a batch of this shape, and return the base's configuration for each element."""
     each = [element(base, index) for index in np.ndindex(*batch_shape(base))]
     return [each[row] for row in rows_in(base, shape)]
 
@@ -191,7 +193,7 @@ def _profiles(base: Mechanism, under: str) -> tuple[BracketedProfile, BracketedP
 
 
 def _losses(base: Mechanism, under: str) -> np.ndarray:
-    """Return losses from 0 until delta is negligible, and the largest loss if the losses are bounded."""
+    """Return a grid of losses, from 0 to where delta is negligible. Add the largest loss if losses are bounded."""
     infinite = float(_ask(base, np.asarray(BEYOND), under).upper)
     last = float(_epsilon(base, infinite * (1.0 + 1e-9) + 1e-40, under)) if infinite < 1.0 else 0.0
     last = min(last, BEYOND)

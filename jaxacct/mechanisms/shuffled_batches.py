@@ -34,12 +34,11 @@ class ShuffledBatches(Mechanism):
     shuffle or the same one.
 
     The best known attack, with fresh shuffles, gives the lower ends of ``ja.epsilon`` and ``ja.delta``
-    (README.md, "Shuffled batches"). How private a pass is between the two ends is not known. The lower ends are 0 for a
+    (README.md, "Shuffled batches"). The exact value between the two ends is not known. The lower ends are 0 for a
     single batch, for more than 1,000 passes, for more than 16 answers at once, and in profiles and risks.
 
-    Add and remove are refused. With one record less the batches have another total size. A record that moves into the
-    free slot changes the sums of two batches, so that the sensitivity is not 1 but sqrt(5). Use ``zero_out``, which
-    keeps the slot.
+    Add and remove are refused. If a record is removed, another record moves into its slot. This changes the sums of two
+    batches, so the sensitivity is sqrt(5), not 1. Use ``zero_out``, which leaves the slot with a contribution of 0.
 
     For the same batch sizes Poisson sampling is usually proved to be much more private.
 
@@ -85,10 +84,11 @@ class ShuffledBatches(Mechanism):
 
 
 def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism]:
-    """Return attacks with certified brackets on composed passes; return none if `size` answers exceed MOST_ROWS.
+    """Return the attacks on composed passes that have certified brackets; return none if `size` > MOST_ROWS.
 
-    An attack replaces each pass by what an attacker sees of it, so that the composition dominates the attack. For
-    `batches` = 1 there is no attack, since the trainer also records 1 where it does not know the number of batches.
+    An attack is the mechanism that shows only a part of each pass, so that the composition dominates the attack. `size`
+    is the number of answers asked at once. For `batches` = 1 there is no attack, since the trainer also records 1 where
+    it does not know the number of batches.
     """
     if relation in LOSS_OF_PRESENCE or size > MOST_ROWS or not _in_reach(mechanism, 1.0):
         return []
@@ -144,7 +144,7 @@ class _SeenBatches(Mechanism):
         if self.attack == "allocation":
             seen = RandomAllocation(Gaussian(sigma / SENSITIVITY[relation]), batches)
             return seen.expand_below("zero_out", direction)
-        # with the record one output has the mean 2; without it this mean is 1 under zero_out, 0 under replace_one
+        # With the record one output has the mean 2. Without the record its mean is 1 (zero_out) or 0 (replace_one).
         moved, shape = 2.0 - SENSITIVITY[relation], batch_shape(self)
         # a sigma below 1e-3 is out of the range of `_largest` and is raised to 1e-3, as if the attack added noise
         rows = (np.broadcast_to(x, shape).ravel() for x in (np.maximum(sigma, 1e-3), batches))
@@ -156,8 +156,8 @@ def _largest(with_record: float, without: float, batches: float, direction: str)
     """Return the law of the loss of an attack that sees in which grid cell the largest of `batches` outputs lies."""
     from scipy import special  # slow to import
 
-    # One output has the mean `with_record` under P and `without` under Q, in units of sigma. All others have mean 0,
-    # and are below `lowest` with a chance of e^-46. For 2 batches this `lowest` is -inf, and -10 is used.
+    # One output has the mean `with_record` under P and `without` under Q, in units of sigma. All others have mean 0.
+    # With the chance e^-46 they are all below `lowest`, which is raised to -10 (for 2 batches from -inf).
     lowest = max(-special.ndtri(-np.expm1(-46.0 / (batches - 1.0))), -10.0)
     highest = with_record + 38.0
     step = 0.05 / max(1.0, with_record - without)
@@ -172,9 +172,10 @@ def _largest(with_record: float, without: float, batches: float, direction: str)
 def _masses(edges: np.ndarray, mean: float, batches: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the chance that the largest output lies in each cell between two edges, and bounds of the errors.
 
-    Each chance is a difference of two values of the smaller tail. An edge is rounded in proportion to its size and to
-    the mean. The slope of log Phi(x) is at most 2 (|x| + 1) times |log Phi(x)|. The logarithm of the lower tail is a
-    sum of two such terms, and `units` bounds its relative error.
+    A chance is a difference of two lower tails, or of two upper tails where these are smaller. `log` is the logarithm
+    of the lower tail, a sum of terms log Phi(x). `units` bounds the relative error of `log`, in roundoffs: x has a
+    rounding error in proportion to the edge and the mean, and the slope of log Phi(x) is at most
+    2 (|x| + 1) |log Phi(x)|.
     """
     from scipy import special
 
@@ -182,7 +183,7 @@ def _masses(edges: np.ndarray, mean: float, batches: float) -> tuple[np.ndarray,
     size = np.where(np.isfinite(edges), np.abs(edges), 0.0)
     units = 20.0 + 2.0 * (np.abs(size - mean) + size + mean + 1.0) * (size + mean + 1.0) + 2.0 * size * (size + 1.0)
     lower, upper = np.exp(log), -np.expm1(log)
-    # e^-746 underflows, so a larger exponent adds no error
+    # The factor -log stops at 746: beyond it `lower` underflows to 0, and so does its error.
     lower_off = ROUNDOFF * (4.0 + units * np.minimum(-log, 746.0)) * lower
     upper_off = ROUNDOFF * units * upper
     in_lower = lower[:-1] <= 0.5

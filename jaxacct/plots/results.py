@@ -50,7 +50,7 @@ def plot(
         Otherwise each value of `by` has a curve.  By default these are the inputs with the most values.  All other
         inputs are held at the value that most rows have.
     value : name of a column
-        By default the quantity that was solved for; "epsilon" draws the epsilon at a calibrated parameter.
+        By default the quantity that the sweep solved for. If that is a parameter, "epsilon" draws the epsilon reached.
     where : a dict of column names and values; only the rows with these values are drawn.
     rows : the rows to draw as profiles or trade-off curves, numbered from 0 among the rows that `where` leaves; by
         default up to six rows, evenly spread.
@@ -185,7 +185,7 @@ def _levels(cells: np.ndarray) -> list[float]:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The rows to draw, and the inputs `x` and `by`; `by` is the vertical axis of a heat map, or tells curves apart."""
+    """The rows to draw, and the inputs `x` and `by` (the vertical axis of a heat map, else one curve per value)."""
 
     table: Table
     quantity: str
@@ -231,7 +231,7 @@ def filtered(table: Table, where: Mapping[str, Any]) -> Table:
 def choose(
     table: Table, kind: str | None, x: str | None, by: str | None, value: str | None, where: Mapping[str, Any]
 ) -> tuple[str, View]:
-    """Return the kind of picture ("curve" or "heatmap") and the rows to draw; an argument of None is chosen here."""
+    """Return the kind of picture ("curve" or "heatmap") and the rows to draw. Choose each argument that is None."""
     table = filtered(table, where)
     quantities = solved_for(table.columns)
     if len(quantities) > 1:
@@ -256,8 +256,8 @@ def choose(
     if x is None:
         raise InputError("no input differs between the rows; there is nothing to draw along an axis")
     if by is None:
-        # A heat map takes the numeric input with the most values, by default only if it has more than eight.  Curves
-        # take the input with the most values, among inputs with at most eight.
+        # A heat map is drawn by default if a numeric input has more than eight values.  Its `by` is the numeric input
+        # with the most values.  The `by` of curves has the most values among the inputs with at most eight.
         others = _open_axes(table, value, x, by)
         count = {name: len(np.unique(table[name].astype(str) if name in TEXT else table[name])) for name in others}
         by = max((name for name in others if name not in TEXT), key=count.__getitem__, default=None)

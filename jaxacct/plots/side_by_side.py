@@ -1,4 +1,4 @@
-"""Privacy profiles, trade-off functions and risks of any mechanisms, and advice on noise, each in one picture."""
+"""Pictures that compare mechanisms (privacy profiles, trade-off functions, risks) or the errors of noise strategies."""
 
 from __future__ import annotations
 
@@ -53,14 +53,15 @@ def plot_profiles(
 ) -> Foreign:
     r"""Draw delta against epsilon for any mechanisms side by side (needs matplotlib).
 
-    Each line is the upper end of `delta(eps) = sup H_{e^eps}(P || Q)`, which a claim may use.  Between computed values
-    of epsilon the line is the chord in e^eps.  The chord is no lower than delta, since delta is convex in e^eps.  The
-    band below the line reaches down to the lower end.  The legend names the kind of statement of each curve.
+    Each line is the upper end of `delta(eps) = sup H_{e^eps}(P || Q)` over neighbours.  A claim may state this end.
+    Between computed values of epsilon the line is the chord in e^eps.  The chord is no lower than delta, since delta is
+    convex in e^eps.  The band below the line reaches down to the lower end.  The legend names each curve's kind, such
+    as "certified".
 
     Parameters
     ----------
-    mechanisms : dict of str and Mechanism or Profile; or one of them
-        The keys are the names in the legend.  A batch has a curve for each of its elements, 8 curves at most.
+    mechanisms : dict from names to Mechanism or Profile; or one Mechanism or Profile
+        The names stand in the legend.  A batch has a curve for each of its elements, 8 curves at most.
     epsilon : values >= 0 at which delta is computed.  By default 120 values up to where delta is 1e-10.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}, optional
         By default "add_or_remove_one", and for a Profile its own relation.
@@ -222,7 +223,7 @@ def plot_risks(table: RiskTable, *, names: Sequence[str] | None = None, axes: Fo
 
 
 def draw_strategies(advice: Any, axes: Any = None) -> Any:
-    """Draw a `training.StrategyAdvice`; return the axes, by default those of a new figure."""
+    """Draw the error of each option of a `training.StrategyAdvice` against its number of bands; return the axes."""
     banded = [option for option in advice.options if option.sampling not in OTHER_NOISE]
     bands = [one.strategy.overlap for one in banded]
     colours, dashes = style.colours(["", *OTHER_NOISE]), style.dashes(3)
@@ -292,7 +293,7 @@ def _epsilons(curves: list[Curve]) -> tuple[list[np.ndarray], list[float]]:
 def _draw(
     axes: Any, curves: list[Curve], grids: list[np.ndarray], ask: Callable[[Profile, np.ndarray], Bounds], end: str
 ) -> list[np.ndarray]:
-    """Draw each curve as a line at `end`, the end that a claim may use, with a band. Return the values on the lines."""
+    """Draw each curve as a line at the upper or lower `end`, with its bracket as a band. Return the lines' values."""
     answers = [ask(curve.profile, grid) for curve, grid in tracked(zip(curves, grids, strict=True), "curves")]
     names, drawn = [curve.name for curve in curves], []
     looks = zip(names, style.colours(names), style.dashes(len(names)), strict=True)
@@ -323,7 +324,7 @@ def _chords(epsilon: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def axes_for(given: Any, square: bool) -> Any:
-    """Return the given axes, or the axes of a new figure of pyplot, which a notebook shows without a call."""
+    """Return the given axes, or those of a new pyplot figure. A notebook shows such a figure by itself."""
     if given is not None:
         return given
     optional_package("matplotlib", "a picture")

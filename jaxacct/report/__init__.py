@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 __all__ = ["Claim", "Report", "report"]
 
 _HOMES = {"Claim": "claim", "Report": "making", "report": "making"}
-if not TYPE_CHECKING:  # a type checker that sees `__getattr__` would accept every misspelt name
+if not TYPE_CHECKING:  # hidden from type checkers, which would accept every misspelt name
     __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

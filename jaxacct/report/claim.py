@@ -1,4 +1,4 @@
-"""Claim: one answer that a report states, with any obstacle to claiming it; and figures, rounded to the safe side."""
+"""One answer that a report states, or why it must not (`Claim`); numbers as text, rounded up or down (`up`, `down`)."""
 
 from __future__ import annotations
 
