@@ -419,7 +419,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float) -
 
 
 def guessed_noise(epsilon: float, delta: float, rate: float, steps: float) -> float:
-    """Guess the noise at which a search begins: by the central limit theorem a run then costs about 0.6 `epsilon`."""
+    """Return the noise multiplier that a search tries first. With this noise one run costs about 0.6 `epsilon`."""
     mu = 0.6 * epsilon / math.sqrt(2.0 * math.log(1.0 / delta) + epsilon)
     return 1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))
 
@@ -430,17 +430,17 @@ def _plan_of(plan: Any, rate: float, steps: float, noise: float) -> Plan:
 
 
 def _matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Return noise multipliers: `x` for a single run; for several, the least with which each is (1/x, delta)-DP."""
+    """Return a noise multiplier per run: `x` if there is one run, else the least that makes the run (1/x, delta)-DP."""
     if rate.size == 1:
         return np.array([x])
     return np.asarray(calibrate_noise_multiplier(1.0 / x, delta, rate, steps).value)
 
 
 def _drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidates: float = 1.0) -> Mechanism:
-    """Return the mean of the runs' profiles if one run is `drawn` at random, else the maximum of the profiles."""
+    """Return one profile for any of the runs: their mean profile if the run is `drawn` uniformly, else the maximum."""
     if len(runs) == 1:
         return runs[0]
-    # the selection that follows multiplies the probability of an infinite loss by E[K], here `candidates`
+    # `left` is a chance of infinite loss.  Selecting multiplies this chance by E[K], `candidates`: divide by E[K]/10.
     left = max(delta * LAST_DELTA_SHARE / max(candidates / 10.0, 1.0), 1e-300)
     top = max(float(account.epsilon(run, left, rtol=0.01).upper) for run in runs)
     grid = np.linspace(0.0, top, 200)
@@ -448,7 +448,7 @@ def _drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidat
 
 
 def _shown(plan: Any, known: list[tuple[str, str]], each: list[str]) -> str:
-    """Return the HTML of a plan: its claim and target, further facts, and a line for each candidate."""
+    """Return a plan's HTML: epsilon, targets, the (name, value) pairs `known`, and a row for each line of `each`."""
     goal = [("target epsilon", repr(plan.target_epsilon)), ("target delta", repr(plan.target_delta))]
     shown, rest = markup.cut(len(each))
     rows = [(f"candidate {row}", line) for row, line in enumerate(each[: len(shown)])]
@@ -456,18 +456,18 @@ def _shown(plan: Any, known: list[tuple[str, str]], each: list[str]) -> str:
 
 
 def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
-    """Return upper bounds of the profile of "run K times, release the best", over all scores, to far below `delta`."""
+    """Bound the profile of "run K times, release the best" from above, for every score, down to far below `delta`."""
     both = RELATIONS[: 1 if run.symmetric() else 2]
     envelope = lambda at, name: bound_delta(run, law, at, bound="envelope", relation=name).upper
     last = float(bound_epsilon(run, law, max(LAST_DELTA_SHARE * delta, 1e-15), bound="envelope").upper)
     grid = np.linspace(0.0, max(last, 1e-3) if math.isfinite(last) else 50.0, TUNING_POINTS)
-    # the envelope is a little looser than the worst-case bracket, but resolves smaller deltas
+    # Take the smaller of two upper bounds.  The bracket is a little tighter, but the envelope resolves smaller deltas.
     sides = [np.minimum(bracket("delta", run, law, grid, name, math.inf)[1], envelope(grid, name)) for name in both]
     return PrivacyProfile(grid, sides[0], sides[-1])
 
 
 def profile_of_run(run: Mechanism, delta: float) -> PrivacyProfile:
-    """Return a profile that is above one run's profile in both directions, from upper bounds at some epsilons."""
+    """Return a profile made of upper bounds of one run's delta, at a grid of epsilons and in both directions."""
     if isinstance(run, PrivacyProfile):
         return run
     last = float(account.epsilon(run, max(LAST_DELTA_SHARE * delta, 1e-15), rtol=0.01).upper)

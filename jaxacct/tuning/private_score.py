@@ -25,10 +25,10 @@ from jaxacct.training.run.evaluations import LOWER_BITS, UNIT_BITS, require_coun
 class PrivateScore:
     """Score by a noisy count on private data: the sum over the examples of a value in [0, 1], plus noise.
 
-    One record moves the exact sum of the rounded values by at most 1, and the noisy count is the rounded output of a
-    Gaussian mechanism.  With "validation" a record is either in the training data or in `data`.  The tuning then costs
-    as much as the dearer of two selections, one among trainings and one among noisy scores (parallel composition).
-    With "training" every candidate is the composition of its training and its score.
+    One record changes the sum of the rounded values by at most 1.  The noisy count is the rounded output of a Gaussian
+    mechanism.  With "validation" no record is in both the training data and `data`.  By parallel composition the tuning
+    then costs the larger of two costs: that of a selection among trainings, and that of a selection among noisy scores.
+    With "training" every candidate is the composition of its training and its noisy score.
 
     Parameters
     ----------
@@ -38,8 +38,8 @@ class PrivateScore:
     on : "validation" if `data` have no record of the training data.  "training" if `data` are the training data, or
         share records with them.
     noise_multiplier : standard deviation of the Gaussian noise on the count, in examples.  For "validation" it may be
-        left out: it is then the least noise with which the selection among noisy scores meets the target.
-    unit : a power of two from 2^-20 to 1; values are rounded to its multiples.  Choose it without looking at the data.
+        left out.  Then the tuning takes the least noise with which a selection among noisy scores meets the target.
+    unit : a power of two from 2^-20 to 1.  Values are rounded to multiples of `unit`, which must not depend on data.
 
     References
     ----------
@@ -64,17 +64,17 @@ class PrivateScore:
         if self.noise_multiplier is None:
             if self.on == "training":
                 raise InputError("noise_multiplier is missing; with on='training' give the noise, in examples")
-        else:  # the limit is far below the largest float, so that a noisy count is finite
+        else:  # noise of at most 1e100 keeps a noisy count below the largest float
             finite = Constraint("use an ordinary {name}, such as 30.0", 0, 1e100, lower_open=True)
             check_one("noise_multiplier", self.noise_multiplier, finite, "use the same noise for every candidate")
 
     def mechanism(self) -> Mechanism:
-        """Return the noisy count of one candidate."""
+        """Return the Gaussian mechanism whose rounded output is the noisy count of one candidate."""
         return Gaussian(self.noise_multiplier)
 
 
 def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) -> float:
-    """Return a count, from `evaluations.units`, plus noise in whole units from the key; only the sum is rounded."""
+    """Return `count`, from `evaluations.units`, plus whole units of noise from the key. Only the sum is rounded."""
     upper, lower = (int(part) for part in count)
     deviation = Fraction(float(noise_multiplier)) / Fraction(unit)
     source = KeyedBits(np.asarray(key_words(key), "<u4").tobytes())
@@ -106,8 +106,8 @@ def whole(
     candidate : the mechanism that trains one candidate.
     score : a function of public data, or a PrivateScore with its noise.
     candidates : "iid" or "adaptive", as for `select`.
-    known : epsilon of the selection by a public score, or None if it is not known.
-    planned : "iid" or "adaptive", the assumption behind `known`.
+    known : epsilon of the selection by a public score, if the caller has computed it, else None.
+    planned : the assumption, "iid" or "adaptive", under which `known` was computed.
     """
     private = isinstance(score, PrivateScore)
     known = known if candidates == planned else None
@@ -136,14 +136,14 @@ def whole(
     grid = grid[np.concatenate([[True], np.diff(grid) > 1e-6])]
     outer = relation if relation in ("replace_one", "zero_out") else "add_or_remove_one"
     profile = candidates_profile([chosen, by_score], grid, relation=outer)
-    # the profile has one more known point, (worse.upper, delta), in the directions that the relation covers
+    # In the relation's directions, delta(eps) <= delta is known for eps >= worse.upper: lower the profile to `delta`.
     known_at = lambda way, each: np.where((grid >= shown) & (relation != way), np.minimum(each, delta), each)
     points = known_at("add_one", profile.delta), known_at("remove_one", profile.reverse_delta)
     return Whole(both, PrivacyProfile(grid, *points), candidate)
 
 
 def noise_for_score(law: Law, target: float, delta: float, relation: str, candidates: str = "iid") -> float:
-    """Return the least noise on a score's count with which a selection among noisy scores alone meets the target."""
+    """Return the least noise on a private score with which selecting by scores, without training, meets the target."""
     c = noise_rate_steps.calibrate_noise_multiplier(
         target, delta, 1.0, 1, repetitions=law, candidates=candidates, relation=relation
     )

@@ -1,4 +1,4 @@
-"""Search spaces: laws of single hyper-parameters, and laws of whole configurations, which are drawn independently."""
+"""Search spaces: laws of single hyper-parameters, and laws from which whole configurations are drawn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxacct.core.validation import POSITIVE, PROBABILITY, Constraint, InputErro
 class Distribution(ABC):
     """Law of one hyper-parameter; `Uniform`, `LogUniform` and `Choice` are such laws.
 
-    A law of your own may keep state, so its candidates count as adaptive unless you declare them i.i.d.
+    A law of your own may keep state.  So candidates drawn from it count as adaptive unless you declare them i.i.d.
 
     >>> import jax
     >>> from jaxacct import tuning
@@ -35,7 +35,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def at(self, bits: int) -> bool | float | str:
-        """Return the value for 128 random bits."""
+        """Return the value that belongs to `bits`, a random whole number below 2^128."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Choice(Distribution):
 
     Parameters
     ----------
-    values : numbers and words.
+    values : numbers and strings.
     weights : probabilities that sum to 1 within 1e-9; they are divided by their sum.  The probability of drawing a
         value errs by at most 2^-128.
 
@@ -131,7 +131,7 @@ def _checked_weights(count: int, weights: Sequence[float] | None) -> tuple[float
 
 
 def plain(value: Any) -> Any:
-    """Return a number, word or None as a Python value, so that a release does not show its original type."""
+    """Return a number, string or None as a plain Python value, so that a release does not show the type that it had."""
     value = value.item() if isinstance(value, np.generic) or (hasattr(value, "item") and np.ndim(value) == 0) else value
     if not isinstance(value, int | float | str | bool | None):
         raise InputError(f"value {value!r:.40} must be a number or a word; name what it stands for, and look it up")
@@ -139,7 +139,7 @@ def plain(value: Any) -> Any:
 
 
 def _ends(law: Any, rule: Constraint) -> None:
-    """Check the ends of an interval, and store them as floats."""
+    """Check the interval's ends `low` and `high` of a law, and store them in the law as floats."""
     low, high = (float(check(name, getattr(law, name), rule)) for name in ("low", "high"))
     if not low < high:
         raise InputError(f"low = {low!r} must be < high = {high!r}; exchange them, or use a Choice of one value")
@@ -158,7 +158,7 @@ class Space(ABC):
     """Law of configurations {name: value}; `Grid` and `Random` are spaces.
 
     Draws with different keys are independent for a `Grid`, and for a `Random` with the distributions of this package.
-    For any other space only the user can declare that draws are independent.
+    For any other space the library cannot check that draws are independent, so the user has to declare it.
 
     >>> from jaxacct import tuning
     >>> isinstance(tuning.grid(rate=[0.1, 0.2]), tuning.Space)
@@ -177,14 +177,14 @@ class Space(ABC):
 
 @dataclass(frozen=True)
 class Grid(Space):
-    """Finite list of configurations with equal names, drawn with equal weights or with given ones.
+    """Finite list of configurations that all have the same names, drawn with equal or given probabilities.
 
     Draws are independent: unlike in grid search, one configuration may come twice and another not at all.
 
     Parameters
     ----------
-    points : mappings of equal names to numbers and words.
-    weights : probabilities that sum to 1 within 1e-9.
+    points : mappings {name: number or string}, all with the same names.
+    weights : the points' probabilities, which sum to 1 within 1e-9.
 
     >>> space = Grid([{"rate": 0.1, "steps": 20}, {"rate": 0.2, "steps": 10}], [0.25, 0.75])
     >>> space.names, space.weights
@@ -214,11 +214,11 @@ class Grid(Space):
 
 @dataclass(frozen=True)
 class Random(Space):
-    """Law of independent hyper-parameters, each with its own law; a number or a word is a fixed value.
+    """Law of independent hyper-parameters, each of which has its own law or a fixed value.
 
     Parameters
     ----------
-    axes : {name: a `Distribution`, a number or a word}.
+    axes : {name: a `Distribution`, or a fixed number or string}.
 
     >>> space = Random({"rate": LogUniform(1e-3, 1.0), "clip_norm": Choice([0.5, 1.0])})
     >>> sorted(space.sample(jax.random.key(0)))
@@ -243,13 +243,13 @@ class Random(Space):
 
 
 def draws_alike(space: Any) -> bool:
-    """Return whether draws with independent keys are surely i.i.d.; False for a user's class, which may keep state."""
+    """Return True if draws with independent keys are surely i.i.d., False for a user's class, which may keep state."""
     known = (Choice, LogUniform, Uniform)
     return type(space) is Grid or (type(space) is Random and all(type(law) in known for law in space.axes.values()))
 
 
 def grid(**axes: Sequence[Any]) -> Grid:
-    """Make a Grid of the product of lists of values, all points equally likely.
+    """Make a Grid of all combinations of the given values, all equally likely.
 
     Parameters
     ----------
@@ -266,6 +266,6 @@ def grid(**axes: Sequence[Any]) -> Grid:
 
 
 def _bits(key: Any, count: int) -> list[int]:
-    """Return whole numbers below 2^128, one for each draw."""
+    """Return `count` random whole numbers below 2^128, drawn from the key."""
     words = np.asarray(jax.random.bits(key, (count, 4), jnp.uint32))
     return [int.from_bytes(row.astype("<u4").tobytes(), "little") for row in words]

@@ -47,7 +47,7 @@ class SubsetTuned:
     status : "tuned", or "none" if K was 0 or the candidate that ranks first raised an exception.  With "none" the
         configuration is drawn at random.
     epsilon : epsilon of the whole tuning at the plan's delta.
-    mechanism : the whole tuning as one mechanism, as in the ledger.
+    mechanism : the whole tuning as one mechanism, the same as in the ledger's entry.
     cost : the number of gradient evaluations: its expectation and its quantiles under the law of K.
 
     >>> import jaxacct as ja
@@ -88,7 +88,7 @@ def tune_on_subset(
     ledger: Ledger | str | os.PathLike[str] | None = None,
     key: bytes | None = None,
 ) -> SubsetTuned:
-    """Tune on a Poisson sample of the data, then train the winner's configuration on the rest of the data, or on all.
+    """Tune on a Poisson sample of the data, then train the winner's configuration on the other data or on all data.
 
     Tuning and training together have the guarantee of the plan: (plan.epsilon.upper, plan.target_delta) for adding or
     removing a record.  The configuration and the trained model are released; the sample, K, the losers and their scores
@@ -103,13 +103,13 @@ def tune_on_subset(
     data : pytree of arrays, plan.dataset_size records along the first axis.
     plan : a `SubsetPlan`.
     init : JAX key -> initial parameters, of equal shapes for all keys.
-    score : as for `tune`, of public data only.
-    candidates : "iid" declares that all draws of a space of your own are independent and from one law.  `Grid`, and
-        `Random` with the library's distributions, need no declaration.  Other draws have no guarantee here.
-    extrapolate : "sgd" multiplies config["learning_rate"] by the growth of the data in the final run (plan.growth);
-        "adam" changes nothing; a function maps (config, growth) to a config.
+    score : as for `tune`, but it must depend on public data only.
+    candidates : "iid" declares that all draws of a space of your own are independent and from one law.  Only
+        `Grid`, and `Random` with the library's distributions, are accepted without this declaration.
+    extrapolate : "sgd" multiplies config["learning_rate"] by plan.growth, the growth of the data from a candidate to
+        the final run.  "adam" changes nothing.  A function maps (config, growth) to a config.
     warm_start : whether the final run begins at the winner's parameters (Remark 3 of Koskela and Kulkarni covers this).
-    clip_norm, method, micro_batch : as for `side_by_side`, but the clip norm is no AdaptiveClip.
+    clip_norm, method, micro_batch : as for `side_by_side`, but an AdaptiveClip is refused.
     ledger, key : as for `tune`.
 
     Returns
@@ -141,7 +141,8 @@ def tune_on_subset(
         choice("extrapolate", extrapolate, EXTRAPOLATIONS)
     if not callable(score):
         raise InputError("score must be a function of params on public data; a private score is not accounted for here")
-    if isinstance(clip_norm, AdaptiveClip):  # a record that leaves the sample would change the count by 1, not by 1/2
+    # AdaptiveClip counts empty places too: a record that leaves the sample would change its count by 1, not by 1/2
+    if isinstance(clip_norm, AdaptiveClip):
         raise InputError(
             "clip_norm is an AdaptiveClip, whose count would hold the places that a sample leaves empty; give a norm, "
             "or search for it as clip_norm in the space"
@@ -149,7 +150,7 @@ def tune_on_subset(
     require_rows(data, plan.dataset_size)
     secret = Secret(key)
     setting = plan.settings[0]
-    run = Plan(  # a new ledger is opened with the plan of the final run
+    run = Plan(  # the plan of the final run, with which `note_whole` creates a new ledger
         target_delta=plan.target_delta,
         dataset_size=plan.dataset_size,
         sampling_probability=setting.sampling_probability,
@@ -162,14 +163,14 @@ def tune_on_subset(
 
     def run_of(setting: Setting, final: bool, size: int) -> Plan:
         noise = setting.final_noise if final else setting.tuning_noise
-        # sums are divided by the expected batch size, which does not depend on the drawn sample
+        # DP-SGD divides each noisy sum by this expected batch size, which does not depend on the secret sample
         batch = plan.expected_batch_size(setting, final)
         segment = Segment(0, setting.steps, noise, setting.sampling_probability, batch)
         return Plan.of([segment], target_delta=plan.target_delta, dataset_size=size)
 
     for each, final in itertools.product(plan.settings, (False, True)):
         require_side_by_side(run_of(each, final, plan.dataset_size), **shared)
-    if not callable(extrapolate):  # refuses configurations without a learning rate
+    if not callable(extrapolate):  # this trial raises InputError if a configuration has no learning rate
         extrapolated(dict(space.sample(secret.key(b"config", 0))), plan.growth, extrapolate)
     note_whole(ledger, run, plan.mechanism, note, plan.target_epsilon)
 
@@ -179,7 +180,7 @@ def tune_on_subset(
         """Return a function (params, configs, keys) -> params that trains several runs and is compiled once."""
         held = outside if final else inside
         run = run_of(setting, final, len(held[1]))
-        # an absent example has a constant loss, and so no gradient
+        # a row that only fills up the array has the constant loss 0, so its gradient is 0
         present = lambda params, held: jax.numpy.where(held[1], loss_fn(params, held[0]), 0.0)
         train = side_by_side(present, make_optimizer, run, **shared)
         return lambda params, configs, keys: train(params, configs, keys, held)
@@ -197,7 +198,7 @@ def tune_on_subset(
         lambda kind, configs: several(trainer(settings[kind], False), secret, init, configs),
         lambda params, _: float(score(params)),
     )
-    # without a winner, take a configuration that does not depend on the data
+    # without a winner, take the first configuration, which does not depend on the data
     number, tuned, value = found[0] if found else (0, None, math.nan)
     drawn, setting = configs[number], settings[place(number)]
     config = extrapolated(drawn, plan.growth, extrapolate)
@@ -245,8 +246,8 @@ def extrapolated(
 
 
 def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
-    """Draw the sample; return (examples, present) of the sample and (examples, present) of the final run."""
-    words = np.asarray(jax.random.key_data(key))  # a draw on the host compiles nothing
+    """Draw the sample. Return a pair (rows, mask of the true rows) for the tuning, and another for the final run."""
+    words = np.asarray(jax.random.key_data(key))  # to draw on the host, without compiling a program
     inside = sampler.host_poisson(words, plan.dataset_size, sampler.threshold(plan.share))
     everyone = np.arange(plan.dataset_size)
     sample = _held(data, inside, _room(plan.dataset_size, plan.share))
@@ -256,7 +257,7 @@ def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
 
 
 def _room(size: int, share: float) -> int:
-    """Return a size that a sample exceeds with probability at most 1e-18; a larger sample needs a new compilation."""
+    """Return how many rows to hold. A sample needs more with probability at most 1e-18, and then a new compilation."""
     from scipy.stats import binom
 
     return max(min(int(binom.isf(1e-18, size, share)) + 1, size), 1)

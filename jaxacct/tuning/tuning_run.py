@@ -58,12 +58,12 @@ class Tuned:
     status : "tuned", or "none" if K was 0 or every candidate to be released raised an exception.  With "none", params
         are initial parameters, and the configuration does not depend on the data.
     epsilon : epsilon of the whole tuning at the plan's delta.
-    mechanism : the whole tuning as one mechanism, as in the ledger.
+    mechanism : the whole tuning as one mechanism, the same as in the ledger's entry.
     plan : the plan of the winner's training; None in `tune_with`.
     candidates : the assumption about the candidates on which the claim rests: "iid" for the library's spaces, "iid,
-        declared" if only the user says so, or "adaptive".
-    winners : all released candidates, as `Winner`: the best `top`, best first.  `tune_in_rounds` gives the winners of
-        the first round, then the winners of the second, and so on.  With status "none" the tuple is empty.
+        declared" if only the user declares it, or "adaptive".
+    winners : a `Winner` for each of the best `top` candidates, best first.  `tune_in_rounds` gives the
+        winners of the first round, then the winners of the second, and so on.  With status "none" the tuple is empty.
 
     >>> import jaxacct as ja
     >>> run = ja.Gaussian(2.0)
@@ -114,21 +114,21 @@ def tune(
 
     Parameters
     ----------
-    loss_fn : (params, example) -> scalar; with rngs (params, example, key).  Or a linen module together with ``loss``,
-        whose examples are pairs (input, target).
+    loss_fn : (params, example) -> scalar; with rngs (params, example, key).  Or a linen module together with ``loss``.
+        With a module the examples are pairs (input, target).
     make_optimizer : config -> Optax transformation.  Candidates whose configs have equal words (such as the
-        optimizer's name) train side by side, 16 at a time; their numbers are traced.  "clip_norm" in a config is the
-        clip norm.
-    space : has ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`, and is independent of the data. Or
-        an `Adaptive` search, whose proposals depend on earlier candidates, and which counts as adaptive.
-    data : pytree of arrays, the plan's dataset_size examples along the first axis.
+        optimizer's name) train side by side, 16 at a time.  JAX traces the numbers.  "clip_norm" in a
+        config is the clip norm.
+    space : has ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`; draws must not depend on the data.
+        Or an `Adaptive` search, which proposes candidates from the results of earlier ones and counts as adaptive.
+    data : pytree of arrays, with plan.dataset_size examples along the first axis.
     plan : a Plan with repetitions; a `MatchedPlan` for candidates that also differ in sampling probability and length;
         a `SearchPlan` for several winners.
     init : JAX key -> initial parameters, of equal shapes for all keys.  May be left out for a linen module.
     loss : (output, target) -> scalar, for a module, as for the Trainer.
     score : params -> a number that depends on public data only; or a PrivateScore.  The largest score wins.  NaN ranks
         below -inf, and among equal scores the candidate drawn first wins.  An exception in training or scoring a
-        candidate counts as NaN, and nothing of it is shown: try training and scoring on made-up data first.
+        candidate counts as the score NaN and is never shown.  So try training and scoring on made-up data first.
     candidates : "iid" or "adaptive", as for `selection.select`.  The default is "iid" for a `Grid`, and for a `Random`
         with the library's distributions, unless the plan is for adaptive candidates.  It is "adaptive" for any other
         space, which may keep state.  "iid" declares that every draw of the space is independent and from one law;
@@ -141,8 +141,8 @@ def tune(
     ledger : a path or a Ledger; its entries count against the plan's target.
     key : 32 secret bytes for all randomness but K, by default from the operating system; never use them for two
         tunings.
-    progress : whether to show a line on standard error; None shows it only on a terminal.  Without pad it is shown only
-        for an `Adaptive` search, whose accounting assumes that K is public.
+    progress : whether to show a progress line on standard error; None shows it only on a terminal.  Without pad only an
+        `Adaptive` search shows the line, since its accounting assumes that K is public.
 
     Returns
     -------
@@ -196,12 +196,12 @@ def tune_in_rounds(
     key: bytes | None = None,
     progress: bool | None = None,
 ) -> Tuned:
-    """Tune in rounds, as Bayesian optimisation in batches: each round's winner is public and shapes the next space.
+    """Tune in rounds, like batched Bayesian optimisation: each round's winner is public and shapes the next space.
 
     Every round draws a fresh, secret K, trains K candidates from the round's space, and releases the best.  `update`
-    makes the next space from all winners so far.  The cost is the composition of the rounds.  Adaptive candidates,
-    which may depend on all candidates before them, cost far more.  One ledger entry for all rounds is on the disk
-    before the first candidate is trained, so stopping early does not lower the claim.
+    makes the next space from all winners so far.  The cost is the composition of the rounds.  Adaptive
+    candidates, which may depend on all candidates before them, cost far more than rounds.  One ledger entry for all
+    rounds is on the disk before the first candidate is trained, so stopping early does not lower the claim.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ def tune_in_rounds(
         else that depends on the data.  A round that releases nothing adds no winner.
     score : as for `tune`; a PrivateScore needs its noise multiplier.
     rounds : number of rounds; by default `plan.rounds`, else 1.
-    candidates : as for `tune`; a declaration covers every round's space.
+    candidates : as for `tune`.  "iid" declares that the space of every round is i.i.d.
 
     Returns
     -------
@@ -269,10 +269,10 @@ def tune_with(
     Parameters
     ----------
     train : (config, key) -> result.
-    space, top, pad, key, progress : as for `tune`; `Tried.result` is the result of `train`.
-    mechanism : the cost of one call of `train`, whatever the configuration.  The guarantee is as good as this claim.
-        The claim holds only if `train` reveals nothing but its result, and whether it raises an exception; the
-        exception's message is not shown.  Include the score if it looks at private data.
+    space, top, pad, key, progress : as for `tune`.  For an `Adaptive` search, `Tried.result` is the result of `train`.
+    mechanism : the cost of one call of `train`, whatever the configuration.  The library cannot check this claim.
+        The claim holds only if `train` reveals nothing but its result, and whether it raises an exception (the message
+        is not shown).  If the score looks at private data, the mechanism must include the cost of the score.
     repetitions : one law of K.
     target_delta : in (0, 1).
     score : result -> a number.
@@ -301,7 +301,8 @@ def tune_with(
     ('tuned', True, 'certified', 'adaptive')
     """
     kind, word = _taken_for(candidates, space)
-    word = "iid, declared" if kind == "iid" else kind  # only the user can say that `train` is i.i.d.
+    # the code cannot check that the runs of `train` are i.i.d., so "iid" is always the user's declaration
+    word = "iid, declared" if kind == "iid" else kind
     several_best = int(check_one("top", top, TOP, "one number for all"))
     cost = whole(mechanism, repetitions, None, target_delta, relation, candidates=kind, top=several_best)
     require_pad(repetitions, space, pad)
@@ -334,7 +335,7 @@ def tune_with(
 def _model(
     loss_fn: Any, loss: Callable[[Any, Any], Any] | None, rngs: bool, init: Callable[[Any], Any] | None, data: Any
 ) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
-    """Return the loss as a function of (params, example), and `init`; from a linen module, if one is given."""
+    """Return the loss as a function of (params, example), and `init`. With a `loss`, `loss_fn` is a linen module."""
     if loss is None:
         if init is None:
             raise InputError("init is missing; give a function of a JAX key, or a linen module with loss")
@@ -379,7 +380,7 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
     what, more = "a selection", f"; the best {top}" if top > 1 else ""
     if update is not None:
         what, more = f"{count} rounds of a selection", ""
-        # the declaration also covers the spaces of later rounds, which are not known yet
+        # the user's "iid" also covers the spaces of later rounds, about which `_taken_for` could not know
         word = "iid, declared" if candidates == "iid" else word
     plans, secret = getattr(plan, "plans", (plan,)), Secret(given["key"])
     for each in plans:
@@ -389,7 +390,7 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
     programs: dict[Any, Any] = {}  # all rounds share the compiled programs
 
     def best_of(space: Any, secret: Secret) -> tuple[list[Winner], Winner]:
-        """Return the winners of one selection, and a Winner that depends on no data, for release if there is none."""
+        """Return the winners of one selection, and a data-independent Winner to release if there are no winners."""
         place = lambda number: secret.choice(b"setting", number, len(plans))
 
         def kind_of(config: Mapping[str, Any], number: int) -> Hashable:
@@ -424,7 +425,7 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
 
 
 def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str) -> Tuned:
-    """Return the release of all winners; its fields for a single winner hold the winner with the best score."""
+    """Return the release of all winners. Its `params`, `config`, `score` and `plan` are those of the best winner."""
     best = max(enumerate(winners), key=lambda one: rank(one[1].score, one[0]))[1] if winners else nothing
     status = "tuned" if winners else "none"
     fields = (best.params, best.config, best.score, status, cost.epsilon, cost.mechanism, best.plan, word)
@@ -432,7 +433,7 @@ def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str
 
 
 def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
-    """Return the assumption on candidates, "iid" or "adaptive", and its word: "iid, declared" if the user says so."""
+    """Return "iid" or "adaptive", and the word for the release: "iid, declared" if only the user says so."""
     known = draws_alike(space)
     if isinstance(space, Adaptive) and declared == "iid":
         raise InputError(
@@ -445,7 +446,7 @@ def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
 
 
 def _too_much(cost: float, target: float, unplanned: bool, as_planned: bool) -> str:
-    """Return the error message in one line: the cost of the whole tuning, and the remedies."""
+    """Return the error message for a tuning whose epsilon `cost` exceeds the plan's target, with the remedy."""
     if unplanned:
         return (
             f"candidates = 'adaptive' cost epsilon {cost:.6g} with this plan, above the plan's target {target:.6g}; "
@@ -464,7 +465,7 @@ def _too_much(cost: float, target: float, unplanned: bool, as_planned: bool) -> 
 
 
 def _with_noise(score: Any, plan: Any, kind: str, top: int, count: int) -> Any:
-    """Return the score; give a private score without a noise multiplier the least noise that meets the target."""
+    """Return the score. A private score without a noise multiplier gets the least noise that meets the target."""
     if not isinstance(score, PrivateScore) or score.noise_multiplier is not None:
         return score
     if top > 1 or count > 1:
@@ -476,7 +477,7 @@ def _with_noise(score: Any, plan: Any, kind: str, top: int, count: int) -> Any:
 
 
 def value_of(score: Any, secret: Secret) -> Callable[[Any, int], float]:
-    """Return the function (params, number) -> score of a candidate."""
+    """Return the function (params, number) -> score of candidate `number`."""
     if not isinstance(score, PrivateScore):
         return lambda params, _: float(score(params))
     held = jax.tree.map(jax.numpy.asarray, score.data)
@@ -487,7 +488,7 @@ def value_of(score: Any, secret: Secret) -> Callable[[Any, int], float]:
 def note_whole(
     ledger: Ledger | str | os.PathLike[str] | None, plan: Plan, mechanism: Mechanism, note: str, target: float | None
 ) -> None:
-    """Note a whole tuning on the disk; refuse a tuning that exceeds the target or has another relation."""
+    """Write a whole tuning into the ledger. Refuse one above the target or with another relation than the ledger's."""
     if ledger is None:
         return
     opened: contextlib.AbstractContextManager[Ledger]

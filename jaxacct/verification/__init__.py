@@ -1,4 +1,4 @@
-"""Verification: a second program, in ball arithmetic, that shares no code with the engines."""
+"""Verification: a second program, which checks brackets in ball arithmetic. It shares no code with the engines."""
 
 from typing import TYPE_CHECKING
 
@@ -10,5 +10,5 @@ if TYPE_CHECKING:
 __all__ = ["Verification", "verify"]
 
 _HOMES = dict.fromkeys(__all__, "bracket_check")
-if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name
+if not TYPE_CHECKING:  # a type checker that sees `__getattr__` would accept every misspelt name
     __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

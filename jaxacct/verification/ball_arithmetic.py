@@ -31,15 +31,15 @@ class OutOfTime(Exception):
 
 
 class Unplanned(Exception):
-    """No sum of a practicable size was found; the message says why."""
+    """No way to compute delta in reasonable time was found. The message says why."""
 
 
 @contextmanager
 def precision(bits: int) -> Iterator[None]:
-    """Work at `bits` bits of precision. python-flint's setting is global, so threads take turns."""
+    """Work at `bits` bits of precision. python-flint's setting is global, so threads wait for each other."""
     with _LOCK:
         before = ctx.prec
-        ctx.prec = max(int(bits), 53)  # a float64 has 53 bits
+        ctx.prec = max(int(bits), 53)  # at least the 53 bits of a float64
         try:
             yield
         finally:

@@ -1,9 +1,10 @@
 """Check of a bracket of epsilon or delta against the mechanism's definition, in ball arithmetic: `ja.verify`.
 
-A wide enclosure of delta(eps) costs almost nothing and refutes grossly false brackets.  Its lower end is
-P(S) - e^eps Q(S) for some sets S of outcomes, with P and Q the two laws of the outcome.  One of these S is the best
-test of a single step.  For Poisson-sampled Gaussians the upper end is the delta of the same Gaussians without sampling.
-Sampling does not make delta larger, since the hockey-stick divergence is convex in P and in Q.
+The check begins with a wide enclosure of delta(eps), which costs almost nothing and refutes grossly false brackets.
+Let P and Q be the two laws of the outcome.  The lower end is the largest P(S) - e^eps Q(S) over some sets S of
+outcomes, among them the best set for each single step.  For Poisson-sampled Gaussians the upper end is the delta of the
+same Gaussians without sampling.  Sampling does not make delta larger, since the hockey-stick divergence is convex in P
+and in Q.
 """
 
 from __future__ import annotations
@@ -205,7 +206,7 @@ def _bracket(bounds: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _as_floats(name: str, given: Any) -> np.ndarray:
-    """Return the values as float64. Refuse a value that float64 must round: the rounded value is another claim."""
+    """Return the values as float64. Refuse a value that float64 would round, for that would change the claim."""
     raw = np.asarray(given)
     if raw.dtype.kind == "c":
         raise InputError(f"{name} must be real numbers; give the claimed value")
@@ -229,7 +230,7 @@ class _Configuration:
         self.reason = ""
 
     def decide(self, lower: float, upper: float, given: float) -> tuple[Any, ...]:
-        """Return the fields of a `Verification`: status, digits, lower, upper, at, seconds and explanation."""
+        """Check [lower, upper] at the `given` epsilon or delta. Return the fields of a `Verification`, in order."""
         at = given if self.quantity == "delta" else lower if math.isinf(upper) else upper
         if lower > upper:
             return self._told({}, (lower, upper), at)
@@ -240,7 +241,7 @@ class _Configuration:
             else:
                 most = lambda: 1 if math.isinf(upper) else self._at_most(upper, given)
                 least = lambda: self._epsilon_at_least(lower, given)
-            # an end that is NaN stays undecided; the true epsilon and delta are never negative
+            # 1: the end holds; -1: it is false; 0: undecided, as for NaN.  True epsilons and deltas are never negative.
             sides = {"upper": 0 if math.isnan(upper) else -1 if upper < 0 else most()}
             sides |= {"lower": 0 if math.isnan(lower) else 1 if lower <= 0 else least()}
         except NotCovered as error:
@@ -253,7 +254,7 @@ class _Configuration:
         return found if found in (1, -1) else self._at_least(end, delta, found is None)
 
     def _by_largest_loss(self, end: float, delta: float) -> int | None:
-        """Return the answer of `_epsilon_at_least` where delta is at most the mass at infinity; None elsewhere.
+        """Answer `_epsilon_at_least` if `delta` is at most the probability of an infinite loss; else return None.
 
         Proof: README.md of this folder, "What is verified".
         """
@@ -295,14 +296,14 @@ class _Configuration:
         return 0
 
     def _enclosures(self, epsilon: float, target: float) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield ever closer lower and upper bounds of delta(epsilon), each pair with the target, as balls."""
+        """Yield (lower, upper, target) as balls, again and again, with ever closer bounds of delta(epsilon)."""
         with precision(128):
             aim = ball(target)
         log_scale = math.log(target) if target > 0 else -800.0
         found = self._wide(epsilon)
         yield *self._larger(found, epsilon, 160), aim
         for level in range(delta_enclosure.LEVELS):
-            # the direction that may leak most comes first, and often decides alone
+            # begin with the direction whose bound of delta is largest, since it often decides alone
             for name in sorted(found, key=lambda each: -float(found[each].abs_upper())):
                 if time.monotonic() > self.deadline:
                     self.reason = "the time was up"
@@ -321,7 +322,7 @@ class _Configuration:
                     yield *self._larger(found, epsilon, delta_enclosure.BITS[level]), aim
 
     def _wide(self, epsilon: float) -> dict[Any, Any]:
-        """Enclose delta in each direction at almost no cost. Two directions with equal losses count as one."""
+        """Return a cheap enclosure of delta for each direction. Two directions with equal losses have one entry."""
         with precision(160):
             alike = {self._composition(name).keys: name for name in reversed(range(len(self.directions)))}
             names = [*reversed(alike.values()), *([EITHER] if self.mixed else [])]
@@ -332,7 +333,7 @@ class _Configuration:
                     simple = enclose(composition, ball(epsilon))
                     wide = simple if simple.is_finite() else wide
                 if len(names) > 1:
-                    # Chernoff's bound often shows that one direction leaks less than the other
+                    # a direction that Chernoff's bound shows to leak less than the other needs no closer enclosure
                     try:
                         with until(self.deadline):
                             most = delta_enclosure.at_most(composition, epsilon)
@@ -344,7 +345,7 @@ class _Configuration:
         return found
 
     def _larger(self, found: dict[Any, Any], epsilon: float, bits: int) -> tuple[Any, Any]:
-        """Bound the largest delta of all directions from below and above, as balls (README.md, "What is verified")."""
+        """Return lower and upper bounds of the directions' largest delta, as balls (README.md, "What is verified")."""
         with precision(bits):
             top = functools.reduce(lambda one, two: one.max(two), (x for name, x in found.items() if name != EITHER))
             high = found[EITHER] if self.mixed else top
@@ -352,7 +353,7 @@ class _Configuration:
         return top, high
 
     def _composition(self, name: Any) -> Any:
-        """Return the losses of one direction at this precision; `name` is EITHER or an index into `self.directions`."""
+        """Return one direction's `Composition` at this precision. `name` is EITHER or an index of `self.directions`."""
         if (name, ctx.prec) not in self.built:
             order, direction = (self.mechanism, EITHER) if name == EITHER else self.directions[name]
             self.built[name, ctx.prec] = expand(order, self.relation, direction)
@@ -398,7 +399,7 @@ def enclose(composition: Any, epsilon: Any) -> Any:
             square += count * (part.square if isinstance(part, GaussianLoss) else 1 / part.sigma**2)
         high = high.min(GaussianLoss(square).hockey_stick(epsilon))
     low, high = low.lower(), high.upper()
-    # both bounds hold even if far outcomes of integer noise are left out: the masses of all others are unchanged
+    # Far outcomes of integer noise may be left out.  Both bounds still hold, since the others keep their masses.
     return between(low.max(0), high) if low <= high and high.is_finite() else arb("nan")
 
 

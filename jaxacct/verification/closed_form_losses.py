@@ -34,7 +34,7 @@ class ClosedForm:
         return float(self.decay(arb(c), arb(t), 1).log().mid())
 
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Iterator[list[Any]]:
-        """Yield, for each row, enclosures of M(c + i j step) for j = row * width, ..., row * width + width - 1."""
+        """Yield, for each row, enclosures of M(c + i k step), i^2 = -1, for `width` numbers k from row * width on."""
         for row in rows:
             yield [self.mgf(acb(c, (row * width + j) * step)) for j in range(width)]
 
@@ -80,7 +80,7 @@ class LaplaceLoss(ClosedForm):
         return ((z * self.top).exp() * (1 + share) + (-(1 + z) * self.top).exp() * (1 - share)) / 2
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
-        """Bound |M(c + iu)| for all u >= t by the terms at u = t: their sizes fall, since |1 + 2z| grows with Im z."""
+        """Bound |M(c + iu)| for all u >= t by the sum of its terms' sizes at u = t. The sizes fall as u grows."""
         share = 1 / acb(1 + 2 * c, 2 * t).abs_lower()
         whole = ((c * self.top).exp() * (1 + share) + (-(1 + c) * self.top).exp() * (1 + share)) / 2
         return whole.abs_upper()

@@ -1,8 +1,8 @@
 """Encloses delta(eps) in one direction, by the method that suits the law, at several levels of effort.
 
-For laws with finitely many losses, the terms of all total losses are added up.  Two or three sampled Gaussian steps
-are integrated directly.  For other compositions the moment generating function of the loss is summed over a vertical
-line of the complex plane (line_sum.py).
+For laws with finitely many losses, delta is a sum over all values of the total loss.  Two or three sampled Gaussian
+steps are integrated directly.  For other compositions the moment generating function of the loss is summed over a
+vertical line of the complex plane (line_sum.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOST_TOTALS = (300_000, 300_000, 300_000, 2_000_000)
 
 
 def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, level: int) -> Any:
-    """Enclose delta(epsilon) of one direction, finely enough for a comparison with the number e^log_scale."""
+    """Enclose delta(epsilon) of one direction, for a comparison with e^log_scale. A higher level (0 to 3) is closer."""
     with precision(BITS[level]):
         composition = build()
         parts, infinite = composition.parts, composition.infinity
@@ -52,7 +52,7 @@ def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, 
         if largest is not None and largest <= ball(epsilon):
             return infinite + left_out
         if level == 0 and all(count > 0 and hasattr(part, "hockey_stick") for part, count in parts):
-            # delta(eps) is at most the sum of the steps' total variations: this bound suffices for a tiny leakage
+            # delta(eps) is at most the sum of the steps' total variations.  If it is below e^log_scale, it suffices.
             most = sum((count * part.hockey_stick(ball(0.0)) for part, count in parts), infinite + left_out)
             if most.abs_upper() < ball(log_scale).exp():
                 return between(0, most.abs_upper())
@@ -91,7 +91,7 @@ def _by_integrals(build: Callable[[], Any], parts: Any, epsilon: float, log_scal
     if fits_direct_integration(parts):
         methods.insert(0, lambda: by_direct_integration(build, epsilon, log_scale, digits))
         if sum(count for _, count in parts) > 2:
-            # three steps take two nested integrals, which last seconds; a short sum over a line is faster
+            # Three steps take two nested integrals, which last seconds.  So a short sum over a line is tried first.
             methods.insert(0, lambda: line_sum.enclose(build, epsilon, log_scale, digits, most, 4_000_000))
     for method in methods[:-1]:
         try:
@@ -107,8 +107,8 @@ def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
         return parts[0][0].hockey_stick(epsilon)
     if len(parts) == 1:
         ((part, count),) = parts
-        if isinstance(part, LaplaceLoss) and count <= 300:  # the cost grows with the square of the count
-            # the terms of the sum cancel, and the digits lost by this grow in proportion to the count
+        if isinstance(part, LaplaceLoss) and count <= 300:  # limits the cost, which grows as count^2
+            # The terms of the sum cancel, and the bits lost grow in proportion to the count.  So add bits of precision.
             with precision(BITS[level] + 8 * count):
                 return repeated_laplace(part.top, count, epsilon)
         if isinstance(part, FiniteLosses):
@@ -155,7 +155,7 @@ def enumerate_totals(parts: Any, epsilon: Any) -> Any:
 
 
 def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
-    """Compute what `enumerate_totals` does, by a power of a polynomial; None without a grid or with too many terms."""
+    """Compute `enumerate_totals` by a power of a polynomial. Return None without a grid, or above `most` terms."""
     if part.grid is None or len(part.loss) < 3:
         return None
     offset, step, ks = part.grid
@@ -177,8 +177,9 @@ def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
 def repeated_laplace(top: Any, count: int, epsilon: Any) -> Any:
     """Return delta(eps) of `count` Laplace mechanisms by a closed form.
 
-    With w = 1 + 2z, the power M^count of the generating function is a sum of powers of 1/w times exponentials of z.
-    The integral of such a term is I_m = (1/2 pi i) int e^{zd}/(z(z + 1) w^m) dz, which is 0 for d <= 0.  For d > 0,
+    M^count e^{-z eps}, with M the moment generating function, is a sum of terms e^{zd}/w^m with constant factors.  Here
+    w = 1 + 2z, and d = (2k - count) top - eps for k = 0, ..., count.  A term with factor 1 adds to delta the integral
+    I_m = (1/2 pi i) int e^{zd}/(z(z + 1) w^m) dz, which is 0 for d <= 0.  For d > 0,
     I_0 = 1 - e^{-d}, I_1 = (1 - e^{-d/2})^2 and I_m = I_{m-2} - 2 e^{-d/2} (d/2)^{m-1}/(m-1)!, since
     1/((w^2 - 1) w^m) = 1/((w^2 - 1) w^{m-2}) - 1/w^m.
     """
@@ -233,7 +234,7 @@ def _multinomial(losses: Any, powers: Any, left: int, loss: Any, mass: Any) -> I
 
 
 def fits_direct_integration(parts: Any) -> bool:
-    """Return whether the parts are two or three sampled Gaussian steps. Four steps would nest three integrals."""
+    """Return whether the parts are two or three sampled Gaussian steps. More steps would nest too many integrals."""
     return all(type(part) is SampledGaussian for part, _ in parts) and 2 <= sum(n for _, n in parts) <= 3
 
 
@@ -242,14 +243,15 @@ def by_direct_integration(build: Callable[[], Any], epsilon: float, log_scale: f
 
     The integrals aim at an absolute error of 10^-digits e^log_scale in delta, or at a relative error of 10^-digits.
 
-    The mean over the last step is a closed form.  Step i of n has rate q_i and noise sigma_i.  At its output
-    u_i ~ N(0, 1) its likelihood ratio is m_i = 1 - q_i + q_i e^{y_i}, with y_i = u_i/sigma_i - 1/(2 sigma_i^2).  With
-    g = e^eps and the mean E[.] over all outputs
+    Step i of n has the rate q_i, the noise sigma_i and an output u_i ~ N(0, 1).  The likelihood ratio at u_i is
+    m_i = 1 - q_i + q_i e^{y_i}, with y_i = u_i/sigma_i - 1/(2 sigma_i^2).  With g = e^eps and the mean E[.] over all
+    outputs
 
         remove: delta = E[(m_1 ... m_n - g)_+],    add: delta = g E[(1/g - m_1 ... m_n)_+].
 
-    The range of the outputs is cut where each step has an equal share of the loss.  So no integral meets the point
-    where the last step's threshold leaves the real line.  Proofs: README.md of this folder, "Two and three steps".
+    The mean over the last step has a closed form, if some output of this step brings m_1 ... m_n to the threshold,
+    g or 1/g.  The integrals over the other outputs end at `_cuts`, so that there always is such an output.
+    Proofs: README.md of this folder, "Two and three steps".
     """
     with precision(int(100 + 4 * digits)):
         parts = build()
@@ -264,7 +266,7 @@ def by_direct_integration(build: Callable[[], Any], epsilon: float, log_scale: f
 
 
 class _Aims(NamedTuple):
-    """The absolute tolerance, `tolerance`, and the relative tolerance, `share`, of every integral."""
+    """The tolerances of every integral: `tolerance` is absolute, `share` is relative."""
 
     tolerance: Any
     share: Any
@@ -272,7 +274,7 @@ class _Aims(NamedTuple):
 
 @dataclass(frozen=True)
 class _Step:
-    """One sampled Gaussian step; outputs above a threshold add to delta for sign 1 (remove), below it for -1 (add)."""
+    """One sampled Gaussian step. Outputs above a threshold add to delta for sign 1 (remove), below it for -1 (add)."""
 
     law: SampledGaussian
     sign: int
@@ -283,7 +285,7 @@ class _Step:
         return 1 - law.rate + law.rate * (u / law.sigma - 1 / (2 * law.sigma**2)).exp()
 
     def place(self, m: Any) -> Any:
-        """Return the output with the likelihood ratio m; not finite where the output is no analytic function of m."""
+        """Return the output with the likelihood ratio m. The result is not finite where it is not analytic in m."""
         law = self.law
         return law.sigma * ((m - 1 + law.rate) / law.rate).log(True) + 1 / (2 * law.sigma)
 
@@ -296,7 +298,7 @@ class _Step:
 
 
 def _payoff(steps: list[_Step], places: list[Any], grown: Any) -> Any:
-    """Return E[sign (m_1 ... m_n - grown)] over outputs u_i beyond places[i] (`_Step.beyond`), with ratios m_i."""
+    """Return E[sign (m_1 ... m_n - grown)] over the outputs beyond all `places`, with m_i the ratio of step i."""
     p, q = acb(1), acb(1)
     for step, u in zip(steps, places, strict=True):
         one, two = step.beyond(u)
@@ -310,7 +312,7 @@ def _last(step: _Step, grown: Any) -> Any:
 
 
 def _cuts(steps: list[_Step], grown: Any) -> list[Any]:
-    """Return one output for each step: the product of their ratios m is `grown`, and all m/(1 - rate) are equal."""
+    """Return one output for each step, so that the ratios m multiply to `grown` and all m/(1 - rate) are equal."""
     floors = [1 - step.law.rate for step in steps]
     share = grown
     for floor in floors:
@@ -337,11 +339,11 @@ def _whole(steps: list[_Step], grown: Any, aims: _Aims) -> Any:
 
 
 class _Two:
-    """Delta's part from two steps, as a function of a third step's ratio m (README.md, "Two and three steps")."""
+    """The integral over two steps, as a function of the third step's ratio m (README.md, "Two and three steps")."""
 
     def __init__(self, steps: list[_Step], cuts: list[Any], grown: Any, least: Any, most: Any, aims: _Aims) -> None:
         self.steps, self.cuts, self.grown, self.aims = steps, cuts, grown, aims
-        # the integrand is largest at the third step's largest ratio (remove) or least ratio (add)
+        # The integrand is largest at the third step's ratio `worst`, so the lower ends found there serve every ratio.
         worst = most if steps[0].sign > 0 else least
         self.lows = {}
         for i, _ in _distinct(steps):
@@ -350,7 +352,7 @@ class _Two:
             self.lows[i] = _end(steps[i], cuts[i], inner, aims.tolerance)[0]
 
     def __call__(self, m: Any) -> Any:
-        # an integral at m cannot be known more closely than m itself, which may be a wide ball
+        # The relative width of the ball m loosens the tolerance, since no integral at m can be known more closely.
         wide = (m.rad() / m.abs_lower()).abs_upper()
         if not wide < 1:
             return acb("nan")
@@ -414,7 +416,7 @@ def _end(step: _Step, cut: Any, inner: Callable[[Any], Any], tolerance: Any) -> 
 def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, wide: Any) -> Any:
     """Enclose the integral of `function` from any member of the ball `low` to any member of the ball `high`.
 
-    wide : relative width of the ball m (`_Two`) on which `function` depends; 0 without such a ball. The relative
+    wide : relative width of the ball m of `_Two`, on which `function` depends; 0 outside `_Two`.  The relative
         tolerance is the smaller of 0.1 and `wide + aims.share`.
     """
     way = high - low
@@ -424,7 +426,7 @@ def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, 
         return function(low + way * t) * way
 
     rough = 1 + wide / aims.share
-    # where `wide` is large, this integral is needed only for the error bound of the outer integral
+    # with a large `wide` this integral serves only the error bound of the outer integral, so few evaluations suffice
     limits: dict[str, Any] = {"eval_limit": 300, "use_heap": True} if wide > aims.share else {}
     tolerance, share = aims.tolerance * rough, (aims.share * rough).min(arb("0.1"))
     return acb.integral(along, acb(0), acb(1), abs_tol=tolerance, rel_tol=share, **limits)

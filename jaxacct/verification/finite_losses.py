@@ -1,4 +1,4 @@
-"""Laws with finitely many losses, as two vectors of masses.  Discrete Gaussian noise, cut off, is such a law."""
+"""Pairs of laws with finitely many losses, as two vectors of masses.  Discrete Gaussian noise has its tails cut off."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class FiniteLosses:
         return sum((p * (z * loss).exp() for loss, p in zip(self.loss, self.p, strict=True)), acb(0))
 
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Any:
-        """Yield, for each row, enclosures of M(c + i j step) for j = row * width, ..., row * width + width - 1."""
-        # each power takes its own exponential, since the radius of a running product would grow with every factor
+        """Yield, for each row, enclosures of M(c + i k step), i^2 = -1, for `width` numbers k from row * width on."""
+        # compute each power by its own exponential: in a running product the radius would grow with every factor
         turns = [[acb(0, step * j * loss).exp() for loss in self.loss] for j in range(width)]
         for row in rows:
             at = row * width
@@ -102,10 +102,10 @@ class FiniteLosses:
 
 
 def from_masses(key: Any, masses: Masses, rate: Any, direction: str) -> FiniteLosses:
-    """Return one direction's losses of the mechanism that has these masses, Poisson sampled at `rate`."""
+    """Return the losses, in one direction, of a mechanism with these masses that is Poisson sampled at `rate`."""
     p, q, losses, grid, cut, unbounded = masses
     if direction == "add" and rate == 1:
-        # the two laws are exchanged
+        # add exchanges the two laws, so each loss changes its sign
         p, q, losses = q, p, [-x if x is not None else None for x in losses]
         grid = None if grid is None else (-grid[0], -grid[1], grid[2])
     elif rate != 1:
