@@ -156,7 +156,21 @@ def test_an_old_version_is_taken_at_its_most(path):
     nodes[0]["version"] = 1
     path.write_bytes(chained(nodes))
     assert float(Ledger.read(path).epsilon(DELTA).upper) == float(plan.epsilon.upper)
-    nodes[0]["version"] = 3
+    nodes[0]["version"] = 4
     path.write_bytes(chained(nodes))
-    with pytest.raises(InputError, match="version 1 to 2, which this release reads"):
+    with pytest.raises(InputError, match="version 1 to 3, which this release reads"):
         Ledger.read(path)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_the_end_of_a_seen_run_is_that_of_its_plan_in_version_2(path, version):
+    """There `until` could be too small, if noise fell within a pass."""
+    plan = Plan(**GIVEN, sampling_probability=0.05)
+    with Ledger.create(path, plan, "r") as ledger:
+        note(ledger, 0, noise=plan.noise_multiplier, rate=0.05)
+        ledger.seen(1)
+    nodes = [json.loads(line) for line in path.read_bytes().splitlines()]
+    nodes[0]["version"], nodes[-1]["until"] = version, 2
+    path.write_bytes(chained(nodes))
+    whole = float(Ledger.read(path).epsilon(DELTA).upper) == float(plan.epsilon.upper)
+    assert whole == (version == 2)

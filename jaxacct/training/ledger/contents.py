@@ -373,8 +373,12 @@ class Contents:
             self._begin(entry)
             return
         spent = self._known(entry.run)
-        if isinstance(entry, Seen) and entry.until > self.headers[entry.run][-1].plan.steps:
-            raise InputError(f"{self.path}: until = {entry.until} is beyond the plan of run {entry.run!r:.60}")
+        if isinstance(entry, Seen):
+            header = self.headers[entry.run][-1]
+            if entry.until > header.plan.steps:
+                raise InputError(f"{self.path}: until = {entry.until} is beyond the plan of run {entry.run!r:.60}")
+            if header.version == 2:  # `until` could be too small there
+                entry = entry._replace(until=header.plan.steps)
         spent.add(entry)
 
     def _begin(self, entry: Run) -> None:

@@ -18,8 +18,8 @@ from jaxacct.training.plan import Plan
 from jaxacct.training.plan.plan import load, plan_document
 from jaxacct.training.step.step_mechanisms import ALLOCATION, CYCLIC, SAMPLING, TRUNCATED, Turn
 
-_FORMAT, _VERSION = "jaxacct.ledger", 2
-"""Format and version in the line of a run.  Version 1, which has no `seen` entries, is read too."""
+_FORMAT, _VERSION = "jaxacct.ledger", 3
+"""Format and version in the line of a run.  Older versions are read, too (README.md, "Outputs that were seen")."""
 _MAX_LINE_BYTES = 2**24
 """Largest length of a line, in bytes; longer lines are refused unread, since strangers may write ledgers."""
 LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
@@ -36,7 +36,12 @@ class Run(NamedTuple):
     run: str
     by: str
     plan: Plan
-    told: bool = True  # whether the ledger notes when outputs of the run are seen; False for format version 1
+    version: int = _VERSION  # of the format
+
+    @property
+    def told(self) -> bool:
+        """Whether the ledger notes when outputs of the run are seen."""
+        return self.version > 1
 
 
 class Seen(NamedTuple):
@@ -213,7 +218,7 @@ def _decode(text: bytes, place: str, number: int, told: dict[str, bool]) -> Line
             run, by = words("run", node.pop("run")), words("by", node.pop("by"))
             if set(node) != {"plan"}:
                 raise ValueError(f"its keys {', '.join(map(repr, node))[:60]} are not those of its kind")
-            return Run(run, by, Plan.from_document(node["plan"]), version > 1)
+            return Run(run, by, Plan.from_document(node["plan"]), version)
         if kind == "seen":
             return checked_seen(Seen(**node))
         if kind == "step":
