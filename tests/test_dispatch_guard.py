@@ -6,11 +6,11 @@ import pytest
 
 import jaxacct as ja
 from jaxacct.accounting import dispatch
-from jaxacct.engines import lattice, quick_bounds
+from jaxacct.engines import lattice, protocol, quick_bounds
 from jaxacct.engines.contour import Contour
 from jaxacct.engines.lattice import LatticeAnswer
 from jaxacct.engines.protocol import Answer
-from jaxacct.mechanisms import components
+from jaxacct.mechanisms import Mechanism, Repeated, components
 
 DELTA, EPS = 1e-5, 1.0
 WRONG = {
@@ -237,3 +237,22 @@ def test_an_upper_end_below_zero_contradicts_nothing():
     )
     assert bounds.upper.tolist() == [0.0, 0.0] and bounds.status.tolist() == ["zero", "zero"]
     assert set(bounds.engine.tolist()) <= {"contour", "closed_form"}
+
+
+@pytest.mark.parametrize("classes", [(Repeated,), (Mechanism,)])
+def test_an_engine_for_compositions_is_asked_about_a_step_that_runs_once(monkeypatch, classes):
+    """The step alone was asked about, for which the engine does not answer."""
+
+    class OfRuns(protocol.MechanismEngine):
+        name = "of_runs"
+
+        def supports(self, question):
+            return isinstance(question.mechanism, Repeated)
+
+        def bracket(self, question):
+            return ja.Bounds(0.0, 1.0, 1.0, "bound", engine=self.name)
+
+    OfRuns.classes = classes
+    monkeypatch.setattr(dispatch, "ENGINES", [OfRuns(), *protocol.ENGINES])
+    assert ja.epsilon(ja.repeat(ja.Laplace(1.0), 1), 1e-5).engine == "of_runs"
+    assert ja.epsilon(ja.Laplace(1.0), 1e-5).engine != "of_runs"

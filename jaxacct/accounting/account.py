@@ -243,7 +243,7 @@ def answer(question: MechanismQuestion) -> Bounds:
     """Return the bracket of the first engine that answers for the whole mechanism, or else the bracket from its parts.
 
     Some engines answer for a step alone, but not for a composition. A configuration that runs a single step once is
-    therefore answered as that step.
+    therefore answered as that step, unless an engine answers for the composition only.
     """
     whole = engine_of_mechanism(question)
     step, once = question.mechanism, np.asarray(question.engine == "auto")
@@ -253,6 +253,8 @@ def answer(question: MechanismQuestion) -> Bounds:
     if step is not question.mechanism and once.any():
         shape, rows, given = flat(question)
         alone = question._replace(mechanism=step, given=given.reshape(shape))
+        if whole is not None and (not isinstance(step, whole.classes) or engine_of_mechanism(alone) is None):
+            return whole.bracket(question)
         if once.all():
             return answer(alone)
         # The configurations that run the step once are answered apart from the others. If some given delta is 0, the
