@@ -245,7 +245,7 @@ def _log1p_by_bits(x: Array) -> Array:
     a, b, c, d = 6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01
     e, g, h = 1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01
     series = z * (a + w * (c + w * (e + w * h))) + w * (b + w * (d + w * g))
-    # the first 32 bits of log 2, whose product with k is exact, and the rest of log 2
+    # log 2 = high + low. `high` holds the first 32 bits of log 2, so that k * high is exact.
     high, low = 6.93147180369123816490e-01, 1.90821492927058770002e-10
     value = k * high - ((half - (s * (half + series) + (k * low + rest))) - f)
     return jnp.where(
@@ -291,7 +291,7 @@ def _log_tails(x: Array) -> tuple[Array, Array]:
 
 
 def logsumexp(x: Array) -> Array:
-    """Return `log sum e^x` along the last axis. SciPy's logsumexp takes 70 microseconds a call, whatever the size."""
+    """Return `log sum e^x` along the last axis. SciPy's logsumexp would take at least 70 microseconds a call."""
     xp = namespace(x)
     top = xp.max(x, axis=-1, keepdims=True)
     held = xp.where(xp.isfinite(top), top, 0.0)
@@ -305,12 +305,12 @@ def softplus(x: Array) -> Array:
 
 
 def blocks(size: int) -> int:
-    """Return the number of blocks into which `total` and the quadrature sums cut `size` points."""
+    """Return the number of blocks into which `size` points are cut, by `total` and by the quadrature sums."""
     return size // BLOCK_SIZE if size % BLOCK_SIZE == 0 else 1
 
 
 def total(x: Array) -> Array:
-    """Return the sum of x, (X,): the sum of the sums of its blocks. `sum_depth` bounds the error."""
+    """Sum each block of x, (X,), and return the sum of these block sums. `sum_depth` bounds the rounding error."""
     xp = namespace(x)
     parts = xp.sum(xp.reshape(x, (*x.shape[:-1], blocks(x.shape[-1]), -1)), axis=-1)
     return xp.sum(keep_apart(xp, parts), axis=-1)

@@ -1,26 +1,28 @@
 """Kernels for calibrations of a Poisson sampled Gaussian, and derivatives of log delta. Nothing here enters a bound.
 
-`solve` solves delta(eps; x) = delta for x, the logarithm of one parameter, in two stages with fixed iteration counts.
-The answer is certified afterwards. c is the abscissa of the contour.
+`solve` finds the x at which delta(eps; x) is the target delta. x is the logarithm of one parameter, and c is the
+abscissa of the contour. Callers certify the x found. Two stages with fixed iteration counts find x:
 
-1. Newton's method on the saddle point equations in (log c, x) at once. At the saddle the value does not change with c.
-   So the system is triangular: the value gives x, and then `eps(c) = eps` gives c.
-2. Secant steps in x on the contour integral itself, with fixed c and period.
+1. Newton's method solves the saddle point equations for log c and x. At the saddle point the approximation of delta
+   does not change with c to first order. So each step first gets x from this approximation. Then it gets c from the
+   saddle point equation.
+2. Secant steps in x solve the equation for the contour integral itself. They keep c and the period fixed.
 
-`solve_rate` finds the noise at which the bound of a true-positive rate is b, and the eps of that bound. The rate at a
-false-positive rate a is at most `F = delta(eps) + e^eps a` for every eps. We ask that the least F over eps be b:
+`solve_rate` finds the noise at which the bound of a true-positive rate is b, and the eps of that bound. At a
+false-positive rate a, the true-positive rate is at most `F = delta(eps) + e^eps a` for every eps. The least F over eps
+is to be b. With Q(L > eps), the chance under Q that the loss L exceeds eps, this means:
 
     F = b,    dF/d eps = e^eps (a - Q(L > eps)) = 0.
 
-The noise is certified afterwards at that eps. The two stages have fixed iteration counts, too.
+Callers certify the noise at that eps. Again two stages with fixed iteration counts find the noise and eps:
 
-1. Newton's method on the saddle point equations in (log c, x), with x the logarithm of the noise. There `-d log
-   delta/d eps = c`, so that `eps = log(b/a) + log(c/(1 + c))` and `delta = b/(1 + c)`.
-2. On the contour integral, with fixed c and period: secant steps in x and Newton steps in eps, at once. At the optimal
-   eps x does not change with eps to first order, so that the secant may treat eps as fixed.
+1. Newton's method solves the saddle point equations for log c and x, the logarithm of the noise. At the saddle point
+   `-d log delta/d eps = c`, so that `eps = log(b/a) + log(c/(1 + c))` and `delta = b/(1 + c)`.
+2. Each further step uses the contour integral, with fixed c and period. It makes a secant step in x and a Newton step
+   in eps. At the optimal eps the solution x does not change with eps to first order, so the secant takes eps as fixed.
 
-`sensitivity` differentiates log delta along a tangent of the law, under the contour integral. With the trapezoid sum `V
-= sum_k Re[w_k e^{K(z_k) - z_k eps}]`,
+`sensitivity` differentiates log delta along a tangent: a direction in which the parameters of the law change. It
+differentiates under the contour integral. With the trapezoid sum `V = sum_k Re[w_k e^{K(z_k) - z_k eps}]`,
 
     V' = sum_k Re[w_k K'(z_k) e^{K(z_k) - z_k eps}],    K = sum n log M,    K' = sum n' log M + n M'/M,
 
@@ -29,7 +31,7 @@ part, and M is the moment generating function of one step's loss. The contour an
 Gaussians count as constants, since the integrals do not depend on them.
 
 `solve_split` solves the problem of `solve` where few steps sample the record. It takes secant steps on the contour
-integral of a split law. Windows and contour are placed once a call. The caller calls again until x stays where it is.
+integral of a split law (split.py). Each call places windows and contour once. Callers repeat the call until x settles.
 """
 
 from functools import partial
@@ -51,7 +53,7 @@ SETTLED = 0.15
 def sensitivity(
     law: LossLaw, tangent: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int
 ) -> tuple[Array, Array, Array]:
-    """Return log delta's derivative along a tangent; minus its derivative in eps; the (points, nodes) that suffice."""
+    """Return (d log delta along `tangent`, -d log delta/d eps, the numbers of points and of nodes that suffice)."""
     xp = namespace(law.sign, epsilon, tangent.mu2)
     point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     nodes = plain.nodes_for(law, point, epsilon, log_tol, points, count)
@@ -74,7 +76,7 @@ def sensitivity(
 
 
 def loss_change(sigma: Array, q: Array, t: Tilted, sigma_moved: Array, q_moved: Array) -> Array:
-    """Return the derivative of `log mix` (law.py) on a grid, (X,), along the change (`sigma_moved`, `q_moved`)."""
+    """Return d log mix (`mix` of law.py) on a grid, (X,), for d sigma = `sigma_moved` and d q = `q_moved`."""
     sigma, q = sigma[..., None], q[..., None]
     in_sigma = t.posterior * (1.0 / sigma**2 - t.u / sigma) / sigma
     in_q = t.posterior / q - (1.0 - t.posterior) / (1.0 - q)
@@ -82,7 +84,7 @@ def loss_change(sigma: Array, q: Array, t: Tilted, sigma_moved: Array, q_moved: 
 
 
 def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array, points: int, count: int) -> Array:
-    """Return `n' log M + n M'/M` of every sampled Gaussian at the nodes z_k = c + i t_k, (J, count), complex."""
+    """Return `n' log M + n M'/M` (see the top of the file) of J Gaussians at nodes c + i t_k, (J, count), complex."""
     xp = namespace(law.sign, c, tangent.mu2)
     sign, along = law.sign[..., None], t[..., None, :]
     grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, sign, c[..., None], points)
@@ -101,7 +103,7 @@ def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array
 
 
 def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
-    """Return `n' log M + n M'/M` of the Laplace parts, with Im log M between -pi and pi.
+    """Return `n' log M + n M'/M` (see the top of the file) of the Laplace parts, with Im log M between -pi and pi.
 
     `M = e^{z/s} (1 + h)/2` with `h = (1 + 2z e^{-(1 + 2z)/s})/(1 + 2z)` and the scale s.
     """
@@ -155,9 +157,9 @@ def single(sign: Array, log_sigma: Array, log_q: Array, log_n: Array) -> LossLaw
 def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[Array, Array, Array, Array, Array]:
     """Return K(c), K'(c), K''(c), and the derivatives of K(c) and K'(c) in x, for one sampled Gaussian.
 
-    If x is the logarithm of sigma or of q (`unknown`, as in `solve`), `dK/dx = n a E[dL/dx]` and `dK'/dx = n s
-    (E[dL/dx] + a Cov(L, dL/dx))` under the tilt, with L = log mix, a the power of mix and s the sign. If x is log n,
-    dK/dx = K and dK'/dx = K'.
+    `unknown` (as in `solve`) tells whether x is the logarithm of sigma, of q or of n. If x is log n, dK/dx = K and
+    dK'/dx = K'. Otherwise `dK/dx = n a E[dL/dx]` and `dK'/dx = n s (E[dL/dx] + a Cov(L, dL/dx))`. Here L = log mix, a
+    is the exponent of mix (`Tilted.power`), s the sign, and E and Cov belong to the tilted law.
     """
     xp = namespace(law.sign, c)
     t = tilted_gaussian(law.gauss_sigma[..., 0], law.gauss_q[..., 0], law.sign, c, nodes)
@@ -180,10 +182,10 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
 
 
 def _secant_slope(moved: Array, risen: Array, slope: Array, change: float = 10.0) -> Array:
-    """Return risen/moved, or `slope` where `moved` is tiny or the two slopes differ by a factor above `change`."""
+    """Return risen/moved. Return the old `slope` if `moved` is tiny or the two differ by a factor above `change`."""
     xp = namespace(moved, risen)
     fresh = risen / xp.where(moved == 0, 1.0, moved)
-    # a larger change of slope, or a shorter step, is mostly rounding error
+    # After a shorter step, or with a larger change of slope, `fresh` is mostly rounding error.
     trusted = (xp.abs(moved) > 1e-7) & (fresh / slope > 1.0 / change) & (fresh / slope < change)
     return xp.where(trusted, fresh, slope)
 
@@ -203,7 +205,8 @@ def solve(
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Return (x, d log delta/dx, d eps/dx at fixed delta, residual of log delta, nodes needed) at the solution.
 
-    Every round places the contour anew. Laws on which the saddle point approximation is poor need several rounds.
+    x is the logarithm of the unknown parameter. Each round places the contour anew. Several rounds are needed for laws
+    on which the saddle point approximation is poor.
 
     base : (3,) logarithms of noise multiplier, sampling probability and number of steps; 0 for the unknown parameter.
     unknown : (3,) 1 for the unknown parameter, 0 for the two others.
@@ -246,7 +249,7 @@ def solve(
             following = residual(x + step)
             return x + step, following, _secant_slope(step, following - r, slope)
 
-        # Secant steps on the contour integral converge from the saddle point's x.
+        # The secant steps start near the solution, at the x of the saddle point equations or of the last round.
         x, r, slope = repeat(xp, 4, secant, (x, residual(x), slope))
         return x, point.c, slope, r, need
 
@@ -268,13 +271,13 @@ def solve_rate(
     count: int,
     steps: int,
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """Return (eps, x, c times the last step of eps, last step of x, d log delta/dx, nodes needed).
+    """Return (eps, x, c times the length of eps's last step, last step of x, d log delta/dx, nodes needed).
 
     x is the logarithm of the noise. The last step of x is made at the final eps, so that x belongs to that eps.
 
     log_rate, log_fpr : logarithms of the true- and of the false-positive rate.
-    steps : number of steps on the contour integral. They start from a saddle point approximation, which is off by some
-        hundredths, or by tenths where the record is rarely sampled.
+    steps : number of steps on the contour integral. They start from the saddle point approximation of x, which is off
+        by some hundredths, or by tenths where the record is rarely sampled.
     """
     xp = namespace(sign, log_q, x0)
     one, axis = xp.ones_like(x0), plain.axis_nodes(points)
@@ -306,12 +309,12 @@ def solve_rate(
     need = plain.reach(law_at(x), chosen, h, log_tol, points)
 
     def at(x: Array, epsilon: Array) -> tuple[Array, Array, Array]:
-        """Return log(delta/target), F'/delta and F''/delta for `F(eps) = delta(eps) + e^eps a`; F'' is kept positive.
+        """Return log(delta/target), F'/delta, and F''/delta raised to a positive value, for F = delta(eps) + e^eps a.
 
         The target is b - e^eps a, with b the true-positive and a the false-positive rate.
         """
         value, fall, bend = plain.value_and_slopes(law_at(x), chosen, h, need, epsilon, points, count)
-        # F' = e^eps a - `fall` delta, and F'' = e^eps a + `bend` delta
+        # `fall` is -delta'/delta, and `bend` is delta''/delta. With `share` = e^eps a/delta, F'/delta = share - fall.
         share = xp.exp(epsilon + log_fpr - value)
         target = log_rate + log1p(-xp.minimum(xp.exp(epsilon - most), LARGEST_SHARE))
         return value - target, share - fall, xp.maximum(bend + share, 1e-3 * fall**2)
@@ -334,13 +337,13 @@ def solve_rate(
 
 
 class Solved(NamedTuple):
-    """What one call of the solver returns. Slopes are derivatives in x, the logarithm of the unknown parameter."""
+    """The result of one call of `solve_split`. x is the logarithm of the unknown parameter."""
 
     x: Array  # the solution
     slope: Array  # d log delta / dx
     epsilon_slope: Array  # d eps / dx at fixed delta
-    residual: Array  # log(delta/target) before the last Newton step
-    off: Array  # estimated error of x after the last Newton step
+    residual: Array  # log(delta/target) before the last secant step
+    off: Array  # estimated error of x after the last secant step
     moved: Array  # distance between x0 and x
     needs: Array  # (points, nodes) that the contour needs
 
@@ -357,7 +360,7 @@ def solve_split(
     points: int,
     count: int,
 ) -> Solved:
-    """Solve the problem of `solve` by the split contour; `slope0` is a first guess of d log delta/dx."""
+    """Solve the problem of `solve` on the contour of a split law. `slope0` is a first guess of d log delta/dx."""
     xp = namespace(x0, base)
 
     def law(x: Array) -> LossLaw:
@@ -375,16 +378,16 @@ def solve_split(
         residual, rate, needs = evaluate(x)
         slope = _secant_slope(x - last_x, residual - last_r, slope, 50.0)
         step = xp.clip(-residual / slope, -LARGEST_SPLIT_STEP, LARGEST_SPLIT_STEP)
-        # With log delta = f(x), x is off by about |f''/(2 f')| times the lengths of the last two steps.
+        # With log delta = f(x), a secant step leaves an error of about |f''/(2 f')| times the product of the lengths of
+        # the last two steps. The factor is taken to be 3.
         off = xp.abs(step) * xp.where(x == x0, 1.0, 3.0 * xp.abs(x - last_x))
-        # A step is taken if x is near x0, for which windows and period were placed, and if the last step reduced the
-        # residual.
+        # x moves on only while it is near x0, where the windows were placed, and while steps reduce the residual.
         serves = (xp.abs(x - x0) <= SETTLED) & ((x == x0) | (xp.abs(residual) < xp.abs(last_r)))
         following = (x + step, slope, x, residual, rate, off)
         kept = (xp.where(serves, new, old) for old, new in zip(carry, following, strict=False))
         return *kept, xp.where(serves[..., None], needs, carry[-1])
 
     carry = (x0, slope0, x0, 0.0 * x0, 0.0 * x0, 0.0 * x0, xp.zeros((*x0.shape, 2)))
-    # further steps would move x too far from x0, for which the contour was placed, or would change nothing
+    # A fourth step would change nothing, or move x too far from x0, where the contour was placed.
     x, slope, _, residual, rate, off, needs = repeat(xp, 3, secant, carry)
     return Solved(x, slope, slope / rate, residual, off, xp.abs(x - x0), needs)

@@ -1,11 +1,12 @@
 """The contour of one round of random allocation: brackets of E(S - k)_+ and E(k - S)_+, and profiles (README.md).
 
-S is the likelihood ratio of a round of t slots with the noise multiplier 1/s, and k a threshold.  S is the mean of the
-slots' own ratios X = e^{s u - s^2/2}, each at a normal output u.  E(S - k)_+ is called a call, and E(k - S)_+ a put, as
-if S were the price of a share.  Windows are smooth cuts of a slot's law into bulk, jumps and far outputs
-(allocation_law.py).  The bounds hold for any windows, abscissa, period and number of nodes.  The trapezoid rule adds
-images: weighted values of the integral at k + j period, j != 0.  In a profile, neighbouring losses share a contour,
-since one more loss on an evaluated contour costs little.  A loss whose bracket stays wide gets a contour of its own.
+S is the likelihood ratio of a round of t slots with the noise multiplier 1/s, and k a threshold. S is the mean of the
+slots' own ratios X = e^{s u - s^2/2}, each at a normal output u. E(S - k)_+ is called a call, and E(k - S)_+ a put, as
+if S were the price of a share. `sign` is 1 for the call and -1 for the put. Windows are smooth cuts of a slot's law
+into bulk, jumps and far outputs (allocation_law.py). The bounds hold for any windows, abscissa, period and number of
+nodes. The trapezoid rule adds images to the integral at k. An image is the integral at the threshold k + sign j period,
+j != 0, times a weight. A profile lists bounds of delta at many losses. Neighbouring losses share a contour, since one
+more loss on an evaluated contour costs little. A loss whose bracket stays wide gets a contour of its own.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ BULK_END = 9.0
 
 
 class Place(NamedTuple):
-    """Where a contour is placed, and the bounds that belong to this place."""
+    """The placement of a contour, and bounds that hold for this placement."""
 
     line: Line  # the line of integration in z
     windows: Windows  # the cuts of a slot's law into bulk, jumps and far slots
     cells: Cells  # the grid in u
     far: Array  # (B, R) abscissas of Chernoff bounds, all larger than c
     log_far: Array  # (B, R) log of upper bounds of the integrand at z = `far`, without its factor e^{-sign z k}/z^2
-    log_bulk: Array  # (B, R) log of upper bounds of the bulk's part A^t of the integrand at `far`; -inf without a bulk
+    log_bulk: Array  # (B, R) log of upper bounds of A^t at `far`, with A the bulk's transform; -inf without a bulk
     digits: Array  # (B,) nats lost to cancellation: log of the ratio of the integrand at z = c to the guessed value
     log_beyond: Array  # (B,) log of a bound of the sum of terms after the last node, without the factor e^{-sign c k}
 
@@ -69,10 +70,11 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
     """Choose windows, line and Chernoff bounds for E(S - k)_+ (sign 1) or E(k - S)_+ (sign -1).
 
     s, t, k : (B,) 1/sigma, number of slots, and threshold.
-    guess, tolerance : log of a rough value of the integral, (B,), and the size of the cut terms relative to that value.
+    guess : (B,) log of a rough value of the integral.
+    tolerance : size, relative to that rough value, of the terms that may be cut off.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
-    # for a k this large mostly one large slot decides E(S - k)_+, so the placement with a bulk is tried first
+    # `alone`: k is so large that mostly one large slot brings S above k. Then a placement with a bulk is tried first.
     alone = (sign > 0) & (k - 1.0 > 15.0 * _deviation(s, t))
     groups = [rows for split in (False, True) if (rows := np.flatnonzero(alone == split)).size]
     given = s, t, k, guess, tolerance
@@ -82,7 +84,7 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
 
 
 def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
-    """Place contours with a bulk if `split`, else without a bulk. Rows get the other placement where it is better."""
+    """Place contours with a bulk if `split`, else without. If a row is poor, try the other way and keep the better."""
     found = _place(sign, s, t, k, guess, tolerance, LOW_SHARE if split else 0.0)
     rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
     if rows.size == 0:
@@ -119,8 +121,8 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
     seen, logs, c = _saddle(cells, cuts, t, k, sign, 2.0, 0.3 / k, np.maximum(400.0 / k, 80.0 / _deviation(s, t)))
     exponents = logs + seen * k[:, None] - np.log(seen)
     at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
-    # With a split, the value of E(k - S)_+ is taken to be the guess.  Without a split, it is taken to be the integrand
-    # at z = c if that exceeds the guess, and e^-2 times the integrand otherwise.
+    # `at` is the log of the integrand at z = c. With a bulk, the value of E(k - S)_+ is taken to be the guess. Without
+    # a bulk, the value is taken to be the integrand if that exceeds the guess, and e^-2 times the integrand otherwise.
     log_value = np.where(split, guess, np.where(guess < at, at, at - 2.0))
     goal = log_value + np.log(tolerance)
     needed, _ = _right(c, seen, exponents - 1.0, goal)
@@ -146,7 +148,7 @@ def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array |
 
 
 def _of_call(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, windows: Windows, known: bool) -> Place:
-    """Place the contour of E(S - k)_+ for given windows. Unless `known`, a guess far too small is increased."""
+    """Place the contour of E(S - k)_+ for given windows. Unless `known`, raise a guess far below Chernoff's bound."""
     cells = cells_of(s, t, windows, COARSE)
     cuts, deviation = cuts_of(cells, windows), _deviation(s, t)
     light = (np.maximum(k - 1.0, 0.0) + 1.5 * deviation) / deviation**2
@@ -177,7 +179,7 @@ def _ended(
     saddle: tuple[Array, Array],
     far: Array,
 ) -> Place:
-    """Return a complete placement, with the last node and with Chernoff bounds at the abscissas `far`."""
+    """Complete a placement: find the last node, and compute Chernoff bounds at the abscissas `far`."""
     c, period = line
     step = 2.0 * np.pi / period
     scale = np.array([np.interp(one, *_sorted(a, b)) for one, a, b in zip(c, *saddle, strict=True)])
@@ -209,7 +211,7 @@ def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) ->
 
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
-    """Return the least u, (B,), above which slots may be called far: S < k with such a slot has a negligible chance."""
+    """Return the least u, (B,), such that S < k together with a slot above u is too unlikely to count."""
     # If S < k, a slot with X/t > x leaves less than k - x to the other slots. So their sum lies m standard deviations
     # below its mean, an event of probability about e^{-m^2/2}.
     spread = np.sqrt(np.exp(np.minimum(s * s, 600.0)) / t)[:, None]
@@ -239,7 +241,7 @@ def _windows_of_put(s: Array, t: Array, k: Array, split: bool) -> tuple[Windows,
 def _saddle(
     cells: Cells, cuts: Cuts, t: Array, k: Array, sign: float, power: float, low: Array, high: Array
 ) -> tuple[Array, Array, Array]:
-    """Return all abscissas tried, the log of the transform at each, and the abscissa of the least integrand."""
+    """Try abscissas. Return all of them, the log of the transform at each, and the one with the least integrand."""
     seen, logs = [], []
     rows = np.arange(len(k))
     for size in (24, 9):
@@ -255,7 +257,7 @@ def _saddle(
 
 
 def tilted_mode(s: Array, t: Array, c: Array) -> Array:
-    """Return the u <= 0 with u + s c X(u)/t = 0: the mode of N(u) e^{-c X/t}."""
+    """Return the u <= 0 with u + s c X(u)/t = 0: the mode of e^{-u^2/2} e^{-c X/t}."""
     u = np.zeros_like(s)
     for _ in range(60):
         pull = s * c * np.exp(s * u - 0.5 * s * s - np.log(t))
@@ -264,7 +266,7 @@ def tilted_mode(s: Array, t: Array, c: Array) -> Array:
 
 
 def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return the least period with negligible images on the right by Chernoff's bound, and the bound's abscissa."""
+    """Return the least period whose images j > 0 are negligible by Chernoff's bound, and the abscissa of the bound."""
     gap = seen - c[:, None]
     needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
     needed = np.where(np.isnan(needed), np.inf, needed)
@@ -273,7 +275,7 @@ def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array,
 
 
 def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return an abscissa below the saddle point `best`, and a period at which images on both sides are negligible."""
+    """Return an abscissa below the saddle point `best`, and a period at which all images j != 0 are negligible."""
     chosen, period = 0.5 * best, np.full_like(best, np.inf)
     for share in (0.4, 0.5, 0.6, 0.7, 0.8, 0.88):
         c = share * best
@@ -289,13 +291,13 @@ def last_node(
 ) -> tuple[Array, Array]:
     """Return the index of the last node, and the log of a bound of the sum over later nodes, below `goal` if possible.
 
-    `scale` is the log of the integrand at z = c. The fall, which is `scale` minus the log of the bound, grows about as
-    a power of the index: as its square where the law is nearly normal. So indices are tried by a secant in log(index)
-    and log(fall), between an index that is too small and one that is large enough. Of two paths in u (`local` of
-    `_path`) the better one is kept. Where both reach the goal, both are tried again at the next index.
+    `scale` is the log of the integrand at z = c. The fall is `scale` minus the log of the bound. It grows about as a
+    power of the index: as the square where the law is nearly normal. So a secant in log(index) and log(fall) chooses
+    the indices to try, between an index that is too small and one that is large enough. Two paths in u (`local`
+    of `_path`) are tried as long as both reach the goal at each index. From then on only the better path is tried.
     """
-    # `stride` is the step of log(index) where the bound shows no direction.
-    # `enough` is the error of log(index) at which the search ends.
+    # `stride`: the step of log(index) where the secant has no direction.
+    # `enough`: the search ends when log(index) is about this close to the least value that suffices.
     stride, enough = 0.8, 0.2
     most = np.log(MOST_NODES)
     low, high = np.zeros_like(c), np.full_like(c, most)
@@ -351,10 +353,11 @@ def rows_of(some: Some, rows: Array) -> Some:
 def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
     """Choose Im u at the edges of the cells, (B, J + 1): 0 at the ends of the grid, and small near a narrow window.
 
-    local : (B,) whether Im u is proportional to X(u); if not, Im u is proportional to the mean of X.
+    local : (B,) True for an Im u proportional to X(u), False for an Im u proportional to the mean of X.
     """
     u, s = cells.edges, cells.s
-    # Im u = alpha lowers the integrand by about s y (X/t) alpha - alpha^2/2 nats: most at alpha = s y X/t
+    # A path with Im u = alpha lowers the log of the integrand by about s y (X/t) alpha - alpha^2/2. This is largest at
+    # alpha = s y X/t.
     size = np.minimum(1.45 / s, y[:, None] * s * np.where(local[:, None], cells.x, _one_over_t(cells)))
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
         there = np.abs(place[:, None]) < np.inf
@@ -362,12 +365,11 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
         here = np.exp(s * at - 0.5 * s * s) * _one_over_t(cells)
         most = np.minimum(STEEPEST, y[:, None] * s * here * blur[:, None])
         away = np.abs(u - at) / blur[:, None]
-        # `near`: for each edge, the least distance from the window within its two cells. A cell's bound takes the
-        # larger Im u of its two edges, so Im u must be small at an edge if either of the edge's cells is near the
-        # window
+        # `near`: the least distance from the window, in widths, of an edge and its two neighbours. The bound of a cell
+        # takes the larger Im u of the cell's edges, so Im u must be small at both edges of a cell near the window.
         near = away.copy()
         near[:, 1:], near[:, :-1] = np.minimum(near[:, 1:], away[:, :-1]), np.minimum(near[:, :-1], away[:, 1:])
-        # away from the window Im u is at most `far`, so that Phi is within e^-40 of 0 or 1
+        # `far` caps Im u away from the window, so that the window's Phi is within e^-40 of 0 or 1 there.
         far = np.sqrt(np.maximum(near * near - 80.0, most * most))
         shift = np.minimum(most + np.maximum(near - STEEPEST, 0.0), far)
         size = np.where(there, np.minimum(size, shift * blur[:, None]), size)
@@ -382,8 +384,8 @@ def _one_over_t(cells: Cells) -> Array:
 def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tuple[Array, Array]:
     """Return upper bounds of the logs of (A + B)^t - A^t and of A^t at real r, (B, R) each.
 
-    A is the transform of the bulk, and B the transform of the jumps. (A + B)^t - A^t <= t B (A + B)^{t-1}. Without a
-    bulk, the first result bounds log B^t, and the second is -inf.
+    A is the transform of the bulk, and B the transform of the jumps. The first bound is the log of t B (A + B)^{t-1}.
+    Without a bulk, the first result bounds log B^t, and the second is -inf.
     """
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = allocation_law.shares(cuts, np.zeros((len(t), 1)))
@@ -409,10 +411,11 @@ def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: 
 
 
 def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, sign: float) -> Array:
-    """Return an upper bound, (B,), of log sum_{j >= 1} e^{jcp} V(k + sign j p): the least over all c' in `far`.
+    """Bound the log of the sum of the images j >= 1 from above, (B,). This sum is sum_j e^{jcp} V(k + sign j p).
 
     p is the period, V(y) the value of the contour integral at the threshold y, and F the transform that is integrated.
-    For every c' > c, (x)_+ <= e^{c'x}/(e c'), so that V(y) <= F(c') e^{-sign c' y}/(e c').
+    Every c' > c gives a bound: (x)_+ <= e^{c'x}/(e c'), so that V(y) <= F(c') e^{-sign c' y}/(e c'). The least bound
+    over all c' in `far` is returned.
     """
     gap = (far - c[:, None]) * period[:, None]
     each = log_far - sign * far * k[:, None] - 1.0 - np.log(far) + log_geometric(gap)
@@ -478,10 +481,12 @@ def contours_at(
     tolerance: Array | float,
     most_long: int | None = None,
 ) -> list[tuple[Array, Contour]]:
-    """Place contours as `place` does and evaluate them; return (row numbers, contour) for groups of similar length.
+    """Place contours by `place` and evaluate them. Return (row numbers, contour) for each group of rows.
 
-    most_long : if given, the largest number of long lines for one pair (s, t). Further rows with long lines are left
-        out of the answer.
+    The contours of the rows of one group have similar numbers of nodes.
+
+    most_long : if given, the most contours of more than VERY_LONG nodes for one pair (s, t). Further rows that need
+        contours as long are left out of the answer.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     where = place(sign, s, t, k, guess, tolerance)
@@ -495,8 +500,8 @@ def contours_at(
     if rows.size == 0:
         return [(kept[at], one) for at, one in _evaluated(sign, s[kept], t[kept], rows_of(where, kept))]
     below = place_of_bulk(s[rows], t[rows], k[rows], guess[rows], tolerance[rows], rows_of(where, rows))
-    # Where the bulk needs a long line of its own (100 nodes), bulks that end below LOW_SHARE are tried: a bulk that
-    # rarely reaches the threshold k needs no contour.
+    # Where the bulk's own contour has more than 100 nodes, bulks that end at shares below LOW_SHARE are tried. Such a
+    # bulk may reach the threshold k so rarely that it needs no contour.
     for share in (0.25, 0.15):
         long = np.flatnonzero(below.line.count > 100)
         if long.size == 0:
@@ -516,7 +521,7 @@ def contours_at(
 
 
 def _evaluated(sign: float, s: Array, t: Array, where: Place, bulk: Place | None = None) -> list[tuple[Array, Contour]]:
-    """Evaluate the contours placed at `where`, and the contours of A^t at `bulk`, in groups of similar length."""
+    """Evaluate the contours placed at `where`, and those of A^t placed at `bulk`, in groups of similar node counts."""
     longest = where.line.count if bulk is None else np.maximum(where.line.count, bulk.line.count)
     length = np.ceil(np.log2(longest + 1.0))
     found = []
@@ -547,7 +552,7 @@ def brackets_at(sign: float, s: Array, t: Array, k: Array, guess: Array) -> tupl
 
 @np.errstate(all="ignore")
 def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, |slope in k|) of E(S - k)_+ or E(k - S)_+, also valid within 8 roundoffs of k."""
+    """Bracket E(S - k)_+ or E(k - S)_+, also within 8 roundoffs of k. Return (lower, estimate, upper, |slope in k|)."""
     low, mid, high, slope = _beside(found, k)
     for one in (found,) if found.bulk is None else (found, found.bulk):
         ends = _integrated(one, k)
@@ -574,7 +579,7 @@ def _scale(found: Contour, k: Array) -> Array:
 
 
 def _turned(found: Contour, k: Array) -> Array:
-    """Return the nodes' integrand, (B, N), without 1/z^2 and divided by `_scale`; it is halved at the first node."""
+    """Return the integrand times z^2 at the nodes, (B, N), divided by `_scale`. The first node's value is halved."""
     turned = found.powers.value * (1.0 + allocation_law.turned_by(-found.sign * found.powers.turn * k[:, None]))
     turned[:, 0] *= 0.5
     return turned
@@ -610,7 +615,7 @@ def _integrated(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _outside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
-    """Return (value, |slope in k|, bound of the rounding) of the part in closed form, which is not integrated."""
+    """Return (value, |slope in k|, bound of rounding) in closed form: of far slots (call), or of bulk alone (put)."""
     sign, s, t, windows = found.sign, found.s, found.t, found.place.windows
     whole: Array = np.isneginf(windows.low)
     if sign > 0:
@@ -636,7 +641,7 @@ def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array
 
 
 def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, |slope|) of the part where a slot is far or all slots are in the bulk."""
+    """Return (lower, estimate, upper, |slope|) of what the line leaves out: a slot is far, or all are in the bulk."""
     sign, s, t, where = found.sign, found.s, found.t, found.place
     windows = where.windows
     whole: Array = np.isneginf(windows.low)
@@ -655,7 +660,8 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
         m, mx, shrunk, _ = _all_bulk(windows, s, t, whole)
         at = np.where(whole, 0.0, windows.low)
         edge = np.log(k) / s + 0.5 * s  # if S > k, some slot has X > k and so u > edge
-        # for u above `edge`, w1 <= Phi(-d) e^{-d (u - edge)/blur}
+        # For u above `edge`, w1 <= Phi(-d) e^{-d (u - edge)/blur}. By this, `leak` and `leak_x` bound the logs of
+        # E[w1; u > edge] and E[X w1; u > edge].
         d = (edge - at) / windows.low_blur
         pull = d / windows.low_blur
         leak_x = log_ndtr(-d) + pull * edge - 0.5 * s * s + 0.5 * (s - pull) ** 2 + log_ndtr(s - pull - edge)
@@ -672,7 +678,7 @@ def _bulk_chance(where: Place, k: Array) -> Array:
 
 
 def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
-    """Bound the change of E(S - k)_+ if a slot's weight w1 w2 becomes w1, cut off at `end` (README.md, section 1)."""
+    """Bound by how much E(S - k)_+ differs between slot weights w1 w2 and w1 1[u <= `end`] (README.md, section 1)."""
     low, blur, gap = windows.low, windows.low_blur, windows.high - windows.low
     beyond = tail((end - low) / blur) * (t * tail(end) + tail(end - s))
     both = np.exp(-0.5 * gap * gap / (blur**2 + windows.high_blur**2)) * (t * tail(low) + tail(low - s))
@@ -705,7 +711,7 @@ def reach(s: Array, t: Array) -> Array:
 def put_below(s: Array, t: Array, k: Array) -> Array:
     """Return an upper bound, (B,), of log E(k - S)_+: the least log(e^{ck} E e^{-cS}/(e c)) over several c."""
     deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
-    # c is tried about two saddle points: `near`, for a normal S, and `alone`, for the event that max X < t k
+    # The grid of c lies about two approximate saddle points: `near` as if S were normal, `alone` from P(all X < t k).
     near = np.maximum(1.0 - k, deviation) / deviation**2
     edge = (np.log(t * k)) / s + 0.5 * s
     alone = t / (s * k) * np.exp(-0.5 * (edge**2 + np.log(2.0 * np.pi)) - log_ndtr(edge))
@@ -721,7 +727,7 @@ def put_below(s: Array, t: Array, k: Array) -> Array:
 
 
 class RoundProfile(NamedTuple):
-    """K losses that ascend from 0, with lower and upper bounds of delta at each; every field has shape (K,)."""
+    """K losses that ascend from 0, with lower and upper bounds of delta at each. Every field has shape (K,)."""
 
     epsilon: np.ndarray
     lower: np.ndarray
@@ -730,7 +736,7 @@ class RoundProfile(NamedTuple):
 
 def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarray:
     """Choose losses eps for a profile: densely where one round's loss is likely, and less densely along its tail."""
-    # `far_from` is the log delta at which the far tail begins, `times` a factor on the number of losses before the tail
+    # `far_from`: the log delta at which the far tail begins. `times`: a factor on the number of losses before the tail.
     far_from, times = (LAST_LOG_DELTA, DENSE) if dense else (-31.0, 1.0)
     deviation = max(float(_deviation_of_loss(np.asarray(s), np.asarray(t))), LEAST_DEVIATION)
     reach = min(0.5 * s * s + 12.0 * s, LARGEST_LOSS)
@@ -742,14 +748,14 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
     scan, log_delta = scan[: max(last, 2) + 1], log_delta[: max(last, 2) + 1]
     middle = 0.5 * (scan[1:] + scan[:-1])
     bulk = np.exp(-0.5 * np.square(middle / (BULK_SPREAD * deviation)))
-    # 110 losses lie between 0 and a few standard deviations of one round's loss. They decide how wide the bracket of
-    # many rounds is.
+    # 110 losses lie between 0 and a few standard deviations of one round's loss. These losses decide how wide the
+    # bracket of a composition of many rounds is.
     weight = 110 * bulk / (BULK_SPREAD * deviation * np.sqrt(0.5 * np.pi)) * np.diff(scan)
-    # From one loss to the next log delta falls by 0.4 nats, and in the far tail, which matters only in compositions of
-    # few rounds, by 1.5 nats.
+    # From one loss to the next, log delta falls by at most 0.4/times nats before the far tail, and by at most 1.5 nats
+    # in the far tail. The far tail matters only in compositions of few rounds.
     before_tail = log_delta[1:] > far_from
     weight += -np.diff(log_delta) / np.where(before_tail, 0.4 / times, 1.5)
-    # Where one slot makes up most of S, log delta falls slowly, over several units of eps.
+    # Where one slot makes up most of S, log delta falls slowly. So losses before the tail are also at most 0.06 apart.
     weight += np.where(before_tail, np.diff(scan) / 0.06, 0.0)
     count = np.concatenate([[0.0], np.cumsum(weight)])
     eps = np.interp(np.arange(np.ceil(count[-1]) + 1.0) * count[-1] / np.ceil(count[-1]), count, scan)
@@ -784,7 +790,7 @@ def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = Fals
 
 
 class _Asked(NamedTuple):
-    """The losses of all rounds in one list, one round after the other; all arrays have shape (K,)."""
+    """The losses of all rounds in one list, one round after the other. All arrays have shape (K,)."""
 
     sign: float
     s: np.ndarray
@@ -794,9 +800,9 @@ class _Asked(NamedTuple):
 
 
 def falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
-    """Return the profile with these bounds of delta, widened by the rounding of e^eps and made to fall with eps."""
-    # The relative error of e^eps is a few roundoffs times 1 + eps. Over that distance delta, which is convex in e^eps,
-    # falls by at most `wrong`.
+    """Widen bounds of delta by the effect of rounding e^eps, make them fall with eps, and return them as a profile."""
+    # e^eps has a relative error of at most `off`. Delta is convex in e^eps, so that error changes delta by at most
+    # `wrong`.
     off = 4.0 * ROUNDOFF * (1.0 + eps[1:])
     wrong = np.concatenate([[0.0], off * high[:-1] / -np.expm1(-np.diff(eps))])
     low = np.maximum(low - wrong, 0.0)
@@ -824,7 +830,7 @@ def _narrowed(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> 
 
 
 def _guess(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """Estimate log(delta); nothing certified depends on this estimate."""
+    """Estimate log(delta). Nothing certified depends on this estimate."""
     with np.errstate(all="ignore"):
         found = allocation_law.guess(sign, s, t, np.exp(sign * eps))
     return found - min(sign, 0.0) * eps
@@ -835,7 +841,7 @@ def _outward(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow the theorems' bounds by contours; a contour's bracket that contradicts the theorems is not used."""
+    """Narrow the theorems' bounds by contours. A contour's bracket that contradicts the theorems is not used."""
     sign, s, t, eps, owner = asked
     least, most = low.copy(), high.copy()
     logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))
@@ -843,8 +849,9 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
     hopeless = np.zeros(eps.size, bool)
     # below 1e-30, about the delta at a profile's last loss, the theorems' bounds suffice
     wide = np.flatnonzero(~(high - low <= _wanted(logs) * high) & (high > 1e-30))
-    # Where one slot decides, a contour leaves out a part that depends on that slot's size, which is about e^eps - 1.
-    # For an eps of up to three standard deviations of one round's loss, the size hardly matters.
+    # Losses with similar `apart` share a contour. Where one slot decides whether S > k, the part that a contour leaves
+    # out depends on the size of that slot, which is about e^eps - 1. At an eps below three standard deviations of one
+    # round's loss the size hardly matters, so `apart` changes little there.
     apart = np.log(np.expm1(np.abs(eps)) + 3.0 * np.maximum(_deviation_of_loss(s, t), LEAST_DEVIATION))
     for turn, (together, distance) in enumerate(READ_TOGETHER):
         if wide.size == 0:
@@ -855,7 +862,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
         place = lambda rows: min(int(rows[-1]) + 1, int(last[rows[0]])) if sign > 0 else int(rows[rows.size // 2])
         placed = np.array([place(rows) for rows in groups])
         hopeless[wide] = True  # stays True for losses whose contour is not evaluated
-        # unless dense, a profile evaluates at most three very long contours of a round for remove, and none for add
+        # The largest number of very long contours of a round: 3 for remove, 0 for add, and no limit if dense.
         most_long = None if dense else 3 if sign > 0 else 0
         for some, contour in _placed(asked, logs, placed, CUT_OFF[min(turn, 1)], most_long):
             at = np.concatenate([groups[one] for one in some])
@@ -874,9 +881,9 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
 
 
 def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow wide brackets of a large delta_remove = 1 - k + E(k - S)_+ by brackets of E(k - S)_+; k = e^eps."""
+    """Narrow wide brackets of large delta_remove by brackets of E(k - S)_+ = delta_remove - 1 + k, with k = e^eps."""
     width = _wanted(np.log(np.maximum(0.5 * (low + high), 1e-295)))
-    # delta_remove gets the absolute error of E(k - S)_+, so its relative error is small only where it is large
+    # delta_remove gets the absolute error of E(k - S)_+. So small values of delta_remove are left as they are.
     rows = np.flatnonzero(~(high - low <= width * high) & (high > 1e-6) & (asked.eps < 30.0))
     if asked.sign < 0 or rows.size == 0:
         return low, high
@@ -892,7 +899,7 @@ def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) ->
 def _in_groups(
     rows: np.ndarray, owner: np.ndarray, together: int, apart: np.ndarray, distance: float
 ) -> Iterator[np.ndarray]:
-    """Yield groups of at most `together` rows of one round, whose `apart` differ by at most `distance`."""
+    """Yield groups of at most `together` rows of one round. Within a group, `apart` differs by at most `distance`."""
     for some in np.split(rows, np.flatnonzero(np.diff(owner[rows])) + 1):
         first = 0
         while first < some.size:
@@ -912,7 +919,7 @@ def _wanted(logs: np.ndarray) -> np.ndarray:
 
 
 def _read(contour: Contour, each: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (lower, estimate, upper) of delta at losses eps; row `each[i]` of the contour is used for eps[i]."""
+    """Return (lower, estimate, upper) of delta at losses eps. Row `each[i]` of the contour is used for eps[i]."""
     lower, estimate, upper, _ = bracket_near(rows_of(contour, each), np.exp(contour.sign * eps))
     if contour.sign < 0:
         lower, estimate, upper = (x * np.exp(eps) for x in (lower, estimate, upper))

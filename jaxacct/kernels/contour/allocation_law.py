@@ -34,10 +34,10 @@ SLACK = 1e-11
 class Windows(NamedTuple):
     """The smooth cuts of one slot's law by its output u: bulk below `low`, jumps up to `high`, far outputs beyond.
 
-    For E(S - k)_+ the law ends sharply at `end`. For E(k - S)_+ the law goes on beyond `end` and is bounded there.
+    For E(S - k)_+ outputs above `end` count as far. For E(k - S)_+ outputs above `end` are bounded, not integrated.
     """
 
-    low: Array  # (B,) upper end of the bulk in u; if -inf, there is no bulk, and everything is integrated
+    low: Array  # (B,) upper end of the bulk in u; if -inf, there is no bulk, and all outputs below `high` are jumps
     low_blur: Array  # (B,) width of the window at `low`, in u
     high: Array  # (B,) lower end of the far outputs in u; if inf, nothing is far
     high_blur: Array  # (B,) width of the window at `high`, in u
@@ -46,18 +46,18 @@ class Windows(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """A grid of J cells in u, with the mass of every cell, and with the place of the mean of X in every cell."""
+    """A grid of J cells in u. Every cell has a probability `mass`, and a mean of X, given by `share`."""
 
     s: Array  # (B, 1) 1/sigma
     edges: Array  # (B, J + 1) values of u
     x: Array  # (B, J + 1) X/t at the edges
     mass: Array  # (B, J) probability of each cell
     share: Array  # (B, J) (mean of X in the cell - X at the lower edge)/(X at the upper edge - X at the lower edge)
-    doubt: Array  # (B, J) bound of the error of `share`; 1 if underflow destroys its digits
+    doubt: Array  # (B, J) bound of the error of `share`; 1 where underflow destroys the digits of `share`
 
 
 class Cuts(NamedTuple):
-    """log Phi(-x) and log Phi(x) at the edges of a grid, x = (edge - centre of the window)/width of the window."""
+    """(log w, log(1 - w)) at the edges of a grid, with the window w = Phi(-(edge - centre of w)/width of w)."""
 
     windows: Windows
     low: tuple[Array, Array] | None  # at the window `low`, (B, J + 1) each; None if no row has a bulk
@@ -122,8 +122,8 @@ def cuts_of(cells: Cells, windows: Windows) -> Cuts:
 def shares(cuts: Cuts, alpha: Array) -> tuple[Array, Array]:
     """Return upper bounds, (B, J), of |w1 w2| (bulk) and |(1 - w1) w2| (jumps) in each cell for Im u <= alpha.
 
-    |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)). Logarithms are added, since a factor may leave
-    float64's range where the product does not.
+    w1 and w2 are normal distribution functions, and |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)). Each
+    product is formed from logarithms, since a factor may leave float64's range where the product does not.
     """
 
     def window(most: Array, least: Array, y: Array) -> Array:
@@ -154,11 +154,12 @@ def jump_below(windows: Windows) -> Array:
 def log_real(cells: Cells, weight: Array, below: Array, r: Array, sign: float) -> Array:
     """Bound log E[w e^{sign r X/t}] from above for r >= 0, (B, R), by chords of the exponential, which is convex in X.
 
-    weight, below : largest w in each cell, (B, J), and below the first edge, (B,). For sign = 1 w is 0 beyond the grid.
+    weight, below : largest w in each cell, (B, J), and largest w below the first edge, (B,).
+    If sign = 1, w is 0 above the last edge.
     """
     share = np.clip(cells.share + sign * cells.doubt, 0.0, 1.0)
     w0, w1 = weight * cells.mass * (1.0 - share), weight * cells.mass * share
-    top = cells.x[:, -1:] * r if sign > 0 else np.zeros_like(r)  # this keeps all exponents small
+    top = cells.x[:, -1:] * r if sign > 0 else np.zeros_like(r)  # with `top` subtracted, no exponent is positive
     grown = np.exp(sign * r[:, :, None] * cells.x[:, None, :] - top[:, :, None])
     total = np.einsum("brj,bj->br", grown[:, :, :-1], w0) + np.einsum("brj,bj->br", grown[:, :, 1:], w1)
     less = below[:, None] * tail(-cells.edges[:, :1]) * np.exp((sign > 0) * r * cells.x[:, :1] - top)
@@ -176,8 +177,9 @@ def _relative(cells: Cells) -> Array:
 def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: float) -> tuple[Array, Array]:
     """Bound log |A(c + iy')| (bulk) and log |B(c + iy')| (jumps) from above for every y' >= y, (B,) each.
 
-    The path of integration is u + i sign alpha(u), where |e^{sign z X}| = e^{X (sign c cos(s alpha) - y sin(s alpha))}.
-    alpha is linear between the edges, 0 at both ends, and in [0, pi/(2 s)].
+    The path of integration is u + i sign alpha(u). With r = X(u)/t of the real u, the integrand's exponential has the
+    modulus e^{r (sign c cos(s alpha) - y sin(s alpha))} on the path. alpha, (B, J + 1) at the edges, lies in
+    [0, pi/(2 s)]. It is 0 at both ends of the grid and linear between edges.
     """
     s, windows = cells.s, cuts.windows
     most, least = np.maximum(alpha[:, :-1], alpha[:, 1:]), np.minimum(alpha[:, :-1], alpha[:, 1:])
@@ -215,7 +217,7 @@ def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
     Lower, put: the larger of E[k - S; all X_i <= k] and (k - 1)_+.  If all X_i <= k, then S <= k.
     """
     with np.errstate(all="ignore"):
-        # 1e-300 is added to the variance of S, since s^2 may underflow
+        # 1e-300 is added so that the variance of S does not become too small where s^2 underflows.
         variance = np.expm1(s * s) / t * (1.0 + (16.0 + 8.0 * s * s) * ROUNDOFF) + 1e-300
         away = sign * (k - 1.0)
         root = np.hypot(np.sqrt(variance), away)
