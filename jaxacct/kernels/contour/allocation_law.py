@@ -242,12 +242,12 @@ def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
 
 
 def one_slot_above(s: Array, t: Array, k: Array) -> Array:
-    """Return an upper bound, (B,), of E(S - k)_+ where one large slot decides (README.md, section 6), 1 elsewhere."""
+    """Bound E(S - k)_+, (B,), from above by a theorem on one large slot (README.md, 6), or by 1 if s <= 3 or t = 1."""
     found = np.ones_like(s)
     rows = np.flatnonzero((s > 3.0) & (t > 1.0))
     s, t, k = s[rows, None], t[rows, None], k[rows, None]
     with np.errstate(all="ignore"):
-        # amounts that all slots but one may add to S, as shares of k; each amount gives a bound
+        # Each r of `others` gives a bound: a term for one slot, plus P(the other slots add more than r to S).
         others = k * np.geomspace(1e-12, 0.3, 24)
         strike = t * (k - others)
         edge = np.log(strike) / s + 0.5 * s
@@ -276,21 +276,21 @@ def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
         edge = np.log(strike) / s + 0.5 * s
         first, second = log_ndtr(s - edge), np.log(k - 1.0) + np.log(t) + log_ndtr(-edge)
         large = first + np.log(-np.expm1(np.minimum(second - first, -1e-12)))
-        # the guess for one large slot is used where fewer than 0.1 slots, on average, alone bring S to the threshold
+        # `large` counts where fewer than 0.1 slots, on average, have X/t > k - 1. There one slot mostly makes S large.
         return np.fmax(np.fmax(found, low), np.where(t * tail(edge) < 0.1, large, -np.inf))
 
 
 class Nodes(NamedTuple):
-    """Nodes in u, and their weights for the bulk and for the jumps."""
+    """Quadrature nodes u and their weights. N is the normal density, and du the Gauss-Legendre weight of a node."""
 
     u: Array  # (B, X) the nodes
-    x: Array  # (B, X) values of X/t at the nodes, with the likelihood ratio X of one slot
-    bulk: Array  # (B, X) weight N(u) w1 w2 du
-    jump: Array  # (B, X) weight N(u) (1 - w1) w2 du
+    x: Array  # (B, X) the likelihood ratio of one slot at each node, divided by t
+    bulk: Array  # (B, X) weight of each node for the bulk, N(u) w1 w2 du, with the windows w1 and w2
+    jump: Array  # (B, X) weight of each node for the jumps, N(u) (1 - w1) w2 du
 
 
 def panels_of(s: Array, t: Array, windows: Windows, size: Array) -> Array:
-    """Choose ends of panels, (B, J + 1), dense where e^{zX/t} turns fast at |z| = `size`. Any choice gives bounds."""
+    """Choose panel ends, (B, J + 1), dense where e^{zX/t}, |z| = `size`, oscillates. Any choice gives valid bounds."""
     grid = windows.start[:, None] + (windows.end - windows.start)[:, None] * np.linspace(0.0, 1.0, 601)
     middle = 0.5 * (grid[:, 1:] + grid[:, :-1])
     turn = size[:, None] * ratio(middle, s[:, None], t[:, None])
@@ -336,8 +336,8 @@ def panel_errors(
     half width q with n = POINTS nodes is at most 8 q sup |f| rho^{-2n}/(1 - rho^{-2}), with sup |f| over the ellipse of
     size rho about the panel.  sup |f| is bounded over the rectangle around the ellipse, factor by factor.
 
-    less_one : (B,) whether the integrand of the base has the "- 1". The base is the bulk, or the jumps if there is no
-        bulk. The integrand of jumps beside a bulk never has it.
+    less_one : (B,) whether the "- 1" is part of the bulk's integrand or, without a bulk, of the jumps' integrand. If
+        there is a bulk, the jumps' integrand has no "- 1".
     """
     middle, half = 0.5 * (ends[:, 1:] + ends[:, :-1])[..., None], 0.5 * (ends[:, 1:] - ends[:, :-1])[..., None]
     real, imag = half * (_ELLIPSES + 1.0 / _ELLIPSES) * 0.5, half * (_ELLIPSES - 1.0 / _ELLIPSES) * 0.5
@@ -355,7 +355,7 @@ def panel_errors(
         else:
             falling = -c * x_least * np.cos(np.minimum(angle, 1.5)) + y * swing * x_most
             growth = np.where(angle < 1.5, falling, (c + y) * x_most)
-        # |e^w - 1| <= min(|w| e^{max(Re w, 0)}, 1 + e^{Re w})
+        # With v = sign z X/t, up + gain bounds log |e^v - 1|, since |e^v - 1| <= min(|v|, 2) e^{max(Re v, 0)}.
         up = np.maximum(growth, 0.0)
         gain = np.minimum(np.log(c + y) + np.log(x_most), np.log(2.0))
         gain = np.where(less_one[:, None, None], gain, 0.0)
@@ -379,7 +379,7 @@ def panel_errors(
 
 
 def rounding_units(nodes: Nodes, s: Array, t: Array, windows: Windows) -> Array:
-    """Bound the rounding error of each node's term, (B, X), in units of 2^-53 times the product of |factors|."""
+    """Bound the rounding of each node's term, (B, X), in units of 2^-53 times the product of its factors' moduli."""
     u = np.abs(nodes.u)
     units = nodes.u.shape[1] + 60.0 + 4.0 * u * u + 6.0 * (s[:, None] * u + 0.5 * s[:, None] ** 2 + np.log(t)[:, None])
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
@@ -400,9 +400,9 @@ class Line(NamedTuple):
 
 
 class Powers(NamedTuple):
-    """The integrand at N nodes, relative to (A(c) + B(c))^t; A and B are the transforms of bulk and jumps."""
+    """The integrand at N nodes, divided by (A(c) + B(c))^t. A and B are the transforms of the bulk and of the jumps."""
 
-    log_scale: Array  # (B,) t log(A(c) + B(c)), the real part of the exponent at z = c
+    log_scale: Array  # (B,) t log(A(c) + B(c)), the log of the divisor of `value` and `error`
     value: Array  # (B, N) the integrand, complex, without factors that depend on k; 0 beyond the last node used
     error: Array  # (B, N) bound of the error of `value`
     turn: Array  # (B, N) Im z
@@ -427,8 +427,8 @@ def _tables(x: Array, step: Array, many: int) -> Array:
 
 
 def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
-    """Return sum w (e^{iyx} - 1) over the nodes x at each y, (B, count), from tables for coarse and for fine steps."""
-    # a matrix product has at most 32,000 multiplications, so that the linear algebra library starts no threads
+    """Sum w (e^{iyx} - 1) over the nodes x at each y, (B, count). `first` has coarse steps of y, and `second` fine."""
+    # `size` nodes give at most 32,000 multiplications, too few for the linear algebra library to start threads
     size = max(32_000 // (first.shape[1] * second.shape[2]), 1)
     found: Array | float = 0.0
     for begin in range(0, weight.shape[1], size):
@@ -441,7 +441,7 @@ def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
 
 
 def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sign: float) -> Powers:
-    """Compute (A + B)^t - A^t at all nodes, or B^t where there is no bulk; A and B are as in `Powers`."""
+    """Compute (A + B)^t - A^t at all nodes, or B^t where there is no bulk. A and B are as in `Powers`."""
     count = int(line.count.max()) + 1
     whole: Array = np.isneginf(windows.low)
     nodes = nodes_of(s, t, windows, ends)
@@ -473,7 +473,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     rest_at_c = np.sum(rest * grown, axis=1)
     log_total = log_at_c + np.log1p(rest_at_c / at_c)
     total = np.exp(log_total)
-    # `first` and `second` are tables of e^{i k h x} - 1: for coarse steps of k, and for fine steps
+    # Tables of e^{i sign k step x} - 1: `first` has k = 0, fine, 2 fine, ..., and `second` has k = 0, ..., fine - 1.
     fine = int(np.ceil(np.sqrt(count)))
     coarse = -(-count // fine)
     first = _tables(nodes.x, sign * step * fine, coarse)
@@ -494,7 +494,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     moved, other = spun[0], spun[1] + rest_at_c[:, None]
     at = at_c[:, None]
     a, b = moved.real / at, moved.imag / at
-    bent = np.abs(a) + b * b  # log|1 + a + ib| has an error in proportion to this, since 2 a + a^2 + b^2 may cancel
+    bent = np.abs(a) + b * b  # the error of log|1 + a + ib| is proportional to this: 2 a may cancel a^2 + b^2
     log_base = log_at_c[:, None] + log1p_complex(a, b)
     size_base = np.exp(log_base.real - log_total[:, None])
     t_ = t[:, None]
@@ -509,7 +509,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
         half = np.sin(0.5 * w.imag)
         grow = np.expm1(np.minimum(w.real, 700.0))
         more = (grow * np.cos(w.imag) - 2.0 * half * half) + 1j * (1.0 + grow) * np.sin(w.imag)
-        # where A^t is far below (A + B)^t, the two are subtracted, since `main` may underflow in `main * more`
+        # (A + B)^t - A^t is `main * more`. For a large Re w, `both - main` replaces this product: `main` may underflow.
         both = np.exp(t_ * (log_base + log_more - log_total[:, None]))
         value = np.where(whole[:, None], main, np.where(w.real > 30.0, both - main, main * more))
         size_rest = np.where(whole[:, None], 0.0, np.abs(other) / total[:, None])

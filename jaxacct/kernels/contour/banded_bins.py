@@ -1,7 +1,7 @@
 """Balls in bins with noise of two bands: a transfer operator and its contour (README.md, "Bins that share noise").
 
-The pair for b bins is P = (1/b) sum_j N(m_j) and Q = N(0), where m_j is the sum of the columns that bin j uses. With
-two bands only neighbouring bins have common rows. So under Q the ratio dP/dQ has the law of
+The pair for b bins is P = (1/b) sum_j N(m_j) and Q = N(0). m_j is the sum of those columns of the banded matrix that
+bin j uses. Only neighbouring bins have nonzero entries in a common row. So under Q the ratio dP/dQ has the law of
 
     S = (1/b) sum_j X_j,    X_j = e^{G_j - Var(G_j)/2},    G_j = first_j y_j + second_j y_{j+1},
 
@@ -75,7 +75,7 @@ ABSOLUTE = 3e-15
 
 
 class Kind(NamedTuple):
-    """The smallest and the largest coefficients and variances in a group of bins j that are alike."""
+    """The smallest and the largest coefficients and variances in one group of similar bins j."""
 
     first: tuple[float, float]
     """(smallest, largest) coefficient of y_j in G_j."""
@@ -94,7 +94,7 @@ class Bins:
     Otherwise they form a ring.
 
     first, second : (b,) the coefficients.
-    shared : (b,) covariances of G_{j-1} and G_j. Two bins have a single covariance: it is the last entry, and the first
+    shared : (b,) covariances of G_{j-1} and G_j. If b = 2, the only covariance is the last entry, and the first
         entry is 0.
     angles : the smallest and the largest first_j + second_j. Shifting every y by i v turns X_j by the angle
         v (first_j + second_j).
@@ -102,7 +102,7 @@ class Bins:
 
     def __init__(self, variance: np.ndarray, shared: np.ndarray) -> None:
         """Find coefficients for which G_j has `variance[j]`, and G_j and G_{j+1} have the covariance `shared[j]`."""
-        if variance.size == 2:  # the two bins are neighbours on both sides
+        if variance.size == 2:  # each bin is the other's neighbour on both sides, so both covariances add up
             shared = np.array([shared.sum(), 0.0])
         variance = variance * (1.0 + RAISED)
         begin = 0.0  # a lower bound of the square of the last entry of `second`
@@ -163,11 +163,11 @@ class Lattice(NamedTuple):
 
 
 class Path(NamedTuple):
-    """N paths of integration y(s) = s - i shift W(s), W(s) = 1/(1 + e^{-(s - start)/width}); every field is (N,).
+    """N paths of integration y(s) = s - i shift W(s), W(s) = 1/(1 + e^{-(s - start)/width}). Every field is (N,).
 
     Where `start` is -inf, W is 1.
 
-    strip : distance by which s is moved up and down to bound the error of sums on the path.
+    strip : distance by which s is moved up and down in the complex plane, to bound the error of sums on the path.
     """
 
     shift: np.ndarray
@@ -188,7 +188,7 @@ class Path(NamedTuple):
 
 
 def lattice_for(bins: Bins, nats: float, reach: float = REACH[1]) -> Lattice:
-    """Choose a lattice up to `reach` whose sums are off by about e^-nats. Error bounds hold on any lattice."""
+    """Choose a lattice from -reach to reach whose sums are off by about e^-nats. `Errors` bounds the true error."""
     width = min(0.85 * RIGHT / bins.largest, (2.0 * nats) ** 0.5)
     found = min(2.0 * np.pi * width / (nats + 0.5 * width * width), np.pi * (2.0 / nats) ** 0.5)
     unit = 2.0 ** (np.floor(np.log2(found)) - 7)
@@ -197,7 +197,7 @@ def lattice_for(bins: Bins, nats: float, reach: float = REACH[1]) -> Lattice:
 
 
 def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.ndarray:
-    """Return Psi at each z, (N,), by sums over the lattice, each on the path that belongs to the z."""
+    """Return Psi at each z, (N,), by sums over the lattice. The sum for z[i] is along path i of `path`."""
     s = lattice.nodes
     real = not (np.any(z.imag) or np.any(path.shift))
     windows, _, slopes = path.window(s)
@@ -205,11 +205,11 @@ def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.nda
     def at(one: complex, shift: float, window: np.ndarray, slope: np.ndarray) -> complex:
         turn = shift * window
         y = s if real else s - 1j * turn
-        weight = lattice.step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * s * s)  # s * s is exact; y * y would not be
+        weight = lattice.step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * s * s)  # by s * s, which is exact, unlike y * y
         weight = weight if real else weight * np.exp(turn * (0.5 * turn + 1j * s)) * (1.0 - 1j * shift * slope)
         scale = -(one.real if real else one) / bins.count
 
-        @functools.lru_cache(maxsize=1)  # the first bin often has the coefficients of the bins after it
+        @functools.lru_cache(maxsize=1)  # spares work where the next bins have the same coefficients
         def kernel(a: float, b: float, columns: int) -> np.ndarray:
             grown = [np.exp(coefficient * y - 0.5 * coefficient**2) for coefficient in (a, b)]
             exponent = np.multiply.outer(scale * grown[0], grown[1][:columns])
@@ -221,15 +221,15 @@ def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.nda
             product = np.sum(product, axis=0, keepdims=True)
         for a, b, many in bins.runs():
             product = _times_power(product, kernel(a, b, s.size) * weight, many)
-        last = kernel(bins.first[-1], bins.second[-1], len(product))  # in a chain all columns of `last` are equal
+        last = kernel(bins.first[-1], bins.second[-1], len(product))  # for a chain one column is enough: all are equal
         return np.sum(np.sum(product * last.T, axis=1))
 
-    with np.errstate(over="ignore", invalid="ignore"):  # a value that is not finite narrows no bracket
+    with np.errstate(over="ignore", invalid="ignore"):  # no warnings: a value that is not finite narrows no bracket
         return np.array([at(*each) for each in zip(z.tolist(), path.shift.tolist(), windows, slopes, strict=True)])
 
 
 def _times_power(product: np.ndarray, kernel: np.ndarray, count: int) -> np.ndarray:
-    """Return product kernel^count, by squaring where that is less work."""
+    """Return `product` times the power kernel^count. The kernel is squared repeatedly where that is less work."""
     while count:
         one_by_one = len(product) * count <= len(kernel) * count.bit_length()
         for _ in range(count if one_by_one else count & 1):
@@ -280,11 +280,12 @@ class Wedge(NamedTuple):
 
 
 class Boxed(NamedTuple):
-    """Bounds of y(s + i side strip) on each `Path`, for s in each of several intervals ("boxes"); (N, boxes) each.
+    """Bounds, (N, boxes) each, of y(s + i side strip) on each `Path`, for s in each of several intervals ("boxes").
 
     real : upper bound of Re y.
     low, high : lower and upper bounds of Im y.
-    density : upper bound of |N(y) dy| with the normal density N; if side = 0, divided by N(s) ds.
+    density : for side 1 or -1, upper bound of the integral of |N(y) dy| over the box, with the normal density N. For
+        side 0, upper bound of |N(y) dy|/(N(s) ds) in the box.
     """
 
     real: np.ndarray
@@ -317,7 +318,7 @@ class Errors:
     def freed(self, x: Array) -> Array:
         """Return an upper bound of log E e^{-x rest} - log E e^{-xS}; `rest` is S without two bins that share a y_j."""
         best = np.clip(QUANTILES, self.bins.sizes.min(), self.bins.sizes.max())
-        # at each quantile, `best` is the standard deviation of log X in the bin with the largest X
+        # `best`, between the bins' smallest and largest standard deviation of log X, makes X largest at each quantile
         x = np.asarray(x, np.float64)[..., None] / self.bins.count
         each = x * np.exp(best * QUANTILES - 0.5 * best * best) - log_ndtr(QUANTILES)
         return np.minimum(2.0 * np.minimum(np.min(each, axis=-1), x[..., 0]) + 1e-9, 600.0)
@@ -325,8 +326,8 @@ class Errors:
     def log_error(self, decay: Decay, z: Wedge, path: Path, others: Sequence[Errors] = ()) -> np.ndarray:
         """Return upper bounds of the log of the transform's error, for every z of each wedge.
 
-        The first row of the result, (1 + len(others), N), is the bound on this lattice. The other rows are
-        estimates for the lattices of `others`, with the norms of bins on this lattice.
+        The first row of the result, (1 + len(others), N), is the bound on this lattice. The other rows are mere
+        estimates for the lattices of `others`, because the norms in them are those of `_bin` on this lattice.
         """
         bins, edges = self.bins, self.edges
         turned = np.maximum(z.high - path.shift * bins.angles[0], path.shift * bins.angles[1] - z.low)
@@ -350,7 +351,7 @@ class Errors:
             for each in (self, *others):
                 reach = each.lattice.step * each.lattice.half
                 both = (up + down) * _geometric(path.strip, each.lattice.step, False)
-                both = both + beyond * (each.mass[0] / self.mass[0])  # the mass that lies beyond the lattice
+                both = both + beyond * (each.mass[0] / self.mass[0])  # rescaled to the mass beyond `each.lattice`
                 rounding = units + each.units + 16.0 * bins.count * path.shift * (reach + path.shift)
                 found = np.log(1.05 * (freed * bins.count * both + ROUNDOFF * rounding)) + log_total + decay(x)
                 rows.append(np.where((each.straight * freed < 0.01) & ~np.isnan(found), found, np.inf))
@@ -361,15 +362,15 @@ class Errors:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Bound three squared norms: of a bin's factor, of its rounding error, and of the error of lattice sums.
 
-        The third bound has shape (2, 3, N): for either normal of the bin, and for three sources of error. The normal is
-        shifted up, is shifted down, or lies beyond the lattice.
+        The factor is e^{-zX/b}, relative to e^{-x|X|/b}. The third bound has shape (2, 3, N): two normals of the bin
+        times three sources of error. The normal is shifted up, is shifted down, or lies beyond the lattice.
         """
         both, most = (kind.first, kind.second), z.size / self.bins.count
         along = lambda place, values: values[:, None, :] if place else values[:, :, None]
         each = lambda values: values[:, None, None]
 
         def rise(used: tuple[Boxed, Boxed], x: np.ndarray) -> tuple[Array, Array]:
-            """Bound X, and log(|the bin's factor|/e^{-x X/b}), from above in each box; the second bound is >= 0."""
+            """Bound |X|, and log |e^{-zX/b}| + x |X|/b, from above in each box. The second bound is at least 0."""
             log, low, high = -0.5 * kind.variance[0], each(z.low), each(z.high)
             for place, ((least, largest), boxed) in enumerate(zip(both, used, strict=True)):
                 if largest > 0.0:
@@ -378,7 +379,7 @@ class Errors:
                     high = high + along(place, np.maximum(least * boxed.high, largest * boxed.high))
             cosine = np.cos(np.minimum(np.maximum(-low, high), np.pi)) - 1e-15
             least = np.where(cosine < 0.0, each(most), each(z.least / self.bins.count)) * cosine
-            if used[0] is used[1]:  # on the real line the factor is e^{-Re z X/b}
+            if used[0] is used[1]:  # no normal is moved off its path. On a real path |e^{-zX/b}| = e^{-(Re z) X/b}
                 least = np.where(each(path.shift) == 0.0, each(z.real / self.bins.count), least)
             size, rate = np.exp(log) * (1.0 + 1e-12), each(x / self.bins.count) - least
             return size, np.where(rate > 0.0, size * rate, 0.0)
@@ -390,7 +391,7 @@ class Errors:
         size, log = (np.broadcast_to(part, shape) for part in rise((sides[0], sides[0]), x))
         square = np.exp(2.0 * grow(grow(log, axis=1), axis=2))
         far = np.maximum(np.abs(self.edges[1:]), np.abs(self.edges[:-1])) + path.shift[:, None]
-        far = np.where(np.isinf(far), 0.0, far)  # the two infinite boxes have no nodes
+        far = np.where(np.isinf(far), 0.0, far)  # the two infinite boxes have no nodes to round
         spread = 24.0 * (kind.variance[1] + sum(along(p, both[p][1] * far) for p in (0, 1))) + 30.0
         nodes = np.isfinite(np.diff(self.edges))
         units = np.where(nodes[:, None] & nodes, square * np.square(each(most) * size * spread), 0.0)
@@ -404,7 +405,7 @@ class Errors:
 
 
 class Piece(NamedTuple):
-    """Points of a line, whose indices are `at`, with a lattice for all, and a path and a log error bound for each."""
+    """Points of a line that use one lattice. `at` has their indices. Each point has a path and a log error bound."""
 
     at: np.ndarray
     lattice: Lattice
@@ -415,11 +416,11 @@ class Piece(NamedTuple):
 def pieces(
     bins: Bins, decay: Decay, z: np.ndarray, log_weight: np.ndarray, log_goal: float, lattices: Sequence[Lattice]
 ) -> Iterator[Piece]:
-    """Choose a path and one of the `lattices`, coarsest first, for each z; yield the points of each lattice.
+    """Choose a path and one of the `lattices` (coarsest first) for each z. Yield a `Piece` for each lattice used.
 
-    The errors at all z, multiplied by the weights, should add up to at most e^log_goal. If no lattices reach that, they
-    should add up to nearly their least sum (`NEARLY`). Each wedge gets the coarsest lattice that raises its error by
-    at most an allowance over its least error. The allowance, the same for all wedges, is as large as the sum permits.
+    The sum of the errors at all z, times their weights, should be at most e^log_goal. If no choice reaches this goal,
+    the sum should be near the least possible sum (`NEARLY`). Each wedge gets the coarsest lattice whose error exceeds
+    the wedge's least error by at most an allowance. All wedges have the same allowance, as large as the sum permits.
     """
     groups = np.arange(0, z.size, max(1, z.size // GROUPS))
     many = np.diff(np.append(groups, z.size))
@@ -451,7 +452,7 @@ def pieces(
 
 
 def _boxed(path: Path, edges: np.ndarray, side: int) -> Boxed:
-    """Bound the points of each path in each box: unmoved (side 0), moved up by its strip (1), or moved down (-1)."""
+    """Bound y(s + i side strip) of each path in each box: with s unmoved (side 0), moved up (1), or moved down (-1)."""
     turn, shift, inside = abs(side) * path.strip / path.width, path.shift[:, None], path.start[:, None]
     inside = (edges[:-1] < inside) & (inside < edges[1:])
     windows, imaginary, slopes = path.window(edges, abs(side) * path.strip)
@@ -471,14 +472,14 @@ def _boxed(path: Path, edges: np.ndarray, side: int) -> Boxed:
 
 
 def _geometric(width: Array, step: float, whole: bool = True) -> Array:
-    """Return e^{width^2/2}/(e^{2 pi width/step} - 1), with numerator 1 if not `whole`; inf where width is 0."""
+    """Return e^{width^2/2}/(e^{2 pi width/step} - 1), with numerator 1 if not `whole`. Where width is 0, return inf."""
     turns = 2.0 * np.pi * np.maximum(width, 1e-9) / step
     log = (0.5 * width * width if whole else 0.0) - turns
     return np.where(width > 0.0, np.exp(np.minimum(log, 600.0)) / -np.expm1(-turns), np.inf)
 
 
 def paths(errors: Errors, z: Wedge) -> list[Path]:
-    """Propose paths for each wedge. Error bounds hold on any path."""
+    """Propose several paths for each wedge. `Errors` bounds the error on any path, so a poor path is still valid."""
     bins, size = errors.bins, z.size / errors.bins.count
     some = np.concatenate([bins.first, bins.second])
     small, both, found = some[some > 0.0].min(), bins.angles[1], []
@@ -495,7 +496,7 @@ def paths(errors: Errors, z: Wedge) -> list[Path]:
 
 
 def decay_of(bins: Bins, x: np.ndarray) -> Decay:
-    """Return upper bounds of Psi at those of the ascending x > 0 where sums over a lattice are off by at most 1 %."""
+    """Return a `Decay` at 0 and at those x > 0 (ascending) where lattice sums are proved to be off by at most 1 %."""
     value = np.full(x.size, np.nan)
     for nats in (20.0, 45.0):
         errors = Errors(bins, lattice_for(bins, nats + np.log(bins.count)))
@@ -541,7 +542,7 @@ class Line(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Bounds of the integral of |e^{zk} Psi(z) z^-2 dz| over parts of a line; the last part has no end."""
+    """Bounds of the integral of |e^{zk} Psi(z) z^-2 dz| over J parts of a line. The last part goes on to infinity."""
 
     real: np.ndarray
     """(J,) largest Re z on each part."""
@@ -611,7 +612,7 @@ class Contour(NamedTuple):
 
 
 def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float, most: float) -> tuple[Contour, float]:
-    """Return a contour for k with an error of about e^log_goal, and the number of multiplications that it took.
+    """Return a contour for k with an error of about e^log_goal, and the number of multiplications that were needed.
 
     An ArithmeticError is raised if `most` multiplications do not suffice, or if the error would exceed e^log_most.
     """
@@ -642,7 +643,7 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float
     fineness = np.geomspace(0.6 * nats, 6.0 * nats + 36.0, LATTICES).tolist()
     lattices = [lattice_for(bins, each, min(max((1.4 * each + 8.0) ** 0.5, REACH[0]), REACH[1])) for each in fineness]
     lattices = [each for each in lattices if each.half < MOST_HALF and (nodes + 3.0) * _work(bins, each) < most]
-    # the lattices may use a seventh of the error of the contour
+    # about a seventh (e^-2) of the contour's error is left to the lattices
     used = list(pieces(bins, decay, z, log_weight, log_goal - 2.0, lattices)) if lattices else []
     logs, psi = np.full(z.size, np.inf), np.zeros(z.size, complex)
     for piece in used:
@@ -659,7 +660,7 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float
 
 
 def _work(bins: Bins, lattice: Lattice) -> float:
-    """Estimate the number of multiplications that `transform` takes for one z; an exponential counts as 60."""
+    """Estimate the number of multiplications that `transform` takes for one z. An exponential counts as 60."""
     points, rows = 2.0 * lattice.half + 1.0, 3.0 if bins.second[-1] == 0.0 else 2.0 * lattice.half + 1.0
     steps = [60.0 + min(many * rows, 2.0 * points * np.log2(many + 1)) for _, _, many in bins.runs()]
     return points**2 * (120.0 + sum(steps))
@@ -667,12 +668,12 @@ def _work(bins: Bins, lattice: Lattice) -> float:
 
 def theorems(bins: Bins, sign: float, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of delta, each (K,), without a contour (README.md, "Bins that share noise")."""
-    excess = lambda x: 0.5 * np.square(np.minimum(x, 500.0)) * np.exp(np.minimum(x, 500.0))  # >= e^x - 1 - x below 500
+    excess = lambda x: 0.5 * np.square(np.minimum(x, 500.0)) * np.exp(np.minimum(x, 500.0))  # >= e^x - 1 - x if x < 500
     rest = np.sqrt(np.sum(excess(bins.variances) + 2.0 * excess(bins.shared))) / bins.count
     spread = bins.first + np.roll(bins.second, 1)
     c = (bins.first * spread + bins.second * np.roll(spread, -1)) / np.sqrt(np.sum(spread**2))
     t = np.full(eps.shape, 0.5 * c.mean())
-    for _ in range(20):  # Newton's steps for log E[S | T = t] = sign eps (README.md); the log is convex in t
+    for _ in range(20):  # Newton's steps to the t where log E[S | T = t] (README.md), convex in t, is sign * eps
         logs = c * t[:, None] - 0.5 * c * c
         ratio = np.logaddexp.reduce(logs, axis=1) - np.log(bins.count)
         t = t - (ratio - sign * eps) / np.sum(c * np.exp(logs - ratio[:, None]), axis=1) * bins.count
@@ -700,13 +701,13 @@ class Profile:
 
     def __init__(self, bins: Bins) -> None:
         self.bins, self.contours, self.left = bins, list[Contour](), 0.0
-        self.missed = list[tuple[float, float, float]]()  # sign, eps, width/scale of brackets that were too wide
+        self.missed = list[tuple[float, float, float]]()  # (sign, eps, width/scale) of brackets that stayed too wide
         self.decay = Decay(np.zeros(1), np.zeros(1))
         if SIZES[0] <= bins.sizes.min() and bins.sizes.max() <= SIZES[1]:
             self.decay = decay_of(bins, np.geomspace(0.1, 500.0, 40) / min(bins.deviation, 3.0))
 
     def known(self, sign: float, eps: np.ndarray) -> np.ndarray:
-        """Return (3, K) low, middle, high of delta_remove (sign 1) or delta_add (sign -1), from all contours so far."""
+        """Return (3, K) lower ends, estimates, upper ends of delta_remove (sign 1) or delta_add from all contours."""
         low, high = theorems(self.bins, sign, eps)
         if sign < 0 and self.decay.x.size > 1:
             k, x = np.exp(-eps), self.decay.x[1:]
@@ -720,7 +721,7 @@ class Profile:
     def delta(
         self, sign: float, eps: np.ndarray, width: float = 1e-6, error: float = 0.0, least: Array = 1e-250
     ) -> np.ndarray:
-        """Return low, middle, high of delta at ascending eps, (3, K).
+        """Return lower bounds, estimates and upper bounds, (3, K), of delta at ascending eps.
 
         width : the wanted relative width. A bracket may be wider where the work limit or rounding prevents it.
         error : absolute width that suffices. Calls with `error` > 0 belong to one search and share its work limit.
@@ -758,7 +759,7 @@ class Profile:
         return found
 
     def epsilon(self, sign: float, delta: float, most: float) -> tuple[float, float, float]:
-        """Return (lower, estimate, upper) of the eps with delta(eps) = delta; the caller knows that eps <= `most`."""
+        """Return (lower, estimate, upper) of the eps with delta(eps) = delta. The caller knows that eps <= `most`."""
         self.left = 1.5 * MOST_WORK
         if self.bins.deviation < 20.0 * delta and self.delta(sign, np.zeros(1), 0.0, 0.1 * delta)[2, 0] <= delta:
             return 0.0, 0.0, 0.0

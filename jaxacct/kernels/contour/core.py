@@ -49,7 +49,7 @@ class Nodes(NamedTuple):
 
     c: Array  # the abscissa
     k0: Array  # K(c)
-    common: Array  # bound of the error of K(c); the factor e^{K(c)} is common to all nodes
+    common: Array  # bound of the error of K(c), and so of the log of the factor e^{K(c)} that all nodes share
     h: Array  # the step
     t: Array  # (count,) t_k, the imaginary part of z_k
     weight: tuple[Array, Array]  # (count,) real and imaginary part of h / (pi z (z + 1)), halved at t = 0
@@ -58,11 +58,11 @@ class Nodes(NamedTuple):
     slack: Array  # (count,) bound on the error of e^{K(z_k) - K(c)}
     tail: Array  # bound on the sum of the terms that were cut off, divided by Z = e^{K(c) - c eps}
     images_at: Array  # abscissae of the Chernoff bounds for images at larger eps
-    images_log: Array  # logarithms of these bounds at eps = 0
+    images_log: Array  # logarithms of the Chernoff bounds at `images_at` for eps = 0
     needs: Array  # numbers of quadrature points and contour nodes that would make the certificate narrow
 
 
-# The sum over the nodes and its errors.
+# The functions below compute the sum over the nodes and bound its errors.
 
 
 def weight_at(c: Array, h: Array, t: Array) -> tuple[Array, Array]:
@@ -70,12 +70,12 @@ def weight_at(c: Array, h: Array, t: Array) -> tuple[Array, Array]:
     xp = namespace(c, t)
     c, h = c[..., None], h[..., None]
     scale = xp.where(t > 0, h, 0.5 * h) / (xp.pi * (t**2 + c**2) * (t**2 + (1.0 + c) ** 2))
-    # 1/(z(z+1)) = conj(z(z+1)) / |z(z+1)|^2
+    # 1/(z(z+1)) is conj(z(z+1))/|z(z+1)|^2. `scale` contains the denominator, so the factor conj(z(z+1)) is missing.
     return (c * (1.0 + c) - t**2) * scale, -t * (1.0 + 2.0 * c) * scale
 
 
 def trapezoid(nodes: Any, epsilon: Array) -> tuple[Array, Array]:
-    """Return the sum over `Nodes` or split.Integrand and minus its eps-derivative, both divided by e^{K(c) - c eps}."""
+    """Return R/Z and -(dR/deps)/Z. R is the sum over `Nodes` or over split.Integrand, and Z is e^{K(c) - c eps}."""
     xp = namespace(nodes.t, epsilon)
     t, (re, im) = nodes.t, nodes.weight
     phase = nodes.angle - t * epsilon[..., None]
@@ -100,7 +100,7 @@ def log_geometric(gap: Array) -> Array:
 
 
 def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, log_mass: Array | float = 0.0) -> Array:
-    """Bound the log of the sum of periodic images that the trapezoid rule adds, from above.
+    """Return an upper bound of the log of the sum of all periodic images that the trapezoid rule adds.
 
     at, log_bound : (A,) abscissae of Chernoff bounds, and the logarithms of these bounds at eps = 0.
     log_mass : logarithm of the mass of the law that the contour integrates.
@@ -115,7 +115,7 @@ def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, 
 
 
 def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Return the bound of `two_sided`, and the log of a bound of the images. Images matter only for the lower end."""
+    """Return `two_sided`, and the log of a bound of the images. Images raise the sum: only the lower end needs them."""
     images = log_images(nodes.c, nodes.h, nodes.images_at, nodes.images_log, epsilon)
     return two_sided(nodes, nodes.slack, nodes.tail, epsilon), images
 
@@ -125,20 +125,20 @@ def ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -
     xp = namespace(nodes.t, epsilon)
     both, images = off
     log_z = nodes.k0 - nodes.c * epsilon
-    # `both` bounds the rounding of the sum `value`; here the rounding of `value - both` and `value + both` is added
+    # So far `both` bounds the error of the sum `value`. Add the rounding errors of `value - both` and `value + both`.
     both = both + 4.0 * ROUNDOFF * xp.abs(value)
     rest = value - both - xp.exp(images - log_z + nodes.common + 8.0 * ROUNDOFF * (xp.abs(images) + xp.abs(log_z)))
     low, high = (xp.log(xp.maximum(x, LEAST_VALUE)) for x in (rest, value + both))
     grain = 8.0 * ROUNDOFF * (xp.abs(log_z) + 4.0)
     lower = log_z - nodes.common + low - grain - 8.0 * ROUNDOFF * xp.abs(low)
     upper = log_z + nodes.common + high + grain + 8.0 * ROUNDOFF * xp.abs(high)
-    # an upper bound of 0 or less contradicts the other bounds
+    # An upper bound of 0 or less would contradict delta > 0. Then neither bound is used.
     certain = (value + both > 0.0) & (upper < xp.inf)
     return xp.where(certain & (rest > LEAST_VALUE), lower, -xp.inf), xp.where(certain, upper, xp.inf)
 
 
 def bracketed(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> Bracketed:
-    """Return the bracket of log delta(eps) from the trapezoid sum, with Chernoff's bound where that is lower."""
+    """Return the bracket of log delta(eps) from the trapezoid sum. A smaller Chernoff bound replaces its upper end."""
     xp = namespace(nodes.t, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
     lower, upper = ends(nodes, epsilon, value, off)
@@ -181,14 +181,16 @@ def rate_of(nodes: Nodes, value: Array, slope: Array) -> Array:
 def certified(
     candidates: Array, bounds: tuple[Array, Array], log_delta_low: Array, log_delta_high: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Return bounds of eps, (lower, whether it is proved, upper, whether it is proved); -inf or inf where not proved.
+    """Return (lower bound of eps, whether it is proved, upper bound, whether it is proved).
+
+    A lower bound that is not proved is -inf, and an upper bound that is not proved is inf.
 
     candidates : the candidate for the lower bound and the candidate for the upper bound, stacked on the first axis.
     bounds : lower bounds and upper bounds of log delta, each at both candidates.
     """
     xp = namespace(candidates)
     below, above = candidates[0], candidates[1]
-    # the given logarithms of delta are off by a few roundoffs
+    # A margin of 4 roundoffs is kept, since the given logarithms of delta may be off by a few roundoffs.
     lower_ok = bounds[0][0] - 4.0 * ROUNDOFF * xp.abs(log_delta_high) >= log_delta_high
     upper_ok = bounds[1][1] + 4.0 * ROUNDOFF * xp.abs(log_delta_low) <= log_delta_low
     lower_ok = lower_ok & (below < xp.inf)
@@ -198,7 +200,7 @@ def certified(
 def epsilon_of(
     nodes: Nodes, estimate: Array, log_delta_low: Array, log_delta_high: Array, margin: float = MARGIN
 ) -> tuple[Array, Array, Array, Array]:
-    """Return `certified` bounds of eps. They lie `margin` times as far from the estimate as delta's errors require."""
+    """Return `certified` bounds of eps, `margin` times (error of log delta)/|slope of log delta| from the estimate."""
     xp = namespace(nodes.t, estimate)
     value, slope = trapezoid(nodes, estimate)
     value = xp.maximum(value, LEAST_VALUE)
@@ -215,25 +217,26 @@ def epsilon_of(
     return certified(both_ends, bounds, log_delta_low, log_delta_high)
 
 
-# Where the contour is placed.
+# The functions below choose the place of the contour.
 
 
 def log_kappa(c: Array) -> Array:
-    """Return the logarithm of `c^c/(1+c)^{1+c}`, the smallest kappa in `(1 - e^{-x})_+ <= kappa e^{cx}`."""
+    """Return log kappa, kappa = `c^c/(1+c)^{1+c}`, the least number with `(1 - e^{-x})_+ <= kappa e^{cx}` for all x."""
     return -log1p(c) - c * log1p(1.0 / c)
 
 
 def period_for(
     highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: Array
 ) -> tuple[Array, Array]:
-    """Return the abscissa in `at` with the shortest period that makes images negligible, and this period.
+    """Choose the abscissa in `at` whose images are negligible at the shortest period. Return it and this period.
 
     at, log_bound : (A,) abscissae to choose from, and the logarithms of the Chernoff bounds there at eps = 0.
-    highest, allowed : largest abscissa, and largest cancellation in nats.
+    highest : largest abscissa that may be chosen.
+    allowed : largest cancellation, in nats: log of the integrand's size at an abscissa over the least of these sizes.
     """
     xp = namespace(at, log_bound)
     goal = xp.minimum(log_delta, 0.0) + log_tol
-    # Chernoff's bound serves as the size of the integrand, since the ratio of the two varies slowly with c
+    # Chernoff's bound stands for the size of the integrand, since their ratio varies slowly with the abscissa
     size = log_bound - at * epsilon[..., None]
     # row i, column j: the contour is at abscissa i, and Chernoff's bound at abscissa j bounds the images
     gap = at[..., None, :] - at[..., None]
@@ -244,8 +247,8 @@ def period_for(
     return pick(xp, at, best), pick(xp, period, best)
 
 
-# Characteristic functions at all nodes, by one matrix product. An exponential for each pair of a quadrature point and
-# a node would be slow.
+# The functions below compute characteristic functions at all nodes by one matrix product. An exponential for each pair
+# of a quadrature point and a node would be slow.
 
 
 def _rotations(angle: Array, count: int) -> tuple[Array, ...]:
@@ -262,7 +265,7 @@ def _rotations(angle: Array, count: int) -> tuple[Array, ...]:
 
 
 def _split(count: int) -> tuple[int, int]:
-    """Factor a count into inner * outer, both near its square root; `inner` is a power of two."""
+    """Factor a count into inner * outer, both near its square root. `inner` is a power of two."""
     inner = 8
     while inner * inner * 2 < count:
         inner *= 2
@@ -270,11 +273,11 @@ def _split(count: int) -> tuple[int, int]:
 
 
 def departures(weight: Array, angle: Array, count: int) -> tuple[Array, Array]:
-    """Return `sum_j w_j (e^{i k angle_j} - 1)` for all k < count, (count,), as real and imaginary part; w is (X,).
+    """Return the real and imaginary parts, (count,) each, of `sum_j w_j (e^{i k angle_j} - 1)` for all k < count.
 
-    Errors are small relative to the terms. With k = a + inner b, `e^{i k angle} - 1` is x + y + x y, where x is entry a
-    of one short table, and y entry b of another. So one matrix product gives all k. The points are summed in blocks of
-    arrays.BLOCK_SIZE, which keeps the rounding error small.
+    w is `weight`, of shape (X,). Errors are small relative to the terms. With k = a + inner b, `e^{i k angle} - 1` is
+    x + y + x y. One short table has x for each a, and another has y for each b. So one matrix product gives all k. The
+    points are summed in blocks of arrays.BLOCK_SIZE, which keeps the rounding error small.
     """
     xp = namespace(weight, angle)
     inner, outer = _split(count)
@@ -304,9 +307,9 @@ def polar(re: Array, im: Array) -> tuple[Array, Array]:
 
 
 def depth(points: int, count: int) -> float:
-    """Bound the rounding error of a term of `departures`, in units of 2^-53 times `w_j min(2, t |loss_j|)`.
+    """Bound the rounding error of a term of `departures`, in units of 2^-53 times `w_j min(2, k |angle_j|)`.
 
-    Errors of weights and losses are not included. Each step of either table counts 5.1 units, and each rounding of a
-    sum of products 4.9 units. The error of the sum of the weights is added.
+    Errors of weights and angles are not included. Each step of either table counts 5.1 units, and each rounding of a
+    sum of products counts 4.9 units. The error of the sum of the weights is added.
     """
     return 5.1 * sum(_split(count)) + 4.9 * (sum_depth(points) + 4.0) + sum_depth(points)

@@ -50,7 +50,7 @@ def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
     log_tail = xp.where(beyond > 0, -xp.log(2.0) - 0.5 * beyond**2, 0.0)
     tail = xp.exp(log_size - t.log_m[..., None] + log_tail)
     adding = tail[..., 4] + xp.minimum(tail[..., 5], tail[..., 6])
-    # the factor also covers the two sides of the path, which join the shifted line to the axis
+    # the factor also covers the integrals along the two sides of the path, which join the shifted line to the real axis
     return (1.0 + 2.0 * TALLEST_LINE) * xp.where(sign > 0, xp.sum(tail[..., :4], axis=-1), adding)
 
 
@@ -58,7 +58,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     """Bound the trapezoid error, relative to M(c), for every |t| <= t_max, by moving the line of integration to x + ia.
 
     `|mix(x + ia)|` and the argument of mix are monotone in x, so a cell is bounded by the worse of its ends.  The path
-    returns to the real axis half a step outside the grid, along two sides; `_range_error` bounds the integrals there.
+    returns to the real axis half a step outside the grid, along two sides. `_range_error` bounds their integrals.
     """
     xp = namespace(t.u, t_max)
     width = sigma[..., None]
@@ -67,7 +67,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     u = xp.concatenate([ends[..., :1], t.u, ends[..., 1:]], axis=-1)
     loss = xp.concatenate([end_loss[..., :1], t.loss, end_loss[..., 1:]], axis=-1)
     y = u / width - 0.5 / width**2
-    # odds above e^600 would change nothing
+    # y is cut at 600, so that the odds stay finite. Larger odds would not change the bounds below.
     odds = xp.exp((xp.log(q) - log1p(-q))[..., None] + xp.minimum(y, 600.0))
     nearest = xp.minimum(xp.abs(u[..., :-1]), xp.abs(u[..., 1:])) * (u[..., :-1] * u[..., 1:] > 0)
     # `off` bounds the rounding of y, and `blurred` the rounding of the exponents
@@ -81,7 +81,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     widest = xp.pi * sigma
     steepest = xp.max(t.posterior * (t.weight > 1e-12), axis=-1)
     wanted = xp.minimum(2.0 * xp.pi / t.step - t_max * steepest / sigma, 9.5)
-    # three heights of the line are tried, as shares of the height that seems best; any height gives a bound
+    # Three heights of the line are tried, as shares of the height that seems best. Each height gives a valid bound.
     shifts = xp.minimum(widest, wanted)[..., None] * xp.asarray((0.5, 0.8, 0.95))
     alpha = xp.clip(shifts, 1e-3 * widest[..., None], xp.minimum(0.97 * widest, TALLEST_LINE)[..., None])
     # from here on, the last axis but one is for the heights of the line
