@@ -115,8 +115,8 @@ class Rounding(NamedTuple):
 
     weight: Array  # error of the logarithm of a weight
     loss: Array  # absolute error of the loss
-    y: Array  # () largest error of y = u/sigma - 1/(2 sigma^2) at any node, not in units of 2^-53
-    doubt: Array  # () largest error of any such y or of any logarithm of a weight, not in units of 2^-53
+    y: Array  # () largest absolute error of y = u/sigma - 1/(2 sigma^2) over all nodes, as a number, not in 2^-53
+    doubt: Array  # () the larger of `y` and the largest error of a weight's logarithm, as a number, not in 2^-53
 
 
 def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
@@ -136,7 +136,7 @@ def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
 
 
 def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: float) -> tuple[Array, Array, Array]:
-    """Bound three errors: of r/t and of r = `M(c+it)/M(c) - 1`, both for every t <= t_max, and of log M(c).
+    """Return bounds of the rounding errors of r/t, r and log M(c), with r = `M(c+it)/M(c) - 1` and 0 < t <= t_max.
 
     A term of r is a weight times `e^{it loss} - 1`, and both factors have rounding errors. The second factor is at most
     `min(2, t |loss|)`, so small losses and a small t leave small errors.
@@ -146,8 +146,8 @@ def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: flo
     size = xp.abs(t.loss)
     rotated = units.weight + depth
     turned = units.loss + 12.0 * size
-    # errors are added to first order, and the factor `grown` covers the higher orders; where the largest error is
-    # above LARGEST_DOUBT, nothing is certified
+    # The sums below add errors to first order, and `grown` covers the higher orders. `grown` is inf, and so nothing is
+    # certified, where the largest error is LARGEST_DOUBT or more.
     grown = ROUNDOFF * xp.where(units.doubt < LARGEST_DOUBT, 1.0 + 2.0 * units.doubt, xp.inf)
     own = sum_depth(t.u.shape[-1]) + 40.0 + 8.0 * xp.abs(t.log_m)
     return (
@@ -160,10 +160,10 @@ def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: flo
 def gaussian_errors(
     sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array, depth: float
 ) -> tuple[Array, Array, Array, Array]:
-    """Return (a, b, m, e): for |t| <= t_max, M(c + it)/M(c) is off by at most a + min(b |t|, m), and log M(c) by e."""
+    """Return (a, b, m, e), error bounds for |t| <= t_max: a + min(b |t|, m) for M(c+it)/M(c), and e for log M(c)."""
     xp = namespace(t.u, t_max)
     quadrature = ROUNDED_UP * (_range_error(sigma, q, sign, t) + _step_error(sigma, q, sign, t, t_max))
-    # from here on `quadrature` bounds a quotient's error; so far it bounded the errors of numerator and denominator
+    # `quadrature` bounds the error of either integral, M(c+it) or M(c). The next line bounds the quotient's error.
     quadrature = xp.where(quadrature < 0.5, 2.0 * quadrature / (1.0 - xp.minimum(quadrature, 0.5)), xp.inf)
     rate, ceiling, weight = _rounding_errors(sigma, q, t, t_max, depth)
     return quadrature, rate, ceiling, quadrature + weight
@@ -172,9 +172,10 @@ def gaussian_errors(
 def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: Array, step: Array) -> Array:
     """Bound how far log M(c) lies above the logarithm of its trapezoid sum.
 
-    With v = alpha/sigma, `mix cos(v/2) <= |mix(x + i alpha)| <= mix` for every real x.  For x left of the grid's right
-    end, `|mix(x + i alpha)|^2 >= mix^2 (1 - s sin^2(v/2))`.  Here s = 4 o/(1+o)^2, with the odds o at the right end; if
-    o > 1, s is 1.
+    The line of integration is moved to u = x + i alpha; v is alpha/sigma.  For every real x,
+    `mix(x) cos(v/2) <= |mix(x + i alpha)| <= mix(x)`.  For every x below the grid's right end `end`,
+    `|mix(x + i alpha)|^2 >= mix(x)^2 (1 - s sin^2(v/2))`.  There s = 4 o/(1+o)^2, or 1 if o > 1, where o is the odds
+    `q e^y/(1-q)` at `end`.
     """
     xp = namespace(end, c)
     log_odds = xp.log(q) - log1p(-q) + end / sigma - 0.5 / sigma**2
@@ -182,27 +183,27 @@ def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: 
     share = xp.where(log_odds < 0.0, xp.minimum((1.0 + off) / xp.cosh(0.5 * log_odds) ** 2, 1.0), 1.0)
     s = stack(xp, [xp.ones_like(share), xp.ones_like(share), share])
     sigma, step, c, removing = sigma[..., None], step[..., None], c[..., None], (sign > 0)[..., None]
-    # |mix|^-c grows like e^{c s v^2/8}: for a large c a line with a large imaginary part gives no bound
+    # `best` minimizes alpha^2/2 + c s v^2/8 - 2 pi alpha/step. Its term c s v^2/8 is about the growth of log |mix|^-c.
     best = 8.0 * xp.pi * sigma**2 / (step * (c * s + 4.0 * sigma**2))
-    # the last of the three lines lies within half of the strip |alpha| < pi sigma, the other two within the whole strip
+    # Three lines are tried. The first two have |alpha| < pi sigma. The third, with the smaller s, has |v| <= pi/2.
     tallest = xp.minimum(xp.asarray([4.0, 8.0, 8.0]), xp.asarray([0.6, 0.95, 0.5]) * xp.pi * sigma)
     alpha = xp.minimum(tallest, xp.where(xp.asarray([True, False, True]), best, xp.inf))
     shrunk = 0.5 * log1p(-s * xp.sin(0.5 * alpha / sigma) ** 2)
     decay = 2.0 * xp.pi * alpha / step
     relative = 2.0 * xp.exp(0.5 * alpha**2 + xp.where(removing, 0.0, -c * shrunk) - decay) / (-xp.expm1(-decay))
-    # where the error may be half of M(c) or more, nothing is claimed
+    # where the error may be half of M(c) or more, the result is inf
     error = xp.min(relative, axis=-1)
     return xp.where(error < 0.5, -log1p(-xp.minimum(error, 0.5)), xp.inf)
 
 
 def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> Array:
-    """Return an upper bound of log M(c) of one sampled Gaussian: its trapezoid sum plus bounds of all errors."""
+    """Return an upper bound of log M(c) of one sampled Gaussian: the log of a trapezoid sum plus all error bounds."""
     xp = namespace(sigma, c)
     t = tilted_gaussian(sigma, q, sign, c, nodes)
     edge = xp.maximum(xp.abs(t.u[..., 0]), xp.abs(t.u[..., -1]))
-    # log M(c) is the logarithm of a sum of exponentials. It moves by at most the largest error of an exponent, and if
-    # the errors are small, by about their mean. Given the largest |loss|, u^2 and posterior, `units` bounds the largest
-    # error, in roundoffs. Given their means, it bounds the mean error.
+    # log M(c) is the logarithm of a sum of exponentials. Errors of the exponents change log M(c) by at most the largest
+    # error (`worst`), and if all errors are small, by about the mean error (`mean`). From the largest |loss|, u^2 and
+    # posterior, `units` computes `worst`, in roundoffs. From the means of |loss|, u^2 and posterior it computes `mean`.
     z, through_y = xp.abs(t.power) + 1.0, 4.0 * (edge / sigma + 0.5 / sigma**2) - 3.0 * xp.log(q)
 
     def units(loss: Array, square: Array, posterior: Array) -> Array:
@@ -217,7 +218,8 @@ def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> A
     rounding = ROUNDOFF * (rounding + sum_depth(nodes) + 40.0 + 8.0 * xp.abs(t.log_m))
     in_step = _step_error_on_the_axis(sigma, q, sign, c, t.u[..., -1] + t.step, t.step)
     above = t.log_m + ROUNDED_UP * in_step + rounding
-    # the grid's range leaves out at most 2 e^-42; for u beyond 1e14 float64 cannot tell the points of a grid apart
+    # Without the mass beyond the grid's ends, log M(c) is too small by at most 2 e^-42 < 1e-17. If |u| exceeds 1e14 the
+    # result is inf, since float64 cannot tell the points of the grid apart.
     return xp.where((t.step > 0.0) & (edge < 1e14), above + 1e-17, xp.inf)
 
 
@@ -225,7 +227,7 @@ def finite_units(loss: Array, mass: Array, weight: Array) -> Array:
     """Bound the relative rounding error of a sum of weights `mass e^{c loss}`, in roundoffs. c is taken as exact."""
     xp = namespace(loss, weight)
     log_mass = xp.log(xp.where(mass > 0, mass, 1.0))
-    # a mass that came from exp(x) has a relative error of a few roundoffs times |x|
+    # A mass that was computed as exp(x) has a relative error of a few roundoffs times |x|. `size` is the mean of |x|.
     size = xp.sum(weight * xp.abs(log_mass), axis=-1) / xp.sum(weight, axis=-1)
     return 100.0 + 4.0 * loss.shape[-1] + 10.0 * size
 
@@ -243,7 +245,7 @@ def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
     """Return an upper bound of `K(c) + log kappa(c)`, for Chernoff's `delta(eps) <= e^{K(c) - c eps} kappa(c)`.
 
     `kappa(c) = c^c/(1+c)^{1+c}` is the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`, c > 0.  The bound covers the
-    quadrature error of K and all rounding.  It is inf where nothing is certain.
+    quadrature error of K and all rounding.  It is inf where no finite bound can be certified.
     """
     xp = namespace(law.sign, c)
     at = c[..., None]
@@ -263,16 +265,17 @@ def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
 
 
 def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
-    """Bound the tilted density from below by slabs, the level sets about two modes (kernels/README.md, section 2).
+    """Bound the tilted density of the loss from below by a sum of slabs (kernels/README.md, section 2).
 
-    Return the heights of the slabs, and lower bounds of their lengths, (2 (LEVELS - 1),) each.
+    Each slab is constant on a level set about one of two modes, and zero elsewhere.  Return the heights of the slabs,
+    and lower bounds of the lengths of their level sets, (2 (LEVELS - 1),) each.
     """
     xp, size = namespace(t.u), t.u.shape[-1]
     log_f = xp.log(t.weight) - xp.log(t.step)[..., None] - xp.log(t.posterior) + xp.log(sigma)[..., None]
     log_f = xp.where(t.weight > 0.0, log_f, -xp.inf)
     units = per_term(sigma, q, t)
     log_f, off = keep_apart(xp, (log_f, ROUNDOFF * (units.loss + 4.0 * xp.abs(t.loss))))
-    # the second derivative of log f is at most `convexity`, so a chord over-estimates log f by at most `sag`
+    # f: tilted density of the loss. (log f)'' in u is at most `convexity`, so a chord exceeds log f by at most `sag`.
     convexity = -1.0 + (xp.abs(t.power) + 1.0) / (4.0 * sigma**2)
     sag = xp.maximum(convexity, 0.0) * t.step**2 / 8.0
     index = xp.arange(size)
@@ -287,22 +290,22 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     # without a second mode, `other` is the peak, `floor` is the height of the peak, and the slabs of `other` are empty
     floor = xp.minimum(pick(xp, valley, other), tops[..., 1])
     floors = stack(xp, [xp.full_like(floor, -xp.inf), floor])
-    # in a normal density the lowest level would lie 5.5 standard deviations from the mode, 15 nats below it
+    # the lowest level is 5.5^2/2, about 15, nats below the mode: 5.5 standard deviations if f were normal
     levels = xp.maximum(tops[..., None] - xp.linspace(0.0, 5.5, LEVELS) ** 2 / 2.0, floors[..., None])
     heights = xp.exp(levels - sag[..., None, None])
     shape = (*floor.shape, 2 * (LEVELS - 1))
     slabs, levels = (xp.reshape(x, shape) for x in (heights[..., :-1] - heights[..., 1:], levels[..., :-1]))
     lengths = _lengths(sigma, t, log_f, off, xp.repeat(modes, LEVELS - 1, axis=-1), levels)
-    # all levels are less than 16 nats below a mode, so rounding errors of lower values of log f do not count
+    # every level is less than 16 nats below its mode, so `doubt` ignores the errors of log f at lower values
     inside = log_f > xp.min(tops, axis=-1)[..., None] - 16.0
     doubt = xp.max(xp.where(inside, units.weight + 16.0 * (1.0 + xp.abs(log_f)), 0.0), axis=-1)
     doubt = ROUNDOFF * doubt + 3.0 * units.y
-    # ROUNDED_DOWN covers a relative error of a height of up to 2.5e-4
+    # ROUNDED_DOWN covers relative errors of the heights below 2.5e-4; where they may be larger, no slab is used
     return xp.where((doubt < 2.5e-4)[..., None], slabs, 0.0), lengths
 
 
 def _lengths(sigma: Array, t: Tilted, log_f: Array, off: Array, modes: Array, levels: Array) -> Array:
-    """Return lower bounds of the lengths, in losses, of M level sets: `modes[i]` is the mode, `levels[i]` the level."""
+    """Return lower bounds of the lengths, in losses, of M level sets: log f >= `levels[i]` about node `modes[i]`."""
     xp, size = namespace(log_f), log_f.shape[-1]
     index = xp.arange(size)
     outside = log_f[..., None, :] < levels[..., None]
@@ -320,7 +323,7 @@ def _lengths(sigma: Array, t: Tilted, log_f: Array, off: Array, modes: Array, le
     # inside the level set
     end_r = at(t.loss, inner_r) + part_r * t.step[..., None] * at(t.posterior, inner_r) / sigma[..., None]
     end_l = loss_l + part_l * (at(t.loss, outer_l) - loss_l)
-    # each end of the interval moves with the rounding of its losses
+    # `moved` bounds the sum of the rounding errors of both ends of the interval
     moved = 2.0 * (at(off, inner_r) + at(off, inner_l) + at(off, outer_l))
     return xp.maximum(end_r - end_l - moved, 0.0)
 
@@ -329,12 +332,12 @@ def gaussian_decay(slabs: Array, lengths: Array, frequency: Array) -> Array:
     """Return a lower bound of `1 - |M(c + it)|/M(c)` that holds for every t >= frequency."""
     xp = namespace(lengths, frequency)
     lost = xp.sum(slabs * lengths * (1.0 - sinc_envelope(0.5 * frequency[..., None] * lengths)), axis=-1)
-    # 1 - sinc_envelope is off by at most 16 roundoffs of 1, and the masses of the slabs sum to at most 1
+    # `1 - sinc_envelope` is off by at most 16 roundoffs, and `lost` by as many: the slabs' masses sum to at most 1
     return xp.maximum(ROUNDED_DOWN * lost - 20.0 * ROUNDOFF, 0.0)
 
 
 def sinc_envelope(y: Array) -> Array:
-    """Return an upper bound of `sup_{y' >= y} |sin y' / y'|` that falls with y; near 0 it is a Taylor polynomial."""
+    """Return an upper bound of `sup_{y' >= y} |sin y' / y'|` that never rises with y."""
     xp = namespace(y)
     s = xp.minimum(y, 3.0) ** 2
     central = 1.0 - s / 6.0 * (1.0 - s / 20.0 * (1.0 - s / 42.0 * (1.0 - s / 72.0)))

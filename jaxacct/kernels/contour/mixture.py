@@ -2,9 +2,11 @@
 
     delta(eps) = (1/2 pi i) int e^{K(z) - z eps}/(z (z+1)) dz on Re z = c,   K = sum_i n_i log sum_b share_b M_b(z)
 
-Step i, composed n_i times, draws a branch b with the probability share_b. The branch's output u has the law P = sum_j
-w_j N(s_j, 1) or Q = N(0, 1), s_j >= 0, and the likelihood ratio mix = sum_j w_j e^{s_j u - s_j^2/2}. In either
-direction M(z) = int phi(u) mix(u)^a du, with a = z + 1 for remove and a = -z for add. These kernels run on NumPy only.
+Step i, composed n_i times, draws a branch b with the probability share_b. On one of two neighbouring data sets the
+output u of the branch has the law sum_j w_j N(s_j, 1), s_j >= 0. On the other data set it has the law N(0, 1). The
+likelihood ratio of the two laws is mix(u) = sum_j w_j e^{s_j u - s_j^2/2}. The moment generating function of the
+branch's loss is M_b(z) = int phi(u) mix(u)^a du, where phi is the density of N(0, 1), and a is z + 1 for the direction
+remove and -z for add. These kernels run on NumPy only.
 """
 
 from __future__ import annotations
@@ -49,11 +51,11 @@ def delta_bracket(nodes: Nodes, epsilon: float) -> tuple[float, float, float]:
 
 
 def epsilon_bracket(nodes: Nodes, start: float, log_low: float, log_high: float) -> tuple[float, float, float]:
-    """Return (lower, estimate, upper) of epsilon. `upper` is for delta = e^log_low, `lower` for delta = e^log_high."""
+    """Return (lower, estimate, upper): `upper` bounds epsilon at delta = e^log_low, `lower` at delta = e^log_high."""
     lower, upper = -np.inf, np.inf
     with np.errstate(all="ignore"):
         found = core.newton(nodes, np.asarray(start), np.asarray(log_low), 16)
-        for margin in (1.02, 1.5, 4.0):  # distance of a bound from the estimate, over the estimate's error
+        for margin in (1.02, 1.5, 4.0):  # bounds lie `margin` times as far from `found` as errors require
             low, _, high, _ = core.epsilon_of(nodes, found, np.asarray(log_low), np.asarray(log_high), margin)
             lower, upper = max(lower, float(low)), min(upper, float(high))
             if lower > -np.inf and upper < np.inf:
@@ -70,19 +72,19 @@ def nodes_for_epsilon(parts: list[Part], epsilon: float, log_delta: float | None
 
 
 def nodes_for_delta(parts: list[Part], log_delta: float) -> tuple[Nodes, float]:
-    """Place a contour for epsilon at a given delta. Return its nodes, and the epsilon for which it was placed."""
+    """Return the nodes of a contour for solving delta(eps) = e^log_delta, and the eps for which it was placed."""
     c, eps = saddle(parts, lambda _, found: found > log_delta)
     return _nodes(parts, c, eps, log_delta), eps
 
 
 def chernoff(parts: list[Part], highest: float) -> tuple[Array, Array]:
-    """Return abscissae c and upper bounds of log B(c): delta(eps) <= B(c) e^{-c eps}, B = kappa(c) E_P e^{c loss}."""
+    """Return abscissae c and upper bounds of log B: B = kappa(c) E_P e^{c loss}, so that delta(eps) <= B e^{-c eps}."""
     at = highest * np.geomspace(1e-4, 1.0, 13)
     return at, np.array([_log_chernoff(parts, float(c)) for c in at]) + 1e-12
 
 
 def _log_chernoff(parts: list[Part], c: float) -> float:
-    """Return log(kappa(c) E_P e^{c loss}) plus its error bound, not rounded up; inf where a grid would be too long."""
+    """Return log(kappa(c) E_P e^{c loss}) + error bound (callers round the sum up), or inf if a grid is too long."""
     try:
         value, error = _exponent(parts, _quadratures(parts, c, 0.0, LOG_TOLERANCE))
     except TooMany:
@@ -107,7 +109,7 @@ def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) 
     if count > MOST_NODES:
         raise TooMany("nodes")
     laws = _quadratures(parts, c, count * step, LOG_TOLERANCE - 5.0)
-    if count * sum(q.u.size for row in laws for q in row) > 3e8:  # limit of nodes times points
+    if count * sum(q.u.size for row in laws for q in row) > 3e8:  # limits the run time
         raise TooMany("work")
     k, k_error = _exponent(parts, laws)
     t = step * np.arange(count)
@@ -117,7 +119,7 @@ def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) 
     gap = bound[at > 1.01 * c] - beyond * epsilon
     chosen = np.unique(beyond[np.argsort(gap - (beyond - c) * period)[:3]])
     logs = np.array([_log_chernoff(parts, float(one)) for one in chosen]) + 1e-9
-    # this adds the rounding of Im K and of the sum over the nodes; core.two_sided adds the rounding of t eps
+    # `slack` covers the rounding of Im K and of the sum over the nodes. core.two_sided adds the rounding of t eps.
     slack = wrong + ROUNDOFF * (count + 48.0) * np.exp(power.real)
     place, h = np.float64(c), np.float64(step)
     weight = core.weight_at(place, h, t)
@@ -143,7 +145,7 @@ def _exponent(parts: list[Part], laws: list[list[Quadrature]]) -> tuple[float, f
     k = error = terms = 0.0
     for part, row in zip(parts, laws, strict=True):
         portion, total = _portions(part, row)
-        if len(row) > 1:  # the shares sum to about 1: log1p keeps the digits of small logarithms
+        if len(row) > 1:  # where M(c) is near 1, log1p(M(c) - 1) keeps the digits of log M(c)
             rise = sum(s * np.expm1(min(q.log_m, 700.0)) for s, q in zip(part.shares, row, strict=True))
             whole = float(np.sum(part.shares)) - 1.0
             if abs(rise) < 0.5:
@@ -180,7 +182,7 @@ def _cut_off(parts: list[Part], laws: list[list[Quadrature]], log_z: float, log_
         left = log_z + _log_modulus(parts, laws, t[[place]])[0] - np.log(np.pi * t[place])
         return bool(left <= log_delta + LOG_TOLERANCE)
 
-    first = bisect.bisect_left(range(t.size), True, key=negligible)  # the bound of the modulus falls with t
+    first = bisect.bisect_left(range(t.size), True, key=negligible)  # bisection works, since the bound falls with t
     if first == t.size:
         raise TooMany("the characteristic function does not fall")
     return float(t[first])
@@ -236,7 +238,10 @@ def largest_modulus_gap(branch: Quadrature, t: Array) -> Array:
 
 
 def _on_lines(branch: Quadrature, t: Array) -> Array:
-    """Bound |M(c + it)|/M(c), (T,), by integrals on lines u + iv. There |e^{it loss}| = e^{-t arg mix} falls with t."""
+    """Return upper bounds, (T,), of |M(c + it')|/M(c) for all t' >= t, by integrals on lines u + iv.
+
+    On a line with v > 0 the modulus of mix^{it} is e^{-t arg mix}, which falls with t.
+    """
     law = branch.law
     spread = float(law.shift[-1] - law.shift[0])
     # no line lies above v = 3, since the Gaussian grows by e^{v^2/2} at height v
@@ -258,7 +263,7 @@ def _on_lines(branch: Quadrature, t: Array) -> Array:
 def _by_level_sets(branch: Quadrature, t: Array) -> Array:
     length, height = _cells(branch)
     gap = np.zeros(t.shape)
-    for _ in range(3):  # each pass bounds a unimodal part of the density, and takes it out
+    for _ in range(3):  # each pass adds the gap from one unimodal part of the density
         if not np.any(height > 0.0):
             break
         under = _unimodal(height, int(np.argmax(height)))
@@ -275,14 +280,14 @@ def _by_level_sets(branch: Quadrature, t: Array) -> Array:
 
 
 def _cells(branch: Quadrature) -> tuple[Array, Array]:
-    """Return lower bounds, for each cell, of the length of its range of losses and of the loss's density in it."""
+    """Return lower bounds, for each cell between two nodes, of the width of its loss interval and the loss density."""
     spread = float(branch.law.shift[-1] - branch.law.shift[0])
     bend = -1.0 + max(branch.power, 0.0) * 0.25 * spread**2  # largest second derivative of log p
     low = np.minimum(branch.p[:-1], branch.p[1:]) / branch.step * np.exp(-max(bend, 0.0) * branch.step**2 / 8.0)
     slope = np.maximum(branch.slope[1:], branch.slope[:-1])
     rounding = 1e-13 * (1.0 + np.abs(branch.log_mix[1:]) + branch.law.shift.size / 64.0)
     length = np.maximum(np.diff(branch.log_mix) * (1.0 - 1e-6) - rounding, 0.0)
-    # length times height is kept below the cell's mass, however the length is rounded
+    # `most` caps length times height, so that rounding of the length cannot lift the product above the cell's mass
     most = HEIGHT_SHARE * low * branch.step
     with np.errstate(divide="ignore", invalid="ignore"):
         height = np.where((length > 0.0) & (slope > 0.0), HEIGHT_SHARE * low / slope, 0.0)
@@ -302,7 +307,7 @@ class TooMany(ArithmeticError):
 
 
 class BranchLaw(NamedTuple):
-    """The law of a branch in one direction: the pair of a mixture of A normals N(shift, 1) and of N(0, 1)."""
+    """The two laws of a branch, in one direction: a mixture of A normals N(shift, 1), and N(0, 1)."""
 
     shift: Array  # (A,) in standard deviations, ascending
     weight: Array  # (A,) positive; each is off by at most 4 roundoffs from the true weight, and true weights sum to 1
@@ -313,7 +318,7 @@ class Quadrature(NamedTuple):
     """The law of a branch under the tilt e^{c loss}, on a grid of X nodes."""
 
     law: BranchLaw
-    power: float  # exponent a of mix at t = 0
+    power: float  # exponent of mix at z = c: c + 1 for remove, -c for add
     step: float  # distance of neighbouring nodes
     u: Array  # (X,) nodes
     log_mix: Array  # (X,) log mix at the nodes
@@ -327,7 +332,7 @@ class Quadrature(NamedTuple):
 
 
 def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadrature:
-    """Evaluate M(c) and bounds of its errors on a grid that serves |Im z| <= t; the wanted error is e^log_goal M(c)."""
+    """Evaluate M(c) and bounds of its errors, near e^log_goal M(c), on a grid fine enough for M(z) with |Im z| <= t."""
     shift, weight = law.shift, law.weight
     power = c + 1.0 if law.sign > 0 else -c
     least, most = float(shift[0]), float(shift[-1])
@@ -338,7 +343,7 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
     if law.sign > 0:
         left, right = -reach, power * most + reach
     else:
-        # E[shift | u] grows with u, so the mode u = -c E[shift | u] <= 0 lies above -c E[shift | 0]
+        # the mode is u = -c E[shift | u] <= 0; E[shift | u] grows with u, so the mode is at least -c E[shift | 0]
         at_zero = weight * np.exp(-0.5 * (shift**2 - least**2))
         left, right = -(c * float(at_zero @ shift / at_zero.sum()) + reach), reach
     top = 0.5 * np.pi / spread if spread > 0.0 else np.inf
@@ -347,7 +352,8 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
     width = 2.0 * np.pi / (t * most + need / height + 0.5 * height)
     for _ in range(8):  # the step is shortened until the bound of the quadrature error is small enough
         fraction, exponent = np.frexp(width)
-        step = float(np.ldexp(np.floor(fraction * 32.0) / 32.0, int(exponent)))  # five binary digits make nodes exact
+        # `step` has five binary digits, so that the nodes, which are multiples of `step`, are exact
+        step = float(np.ldexp(np.floor(fraction * 32.0) / 32.0, int(exponent)))
         first, last = int(np.floor(left / step)), int(np.ceil(right / step))
         if not 0 < last - first <= 100_000 or (last - first) * shift.size > 6e6:  # limits of memory
             raise TooMany("quadrature points")
@@ -361,7 +367,7 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
 
 
 def _log_mix(law: BranchLaw, u: Array) -> tuple[Array, Array, Array, Array]:
-    """Return, at each u: log mix, a bound of its error, and the shift's posterior mean and posterior masses, (X, A)."""
+    """Return, at each u, log mix, a bound of its error, and the posterior mean and masses, (X, A), of the shift."""
     shift, weight = law.shift, law.weight
     y = u[:, None] * shift - 0.5 * shift**2
     top = np.max(y + np.log(weight), axis=1)
@@ -431,7 +437,7 @@ def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f:
 
 
 def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[float, float]:
-    """Bound log int_{u < low} phi mix^-c in two ways: by log mix's tangent at `low`, and by the term of least shift."""
+    """Return two bounds of log int_{u < low} phi mix^-c: from log mix's tangent at `low`, and from mix's first term."""
     y = np.log(law.weight) + law.shift * low - 0.5 * law.shift**2
     posterior = np.exp(y - logsumexp(y))
     mean, least = float(posterior @ law.shift), float(law.shift[0])
@@ -442,7 +448,7 @@ def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[
 
 
 class Line(NamedTuple):
-    """For real a, bounds of |phi mix^a|/M(c) on the line u + iv, and arg mix on this line, which grows with u."""
+    """Bounds of integrals of |phi mix^a|/M(c), for real a, over the line u + iv. On the line arg mix grows with u."""
 
     log_cells: Array  # (X - 1,) log of a bound of the integral over each cell of the grid
     angle: Array  # (X,) arg mix at the nodes u + iv
@@ -453,7 +459,7 @@ class Line(NamedTuple):
 def line(
     law: BranchLaw, power: float, u: Array, step: float, v: float, log_m: float, log_mix: Array, posterior: Array
 ) -> Line:
-    """Bound |phi mix^a|/M(c) on the line u + iv in each cell; v times the spread of the shifts must be at most pi/2."""
+    """Bound integrals of |phi mix^a|/M(c) over the line u + iv. v times the range of the shifts must be <= pi/2."""
     shift, middle = law.shift, 0.5 * float(law.shift[0] + law.shift[-1])
     log_phi = -0.5 * u**2 - 0.5 * np.log(2.0 * np.pi)
     turned = posterior @ np.exp(1j * (shift - middle) * v)
@@ -475,7 +481,7 @@ def line(
 def _strip(
     law: BranchLaw, power: float, t: float, u: Array, step: float, height: float, log_m: float, *known: Array
 ) -> float:
-    """Bound the quadrature error, relative to M(c), by integrals of the modulus on the lines u + iv and u - iv."""
+    """Bound the quadrature error, relative to M(c), by integrals of |phi mix^a| on the lines u + iv and u - iv."""
     least = np.inf
     for share in (1.0, 0.75, 0.5, 0.35, 0.25, 0.16, 0.1, 0.06, 0.03):
         v = share * height
@@ -498,7 +504,7 @@ class Part(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """Estimates, for placing the contour, of K and of its first two derivatives at some c."""
+    """Estimates of K and of its first two derivatives at some c. They serve to place the contour."""
 
     k: float
     mean: float  # K'
@@ -533,14 +539,14 @@ def sketch(parts: list[Part], c: float) -> Sketch:
 
 
 def log_delta_at(c: float, at: Sketch) -> tuple[float, float]:
-    """Return (eps, log delta) for which c is the saddle point of the whole integrand, with its factor 1/(z (z+1))."""
+    """Return the eps for which e^{K(z) - z eps}/(z (z+1)) has its saddle point at c, and an estimate of log delta."""
     eps = at.mean - 1.0 / c - 1.0 / (c + 1.0)
     bend = at.variance + 1.0 / c**2 + 1.0 / (c + 1.0) ** 2
     return eps, at.k - c * eps - np.log(c) - np.log1p(c) - 0.5 * np.log(2.0 * np.pi * bend)
 
 
 def saddle(parts: list[Part], too_small: Callable[[float, float], bool]) -> tuple[float, float]:
-    """Find by bisection the smallest c for which `too_small(eps, log_delta)` is false; return (c, eps)."""
+    """Return by bisection the smallest c whose (eps, log delta) by `log_delta_at` is not `too_small`, and its eps."""
     low, high = np.log(1e-6), np.log(1e7)
     for _ in range(46):
         middle = 0.5 * (low + high)

@@ -2,9 +2,9 @@
 
     delta(eps) = (1/2 pi i) int_{c - i inf}^{c + i inf} e^{K(z) - z eps} / (z (z+1)) dz,    c > 0,
 
-by the trapezoid rule in t = Im z with step h = 2 pi/period, on `count` nodes (kernels/README.md).  K(z) is the sum of
-the logarithms of the moment generating functions of all steps.  The rule adds images: weighted values of delta at
-eps + j period, j != 0.
+is computed by the trapezoid rule in t = Im z with step h = 2 pi/period, on `count` nodes (kernels/README.md).  K(z) is
+the sum of the logarithms of the moment generating functions of all steps.  Besides delta(eps) the trapezoid sum
+contains images: weighted values of delta at eps + j period, j != 0.
 """
 
 from functools import partial
@@ -23,15 +23,15 @@ DECAY_ROUNDING = 1e-9
 
 
 class Part(NamedTuple):
-    """Moment generating functions M of J laws of one kind (Gaussian, Laplace or finite) at the nodes z_k.
+    """Moment generating functions M of J laws of one kind (Gaussian, Laplace or finite) at the nodes z_k = c + ikh.
 
-    The first axis of every field, (J,), is for the laws.
+    The first axis of every field has length J: one entry for each law.
     """
 
     n: Array  # number of steps with each law
     log_m: Array  # log M(c)
     re: Array  # (count,) real part of M(z_k)/M(c) - 1
-    im: Array  # (count,) imaginary part
+    im: Array  # (count,) imaginary part of M(z_k)/M(c)
     error: Array  # (count,) bound of the error of M(z_k)/M(c)
     at_c: Array  # bound of the error of log M(c)
 
@@ -65,7 +65,7 @@ def _finite_nodes(n: Array, loss: Array, mass: Array, c: Array, t: Array) -> Par
 def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array) -> Array:
     """Return the smallest number of nodes, of those tried, after which the terms are small enough to be cut off."""
     xp = namespace(law.sign, h)
-    cuts = xp.ceil(xp.geomspace(12.0, 2048.0, 18))  # the largest compiled program has 2048 nodes
+    cuts = xp.ceil(xp.geomspace(12.0, 2048.0, 18))  # up to 2048, the nodes of the largest compiled program
     frequency = h[..., None] * cuts
     decay = law.mu2[..., None] * frequency**2 / 2.0
     if law.gauss_n.shape[-1]:
@@ -77,7 +77,7 @@ def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array
 
 
 def _decay_at(law: LossLaw, levels: tuple[Array, Array], frequency: Array, at_c: Array) -> Array:
-    """Return a lower bound of -sum n log|M(c + it)/M(c)| for every t >= frequency; log M(c) is off by up to `at_c`."""
+    """Return a lower bound of -sum n log|M(c+it)/M(c)| for all t >= frequency. `at_c` bounds the error of log M(c)."""
     xp = namespace(law.sign, frequency)
     decay = law.mu2 * frequency**2 / 2.0
     if law.gauss_n.shape[-1]:
@@ -121,7 +121,7 @@ def nodes_at(
     log_modulus = -law.mu2[..., None] * t**2 / 2.0
     angle = law.mu2[..., None] * t * (c + 0.5)[..., None]
     log_ceiling, relative, common = log_modulus, 0.0 * t, 0.0 * c
-    sizes, turns, terms = k0, xp.abs(angle), 1.0  # `sizes`, `turns`: sums of the |terms| of K(c) and of `angle`
+    sizes, turns, terms = k0, xp.abs(angle), 1.0  # sums of |terms|: `sizes` for K(c), `turns` for `angle`
     for part in parts:
         n = part.n[..., None]
         k0 = k0 + xp.sum(part.n * part.log_m, axis=-1)
@@ -134,8 +134,8 @@ def nodes_at(
         log_ceiling = log_ceiling + xp.sum(n * xp.log(ceiling), axis=-2)
         off = (part.error + 16.0 * ROUNDOFF * xp.hypot(part.re, part.im)) / ceiling
         relative = relative + xp.sum(n * off, axis=-2)
-    # `spread` counts the rounding of four things: the exponent n log|M|; the phase n arg M - t eps, whose two parts
-    # nearly cancel; the factors of each node's term; and the sum of `count` terms
+    # `spread` counts the roundoffs of the exponent n log|M|, of the phase n arg M, of the factors of each node's term,
+    # and of the sum of `count` terms. core.two_sided adds the rounding of t eps.
     spread = (terms + 8.0) * (xp.abs(log_modulus) + turns) + 48.0 + count
     kept = index < keep[..., None]
     slack = xp.where(kept, xp.exp(log_ceiling) * (relative + ROUNDOFF * spread), 0.0)
@@ -147,7 +147,7 @@ def nodes_at(
 
 
 def values_along(nodes: Nodes, epsilon: Array) -> Array:
-    """Return `core.trapezoid`'s sum at many eps, (K,), by Horner's rule: it is a polynomial in `e^{-i h eps}`."""
+    """Return `core.trapezoid`'s sum, a polynomial in `e^{-i h eps}`, at K values of eps by Horner's rule."""
     xp = namespace(nodes.t, epsilon)
     (re, im), size = nodes.weight, xp.exp(nodes.log_modulus)
     cosine, sine = size * xp.cos(nodes.angle), size * xp.sin(nodes.angle)
@@ -156,11 +156,11 @@ def values_along(nodes: Nodes, epsilon: Array) -> Array:
 
 
 def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Bound the errors of `values_along` as core.errors does. The errors grow with |eps| and the number of nodes."""
+    """Return bounds of the errors of `values_along`, and of the images, in the form of core.errors' result."""
     xp = namespace(nodes.t, epsilon)
     weight = xp.hypot(*nodes.weight)
     size = weight * xp.exp(nodes.log_modulus)
-    # each step of Horner's rule costs a coefficient 16 roundoffs (kernels/README.md, section 4)
+    # each step of Horner's rule changes a coefficient by at most 16 roundoffs of itself (kernels/README.md, section 4)
     fixed = xp.sum(weight * nodes.slack + 16.0 * ROUNDOFF * nodes.t.shape[-1] * size, axis=-1) + nodes.tail
     far = 8.0 * ROUNDOFF * xp.sum((nodes.t + nodes.c[..., None]) * size, axis=-1)
     both = core.SUM_OUTWARD * (fixed[..., None] + far[..., None] * xp.abs(epsilon))
@@ -203,7 +203,7 @@ LARGEST_CANCELLATION = 5.0
 
 
 def axis_nodes(points: int) -> int:
-    """Return the number of quadrature points at t = 0, where the rule is most accurate: `points`/4, at least 32."""
+    """Return how many quadrature points serve at t = 0, where few suffice: a quarter of `points`, but at least 32."""
     return max(32, points // 4)
 
 
@@ -216,14 +216,14 @@ def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int
     xp = namespace(law.sign, point.c)
     at = point.c[..., None] * xp.asarray(core.ABSCISSA_MULTIPLES)
     log_bound = gaussian_errors.chernoff(lifted(law), at, axis)
-    # With 128 points or more, less cancellation is allowed. A law that needs 128 may have a hidden hump, which
-    # makes terms cancel more than Chernoff's bound shows.
+    # Less cancellation is allowed with 128 points or more. A law that needs so many may have a tilted density with
+    # a second hump, which makes terms cancel more than Chernoff's bound shows.
     allowed = LARGEST_CANCELLATION if axis < 128 else 1.5
     return *core.period_for(point.c, at, log_bound, epsilon, point.log_delta, log_tol, allowed), at, log_bound
 
 
 def nodes_for(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, points: int, count: int) -> Nodes:
-    """Place the contour near a saddle point, and return its nodes."""
+    """Place the contour near a saddle point. Return the contour's nodes."""
     c, period, at, log_bound = place(law, point, epsilon, log_tol, axis_nodes(points))
     return nodes_at(law, c, 2.0 * namespace(c).pi / period, log_tol, points, count, (at, log_bound))
 
@@ -251,15 +251,15 @@ def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, poi
 def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, points: int, count: int) -> Bracketed:
     """Bracket log delta at each of the K eps in `along`, on a contour placed for `epsilon`.
 
-    The sums for all eps are values of one polynomial.  Images, the weighted values of delta at eps + j period, j > 0,
-    are largest for the smallest eps.  So the period is made long enough for that eps.  Rounding errors are somewhat
-    larger than in `delta_about`.
+    `values_along` computes the sums for all eps as values of one polynomial.  So rounding errors are somewhat larger
+    than in `delta_about`.  Images, the weighted values of delta at eps + j period, j > 0, are largest for the smallest
+    eps.  So the period is made long enough for that eps.
     """
     xp = namespace(law.sign, along)
     point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     c, period, at, log_bound = place(law, point, epsilon, log_tol, axis_nodes(points))
     gap = at - c[..., None]
-    # the period reduces images at the smallest eps to e^-11, far below delta there, which is seldom below e^-5
+    # `wider` is the period that reduces images at the smallest eps to e^-11. delta at that eps is seldom below e^-5.
     image = log_bound - at * xp.min(along, axis=-1)[..., None] + 11.0
     wider = xp.min(xp.where(gap > 0.0, image / xp.where(gap > 0.0, gap, 1.0), xp.inf), axis=-1)
     h = 2.0 * xp.pi / xp.maximum(period, wider)
@@ -272,12 +272,12 @@ def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, poin
 def epsilon(
     law: LossLaw, log_delta_low: Array, log_delta_high: Array, log_tol: Array, points: int, count: int, rounds: int = 1
 ) -> Bracketed:
-    """Bracket `inf {eps : delta(eps) <= delta}`, which may be negative, for a delta between two bounds.
+    """Bracket `inf {eps : delta(eps) <= delta}`, which may be negative, for any delta between two bounds.
 
-    `upper` holds for log_delta_low, and `lower` for log_delta_high.
+    `upper` holds if log delta >= log_delta_low, and `lower` holds if log delta <= log_delta_high.
 
-    The first contour is placed by the saddle point approximation.  This is poor where rare large losses put a second
-    hump into the tilted law.  So every round after the first places the contour anew, for the latest solution.
+    The first contour is placed by the saddle point approximation of eps.  This approximation is poor where rare large
+    losses put a second hump into the tilted law.  So every later round places the contour anew, for the latest eps.
     """
     xp = namespace(law.sign, log_delta_low)
     k = partial(cumulants, law, nodes=axis_nodes(points))

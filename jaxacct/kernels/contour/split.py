@@ -2,14 +2,15 @@
 
 The outcomes of a step are split into a bulk of small losses, jumps with larger losses, and a far tail.  Two things are
 not integrated.  Far outcomes are cut off, since under the tilt they would outweigh all outcomes that decide delta.
-Bulk compositions, in which the outcome of every step is in the bulk, are left out if they form a near-atom, since the
-characteristic function of a near-atom does not decay.  A near-atom is likely where few of many steps sample the record.
+In a bulk composition the outcome of every step is in the bulk.  Where few of many steps sample the record, the loss of
+bulk compositions is almost constant (a near-atom).  The characteristic function of a near-atom does not decay, so its
+integral needs too many nodes.  There bulk compositions are left out (keep_bulk = 0, else keep_bulk = 1).
 
-With A and B the transforms of a step's bulk and jumps, and n the number of equal steps, delta is the contour integral
-of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the part of delta from compositions with a step in the far tail.  For
-keep_bulk = 0 the part from bulk compositions is added (split_remainder.py).  The bounds hold for any windows, abscissa,
-period and number of nodes; a bad choice only makes the bracket wide.  A sum over nodes also holds images, weighted
-values of delta at other eps (core.py).
+A and B are the moment generating functions of a step's bulk and jumps, and n is the number of equal steps.  delta is
+the contour integral of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the part of delta from compositions with a step
+in the far tail.  For keep_bulk = 0 the part from bulk compositions is added (split_remainder.py).  The bounds hold for
+any windows, abscissa, period and number of nodes.  A bad choice only makes the bracket wide.  A sum over nodes also
+holds images, weighted values of delta at other eps (core.py).
 """
 
 from collections.abc import Callable
@@ -57,24 +58,24 @@ class Contour(NamedTuple):
     images_at: Array  # abscissa for the Chernoff bound of the images
     nodes_needed: Array  # number of nodes after which the terms are negligible
     nodes_kept: Array  # the smaller of `nodes_needed` and the program's number of nodes
-    cancellation: Array  # nats by which the integrand exceeds delta
+    cancellation: Array  # nats by which the integrand at t = 0 exceeds delta
 
 
 class Placement(NamedTuple):
-    """A contour, and the windows that were chosen for it: all of the placement that a certificate needs."""
+    """A contour, and the choice of windows that it belongs to. A certificate is computed from both."""
 
     contour: Contour
     choice: split_remainder.WindowChoice
 
 
 def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: Array | None = None) -> Grid:
-    """Return grids of the J sampled Gaussians: evenly spaced in u, or resolving e^{itL} for every t <= `frequency`."""
+    """Return grids in u of the J sampled Gaussians: evenly spaced, or resolving e^{it loss} for t <= `frequency`."""
     turns = None if frequency is None else frequency[..., None]
     return split_parts.grid(steps_of(law, windows.low, windows.high), c[..., None], points, turns)
 
 
 def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Contour:
-    """Return contours, on a first axis, for two choices of windows: with the bulk compositions, and without them."""
+    """Return a contour for each of two choices in `windows` (first axis): with bulk compositions, and without them."""
     xp = namespace(law.gauss_n, windows.low, epsilon)
     start = xp.maximum(-log_delta, 1.0) / split_remainder.scale_of(law, epsilon)
     start = xp.broadcast_to(start, windows.low.shape[:-1])
@@ -89,13 +90,14 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
 
     _, mean, variance = k(1e-3 * start)
     gap = epsilon - mean
-    normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # c of a normal law with these moments
+    # `normal` is the saddle point that a normal law of this mean and variance would have
+    normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)
     scan = xp.stack([f * start for f in SCAN] + [xp.clip(normal, 1e-3 * start, 1e4 * start)])
     first = _pick_in_front(scan, xp.argmin(size(scan) - scan * epsilon, axis=0))
     point = saddle_point(k, "epsilon", epsilon, first, REFINEMENT_STEPS, down=3.0, up=3.0)
     at = xp.stack([f * point.c for f in core.ABSCISSA_MULTIPLES])
     sizes = size(at)
-    # nats lost to cancellation already at the saddle point
+    # `least`: nats that cancellation loses at the best abscissa, since the integrand exceeds delta by so much there
     least = xp.min(sizes - at * epsilon, axis=0) - log_delta
     # Rounding errors are about e^-30 of the largest term. So a cancellation of 16 nats leaves an accuracy of e^-14. At
     # least 1.5 nats are always allowed, since less would leave hardly any choice of abscissa.
@@ -134,7 +136,7 @@ def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count:
         xp.stack([one, xp.zeros_like(one)]),
     )
     options = _contours(law, windows, epsilon, log_delta, log_tol, count)
-    # the first 12 nats of cancellation do not count against a choice of windows
+    # the cost of a contour is the logarithm of its number of nodes, plus its nats of cancellation in excess of 12
     cost = xp.log(options.nodes_needed) + xp.maximum(options.cancellation - 12.0, 0.0)
     cost = xp.where(xp.isfinite(cost), cost, xp.inf)
     without = choice.separable & (cost[1] < cost[0])
@@ -155,11 +157,11 @@ class Integrand(NamedTuple):
     weight: tuple[Array, Array]  # as in core.Nodes
     log_modulus: Array  # (count,) Re K(z_k) - K(c); -inf at nodes that are cut off
     angle: Array  # (count,) Im K(z_k)
-    far: FarMasses  # probabilities that some step is far
+    far: FarMasses  # probabilities that the outcome of some step is in the far tail
 
 
 class Quadrature(NamedTuple):
-    """What an integrand is computed from: grids, and on them the transforms A of the bulk and B of the jumps."""
+    """Grids in u, and the moment generating functions A of the bulk and B of the jumps that are computed on them."""
 
     grids: Grid
     parts: TiltedParts  # bulk and jumps under the tilt c
@@ -168,7 +170,7 @@ class Quadrature(NamedTuple):
 
 
 def _quadrature(law: LossLaw, contour: Contour, points: int, count: int) -> Quadrature:
-    """Compute A(z)/A(c) - 1 and B(z)/B(c) - 1 at all nodes, on grids in u that resolve e^{itL} up to the last node."""
+    """Compute A(z)/A(c) - 1 and B(z)/B(c) - 1 at all nodes, on grids in u that resolve e^{it loss} up to the last t."""
     xp = namespace(law.gauss_n, contour.period)
     h = 2.0 * xp.pi / contour.period
     grids = grids_of(law, contour.windows, contour.c, points, h * contour.nodes_kept)
@@ -188,19 +190,19 @@ def _ratio(odds: Array, bulk: tuple[Array, Array], jump: tuple[Array, Array]) ->
 
 
 class Logs(NamedTuple):
-    """Logarithms of `prod A^n` and of `prod (1 + B/A)^n` at the nodes, (count,) each."""
+    """Logarithms, (count,), of F = `prod (A(z)/A(c))^n`, unsampled Gaussians included, and G = `prod (1 + B/A)^n`."""
 
-    plain: Array  # log |prod A^n|
-    plain_turn: Array  # arg prod A^n
-    rise: Array  # log |prod (1 + B/A)^n|
-    rise_turn: Array  # arg prod (1 + B/A)^n
-    turned: Array  # sum of the magnitudes of all terms of the angles (the terms themselves may cancel)
+    plain: Array  # log |F|
+    plain_turn: Array  # arg F
+    rise: Array  # log |G|
+    rise_turn: Array  # arg G
+    turned: Array  # sum of the magnitudes of all terms of arg F and arg G (the terms may cancel)
 
 
 def logs_of(
     law: LossLaw, contour: Contour, parts: TiltedParts, bulk: tuple[Array, Array], jump: tuple[Array, Array], t: Array
 ) -> Logs:
-    """Compute the logs of `prod A^n` and `prod (1 + B/A)^n` at every node from A(z)/A(c) - 1 and B(z)/B(c) - 1."""
+    """Compute `Logs` at the nodes z = c + it from `bulk`, A(z)/A(c) - 1, and `jump`, B(z)/B(c) - 1."""
     xp = namespace(law.gauss_n, t)
     log_size, turned = core.polar(*bulk)
     added, added_turn = core.polar(*_ratio(parts.log_jump - parts.log_bulk, bulk, jump))
