@@ -150,13 +150,14 @@ def several_answers(p: Any, k: int) -> Masses:
 def output_masses(p: list[float], q: list[float]) -> Masses:
     """Return the masses of two probability vectors, each divided by its sum."""
     one, two = ([ball(x) for x in law] for law in (p, q))
-    # even a division by 1 would round; then the probability of an infinite loss could not be shown to equal delta
+    # A law whose sum is exactly 1 is not divided. Even a division by 1 would round, and then the probability of an
+    # infinite loss could not be shown to equal delta.
     one, two = (law if total == 1 else [x / total for x in law] for law in (one, two) for total in [sum(law, arb(0))])
     return one, two, [None] * len(one), None, arb(0), False
 
 
 def in_either_order(p: list[float], q: list[float]) -> Masses:
-    """Return exact masses of a pair of laws. Its delta(epsilon) is the larger of delta for (p, q) and for (q, p)."""
+    """Return exact masses of one pair of laws. Its delta(epsilon) is the larger of the deltas of (p, q) and (q, p)."""
     laws = [[Fraction(x) for x in law] for law in (p, q)]
     one, two = ([x / sum(law) for x in law] for law in laws)
     profiles = [_profile(one, two), _profile(two, one)]
@@ -179,7 +180,7 @@ def in_either_order(p: list[float], q: list[float]) -> Masses:
 
 
 def _profile(p: list[Fraction], q: list[Fraction]) -> Callable[[Fraction], Fraction]:
-    """Return the function x -> sum (p - x q)_+ of x = e^epsilon, for x > 0."""
+    """Return delta as a function of x = e^epsilon > 0: the sum of (p - x q)_+ over the outcomes."""
     ordered = sorted((a / b, a, b) for a, b in zip(p, q, strict=True) if b)
     ratios, beyond = [row[0] for row in ordered], [(1 - sum((a for _, a, _ in ordered), Fraction(0)), Fraction(0))]
     for _, a, b in reversed(ordered):
@@ -193,9 +194,9 @@ def _profile(p: list[Fraction], q: list[Fraction]) -> Callable[[Fraction], Fract
 
 
 def response(epsilon: Any, delta: Any) -> Masses:
-    """Return the dominating masses of (epsilon, delta)-DP: randomised response, times 1 - delta.
+    """Return the masses of the pair of laws that dominates every (epsilon, delta)-DP mechanism.
 
-    Each law also has mass delta on an outcome that the other law cannot give.
+    Each law is randomised response with probability 1 - delta, and else an outcome that the other law cannot give.
     """
     rare = (1 - delta) / (1 + epsilon.exp())
     likely = (1 - delta) / (1 + (-epsilon).exp())
@@ -209,7 +210,7 @@ def response(epsilon: Any, delta: Any) -> Masses:
 
 
 def discrete_laplace(scale: Any, shift: int) -> Masses:
-    """Return the masses of noise plus `shift` and of noise alone; outcomes of equal loss are merged."""
+    """Return the masses of discrete Laplace noise plus `shift` and of noise alone. Outcomes of equal loss merge."""
     if shift >= MOST_OUTCOMES:
         raise NotCovered(f"DiscreteLaplace of sensitivity {shift}")
     r = (-1 / scale).exp()
@@ -225,15 +226,15 @@ def discrete_laplace(scale: Any, shift: int) -> Masses:
 
 
 def discrete_gaussian(sigma: float, shift: int) -> Masses:
-    """Return the masses of noise plus `shift` and of noise alone; a tail beyond m is at most e^{-m^2/(2 sigma^2)}."""
+    """Return the masses of discrete Gaussian noise plus `shift` and of noise alone, without the far tails."""
     reach = math.ceil(24 * sigma) + 1  # the mass of each tail beyond `reach` is below e^{-288}
     if 2 * reach + shift > MOST_OUTCOMES:
         raise NotCovered(f"DiscreteGaussian with sigma = {sigma}")
     square = 2 * ball(sigma) ** 2
-    beyond = 2 * (-(ball(reach) ** 2) / square).exp()
+    beyond = 2 * (-(ball(reach) ** 2) / square).exp()  # a tail beyond m has at most the mass e^{-m^2/(2 sigma^2)}
     noise = {x: (-(ball(x) ** 2) / square).exp() for x in range(reach + shift + 1)}
     inside = 2 * sum((noise[x] for x in range(1, reach + 1)), arb(0)) + 1
-    # the sum over all outcomes is `inside/(1 - tail)`: the outcomes left out have a mass `tail` in `[0, beyond]`
+    # the outcomes beyond `reach` have a mass `tail` in [0, beyond], so the sum over all outcomes is inside/(1 - tail)
     whole = inside * (1 / (1 - beyond)).union(arb(1))
     at = range(-reach, reach + shift + 1)
     far = reach + shift
@@ -246,6 +247,6 @@ def discrete_gaussian(sigma: float, shift: int) -> Masses:
 
 
 def spread(grid: Any) -> int:
-    """Return the greatest common divisor of the differences of a grid's whole numbers, or 1 if there is one number."""
+    """Return the greatest common divisor of the differences between a grid's whole numbers, or 1 if it has only one."""
     ordered = sorted(set(grid[2]))
     return math.gcd(*(b - a for a, b in pairwise(ordered))) if len(ordered) > 1 else 1

@@ -1,5 +1,6 @@
-"""Mixtures of Gaussians: computes M(z) = E_P[e^{zL}] of the loss L on a line, and delta of one step by its best event.
+"""Mixtures of Gaussians: encloses M(z) = E_P[e^{zL}] of the loss L at the nodes z of a line, and delta of one step.
 
+Delta of one step is P(S) - e^eps Q(S) for the event S at which this difference is largest.
 Proofs: README.md of this folder, "Mixtures of Gaussians".
 """
 
@@ -27,14 +28,15 @@ def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
     while j <= trials:
         weights.append(math.comb(trials, j) * chance**j * (1 - chance) ** (trials - j))
         j += 1
-        # beyond j = 2 (trials chance + 1) each term is less than half the previous term
+        # Beyond j = 2 (trials chance + 1) each term is less than half the previous term. So the terms from j on sum to
+        # less than twice the last one kept.
         if j > 2 * float((trials * chance + 1).upper()) and 2 * weights[-1] < NEGLIGIBLE:
             return weights, (2 * weights[-1]).abs_upper() if j <= trials else arb(0)
     return weights, arb(0)
 
 
 def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any], Any]:
-    """Return Pr[`batch` draws from `size` records hold j of a `group`] for all j, and the probability left out, 0."""
+    """Return Pr[`batch` of `size` records contain j of the `group`] for all j, and 0, since no j is left out."""
     total = math.comb(size, batch)
     most = min(group, batch)
     return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(most + 1)], arb(0)
@@ -44,9 +46,10 @@ def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any]
 class GaussianMixture(SampledGaussian):
     """The mixture sum_j weight_j N(share_j, sigma^2) against N(0, sigma^2), in one direction.
 
-    A sampled Gaussian has the shares 0 and 1.
+    `SampledGaussian` is the case with the two shares 0 and 1.
 
-    shares, weights : increasing means, of which the last is 1, and their probabilities.
+    shares : the means of the components, in ascending order. The last is 1.
+    weights : the probability of each component.
     lost : upper bound of the probability, under P, of the components j that are left out.
     """
 
@@ -69,7 +72,7 @@ class GaussianMixture(SampledGaussian):
 
     @property
     def largest(self) -> Any:
-        """The largest loss; None for remove, and for add if weights[0] is 0, where losses are unbounded."""
+        """The largest loss, or None if the losses are unbounded: for remove, and for add with weights[0] = 0."""
         return None if self.direction == "remove" or not self.weights[0] > 0 else -self.weights[0].log()
 
     @property
@@ -121,7 +124,7 @@ class GaussianMixture(SampledGaussian):
         return top + np.log((terms * np.exp(1j * shares * np.asarray(angle)[..., None])).sum(-1))
 
     def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return one window around all peaks of N(u) mix^e; at each peak u is e/sigma times `_share_of_slope(u)`."""
+        """Return one window around all peaks u of N(u) mix^e. At a peak, u is e/sigma times `_share_of_slope(u)`."""
         scale = self._exponent(c) / float(self.sigma.mid())
         shares = np.array([float(x.mid()) for x in self.shares])
         weights = np.log(np.array([float(x.mid()) for x in self.weights]))
@@ -143,7 +146,7 @@ class GaussianMixture(SampledGaussian):
 
 @dataclass(frozen=True)
 class PairOfMixtures:
-    """Two mixtures of N(mean, 1), as pairs (mean, weight). Delta is known if p - e^eps q changes sign at most once."""
+    """Two mixtures p and q of normal laws N(mean, 1), each given as pairs (mean, weight)."""
 
     p: tuple[tuple[Any, Any], ...]
     q: tuple[tuple[Any, Any], ...]
@@ -156,7 +159,7 @@ class PairOfMixtures:
         return ("PairOfMixtures", numbers, len(self.p))
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """Return the integral of (p - e^eps q)_+, or nan if the terms' coefficients change sign more than once."""
+        """Return the integral of (p - e^eps q)_+, or nan if the coefficients of `_terms` change sign more than once."""
         terms = self._terms(epsilon.exp())
         signs = [1 if c > 0 else -1 if c < 0 else 0 for _, c in terms]
         if 0 in signs:
@@ -171,7 +174,7 @@ class PairOfMixtures:
         return sum((c * gaussian_tail((place - m) if up else (m - place)) for m, c in terms), arb(0)).max(0)
 
     def _terms(self, grown: Any) -> list[tuple[Any, Any]]:
-        """Return the terms (mean, coefficient) of p - grown q, by ascending mean. Terms of equal mean are merged."""
+        """Return p - grown q as terms (mean, coefficient), by ascending mean. Terms of equal mean are merged."""
         found: dict[str, list[Any]] = {}
         for law, factor in ((self.p, arb(1)), (self.q, -grown)):
             for mean, weight in law:
@@ -182,7 +185,7 @@ class PairOfMixtures:
 
 
 def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
-    """Return a ball with the only zero u of the sum of c e^{m u - m^2/2} over (m, c). The sum rises for `sign` 1."""
+    """Return a ball with the only zero of f(u) = sum of c e^{m u - m^2/2} over (m, c). Above it f has `sign`."""
 
     def side(u: Any) -> int:
         logs = [m * u - m * m / 2 for m, _ in terms]
@@ -210,7 +213,7 @@ def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
 
 @dataclass(frozen=True)
 class RevealedPairs:
-    """One step whose pair of laws is drawn from `ways`, pairs (probability, loss). The drawn pair is revealed."""
+    """A step that draws one pair of laws and reveals which. `ways` lists (probability, loss) of every pair of laws."""
 
     ways: tuple[tuple[Any, Any], ...]
     infinity = None
@@ -238,7 +241,7 @@ class RevealedPairs:
 
 @dataclass(frozen=True)
 class Revealed(RevealedPairs):
-    """`RevealedPairs` that can be composed: M(z) = sum_i Pr[pair i] M_i(z), where every M_i(z) is known."""
+    """`RevealedPairs` that can be composed, since every loss i has an M_i(z). M(z) is the sum of Pr[loss i] M_i(z)."""
 
     def mgf(self, z: Any) -> Any:
         return sum((share * law.mgf(z) for share, law in self.ways), acb(0))

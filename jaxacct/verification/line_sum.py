@@ -116,7 +116,7 @@ class LineSum:
         return values
 
     def _tail(self) -> Any:
-        """Bound |M(z)| from above beyond the last node; with `small_loss`, |M(z) - A(z)| (small_loss_steps.py)."""
+        """Bound |M| from above beyond the last node. With `small_loss` bound |M - A|, where A is M of small losses."""
         c, plan = arb(self.plan.line.c), self.plan
         if plan.small_loss:
             return plan.small_loss.tail(self.parts, c, self.last)
@@ -153,7 +153,7 @@ class LineSum:
         if not plan.smoothing:
             whole = first - _aliases(self.parts, plan, epsilon)
             return whole + plan.small_loss.delta(self.parts, epsilon) if plan.small_loss else whole
-        # the second sum is smoothed with 4 times the variance: its terms have `rise^4` where the first sum has `rise`
+        # `second` is smoothed with 4 times the variance, so its terms have rise^4 where those of `first` have rise
         most = arb(4)
         aliases = _aliases([*self.parts, (GaussianLoss(most * square), 1)], plan, epsilon)
         first -= aliases
@@ -164,7 +164,7 @@ class LineSum:
 
 
 def _aliases(parts: Any, plan: Plan, epsilon: Any) -> Any:
-    """Enclose the excess of the sum over delta(epsilon): the terms e^{j c period} delta(epsilon + j period), j != 0."""
+    """Enclose the sum's excess over delta(epsilon), the sum of e^{j c period} delta(epsilon + j period) over j != 0."""
     c, period, orders = arb(plan.line.c), arb(plan.line.period), plan.line
     total, bound = arb(0), arb(0)
     if orders.above is not None:
@@ -176,7 +176,8 @@ def _aliases(parts: Any, plan: Plan, epsilon: Any) -> Any:
         below = arb(orders.below)
         bound += _chernoff(parts, below, epsilon) / (((c - below) * period).exp() - 1)
     else:
-        # with the masses p and q: delta(eps) = p - e^eps q + E_P[(e^{eps - loss} - 1)_+]
+        # With the masses p and q, delta(eps) is p - e^eps q + E_P[(e^{eps - loss} - 1)_+]. The first two terms are
+        # summed over all j < 0 in closed form, and the third is bounded.
         p, q = _masses(parts)
         if plan.small_loss:
             one, two = plan.small_loss.masses(parts)
@@ -226,7 +227,7 @@ class Line(NamedTuple):
     """The line Re z = c, and the period of the sum along it.
 
     below, above : exponents a of the Chernoff bounds of the aliases delta(epsilon + j period) for j < 0 and for j > 0;
-        None where no loss is a period away from epsilon.
+        None on a side where every loss is less than one period away from epsilon.
     """
 
     c: float
@@ -259,7 +260,7 @@ class Plan:
 
 
 def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:
-    """Yield plans until one is short: first plain, then with small losses apart, then without the largest outputs."""
+    """Yield a plain plan, one with small losses apart, then plans without the largest outputs, until one is cheap."""
     first = _plan(parts, epsilon, aim, most, False)
     yield first
     if first.cost < LONG_SUM_PRODUCTS or not small_loss_steps.only_sampled_gaussians(parts):
@@ -281,7 +282,6 @@ def _plan(parts: Any, epsilon: float, aim: float, most: int, apart: bool) -> Pla
     """Return a plan, in floats: a line near the saddle point, a period with small aliases, and the number of nodes."""
 
     def action(c: np.ndarray) -> np.ndarray:
-        # parts have no common type that says log_mgf returns an array
         return sum(count * part.log_mgf(c) for part, count in parts) - c * epsilon  # type: ignore[no-any-return]  # arb has no types
 
     wanted = aim - 2.0
@@ -308,7 +308,7 @@ def _plan(parts: Any, epsilon: float, aim: float, most: int, apart: bool) -> Pla
     if not np.isfinite(last) and small_loss_steps.only_sampled_gaussians(parts):
         return Plan(line, 2, 0.0, bits, float("inf"))
     if not np.isfinite(last):
-        # a smoothed loss is unbounded on both sides, so that both gaps (`_gaps`) are infinite
+        # the smoothed loss is unbounded on both sides, so the line is chosen anew with infinite gaps
         line = _line(action, c, wanted, (np.inf, np.inf))
         last = most * 2 * np.pi / line.period
         if not last**2 > 4 * c * (c + 1):
@@ -332,7 +332,7 @@ def saddle(parts: Any, epsilon: float) -> float:
 
 
 def _gaps(parts: Any, epsilon: float) -> tuple[float, float]:
-    """Return how far the losses reach below and above epsilon, in floats, a little enlarged; inf if unbounded."""
+    """Return, in floats, epsilon - least loss and largest loss - epsilon, a little enlarged, or inf if unbounded."""
     sides = []
     for name, sign in (("least", -1.0), ("largest", 1.0)):
         ends: list[Any] = [getattr(part, name, None) for part, _ in parts]

@@ -59,10 +59,10 @@ EITHER = "either"
 
 @dataclass(frozen=True)
 class Asked:
-    """What a definition is asked for: the losses in one direction of a neighbouring relation."""
+    """What a definition must give: the losses in this direction of this relation, with the record sampled at `rate`."""
 
     relation: str
-    direction: str  # "remove", "add" or EITHER (both orders at once)
+    direction: str  # "remove", "add" or EITHER
     rate: Any = dataclasses.field(default_factory=lambda: arb(1))  # probability that the record takes part
     alone: bool = True  # whether the mechanism is a single step and no part of a composition
 
@@ -78,7 +78,7 @@ class Asked:
 
 
 def defines(*classes: type) -> Callable[[R], R]:
-    """Return a decorator that registers a rule as the definition of these classes."""
+    """Return a decorator that registers the decorated function as the `Rule` of these classes."""
 
     def enter(rule: R) -> R:
         RULES.update(dict.fromkeys(classes, rule))
@@ -88,13 +88,13 @@ def defines(*classes: type) -> Callable[[R], R]:
 
 
 def losses(asked: Asked, mechanism: Any) -> list[Part]:
-    """Return the losses of a mechanism by its definition."""
+    """Return the losses of a mechanism, from the rule of its class."""
     held = fields_of(mechanism)  # raises NotCovered for a class without a rule
     return RULES[type(mechanism)](asked, **held)
 
 
 def fields_of(mechanism: Any, rules: Mapping[type, Any] = RULES, beside: Container[str] = ()) -> dict[str, Any]:
-    """Return the mechanism's fields except `beside`. Refuse a class without a rule, or a field that its rule lacks."""
+    """Return the mechanism's fields but `beside`. Raise NotCovered if it has no rule, or if the rule lacks a field."""
     name = type(mechanism).__name__
     if type(mechanism) not in rules:
         raise NotCovered(name)
@@ -123,12 +123,12 @@ class Composition:
 
     @property
     def cut(self) -> Any:
-        """An upper bound of the probability, under P, that some step of integer noise gives an outcome left out."""
+        """An upper bound of the probability, under P, that a step has an outcome that `discrete_gaussian` left out."""
         return sum((count * part.cut for part, count in self.parts if isinstance(part, FiniteLosses)), arb(0))
 
     @property
     def lost(self) -> Any:
-        """An upper bound of the probability, under P, that some step comes from a component its mixture leaves out."""
+        """An upper bound of the probability, under P, that a step draws a component that its mixture left out."""
         return sum((count * part.lost for part, count in self.parts if isinstance(part, GaussianMixture)), arb(0))
 
     @property
@@ -148,7 +148,7 @@ class Composition:
 
 
 def expand(mechanism: Any, relation: str, direction: str) -> Composition:
-    """Return the losses of one configuration in one direction of a neighbouring relation; `direction` may be EITHER."""
+    """Return the mechanism's losses in one direction of a neighbouring relation: "remove", "add" or EITHER."""
     square = arb(0)
     counts: dict[Any, Part] = {}
     for part, count in losses(Asked(relation, direction), mechanism):
@@ -170,14 +170,14 @@ def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
     if fixed_size and relation == "replace_one" and mechanism.sampling_ratio != 1:
         names = ("remove",)
     orders = [mechanism]
-    # with more than 4 pairs of unlike laws there are too many orders: only the given order is tried
+    # n FiniteOutput mechanisms with unlike p and q have 2^n orders. For n > 4 only the given order is tried.
     if (fixed_size or relation == "replace_one") and _unlike(mechanism) <= 4:
         orders = _orders(mechanism)
     return [(order, name) for order in orders for name in names]
 
 
 def mixes_orders(mechanism: Any, relation: str) -> bool:
-    """Return whether replace_one may exchange p and q in each of several FiniteOutput mechanisms independently."""
+    """Return whether the relation may exchange p and q in one FiniteOutput mechanism and keep them in another."""
     return relation == "replace_one" and _unlike(mechanism) > 1
 
 
@@ -187,7 +187,7 @@ def _unlike(mechanism: Any) -> int:
         pairs = list(zip(np.asarray(mechanism.p).tolist(), np.asarray(mechanism.q).tolist(), strict=True))
         return int(sorted(pairs) != sorted((q, p) for p, q in pairs))
     if type(mechanism) is known.MatrixMechanism:
-        return 0  # the method `inside` of this class would compute a sensitivity by code that the engines use
+        return 0  # no FiniteOutput is inside. Calling `inside` would run code of the engines.
     return sum(_unlike(each) for each in mechanism.inside())
 
 
@@ -354,14 +354,14 @@ def _responds(asked: Asked, epsilon: Any, delta: Any) -> list[Part]:
 
 
 def _of_masses(asked: Asked, key: tuple[Any, ...], masses: Any, alike: bool = True) -> list[Part]:
-    """Return the losses of one step from its masses; `alike` says that both directions have the same losses."""
+    """Return the losses of one step from its masses. `alike` tells whether both directions have the same losses."""
     way = "both" if alike and asked.whole else asked.direction
     return [(from_masses((*key, asked.rate.str(40), way), masses, asked.rate, asked.direction), 1)]
 
 
 @defines(RandomAllocation)
 def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, group: Any) -> list[Part]:
-    """Define random allocation: a record is in one of t slots, drawn at random; other records keep their slots."""
+    """Define random allocation. The record gets a slot drawn uniformly from `slots`. Other records keep their slots."""
     _refuse(asked, "RandomAllocation")
     if participations != 1:
         raise NotCovered("random allocation of several slots to a record")
@@ -375,7 +375,7 @@ def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, gr
 
 @defines(known.MatrixMechanism)
 def _matrix(asked: Asked, strategy: Any, noise_multiplier: Any, participation: Any) -> list[Part]:
-    """Define independent Gaussian releases. `_moves` says how far a sampled record moves each release."""
+    """Define the mechanism as independent Gaussian releases. `_moves` says how far a record moves each release."""
     _refuse(asked, "MatrixMechanism")
     rate, moves = _moves(strategy, participation, ctx.prec)
     if rate.is_zero():
@@ -388,13 +388,13 @@ def _matrix(asked: Asked, strategy: Any, noise_multiplier: Any, participation: A
 
 @functools.lru_cache(maxsize=16)
 def _moves(strategy: Any, participation: Any, bits: int) -> Moves:
-    """Return how far a record moves C X, for the strategy's matrix C and data X; `bits` is part of the cache's key."""
+    """Return the `Moves` of C X, for the strategy's matrix C and data X. `bits` keeps precisions apart in the cache."""
     held, told = fields_of(strategy, MATRICES, beside=("epochs",)), fields_of(participation, WAYS)
     return WAYS[type(participation)](MATRICES[type(strategy)](**held), **told)
 
 
 def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
-    """Define a sampled group: Binomial(group, product of nested rates) records take part. Each moves the sum by 1."""
+    """Define a Poisson-sampled group: Binomial(group, product of nested rates) records move the sum by 1 each."""
     if asked.relation == "replace_one":
         raise NotCovered("a group of records under replace_one")
     rate = asked.rate
@@ -408,9 +408,9 @@ def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
 
 @defines(known.SampledWithReplacement)
 def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_size: Any, group: int) -> list[Part]:
-    """Define draws with replacement: Binomial(batch_size, group/dataset_size) draws give a record of the group.
+    """Define draws with replacement. The batch has Binomial(batch_size, group/dataset_size) records of the group.
 
-    Each such record takes the place of an ordinary record, so it moves the sum by up to twice the clip norm.
+    Each record of the group takes the place of an ordinary record, so it moves the sum by up to twice the clip norm.
     """
     _refuse(asked, "SampledWithReplacement", "replace_one", "zero_out")
     weights = binomial_weights(int(batch_size), ball(float(group)) / ball(float(dataset_size)))
@@ -418,9 +418,9 @@ def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_siz
 
 
 def drawn_group(asked: Asked, mechanism: Any, ratio: Any, group: int, dataset_size: Any) -> list[Part]:
-    """Define draws without replacement: a hypergeometric number of the group's records is in the batch.
+    """Define draws without replacement. The number of the group's records in the batch is hypergeometric.
 
-    Each such record takes the place of an ordinary record, so it moves the sum by up to twice the clip norm.
+    Each record of the group takes the place of an ordinary record, so it moves the sum by up to twice the clip norm.
     """
     _refuse(asked, "a group of records sampled without replacement", "replace_one", "zero_out")
     size = int(dataset_size)
@@ -437,7 +437,7 @@ def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
 
 @defines(known.TruncatedPoissonSampled)
 def _capped(asked: Asked, mechanism: Any, sampling_probability: Any, dataset_size: Any, cap: Any) -> list[Part]:
-    """Define capped Poisson sampling.  If others fill the batch (chance tau), the record displaces one at rate q'."""
+    """Define capped Poisson sampling. With chance tau others fill the batch. The record's rate is then kept/tau."""
     _refuse(asked, "capped Poisson sampling", "replace_one")
     if asked.relation == "zero_out" and not asked.alone:
         raise NotCovered("zero_out where a record displaces others")
@@ -462,14 +462,14 @@ def _refuse(asked: Asked, name: str, *relations: str) -> None:
 
 
 def _noise(mechanism: Any) -> Any:
-    """Return the noise multiplier of a Gaussian; raise NotCovered for any other mechanism."""
+    """Return the noise multiplier of a Gaussian mechanism. Raise NotCovered for any other mechanism."""
     if type(mechanism) is not known.Gaussian:
         raise NotCovered(f"batches of {type(mechanism).__name__}")
     return ball(fields_of(mechanism)["noise_multiplier"])
 
 
 def _cap(size: int, cap: int, q: Any) -> tuple[Any, Any]:
-    """Return Pr[E], and Pr[E and the record is sampled and kept]; E means that at least `cap` others are sampled."""
+    """Let E mean that at least `cap` others are sampled. Return Pr[E] and Pr[E, and the record is sampled and kept]."""
     if cap >= size or q.is_zero():
         return arb(0), arb(0)
     if size > MOST_RECORDS:
@@ -486,7 +486,7 @@ def _sampled_step(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
-    """Return the worst pair for e^eps >= 1: a batch with the record moves by x, another by -x (remove) or x (add)."""
+    """Return the worst pair for eps >= 0. The record adds x to the batch, or another adds -x (remove) or x (add)."""
     s, nothing = 1 / noise, arb(0)
     if direction == "remove":
         return PairOfMixtures(((-s, 1 - rate), (s, rate)), ((-s, 1 - rate), (nothing, rate)))
@@ -494,7 +494,7 @@ def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _mixture(noise: Any, weights: Any, lost: Any, direction: str) -> list[Part]:
-    """Return the loss of Gaussian noise on a sum of j records, Pr[j] = weights[j]; an empty list if j is always 0."""
+    """Return the loss of Gaussian noise on a sum of j records, Pr[j] = weights[j], or [] if j is always 0."""
     some = [j for j, w in enumerate(weights) if not w.is_zero()]
     if some == [0]:
         return []
@@ -539,7 +539,7 @@ def _buffered(buffers: int, steps: int, scales: Sequence[float], decays: Sequenc
 
 
 def _banded_inverse(inverse_bands: int, steps: int, inverse: Sequence[float]) -> list[Column]:
-    """Return the columns of C. The first solves inverse * column = (1, 0, 0, ...), where * is a convolution."""
+    """Return the columns of C. The first column solves inverse * column = (1, 0, 0, ...), where * is a convolution."""
     _require_size(steps, steps)
     given = [ball(d) for d in inverse[:inverse_bands]]
     column = [1 / given[0]]
@@ -556,7 +556,7 @@ def _column_normalised(bands: int, steps: int, diagonals: Sequence[Sequence[floa
 
 
 def _tree(steps: int, restarts: int) -> list[Column]:
-    """Return each step's column: 1 at every tree node (block, level, place) over the step, within the step's block."""
+    """Return the columns of C. A step's column is 1 at each tree node (block, level, place) that covers the step."""
     _require_size(steps, steps.bit_length())
     size = steps // restarts
     nodes = lambda leaf: [(k, leaf >> k) for k in range(size.bit_length()) if ((leaf >> k) + 1) << k <= size]
@@ -570,9 +570,10 @@ def _product(one: Column, other: Column) -> Any:
 def _squared_move(columns: list[Column], patterns: list[Sequence[int]]) -> Moves:
     """Enclose the largest || sum_{i in pi} C e_i x_i^T ||^2 over the patterns pi and contributions |x_i| <= 1.
 
-    With the Gram matrix G of the columns the square is at most sum_ij |G_ij|.  The lower end is the largest square
-    over all signs of x_i = +x or -x in one pattern.  In a pattern of more than MOST_SIGNS steps it is the larger of
-    the square for equal signs and the mean square over all signs, which is the trace of G.
+    G is the Gram matrix of the columns.  The upper end of the enclosure is the largest sum_ij |G_ij| of all patterns.
+    The lower end takes the pattern with that sum, and x_i = +x or -x.  If the pattern has at most MOST_SIGNS steps, the
+    lower end is the largest squared norm over all signs.  Otherwise it is the larger of two squared norms: the one for
+    equal signs, and the mean over all signs, which is the trace of G.
     """
     gram = functools.lru_cache(None)(lambda i, j: _product(columns[i], columns[j]))
 
@@ -608,7 +609,8 @@ def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
         if not later or len(pattern) == most:
             yield pattern
             return
-        # a gap of 2 * separation has room for one more step, which never lowers the sum of |G_ij|: skip such gaps
+        # A gap of 2 * separation or more has room for one more step. One more step never lowers the sum of |G_ij|.
+        # So such gaps are skipped, unless `most` limits the number of steps.
         for step in later[:separation] if most == longest else later:
             yield from after((*pattern, step))
 
@@ -619,9 +621,10 @@ def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
 
 
 def _cyclic(columns: list[Column], groups: int, sampling_probability: float) -> Moves:
-    """Enclose the squared norms of the columns of one group, in descending order; nearly equal norms share one ball.
+    """Return the sampling rate, and the squared norms of the columns of one group, as balls in descending order.
 
     At each rank the ball reaches from the squared norm of one fixed group to the largest squared norm of all groups.
+    Nearly equal balls are merged.
     """
     for first, column in enumerate(columns):
         if not all(type(row) is int and first <= row < first + groups for row in column):

@@ -1,6 +1,7 @@
-"""Encloses delta of one round of random allocation, by E(k - S)_+ for the likelihood ratio S and a threshold k.
+"""Encloses delta of one round of random allocation.
 
-E(k - S)_+ is a sum over a line of the complex plane.
+Delta follows from E(k - S)_+, where S is the likelihood ratio and k = e^eps or e^-eps.  E(k - S)_+ is computed as a sum
+over a line of the complex plane.
 
 Proofs: README.md of this folder, "One round of random allocation".
 """
@@ -115,8 +116,10 @@ class AllocationLoss:
     def _nodes(self, c: Any, angle: Any, strip: Any, plan: _Plan) -> tuple[list[Any], list[Any], Any]:
         """Return (weights w, exponents x, error): phi(z) is within `error` of the sum of w e^{zx} where Re z >= c.
 
-        angle : the angle, in radians, by which the path is turned: on the path, Im u = -angle sigma.
-        strip : the angle between the path and each of the two lines on which the error is bounded.
+        With a positive angle this holds for Im z >= 0, and with the angle 0 for real z.
+
+        angle : sets the path of integration, Im u = -angle sigma.  On this path e^{s u} turns by -angle, in radians.
+        strip : distance between the path and each of the two lines that bound the error, divided by sigma.
         """
         s, t, down = 1 / self.sigma, self.slots, angle * self.sigma
         width = strip * self.sigma
@@ -131,7 +134,7 @@ class AllocationLoss:
         grown = (down * down / 2).exp()
         far = -(s * last * h - s * s / 2).exp() / t
         outside = gaussian_tail(-first * h) + gaussian_tail(last * h) * (c * angle.cos() * far).exp()
-        # the error is bounded on two lines, `width` above and `width` below the path; at angle 0 the path is real
+        # the error is bounded on two lines, one `width` above and one `width` below the path Im u = -down
         if bool(angle > 0):
             if not (strip <= angle and angle + strip <= arb.pi() / 2):
                 raise Unplanned("its path is turned too far")
@@ -145,7 +148,7 @@ class AllocationLoss:
 
 
 class _Plan:
-    """Chooses line, period, length of the sum, and phi's quadrature, in floats; a bad choice only widens the result."""
+    """The choice of the line, the period and the nodes of all sums, in floats. A bad choice only widens the result."""
 
     def __init__(self, sigma: float, t: int, k: float, wanted: float) -> None:
         self.sigma, self.t = sigma, t
@@ -165,7 +168,8 @@ class _Plan:
         self.width = max(1, int(np.sqrt(self.count)))
         self.rows = range(-(-self.count // self.width))
         self.count = len(self.rows) * self.width
-        # the wanted accuracy of phi, in nats: an error relative to phi(c) is multiplied by t and by the number of terms
+        # `digits` is the accuracy of phi in nats. An error relative to phi(c) grows t times in phi^t, and the errors of
+        # all terms of the sum add up.
         small = float(self._log_phi(np.array([self.c]))[0])
         self.digits = max(start - goal, 1.0) - small + np.log(t) + np.log(self.count) + MARGIN
         self.angle, nodes = self._angle(s)
@@ -192,7 +196,7 @@ class _Plan:
         return float(grid[10])
 
     def _cut(self, k: float, goal: float, step: float) -> tuple[float, float]:
-        """Return the least Im z, to 2 %, beyond which the sum is at most e^`goal`, and the angle that shows this."""
+        """Return the least Im z, to 2 %, beyond which the sum is at most e^`goal`, and the angle of this bound."""
         angles = np.geomspace(1e-6, 1.0, 200) * (np.pi / 2 * 0.999)
 
         def bounds(y: float) -> np.ndarray:

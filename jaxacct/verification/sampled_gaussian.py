@@ -23,7 +23,7 @@ ANGLES = np.geomspace(1e-5, 1.45, 32)
 
 @dataclass(frozen=True)
 class Cut:
-    """A smooth cut. It keeps the share Phi(side (u - place)/width) of an output u: with side 1, of large outputs."""
+    """A smooth cut. It keeps the share Phi(side (u - place)/width) of output u. Side 1 keeps the large outputs."""
 
     place: float
     width: float
@@ -42,8 +42,8 @@ class SampledGaussian:
     """N(1, sigma^2) against N(0, sigma^2), sampled at a rate in (0, 1).
 
     Let u ~ N(0, 1), y = u/sigma - 1/(2 sigma^2) and mix = 1 - rate + rate e^y.  The moment generating function M(z) of
-    the loss is E[mix^{z+1}] for remove, and E[mix^{-z}] for add.  Both are entire functions.  With cuts, each output is
-    weighted in these means by the share of it that the cuts keep.  The methods write N(u) for the density of u, and e
+    the loss is E[mix^{z+1}] for remove, and E[mix^{-z}] for add.  Both are entire functions.  With cuts, these
+    means weight each output by the share that the cuts keep.  The methods write N(u) for the density of u, and e
     for the exponent of mix at Re z = c, which is c + 1 for remove and -c for add.
 
     sigma, rate, direction : noise multiplier, sampling probability, and "remove" or "add".
@@ -79,7 +79,7 @@ class SampledGaussian:
         return (mixed, plain) if self.direction == "remove" else (plain, mixed)
 
     def _mass(self, shift: Any) -> Any:
-        """Enclose the mass of N(shift, 1) that all cuts keep: what the first keeps, less at most what others remove."""
+        """Enclose the mass of N(shift, 1) that all cuts keep, from the mass that each cut alone keeps."""
         found = []
         for cut in self.cuts:
             spread = (1 + arb(cut.width) ** 2).sqrt()
@@ -94,7 +94,7 @@ class SampledGaussian:
         return sampled_hockey_stick(base, self.rate, self.direction, epsilon)
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
-        """Bound |M(c + i s)| from above for all s >= t, on a moved line of integration: |mix^{is}| falls there."""
+        """Bound |M(c + i s)| from above for all s >= t, on a moved line of integration. There |mix^{is}| falls."""
         value, angle = self._best_angle(float(c.mid()), float(t.mid()))
         fallen = max(float(self.log_mgf(np.array([float(c.mid())]))[0]) - value, 0.0)
         return self._moved_bound(c, t, arb(angle), float(np.log(count) + 12.0) + fallen)
@@ -109,7 +109,7 @@ class SampledGaussian:
         nodes = _Nodes(self, c, count, bits)
         error = acb(within(nodes.error), within(nodes.error))
         size = len(nodes.weights)
-        # each power takes its own exponential, since the radius of a running product would grow with every factor
+        # e^{i b step x} is computed anew for each b, since the radius of a running product would grow with every factor
         places = [acb(0, step * b) for b in range(width)]
         right = []
         for x in nodes.logs:
@@ -129,7 +129,7 @@ class SampledGaussian:
                 yield [product[i, b] + error for b in range(width)]
 
     def _moved_bound(self, c: Any, t: Any, angle: Any, wanted: float) -> Any:
-        """Bound e^{(sigma angle)^2/2} E[|mix|^e e^{-t arg mix}] on the line at `angle`, by the trapezoid rule."""
+        """Bound |M(c + is)| for s >= t by `_risen` times E[|mix|^e e^{-t arg mix}], with mix on the line at `angle`."""
         exponent = self._exponent(c)
         strip, turn, wanted = self._strip(float(c.mid()), float(angle.mid()), wanted)
         h = 2 * arb.pi() / arb(max(turn, 1.0))
@@ -190,7 +190,7 @@ class SampledGaussian:
         return (stretch * angle**2 / 2).exp()
 
     def _grown(self, c: Any, angle: Any) -> Any:
-        """Bound how many times larger |N(u) mix^e|, the integrand, is on the line at `angle` than on the real line."""
+        """Bound the ratio of the integrand's size |N(u) mix^e| on the line at `angle` to its value on the real line."""
         risen = self._risen(angle)
         return risen if self.direction == "remove" else risen * (angle / 2).cos() ** -c
 
@@ -202,7 +202,7 @@ class SampledGaussian:
         return risen * (((angle + strip) / 2).cos() * ((angle - strip) / 2).cos()) ** (-c / 2)
 
     def _trapezoid(self, c: Any, strip: Any, angle: Any, h: Any) -> Any:
-        """Bound the trapezoid rule's error relative to M(c), by lines at distance `strip` with angles up to `angle`."""
+        """Bound the trapezoid rule's error divided by M(c), from two lines `strip` away, with angles up to `angle`."""
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
@@ -233,7 +233,7 @@ class SampledGaussian:
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """Bound from below the decay, beyond `end`, of the normal density times the cuts that fall towards `side`."""
+        """Bound from below how fast log(N(u) * shares) falls beyond `end`. Only cuts that fall towards `side` enter."""
         fall = side * end
         for cut in self.cuts:
             if cut.side != side:
@@ -241,7 +241,7 @@ class SampledGaussian:
         return fall
 
     def _value(self, a: Any, b: Any, exponent: Any, side: int) -> Any:
-        """Return mix(b)^exponent N(a) times the shares at `a` of the cuts whose share falls towards `side`."""
+        """Return mix(b)^exponent N(a) times the product of cut.share(a) over the cuts that fall towards `side`."""
         value = (-a * a / 2 + exponent * self._mix_real(b).log()).exp() / (2 * arb.pi()).sqrt()
         for cut in self.cuts:
             if cut.side != side:
@@ -267,7 +267,7 @@ class SampledGaussian:
         total = np.full(c.shape, -np.inf)
         windows = self._windows(c, 9.0)
         if self.cuts:
-            # all c share one window: then the shares that cuts keep, which cost most, are computed once
+            # one window serves all c, so that the shares that the cuts keep, which cost most, are computed only once
             windows = [(np.min(low, keepdims=True), np.max(high, keepdims=True)) for low, high in windows]
         for low, high in windows:
             count = self._points(float(np.max(high - low)))
@@ -278,7 +278,7 @@ class SampledGaussian:
             found = top + np.log(np.exp(logs - top[:, None]).sum(-1) * np.maximum(step, 1e-300) / np.sqrt(2 * np.pi))
             total = np.logaddexp(total, np.where(step > 0, found, -np.inf))
         if self._bounded and self.direction == "remove":
-            # far out, the share of a cut may fall more slowly than a high power of mix grows
+            # far above the window, mix^exponent may grow faster than the cuts' shares fall: the peak there is added
             far = max(self._top(9.0), 1.0)
             u = far * np.geomspace(1.0, max(float(np.max(exponent)) / float(self.sigma.mid()) / far, 1.0), 200)
             logs = self._log_density(u) + exponent * self._log_mix(u) + np.log(u)
@@ -358,7 +358,7 @@ class SampledGaussian:
         return np.where(np.isnan(values), np.inf, values)
 
     def _moved_terms(self, c: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return two arrays of shape (angles, points): log |integrand| at t = 0, and how fast it falls with t."""
+        """Return two arrays of shape (angles, points): log |integrand| at t = 0, and its fall per unit of t."""
         if c not in self._terms:
             exponent, angles = float(self._exponent(c)), ANGLES[self._steepest > ANGLES]
             sizes, turns = [], []
@@ -373,7 +373,7 @@ class SampledGaussian:
         return self._terms[c]
 
     def _strip(self, c: float, angle: float, wanted: float) -> tuple[Any, float, float]:
-        """Return (half the width of a strip about the line, 2 pi/step, the accuracy wanted in nats)."""
+        """Return (angle from the line to the two lines that bound its error, 2 pi/step, wanted accuracy in nats)."""
         farthest = 3.0 if self.direction == "remove" else 2.0
         widest = max(1.57 - angle, min(angle, farthest - angle))
         best = None
@@ -385,22 +385,22 @@ class SampledGaussian:
         return arb(best[0]), best[1], best[2]
 
     def _top(self, far: float) -> float:
-        """Return the output `far` widths above the lowest cut that removes large outputs; inf without such a cut."""
+        """Return the least place + far * width of the cuts that remove large outputs, or inf if no cut removes them."""
         return min((cut.place + far * cut.width for cut in self.cuts if cut.side < 0), default=float("inf"))
 
     @property
     def _bounded(self) -> bool:
-        """Whether large outputs are cut off."""
+        """Whether some cut removes large outputs."""
         return any(cut.side < 0 for cut in self.cuts)
 
     @property
     def _steepest(self) -> float:
-        """The largest angle, in radians, of a moved line of integration. The error bounds go up to twice the angle."""
+        """The limit, in radians, of the angles of moved lines. Errors are bounded on lines up to twice the angle."""
         return 1.5 if self.direction == "remove" else 1.0
 
     @property
     def _stretch(self) -> float:
-        """The factor f = sigma^2 (1 + sum of 1/width^2): an angle enlarges the integrand by at most e^{f angle^2/2}."""
+        """The factor f = sigma^2 (1 + sum of 1/width^2). An angle enlarges |N * shares| by at most e^{f angle^2/2}."""
         return float(self.sigma.mid()) ** 2 * (1.0 + sum(cut.width**-2 for cut in self.cuts))
 
     def _log_grown(self, c: float, angle: float) -> float:
@@ -414,7 +414,7 @@ class SampledGaussian:
         return risen - c / 2 * float(np.log(np.cos((angle + strip) / 2) * np.cos((angle - strip) / 2)))
 
     def _range(self, c: float, wanted: float) -> tuple[Any, Any]:
-        """Return (low, high), in floats. Beyond, N(u) mix^e is below e^-wanted M(c), and `_outside` bounds the rest."""
+        """Return ends (low, high), found in floats. Outside [low, high], N(u) mix^e is below e^-wanted M(c)."""
         exponent, mean = float(self._exponent(c)), float(self.log_mgf(np.array([c]))[0])
         inside = []
         for low, high in self._windows(np.array([c]), float(np.sqrt(2 * wanted)) + 4.0):
@@ -425,7 +425,7 @@ class SampledGaussian:
         return arb(min(float(kept.min()) - 0.1, first)), arb(max(float(kept.max()) + 0.1, last))
 
     def _steep(self, slope: float, side: int) -> float:
-        """Return the u at which -log(N(u) * shares of the cuts towards `side`) has the given slope in u."""
+        """Return, roughly, the u where -log(N(u) * shares) has this slope. Only cuts that fall towards `side` enter."""
         rise, total = 1.0, slope
         for cut in self.cuts:
             if cut.side != side and side * (slope - cut.place) > 0:
@@ -436,7 +436,7 @@ class SampledGaussian:
     def line(self, c: float, bits: float, farthest: float = 2.0) -> tuple[float, float, float, int]:
         """Return (angle, 2 pi/step, accuracy in nats, nodes) of the cheapest line, in floats.
 
-        farthest : the error of the line is bounded at `farthest` times its angle.
+        farthest : largest angle of the lines that bound the error, divided by the angle of the line itself.
         """
         sigma = float(self.sigma.mid())
         best: tuple[float, float, float, int] | None = None
@@ -474,7 +474,7 @@ class _Nodes:
 
 
 def around_fixed_point(slope: Any, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bisect, in floats, for the u with slope(u) = u, where `slope` falls; return ends at most 1e-3 apart."""
+    """Bisect [low, high], in floats, for the u with slope(u) = u. `slope` must fall. Return ends at most 1e-3 apart."""
     while np.max(high - low) > 1e-3:
         middle = 0.5 * (low + high)
         if not np.all(np.isfinite(middle)) or np.any((middle == low) & (high - low > 1e-3)):

@@ -39,9 +39,9 @@ class SmallLossSteps:
     order: float
 
     def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
-        """Enclose B, the share of M from large losses, at the nodes of the line, for each part of the composition.
+        """Return, for each part of the composition, enclosures of B, the share of M from large losses, at the nodes.
 
-        The absolute error is about the error of M at an accuracy of `bits` nats.
+        The absolute error of B is about that of an M that is accurate to `bits` nats.
         """
         at, found = np.array([float(c.mid())]), []
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
@@ -109,7 +109,7 @@ def only_sampled_gaussians(parts: Any) -> bool:
 def plan_split(
     parts: Any, c: float, epsilon: float, wanted: float, step: float, most: int, bits: float
 ) -> SplitPlan | None:
-    """Return, in floats, the cheapest cuts equally far above each part's least loss; None if all are too dear."""
+    """Return the cheapest plan, if any, in floats. Its cuts lie equally far above the least loss of each part."""
     best: SplitPlan | None = None
     ends = sum(count * np.log1p(-float(part.rate.mid())) for part, count in parts)
     gap = epsilon - ends if parts[0][0].direction == "remove" else -ends - epsilon
@@ -164,7 +164,7 @@ def _order(parts: Any, cuts: Any, epsilon: float, gap: float, wanted: float) -> 
 
 
 def _cuts(parts: Any, x: float, width: float) -> tuple[tuple[float, float], ...]:
-    """Return a cut for each part, at the output where its likelihood ratio is e^x times the least ratio 1 - q."""
+    """Return a cut for each part, at the output where the part's likelihood ratio is e^x times its least, 1 - q."""
     cuts = []
     for part, _ in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())
@@ -181,7 +181,7 @@ def _cut(parts: Any, cuts: Any, side: int) -> list[SampledGaussian]:
 
 
 def without_largest(parts: Any, wanted: float, width: float) -> list[Any]:
-    """Return the parts without their largest outputs, which make M(c) huge and have probability about e^wanted."""
+    """Return the parts without their largest outputs. These outputs make M(c) huge, but have P-mass about e^wanted."""
     kept, spread = [], np.hypot(1.0, width)
     for part, count in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())
