@@ -140,8 +140,10 @@ def epsilon(
     given = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes, backend=backend)
     mechanism = require_mechanism("mechanism", mechanism)
     at, effort = np.asarray(check("delta", delta, DELTA_OR_ZERO)), Effort(given.rtol, given.memory_bytes)
+    question = MechanismQuestion("epsilon", mechanism, at, given.relation, effort, given.engine, attacks=True)
     with contextlib.nullcontext() if given.backend == "auto" else job(1, given.backend):
-        return answer(MechanismQuestion("epsilon", mechanism, at, given.relation, effort, given.engine, attacks=True))
+        found = answer(question)
+    return _below_infinity(question, found) if np.any(found.status == "width") else found
 
 
 @with_hints
@@ -352,14 +354,37 @@ def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: n
         due |= (infinite > 0.0) & (target > 0.0) & (np.abs(target - infinite) * LARGEST_SLACK <= wrong)
     for row in np.flatnonzero(due):
         one = element(mechanism, np.unravel_index(rows[row], batch_shape(mechanism)))
-        masses = [one.infinity_exactly(relation, side) for side in directions(mechanism, relation)]
-        if (relation == "replace_one" and not one.symmetric()) or any(mass is None for mass in masses):
+        left = [float(Fraction(target[row]) - mass) for mass in _masses_at_infinity(one, relation)]
+        if not left:
             continue
-        left = [float(Fraction(target[row]) - mass) for mass in masses if mass is not None]
         some = [parts.take(rows[[row]]) for parts in sides]
         again = _larger(question._replace(given=target[[row]], hint=None), some, left)
         for kept, new in zip(jax.tree.leaves(found), jax.tree.leaves(again), strict=True):
             kept[row] = new[0]
+
+
+def _masses_at_infinity(mechanism: Mechanism, relation: str) -> list[Fraction]:
+    """Return the exact mass at infinity of one configuration in each direction; [] if one of them is not known."""
+    if relation == "replace_one" and not mechanism.symmetric():
+        return []
+    masses = [mechanism.infinity_exactly(relation, side) for side in directions(mechanism, relation)]
+    known = [mass for mass in masses if mass is not None]
+    return known if len(known) == len(masses) else []
+
+
+def _below_infinity(question: MechanismQuestion, found: Bounds) -> Bounds:
+    """Return the answer with the status "mass_at_infinity" where delta is surely below the mass at infinity."""
+    shape, rows, given = flat(question)
+    lower, estimate, upper, status = (
+        np.array(x).reshape(-1) for x in (found.lower, found.estimate, found.upper, found.status)
+    )
+    status, certified = status.astype("<U16"), np.reshape(np.broadcast_to(found.kind, shape), -1) == "certified"
+    for row in np.flatnonzero((status == "width") & np.isinf(upper)):
+        one = element(question.mechanism, np.unravel_index(rows[row], batch_shape(question.mechanism)))
+        if max(_masses_at_infinity(one, question.relation), default=0) > Fraction(given[row]):
+            status[row], estimate[row], lower[row] = "mass_at_infinity", np.inf, np.inf if certified[row] else 0.0
+    low, mid, high, words = (x.reshape(shape) for x in (lower, estimate, upper, status))
+    return Bounds(low, mid, high, found.kind, words, found.engine)
 
 
 def _larger(question: MechanismQuestion, sides: list[Components], left: list[float] | None = None) -> Side:
