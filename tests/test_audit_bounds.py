@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from helpers import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -197,3 +198,16 @@ def test_bad_input_is_refused_in_one_line(call, words):
     with pytest.raises(InputError, match=words) as refusal:
         call()
     assert "\n" not in str(refusal.value)
+
+
+def test_scores_say_for_which_relation_they_bound_epsilon():
+    """Only the second of the two inequalities shows much here, and remove_one has only the first."""
+    absent, present = np.arange(200.0) / 100.0, np.full(200, 1.9)
+    ask = lambda relation: from_scores(absent, present, delta=1e-5, thresholds=[1.5], relation=relation)
+    found = {relation: ask(relation) for relation in ("add_or_remove_one", "zero_out", "remove_one", "add_one")}
+    assert all(each.relation == relation for relation, each in found.items())
+    assert found["remove_one"].epsilon < found["add_one"].epsilon == found["zero_out"].epsilon
+    assert "zero_out" in repr(found["zero_out"]) and "one" not in repr(found["add_or_remove_one"])
+    fitted = from_scores(absent, present, delta=1e-5, method="gaussian_fit", relation="zero_out")
+    assert fitted.relation == "zero_out"
+    assert "relation = 'replace_one'" in refusal(from_scores, absent, present, delta=1e-5, relation="replace_one")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ from jaxacct.core.validation import (
 )
 from jaxacct.mechanisms import Gaussian
 
+RELATIONS = ("add_or_remove_one", "zero_out", "remove_one", "add_one")
+"""Relations between the data with the canary and the data without it."""
 UNCONDITIONAL = "lower bound"
 """Kind of a bound that assumes nothing about the mechanism."""
 CONDITIONAL = "conditional: Gaussian DP"
@@ -85,12 +87,12 @@ def clopper_pearson(
     """
     error, delta = error_of(confidence), np.asarray(check("delta", delta, DELTA_OR_ZERO))
     (fpr, fnr), trials = _rates((false_positives, absent, false_negatives, present), 0.5 * error, delta)
-    choice("relation", relation, ("add_or_remove_one", "zero_out", "remove_one", "add_one"))
+    choice("relation", relation, RELATIONS)
     shown = lambda one, other: np.log(np.maximum(1.0 - delta - other, 1e-300)) - np.log(one)
     first = 0.0 if relation == "add_one" else shown(fpr, fnr)
     second = 0.0 if relation == "remove_one" else shown(fnr, fpr)
     found = np.maximum(np.maximum(first, second), 0.0)
-    return LowerBound(plain(found), plain(delta), confidence, plain(trials), "clopper_pearson")
+    return LowerBound(plain(found), plain(delta), confidence, plain(trials), "clopper_pearson", relation=relation)
 
 
 def gaussian_fit(
@@ -190,6 +192,7 @@ class LowerBound:
     kind : "lower bound"; or "conditional: Gaussian DP" for a statement that holds if the trade-off curve is a
         Gaussian's.
     mu : the Gaussian-DP parameter that a Gaussian fit found; otherwise None.
+    relation : the neighbouring relation for which the statement holds.
 
     References
     ----------
@@ -206,10 +209,12 @@ class LowerBound:
     method: str
     kind: str = UNCONDITIONAL
     mu: Leaf = None
+    relation: str = RELATIONS[0]
 
     def __repr__(self) -> str:
         trials = f"{self.trials:,}" if isinstance(self.trials, int) else str(self.trials)
         condition = "" if self.kind == UNCONDITIONAL else f", {self.kind}"
+        condition += "" if self.relation == RELATIONS[0] else f", {self.relation}"
         epsilon = np.array2string(np.asarray(self.epsilon), precision=6, threshold=8)
         return (
             f"LowerBound(epsilon >= {epsilon} at delta {self.delta}, confidence {self.confidence:g}, "
@@ -240,6 +245,7 @@ def from_scores(
     method: str = "clopper_pearson",
     thresholds: ArrayLike | None = None,
     held_out: float = 0.5,
+    relation: str = "add_or_remove_one",
 ) -> LowerBound:
     """Bound epsilon from below, from scores of independent runs without and with the canary.
 
@@ -256,6 +262,7 @@ def from_scores(
     thresholds : numbers chosen without looking at these scores.  The thresholds share the error 1 - confidence.
         By default the first part of each sample chooses one threshold, and only the other runs count as trials.
     held_out : in (0, 1); how large this first part is, as a share of the sample.
+    relation : as for `clopper_pearson`. A Gaussian fit holds for removing and for adding alike.
 
     Returns
     -------
@@ -273,11 +280,12 @@ def from_scores(
     """
     error_of(confidence)
     choice("method", method, ("clopper_pearson", "gaussian_fit"))
+    choice("relation", relation, RELATIONS)
     without, there = _sample("absent", absent), _sample("present", present)
     if thresholds is None:
         share = float(check("held_out", held_out, OPEN_PROBABILITY))
         first, second = (min(max(int(share * x.size), 1), x.size - 1) for x in (without, there))
-        cuts = np.array([_best(without[:first], there[:second], delta, confidence, method)])
+        cuts = np.array([_best(without[:first], there[:second], delta, confidence, method, relation)])
         without, there = without[first:], there[second:]
     else:
         cuts = np.atleast_1d(np.asarray(thresholds, np.float64))
@@ -285,11 +293,12 @@ def from_scores(
             raise InputError("thresholds must be a list of numbers, without NaN; leave them out to hold some runs out")
     false_positives, false_negatives = _errors(without, there, cuts)
     sizes = without.size, there.size
+    counts = (false_positives, sizes[0], false_negatives, sizes[1])
     if method == "gaussian_fit":
-        return gaussian_fit(false_positives, sizes[0], false_negatives, sizes[1], delta=delta, confidence=confidence)
+        return replace(gaussian_fit(*counts, delta=delta, confidence=confidence), relation=relation)
     each = 1.0 - error_of(confidence) / cuts.size
-    found = clopper_pearson(false_positives, sizes[0], false_negatives, sizes[1], delta=delta, confidence=each)
-    return LowerBound(float(np.max(found.epsilon)), float(delta), confidence, sum(sizes), method)
+    found = clopper_pearson(*counts, delta=delta, confidence=each, relation=relation)
+    return LowerBound(float(np.max(found.epsilon)), float(delta), confidence, sum(sizes), method, relation=relation)
 
 
 def _sample(name: str, values: Any) -> np.ndarray:
@@ -306,7 +315,9 @@ def _errors(absent: np.ndarray, present: np.ndarray, cuts: np.ndarray) -> tuple[
     return above, np.searchsorted(np.sort(present), cuts, side="right")
 
 
-def _best(absent: np.ndarray, present: np.ndarray, delta: float, confidence: float, method: str) -> float:
+def _best(
+    absent: np.ndarray, present: np.ndarray, delta: float, confidence: float, method: str, relation: str
+) -> float:
     """Return the threshold for which these scores give the largest bound."""
     from scipy.special import ndtri
 
@@ -318,7 +329,8 @@ def _best(absent: np.ndarray, present: np.ndarray, delta: float, confidence: flo
     cuts = np.unique(np.concatenate(tails))
     wrong = _errors(absent, present, cuts)
     if method == "clopper_pearson":
-        each = clopper_pearson(wrong[0], absent.size, wrong[1], present.size, delta=delta, confidence=confidence)
+        counts = (wrong[0], absent.size, wrong[1], present.size)
+        each = clopper_pearson(*counts, delta=delta, confidence=confidence, relation=relation)
         return float(cuts[np.argmax(each.epsilon)])
     half = 0.5 * error_of(confidence)
     fpr, fnr = upper_limit(wrong[0], absent.size, half), upper_limit(wrong[1], present.size, half)

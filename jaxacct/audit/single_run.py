@@ -237,7 +237,7 @@ class CurveTest(LowerBound):
 
     Parameters
     ----------
-    epsilon, delta, confidence, trials, method, kind, mu
+    epsilon, delta, confidence, trials, method, kind, mu, relation
         As in `LowerBound`.
     p_value : the p-value, rounded up.
     claim : the tested claim, in words.
@@ -294,7 +294,8 @@ def known_curve_test(
     at = np.broadcast_to(d, shape)
     epsilon = np.where(at > 0.0, epsilon_of_mu(mu, np.where(at > 0.0, at, 0.5)), np.where(mu > 0.0, np.inf, 0.0))
     trials = np.broadcast_to(m, shape).astype(np.int64)
-    fields = (plain(epsilon), plain(d), confidence, plain(trials), "one_run_curve", CONDITIONAL, plain(mu))
+    relation = claim.relation if isinstance(claim, Plan | Profile) else "add_or_remove_one"
+    fields = (plain(epsilon), plain(d), confidence, plain(trials), "one_run_curve", CONDITIONAL, plain(mu), relation)
     return CurveTest(*fields, plain(p_value), words(claim), guessed)
 
 
