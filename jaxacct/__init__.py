@@ -150,6 +150,6 @@ _HOMES = dict.fromkeys(__all__, "mechanisms") | {
     "sweep": "sweeps",
     **dict.fromkeys(("Verification", "verify"), "verification"),
 }
-"""Module of each public name, relative to `jaxacct`; the default is `mechanisms`."""
+"""Module of each public name, relative to `jaxacct`. Names that are not listed one by one are in `mechanisms`."""
 if not TYPE_CHECKING:  # a type checker that sees `__getattr__` would accept every misspelt name
     __getattr__, __dir__ = lazy_exports(__name__, _HOMES, "__version__")

@@ -53,30 +53,32 @@ from jaxacct.mechanisms.base import element, on_batch, require_mechanism, take_r
 from jaxacct.mechanisms.random_allocation import rounds_inside
 
 LARGEST_SLACK = 1e-3
-"""Engines are asked about a row only if the relative error of (delta minus the mass at infinity) is below this."""
+"""An engine's target is delta minus the mass at infinity. Engines are asked about a row only if the relative rounding
+error of this difference is below LARGEST_SLACK."""
 BLOCK = 100_000
 """Largest number of rows answered together. This many rows take about 1 GiB of memory."""
 ROUNDS_TOGETHER = 20
-"""Number of rounds of random allocation whose profiles are computed together, as fewer and larger arrays."""
+"""Largest number of rounds of random allocation whose profiles one call computes, in arrays over all these rounds."""
 ROWS_TOGETHER = 256
 """Largest number of configurations whose theorems are evaluated together. This limit bounds the memory."""
 BETWEEN_PAIRS = 7.0 / 9.0
-"""Estimate of where the truth lies between the lower pair's answer (0) and the upper pair's (1). For a smooth profile
-f that is known at points h apart, the upper pair's profile consists of chords, on average f'' h^2/12 above f. The lower
-pair's profile consists of continuations of the chords, on average 7 f'' h^2/24 below f."""
+"""Position of the estimate in a bracket from two pairs: 0 is the lower pair's answer, and 1 is the upper pair's. Let f
+be a smooth profile that is known at points with the distance h. The upper pair's profile consists of chords, on average
+f'' h^2/12 above f. The lower pair's profile consists of extended chords, on average 7 f'' h^2/24 below f.
+So f lies at (7/24)/(7/24 + 1/12)."""
 OK_WIDTH = {"epsilon": 1e-3, "delta": 5e-2}
-"""If the ends of a bracket come from two pairs of distributions, one above and one below the mechanism, the bracket is
-"ok" up to this relative width, even where rtol is smaller. Such brackets are rarely narrower than this."""
+"""Brackets whose ends come from two pairs (top of this file) are rarely narrower than this relative width. So up to
+this width their status is "ok", even if rtol is smaller."""
 WIDE = 8e-4
-"""A bracket of epsilon whose relative width exceeds this is computed again. The profiles of rounds of random
-allocation are then computed at more losses."""
+"""If the relative width of a bracket of epsilon exceeds both this and rtol, the profiles of the rounds of random
+allocation are computed at more losses, and then epsilon is computed again."""
 MOST_BY_LOSSES = 3e-3
-"""Largest relative width of a bracket of epsilon for which profiles are computed at more losses. A wider one is wide
-because the brackets of delta at the losses are wide, and more losses do not make them narrower."""
+"""Profiles are computed at more losses only if the relative width of the bracket of epsilon is at most this. A wider
+bracket comes from wide brackets of delta at the losses, and more losses do not make brackets of delta narrower."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
-"""Each relation with its directions exchanged. Relations that are not listed are symmetric."""
+"""For each listed relation, the relation with the two data sets exchanged. All other relations are symmetric."""
 _KERNEL = "jaxacct.kernels.contour"
-"""The module that an error message names to users who call from inside jit."""
+"""The module that an error message proposes to users who call `epsilon` or `delta` inside jit."""
 
 
 @with_hints

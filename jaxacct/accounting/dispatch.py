@@ -37,11 +37,11 @@ from jaxacct.mechanisms.loss_components import LEAST_SQUARE, Components
 COSTLY = 0.05
 """An engine that costs more CPU seconds for one configuration than this is asked only after all theorems."""
 WIDE = {"epsilon": 0.1, "delta": 0.5}
-"""Rényi accounting is tried for brackets of a larger relative width, since it does not improve narrower brackets."""
+"""Rényi accounting is tried only for brackets whose relative width exceeds this. It does not improve narrower ones."""
 ATOMS_TOGETHER = 1_000_000
-"""Largest number of atoms (losses with a mass) of all rows that are evaluated together. It limits the memory."""
+"""Largest number of atoms (losses with a mass), over all rows, that one call evaluates. This bounds the memory."""
 NO_RELATIVE_ACCURACY = 1e-300
-"""A bracket whose upper end is at most this counts as narrow: so small a delta has no relative accuracy in float64."""
+"""A bracket with an upper end up to this counts as narrow: in float64 such a small delta has no relative accuracy."""
 
 
 class Side(NamedTuple):

@@ -31,10 +31,10 @@ from jaxacct.mechanisms.base import holds_vectors, require_mechanism
 from jaxacct.mechanisms.loss_components import add_and_remove
 
 FIELD_STEP = 1e-5
-"""Relative step of a field in the central difference of the loss law. It is about the cube root of the unit roundoff,
-so that rounding and curvature cause errors of about the same size."""
+"""Relative step of a mechanism's numeric field, for the central difference of the loss law. The step is about the cube
+root of the unit roundoff, so that rounding and curvature cause errors of about the same size."""
 MOST_FIELDS = 400
-"""Largest number of fields for which a gradient is computed. The time is proportional to their number."""
+"""Largest number of fields for which a gradient is computed. The time is proportional to the number of fields."""
 
 
 @with_hints

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from jaxacct.engines.mixture import Ends, Row
 
 MEMORY_ALONE = 2**27
-"""Limit, in bytes, on the memory of a lattice that gives only an upper end, since it holds only the pair that dominates
-the mechanism. The limit allows 2^18 nodes."""
+"""Limit, in bytes, on the memory of a lattice for the upper pair alone. This lattice gives only an upper end. The limit
+allows 2^18 nodes."""
 
 
 class Attacked(MechanismEngine):
@@ -75,14 +75,14 @@ class Attacked(MechanismEngine):
 #     remove: delta(eps) = q H(1 + (a - 1)/q),        add: delta(eps) = k H(1 + (a - 1)/k) if k > 0, otherwise 0.
 
 UNITS = 32.0
-"""Bound on the rounding of a transformed eps or delta, in units of ROUNDOFF: up to four operations of a few units each.
-"""
+"""Bound on the relative rounding error of a number that a formula above gives, in units of ROUNDOFF. A formula has up
+to four operations with errors of a few units each."""
 SECTIONS = 16
-"""Number of points inside a bracket of epsilon at which each turn of the search evaluates delta."""
+"""Number of points inside a bracket of epsilon at which each turn of the search for epsilon evaluates delta."""
 LARGEST_EPSILON = 1e300
-"""Largest epsilon at which the delta of the releases from one sample is evaluated."""
+"""Largest epsilon at which delta without sampling is evaluated. At a larger epsilon the lower bound of delta is 0."""
 _SIDES = {"remove_one": ("remove",), "replace_one": ("remove",), "add_one": ("add",)}
-"""The direction that decides under each listed relation. Under other relations the larger direction decides."""
+"""The only direction that is evaluated under each listed relation. Under others both directions are."""
 _Ends = tuple[np.ndarray, np.ndarray]
 """A pair of arrays: lower ends, and upper ends."""
 
@@ -230,13 +230,13 @@ def _after_sampling(eps: np.ndarray, q: np.ndarray) -> np.ndarray:
 # A replaced record as a removed record and an added record
 
 WALK = 4
-"""The given eps or delta is split between the removal and the addition. The search for the best split begins at equal
-shares, and moves the removal's share at most this many steps up or down. All steps are equal: in eps, or in the log
-odds of the share of delta."""
+"""The given eps or delta is split between the removal and the addition. The search for the best split begins with two
+equal parts. It changes the removal's part by at most this many equal steps up or down. A step has a fixed size in eps
+if eps is split. If delta is split, a step has a fixed size in the log odds of the removal's share."""
 LEAST_REACH = 1.0
-"""The removal's part of eps is searched at least this far from eps/2, so that either part may be negative."""
+"""The removal's part of eps is searched at least this far from eps/2. So for a small eps one part may be negative."""
 WIDEST_LOG_ODDS = 12.0
-"""Largest log odds of a share of delta that is given to the removal: shares range from e^-12 to 1 - e^-12."""
+"""Largest log odds of the removal's share of delta. So the share ranges from about e^-12 to about 1 - e^-12."""
 
 
 class RemovedAndAdded(MechanismEngine):

@@ -31,12 +31,12 @@ Deltas = Callable[[np.ndarray, np.ndarray], Bounds]
 """Maps (epsilons of shape (K, n), indices of n rows) to certified deltas of shape (K, n), at any real epsilon."""
 
 NEAR = 2e-4
-"""The secant search ends at an eps if the normal quantiles of Q(loss > eps) and of the wanted false-positive rate
-differ by at most this."""
+"""The secant search ends at an eps if the normal quantile of Q(loss > eps) and the normal quantile of the wanted
+false-positive rate differ by at most this. Q is the second distribution of the dominating pair."""
 WIDTH = 0.0015
-"""Distance between neighbours of the three epsilons at which delta is evaluated, in standard deviations of the loss.
-The error of the middle epsilon (`NEAR`) is far smaller than WIDTH. The lower end of the true-positive rate is too low
-by about WIDTH^2."""
+"""Distance between neighbours of the three epsilons at which `rate_at` evaluates delta, in standard deviations of the
+loss. WIDTH is far larger than the error `NEAR` of the middle epsilon. The larger WIDTH is, the lower is the lower end
+of the true-positive rate: it is too low by about WIDTH^2."""
 LONGEST = 2.0
 """Longest step of the secant search, in standard deviations of the loss."""
 LEAST_DEVIATION, LARGEST_DEVIATION = 1e-9, 50.0
@@ -170,11 +170,11 @@ OK_WIDTH = 1e-4
 ADDED = 3
 """Number of tangents that each of the first ROUNDS rounds adds to a row."""
 KNOWN_WIDTH = 0.004
-"""Distance between neighbours of the three epsilons of `calibration.risks.by_tangents`, in standard deviations of the
-loss. The middle epsilon estimates the best eps (top of this file), with an error of half this distance."""
+"""Like `WIDTH`, but for `calibration.risks.by_tangents`. There the middle epsilon estimates the best eps (top of this
+file) with an error of half this distance, so the distance is larger than `WIDTH`."""
 NARROW = 2e-6
-"""A row is finished when its bracket of mu is relatively this narrow. Hardly any row gets narrower: `WIDTH` alone makes
-the lower end some 1.5e-6 too low."""
+"""A row is finished when the relative width of its bracket of mu is at most this. Hardly any bracket gets narrower,
+because the distance `WIDTH` between epsilons makes the lower end of mu some 1.5e-6 too low."""
 ROUNDING = 1e-13
 """Largest relative error that a computed normal quantile is assumed to have."""
 
@@ -186,8 +186,8 @@ class GaussianFit(NamedTuple):
     lines: np.ndarray
     """(3, K, n): eps, lower delta and upper delta of the tangents of the first round."""
     epsilon: np.ndarray
-    """(n,) the eps at which `delta + e^eps floor` is least. The tangent there gives the least bound of
-    the true-positive rate."""
+    """(n,), an estimate of the best eps for the false-positive rate `floor` (top of this file). It is four times
+    the estimate where `rate_at` finds no useful lower end."""
 
 
 def gaussian_fit(
@@ -362,8 +362,7 @@ REGRET_ROUNDS = 8
 VALUES_ADDED = 4
 """Number of values of delta that a round adds to a row."""
 REGRET_WIDTH = 1e-3
-"""A row is finished when its bracket's relative width is at most this, or its absolute width at most `NARROW_ABSOLUTE`.
-"""
+"""A row is finished when its bracket's relative width is at most this, or its width at most `NARROW_ABSOLUTE`."""
 NARROW_ABSOLUTE = 1e-7
 
 
@@ -435,7 +434,8 @@ def _cells(
 # Deltas of many runs, at several epsilons for each run, from one contour for each run
 
 DIRECTION_WIDTH, TOLERANCE = 0.25, 0.01
-"""The width of a bracket in one direction, and the contour's tolerance, each as a share of rtol."""
+"""Two relative sizes, in units of rtol: the width of delta's bracket in one direction, and the terms that the contour
+cuts off."""
 
 
 def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:

@@ -20,7 +20,7 @@ from jaxacct.training.step.step_function import Carried, Correlated, numbers_at,
 from jaxacct.training.step.step_mechanisms import WITH_PASS_KEYS
 
 REAL_MARK = 0
-"""Mark of an example of the data; a gradient canary's mark is its number, from 1."""
+"""Mark of an example of the data, and of a canary that is an example. A gradient canary has its number >= 1 as mark."""
 ABSENT_MARK = -1
 """Mark of a canary that does not take part."""
 RUNS_AT_ONCE = 256

@@ -20,9 +20,9 @@ from jaxacct.core.types import Leaf
 from jaxacct.core.validation import InputError
 
 REFUTED_MARK = "!!"
-"""Flag behind a refuted claim or curve."""
+"""Flag that the report prints after a refuted claim or curve."""
 CURVE = "trade-off curve"
-"""Kind of a claim that is a whole curve, and the heading of the table's column of p-values."""
+"""Kind of a claim that is a whole trade-off curve. The table's column of p-values has this heading, too."""
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from jaxacct.engines.devices import double_precision
 from jaxacct.selection import Attack, Law, output_law
 
 SELECTIONS_PER_CALL = 2**18
-"""Number of selections in one call of the compiled program; the calls are shared among all cores."""
+"""Number of selections that one call of the compiled program simulates. The calls are shared among all cores."""
 LONGEST_TABLE = 2**16
-"""Largest length of the table of the probabilities of K.  A K beyond the table is drawn by the quantiles of its law."""
+"""Largest K whose probability the table holds.  A K beyond the table is drawn by the quantiles of the law of K."""
 SEED_RANGE = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
 """Allowed seeds: 63 bits, from which keys are made."""
 

@@ -29,7 +29,7 @@ from jaxacct.selection.base_profile import upper_hull
 from jaxacct.training import Plan
 
 FARTHEST_EPSILON = 50.0
-"""Largest epsilon at which `claimed_lines` makes a line, even if the claimed delta is above 1e-15 there."""
+"""`claimed_lines` makes lines at epsilons from 0 to this, or to the epsilon with claimed delta 1e-15 if smaller."""
 DOWN = 1.0 - 8.0 * ROUNDOFF
 """Factor that rounds a result of a few operations down."""
 Inverse = Callable[[np.ndarray], np.ndarray]
@@ -38,7 +38,7 @@ Inverse = Callable[[np.ndarray], np.ndarray]
 F is the claimed curve: an event of probability x without the record has at most probability F(x) with it.
 """
 GUESSED = ("both", "in")
-"""Guesses that an audit makes: "both", that some canaries are in and others out; "in", only that some are in."""
+"""With "both" an audit guesses that some canaries are in and that others are out. With "in" it guesses only "in"."""
 
 
 def one_run_p_value(

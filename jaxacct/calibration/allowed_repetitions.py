@@ -38,7 +38,7 @@ from jaxacct.selection.mechanism import select
 FAMILIES = ("geometric", "truncated_negative_binomial", "logarithmic", "poisson", "point_mass")
 """Families of laws of K, the number of runs, that can be searched. The laws of a family differ in one number."""
 LARGEST_GAMMA = 1.0 - 1e-6
-"""Largest parameter gamma of a law of K that is searched. E[K] is then about 1 + 5e-7 (1 + eta), with the law's eta."""
+"""Largest gamma that is searched. E[K] is then about 1 + 5e-7 (1 + eta). gamma and eta are parameters of K's law."""
 LARGEST_MEAN = 1e6
 """Largest E[K] that is searched, in every family of laws. Nobody trains that many candidates."""
 

@@ -32,7 +32,8 @@ from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism, rows_in, take_rows
 
 ROUGH = 0.9, 0.05
-"""Two values of rtol for epsilon at the ends of the bracket. The second is for rows that the first leaves undecided."""
+"""Values of rtol for epsilon at the two ends of the bracket. The second value is for rows in which the first one does
+not show at which end epsilon is smaller."""
 LADDER = 1e-9, 1e9
 """Smallest and largest value that is tried where no bracket is given."""
 

@@ -42,15 +42,15 @@ from jaxacct.mechanisms.dp_sgd_run import NUMBERS, dp_sgd
 
 ORDER = ("noise_multiplier", "sampling_probability", "steps")
 TOLERANCE = 3e-7
-"""Size, relative to delta, of the terms that the contours of the fast solves leave out."""
+"""The contours of the fast solves (top of this file) leave out terms of this size, relative to delta."""
 PLAIN = contour.LADDER[:2]
-"""Contour sizes ("rungs": numbers of points and nodes) on which the plain solve is tried in turn."""
+"""Sizes of the plain contour that are tried in turn if epsilon is the target. Each is a `contour.Rung`."""
 PLAIN_FOR_DELTA = contour.LADDER[:3]
-"""Contour sizes tried in turn where delta is the target. Near eps = 0 the integrand decays slowly, and more nodes
-are needed."""
+"""Sizes of the plain contour that are tried in turn if delta is the target. There is one more size than in PLAIN,
+because the integrand decays slowly near eps = 0 and needs more nodes."""
 NEARLY = 1.5
-"""A solution is accepted if it needs at most this many times the nodes of its contour, since the number of
-nodes needed is only an estimate."""
+"""A solution may need up to this many times the nodes of its contour, because the number of needed nodes is only an
+estimate. On the plain contour this is allowed only if delta is the target."""
 RATE_RANGE = (1e-12, 1.0)
 """Smallest and largest sampling probability that are searched."""
 MAX_STEPS = 10**9
@@ -70,7 +70,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
 """The risks that can be the target of a calibration, each with the settings that belong to it."""
 TARGETS = tuple(BESIDE)
 USUAL_FLOOR = 1e-10
-"""Default of `above_fpr`."""
+"""Default of `above_fpr`, the least error rate at which mu of Gaussian DP must hold."""
 RISK_RULES: dict[str, Constraint] = dict.fromkeys((*TARGETS[:5], "at_fpr", "prior", "baseline"), OPEN_PROBABILITY) | {
     "target_mu": POSITIVE,
     "above_fpr": FLOOR,

@@ -61,11 +61,12 @@ from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 
 LOWER_ENDS = (0.02, 1e-4), (0.1, 1e-3)
-"""Two attempts at a lower bound of a true-positive rate. Each is a pair: the assumed distance of eps from the best eps,
-in standard deviations of the loss, and the rtol of delta. The lower bounds are some 0.05 % and 1 % below the rate."""
+"""Two attempts at a lower bound of a true-positive rate. Each attempt is a pair: the distance between the three eps at
+which delta is evaluated, in standard deviations of the loss, and the rtol of delta. The two lower bounds are some
+0.05 % and 1 % below the rate."""
 Risk = tuple[BestValues, np.ndarray, np.ndarray]
-"""A triple: the best values; the lower bounds, estimates and upper bounds of the risk as one array (3, n); the eps from
-which the risk follows."""
+"""A triple. First come the best values. Second comes the risk at these values, as an array (3, n) of lower bounds,
+estimates and upper bounds. Third comes the eps from which the risk follows."""
 
 
 def calibrated_to_risk(
@@ -264,10 +265,9 @@ class RateSolve(NamedTuple):
     rung: np.ndarray
     """Index of the contour size (in PLAIN_FOR_DELTA) on which each row was solved."""
     fits: np.ndarray
-    """Whether the contour has enough nodes for the eps that was found. If not, this eps is only a guess. A contour of n
-    nodes counts as having enough where up to 1.5 n (`NEARLY` n) are needed."""
+    """Whether the eps found needs at most `NEARLY` times the contour's nodes. If not, this eps is only a guess."""
     close: np.ndarray
-    """Whether the noise is accurate enough to be certified unchanged."""
+    """Whether the certified search can start at this noise. If not, the noise is solved for again."""
 
 
 def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[BestValues, np.ndarray]:
@@ -321,9 +321,9 @@ def _at_rate(goal: Goal, epsilon: np.ndarray, rate: np.ndarray, fpr: np.ndarray)
 
 
 ATTEMPTS = ((8, TOLERANCE), (14, TOLERANCE), (14, 1e-11))
-"""For each contour size in PLAIN_FOR_DELTA: the number of the kernel's steps on the contour integral, and the size of
-terms that may be cut off, relative to an approximate delta. The last pair is for rows whose approximation is poor.
-"""
+"""For each contour size in PLAIN_FOR_DELTA: the number of steps that the kernel takes on the contour integral, and the
+size of the terms that the contour may cut off, relative to an approximate delta. The last size is small, because the
+approximation is poor in the rows that get to the last pair."""
 
 
 @np.errstate(all="ignore")  # guesses that are NaN are not used
@@ -409,16 +409,16 @@ def _by_rounds(
 
 
 TRIES = ((1, 1e-2), (4, 1e-8))
-"""For each try: a factor for the numbers of tangents, and the contour's tolerance divided by the bracket's width.
+"""Two tries at a bracket of mu: each is the pair (`times`, `tolerance`) for `by_tangents`.
 
-A nearly Gaussian run needs many tangents, since its mu hardly falls as the rate rises.  If losses are rare and large,
-the terms that the contour cuts off are far larger than the saddle point approximation shows.  A smaller tolerance then
-helps.
+The second try is made if the first bracket is too wide.  A nearly Gaussian run needs more tangents, because
+its mu hardly falls as the false-positive rate rises.  A run with rare and large losses needs a smaller tolerance,
+because the contour cuts off far larger terms than the saddle point approximation shows.
 """
 BELOW, ABOVE = 53, 8
-"""Numbers of tangents below and above the estimated best eps. Some lie above, since the estimate may be too low."""
+"""Numbers of tangents at eps below and above the estimated best eps. The best eps may be above its estimate."""
 FARTHEST = 0.12
-"""The largest eps of a tangent is 1 + FARTHEST times the estimated best eps."""
+"""The largest eps of a tangent is (1 + FARTHEST) times the estimated best eps."""
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:

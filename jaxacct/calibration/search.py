@@ -22,15 +22,14 @@ from jaxacct.core.progress import waiting
 CLAIMED = ("ok", "not_binding", "loose")
 """Statuses of a value whose certified epsilon meets the target."""
 AIM = 0.15
-"""Fast solves aim at this distance below the target, in units of rtol, so that certified epsilons usually meet the
-target."""
+"""Fast solves aim AIM * rtol (relatively) below the target, so that the certified epsilon usually meets the target."""
 USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
-"""First guesses of the slope d log(epsilon)/dx, where epsilon falls as x = log(value) grows and where it rises."""
+"""First guesses of d log(epsilon)/dx, where x = log(value): the first if epsilon falls in x, the second if it rises."""
 LARGEST_EXCESS = 8.0
-"""Largest magnitude of log(epsilon/target) that is used. An unknown epsilon counts as a logarithm of this size."""
+"""Bound to which |log(epsilon/target)| is clipped. If epsilon is unknown, the logarithm counts as LARGEST_EXCESS."""
 WIDE = 0.1
-"""Relative width above which a bracket is wide. For a wide bracket the search ends once epsilon is below the target by
-at most a tenth of the bracket's width, or x = log(value) is known to within a tenth of rtol."""
+"""A bracket of epsilon with a larger relative width is wide. With wide brackets the search ends sooner: once epsilon is
+below the target by less than WIDE times the bracket's width, or log(value) is known to within WIDE * rtol."""
 AT_LIMIT = 1e-12
 """A value counts as a limit of the search if log(value) and log(limit) differ by less than this."""
 
@@ -50,19 +49,17 @@ class Search(NamedTuple):
     falls: np.ndarray
     """Whether epsilon falls as the value grows."""
     rtol: float
-    """A row is finished once the upper end of its epsilon is at most 0.5 * rtol * scale below the target. `scale` is
-    the target itself unless it is given."""
+    """A row is finished once the upper end of its epsilon is below the target by at most 0.5 * rtol * `scale`."""
     closest: float = 1e-12
-    """A row is also finished if the logarithms of its best value and of a value that does not hold differ by less than
-    this."""
+    """A row is also finished once two values differ by less than this in log(value), and only one of them holds."""
     whole: bool = False
     """Whether values are whole numbers."""
     infeasible: str = "infeasible"
     """Status of a row in which no value holds."""
     privates_first: np.ndarray | None = None
-    """Rows in which the limit that protects least is tried first; none by default."""
+    """Mask of the rows in which the search first tries the limit that protects least. None stands for no row."""
     scale: np.ndarray | None = None
-    """The unit of distances from the target, row by row. None stands for the target itself, which suits epsilon."""
+    """Unit of the distances between epsilon and the target, row by row. None stands for the target itself."""
     says_best: bool = True
     """Whether one more value may be evaluated to show that the found value is the best."""
     all_there_is: bool = False
@@ -89,8 +86,8 @@ class BestValues(NamedTuple):
 
     value: np.ndarray
     status: np.ndarray
-    """One of "ok" (shown to be the best), "not_binding" (the limit that protects least holds), "loose" (holds, but is
-    not shown to be the best), or a status that begins with "infeasible"."""
+    """One of "ok" (the value is shown to be the best), "not_binding" (the limit that protects least meets the target),
+    "loose" (the value meets the target, but is not shown to be the best), or a status that begins with "infeasible"."""
     lower: np.ndarray
     estimate: np.ndarray
     upper: np.ndarray
@@ -99,7 +96,7 @@ class BestValues(NamedTuple):
     """`Bounds.status` of the certified epsilon, such as "ok" or "width"; where no value holds, the same as `status`."""
     engine: np.ndarray
     shown: np.ndarray
-    """Whether the value is shown to be the best one (`_judged`)."""
+    """Whether the value is shown to be the best one (see `_judged`)."""
 
     def bounds(self, shape: tuple[int, ...]) -> Bounds:
         """Return the certified epsilon at the values, as Bounds of a shape."""

@@ -12,7 +12,7 @@ import socket
 ADDRESS = "127.0.0.1"
 """The loopback address: no other machine can reach the page."""
 PORTS = range(8501, 8601)
-"""Ports that are tried in turn if the user names none; 8501 is streamlit's default."""
+"""Ports that are tried in turn if the user names none. The first one is streamlit's default."""
 
 
 def run(options: argparse.Namespace) -> int:

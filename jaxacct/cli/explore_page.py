@@ -59,12 +59,12 @@ SLIDERS = {
     "group": (1, 100, "1"),
     "delta": (1e-12, 0.01, "1e-5"),
 }
-"""The ends of each number's slider, and the number's first value. The box beside a slider takes other numbers, too."""
+"""The lower and upper end of each number's slider, and the number's initial value. The box takes other numbers, too."""
 FIRST = {name: first for name, (_, _, first) in SLIDERS.items()}
 FIRST |= {"runs": "1", "sampling": "poisson", "rate": "batch_size", "length": "epochs"}
-"""The first value of every setting."""
+"""The initial value of every setting."""
 CHOICES = {"sampling": SAMPLING, "rate": RATES, "length": LENGTHS}
-"""Settings that are chosen from a list: the batch rule, and which numbers give the batch size and the length."""
+"""Lists from which the user chooses: the batch rule, and the numbers that set the batch size and the length."""
 LABELS = {
     "delta": "$\\delta$ of the guarantee",
     "sampling": "batch rule",
@@ -77,7 +77,7 @@ POINTS = 25
 FPR = np.unique(np.concatenate([[1e-4, 1e-3, 0.003, 0.01, 0.03], np.linspace(0.0, 1.0, 21)]))
 """False positive rates at which a trade-off curve is computed."""
 TICK, PATIENCE = 0.05, 0.4
-"""Seconds between two checks for an answer; seconds after which the page shows progress."""
+"""The page checks for an answer every TICK seconds. It shows progress after PATIENCE seconds."""
 PARTS = ("lower", "estimate", "upper", "kind", "status", "engine")
 """Names of the fields of an answer."""
 KEPT = 200
@@ -444,7 +444,7 @@ def take_away(stem: str, canvas: Any, frame: pd.DataFrame) -> None:
 
 SHOW: dict[str, Callable[[Any], None]]
 SHOW = {"epsilon over the steps": show_steps, "trade-off curve": show_tradeoffs, "risks": show_risks}
-"""How answers are drawn; an epsilon is shown by `show_epsilon`."""
+"""For each question but "epsilon", the function that draws the answers. `show_epsilon` draws an epsilon."""
 
 
 def first_answer() -> None:

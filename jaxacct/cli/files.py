@@ -171,7 +171,7 @@ def _answer(bounds: Bounds) -> dict[str, Any]:
 
 
 _COUNTED = {"fixed_batches": "passes", "random_allocation": "rounds", "cyclic_poisson": "passes", "fixed_order": "runs"}
-"""For each way of sampling whose releases a ledger does not count in steps, the unit of the count."""
+"""Ways of sampling for which a ledger does not count steps, each with what is counted instead."""
 
 
 def _ledger_text(report: dict[str, Any]) -> str:

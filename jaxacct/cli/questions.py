@@ -47,7 +47,7 @@ SECONDS = 60.0
 """Default time limit of `jaxacct verify` for each configuration, in seconds."""
 
 Run = Callable[[int], Mechanism]
-"""A function from a row's number to the row's mechanism, for tables whose columns do not describe mechanisms."""
+"""Given a row's number, return the row's mechanism. Needed for tables whose columns do not describe mechanisms."""
 
 
 def _fields(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

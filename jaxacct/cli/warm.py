@@ -22,14 +22,15 @@ from jaxacct.engines import backend, programs
 from jaxacct.mechanisms import dp_sgd
 
 PURPOSES = {"sweep": ("xla",), "training": ("auto",), "all": ("xla", "auto")}
-"""Values of --for, with the backends that each value warms.
+"""Values of --for, each with the backends whose programs it compiles.
 
-Large sweeps take XLA.  Plans and ledgers ask few questions, for which a CPU compiles nothing.
+Large sweeps run on XLA.  Plans and ledgers ask few questions.  For these "auto" compiles nothing on a CPU.
 """
 NOISE, RATE, STEPS = (0.3, 1.0, 100.0), (1e-5, 1e-3, 0.1), (10_000, 10_000_000)
 """Noise multipliers, sampling probabilities and steps of the questions for epsilon and delta.
 
-In some questions a record takes part in few batches, in others in many.  So together they need programs of every size.
+In some of these questions a record takes part in few batches, and in others it takes part in many.  Together the
+questions therefore need programs of every size.
 """
 DELTA, EPSILON = (1e-3, 1e-20), (0.1, 3.0)
 """Deltas at which epsilon is asked for, and epsilons at which delta is asked for."""
@@ -39,7 +40,7 @@ KNOWN: dict[Callable[..., object], tuple[tuple[float, float], ...]] = {
     noise_rate_steps.calibrate_noise_multiplier: tuple(itertools.product(RATE, (100, 10_000))),
     noise_rate_steps.calibrate_steps: tuple(itertools.product((0.7, 2.0), (1e-3, 0.1))),
 }
-"""For each calibration, the pairs of numbers that it is given besides its targets."""
+"""Each calibration's known parameters: (sampling probability, steps), or (noise multiplier, sampling probability)."""
 
 Question = Callable[[], object]
 

@@ -21,7 +21,7 @@ from jaxacct.core.validation import InputError
 _CONSTANTS = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], np.uint32)
 """Constants of ChaCha20: the text "expand 32-byte k" as four words."""
 _BITS, _SPLIT, _FOLD_IN, _SEED, _NOISE = range(5)
-"""Last word of the nonce for each purpose, so that no two purposes share a block of the keystream."""
+"""Purposes of the keystream. The purpose is the last word of the nonce, so no two purposes share a block."""
 _TURNS = {by: (np.arange(4) - by) % 4 for by in range(-3, 4)}
 """For each shift from -3 to 3, the indices that rotate four rows down by this shift.
 
