@@ -214,7 +214,7 @@ def logs_of(
 
 
 def integrand_at(law: LossLaw, contour: Contour, points: int, count: int) -> tuple[Integrand, Quadrature]:
-    """Evaluate the integrand on grids of `points` points at `count` nodes."""
+    """Evaluate the integrand at `count` nodes of the contour, by quadratures in u with `points` points each."""
     xp = namespace(law.gauss_n, contour.c)
     h, index = 2.0 * xp.pi / contour.period, xp.arange(count)
     t = h[..., None] * index
@@ -223,7 +223,8 @@ def integrand_at(law: LossLaw, contour: Contour, points: int, count: int) -> tup
     logs = logs_of(law, contour, parts, made_from.bulk, made_from.jump, t)
     keep_bulk = contour.windows.keep_bulk
     rise, log_norm = split_parts.rise_and_norm(law, keep_bulk, parts.log_bulk, parts.log_jump)
-    # e^R - (1 - keep_bulk), divided by e^{max(r, 0)}, where R = log prod (1 + B/A)^n and r is the real part of R
+    # `re` and `im` are the real and imaginary part of (e^R - (1 - keep_bulk))/e^{max(r, 0)}. R is log prod (1 + B/A)^n,
+    # and r is the real part of R.
     r, top = logs.rise, xp.maximum(logs.rise, 0.0)
     half = 2.0 * xp.sin(0.5 * logs.rise_turn) ** 2
     less = xp.expm1(-xp.abs(r))
@@ -240,7 +241,7 @@ def integrand_at(law: LossLaw, contour: Contour, points: int, count: int) -> tup
 
 
 def needed(law: LossLaw, contour: Contour, grids: Grid) -> Array:
-    """Return how many points and how many nodes suffice to follow the integrand until its terms are negligible."""
+    """Estimate how many quadrature points and how many contour nodes would make the certificate narrow, (2,)."""
     xp = namespace(law.gauss_n, grids.u)
     rise = xp.max(grids.loss[..., -1] - grids.loss[..., 0], axis=-1)
     turns = contour.nodes_needed * rise / contour.period
@@ -324,14 +325,14 @@ def _rounds(
     none = xp.zeros(start.shape, int)
     if xp is np:
         first = again(none, start)
-    else:  # all rounds share one trace
+    else:  # the first round also runs in the loop, so that the compiled program has `again` only once
         shapes = jax.eval_shape(again, none, start)
         first = jax.tree.map(lambda x: xp.zeros(x.shape, x.dtype), shapes)._replace(value=start)
     return iterate(xp, lambda carry: carry.count < rounds, lambda carry: again(*carry[:2]), first)
 
 
 def _first(law: LossLaw, log_delta: Array, log_tol: Array) -> Array:
-    """Return the saddle point approximation of eps, without the outcomes that are too rare to matter."""
+    """Return the saddle point approximation of eps. For remove, outcomes that are too rare to matter are left out."""
     xp = namespace(law.gauss_n, log_delta)
     one = xp.ones_like(law.sign)
     high = xp.where(
@@ -359,12 +360,12 @@ def epsilon(
     count: int,
     rounds: int,
 ) -> Bracketed:
-    """Bracket `inf {eps : delta(eps) <= delta}`, which must be positive, for a delta between two bounds."""
+    """Bracket eps = `inf {eps : delta(eps) <= delta}`, given bounds of log delta. This eps must be positive."""
     xp = namespace(law.gauss_n, log_delta_low)
     log_delta_low, log_delta_high, log_tol, *known = _together(law, log_delta_low, log_delta_high, log_tol, *start)
     value, trust = known
     guess = xp.clip(_first(law, log_delta_low, log_tol), LEAST_EPSILON, LARGEST_EPSILON)
-    # a guess below 1e-11 may have been clipped at LEAST_EPSILON, so a larger starting value may still be right
+    # A guess below 1e-11 may come from the clip at LEAST_EPSILON. So it does not limit the starting value from above.
     likely = (value * trust > guess) & ((value < guess * trust) | (guess < 1e-11))
     found = _rounds(
         law,
@@ -388,7 +389,7 @@ def _certified(law: LossLaw, found: _Round, log_delta_low: Array, log_delta_high
     rate = xp.maximum(rate, 1e-3 / solution)  # a rate that is too low makes the bracket wide, but never false
     above = solution + MARGIN * (xp.maximum(high - log_delta_low, 0.0) + grain) / rate
     below = solution - MARGIN * (xp.maximum(log_delta_high - low, 0.0) + grain) / rate
-    below = xp.where(below > 0, below, xp.inf)  # only a positive bound is used
+    below = xp.where(below > 0, below, xp.inf)  # `certified` rejects inf, so only a positive bound is used
     both = xp.stack([below, above])
     bounds = ends(integrand, certificate, both)
     lower, lower_ok, upper, upper_ok = core.certified(both, bounds, log_delta_low, log_delta_high)
@@ -404,9 +405,9 @@ def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, c
 def delta_about(
     law: LossLaw, eps: Array, around: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
 ) -> Bracketed:
-    """Bracket log delta at the K values `around`, on one contour placed for `eps`.
+    """Bracket log delta at the K values of eps in `around`, on one contour that is placed for `eps`.
 
-    The brackets hold wherever `around` lies. They are narrow where it is near `eps`.
+    Every bracket holds. A bracket is narrow only if its value in `around` is near `eps`.
     """
     xp = namespace(law.gauss_n, eps)
     found, _ = _placed(law, eps, start, log_tol, points, count, rounds)
@@ -433,7 +434,7 @@ def _placed(
 
 
 def _at(law: LossLaw, found: _Round, eps: Array, middle: Array, points: int) -> Bracketed:
-    """Return the bracket of log delta on a contour, at one eps, or at several eps on a new first axis."""
+    """Bracket log delta at eps, on the contour of `found`. A new first axis of eps may hold several values."""
     xp = namespace(law.gauss_n, eps)
     certificate = certify(law, found.placed, found.integrand, found.made_from, points)
     lower, upper = ends(found.integrand, certificate, eps)
@@ -447,14 +448,14 @@ class Certificate(NamedTuple):
     common: Array  # bound on the error of K(c); the factor e^{K(c)} is common to all nodes
     slack: Array  # (count,) bound on the error of the integrand at each node, relative to e^{K(c)}
     tail: Array  # bound on the sum of the terms that were cut off, divided by Z = e^{K(c) - c eps}
-    images_at: Array  # abscissa of the Chernoff bound for images to the right
+    images_at: Array  # abscissa of the Chernoff bound for images at larger eps
     images_log: Array  # logarithm of the Chernoff bound at `images_at`, for eps = 0
     remainder: Remainder
     needs: Array  # numbers of quadrature points and contour nodes that would make the certificate narrow
 
 
 class _OnAxis(NamedTuple):
-    """Values and Chernoff bounds for t = 0, from grids that are evenly spaced in u."""
+    """A(c), B(c) and Chernoff bounds, all for t = 0, from grids that are evenly spaced in u."""
 
     even: Grid  # evenly spaced grids of the J sampled Gaussians, for the tilt by the contour's abscissa c
     parts: TiltedParts  # bulk and jumps on these grids
@@ -467,8 +468,8 @@ class _OnAxis(NamedTuple):
 def _on_the_axis(law: LossLaw, placed: Placement, points: int) -> _OnAxis:
     """Bound the periodic images, and the contribution of bulk compositions, by Chernoff's bound.
 
-    One call bounds the errors on all grids, so that JAX traces it once.  The first axis is for two kinds of grids: for
-    the contour, and for bulk compositions.  The second axis is for two abscissae of each kind.
+    All grids are stacked, so that JAX traces the error bounds once.  In `parts` and `found`, the first axis is for two
+    kinds of grids: for the contour, and for bulk compositions.  The second axis is for two abscissae of each kind.
     """
     xp = namespace(law.gauss_n, placed.contour.c)
     contour, choice = placed
@@ -498,7 +499,8 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     axis = _on_the_axis(law, placed, points)
     step_laws, at, furthest = steps_of(law, windows.low, windows.high), c[..., None], t_max[..., None]
     steps = split_parts.step_errors(step_laws, at, grids, parts, furthest)
-    # from here on `steps` bounds a quotient's error; so far it bounded the errors of numerator and denominator
+    # So far `steps` bounds the errors of A(z) and of A(c), relative to A(c), and the same for B. From here on it bounds
+    # the errors of the quotients A(z)/A(c) and B(z)/B(c).
     steps = xp.where(steps < 0.5, 2.0 * steps / (1.0 - xp.minimum(steps, 0.5)), split_parts.USELESS)
     part_errors, at_c = [], []
     off = rounding_errors(step_laws, at, grids, parts, furthest, core.depth(points, count))
@@ -515,7 +517,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     ratio = xp.exp(odds)[..., None] * jumps / ceilings
     most = composed(n, log1p(ratio))
     fallen = xp.exp(-most)
-    gain = -xp.expm1(-most) + keep_bulk[..., None] * fallen  # bounds 1 - (1 - keep_bulk)/prod (1 + B/A)^n
+    gain = -xp.expm1(-most) + keep_bulk[..., None] * fallen  # 1 - (1 - keep_bulk)/prod (1 + ratio)^n
     units = ROUNDOFF * (16.0 + n.shape[-1])
     moved = composed(n, (part_errors[0] + units * xp.hypot(*bulk)) / ceilings)
     jumped = composed(n, ratio / (1.0 + ratio) * (part_errors[1] / jumps + 2.0 * units))
@@ -530,7 +532,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     size = xp.abs(integrand.k0) + xp.sum(n * xp.abs(parts.log_bulk), axis=-1) + law.mu2 * c * (c + 1.0) + rise + 30.0
     common = split_parts.FIRST_ORDER * (xp.sum(n * at_c[0], axis=-1) + ratio_error) + units * size
     left_out = split_remainder.bounds(law, windows, choice, integrand.far, axis.bulk_at, axis.bulk_log, points)
-    # the decay is bounded anew: the contour was placed by a decay from a coarse grid, without error bounds
+    # Bound the decay again. The decay that placed the contour comes from a coarse grid and has no error bounds.
     beyond = split_parts.decay_beyond(law, windows, axis.even, axis.parts, axis.errors, c, integrand.k0, t_max)
     beyond = beyond + xp.log(xp.pi * (t_max - 0.5 * integrand.h))
     needs = needed(law, contour, grids)
@@ -556,14 +558,14 @@ def ends(integrand: Integrand, certificate: Certificate, epsilon: Array) -> tupl
     low = z * least * xp.where(least > 0, down, up) - split_remainder.OUTWARD * images * up + far
     log_low, log_high = (xp.log(xp.maximum(x, 1e-300)) for x in (low, high))
     margin = 16.0 * ROUNDOFF * (xp.abs(log_z) + xp.abs(integrand.c * epsilon) + 8.0)
-    # the integral is at least 0, so a negative upper bound is wrong, and nothing is claimed
+    # A negative upper bound would contradict the integral, which is at least 0. Then neither bound is used.
     certain = (value + both >= 0.0) & (high < xp.inf)
     low = xp.where(certain & (low > 1e-300), log_low - margin - 8.0 * ROUNDOFF * xp.abs(log_low), -xp.inf)
     return low, xp.where(certain, log_high + margin + 8.0 * ROUNDOFF * xp.abs(log_high), xp.inf)
 
 
 def _window_rounding(distance: Array, blur: Array) -> tuple[Array, Array]:
-    """Bound the rounding of log w, in units of 2^-53, and |d log w/du|; `distance` is positive where w is near 1."""
+    """Bound, for w = Phi(distance/blur), the rounding error of log w, in units of 2^-53, and |d log w/du|."""
     xp = namespace(distance)
     x = xp.clip(distance / blur, -40.0, 9.0)
     return 20.0 + 6.0 * xp.minimum(x, 0.0) ** 2, xp.where(x < 8.5, xp.maximum(-x, 0.0) + 1.0, 0.0) / blur
@@ -573,8 +575,8 @@ class _Units(NamedTuple):
     """Bounds of rounding errors, for each of the X terms in the sum of one part (bulk or jumps)."""
 
     own: Array  # (X,) error of the logarithm of each weight, in units of 2^-53
-    turned: Array  # (X,) error of each loss L, in units of 2^-53; t times it bounds the error of the angle of e^{itL}
-    doubt: Array  # largest error of the logarithm of any weight, not in units of 2^-53
+    turned: Array  # (X,) error of each loss L, in units of 2^-53; the angle of e^{itL} is off by t times this error
+    doubt: Array  # 2^-53 times the largest entry of `own` whose weight is positive
 
 
 def _units(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> tuple[_Units, _Units]:
@@ -626,7 +628,7 @@ def weight_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Ar
 def rounding_errors(
     steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array, depth: float
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
-    """Return the three bounds of `gaussian_errors._rounding_errors`, once for the bulk and once for the jumps."""
+    """Bound the rounding errors of r/t, of r = A(c+it)/A(c) - 1 and of log A(c), for 0 < t <= t_max. Same for B."""
     xp = namespace(nodes.u, c, t_max)
     size = xp.abs(nodes.loss)
 

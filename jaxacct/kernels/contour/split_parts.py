@@ -7,13 +7,14 @@ The bulk lies below `low`, the far tail above `high`, and the jumps between them
 
 w1 is called the low window, and w2 the far window.  P is the density of u, and L its privacy loss.  The likelihood
 ratio is mix = 1 - q + q e^y, with y = u/sigma - 1/(2 sigma^2).  The contour integrates
-`prod (A+B)^n - (1 - keep_bulk) prod A^n`: the compositions without a step in the far tail.  If keep_bulk is 0, the bulk
-compositions, which have no jump either, are left out.  The windows are entire functions, so that the trapezoid rule
-stays exponentially accurate.  The nodes of the rule are equidistant in `v = u + warp L(u)`.  So they are close in u
-where the loss is steep, and one point per turn suffices to follow e^{itL}.
+`prod (A+B)^n - (1 - keep_bulk) prod A^n`.  `prod (A+B)^n` stands for all compositions without a step in the far tail.
+`prod A^n` stands for the bulk compositions, in which every step is in the bulk.  They are left out if keep_bulk is 0.
+The windows are entire functions, so that the trapezoid rule stays exponentially accurate.  The nodes of the rule are
+equidistant in `v = u + warp L(u)`.  So they are close in u where the loss is steep, and one point per turn suffices to
+follow e^{itL}.
 
-Bounds of the errors of A and B follow: of the quadrature, of the terms beyond the cut-off in t, and of the periodic
-images.  The errors of A are relative to A(c), and the errors of B to B(c) (kernels/README.md, sections 1, 2 and 6).
+This file also bounds the quadrature errors of A, relative to A(c), and of B, relative to B(c).  And it bounds the terms
+beyond the cut-off in t, and the periodic images (kernels/README.md, sections 1, 2 and 6).
 """
 
 from collections.abc import Callable, Sequence
@@ -90,8 +91,8 @@ class TiltedParts(NamedTuple):
 
     bulk: Array  # (X,) weights of the bulk, which sum to one
     jump: Array  # (X,) weights of the jumps, which sum to one
-    log_bulk: Array  # log A(c)
-    log_jump: Array  # log B(c)
+    log_bulk: Array  # log A(c): the logarithm of the sum of the bulk's weights before they are normalised
+    log_jump: Array  # log B(c), the same for the jumps
 
 
 def low_blur(sigma: Array) -> Array:
@@ -105,7 +106,7 @@ def high_blur(sigma: Array) -> Array:
 
 
 def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
-    """Return the ends, in u, of a grid that goes beyond the far window (remove) or holds the tilted law (add)."""
+    """Return both ends of a grid in u. For remove it reaches beyond the far window. For add it holds the tilted law."""
     sigma, q, sign, _, high = steps
     xp = namespace(sigma, high, c)
     # At `last` the far window is below 1e-60. So a tilted law, times the far window, has a mass of less than e^-45
@@ -125,7 +126,7 @@ def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
 
 
 def grid(steps: Steps, c: Array, nodes: int, frequency: Array | None = None, stop: Array = np.inf) -> Grid:
-    """Place `nodes` points up to u = `stop`: evenly spaced, or resolving e^{itL} for every t <= `frequency`."""
+    """Place `nodes` points up to u = `stop`: evenly spaced, or if `frequency` is given, resolving e^{i frequency L}."""
     sigma, q, _, low, high = steps
     xp = namespace(sigma, low, high, c)
     lo, hi = ends(steps, c)
@@ -200,10 +201,10 @@ def rise_and_norm(law: LossLaw, keep_bulk: Array, log_bulk: Array, log_jump: Arr
 
 
 class Shares(NamedTuple):
-    """The grids of J sampled Gaussians, in the form that `cumulants` uses at every tilt; every field is (J, X)."""
+    """Those values of the grids of J sampled Gaussians that `cumulants` needs at every tilt; every field is (J, X)."""
 
     loss: Array  # as in `Grid`
-    log_both: Array  # log of w2 phi gap, as in `Grid`
+    log_both: Array  # log(w2 phi gap), with the symbols of `Grid`; w2 phi gap is bulk plus jumps
     bulk: Array  # share of the bulk in w2 phi gap
     jump: Array  # share of the jumps; the two shares add up to one at every node
 
@@ -217,7 +218,7 @@ def shares(grids: Grid) -> Shares:
 
 
 def _weights(law: LossLaw, parts: Shares, c: Array) -> tuple[Array, Array]:
-    """Return the log of the largest weight (bulk plus jumps) under the tilt c, (J,), and weights/largest, (J, X)."""
+    """Tilt bulk plus jumps by c. Return the log of the largest weight, (J,), and weights over the largest, (J, X)."""
     xp = namespace(law.gauss_n, parts.loss, c)
     exponent = xp.where(law.sign > 0, c + 1.0, -c)[..., None, None] * parts.loss + parts.log_both
     top = xp.max(exponent, axis=-1)
@@ -241,7 +242,7 @@ def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
 def cumulants(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> tuple[Array, Array, Array]:
     """Return `log_size` and its first two derivatives in c.
 
-    They only place the contour: if either of A and B is below e^-600 of the other, it is lost.
+    The results only place the contour. The smaller of A and B may underflow if it is below e^-600 times the larger.
     """
     xp = namespace(law.gauss_n, parts.loss, c)
     n, loss = law.gauss_n, law.sign[..., None, None] * parts.loss
@@ -320,7 +321,7 @@ def _windows(steps: Steps, alpha: Array, u: Array) -> tuple[Array, Array]:
 
 
 def _gaussian(u: Array) -> Array:
-    """Return, for every cell, the log of its width times the largest normal density in it."""
+    """Return the log of a cell's width times the largest normal density in the cell, for every cell."""
     xp = namespace(u)
     left, right = u[..., :-1], u[..., 1:]
     nearest = xp.minimum(xp.abs(left), xp.abs(right)) * (left * right > 0)
@@ -328,7 +329,7 @@ def _gaussian(u: Array) -> Array:
 
 
 def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
-    """Bound in each cell of Im u = alpha: from above, the log integrals of bulk and jumps; from both sides, arg mix."""
+    """Bound, per cell of Im u = alpha, log int |bulk| and log int |jumps| from above, and arg mix from both sides."""
     (sigma, q, sign, *_), (u, loss) = steps, edges
     xp = namespace(u, loss, c, alpha)
     angle, width, power = (alpha / sigma)[..., None], sigma[..., None], c[..., None] + 1.0
@@ -337,12 +338,12 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
     shrink = 1.0 - 4.0 * odds / (1.0 + odds) ** 2 * xp.sin(0.5 * angle) ** 2
     modulus = loss + 0.5 * xp.log(xp.maximum(shrink, 1e-300))
     turn = xp.arctan2(odds * xp.sin(angle), 1.0 + odds * xp.cos(angle))
-    # `blurred` bounds the rounding of the exponents
+    # `blurred` bounds the rounding of the exponents (c + 1) log mix and -c log mix
     edge = xp.maximum(xp.abs(u[..., 0]), xp.abs(u[..., -1]))
     off = (4.0 * ROUNDOFF * (edge / sigma + 0.5 / sigma**2 + 1.0))[..., None]
     blurred = power * (odds / (1.0 + odds) * off + 4.0 * gaussian_errors.LOG_MIX_UNITS * ROUNDOFF * xp.abs(loss))
     modulus, turn, blurred = keep_apart(xp, (modulus, turn, blurred))  # so XLA computes the values at each edge once
-    # up to the angle v = pi/2 the modulus is monotone in u; for larger v, mix cos(v/2) <= |mix| <= mix
+    # If v = `angle` is at most pi/2, |mix| is monotone in u. For a larger v use mix cos(v/2) <= |mix| <= mix.
     steep = angle > 0.5 * xp.pi
     highest = xp.where(steep, loss[..., 1:], modulus[..., 1:])
     lowest = xp.where(steep, loss[..., :-1] + xp.log(xp.cos(0.5 * angle)), modulus[..., :-1])
@@ -353,9 +354,9 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
 
 
 def side_bounds(steps: Steps, c: Array, alpha: Array, nodes: Grid) -> Array:
-    """Return upper bounds, (2, 2), of log densities at Im u <= alpha: of bulk and jumps, at both ends of the grid."""
-    # The path's two upright ends stand up to half a step outside the grid. Outside the grid the density is at most the
-    # density at the nearest node.
+    """Bound log densities of bulk and jumps (rows) from above for Im u <= alpha, at both ends of the grid (columns)."""
+    # The path's two upright sides join the line Im u = alpha to the axis, up to half a step outside the grid. There the
+    # density is at most the density at the nearest node, so a bound at this node suffices.
     sigma, _, sign, low, high = steps
     xp = namespace(nodes.u, c, alpha)
     u, loss, posterior = (x[..., [0, -1]] for x in (nodes.u, nodes.loss, nodes.posterior))
@@ -374,7 +375,7 @@ def side_bounds(steps: Steps, c: Array, alpha: Array, nodes: Grid) -> Array:
 
 
 def cell_edges(steps: Steps, nodes: Grid) -> tuple[Array, Array]:
-    """Return the edges of cells in u, and log mix there. The outer edges lie half a step or more outside the grid."""
+    """Return the edges of cells in u, and log mix at them. The outer edges lie half a step or more outside the grid."""
     xp = namespace(nodes.u)
     outside = stack(xp, [nodes.u[..., 0] - nodes.step, nodes.u[..., -1] + nodes.gap[..., -1]])
     loss, _ = log_mix(steps.sigma[..., None], steps.q[..., None], outside)
@@ -389,7 +390,7 @@ def tails(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
     inner = xp.abs(nodes.u[..., 0])
     slope = xp.where(sign > 0, 0.0, c * nodes.posterior[..., 0] / sigma)
     outside = xp.where(slope < inner - 0.5, 1.0 / xp.maximum(inner - slope, 0.5), USELESS)
-    # beyond the right end mix^-c phi falls ever faster; for remove the law ends there
+    # For remove the law ends at the grid's right end. For add it falls at least like e^{-steep u} there.
     steep = nodes.u[..., -1] + c * nodes.posterior[..., -1] / sigma
     after = xp.where(sign > 0, 0.0, xp.where(steep > 0.5, 2.0, USELESS))
 
@@ -405,9 +406,10 @@ def tails(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
 def _least(
     sigma: Array, like: Array, nodes: Grid, error: Callable[[Array], Array], exponents: Sequence[float]
 ) -> Array:
-    """Return the least error over several heights of the line, or USELESS where the grid cannot resolve the law.
+    """Bound an error on several lines Im u > 0. Return the least bound, or USELESS if the grid cannot resolve the law.
 
-    error : maps heights to error bounds, both with a new axis in front. exponents : as in `step_errors`.
+    error : maps the heights of the lines to error bounds, both with a new axis in front.
+    exponents : one for each line. 0 gives the height that suits the far window, and 1 the largest height in the strip.
     """
     xp = namespace(nodes.step, like)
     widest = xp.minimum(STRIP_SHARE * xp.pi * sigma, TALLEST_LINE)
@@ -421,12 +423,12 @@ def _least(
 
 
 def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turning: Array | float) -> Array:
-    """Bound the integrals of A/A(c) and B/B(c) along both sides of the path; the phase is at most turning * height."""
+    """Bound the integrals of A/A(c) and B/B(c) along the path's sides, where the phase is at most turning * Im u."""
     xp = namespace(nodes.u, c, alpha)
     climb = in_front(np.arange(1.0, STAIRS + 1.0) / STAIRS, alpha.ndim)
     decay = 2.0 * xp.pi * alpha / nodes.step
-    # as Im v grows along a side, the integrand grows, and the kernel e^{-2 pi Im v/step} of the error falls: on each
-    # stair the integrand is taken at the upper end, and the kernel at the lower end
+    # As Im v grows along a side, the bound of the integrand grows, and the kernel e^{-2 pi Im v/step} falls. So on each
+    # stair the integrand is at most its bound at the upper end, and the kernel at most its value at the lower end.
     rise = side_bounds(steps, c, climb * alpha, nodes)
     turned = turning * alpha - decay * (climb - climb[0])
     exponent = rise + turned[..., None, None] - own[..., None]
@@ -436,8 +438,8 @@ def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turn
 def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array) -> Array:
     """Bound the errors of A/A(c) and B/B(c) at c + it, |t| <= t_max, that come from the grid's step and ends.
 
-    The line of integration is moved to height alpha in u. There `Im v = alpha + warp arg mix`, so that the
-    warp compensates the phase `t arg mix`.
+    The line of integration is moved to Im u = alpha. There `Im v = alpha + warp arg mix`. So the kernel
+    e^{-2 pi Im v/step} falls where the phase `t arg mix` makes the integrand grow.
     """
     xp = namespace(nodes.u, c, t_max)
     edges = cell_edges(steps, nodes)
@@ -449,16 +451,15 @@ def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: 
         phase = excess[..., None] * xp.where((excess > 0)[..., None], turn_r, turn_l)
         decay = (2.0 * xp.pi * alpha / nodes.step)[..., None]
         moved = stack(xp, [logsumexp(bulk + phase), logsumexp(jump + phase)]) - own
-        turning = xp.maximum(excess, 0.0) / steps.sigma  # at height alpha in u, arg mix is at most alpha/sigma
+        turning = xp.maximum(excess, 0.0) / steps.sigma  # for `_climbed`: arg mix is at most Im u/sigma
         sides = _climbed(steps, c, alpha, nodes, own, turning)
         return 2.0 * xp.exp(moved - decay) / (-xp.expm1(-decay)) + sides
 
-    # exponents of heights: 0 gives the height that suits the far window, and 1 the largest height in the strip
     return _least(steps.sigma, own[..., 0], nodes, error, (0.0, 0.2, 0.4, 0.6)) + tails(steps, c, nodes, parts)
 
 
 def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Return the bounds of `step_errors` at t = 0 on evenly spaced points, by |mix| >= mix cos(v/2), v = Im u/sigma."""
+    """Bound what `step_errors` bounds, for t = 0 and even spacing, by |mix| >= mix cos(v/2) with v = Im u/sigma."""
     xp = namespace(nodes.u, c)
     u, loss = cell_edges(steps, nodes)
     own = stack(xp, [parts.log_bulk, parts.log_jump])
@@ -494,9 +495,10 @@ def _whole(nodes: Grid, parts: TiltedParts, sign: Array, c: Array) -> Tilted:
 
 
 def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Bound the decay, -log(|integrand|/e^{K(c)}), from below at every t >= frequency, for keep_bulk 1 and 0.
+    """Return a lower bound of the decay -log(|integrand|/e^{K(c)}) at every t >= frequency, for keep_bulk 1 and 0.
 
-    All arguments but the law have a first axis for the two values of keep_bulk; in `frequency` it is the second axis.
+    keep_bulk = 1 and keep_bulk = 0 lie on the first axis of `windows`, `grids`, `parts` and `c`, and on the second axis
+    of `frequency` and of the result.
     """
     xp = namespace(law.gauss_n, windows.low, frequency)
     (_, *kept), (windows, *left) = (jax.tree.map(lambda x, i=i: x[i], (windows, grids, parts, c)) for i in range(2))
@@ -512,7 +514,7 @@ def _rounded_down(law: LossLaw, sampled: Array, frequency: Array) -> Array:
 
 
 def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Return a lower bound of the sampled Gaussians' decay (`decay_of_both`), for keep_bulk = 1, by level sets."""
+    """Return a lower bound, by level sets, of the decay (`decay_of_both`) of sampled Gaussians if keep_bulk = 1."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     whole = _whole(grids, parts, law.sign[..., None], c[..., None])
     slabs, lengths = gaussian_errors.level_sets(law.gauss_sigma, law.gauss_q, whole)
@@ -521,7 +523,7 @@ def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequenc
 
 
 def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Return a lower bound of the sampled Gaussians' decay (`decay_of_both`), for keep_bulk = 0, by the jumps."""
+    """Return a lower bound, by a bound of |B|, of the decay (`decay_of_both`) of sampled Gaussians if keep_bulk = 0."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     ceilings = _jump_ceiling(law, windows, c[..., None], grids, parts.log_jump, frequency[..., None])
     odds = parts.log_jump - parts.log_bulk
@@ -532,7 +534,7 @@ def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c
 
 
 def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jump: Array, frequency: Array) -> Array:
-    """Bound log(|B(c + it)|/B(c)) from above for t >= frequency (remove), on lines Im u > 0, where |e^{itL}| falls."""
+    """Bound log(|B(c+it)|/B(c)) for remove, at all t >= frequency, on lines Im u > 0. There |e^{itL}| falls in t."""
     xp = namespace(nodes.u, frequency)
     sigma, steps = law.gauss_sigma, steps_of(law, windows.low, windows.high)._replace(sign=xp.ones_like(c))
     # heights of the line, in widths of the low window
@@ -551,8 +553,9 @@ def _raised(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, r
     xp = namespace(law.gauss_n, errors)
     n, of_bulk, of_jump = law.gauss_n, errors[..., 0], errors[..., 1]
     share = logistic(xp, parts.log_jump - parts.log_bulk)
-    # If A and B rise by the same factor, K(c) rises by n times the rise of log A.  If B rises alone, K(c) rises by
-    # d log(e^R - 1) <= (1 + R)/R dR, where dR is at most R times the rise of log B.
+    # For keep_bulk = 0: if A and B rise by the same factor, K(c) rises by n times the rise of log A. If only B rises,
+    # R = `rise` grows by dR, which is at most R times the rise of log B. So K(c), which contains log(e^R - 1), rises by
+    # at most (1 + R)/R dR.
     jumps = xp.sum(xp.where(n > 0, of_jump, 0.0), axis=-1)
     without = xp.sum(n * of_bulk, axis=-1) + (1.0 + rise) * jumps
     with_bulk = xp.sum(n * ((1.0 - share) * of_bulk + share * of_jump), axis=-1)
@@ -567,7 +570,7 @@ def _log_total(law: LossLaw, keep_bulk: Array, parts: TiltedParts, c: Array) -> 
 
 
 def chernoff(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, c: Array) -> Array:
-    """Bound `K(c) + log kappa(c)` of the integrated compositions from above; log A and log B have `errors`, (J, 2)."""
+    """Bound `K(c) + log kappa(c)` of the integrated compositions from above, if log A and log B are off by `errors`."""
     own, rise = _log_total(law, keep_bulk, parts, c)
     value = own + _raised(law, keep_bulk, parts, errors, rise) + log_kappa(c)
     return value + _sum_rounding(law, parts, rise, c)
@@ -593,7 +596,7 @@ def decay_beyond(
 ) -> Array:
     """Return a lower bound of -log(|integrand|/e^{k0}) for t >= frequency; k0 estimates K(c).
 
-    errors : (J, 2) bounds of the errors of log A(c) and log B(c), for which the bound allows.
+    errors : (J, 2) bounds of the errors of log A(c) and log B(c). The returned bound holds in spite of these errors.
     """
     xp = namespace(law.gauss_n, windows.low, frequency)
     own, rise = _log_total(law, windows.keep_bulk, parts, c)
