@@ -1,4 +1,4 @@
-"""Checks whether NumPy's elementary functions, on the machine of this process, keep to the model of arrays.py.
+"""Checks whether NumPy's elementary functions, on the machine of this process, keep to the error model of arrays.py.
 
 NumPy takes these functions from the C library or from loops for the processor's vector units. So their errors differ
 between machines, and between contiguous and strided arrays. The tests measure the errors at hundreds of thousands of
@@ -46,7 +46,8 @@ def units_of(name: str, arguments: list[np.ndarray], value: np.ndarray) -> np.nd
     units = np.full(value.shape, VALUES[name][1])
     if name == "erfc":
         units *= 4.0 + np.square(arguments[0])
-    if name == "logaddexp":  # max(x, y) + log1p(e^-|x - y|) may cancel: the error is relative to the two terms
+    if name == "logaddexp":
+        # The sum max(x, y) + log1p(e^-|x - y|) may cancel. So an error relative to max(|x|, |y|) is allowed as well.
         units *= 1.0 + 2.0 * np.maximum(*np.abs(arguments)) / np.maximum(np.abs(value), 1e-300)
     return units
 
@@ -70,7 +71,7 @@ def failure(special: bool = False) -> str | None:
     impulse = np.eye(1, ROTATION, 1)[0]
     transform = np.fft.rfft(impulse)
     angle = 2.0 * np.pi / ROTATION * np.arange(transform.size)
-    # the three terms allow for the errors of the FFT, of the angle, which is at most pi, and of cosine and sine
+    # The three terms bound three errors: of the FFT, of the angle (which is at most pi), and of cosine and sine.
     allowed = ROUNDOFF * (FFT_CONSTANT * np.log2(ROTATION) + 4.0 * np.pi + 8.0)
     wrong = np.abs(transform - (np.cos(angle) - 1j * np.sin(angle)))
     if not (np.all(wrong <= allowed) and np.all(np.abs(np.fft.irfft(transform, n=ROTATION) - impulse) <= allowed)):
@@ -80,7 +81,7 @@ def failure(special: bool = False) -> str | None:
 
 @functools.cache
 def _table() -> dict[str, np.ndarray]:
-    """Return a dictionary from a function's name to an array, with one row for each point: arguments and value."""
+    """Map each function's name to an array with one row a point. A row has the arguments, then the function's value."""
     rows: dict[str, list[list[float]]] = {}
     for line in TABLE.read_text(encoding="ascii").splitlines():
         name, *numbers = line.split()
@@ -89,9 +90,9 @@ def _table() -> dict[str, np.ndarray]:
 
 
 def _is_inaccurate(name: str, function: Callable[..., np.ndarray]) -> bool:
-    """Return whether any value of a function has an error above the allowed error minus 2^-53 times the value.
+    """Return whether any value of a function differs too much from the table.
 
-    This margin of 2^-53 times the value leaves room for the error of the table itself.
+    The model's allowed error is reduced by 2^-53 times the value, since the table itself may be off by so much.
     """
     *arguments, value = _table()[name].T
     with np.errstate(all="ignore"):
@@ -101,9 +102,9 @@ def _is_inaccurate(name: str, function: Callable[..., np.ndarray]) -> bool:
 
 
 def _in_several_layouts(function: Callable[..., np.ndarray], arguments: list[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield values at contiguous, reversed and spread arguments, and in pieces of odd lengths.
+    """Yield the function's values at contiguous, reversed and strided arguments, and in pieces of several lengths.
 
-    NumPy has different loops for these layouts.
+    NumPy runs a different loop for each of these layouts of the arguments.
     """
     yield function(*(np.ascontiguousarray(x) for x in arguments))
     yield function(*(x[::-1].copy()[::-1] for x in arguments))

@@ -1,6 +1,6 @@
 """Probability generating functions `phi(x) = E[x^K]` of K, the number of times a selection runs its base mechanism.
 
-They take `y = 1 - x`, so that no digits are lost near x = 1, where the phi of a law with many repetitions varies most.
+All take `y = 1 - x`, so that no digits are lost near x = 1, where the phi of a law with many repetitions varies most.
 `truncated_negative_binomial`, `poisson`, `binomial` and `categorical` return (phi, phi', phi''), with derivatives in x.
 phi' and phi'' are convex and non-decreasing in x. For the binomial law n is `trials`, and p is `probability`.
 """
@@ -32,11 +32,11 @@ def truncated_negative_binomial(eta: Array, gamma: Array, y: Array) -> tuple[Arr
 
 
 def grown_base(eta: Array, gamma: Array, y: Array) -> tuple[Array, ...]:
-    """Return ((base/gamma)^-eta, log gamma, whether eta = 0, expm1(eta log gamma), phi', phi'')."""
+    """Return (b^-eta, log gamma, whether eta = 0, expm1(eta log gamma), phi', phi''), b = (1 - (1-gamma) x)/gamma."""
     xp = namespace(eta, gamma, y)
     log_gamma = _log_base(xp, gamma, xp.zeros_like(gamma))
     whole = eta * log_gamma
-    flat = xp.abs(whole) < 1e-290  # the limit eta = 0
+    flat = xp.abs(whole) < 1e-290  # there the formulas for eta = 0 are used
     below = xp.where(flat, 1.0, xp.expm1(whole))
     grown = xp.exp(-eta * log1p_inline((1.0 - gamma) * y / gamma))
     scale = xp.where(flat, -1.0 / log_gamma, -eta / below)
@@ -58,7 +58,7 @@ def binomial(trials: Array, probability: Array, y: Array) -> tuple[Array, Array,
 
 
 def _log_kept(probability: Array, y: Array) -> Array:
-    """Return `log(1 - p y)`, with p = `probability`; it is finite even where p = y = 1."""
+    """Return `log(1 - p y)` for p = `probability`, or -1e300 where p = y = 1."""
     with np.errstate(divide="ignore"):
         # -1e300 replaces log 0 = -inf, since -inf times 0 is NaN.
         return namespace(probability, y).maximum(log1p_inline(-probability * y), -1e300)
@@ -72,7 +72,7 @@ def binomial_slopes(trials: Array, probability: Array, y: Array) -> tuple[Array,
 
 
 def binomial_base(probability: Array, x: Array, y: Array) -> tuple[Array, Array]:
-    """Return (log b, b) for b = 1 - p + p x, with p = `probability` and y = 1 - x; 1e-300 replaces a smaller b."""
+    """Return (log b, b) for b = max(1 - p + p x, 1e-300), with p = `probability` and y = 1 - x."""
     base = np.maximum((1.0 - probability) + probability * x, 1e-300)
     return np.where(base < 0.5, np.log(base), np.log1p(-np.minimum(probability * y, 0.5))), base
 
@@ -159,6 +159,6 @@ def polynomial(probabilities: Any, x: Any) -> tuple[Any, Any, Any]:
 
 
 def _degrees(probabilities: Any) -> list[int]:
-    """Return the k >= 1, descending, whose probability is positive somewhere in the batch."""
+    """Return, in descending order, the degrees k >= 1 whose probability is positive somewhere in the batch."""
     other = np.any(np.asarray(probabilities) != 0.0, axis=tuple(range(1, np.ndim(probabilities))))
     return [int(k) for k in np.flatnonzero(other)[::-1] if k > 0]

@@ -1,9 +1,9 @@
-"""Laws on a uniform lattice of losses that dominate a given law, or that it dominates, and their composition by FFT.
+"""Lattice laws, which are laws on a uniform lattice of losses, and their composition by FFT.
 
-The *hat masses* of a cell are two masses, at the nodes on either side of the cell. Together they have the P-mass and
-the Q-mass of the cell. A *payoff* is a function of the loss whose mean is wanted: delta is the mean of (1 - e^{eps -
-loss})_+. jaxacct/engines/README.md, "The lattice engine", has the proofs. Kernels here take one law at a time, without
-batch axes.
+An upper lattice law dominates a given law. A lower lattice law is dominated by the given law. The *hat masses* of a
+cell are two masses, at the nodes on either side of the cell. Together they have the P-mass and the Q-mass of the cell.
+A *payoff* is a function of the loss whose mean is wanted: delta is the mean of (1 - e^{eps - loss})_+. The proofs are
+in jaxacct/engines/README.md, "The lattice engine". Kernels here take one law at a time, without batch axes.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ ROUNDED_UP = 1.001
 
 
 class Composition(NamedTuple):
-    """A tilted cyclic composition of R laws on N nodes."""
+    """The result of `compose`: R laws on N nodes are tilted, and then composed by cyclic convolution."""
 
-    mass: Array  # (N,) the tilted masses
+    mass: Array  # (N,) masses of the composition of the tilted laws
     error: Array  # upper bound of the 2-norm of the error of `mass`
     log_moments: Array  # (R, 3) logarithms of M_i(c) = sum_k mass_ik e^{c k h} of each law i at three tilts c
 
 
 class Payoff(NamedTuple):
-    """Sums of tilted masses T times a payoff f, a function of the loss."""
+    """Three sums over the nodes of a lattice. T is the tilted mass of a node, and f is the payoff at its loss."""
 
     value: Array  # sum T f
     norm: Array  # |f|_2
@@ -58,14 +58,14 @@ def compose(
 ) -> Composition:
     """Compose R lattice laws, law i `count[i]` times. Mass j of the result is at the cyclic index `roll` + j.
 
-    mass, direction : (R, N) masses of law i at the losses s_i k h, with the signs s_i of `direction`.
-    tilt : (R, 3) three exponents c of e^{c k h} for each law: the tilt, and two for Chernoff bounds.
+    mass, direction : (R, N) masses and (R,) signs s_i. Entry [i, k] of `mass` is law i's mass at the loss s_i k h.
+    tilt : (R, 3) exponents c of e^{c k h}. The first one tilts law i, and the others serve Chernoff bounds.
     step, upper : distance h of neighbouring losses, and whether masses are rounded up (otherwise down).
     """
     xp = namespace(mass, tilt, direction, count, step, roll, upper)
     laws, length = mass.shape
     place, full = step * xp.arange(length), mass
-    if xp is np:  # laws of few atoms leave most nodes empty, and these are skipped; NaN counts as mass
+    if xp is np:  # nodes without mass are skipped, which saves time for laws of few atoms; nodes with NaN are kept
         there = np.flatnonzero((mass != 0).any(axis=0) | (np.arange(length) == 0))
         place, mass = place[there], mass[:, there]
     log_mass = xp.log(mass)
@@ -116,7 +116,7 @@ def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
     d = xp.where(above, d, 0.0)
     f = xp.where(above, -xp.exp(-theta * d) * xp.expm1(-d), 0.0)
     largest = xp.maximum(xp.max(f), 1e-300)
-    norm = largest * xp.sqrt(xp.sum(xp.square(f / largest)))  # the squares of f itself may underflow
+    norm = largest * xp.sqrt(xp.sum(xp.square(f / largest)))  # f/largest is squared, since f^2 may underflow
     return Payoff(xp.sum(mass * f), norm, xp.sum(xp.abs(mass) * f))
 
 
@@ -128,8 +128,8 @@ class Cells(NamedTuple):
     low, high : the two hat masses of each cell: `low` at its node of lower loss, `high` at its node of higher loss.
         Together they have the P-mass and the Q-mass of the cell.
     eta : upper bound of the relative error of both hat masses, below 1/4.
-    whole : mass of those panels of a cell whose quadrature error has no useful bound. It moves as a whole: to the node
-        of higher loss in an upper law, and to the node of lower loss in a lower law.
+    whole : mass of those panels (pieces) of a cell whose quadrature error has no useful bound. All of this mass goes to
+        one node: the node of higher loss in an upper law, and the node of lower loss in a lower law.
     """
 
     low: Array
@@ -138,27 +138,27 @@ class Cells(NamedTuple):
     whole: Array
 
     def reversed(self) -> Cells:
-        """Return the cells of the mirrored law: cell k becomes cell N - 2 - k, and the last cell stays."""
+        """Return the cells of the mirrored law: cell k becomes cell N - 2 - k, and entry N - 1 stays."""
         xp = namespace(*self)
         flipped = (xp.concatenate([x[-2::-1], x[-1:]]) for x in (self.high, self.low, self.eta, self.whole))
         return Cells(*flipped)
 
     def without_first(self) -> Cells:
-        """Return the cells with no mass in cell 0."""
+        """Return a copy of the cells that has no mass in cell 0."""
         xp = namespace(*self)
         return Cells(*(xp.concatenate([xp.zeros(1), x[1:]]) for x in self))
 
     def with_atom(self, cell: Array, low: Array, high: Array, eta: Array) -> Cells:
-        """Return the cells with the hat masses `low` and `high` of an atom, and the error `eta`, added to one cell."""
+        """Add an atom to one cell. `low` and `high` are its hat masses, and `eta` bounds the relative error of both."""
         here = namespace(*self).arange(self.low.shape[0]) == cell
         low, high, eta = self.low + here * low, self.high + here * high, self.eta + here * eta
         return Cells(low, high, eta, self.whole)
 
 
 def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int) -> Array:
-    """Return u_k/sigma, (nodes,), for the outputs u_k with log mix = log(1 - q) + shift + k step, 0 < q < 1.
+    """Return outputs, (nodes,), in units of sigma. Output k has the log likelihood ratio log(1 - q) + shift + k step.
 
-    If shift is 0, u_0 = -inf, where log mix has its infimum log(1 - q).
+    Here 0 < q < 1. If shift is 0, output 0 is -inf, where the log likelihood ratio has its infimum log(1 - q).
     """
     xp = namespace(sigma, q, shift, step)
     rise = shift + step * xp.arange(nodes)
@@ -169,19 +169,21 @@ def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int
 def plain_gaussian_nodes(deviation: Array, origin: Array, step: Array, nodes: int) -> Array:
     """Return u_k = (origin + k step)/s + s/2, (nodes,), where s is `deviation`.
 
-    Under Q the loss is N(-s^2/2, s^2): u_k is the distance of the loss origin + k step from its mean, in units of s.
+    Under Q the loss is N(-s^2/2, s^2). So u_k is the distance from the mean loss to `origin + k step`, in units of s.
     """
     xp = namespace(deviation, origin, step)
     return (origin + step * xp.arange(nodes)) / deviation + 0.5 * deviation
 
 
 def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, upper: Array) -> Cells:
-    """Return the cells between the ascending outputs u_k, (N,) (engines/README.md, on Gaussian cells); u_0 may be -inf.
+    """Return the cells of a Gaussian between N ascending outputs (engines/README.md, "Gaussian cells").
 
+    u : (N,) outputs in units of sigma. The first may be -inf.
     last : index of the last node in use. Cells from there on are empty.
     rate : 1/sigma.
-    lift, hit : log likelihood ratio of each node, (N,), and the sampling rate. Both are 0 if P is N(0, 1).
-    upper : whether whole panels are rounded up; otherwise they are rounded down.
+    lift, hit : log likelihood ratio of each node, (N,), and the sampling rate (1 without sampling). For add, where P is
+        N(0, 1), both are 0.
+    upper : whether `Cells.whole` is rounded up; otherwise it is rounded down.
     """
     xp = namespace(u, last, rate, lift, hit, upper)
     nodes = u.shape[0]
@@ -190,7 +192,7 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     bottom = xp.minimum(xp.maximum(u[0], -37.5), top)
     mode = xp.where(hit > 0, rate, 0.0)
     end_of_grid = xp.clip(mode + REACH, bottom, top)
-    # One half of the grid lies around each mode. If the modes are near each other, the halves meet between them.
+    # Each half of the grid lies around one mode of P. If the modes are near each other, the halves meet between them.
     turn = xp.clip(REACH, bottom, 0.5 * (bottom + end_of_grid))
     again = xp.clip(mode - REACH, turn, end_of_grid)
     grid = xp.concatenate([_grid(xp, bottom, turn), _grid(xp, again, end_of_grid)])
@@ -237,8 +239,8 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
         crude = xp.where(used & ~fine, width * density * rounding, 0.0)
         far, share = xp.exp(-to_right), lift_right - lift_left - to_right
         alone = 1.2 * (_quadrature_error(centre, half, 0.0, QUADRATURE_ORDER) + 3.0 * far) + units
-        # Where the quadrature is inaccurate, but the right node's share of the mass is below e^-34, the right node gets
-        # a crude bound of its share. The left node still gets the quadrature sum.
+        # The quadrature may be inaccurate on a panel that gives its right node only a share below e^-34 of its mass.
+        # Then the right node gets a crude bound of this share, and the left node still gets the quadrature sum.
         spared = (crude > 0) & upper & (xp.maximum(share, -to_right) < -34.0) & (alone < LARGEST_ETA)
         spared = spared & xp.isfinite(low)
         share = xp.exp(xp.where(spared, share, 0.0)) / -xp.expm1(-span) * (1.0 + 1e-9)
@@ -258,7 +260,7 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
 
 
 def _grid(xp: Namespace, start: Array, stop: Array) -> Array:
-    """Return equidistant ends of half of the panels. They ascend even if start and stop nearly coincide."""
+    """Return PANELS/2 equidistant ends of panels, from `start` to `stop`. Rounding moves none of them beyond `stop`."""
     return xp.minimum(start + (stop - start) * (xp.arange(PANELS // 2) / (PANELS // 2 - 1)), stop)
 
 
@@ -295,7 +297,7 @@ def _quadrature(
     lift_left: Array,
     lift_right: Array,
 ) -> tuple[Array, Array]:
-    """Return two Gauss-Legendre sums for each panel: what it adds to `low` and to `high` of its cell in `Cells`."""
+    """For each panel return two Gauss-Legendre sums. Times `scale` they are the panel's `low` and `high`."""
     xp = namespace(start, half)
     low, high = xp.zeros_like(half), xp.zeros_like(half)
     for x, w in zip(*np.polynomial.legendre.leggauss(order), strict=True):
@@ -324,12 +326,12 @@ def _quadrature_error(centre: Array, half: Array, rate: Array, order: int) -> Ar
 def laplace_cells(
     scale: Array, first: Array, origin: Array, q: Array, step: Array, last: Array, lifted: Array, *, nodes: int
 ) -> Cells:
-    """Return the cells of the Laplace law in closed form, ascending in the likelihood ratio (engines/README.md).
+    """Return the cells of the Laplace law in closed form (engines/README.md). Nodes ascend in the likelihood ratio.
 
-    A cell without a useful bound is empty.
+    A cell whose error has no useful bound gets no mass.
 
     first, origin : log likelihood ratio of node 0 without sampling, and with sampling.
-    last, lifted : index of the last node in use, and whether P is the mixture.
+    last, lifted : index of the last node in use, and whether P is the mixture (otherwise Q is).
     """
     xp = namespace(scale, first, origin, q, step, last, lifted)
     rise = step * xp.arange(nodes + 1)
@@ -353,13 +355,13 @@ def laplace_cells(
 
 
 def upper_masses(cells: Cells, atoms: Array) -> Array:
-    """Return the masses, (N,), of a law that dominates the given one, rounded up (connect the dots)."""
+    """Return the masses, (N,), of a law that dominates the given law (connect the dots). The masses are rounded up."""
     grown = 1.0 + 1.5 * cells.eta + 8.0 * ROUNDOFF
     return cells.low * grown + _from_left(cells.high * grown + cells.whole) * (1.0 + 4.0 * ROUNDOFF) + atoms
 
 
 def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
-    """Return signed masses, (N,), of a law that the given law dominates; `cancelled` makes them positive.
+    """Return masses, (N,), of a law that the given law dominates. `cancelled` removes those that are negative.
 
     atoms, first, last : masses that lie exactly on nodes, (N,), and indices of the first and the last node in use.
     """
@@ -391,8 +393,8 @@ def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Ar
 def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
     """Pay each debt, which is a negative mass, by masses of higher loss. Return (masses without debts, missing P-mass).
 
-    A payment lowers the mean of every payoff that rises with the loss. A debt that cannot be paid counts as missing:
-    leaving it out raises the mean of a payoff of at most 1 by at most the debt.
+    A payment lowers the mean of every payoff that rises with the loss. A debt that cannot be paid is left out, and it
+    counts as missing. Leaving it out raises the mean of a payoff of at most 1 by at most the debt.
     """
     if not np.any(jump < 0.0):
         return jump, 0.0
@@ -418,11 +420,12 @@ def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
 
 
 def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
-    """Return masses whose delta is at most max(c, 0), where c is the delta of `mass`.
+    """Return masses whose delta is at most max(c, 0) for each eps, where c is the delta of `mass`.
 
-    A negative last mass makes c negative. With the loss l_k of node k, c at node k is c_k = E[(1 - e^{l_k - L})_+].
-    From the last node k with c_k > 0 on, c is set to 0. This lowers c, since the chord from c_{k-1} to 0 lies below the
-    chord to c_k. The mass of node k becomes c_{k-1}/(1 - e^-h), with the step h.
+    A negative last mass makes c negative for large eps. Let l_k be the loss of node k, and c_k = E[(1 - e^{l_k - L})_+]
+    the value of c at eps = l_k. Let k be the last node with c_k > 0. The new delta is 0 from l_k on. From l_{k-1} to
+    l_k the chord to 0 replaces the chord to c_k, and is lower. The new mass of node k is c_{k-1}/(1 - e^-h), where h is
+    the step.
     """
     some = np.flatnonzero(mass)
     if some.size == 0 or mass[some[-1]] > 0.0:
@@ -433,7 +436,7 @@ def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
         size += abs(mass[k + 1])
         here = total - discounted
         slack = 64.0 * ROUNDOFF * (some[-1] - k + 2.0) * (size + abs(mass[k]))
-        if here > slack:  # otherwise c_k may be at most 0, and then the chord to 0 may lie above c
+        if here > slack:  # c_k > 0 despite rounding, so the new chord is lower
             before = (total + mass[k]) - back * (discounted + mass[k])
             whole = -np.expm1(-step)
             mass[k + 1 :] = 0.0

@@ -1,18 +1,19 @@
 """The law of a composed privacy loss under an exponential tilt, and where its saddle point lies.
 
 A `LossLaw` describes one configuration in one direction, or a batch of them (arrays.py). `M(z) = E_P[e^{zL}]` is the
-moment generating function of the loss of one step, and K the sum of log M over all steps. Merged Gaussians without
-sampling have `log M = mu2 z(z+1)/2`. M is a trapezoid sum in `u = x/sigma` for a Poisson sampled Gaussian, a closed
-form for Laplace noise, and a finite sum for a finite law. The likelihood ratio of a sampled Gaussian at u is
-`mix = 1 - q + q e^y`, with `y = u/sigma - 1/(2 sigma^2)`.
+moment generating function of the loss of one step. K is the sum of log M over all steps. Merged Gaussians without
+sampling have `log M = mu2 z(z+1)/2`. A Poisson sampled Gaussian with the output x has the likelihood ratio
+`mix = 1 - q + q e^y`, with `y = u/sigma - 1/(2 sigma^2)` and `u = x/sigma`. Its M is a trapezoid sum over u. M is a
+closed form for Laplace noise, and a finite sum for a finite law.
 
-The contour goes near the saddle point of `K(c) - c eps - log c(c+1)` on the real axis. Everything is explicit in c:
+The contour crosses the real axis near the saddle point c of `K(c) - c eps - log c(c+1)`. The eps and the approximate
+delta for which c is the saddle point are explicit functions of c:
 
     eps(c)       = K'(c) - 1/c - 1/(c+1)
     log delta(c) ~ K(c) - c eps(c) - log c(c+1) - log(2 pi Psi''(c))/2,   Psi'' = K'' + 1/c^2 + 1/(c+1)^2
 
-So one safeguarded Newton iteration in log c finds the c for a given delta or for a given eps. No bound depends on where
-the saddle point is found.
+So a Newton iteration in log c finds c for a given delta or a given eps. The bounds on the contour are valid for any c,
+so c need not be exact.
 """
 
 from collections.abc import Callable
@@ -59,7 +60,7 @@ class Tilted(NamedTuple):
 
     u: Array  # (X,) nodes
     step: Array  # distance of neighbouring nodes
-    loss: Array  # (X,) log mix(u), the loss for remove and minus the loss for add
+    loss: Array  # (X,) log mix(u), which is the loss for remove and minus the loss for add
     posterior: Array  # (X,) q e^y / mix, the derivative of log mix in y
     weight: Array  # (X,) tilted masses of the nodes, which sum to one
     log_m: Array  # log M(c)
@@ -71,14 +72,14 @@ def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
     xp = namespace(sigma, q, u)
     y = u / sigma - 0.5 / sigma**2
     # log1p(q expm1(y)) is off by a few roundoffs, except where e^y may overflow (`high`) or 1 + q expm1(y) cancels
-    # (`low`). In both cases log((1 - q) + q e^y) is used, whose two terms are positive. A y with q e^y < 1 does not
-    # count as `high`, since y + log q would cancel.
+    # (`low`). In both cases the logarithm of the sum of the two positive terms 1 - q and q e^y is used. For a `high` y
+    # that is y + log(q + (1 - q) e^-y). This sum would cancel for q e^y < 1, so such a y does not count as `high`.
     high, low = (y > 30.0) & (y > -xp.log(q)), (q > 0.5) & (y < -1.0)
     small = xp.exp(-xp.abs(y))
     grown = xp.expm1(xp.where(high, 0.0, xp.minimum(y, 709.0)))
     added = xp.where(high, q + (1.0 - q) * small, (1.0 - q) + q * small)
     apart = high | low
-    # XLA's log1p is accurate only for small arguments (arrays.log1p). All other y share one call of log.
+    # XLA's log1p is accurate only for small arguments (arrays.log1p). For all other arguments log is used.
     log = xp.log(xp.where(apart, added, 1.0 + q * grown))
     near = xp.where(xp.abs(q * grown) < 0.3, xp.log1p(q * grown), log)
     value = xp.where(apart, xp.where(high, y, 0.0) + log, near)
@@ -88,13 +89,13 @@ def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
 
 
 def quadrature_range(sigma: Array, q: Array, sign: Array, c: Array) -> tuple[Array, Array]:
-    """Return a range of u that holds all but e^-42 of M(c), by Gaussian bounds on the tilted integrand."""
+    """Return the ends of a range of u outside which at most a share e^-42 of M(c) lies, by Gaussian bounds."""
     xp = namespace(sigma, q, c)
     a = c + 1.0
     grown = a * (a - 1.0) / (2.0 * sigma**2)
     below = a * xp.log(q) + grown
-    # max(1, e^below) is a lower bound of M(c). `second` is log(size of the second Gaussian / this bound), in a form in
-    # which nothing cancels.
+    # For remove mix^a <= 1 - q + q e^{ay}. So two Gaussians bound the integrand. The second one has the mass q e^grown.
+    # max(1, e^below) is a lower bound of M(c). `second` is the log of the ratio of this mass to this lower bound.
     second = xp.where(below > 0.0, -c * xp.log(q), xp.log(q) + grown)
     below = xp.maximum(0.0, below)
     first_reach = xp.sqrt(2.0 * xp.maximum(TAIL_NATS - below, 0.0))
@@ -106,7 +107,7 @@ def quadrature_range(sigma: Array, q: Array, sign: Array, c: Array) -> tuple[Arr
         xp.where(has_first, -first_reach, a / sigma), xp.where(has_second, a / sigma - second_reach, 0.0)
     )
 
-    # The loss is at least log(1 - q), and at least q y by Jensen.
+    # For add, the ends follow from two lower bounds of log mix: log(1 - q), and q y (by Jensen's inequality).
     floor = -c * log1p(-q)
     reach = xp.sqrt(2.0 * TAIL_NATS)
     by_mean = -c * q * (reach / sigma - 0.5 / sigma**2)
@@ -121,7 +122,7 @@ def quadrature_range(sigma: Array, q: Array, sign: Array, c: Array) -> tuple[Arr
 def tilted_gaussian(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> Tilted:
     """Return the tilted law of one sampled Gaussian on `nodes` equidistant points."""
     xp = namespace(sigma, q, c)
-    # The ends count as constants: the integral does not depend on them, and their square roots have no derivative at 0.
+    # Derivatives treat lo and hi as constants. The integral hardly depends on them, and sqrt has no derivative at 0.
     lo, hi = constant(xp, quadrature_range(sigma, q, sign, c))
     step = (hi - lo) / (nodes - 1)
     u = lo[..., None] + step[..., None] * xp.arange(nodes)
@@ -137,7 +138,7 @@ def tilted_gaussian(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -
 
 
 def lifted(law: LossLaw) -> LossLaw:
-    """Return the law with a last batch axis of size 1, which broadcasts with several abscissae for each law."""
+    """Return the law with one more batch axis, the last, of size 1. So each law broadcasts with several abscissae."""
     xp = namespace(law.sign)
     return LossLaw(*(xp.expand_dims(x, -1 - own) for x, own in zip(law, OWN_AXES, strict=True)))
 
@@ -167,7 +168,7 @@ def _laplace_cumulants(scale: Array, c: Array) -> tuple[Array, Array, Array]:
 
 
 def finite_weights(loss: Array, mass: Array, c: Array) -> tuple[Array, Array]:
-    """Return log w and the weights divided by w, (A,), where w is the largest weight `mass e^{c loss}`."""
+    """Weigh the A atoms by `mass e^{c loss}`. Return log w, for the largest weight w, and the weights, (A,), over w."""
     xp = namespace(loss, mass, c)
     log_mass = xp.log(xp.where(mass > 0, mass, 1.0))
     exponent = xp.where(mass > 0, c[..., None] * loss + log_mass, -xp.inf)
@@ -221,21 +222,21 @@ def saddle_point(
     down: float = 12.0,
     up: float = 4.0,
 ) -> Saddle:
-    """Return the saddle point at which eps, or the approximate log delta, is `target`; `quantity` says which.
+    """Return the saddle point at which `quantity` ("epsilon", or the approximate "log_delta") is `target`.
 
-    Newton's method solves for w = log c, and the last saddle point that it evaluated is returned. A step that leaves
-    the bracket of w, or is not below half of the last step, is replaced by bisection. w may lie `down` below and `up`
-    above its starting value, which is a guess from the mean and variance of the loss if `start` is None.
+    Newton's method solves for w = log c. The last saddle point that it evaluated is returned. Bisection replaces a step
+    that leaves the bracket of w, or that is at least half as long as the step before. The bracket reaches from `down`
+    below to `up` above the starting value, which is log(`start`). If `start` is None, that value is guessed from the
+    mean and variance of the loss.
     """
     xp = namespace(target)
-    if quantity == "log_delta":  # near delta = 1 the approximation has no saddle point
+    if quantity == "log_delta":  # no saddle point has a delta near 1, so a target near 1 is lowered
         target = xp.minimum(target, -0.02)
-    # At this abscissa the tilt hardly changes the mean and the variance of the loss. So the first guess takes both from
-    # here.
+    # At c = 1e-3 the tilt hardly changes the mean and variance of the loss. So the first guess uses both from there.
     begin = xp.log(1e-3) * xp.ones_like(target) if start is None else xp.log(start)
 
     def going(carry: tuple[Array, ...]) -> Array:
-        return (carry[0] < iterations) & (carry[4] > 1e-4)  # the last step moved log c by over 1e-4
+        return (carry[0] < iterations) & (carry[4] > 1e-4)  # go on if the last step moved log c by over 1e-4
 
     def body(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         i, w, lo, hi, last, _ = carry
@@ -248,19 +249,19 @@ def saddle_point(
         if quantity == "epsilon":
             residual = epsilon - target
             step = residual / (c * curvature)
-        else:  # the step is for the logarithm of -log delta, so log delta is kept below 0
+        else:  # Newton's method is applied to log(-log delta), so log delta is kept below 0
             reached = xp.minimum(log_delta, -0.01)
             residual, step = target - reached, xp.log(reached / target) * (-reached) / (c**2 * curvature)
         lo = xp.where(residual < 0, w, lo)
         hi = xp.where(residual < 0, hi, w)
         trial = w - xp.clip(step, -LARGEST_STEP, LARGEST_STEP)
         newton = (trial > lo) & (trial < hi) & (xp.abs(step) < 0.5 * last)
-        # Near the solution, rounding decides on which side of it a step ends, so the bracket may exclude the step.
-        # Steps this small are taken all the same.
+        # Near the solution, rounding decides on which side of the solution a step ends. So the bracket may exclude a
+        # good step. A step below 1e-7 is therefore taken even if it leaves the bracket.
         newton = newton | (xp.abs(step) < 1e-7)
         following = xp.where(newton, trial, 0.5 * (lo + hi))
         last = xp.abs(following - w) + 1e-12
-        if start is None:  # the first step only evaluates the mean and variance
+        if start is None:  # the first evaluation gives the mean and variance for the guess w0
             if quantity == "epsilon":
                 gap = target - k1
                 w0 = xp.log((gap + xp.sqrt(gap**2 + 4.0 * k2)) / (2.0 * k2))

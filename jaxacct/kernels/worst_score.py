@@ -1,4 +1,4 @@
-"""The worst score for "run K times, keep the best": an upper bound of the leak, and an order that nearly attains it.
+"""The worst score for "run K times, keep the best": an upper bound of its leak, and an order that leaks almost as much.
 
 The leak is delta(eps) for the worst score. Let `T(u)` be the concave trade-off curve of the base, the largest P-mass of
 a set of Q-mass u. Let `L` be the slope of T, and `phi` the generating function of K. For `E = e^eps >= 1` the leak is
@@ -7,10 +7,10 @@ at most
     U(E) = int_0^1 max_{u<=w<=1} (L(u) phi'(T(w) - T(u)) - E phi'(w - u))_+ du + phi(1) - phi(1 - T(0)).
 
 Rows are intervals of u, and columns are intervals of w. A row is served at w if the integrand at this w is used for the
-whole row, in place of the maximum over w. A row is active if its integrand is positive. A sketch (`Sketch`), with few
-rows and columns, finds E, the active rows, and where the maxima lie. So it decides which tangents of the curve T are
-kept. Any tangents give a bound, since their polygon lies above the curve. jaxacct/selection/README.md has the theorem
-and the proofs.
+whole row, in place of the maximum over w. A row is active if its integrand is positive. A coarse evaluation with few
+rows and columns (`Sketch`) finds E, the active rows, and the w at which the maxima lie. These decide which tangents of
+T are kept. Any tangents of T give a bound, since they form a polygon above T. jaxacct/selection/README.md has the
+theorem and the proofs.
 
 On a mesh of rows and columns the upper bound is a maximum of functions linear in E ("lines"). Arrays have the cells of
 w on the first axis, and the groups of rows on the last. These kernels take one configuration, without batch axes, since
@@ -31,7 +31,7 @@ CELLS = 16384
 
 
 class Resolution(NamedTuple):
-    """The sizes of a mesh. They decide how wide the bracket is, and what it costs. The bracket holds for any sizes."""
+    """The sizes of a mesh. Larger sizes narrow the bracket of eps but take longer. Brackets hold for any sizes."""
 
     groups: int  # groups of active rows
     lines: int  # tangents of the curve T in each group; each gives one active row
@@ -73,7 +73,7 @@ class Repetitions(Protocol):
 
 
 class Outer(NamedTuple):
-    """A concave polygon above a curve, in N cells: a straight line on each cell, with slopes that fall to 0."""
+    """A concave polygon above a curve. It is straight on each of N cells, and the slopes fall to 0 along the cells."""
 
     ratio: Array  # (N,) slopes
     q: Array  # (N + 1,) ends of the cells, which are Q-masses from 0 to 1
@@ -89,19 +89,19 @@ class Inner(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """Coarse rows, served at the ends of coarse columns: a row's part of the leak is gain - e^eps cost."""
+    """Coarse rows and columns. A row that is served at the end of a column adds gain - e^eps cost to the leak."""
 
     gain: Array  # (A, B) for A rows and B columns
     cost: Array  # (A, B)
     growth: Array  # (A, B) growth of log phi' from column to column
     infinite: Array  # leak of the outcomes with dQ = 0
     mass: Array  # (2, A) P-mass and Q-mass of the rows
-    rows: Array  # (A + 1,) cells of the curve at which rows end
-    columns: Array  # (B + 1,) cells of the curve at which columns end
+    rows: Array  # (A + 1,) ends of the rows, as indices of cells of the curve
+    columns: Array  # (B + 1,) ends of the columns, as indices of cells of the curve
 
 
 class Mesh(NamedTuple):
-    """Indices of cells of a curve: where the active rows begin and end, and the columns after these rows."""
+    """The active rows of a mesh, and the columns after these rows, given by indices of the cells of a curve."""
 
     rows: Array  # (groups * lines + 1,) ascending from 0: where each active row begins, and where the last one ends
     columns: Array  # (columns,) cells at which the columns begin, ascending
@@ -130,10 +130,10 @@ def at_infinity(law: Repetitions, mass: Array, side: float) -> Array:
 
 
 def before(xp: Namespace, at: Array, x: Array, side: str = "left") -> Array:
-    """Return, for each x, (X,), how many of the few ascending numbers `at` are below x; for side "right", at most x."""
+    """For each entry of x count the smaller entries of the short ascending `at`. Side "right" counts equal ones too."""
     if xp is jnp:
         return jnp.searchsorted(at, x, side=side, method="compare_all")
-    return np.searchsorted(at, x, side=side)  # type: ignore[call-overload]  # a str that is "left" or "right"
+    return np.searchsorted(at, x, side=side)  # type: ignore[call-overload]  # NumPy's types want a literal `side`
 
 
 def middles(ends: Array) -> Array:
@@ -143,8 +143,9 @@ def middles(ends: Array) -> Array:
 def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resolution) -> Sketch:
     """Return the sketch of a polygon with N + 1 knots (q, p). The first `above` of its cells have slopes above one.
 
-    All rows have the same length. The length adds up the row's share of the cells, of the growth of log phi', and of
-    the growth of log p. All columns have the same length, too, which adds up only the first two shares.
+    All rows have the same length. The length of a row is the sum of its shares of three totals: of the number of cells,
+    of the growth of log phi', and of the growth of log p. All columns have the same length as well. The length of a
+    column is the sum of its shares of the first two totals.
     """
     xp, cells = namespace(q), q.size - 1
     log = lambda x, least: xp.log(xp.maximum(x, least))
@@ -156,7 +157,7 @@ def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resol
             reach = reach + size / xp.maximum(size[-1], 8.0)
         levels = xp.linspace(0.0, 1.0, count + 1) * reach[-1]
         placed = xp.round(_between(levels, reach, sample.astype(q.dtype))).astype(sample.dtype)
-        return xp.clip(placed, sample[0], sample[-1])  # a NaN has become an arbitrary whole number
+        return xp.clip(placed, sample[0], sample[-1])  # a NaN was cast to an arbitrary integer, and is clipped
 
     # phi' is evaluated at 384 cells of the curve to choose rows and columns
     rows, columns = ((xp.arange(385) * size) // 384 for size in (above, cells))
@@ -193,15 +194,15 @@ def sketched_epsilon(found: Sketch, log_delta: Array, highest: Array) -> Array:
 
 
 def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
-    """Choose the rows and columns of the mesh for e^eps = `ratio`: dense where coarse ones would widen the bracket."""
+    """Choose the mesh for e^eps = `ratio`. Its rows and columns are dense where coarse ones would widen the bracket."""
     xp = namespace(found.gain)
     value = found.gain - ratio * found.cost
     best = xp.maximum(xp.max(value, axis=1), 0.0)
     total = xp.sum(best) + 1e-300
     size = xp.arange(best.size)
-    # Chords overstate the value of a row in proportion to the square of the row's height, and the value of a group in
-    # proportion to the square of the change of phi' over the group. The active rows end one row after the last row
-    # whose best value is over 3e-5 of the leak.
+    # The active rows end one row after the last row whose best value is over 3e-5 of the leak. `error` is a row's best
+    # value plus an estimate of what chords add to it. The curve's log slope falls by `fall` to the next row, and phi'
+    # falls by the share `change`. Over a group of rows both changes are `lines` times as large.
     last = xp.max(xp.where(best > 3e-5 * total, size, 0))
     end = xp.minimum(last + 2, best.size)
     at = xp.argmax(value[xp.minimum(size, last)], axis=1)
@@ -215,9 +216,9 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     rows = (error / total) ** (1.0 / 3.0)
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0))
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0)) + 0.02 * xp.max(rows) + 1e-6
-    # A column over which log gain grows by g overstates the gain by a share of g^2/8. This excess must stay below
-    # `ahead`, the amount by which the column's value falls short of the row's best value, plus two allowances: 0.3 of
-    # the best value, since windows (`Resolution.window`) serve columns so near to it, and 1e-4 of the leak.
+    # A column over which log gain grows by g overstates the gain by a share of g^2/8. This excess should stay below
+    # `ahead`, the distance from the column's value to the row's best value, plus two allowances. One is 1e-4 of the
+    # leak. The other is 0.3 of the best value: so near to it, the finer columns of a window replace the shared columns.
     ahead = best[:, None] - value + (0.3 * best + 1e-4 * total)[:, None]
     share = xp.where(found.gain > 0.0, found.gain / ahead, 0.0)
     columns = xp.max(found.growth * xp.sqrt(share), axis=0)
@@ -239,7 +240,7 @@ def _placed(density: Array, pieces: Array, first: Array, last: Array, count: int
 
 
 def _between(x: Array, at: Array, values: Array) -> Array:
-    """Return values at x, interpolated linearly between few ascending points `at`; unlike `interp` it does not loop."""
+    """Return values at x, by linear interpolation between few ascending points `at`. `jnp.interp` would loop."""
     xp = namespace(at)
     i = xp.clip(before(xp, at, x, "right") - 1, 0, at.size - 2)
     share = (x - at[i]) / xp.maximum(at[i + 1] - at[i], 1e-300)

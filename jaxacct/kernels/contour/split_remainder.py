@@ -215,17 +215,17 @@ def bounds(
     stop = choice.low + BULK_END * low_blur(sigma)
     bulk = xp.where(windows.keep_bulk > 0, -xp.inf, bulk_log)
     beyond = (1.0 - q) * _phi(-stop) + q * _phi(1.0 / sigma - stop)
-    largest_window = 1.01 * 0.5 * math.erfc(BULK_END * 0.5**0.5)  # bounds the low window beyond `stop`
+    largest_window = 1.01 * 0.5 * math.erfc(BULK_END * 0.5**0.5)  # upper bound of w1 beyond `stop`
     stopped = xp.where(windows.keep_bulk > 0, 0.0, largest_window * xp.sum(n * beyond, axis=-1))
     excess_at, excess, bulk_at, bulk = (xp.moveaxis(x, 0, -1) for x in (at + 1.0, excess, bulk_at, bulk))
     return Remainder(masses, excess_at, excess, bulk_at, bulk, stopped, log_mass)
 
 
 def _far_moment(sigma: Array, q: Array, high: Array, c: Array, points: int) -> Array:
-    """Bound `E_P[(1 - w2) e^{-(c+1) L}] = E_Q[(1 - w2) mix^{-c}]` from above; 1 - w2 is the weight of the far tail."""
+    """Bound from above `E_P[(1 - w2) e^{-(c+1) L}] = E_Q[(1 - w2) mix^{-c}]`; the far tail's weight is 1 - w2."""
     xp = namespace(sigma, high, c)
     blur = high_blur(sigma)
-    start, end = high - 25.0 * blur, high + 40.0 * blur  # below `start`, 1 - w2 < e^-312
+    start, end = high - 25.0 * blur, high + 40.0 * blur  # outcomes u < `start` have 1 - w2 < e^-312
     step = (end - start) / points
     left = start[..., None] + step[..., None] * xp.arange(points)
     window = (high[..., None] - left - step[..., None]) / blur[..., None]
@@ -236,7 +236,7 @@ def _far_moment(sigma: Array, q: Array, high: Array, c: Array, points: int) -> A
     in_y = 4.0 * xp.abs(left) / sigma[..., None] + edge[..., None]
     rounding = ROUNDOFF * (2.0 * gaussian_errors.LOG_MIX_UNITS * xp.abs(loss) + posterior * in_y)
     cells = xp.exp((window - 0.5 * nearest**2) - c[..., None] * (loss - rounding))
-    below = xp.exp(-312.0 - c * log1p(-q))  # 1 - w2 < e^-312 and mix >= 1 - q
+    below = xp.exp(-312.0 - c * log1p(-q))  # bounds the moment's part u < `start`, where mix >= 1 - q
     last = xp.exp(-c * log_mix(sigma, q, end)[0] - 0.5 * xp.maximum(end, 0.0) ** 2)
     return xp.sum(cells, axis=-1) * step / xp.sqrt(2.0 * xp.pi) * 1.0000001 + below + last
 
@@ -246,7 +246,7 @@ def far(masses: FarMasses, epsilon: Array) -> tuple[Array, Array]:
     xp = namespace(masses.p, epsilon)
     scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * masses.q
     linear = masses.p * (1.0 - FAR_ROUNDING) - scaled * (1.0 + FAR_ROUNDING)
-    # the bound is 0 where e^eps or the mass under Q is near float64's limits
+    # Where e^eps or the mass under Q is near float64's limits, the bound is set to 0.
     linear = xp.where((epsilon < LARGEST_EXPONENT) & (masses.q > 1e-290), linear, 0.0)
     return xp.maximum(linear, 0.0), xp.where(linear > 0, -scaled, 0.0)
 
@@ -257,7 +257,7 @@ def far_above(bounds: Remainder, epsilon: Array) -> Array:
     least = xp.min(bounds.excess_log + bounds.excess_at * epsilon[..., None], axis=-1)
     scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * bounds.far.q
     linear = bounds.far.p * (1.0 + FAR_ROUNDING) - scaled * (1.0 - FAR_ROUNDING)
-    # the integrated law ends at the grid's last point; the mass lost beyond it is below 1e-60 of the far mass
+    # The contour integrates a law that ends at its last node. The last term bounds the mass lost beyond this node.
     above = xp.maximum(linear, 0.0) + OUTWARD * xp.exp(xp.minimum(least, 0.0)) + 1e-60 * bounds.far.p
     return xp.minimum(above, bounds.far.p * (1.0 + FAR_ROUNDING))
 
